@@ -6,7 +6,6 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 
 import matplotlib
 import numpy as np
@@ -248,13 +247,12 @@ def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]
 def _heatmaps(panels: list[Panel], caption: str, look: Look, notes: list[str]) -> Figure:
     labels = [_labels(panel, look) for panel in panels]
     columns = min(look.columns or _fitting_columns(panels, labels, look.width), len(panels))
-    rows = ceil(len(panels) / columns)
     lines = 1 + max(text.count("\n") for texts in labels for text in texts.flat)
     width = min(look.width, columns * WIDEST)
     above = 0.15 * max(len(panel.lines) for panel in panels) + 0.32
-    figure = style.new_figure((width, rows * ((0.13 + 0.12 * lines) * len(panels[0].rows) + above) + 0.4))
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for place, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
+    high = (0.13 + 0.12 * lines) * len(panels[0].rows) + above
+    figure, grid = style.panels(width, len(panels), columns, row=high, rest=0.4)
+    for place, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         together = [number for other in panels if other.scale == panel.scale for number in other.numbers]
         ends = limits(together, difference=panel.difference)
         bar = _heatmap(axes, panel, labels[place], ends, look.map or style.SEQUENTIAL)
@@ -269,8 +267,6 @@ def _heatmaps(panels: list[Panel], caption: str, look: Look, notes: list[str]) -
             axes.set_yticklabels([])
         if place + columns >= len(panels):
             axes.set_xlabel("Ratio")
-    for unused in grid[len(panels) :]:
-        unused.remove()
     figure.set_label(caption)
     texts = [text for panel, own in zip(panels, labels, strict=True) for text in (panel.note, *panel.rows, *own.flat)]
     stroke = any(panel.level == panel.level for panel in panels)
@@ -358,7 +354,6 @@ def attribution_figure(
     axes.set_xticks(np.arange(len(names)) + 0.5, names, rotation=40, ha="left", rotation_mode="anchor", fontsize=6.5)
     axes.set_yticks(np.arange(len(rows)) + 0.5, [visible(tokens[row]) for row in rows], fontsize=6.5)
     axes.set(xlabel="Reasoning step", ylabel="Answer token")
-    axes.tick_params(length=0)
     bar = figure.colorbar(mesh, ax=axes, extend="both", ticks=[-1.0, -0.5, 0.0, 0.5, 1.0], aspect=25, pad=0.02)
     bar.set_label("Token Attribution")
     figure.set_label(title)

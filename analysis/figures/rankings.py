@@ -74,16 +74,8 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> list[str]:
     look |= {"edgecolor": "0.45", "linewidth": 0.5, "error_kw": {"ecolor": "0.25", "elinewidth": 0.8}}
     axes.barh(rows.index, score, xerr=ends, **look)
     axes.fill_between([], [], color=BAR_COLOR, label="Pass@1 (%) ± standard error over problems")
-    if (score == 0).any():  # a bar of no length is a stroke
-        axes.plot(
-            score[score == 0],
-            rows.index[score == 0],
-            "|",
-            color="0.25",
-            markersize=7,
-            markeredgewidth=1.6,
-            clip_on=False,
-        )
+    if len(zero := score[score == 0]):  # a bar of no length is a stroke
+        axes.plot(zero, zero.index, "|", color="0.25", markersize=7, markeredgewidth=1.6, clip_on=False)
     numbers = [notation.percent_pm(*pair) for pair in zip(rows["pass_at_1"], rows["se"], strict=True)]
     if "decision" in rows:
         marks = rows["decision"].map(notation.DECISION_MARKS).fillna("")

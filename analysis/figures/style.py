@@ -15,7 +15,6 @@ from typing import Any, Literal
 import matplotlib
 import numpy as np
 import pandas as pd
-import seaborn
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import Colormap, ListedColormap, to_hex, to_rgb
@@ -200,24 +199,17 @@ def heat_table(
     size: float,
 ) -> QuadMesh:
     """Draw values [rows, columns] as coloured cells with their labels, the first row on top; hatched where missing."""
-    missing = np.isnan(values)
-    scale = {"cmap": cmap, "vmin": limits[0], "vmax": limits[1], "cbar": False}
-    texts = {"annot": labels, "fmt": "", "annot_kws": {"fontsize": size}, "xticklabels": False, "yticklabels": False}
-    seaborn.heatmap(values, mask=missing, linewidths=1, linecolor="white", ax=axes, **scale, **texts)
-    # seaborn's own choice of black or white leaves some numbers with too little contrast.
-    for text, value in zip(axes.texts, values[~missing], strict=True):
-        text.set_color(shade(float(value), limits, cmap)[1])
+    masked, (low, high) = np.ma.masked_invalid(values), limits
+    mesh = axes.pcolormesh(masked, linewidth=1, edgecolor="white", cmap=cmap, vmin=low, vmax=high)
+    axes.invert_yaxis()
     # The hatched background is seen where no cell lies on it.
     axes.patch.set(facecolor="0.96", edgecolor="0.65", hatch="////", linewidth=0)
     box = {"boxstyle": "round,pad=0.15", "facecolor": "0.96", "edgecolor": "none"}
-    for row, column in np.argwhere(missing):
-        axes.text(
-            column + 0.5, row + 0.5, labels[row, column], color="0.2", bbox=box, fontsize=size, ha="center", va="center"
-        )
+    for (row, column), value in np.ndenumerate(values):
+        look = {"color": "0.2", "bbox": box} if np.isnan(value) else {"color": shade(value, limits, cmap)[1]}
+        axes.text(column + 0.5, row + 0.5, str(labels[row, column]), fontsize=size, ha="center", va="center", **look)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    [mesh] = axes.collections
-    assert isinstance(mesh, QuadMesh)
     return mesh
 
 

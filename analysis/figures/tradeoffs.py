@@ -260,15 +260,7 @@ def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
         name = notation.setting(row, budget=False) if speed else notation.policy_title(row.policy, row.variant)
         for x, y, side in NAME_PLACES:
             at = (getattr(row, column), 100 * row.pass_at_1)
-            text = axes.annotate(
-                name,
-                at,
-                (x, y),
-                textcoords="offset points",
-                ha=side,
-                va="center",
-                fontsize=6.5,
-            )
+            text = axes.annotate(name, at, (x, y), textcoords="offset points", ha=side, va="center", fontsize=6.5)
             text.set_in_layout(False)
             box = text.get_window_extent()
             free = not box.count_overlaps(taken) and not any(path.intersects_bbox(box, filled=False) for path in paths)

@@ -2,8 +2,6 @@
 
 import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import Any, get_args
 
@@ -45,146 +43,81 @@ def run_page(
     reload: float | None = None,
 ) -> str:
     """The HTML page of a run, with what `drill_data` gives; while the sweep runs it reloads after `reload` seconds."""
-    page = Page(found=found, drawn=pictures, embedded=embedded, files=files, seconds=reload)
+    run, metrics, name = found.run, found.metrics, found.run.directory.resolve().name
+    boards = {scale: heatmaps(found, scale) for scale in get_args(Scale)}
+    data = {
+        "files": files,
+        "cell-data": cell_data(metrics),
+        "heatmap-data": boards,
+        "outcome-data": drilldown.outcome_maps(run),
+    }
+    facts, floors = (
+        _facts(run, metrics),
+        [(verdict.title, verdict.floor) for verdict in found.verdicts if verdict.floor],
+    )
+    places = [place for place in metrics["question"].unique() if place in TITLES]
+    page = {
+        "found": found,
+        "embedded": embedded,
+        "name": name,
+        # A number without which the page admits no script; it is the same for the same run.
+        "nonce": content_hash(["nonce", name]),
+        "reload": reload if run.state in ("running", "waiting") else None,
+        "data": {key: script_json(value) for key, value in data.items()},
+        "benchmarks": list(metrics["benchmark_title"].unique()),
+        # The row of the headline for each title of a model and a benchmark.
+        "best": {(row.model_title, row.benchmark_title): row for row in notation.rows(tables.headline(metrics))},
+        "counts": _label_counts(metrics),
+        "marks": _marks(boards["own"]),
+        "made_of": _made_of(dict(facts)),
+        "matter": [title for title, floor in floors if floor.signal],
+        # Whether a heatmap's scores may differ by chance alone.
+        "pale": any(not floor.signal for _, floor in floors),
+        "questions": [(TITLES[place], MEANINGS[place]) for place in places],
+        # All but the costs, which have a section, and the heatmaps, which the page has as buttons.
+        "pictures": [one for one in pictures if not one.name.startswith(("cost", "heatmap", "difference"))],
+        "costs": [one for one in pictures if one.name.startswith("cost")],
+        "cheapest": [
+            f"{model_title(metrics, model)}: {cheapest_in_words(settings_by_bytes(metrics, model))}"
+            for model in found.models
+            if metrics.loc[metrics["model"] == model, "bits"].nunique() > 1
+        ],
+        "progress": _progress(found),
+        "failures": _failures(run, metrics),
+        # The command that grades what has no grade, or "".
+        "grade": f"kvsweep grade {shlex.quote(in_one_line(str(run.directory)))}" * bool(metrics["ungraded"].any()),
+        "concerns": _concerns(found),
+        "facts": facts,
+        "published": beside_published(metrics) if len(run.completions) else None,
+    }
     return render("report.html.jinja", page=page, notation=notation, tables=tables)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """What the template shows of a run.
+def _label_counts(metrics: pd.DataFrame) -> dict[Any, str]:
+    """How many settings have each label, by titles of model and benchmark: "15 worse, 6 unclear, 3 safe"."""
+    compared = metrics[metrics["decision"].notna()]
+    groups = compared.groupby(["model_title", "benchmark_title"], sort=False)["decision"]
+    return {
+        name: f"of {counted(len(labels), 'setting')}: "
+        + ", ".join(f"{count} {label}" for label, count in labels.value_counts().items())
+        for name, labels in groups
+    }
 
-    `drawn` are all its pictures, `embedded` and `files` what `drill_data` gives, and `seconds` those of `--watch`.
-    """
 
-    found: Findings
-    drawn: list[Picture]
-    embedded: dict[str, str]
-    files: dict[str, str]
-    seconds: float | None
+def _marks(boards: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The marks that occur in the heatmaps, with their meanings."""
+    panels = [panel for board in boards for panel in board["panels"]]
+    cells = chain.from_iterable([*panel["full"], *chain(*dict(panel["rows"]).values())] for panel in panels)
+    written = " ".join(f"{label}{mark}" for _, label, mark, *_ in cells)
+    alone = written.replace(notation.SMALL_LOSS, "")  # which holds the mark of another label
+    occurs = {mark: mark in (written if mark == notation.SMALL_LOSS else alone) for mark in notation.MARKS}
+    return [(mark, meaning) for mark, meaning in notation.MARKS.items() if occurs[mark]]
 
-    @cached_property
-    def name(self) -> str:
-        return self.found.run.directory.resolve().name
 
-    @cached_property
-    def nonce(self) -> str:
-        """A number without which the page admits no script; it is the same for the same run."""
-        return content_hash(["nonce", self.name])
-
-    @cached_property
-    def reload(self) -> float | None:
-        return self.seconds if self.found.run.state in ("running", "waiting") else None
-
-    @cached_property
-    def data(self) -> dict[str, str]:
-        """What the scripts read, as JSON by the id of its element."""
-        found = self.found
-        data = {
-            "files": self.files,
-            "cell-data": cell_data(found.metrics),
-            "heatmap-data": self.boards,
-            "outcome-data": drilldown.outcome_maps(found.run),
-        }
-        return {key: script_json(value) for key, value in data.items()}
-
-    @cached_property
-    def benchmarks(self) -> list[str]:
-        return list(self.found.metrics["benchmark_title"].unique())
-
-    @cached_property
-    def best(self) -> dict[Any, Any]:
-        """The row of the headline for each title of a model and a benchmark."""
-        return {(row.model_title, row.benchmark_title): row for row in tables.headline(self.found.metrics).itertuples()}
-
-    @cached_property
-    def counts(self) -> dict[Any, str]:
-        """How many settings have each label, by titles of model and benchmark: "15 worse, 6 unclear, 3 safe"."""
-        compared = self.found.metrics[self.found.metrics["decision"].notna()]
-        groups = compared.groupby(["model_title", "benchmark_title"], sort=False)["decision"]
-        return {
-            name: f"of {counted(len(labels), 'setting')}: "
-            + ", ".join(f"{count} {label}" for label, count in labels.value_counts().items())
-            for name, labels in groups
-        }
-
-    @cached_property
-    def marks(self) -> list[tuple[str, str]]:
-        """The marks that occur in the heatmaps, with their meanings."""
-        panels = [panel for board in self.boards["own"] for panel in board["panels"]]
-        cells = chain.from_iterable([*panel["full"], *chain(*dict(panel["rows"]).values())] for panel in panels)
-        written = " ".join(f"{label}{mark}" for _, label, mark, *_ in cells)
-        alone = written.replace(notation.SMALL_LOSS, "")  # which holds the mark of another label
-        occurs = {mark: mark in (written if mark == notation.SMALL_LOSS else alone) for mark in notation.MARKS}
-        return [(mark, meaning) for mark, meaning in notation.MARKS.items() if occurs[mark]]
-
-    @cached_property
-    def boards(self) -> dict[str, list[dict[str, Any]]]:
-        return {scale: heatmaps(self.found, scale) for scale in get_args(Scale)}
-
-    @cached_property
-    def made_of(self) -> str:
-        """A line of the facts that a reader asks for first."""
-        facts = dict(self.facts)
-        names = ("benchmarks", "draws", "decoding", "hardware gpus", "hardware processor", "packages kvsweep")
-        return "; ".join(f"{name}: {facts[name]}" for name in names if facts.get(name))
-
-    @cached_property
-    def matter(self) -> list[str]:
-        return [verdict.title for verdict in self.found.verdicts if verdict.floor and verdict.floor.signal]
-
-    @cached_property
-    def pale(self) -> bool:
-        """Whether a heatmap's scores may differ by chance alone."""
-        return any(verdict.floor and not verdict.floor.signal for verdict in self.found.verdicts)
-
-    @cached_property
-    def questions(self) -> list[tuple[str, str]]:
-        places = self.found.metrics["question"].unique()
-        return [(TITLES[place], MEANINGS[place]) for place in places if place in TITLES]
-
-    @cached_property
-    def pictures(self) -> list[Picture]:
-        """All but the costs, which have a section, and the heatmaps, which the page has as buttons."""
-        return [one for one in self.drawn if not one.name.startswith(("cost", "heatmap", "difference"))]
-
-    @cached_property
-    def costs(self) -> list[Picture]:
-        return [one for one in self.drawn if one.name.startswith("cost")]
-
-    @cached_property
-    def cheapest(self) -> list[str]:
-        metrics = self.found.metrics
-        return [
-            f"{model_title(metrics, model)}: {cheapest_in_words(settings_by_bytes(metrics, model))}"
-            for model in self.found.models
-            if metrics.loc[metrics["model"] == model, "bits"].nunique() > 1
-        ]
-
-    @cached_property
-    def progress(self) -> dict[str, Any]:
-        return _progress(self.found)
-
-    @cached_property
-    def failures(self) -> list[dict[str, Any]]:
-        return _failures(self.found.run, self.found.metrics)
-
-    @cached_property
-    def grade(self) -> str:
-        """The command that grades what has no grade, or ""."""
-        ungraded = self.found.metrics["ungraded"].any()
-        return f"kvsweep grade {shlex.quote(in_one_line(str(self.found.run.directory)))}" if ungraded else ""
-
-    @cached_property
-    def concerns(self) -> list[tuple[str, list[str]]]:
-        return _concerns(self.found)
-
-    @cached_property
-    def facts(self) -> list[tuple[str, str]]:
-        return _facts(self.found.run, self.found.metrics)
-
-    @cached_property
-    def published(self) -> pd.DataFrame | None:
-        return beside_published(self.found.metrics) if len(self.found.run.completions) else None
+def _made_of(facts: dict[str, str]) -> str:
+    """A line of the facts that a reader asks for first."""
+    names = ("benchmarks", "draws", "decoding", "hardware gpus", "hardware processor", "packages kvsweep")
+    return "; ".join(f"{name}: {facts[name]}" for name in names if facts.get(name))
 
 
 def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:

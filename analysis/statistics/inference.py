@@ -103,27 +103,19 @@ def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 
 class NoiseFloor:
     """The spread of a grid's cells beside the spread that identical cells would show, both as fractions.
 
-    Attributes:
-        scores: the cells' scores on the pairs that all cells have.
-        cells, problems, draws: the size of the grid; draws is the mean over problems.
-        spread, range: standard deviation and range of the cells' scores.
-        expected_spread: mean standard deviation of identical cells.
-        expected_range: 2.5%, 50% and 97.5% quantile of the range of identical cells.
-        p: chance that identical cells spread at least as much.
-        critical: the range that identical cells exceed in one grid of twenty. A cell that lies farther than this below
-            the best cell is worse than the best cell; the other cells are tied with the best.
+    A cell that lies farther than `critical` below the best cell is worse than it; the others are tied with the best.
     """
 
-    scores: Floats
+    scores: Floats  # of the cells, on the pairs that all cells have
     cells: int
     problems: int
-    draws: float
-    spread: float
-    range: float
-    expected_spread: float
-    expected_range: tuple[float, float, float]
-    p: float
-    critical: float
+    draws: float  # the mean over problems
+    spread: float  # standard deviation of the cells' scores
+    range: float  # of the cells' scores
+    expected_spread: float  # mean standard deviation of identical cells
+    expected_range: tuple[float, float, float]  # 2.5%, 50% and 97.5% quantile of the range of identical cells
+    p: float  # the chance that identical cells spread at least as much
+    critical: float  # the range that identical cells exceed in one grid of twenty
 
     @property
     def signal(self) -> bool:

@@ -20,6 +20,7 @@ from kvsweep.records import Completion, Pair, StopReason, Tokens, content_hash
 
 # The client waits 0.5 s, 1 s, 2 s, ... and then 8 s, or as long as the server says: about a minute in all.
 RETRIES, CONNECT_S = 11, 10.0
+_BEAT_S = 1.0
 _SHOWN = 200  # characters of what a server said
 _ENDINGS: dict[str | None, StopReason] = {"stop": "stop", "length": "length"}
 
@@ -61,10 +62,18 @@ def ask(work: OpenCells) -> None:
 async def _ask_all(work: OpenCells) -> None:
     lacking = [store for store in work.stores.values() if not store.finished_pairs.issuperset(work.share.pairs)]
     written = dict.fromkeys((store.cell.cell_id for store in lacking), 0)
+    beat = asyncio.create_task(_beat())
     work.reporter.counters.append(lambda: sum(written.values()))
     ended = await asyncio.gather(*(_fill(work, store, written) for store in lacking), return_exceptions=True)
+    beat.cancel()
     if failures := [one for one in ended if one is not None]:
         raise failures[0]
+
+
+async def _beat() -> None:
+    """Wake the loop: a signal that comes just before the loop begins to wait is handled when the wait ends."""
+    while True:
+        await asyncio.sleep(_BEAT_S)
 
 
 async def _fill(work: OpenCells, store: CellStore, written: dict[str, int]) -> None:

@@ -135,6 +135,7 @@ class _Place(click.Path):
 
 
 _PLACE = _Place()
+_POINTS = click.FloatRange(0, 100, min_open=True, max_open=True)
 _directory = click.argument("directory", metavar=_DIR, type=_PLACE)
 _overrides = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 _above_0 = click.IntRange(min=1)
@@ -154,8 +155,8 @@ _above_0 = click.IntRange(min=1)
 @option(
     "--margin",
     metavar="POINTS",
-    type=click.FloatRange(0, 100, min_open=True, max_open=True),
-    help="A setting holds if it loses less than so many points; by default the run's report.margin, else 5.",
+    type=_POINTS,
+    help="A safe setting loses less than so many points; by default the run's report.margin, else 5.",
 )
 @option(
     "--watch",
@@ -219,31 +220,14 @@ def compare(**options: Any) -> None:
 
 @program.command()
 @click.argument("files", metavar="FILE FILE...", nargs=-1, type=_PLACE)
-@option(
-    "--name",
-    "names",
-    metavar="NAME",
-    multiple=True,
-    help="A file's name, in their order; by default its stem, or its folder.",
-)
+@option("--name", "names", metavar="NAME", multiple=True, help="A file's name, in order; by default stem or folder.")
 @option("--full", metavar="NAME", help="The baseline; by default the first file.")
-@option(
-    "--margin",
-    metavar="POINTS",
-    type=click.FloatRange(0, 100, min_open=True, max_open=True),
-    default=5.0,
-    help="A safe file loses less.",
-)
+@option("--margin", metavar="POINTS", type=_POINTS, default=5.0, help="A safe file loses less.")
 @option("--bytes", "sizes", metavar="NAME=SHARE,...", multiple=True, help="What a file's cache takes, declared by you.")
 @option("--correct", metavar="COLUMN", help="The column or score that says right or wrong.")
 @option("--where", metavar="COLUMN=VALUE", multiple=True, help="Only rows with this value; repeatable.")
 @option("--column", "columns", metavar="NAME=COLUMN", multiple=True, help="Where id, draw, text, gold ... stand.")
-@option(
-    "--grades",
-    type=click.Choice(["theirs", "ours"]),
-    default="theirs",
-    help="The files' own grades, or those of kvsweep grade, which needs texts and golds.",
-)
+@option("--grades", type=click.Choice(["theirs", "ours"]), default="theirs", help="ours: kvsweep grades the texts.")
 @option("--gold", metavar="FILE", type=_PLACE, help="ours: rows of id and gold; by default the golds of the outputs.")
 @option("--kind", type=click.Choice(["expression", "integer", "letter"]), default="expression", help="ours: of golds.")
 @option("--markdown", metavar="FILE", type=_PLACE, help="Write the table for a pull request.")

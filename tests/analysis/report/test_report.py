@@ -451,7 +451,7 @@ def test_ctrl_c_ends_the_watch_with_one_sentence(
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvsweep.analysis.report.build.time.sleep", interrupt)
+    monkeypatch.setattr("kvsweep.analysis.report.build.time", SimpleNamespace(sleep=interrupt))
     with pytest.raises(SystemExit) as stop:
         main([str(tmp_path / "run"), "--watch", "7"])
     assert stop.value.code == 130

@@ -260,9 +260,22 @@ def test_a_dead_server_stops_no_other_one(
     assert (len(alive.asked), len(revived.asked)) == (12, 12)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+# As a thread of its own gets it, a signal ends no wait of the main thread, nor does one just before that wait begins.
+IN_A_THREAD = """
+import pathlib, signal, threading, time
+
+def interrupt():
+    while not pathlib.Path("interrupt").exists():
+        time.sleep(0.05)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, None])
 def test_a_killed_client_goes_on(
-    number: signal.Signals,
+    number: signal.Signals | None,
     adder: Callable[..., Adder],
     words: list[str],
     kvsweep: Callable[..., Any],
@@ -274,12 +287,15 @@ def test_a_killed_client_goes_on(
         return number > 6
 
     server = adder(slow)
-    process = start_kvsweep(*words, f"engine.url={server.url}")
+    process = start_kvsweep(*words, f"engine.url={server.url}", setup="" if number else IN_A_THREAD)
     deadline = time.monotonic() + 60
     while len(rows(tmp_path)) < 6 and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(number)
-    process.wait(timeout=20)
+    if number:
+        process.send_signal(number)
+    else:
+        (tmp_path / "interrupt").touch()
+    process.wait(timeout=40)
     stored = len(rows(tmp_path))
     assert stored == 6
     good = adder()
