@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "all_formats: of test_report.py, with pictures as PNG and PDF too")
     config.addinivalue_line("markers", "slow_unless(rule): slow are the cases that the rule does not accept")
+    config.addinivalue_line("markers", "first: takes minutes, and begun last it would keep one worker busy alone")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -35,6 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in item.iter_markers("slow_unless"):
             if not mark.kwargs["rule"](**item.callspec.params):  # type: ignore[attr-defined]
                 item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
 
 
 class Ended(NamedTuple):

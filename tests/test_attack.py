@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
+@pytest.mark.first
 def test_no_attack_gets_through() -> None:
     ended = subprocess.run(
         [sys.executable, "scripts/attack/attack.py"],

@@ -15,6 +15,7 @@ from kvsweep import kernels
 pytest.importorskip("triton")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.first,
     pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler is for Linux"),
 ]
 INLINED = {"attend_rows", "logits", "unpacked"}  # called by kernels, never launched
