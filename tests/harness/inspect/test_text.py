@@ -10,6 +10,7 @@ from kvsweep.harness.inspect.text import derivations, given, matches, numbers, p
 from kvsweep.harness.settings import WEIGHTS, compose_config
 from kvsweep.harness.toy.tasks import TASKS, problems
 from kvsweep.harness.toy.words import KINDS
+from scripts.train.toy_completions import SOLVE
 
 
 def test_paragraphs_end_at_blank_lines():
@@ -25,7 +26,7 @@ def test_the_toys_separator_finds_the_steps_of_their_solutions(task):
     separator = compose_config("model=toy_qwen_restated" if task == "restated" else "model=toy_qwen").model.split
     tokenizer = Tokenizer.from_file(str(WEIGHTS / "toy_qwen" / "tokenizer.json"))
     for problem in problems(task, 20):
-        written = [step.text.strip() for step in TASKS[task].solve(problem.question).steps]
+        written = [step.text.strip() for step in SOLVE[task](problem.question).steps]
         written[-1] += " Let me see again, 1+2=3. Fine, next one. Done."
         ids = tokenizer.encode(" ".join(["Let me start.", *written]), add_special_tokens=False).ids
         pieces = [tokenizer.decode([token]) for token in ids]
