@@ -84,8 +84,8 @@ _ALL = Asked()
 def read_outputs(path: Path, asked: Asked = _ALL) -> list[Answer]:
     """Read a file of outputs.
 
-    A file that cannot be understood, a grade that is neither right nor wrong, or none where the rows must be graded,
-    and a pair of problem and draw that occurs twice raise a UserError.
+    What cannot be understood, a missing grade where rows must be graded, and a pair of problem and draw that occurs
+    twice raise a UserError.
     """
     found = [answer for answer, _ in read_texts(path, asked)]
     if not found:
@@ -112,13 +112,10 @@ def _check(path: Path, answers: Sequence[Answer]) -> None:
     if count > 1:
         twice = f"{path} has draw {draw} of problem {visible(problem)!r:.60} {count} times"
         raise UserError(f"{twice}: give a column draw, or choose rows by --where KEY=VALUE.")
-    names = {one.problem for one in answers}
-    spelled = Counter(" ".join(name.split()) for name in names)
+    spelled = Counter(" ".join(name.split()) for name in {one.problem for one in answers})
     name, count = spelled.most_common(1)[0]
     if count > 1:
-        raise UserError(
-            f"{path} has problems whose ids differ in spaces alone, {visible(name)!r:.60}: correct the ids."
-        )
+        raise UserError(f"{path} has problems whose ids differ in spaces alone, {visible(name)!r:.60}: correct them.")
 
 
 def _samples(row: Values) -> Iterator[Values]:
@@ -196,17 +193,14 @@ def _grade(row: Values, place: str, asked: Asked) -> float | None:
     elif isinstance(metrics := row.get("metrics"), list):  # lm-evaluation-harness's
         grades = {name: row.get(name) for name in metrics if isinstance(name, str)}
     else:
-        grades = {name: row[name] for name in _CORRECT if name in row}
-        grades = dict(list(grades.items())[:1])
+        grades = next(({name: row[name]} for name in _CORRECT if name in row), {})
     if (name := asked.correct) is not None:
         grades = {name: grades.get(name, row.get(name))} if name in grades or name in row else {}
     if len(grades) != 1:
         if asked.correct is None and not asked.graded:
             return None
         named = f"has the grades {', '.join(map(visible, grades))}" if grades else "has no grade"
-        raise UserError(
-            f"{place} {named}: name one with --correct NAME, as 1 right and 0 wrong, or give --grades ours."
-        )
+        raise UserError(f"{place} {named}: name one with --correct NAME (1 right, 0 wrong), or give --grades ours.")
     [(name, value)] = grades.items()
     if value is None or value == "":
         return None

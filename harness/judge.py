@@ -53,8 +53,7 @@ def judge(
         golds = {} if gold is None else _golds(gold)
         with Grader() as grader:
             ours = {name: list(_graded(grader, texts(path), path, golds, kind)) for name, path in paths.items()}
-        told = [note for name in paths for note in _disagreements(name, outputs[name], ours[name])]
-        outputs = ours
+        told, outputs = [note for name in paths for note in _disagreements(name, outputs[name], ours[name])], ours
     told = [*notes(outputs, baseline), *told]
     for note in told:
         print(f"note: {note}")
