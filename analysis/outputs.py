@@ -14,7 +14,7 @@ from typing import Any
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
 from kvsweep.records import MOST, Pair
-from kvsweep.row_files import read_rows
+from kvsweep.row_files import rows_of_file
 
 _PROBLEM = ("problem_id", "doc_id", "id", "problem_idx", "question_id", "problem")
 _DRAW = ("draw", "epoch", "sample", "repeat")
@@ -97,7 +97,7 @@ def read_outputs(path: Path, asked: Asked = _ALL) -> list[Answer]:
 
 def read_texts(path: Path, asked: Asked = _ALL) -> Iterator[tuple[Answer, str | None]]:
     """Yield the answers of `read_outputs` one by one, each with its text; None where the row has none."""
-    for number, row in enumerate(read_rows(path, key="samples"), start=1):
+    for number, row in enumerate(rows_of_file(path, key="samples"), start=1):
         if number > MOST_ROWS:
             raise UserError(f"{path} has more than {MOST_ROWS:,} rows: give a part of it.")
         for sample in filter(asked.takes, _samples(row.values)):

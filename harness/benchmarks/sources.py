@@ -10,7 +10,7 @@ from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.models.hub import is_lfs_pointer, is_reachable
 from kvsweep.harness.settings import build
-from kvsweep.row_files import Row, read_rows
+from kvsweep.row_files import Row, rows_of_file
 
 # A folder with more entries is a disk or an archive rather than a data set, and takes minutes to list.
 MOST_ENTRIES = 10_000
@@ -115,7 +115,7 @@ def _read_path(path: Path, split: str | None) -> list[Row]:
         if path.suffix.lower() not in _SUFFIXES:
             raise UserError(f"benchmark.path={path} must end in one of {', '.join(_SUFFIXES)}; convert it.")
         _refuse_pointer(path)
-        return list(read_rows(path))
+        return list(rows_of_file(path))
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise UserError(f"{path} cannot be read ({reason}); check the file and its rights.") from None

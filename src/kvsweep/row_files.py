@@ -26,7 +26,7 @@ class Row(NamedTuple):
     values: dict[str, Any]
 
 
-def read_rows(path: Path, *, key: str | None = None) -> Iterator[Row]:
+def rows_of_file(path: Path, *, key: str | None = None) -> Iterator[Row]:
     """Yield the rows of a file, which its contents tell for Parquet, JSON lines, a JSON list, or else CSV.
 
     With a `key` also those of a JSON object that has them as a list under this key, and of a zip that has each as a
