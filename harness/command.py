@@ -19,17 +19,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from kvsweep.command_line import check_engine
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
+from kvsweep.harness import settings
 from kvsweep.harness.rounds import ReplayPlan, run
-from kvsweep.harness.settings import (
-    CONF,
-    build,
-    build_target,
-    fill_homes,
-    own_overrides,
-    plain_config_errors,
-    target_class,
-    target_classes,
-)
 from kvsweep.harness.sweep.estimate import describe
 from kvsweep.harness.sweep.grid import policy_file
 from kvsweep.harness.sweep.job import Job, make_job
@@ -87,14 +78,16 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     def collect(config: DictConfig) -> None:
         # Hydra prints lines of its own about an error that passes through it.
         try:
-            with plain_config_errors():
+            with settings.plain_config_errors():
                 if not is_served(config):
                     check_engine("a sweep")
-                fill_homes(config)
+                settings.fill_homes(config)
                 notes.update([*_complete(config), *_not_swept()])
                 unused = _without_others_settings(config)
-                launcher = build_target("launcher", config.launcher, Launcher)
-                plan = build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})
+                launcher = settings.build_target("launcher", config.launcher, Launcher)
+                plan = settings.build(
+                    ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")}
+                )
                 job = make_job(config)
                 found.append((job, launcher, plan, unused_settings(config, job) | unused))
         except UserError as mistake:
@@ -124,7 +117,7 @@ def _without_others_settings(config: DictConfig) -> dict[str, str]:
     hydra_config = HydraConfig.get()
     if hydra_config.mode != RunMode.MULTIRUN:
         return {}
-    own = {field.name for field in fields(target_class("policy", config.policy, Policy))}
+    own = {field.name for field in fields(settings.target_class("policy", config.policy, Policy))}
     others = config.policy.keys() - own - policy_file(hydra_config.runtime.choices["policy"]).keys()
     with open_dict(config):
         for name in others:
@@ -190,15 +183,15 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
         sys.argv = typed
         collect(config)
 
-    with plain_config_errors():
+    with settings.plain_config_errors():
         try:
             multirun = not {"-m", "--multirun"}.isdisjoint(typed)
-            words = hydra_words(typed[1:], target_classes, multirun=multirun)
+            words = hydra_words(typed[1:], settings.target_classes, multirun=multirun)
             if not any(argument.startswith("hydra.searchpath=") for argument in typed):
-                words += own_overrides()
+                words += settings.own_overrides()
             # Hydra takes no KEY=VALUE behind an option that follows another one.
             sys.argv = [typed[0], *sorted(words, key=_is_option_or_its_value)]
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(collect_typed)()
+            hydra.main(version_base="1.3", config_path=str(settings.CONF), config_name="config")(collect_typed)()
         except (HydraException, BrokenPipeError):  # some of Hydra's errors are an OSError as well
             raise
         except OSError as error:

@@ -12,18 +12,7 @@ from pydantic import ConfigDict, Field
 
 from kvsweep.compression.policy import BudgetPolicy, Policy, Question, size_of
 from kvsweep.errors import UserError
-from kvsweep.harness.settings import (
-    CONF,
-    build,
-    build_target,
-    choices,
-    conf_files,
-    own_conf_files,
-    plain,
-    target_class,
-    unknown_choice,
-    whole_number,
-)
+from kvsweep.harness import settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +41,13 @@ def build_policies(config: DictConfig) -> list[Policy]:
     null, and all other settings, come from each policy's own YAML.
     """
     _check_names()
-    grid = build(GridAxes, "grid", config.grid)
+    grid = settings.build(GridAxes, "grid", config.grid)
     return list(dict.fromkeys(policy for axes in (grid, *grid.beside) for policy in _policies(axes, config)))
 
 
 def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
     """The product of one grid's axes."""
-    composed = plain(config.policy)
+    composed = settings.plain(config.policy)
     _refuse_two_sizes(composed, grid, config)
     if any(inner.beside for inner in grid.beside):
         raise UserError("grid.beside names a grid that has a beside of its own: list all grids in the outer one.")
@@ -69,12 +58,12 @@ def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
         values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
         for point in itertools.product(*axes.values()):
             setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
-            yield build_target("policy", _sized({**values, **setting}), Policy)
+            yield settings.build_target("policy", _sized({**values, **setting}), Policy)
 
 
 def _check_names() -> None:
     """Refuse files of the user's conf/policy whose name is another than the file's."""
-    for name, path in own_conf_files("policy").items():
+    for name, path in settings.own_conf_files("policy").items():
         given = policy_file(name).get("name")
         if given != name:
             mend = f"write `name: {name}`, or name the file {given}.yaml"
@@ -83,16 +72,16 @@ def _check_names() -> None:
 
 def _check_class(policy: Mapping[str, Any]) -> None:
     """Refuse a composed policy whose name, under which its results stand, is that of another class's file."""
-    name, own = policy["name"], target_class("policy", policy, Policy)
-    if name in choices("policy"):
-        wanted = target_class("policy", policy_file(name), Policy)
+    name, own = policy["name"], settings.target_class("policy", policy, Policy)
+    if name in settings.choices("policy"):
+        wanted = settings.target_class("policy", policy_file(name), Policy)
         if own is not wanted:
             mend = "leave policy.name out, or give a policy of your own a file in conf/policy"
             raise UserError(
                 f"policy.name={name} is the name of {wanted.__qualname__}, not of {own.__qualname__}: {mend}."
             )
     elif not name.isidentifier() or own in (
-        target_class("policy", policy_file(one), Policy) for one in choices("policy")
+        settings.target_class("policy", policy_file(one), Policy) for one in settings.choices("policy")
     ):
         has_one = f"is no file of conf/policy, and {own.__qualname__} has one"
         raise UserError(f"policy.name={name} {has_one}: leave policy.name out.")
@@ -110,16 +99,16 @@ def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictC
             raise UserError(f"{given} {both}: leave one of them out.")
 
 
-def _sized(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _sized(composed: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a policy, with keep_ratio and budget in place of rows and every, where those are given."""
-    rest = dict(settings)
+    rest = dict(composed)
     given = {name: value for name in ("rows", "every") if (value := rest.pop(name, None)) is not None}
     if not given:
         return rest
     if len(given) == 1:
         raise UserError(f"policy.{next(iter(given))} is given alone: policy.rows and policy.every go together.")
     given["local_window"] = rest["local_window"]
-    sizes = {name: whole_number(f"policy.{name}", value, least=1) for name, value in given.items()}
+    sizes = {name: settings.whole_number(f"policy.{name}", value, least=1) for name, value in given.items()}
     try:
         return {**rest, **size_of(**sizes)}
     except ValueError as error:
@@ -127,9 +116,9 @@ def _sized(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) -> dict[str, Any]:
-    if name not in choices("policy"):
-        raise UserError(unknown_choice("policy", name, "grid.policy"))
-    values = plain(_policy_section(name, config))
+    if name not in settings.choices("policy"):
+        raise UserError(settings.unknown_choice("policy", name, "grid.policy"))
+    values = settings.plain(_policy_section(name, config))
     return values | {k: composed[k] for k in BudgetPolicy.SHARED if composed.get(k) is not None and k in values}
 
 
@@ -141,7 +130,7 @@ def _policy_section(name: str, config: DictConfig) -> DictConfig:
 
 def policy_file(name: str) -> DictConfig:
     """A policy's YAML over the files that its defaults list names, as Hydra composes it."""
-    own = OmegaConf.load(conf_files("policy").get(name, CONF / "policy" / f"{name}.yaml"))
+    own = OmegaConf.load(settings.conf_files("policy").get(name, settings.CONF / "policy" / f"{name}.yaml"))
     assert isinstance(own, DictConfig)
     bases = [base for base in own.pop("defaults", []) if base != "_self_"]
     return OmegaConf.unsafe_merge(*map(policy_file, bases), own)  # type: ignore[return-value]

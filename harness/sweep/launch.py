@@ -22,6 +22,7 @@ import submitit
 from pydantic import Field
 from submitit.helpers import Checkpointable
 
+from kvsweep import task_status
 from kvsweep.command_line import FAILED, counted, guard_streams
 from kvsweep.errors import UserError, plain_disk_errors
 from kvsweep.files import make_folder, open_file
@@ -34,17 +35,6 @@ from kvsweep.harness.sweep.share import Share, lacking, status_of
 from kvsweep.harness.sweep.store import allow_open_cells
 from kvsweep.kernels.implementation import check_available
 from kvsweep.records import Shard
-from kvsweep.task_status import (
-    LOGS,
-    TaskStatus,
-    end_of,
-    job_file,
-    most_array_tasks,
-    note_job,
-    noted_jobs,
-    tasks_now,
-    waiting_jobs,
-)
 
 AtLeastOne = Annotated[int, Field(ge=1)]
 # The shares that one process works through.
@@ -157,9 +147,9 @@ def _note_death(task: Task, output: Path) -> None:
     for share in task:
         directory = share.job.run_directory
         with suppress(OSError, ValueError):
-            status = TaskStatus.read(TaskStatus.path(directory, share.task))
+            status = task_status.TaskStatus.read(task_status.TaskStatus.path(directory, share.task))
             if status.state == "queued":
-                status.state, status.error = "failed", end_of(output)
+                status.state, status.error = "failed", task_status.end_of(output)
                 status.write(directory)
 
 
@@ -291,12 +281,12 @@ def queue(tasks: Sequence[Task]) -> list[Path]:
         if not share.replays:
             status.tokens_left = int(TokensLeft(share, {cell.cell_id: () for cell in lacking(share)}))
         status.host, status.pid = platform.node(), os.getpid()
-        path = TaskStatus.path(job.run_directory, status.task)
+        path = task_status.TaskStatus.path(job.run_directory, status.task)
         with suppress(OSError, ValueError):
-            if TaskStatus.read(path).seen(time.time()) == "running":
+            if task_status.TaskStatus.read(path).seen(time.time()) == "running":
                 continue
         with plain_disk_errors(job.run_directory):
-            job_file(job.run_directory, status.task).unlink(missing_ok=True)
+            task_status.job_file(job.run_directory, status.task).unlink(missing_ok=True)
             status.write(job.run_directory)
         written.append(path)
     return written
@@ -304,7 +294,7 @@ def queue(tasks: Sequence[Task]) -> list[Path]:
 
 def logs(tasks: Sequence[Task]) -> Path:
     """The folder in which submitit keeps its scripts, pickles and outputs."""
-    return make_folder(tasks[0][0].job.run_directory / LOGS)
+    return make_folder(tasks[0][0].job.run_directory / task_status.LOGS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,13 +373,13 @@ class Slurm(Launcher):
             raise UserError(f"launcher=slurm cannot submit: {error}") from error
         for task, entry in zip(tasks, submitted, strict=True):
             for share in task:
-                note_job(share.job.run_directory, share.task, entry.job_id)
+                task_status.note_job(share.job.run_directory, share.task, entry.job_id)
         return submitted
 
 
 def _check_array(tasks: int) -> None:
     """Refuse more tasks than SLURM takes as one array, before any is queued."""
-    most = most_array_tasks() if tasks > 1 else None
+    most = task_status.most_array_tasks() if tasks > 1 else None
     if most is not None and tasks > most:
         limit = f"{tasks} tasks are more than this SLURM takes as one array, {most} (MaxArraySize)"
         mend = "set launcher.cells_per_task, so that a task takes several jobs, or fewer launcher.shards"
@@ -399,15 +389,15 @@ def _check_array(tasks: int) -> None:
 def _jobs_ahead(jobs: Sequence[Job]) -> list[str]:
     """The SLURM jobs that wait or run with cells of these jobs; prints a note of what happens to them."""
     ahead: dict[str, None] = {}
-    ask = cache(waiting_jobs)
+    ask = cache(task_status.waiting_jobs)
     for directory in dict.fromkeys(job.run_directory for job in jobs):
         cells = {cell.cell_id for job in jobs if job.run_directory == directory for cell in job.cells}
-        for task in tasks_now(directory, ask):
+        for task in task_status.tasks_now(directory, ask):
             if task.state in ("queued", "running") and cells & task.cells.keys():
                 if task.scheduler_job is None:
                     ahead[f"process {task.pid} on {task.host}"] = None
                     continue
-                waiting = [job for job in noted_jobs(directory, task.task) if job in (ask() or {})]
+                waiting = [job for job in task_status.noted_jobs(directory, task.task) if job in (ask() or {})]
                 ahead |= dict.fromkeys(job.partition("_")[0] for job in waiting or [task.scheduler_job])
     found = [job for job in ahead if job.isdigit()]
     if found:
