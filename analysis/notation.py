@@ -59,21 +59,13 @@ VARIANT_TITLES = {"original": "", "dynts_code": "DynTS code", "kvpress": "kvpres
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How the figures of a report are drawn.
+    """How the figures of a report are drawn."""
 
-    Attributes:
-        width: of a figure, in inches; the text keeps its size.
-        columns: heatmaps in a row; None takes as many as the width holds.
-        scale: the heatmaps' colour scale.
-        interval: write the 95% interval under each value of a heatmap.
-        map: a colour map of matplotlib for scores; None takes the figures' own.
-    """
-
-    width: float = COLUMN_WIDTH
-    columns: int | None = None
-    scale: Scale = "own"
-    interval: bool = False
-    map: str | None = None
+    width: float = COLUMN_WIDTH  # of a figure, in inches; the text keeps its size
+    columns: int | None = None  # heatmaps in a row; None takes as many as the width holds
+    scale: Scale = "own"  # of the heatmaps' colours
+    interval: bool = False  # write the 95% interval under each value of a heatmap
+    map: str | None = None  # a colour map of matplotlib for scores; None takes the figures' own
 
 
 DEFAULT_LOOK = Look()

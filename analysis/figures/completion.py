@@ -34,19 +34,13 @@ MAX_NAMED = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The parts of one text, which all its strips share.
+    """The parts of one text, which all its strips share."""
 
-    Attributes:
-        question, thinking, answer: token counts; the closing tag counts to the answer.
-        steps: [thinking] number of the step that each thinking token belongs to, ascending from 0.
-        pieces: the text of each thinking token.
-    """
-
-    question: int
-    thinking: int
-    answer: int
-    steps: Sequence[int]
-    pieces: Sequence[str]
+    question: int  # tokens
+    thinking: int  # tokens
+    answer: int  # tokens, those of the closing tag among them
+    steps: Sequence[int]  # [thinking] number of the step that each thinking token belongs to, ascending from 0
+    pieces: Sequence[str]  # the text of each thinking token
 
 
 def mean_and_ratio(scores: np.ndarray) -> tuple[float, float]:
@@ -151,18 +145,14 @@ def lorenz(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """The tokens that a completion's cache held after each eviction.
+    """The tokens that a completion's cache held after each eviction."""
 
-    Attributes:
-        pieces, prompt: the text of each token of prompt and completion, and the number of the prompt's tokens.
-        steps: tokens written before each eviction.
-        held: [evictions, tokens] percent of (layer, key head) pairs that hold a token, NaN before it is written.
-    """
-
-    pieces: Sequence[str]
-    prompt: int
-    steps: Sequence[int]
-    held: np.ndarray
+    pieces: Sequence[str]  # the text of each token of prompt and completion
+    prompt: int  # the number of the prompt's tokens
+    steps: Sequence[int]  # tokens written before each eviction
+    held: (
+        np.ndarray
+    )  # [evictions, tokens] percent of (layer, key head) pairs that hold a token, NaN before it is written
 
     @property
     def gone_at(self) -> np.ndarray:

@@ -64,37 +64,27 @@ UNTRACKED = TrackerConfig()
 class Job:
     """The work of one process: the cells of one grid, on one model and one benchmark.
 
-    Attributes:
-        spec: what the model's config says, read once; None for a job of servers (`engine=openai`).
-        decoding, seed, impl, cache: those of every cell.
-        draws: completions per problem; in a round of a sequential job, those until the end of the round.
-        rounds: the draws until the end of each round; empty unless the job is sequential (`until=decided`).
-        margin: points of Pass@1 that a cell may cost and still hold; None unless the job is sequential.
-        finish: whether the cells that a round has decided get the other draws after the last round.
-        slots: sequences decoded at once, None for as many as fit.
-        invariant: whether completions must not depend on the batch, bit for bit; None for the device's default.
-        resolved: the whole configuration, for provenance.
-        inputs: the files of weights that the cells' ids were made of, each with its hash (`input_files`).
+    `decoding`, `seed`, `impl` and `cache` are those of every cell. A sequential job (`until=decided`) has rounds.
     """
 
     model: ModelConfig
-    spec: ModelSpec | None
+    spec: ModelSpec | None  # what the model's config says, read once; None for a job of servers (`engine=openai`)
     benchmark: Benchmark
     cells: tuple[Cell, ...]
     decoding: DecodingConfig
     seed: int
     impl: Implementation
-    draws: int
-    slots: int | None
+    draws: int  # completions per problem; in a round those until its end
+    slots: int | None  # sequences decoded at once, None for as many as fit
     run_directory: Path
-    resolved: Mapping[str, Any]
-    invariant: bool | None = None
+    resolved: Mapping[str, Any]  # the whole configuration, for provenance
+    invariant: bool | None = None  # completions must not depend on the batch in any bit; None: the device's default
     cache: CacheConfig = UNPACKED
     shard: Shard = WHOLE
-    rounds: tuple[int, ...] = ()
-    margin: float | None = None
-    finish: bool = False
-    inputs: Mapping[Path, str] = field(default_factory=dict)
+    rounds: tuple[int, ...] = ()  # the draws until the end of each round
+    margin: float | None = None  # points of Pass@1 that a cell may lose and still be safe; None without rounds
+    finish: bool = False  # cells that a round has decided get the other draws after the last round
+    inputs: Mapping[Path, str] = field(default_factory=dict)  # the weights' files in the cells' ids, with their hashes
     command: str = "kvsweep"
     tracker: TrackerConfig = UNTRACKED
 

@@ -58,32 +58,21 @@ class CellStatus(CellProgress, kw_only=True):
 
 @dataclass(kw_only=True)
 class SweepStatus:
-    """All cells and tasks of a run directory, the tasks as seen from outside.
-
-    Attributes:
-        state: running or queued if a task is; else done if all cells are, else stopped.
-        replayed, to_replay: numbers of rows of replayed texts that are stored, and that there will be.
-        tokens_per_second: live tokens of the tasks that run now, over the last minute.
-        seconds: the time during which at least one task worked, of each task's last start.
-        seconds_left: time for what the tasks that run or wait have still to decode and to replay, at the pace of those
-            that run now (see `_pace`); None without such a pace.
-        failed: tasks that failed or stopped before all their cells were done, where no newer task took the cells over.
-        retry: the commands that go on with what nothing works on.
-    """
+    """All cells and tasks of a run directory, the tasks as seen from outside."""
 
     directory: Path
-    state: State
+    state: State  # running or queued if a task is; else done if all cells are, else stopped
     cells: list[CellStatus]
     tasks: list[TaskStatus]
     finished: int
     expected: int
-    replayed: int
-    to_replay: int
-    tokens_per_second: float
-    seconds: float
-    seconds_left: float | None
-    failed: list[TaskStatus]
-    retry: list[str]
+    replayed: int  # rows of replayed texts that are stored
+    to_replay: int  # rows of replayed texts that there will be
+    tokens_per_second: float  # live tokens of the tasks that run now, over the last minute
+    seconds: float  # during which at least one task worked, of each task's last start
+    seconds_left: float | None  # to decode and replay, for all tasks, at the pace of those that run now (`_pace`)
+    failed: list[TaskStatus]  # failed or stopped before all their cells were done, which no newer task took over
+    retry: list[str]  # the commands that go on with what nothing works on
 
 
 def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepStatus:

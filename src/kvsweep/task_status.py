@@ -51,36 +51,24 @@ class CellProgress(msgspec.Struct, kw_only=True):
 
 
 class TaskStatus(msgspec.Struct, kw_only=True):
-    """The status file of one task, `<run_directory>/status/<task>.json`.
-
-    Attributes:
-        state: as the task wrote it last; a task that was killed still says "running".
-        heartbeat: seconds since the epoch at the last sign of life.
-        tokens: live tokens decoded since `started`.
-        pace: live tokens per second over the last minute.
-        made: completions, or rows of replayed texts, stored since `started`.
-        tokens_left: an estimate of the tokens to decode until all completions are stored.
-        error: the last lines of the error that ended the task.
-        replays: whether the task replays texts, which are counted in place of completions.
-        command: the command that tries again; finished work is not repeated.
-    """
+    """The status file of one task, `<run_directory>/status/<task>.json`."""
 
     task: str
-    state: State
+    state: State  # as the task wrote it last; a task that was killed still says "running"
     shard: str
-    command: str
+    command: str  # the one that tries again; finished work is not repeated
     cells: dict[str, CellProgress]
     started: Seconds = 0.0
-    heartbeat: Seconds = 0.0
+    heartbeat: Seconds = 0.0  # seconds since the epoch at the last sign of life
     host: str = ""
     pid: Count = 0
     scheduler_job: str | None = None
-    tokens: Count = 0
-    pace: Seconds = 0.0
-    tokens_left: Count = 0
-    made: Count = 0
-    error: str | None = None
-    replays: bool = False
+    tokens: Count = 0  # live ones, decoded since `started`
+    pace: Seconds = 0.0  # live tokens per second over the last minute
+    tokens_left: Count = 0  # an estimate of the tokens to decode until all completions are stored
+    made: Count = 0  # completions, or rows of replayed texts, stored since `started`
+    error: str | None = None  # the last lines of the error that ended the task
+    replays: bool = False  # whether the task replays texts, which are counted in place of completions
 
     @classmethod
     def read(cls, path: Path) -> Self:
