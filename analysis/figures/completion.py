@@ -216,7 +216,7 @@ def retention_figure(
 ) -> Figure:
     """Draw the true importance that each policy holds, its score against that, and how unequal importance is.
 
-    `curves` and `table` are `retention.by_eviction` and `by_policy`; `lorenz` has shares of tokens and importance.
+    `curves` and `table` are `metrics.by_eviction` and `by_policy`; `lorenz` has shares of tokens and importance.
     """
     rest: dict[str, Any] = {"color": "0.8", "marker": ".", "zorder": 1}
     best = table.nlargest(MAX_NAMED, "pass1")["policy"]

@@ -183,7 +183,7 @@ def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
 def published_figure(
     grid: PolicyGrid, model: str, metrics: pd.DataFrame, published: pd.DataFrame, look: Look = DEFAULT_LOOK
 ) -> Figure:
-    """Draw per benchmark the scores of `reference.published_grid`, ours on the same scale, and ours minus theirs."""
+    """Draw per benchmark the scores of `grids.published_grid`, ours on the same scale, and ours minus theirs."""
     found: list[Panel] = []
     look = replace(look, columns=3 if look.width > 5 else 1, scale="own", interval=False)
     for benchmark, rows in published.groupby("benchmark", sort=False):

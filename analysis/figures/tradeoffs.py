@@ -53,7 +53,7 @@ def tradeoff(
 
     Against the budget and the speed there is a panel per benchmark, and for the budget one of their mean. Against
     memory and bytes, one panel shows means over benchmarks with the Pareto front and the names of the policies on it.
-    The speed needs `timed`, the table of `seconds.timings`.
+    The speed needs `timed`, the table of `fidelity.timings`.
     """
     ours = metrics[metrics["model"] == model]
     if x == "speed" and timed is not None:

@@ -3,7 +3,7 @@
     python scripts/study/compare_policies.py results/runs/labels --reference dynts_far_max --output table.csv
 
 Pairs are the same (benchmark, problem, draw) at the same keep_ratio, local_window and budget. Errors, intervals and p
-are those of `analysis.numbers.inference.paired_tests`, Holm over the policies of one setting.
+are those of `inference.paired_tests`, Holm over the policies of one setting.
 """
 
 import argparse

@@ -4,7 +4,7 @@
     python scripts/study/hybrid_study.py results/runs/hybrid --output results/published/hybrid
 
 Loss is Pass@1 less than the same model's full cache, over the problems of all benchmarks together. The loss of one
-model is paired with the other's by problem; p is that of `analysis.numbers.inference.paired_tests`, Holm over the
+model is paired with the other's by problem; p is that of `inference.paired_tests`, Holm over the
 policies of one keep_ratio. Writes hybrid.csv and hybrid.png.
 """
 
