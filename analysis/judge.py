@@ -10,6 +10,7 @@ from kvsweep.analysis.outputs import Answer
 from kvsweep.analysis.statistics.inference import score_array
 from kvsweep.analysis.statistics.metrics import pareto_front
 from kvsweep.analysis.statistics.noninferiority import (
+    can_lose,
     decide,
     decide_grid,
     draws_to_hold,
@@ -69,7 +70,8 @@ def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[s
     for name, one in found.items():
         lead = mean_differences(scores[name], full)
         elsewhere = decide(scores[name], full, margin=margin, population="like_these")
-        needed = draws_to_hold(scores[name], full, margin=margin) if one.label == "unclear" else None
+        undecided = one.label == "unclear" and can_lose(full, margin)
+        needed = draws_to_hold(scores[name], full, margin=margin) if undecided else None
         rows.append(
             {
                 "setting": visible(name),
@@ -101,8 +103,11 @@ def in_words(table: pd.DataFrame, baseline: str, margin: float) -> str:
         f"Safe: very likely loses less than {points} of accuracy against {visible(baseline)}, on these problems asked "
         f"again. A setting that truly loses {points} is called safe at most once in 40."
     ]
-    if (table["label"] == "unclear").any():
+    if (table["draws to decide"] != "").any():
         lines.append("Unclear: too few answers. `draws to decide` are the draws per problem that would show it (90%).")
+    elif (table["label"] == "unclear").any():
+        share = f"no more than {notation.number(margin)}% of its answers"
+        lines.append(f"{visible(baseline)} is right in {share}, so nothing can be called safe beside it.")
     if (table["label"] == notation.MAY_BE_SAFE).any():
         lines.append("May be safe: safe by itself, but of so many settings one may be so by luck; add draws or files.")
     lines.append("Greedy answers have no new draws: for them, and for other problems, read `problems like these`.")

@@ -333,7 +333,8 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int
     seen = cell[:, : decision.draws], full[:, : decision.draws]
     elsewhere = noninferiority.decide(*seen, margin=plan.margin, level=level, population="like_these")
     planners = noninferiority.draws_to_hold, noninferiority.problems_to_hold
-    needed = [plan_for(*seen, margin=plan.margin, level=level) for plan_for in planners]
+    losable = noninferiority.can_lose(seen[1], plan.margin)
+    needed = [plan_for(*seen, margin=plan.margin, level=level) if losable else math.nan for plan_for in planners]
     label, rounds = decision.label if finished else "unclear", " ".join(map(str, plan.rounds))
     stopped_early = looks > 1 and decision.settled and decision.draws < plan.rounds[-1]
     tests = [decision.low, decision.high, decision.p_holds, decision.p_loses, elsewhere.low, elsewhere.high]

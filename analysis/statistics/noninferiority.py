@@ -17,7 +17,7 @@ For problems `like_these`, the bound is Gaffke's (2005; Learned-Miller and Thoma
 of a mean of the problems' differences under Dirichlet weights, with the worst possible difference as one more problem.
 With one draw and no gains it is Clopper and Pearson's.
 
-One more wrong answer of the cell never raises an end of either interval. scipy loads slowly: functions import it.
+One more wrong answer of the cell raises no end of an interval. scipy loads slowly: functions import it.
 """
 
 import itertools
@@ -48,8 +48,8 @@ class Decision:
     """A cell against the full cache; differences are fractions of accuracy, NaN without a common pair.
 
     It is safe if the interval lies above -margin, and a small loss if it lies below 0 too; else worse if it lies below
-    0; else unclear. The lower end errs with the chance `level`. The upper end is widened for the number of cells
-    (Holm), so that any wrong loss among them has the chance `level`.
+    0; else unclear. None is safe where the full cache solves no more than the margin (`can_lose`). The lower end errs
+    with the chance `level`, and so does any upper end among the cells, for whose number it is widened (Holm).
     """
 
     label: Label
@@ -87,25 +87,27 @@ def decide_grid(
     """
     tests = {name: paired_test(cell, full, population) for name, cell in cells.items()}
     p_loses = {name: test.p_below(0.0) for name, test in tests.items()}
-    size, adjusted, found = family or len(cells), 0.0, {}
+    size, adjusted, found, losable = family or len(cells), 0.0, {}, can_lose(full, margin)
     for rank, name in enumerate(sorted(cells, key=lambda name: p_loses[name])):
         if adjusted <= level:
             share = size - rank
         adjusted = min(1.0, max(adjusted, (size - rank) * looks * p_loses[name]))
-        found[name] = _decision(tests[name], margin, level / looks, share, looks, adjusted)
+        found[name] = _decision(tests[name], margin, level / looks, share, looks, adjusted, losable)
     return {name: found[name] for name in cells}
 
 
-def _decision(test: "PairedTest", margin: float, level: float, share: int, looks: int, p_loses: float) -> Decision:
+def _decision(
+    test: "PairedTest", margin: float, level: float, share: int, looks: int, p_loses: float, losable: bool
+) -> Decision:
     low, high = test.bound(level, side=-1), test.bound(level / share, side=1)
-    loses, is_safe = high < 0, low > -margin
+    loses, is_safe = high < 0, losable and low > -margin
     label: Label = ("small loss" if loses else "safe") if is_safe else "worse" if loses else "unclear"
     return Decision(
         label=label,
         difference=test.difference,
         low=low,
         high=high,
-        p_holds=min(1.0, looks * test.p_above(-margin)) if len(test.means) else math.nan,
+        p_holds=math.nan if not len(test.means) else min(1.0, looks * test.p_above(-margin)) if losable else 1.0,
         p_loses=p_loses if len(test.means) else math.nan,
         settled=is_safe or high < -margin,
         draws=test.pairs.shape[1],
@@ -146,11 +148,9 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
     One `level` goes to Holm's procedure over all cells. The other goes to the `chains`, in equal parts: each names
     cells from the largest cache to the smallest, and they are safe until the first that is not.
     """
-    found: set[Id] = set()
-    for rank, name in enumerate(sorted(p_holds, key=lambda name: p_holds[name])):
-        if not (len(p_holds) - rank) * p_holds[name] <= level:
-            break
-        found.add(name)
+    ranked = enumerate(sorted(p_holds, key=lambda name: p_holds[name]))
+    holm = itertools.takewhile(lambda one: (len(p_holds) - one[0]) * p_holds[one[1]] <= level, ranked)
+    found = {name for _, name in holm}
     for chain in chains:
         found.update(itertools.takewhile(lambda name: p_holds[name] <= level / len(chains), chain))
     return found
@@ -174,10 +174,7 @@ def pairs_to_hold(differ: float, *, margin: float = MARGIN, level: float = LEVEL
 
 
 def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
-    """The draws per problem with which a cell as good as the full cache is safe with 90%, for `these` problems.
-
-    The scores say how often a pair differs.
-    """
+    """The draws per problem with which a cell as good as the full cache is safe with 90%, for `these` problems."""
     pairs = paired(cell, full)
     differ = max(1.0, float(np.abs(pairs).sum())) / pairs.size
     return max(1, math.ceil(pairs_to_hold(differ, margin=margin, level=level) / len(pairs)))
@@ -188,6 +185,11 @@ def problems_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, leve
     means = mean_differences(cell, full)
     differ = max(float(means.var(ddof=1)) if len(means) > 1 else 0.0, 1 / len(means) ** 2)
     return max(2, math.ceil(pairs_to_hold(differ, margin=margin, level=level)))
+
+
+def can_lose(full: Floats, margin: float) -> bool:
+    """Whether the full cache solves more than the margin; else a cell that solves nothing would be safe."""
+    return bool(np.nansum(full) > margin * np.isfinite(full).sum())
 
 
 def complete(scores: Floats, draws: int) -> bool:
@@ -246,8 +248,7 @@ def differences(cell: Floats, full: Floats) -> Floats:
 
 def mean_differences(cell: Floats, full: Floats) -> Floats:
     """The mean difference of each problem that has a pair, over all pairs that it has."""
-    found = differences(cell, full)
-    return np.nanmean(found, 1) if len(found) else np.zeros(0)
+    return np.nanmean(differences(cell, full), 1)
 
 
 def paired(cell: Floats, full: Floats) -> Floats:

@@ -204,6 +204,9 @@ def _size(cells: pd.DataFrame, what: str = "settings") -> str:
 
 def _to_show(row: Any) -> str:
     """What would show that a setting is safe."""
+    if pd.isna(row["draws_to_hold"]):
+        share = f"no more than {notation.percent(row['margin'])}% of its answers"
+        return f"The full cache is right in {share}, so nothing can be called safe beside it."
     draws, problems = (f"{row[name]:,.0f}" for name in ("draws_to_hold", "problems_to_hold"))
     either = f"{counted(draws, 'draw')} per problem would show it"
     other = f"{problems} problems like these with as many draws as here (90% power)"

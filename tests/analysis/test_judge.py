@@ -306,6 +306,15 @@ def test_one_of_many_that_is_safe_may_be_so_by_luck(judge: Callable[..., tuple[i
     assert judge(full, *alike, *sizes)[0] == 0
 
 
+def test_nothing_is_safe_beside_a_baseline_that_solves_nothing(
+    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    files = [write(tmp_path / f"{name}.jsonl", rows(30, 8, lost=30)) for name in ("full", "same")]
+    code, out, _ = judge(*files)
+    assert code == 4
+    assert "full is right in no more than 5% of its answers, so nothing can be called safe beside it." in out
+
+
 def test_what_does_not_pair_is_named(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     full = write(tmp_path / "full.jsonl", rows(30, 8))
     other = rows(31, 8, stop_reason="length")

@@ -25,9 +25,9 @@ POPULATIONS: tuple[Population, ...] = ("these", "like_these")
 
 
 def paired(won: int, lost: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """One draw of `size` problems, of which the cell alone solves `won` and the full cache alone `lost`."""
-    cell, full = np.zeros((2, size, 1))
-    cell[:won] = full[won : won + lost] = 1
+    """One draw of `size` problems: the cell alone solves `won`, the full cache alone `lost`, and both the rest."""
+    cell, full = np.ones((2, size, 1))
+    full[:won] = cell[won : won + lost] = 0
     return cell, full
 
 
@@ -153,8 +153,26 @@ def test_answers_that_never_differ_have_an_interval(
     assert -1 <= found.low < 0 < found.high <= 1
     # The rule of three: n pairs that do not differ leave room for a share of 3 / n that does.
     assert found.low < -3 / (same.size + 3)
-    assert (found.label == "safe") == (shape == (60, 8) and population == "these")
+    assert (found.label == "safe") == (shape == (60, 8) and population == "these" and value == 1)
     assert decide(same, 1 - same, population=population).difference == 2 * value - 1
+
+
+@pytest.mark.parametrize("population", POPULATIONS)
+def test_nothing_is_safe_beside_a_full_cache_that_has_less_than_the_margin_to_lose(population: Population) -> None:
+    full = np.zeros((200, 8))
+    full[:10] = 1  # 5% of the answers, all of which the cell loses
+    for margin, label in ((0.05, "worse"), (0.06, "worse"), (0.049, "worse"), (0.2, "worse")):
+        assert decide(np.zeros_like(full), full, margin=margin, population=population).label == label
+    for margin, label in ((0.04, "safe"), (0.05, "unclear"), (0.06, "unclear"), (0.5, "unclear")):
+        found = decide(full, full, margin=margin, population=population)
+        assert (found.label, found.p_holds <= 0.025) == (label, label == "safe")
+    lost = full.copy()
+    lost[0, 0] = 0
+    found = decide_grid({0: full, 1: lost}, full, margin=0.3, population=population)
+    assert not hold_in_search({name: one.p_holds for name, one in found.items()}, [[0, 1]])
+    if population == "these":
+        rounds = decide_rounds({0: full}, full, rounds=(2, 8), margin=0.3)
+        assert (rounds[0].label, rounds[0].settled, rounds[0].draws) == ("unclear", False, 8)
 
 
 def test_no_pair_is_no_decision() -> None:

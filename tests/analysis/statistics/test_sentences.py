@@ -124,6 +124,18 @@ def test_the_smallest_cache_that_is_safe_is_recommended(tmp_path: Path, make_cel
     assert lines[1].endswith("0 are safe, 2 are unclear, 2 are worse.")
 
 
+def test_nothing_is_recommended_beside_a_full_cache_that_solves_nothing(tmp_path: Path, make_cell: MakeCell) -> None:
+    for policy in ({}, *({"policy": "dynts", "keep_ratio": ratio} for ratio in (0.1, 0.2, 0.3))):
+        make_cell([[0] * 4] * 100, **policy)
+    lines = verdict_lines(tmp_path / "run").splitlines()
+    assert lines[0].startswith("No setting is shown to be safe, that is")
+    why = "The full cache is right in no more than 5.0% of its answers, so nothing can be called safe beside it."
+    assert lines[0].endswith(why)
+    assert lines[1].endswith("0 are safe, 3 are unclear.")
+    page = build_report(tmp_path / "run").read_text()
+    assert why in page
+
+
 def test_where_every_setting_loses_none_is_recommended(tmp_path: Path, make_cell: MakeCell) -> None:
     panel(make_cell, [60, 20, 12])
     lines = verdict_lines(tmp_path / "run").splitlines()
