@@ -7,16 +7,9 @@ import pandas as pd
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.outputs import Answer
+from kvsweep.analysis.statistics import noninferiority
 from kvsweep.analysis.statistics.inference import score_array
 from kvsweep.analysis.statistics.metrics import pareto_front
-from kvsweep.analysis.statistics.noninferiority import (
-    can_lose,
-    decide,
-    decide_grid,
-    draws_to_hold,
-    hold_in_search,
-    mean_differences,
-)
 from kvsweep.command_line import counted
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
@@ -25,10 +18,12 @@ _NAMED = 3  # problems that a note names
 Outputs = Mapping[str, Sequence[Answer]]
 
 
-def notes(outputs: Outputs, baseline: str) -> list[str]:
+def notes(outputs: Outputs, baseline: str, margin: float) -> list[str]:
     """What a reader has to know of the pairs; golds or prompts that differ raise a UserError."""
-    known = {one.problem: one for one in outputs[baseline]}
-    found = []
+    known, found = {one.problem: one for one in outputs[baseline]}, list[str]()
+    if not noninferiority.can_lose(graded({baseline: outputs[baseline]})["correct"].to_numpy(dtype=float), margin):
+        share = f"no more than {notation.percent(margin)}% of its answers"
+        found.append(f"{baseline} is right in {share}, so nothing can be called safe beside it.")
     for name, answers in outputs.items():
         for one in answers:
             for what in ("gold", "prompt"):
@@ -44,7 +39,15 @@ def notes(outputs: Outputs, baseline: str) -> list[str]:
             found.append(f"{name}: {counted(cut, 'answer')} of {len(answers):,} were cut off at their longest.")
         if ungraded := sum(one.correct is None for one in answers):
             found.append(f"{name}: {counted(ungraded, 'answer')} of {len(answers):,} have no grade and are left out.")
+        if name != baseline and lacks_grades(answers, outputs[baseline]):
+            found.append(f"{name} is not called safe: what has no grade beside {baseline} may have been wrong.")
     return found
+
+
+def lacks_grades(answers: Sequence[Answer], baseline: Sequence[Answer]) -> bool:
+    """Whether an answer has no grade, or a problem of the baseline none: an engine may fail where it would be wrong."""
+    asked, known = ({one.problem for one in side if one.correct is not None} for side in (baseline, answers))
+    return not asked <= known or any(one.correct is None for one in answers)
 
 
 def graded(outputs: Outputs) -> pd.DataFrame:
@@ -60,22 +63,23 @@ def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[s
     """
     scores = dict(zip(outputs, score_array(graded(outputs), list(outputs)), strict=True))
     full = scores.pop(baseline)
-    found = decide_grid(scores, full, margin=margin)
+    found = noninferiority.decide_grid(scores, full, margin=margin)
     if nothing := [name for name, one in found.items() if math.isnan(one.difference)]:
         raise UserError(f"{baseline} and {nothing[0]} share no graded pair of problem and draw: check ids and draws.")
     # A sequence from the largest cache down needs all sizes; without them Holm's procedure decides alone.
     chains = [sorted(scores, key=lambda name: -sizes[name])] if scores.keys() <= sizes.keys() else []
-    taken = hold_in_search({name: one.p_holds for name, one in found.items()}, chains)
+    taken = noninferiority.hold_in_search({name: one.p_holds for name, one in found.items()}, chains)
     rows = []
     for name, one in found.items():
-        lead = mean_differences(scores[name], full)
-        elsewhere = decide(scores[name], full, margin=margin, population="like_these")
-        undecided = one.label == "unclear" and can_lose(full, margin)
-        needed = draws_to_hold(scores[name], full, margin=margin) if undecided else None
+        lead = noninferiority.mean_differences(scores[name], full)
+        elsewhere = noninferiority.decide(scores[name], full, margin=margin, population="like_these")
+        undecided = one.label == "unclear" and noninferiority.can_lose(full, margin)
+        needed = noninferiority.draws_to_hold(scores[name], full, margin=margin) if undecided else None
+        is_open = one.label != "worse" and lacks_grades(outputs[name], outputs[baseline])
         rows.append(
             {
                 "setting": visible(name),
-                "label": notation.chosen_label(one.label, name in taken),
+                "label": "unclear" if is_open else notation.chosen_label(one.label, name in taken),
                 "points": notation.percent(one.difference, signed=True),
                 "interval": notation.interval(one.low, one.high, signed=True),
                 "problems like these": notation.interval(elsewhere.low, elsewhere.high, signed=True),
@@ -105,9 +109,6 @@ def in_words(table: pd.DataFrame, baseline: str, margin: float) -> str:
     ]
     if (table["draws to decide"] != "").any():
         lines.append("Unclear: too few answers. `draws to decide` are the draws per problem that would show it (90%).")
-    elif (table["label"] == "unclear").any():
-        share = f"no more than {notation.number(margin)}% of its answers"
-        lines.append(f"{visible(baseline)} is right in {share}, so nothing can be called safe beside it.")
     if (table["label"] == notation.MAY_BE_SAFE).any():
         lines.append("May be safe: safe by itself, but of so many settings one may be so by luck; add draws or files.")
     lines.append("Greedy answers have no new draws: for them, and for other problems, read `problems like these`.")

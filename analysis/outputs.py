@@ -4,7 +4,6 @@ Known are rows (JSON lines, a JSON list, CSV, Parquet) of a problem's id, a draw
 lm-evaluation-harness, logs of inspect_ai (`.eval` and JSON), details of lighteval, and results.jsonl of NeMo Evaluator.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,13 +31,13 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One answer: `correct` is 1 right, 0 wrong, None without a grade; gold and prompt are None if unknown."""
+    """One answer: `correct` is 1 right, 0 wrong, None without a grade; gold and prompt as in the file, or None."""
 
     problem: str
     draw: int
     correct: float | None
-    gold: str | None
-    prompt: str | None
+    gold: Any
+    prompt: Any
     truncated: bool
 
     @property
@@ -170,13 +169,12 @@ def _answer(row: Values, place: str, asked: Asked) -> Answer:
             raise ValueError
     except (TypeError, ValueError):
         raise UserError(f"{place} has the draw {visible(str(draw)):.40}: write a whole number from 0.") from None
-    gold, prompt = (_first(row, names) for names in (_GOLD, _PROMPT))
     return Answer(
         problem=str(problem),
         draw=number,
         correct=_grade(row, place, asked),
-        gold=None if gold is None else json.dumps(gold, sort_keys=True, default=str),
-        prompt=None if prompt is None else json.dumps(prompt, sort_keys=True, default=str),
+        gold=_first(row, _GOLD),
+        prompt=_first(row, _PROMPT),
         truncated=_first(row, _ENDING) in _CUT_OFF,
     )
 

@@ -1,11 +1,11 @@
 """`kvsweep judge`: is one engine or setting worse than another, by the outputs of both?"""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.judge import in_words, notes, verdicts
@@ -54,7 +54,7 @@ def judge(
         with Grader() as grader:
             ours = {name: list(_graded(grader, texts(path), path, golds, kind)) for name, path in paths.items()}
         told, outputs = [note for name in paths for note in _disagreements(name, outputs[name], ours[name])], ours
-    told = [*notes(outputs, baseline), *told]
+    told = [*notes(outputs, baseline, margin / 100), *told]
     for note in told:
         print(f"note: {note}")
     table = verdicts(outputs, baseline, margin=margin / 100, sizes=sizes)
@@ -84,9 +84,9 @@ def _named(files: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
     return dict(zip(titles, files, strict=True))
 
 
-def _golds(path: Path) -> dict[str, str]:
+def _golds(path: Path) -> dict[str, Any]:
     """The right answers by problem, from rows of id and gold."""
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     for one in (answer for answer, _ in read_texts(path, Asked(graded=False))):
         if one.gold is None or found.setdefault(one.problem, one.gold) != one.gold:
             wrong = f"{path} has no gold for problem {visible(one.problem)!r:.60}, or two"
@@ -95,7 +95,7 @@ def _golds(path: Path) -> dict[str, str]:
 
 
 def _graded(
-    grader: Grader, answers: Iterator[Text], path: Path, golds: Mapping[str, str], kind: AnswerKind
+    grader: Grader, answers: Iterator[Text], path: Path, golds: Mapping[str, Any], kind: AnswerKind
 ) -> Iterator[Answer]:
     """The answers with the grades that `kvsweep grade` would give; one that cannot be graded raises a UserError."""
     while batch := list(islice(answers, _BATCH)):
@@ -104,7 +104,7 @@ def _graded(
             yield replace(one, correct=float(verdict.outcome == "correct"))
 
 
-def _job(one: Answer, text: str | None, path: Path, golds: Mapping[str, str], kind: AnswerKind) -> Job:
+def _job(one: Answer, text: str | None, path: Path, golds: Mapping[str, Any], kind: AnswerKind) -> Job:
     gold = _gold_of(golds.get(one.problem, one.gold), kind)
     if text is None or gold is None:
         lacks = "no text" if text is None else f"no gold of the kind {kind}"
@@ -116,9 +116,8 @@ def _job(one: Answer, text: str | None, path: Path, golds: Mapping[str, str], ki
     return Job(text=text, stop_reason="length" if one.truncated else "stop", gold=gold, kind=kind, rule=rule)
 
 
-def _gold_of(written: str | None, kind: AnswerKind) -> str | None:
+def _gold_of(gold: Any, kind: AnswerKind) -> str | None:
     """The gold of an `Answer` as the grader takes it; a list of one counts as that one."""
-    gold = None if written is None else json.loads(written)
     if isinstance(gold, list) and len(gold) == 1:
         [gold] = gold
     return canonical_gold(str(gold), kind) if isinstance(gold, str | int) and not isinstance(gold, bool) else None

@@ -61,10 +61,8 @@ def judged_page(
     )
 
 
-def _shown(value: str | None) -> str | None:
-    """A gold or prompt of an `Answer`, which is JSON; a text without its quotes."""
-    found = None if value is None else json.loads(value)
-    return found if isinstance(found, str) else value
+def _shown(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _draw(one: Answer, texts: Mapping[Pair, str], full: Mapping[Pair, str]) -> dict[str, Any]:

@@ -81,8 +81,8 @@ def test_the_zipped_logs_of_inspect_ai(tmp_path: Path) -> None:
 def test_the_details_of_lighteval() -> None:
     found = {one.problem: (one, text) for one, text in read_texts(REAL / "lighteval_0.13.0.parquet")}
     assert {name: (one.draw, one.correct, one.gold) for name, (one, _) in found.items()} == {
-        "0": (0, 1.0, '"Let 11111111111111111111111"'),
-        "1": (0, 0.0, '"random baseline"'),
+        "0": (0, 1.0, "Let 11111111111111111111111"),
+        "1": (0, 0.0, "random baseline"),
     }
     assert found["1"][1] == "Let 66666666666666666666666"
 
@@ -92,7 +92,7 @@ def test_the_results_of_nemo_evaluator(tmp_path: Path) -> None:
     row = {"problem_idx": 0, "reward": 1.0, "expected_answer": "42", "model_response": "It is 42.", "metadata": {}}
     path = write(tmp_path / "results.jsonl", [row | {"repeat": 0}, row | {"repeat": 1, "reward": 0.0}])
     found = [(one.problem, one.draw, one.correct, one.gold, text) for one, text in read_texts(path)]
-    assert found == [("0", 0, 1.0, '"42"', "It is 42."), ("0", 1, 0.0, '"42"', "It is 42.")]
+    assert found == [("0", 0, 1.0, "42", "It is 42."), ("0", 1, 0.0, "42", "It is 42.")]
 
 
 def test_texts_stand_where_the_programs_write_them() -> None:
@@ -206,8 +206,8 @@ def test_the_page_holds_the_answers_that_differ_first(
 def test_the_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
     answers = read_outputs(REAL / "lm_eval_0.4.13.jsonl")
     assert [(one.problem, one.draw, one.correct, one.gold) for one in answers] == [
-        ("0", 0, 0.0, '"7"'),
-        ("1", 0, 1.0, '"lol"'),
+        ("0", 0, 0.0, "7"),
+        ("1", 0, 1.0, "lol"),
     ]
     # A task with two filters writes each problem twice.
     lines = [json.loads(line) for line in (REAL / "lm_eval_0.4.13.jsonl").read_text().splitlines()]
@@ -312,7 +312,29 @@ def test_nothing_is_safe_beside_a_baseline_that_solves_nothing(
     files = [write(tmp_path / f"{name}.jsonl", rows(30, 8, lost=30)) for name in ("full", "same")]
     code, out, _ = judge(*files)
     assert code == 4
-    assert "full is right in no more than 5% of its answers, so nothing can be called safe beside it." in out
+    assert "note: full is right in no more than 5.0% of its answers, so nothing can be called safe beside it." in out
+
+
+@pytest.mark.parametrize("way", ["ungraded", "left out", "more draws", "more problems", "worse"])
+def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(
+    way: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    full, other = rows(100, 4), rows(100, 4)
+    for row in other[:40]:  # ten problems, which a safe file could not lose
+        row["correct"] = None
+    if way == "left out":
+        other = other[40:]
+    elif way == "more draws":
+        full, other = rows(100, 8), rows(100, 4)
+    elif way == "more problems":
+        other = rows(110, 4)
+    elif way == "worse":
+        other = [*other[:40], *(row | {"correct": row["id"] > "p4"} for row in other[40:])]
+    code, out, _ = judge(write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other))
+    expected = {"more draws": 0, "more problems": 0, "worse": 1}.get(way, 4)
+    assert code == expected
+    said = "note: other is not called safe: what has no grade beside full may have been wrong." in out
+    assert said == (way in ("ungraded", "left out", "worse"))
 
 
 def test_what_does_not_pair_is_named(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
