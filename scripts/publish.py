@@ -32,12 +32,14 @@ RUNS = {"demo": "demo_full"}
 FILES = {
     "demo": ["report.html", "heatmap_*_dynts_128.png", "speed_*.png"],
     "smol": ["report.html", "heatmap_*.png"],
-    "methods": ["memory_toy_qwen.png"],
+    "methods": ["report.html", "memory_*.png", "policies_*_ratio0.6_window48_budget192.png"],
+    "methods_pinned": ["report.html", "policies_*_ratio0.6_window48_budget192.png"],
     "methods_on_top": ["report.html", "policies_*_ratio0.3_window48_budget128.png"],
+    "hybrid": ["report.html"],
     "bytes_smol": ["bytes_*.png"],
     "servers": ["report.html"],
     "servers_own": [],
-    **dict.fromkeys(("hybrid", "labels", "methods_pinned", "methods_smol", "regimes"), ()),
+    **dict.fromkeys(("labels", "methods_smol", "regimes"), ()),
 }
 
 
