@@ -40,14 +40,14 @@ def notes(outputs: Outputs, baseline: str, margin: float) -> list[str]:
         if ungraded := sum(one.correct is None for one in answers):
             found.append(f"{name}: {counted(ungraded, 'answer')} of {len(answers):,} have no grade and are left out.")
         if name != baseline and lacks_grades(answers, outputs[baseline]):
-            found.append(f"{name} is not called safe: what has no grade beside {baseline} may have been wrong.")
+            found.append(f"{name} is not called safe: what has no grade may be what it loses against {baseline}.")
     return found
 
 
 def lacks_grades(answers: Sequence[Answer], baseline: Sequence[Answer]) -> bool:
     """Whether an answer has no grade, or a problem of the baseline none: an engine may fail where it would be wrong."""
-    asked, known = ({one.problem for one in side if one.correct is not None} for side in (baseline, answers))
-    return not asked <= known or any(one.correct is None for one in answers)
+    lacking = {one.problem for one in baseline} - {one.problem for one in answers}
+    return bool(lacking) or any(one.correct is None for one in (*answers, *baseline))
 
 
 def graded(outputs: Outputs) -> pd.DataFrame:

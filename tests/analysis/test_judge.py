@@ -315,7 +315,7 @@ def test_nothing_is_safe_beside_a_baseline_that_solves_nothing(
     assert "note: full is right in no more than 5.0% of its answers, so nothing can be called safe beside it." in out
 
 
-@pytest.mark.parametrize("way", ["ungraded", "left out", "more draws", "more problems", "worse"])
+@pytest.mark.parametrize("way", ["ungraded", "left out", "baseline", "more draws", "more problems", "worse"])
 def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(
     way: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
@@ -324,6 +324,8 @@ def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(
         row["correct"] = None
     if way == "left out":
         other = other[40:]
+    elif way == "baseline":
+        full, other = other, full
     elif way == "more draws":
         full, other = rows(100, 8), rows(100, 4)
     elif way == "more problems":
@@ -333,8 +335,8 @@ def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(
     code, out, _ = judge(write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other))
     expected = {"more draws": 0, "more problems": 0, "worse": 1}.get(way, 4)
     assert code == expected
-    said = "note: other is not called safe: what has no grade beside full may have been wrong." in out
-    assert said == (way in ("ungraded", "left out", "worse"))
+    said = "note: other is not called safe: what has no grade may be what it loses against full." in out
+    assert said == (way not in ("more draws", "more problems"))
 
 
 def test_what_does_not_pair_is_named(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
