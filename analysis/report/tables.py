@@ -21,6 +21,7 @@ from kvsweep.analysis.statistics.metrics import (
     model_title,
     size,
 )
+from kvsweep.analysis.statistics.noninferiority import MARGIN
 from kvsweep.analysis.statistics.sentences import Findings, best_setting
 from kvsweep.command_line import counted
 from kvsweep.escape import file_name
@@ -50,7 +51,7 @@ def summary_table(directory: Path | str) -> str:
     scores = cell_scores(run)
     models = scores["model"].unique()
     tables = [_aligned(score_table(scores, model).assign(**_evictions(scores, model))) for model in models]
-    notes = [f"note: {sentence}" for sentence in (*unanswered(run), *not_finite(run), *not_evicted(run))]
+    notes = [f"note: {sentence}" for sentence in (*unanswered(run), *cut_off(run), *not_finite(run), *not_evicted(run))]
     return "\n\n".join([*tables, "\n".join([NOTE, SUMMARY_NOTE, *notes])])
 
 
@@ -70,6 +71,18 @@ def unanswered(run: Run) -> list[str]:
             f"See `kvsweep grade {shlex.quote(str(run.directory))}` with {' or '.join(examples)}."
         )
     return sentences
+
+
+def cut_off(run: Run) -> list[str]:
+    """A sentence for each model and benchmark whose full cache was cut off in more of its texts than the margin."""
+    titles = ["model_title", "benchmark_title"]
+    texts = run.completions.merge(run.cells.loc[run.cells["policy"] == "full", ["cell_id", *titles]], on="cell_id")
+    return [
+        f"{model} | {benchmark}: {cut} of {counted(len(ours), 'text')} of the full cache were cut off and count as "
+        "wrong, so that a setting may seem as good which is not. Raise decoding.max_new_tokens."
+        for (model, benchmark), ours in texts.groupby(titles, sort=False)
+        if (cut := int((ours["stop_reason"] == "length").sum())) > MARGIN * len(ours)
+    ]
 
 
 def not_finite(run: Run) -> list[str]:

@@ -1,5 +1,6 @@
 """The tables for a paper: the best compressed score bold, a dagger where accuracy is lost, a caption."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.notation import chosen_label
-from kvsweep.analysis.report.tables import latex, markdown, not_finite
+from kvsweep.analysis.report.tables import cut_off, latex, markdown, not_finite
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from tests.program import report as main
 
@@ -42,6 +43,24 @@ def test_texts_that_are_not_finite_are_counted_in_the_order_of_the_models(tmp_pa
     make_cell([[1]], benchmark="toy_add", benchmark_title="Add")
     said = [sentence.partition(" ended because")[0] for sentence in not_finite(load_run(tmp_path / "run"))]
     assert said == ["Toy-Qwen | Chain: 3 texts of 2 cells", "Toy-Llama | Chain: 1 text of 1 cell"]
+
+
+def test_a_full_cache_that_is_cut_off_more_than_the_margin_is_told(tmp_path: Path, make_cell: MakeCell) -> None:
+    """A compressed cell that is cut off is no concern: its texts count as wrong, which is what its label is about."""
+    cut = {"completion": {"stop_reason": "length"}}
+    for benchmark, texts in (("Chain", 3), ("Add", 1)):
+        place = {"benchmark": benchmark.lower(), "benchmark_title": benchmark}
+        rows = [{"stop_reason": "length"}] * texts + [{"stop_reason": "stop"}] * (20 - texts)
+        for policy in ("full", "dynts"):
+            folder = make_cell([[1]] * 20, policy=policy, **place, **(cut if policy == "dynts" else {}))
+            if policy == "full":
+                file = folder / "completions.jsonl"
+                lines = [json.loads(line) | row for line, row in zip(file.read_text().splitlines(), rows, strict=True)]
+                file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [said] = cut_off(load_run(tmp_path / "run"))
+    assert said.startswith("Toy-Qwen | Chain: 3 of 20 texts of the full cache were cut off and count as wrong")
+    main([str(tmp_path / "run")])
+    assert said in (tmp_path / "run/report/report.html").read_text()
 
 
 @pytest.mark.parametrize(
