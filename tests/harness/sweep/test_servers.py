@@ -260,9 +260,12 @@ def test_a_dead_server_stops_no_other_one(
     assert (len(alive.asked), len(revived.asked)) == (12, 12)
 
 
+# A shell's background job ignores Ctrl-C from its start.
+HEARD = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 # As a thread of its own gets it, a signal ends no wait of the main thread, nor does one just before that wait begins.
-IN_A_THREAD = """
-import pathlib, signal, threading, time
+IN_A_THREAD = f"""
+{HEARD}
+import pathlib, threading, time
 
 def interrupt():
     while not pathlib.Path("interrupt").exists():
@@ -287,7 +290,7 @@ def test_a_killed_client_goes_on(
         return number > 6
 
     server = adder(slow)
-    process = start_kvsweep(*words, f"engine.url={server.url}", setup="" if number else IN_A_THREAD)
+    process = start_kvsweep(*words, f"engine.url={server.url}", setup=HEARD if number else IN_A_THREAD)
     deadline = time.monotonic() + 60
     while len(rows(tmp_path)) < 6 and time.monotonic() < deadline:
         time.sleep(0.05)
