@@ -49,8 +49,12 @@ class Ended(NamedTuple):
 
 @pytest.fixture(scope="session", autouse=True)
 def parsed_once() -> Iterator[None]:
-    """Hydra parses each file of a configuration once in a process, and again when it has changed."""
+    """Hydra parses each file of a configuration once in a process, and again when it has changed.
+
+    It composes each configuration once and not twice: the first time tells it `hydra.mode`, which no test sets.
+    """
     from hydra._internal.core_plugins.file_config_source import FileConfigSource
+    from hydra._internal.hydra import Hydra
 
     load, known = FileConfigSource.load_config, dict[Any, Any]()
 
@@ -66,6 +70,7 @@ def parsed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FileConfigSource, "load_config", load_config)
+        patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
         yield
 
 
