@@ -8,17 +8,15 @@ the tests compare the results with scipy's.
 scipy and statsmodels load slowly: imported where they are used, they do not delay the summary at a sweep's end.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kvsweep.analysis.statistics import noninferiority
-from kvsweep.analysis.statistics.noninferiority import Decision, Floats, Population
+from kvsweep.analysis.statistics.noninferiority import Floats
 
 LEVEL = 0.05
 POWER = 0.8
@@ -234,137 +232,3 @@ def pass_at_k(right: Any, draws: Any, k: int) -> Floats:
     right, draws = np.asarray(right, dtype=float), np.asarray(draws, dtype=float)
     none_right = stats.hypergeom.pmf(0, draws, right, k)
     return np.where(draws >= k, 1 - none_right, np.nan)
-
-
-COLUMNS = ["decision", "margin", "family", "rounds", "stopped_early", "these_low", "these_high", "p_holds", "p_loses"]
-COLUMNS += ["diff_low", "diff_high", "draws_to_hold", "problems_to_hold", "population", "paired_draws", "fewest_draws"]
-COLUMNS += ["lost_wholly", "diff_hard", "diff_middle", "diff_easy"]
-# Of how many cells a policy's sizes form a chain, in which the smallest safe cache is searched from the largest.
-CHAIN = 3
-Record = Mapping[str, Any]
-
-
-class Plan(NamedTuple):
-    """What decides about a cell beside the scores: the rounds and the grid of a sequential sweep, margin, population.
-
-    Greedy decoding gives every new draw the same answer, so its problems are the sample.
-    """
-
-    rounds: tuple[int, ...]
-    margin: float
-    grid: str
-    population: Population = "these"
-
-
-def plan_of(record: Record, margin: float | None = None) -> Plan:
-    """The plan of a cell, from its provenance. A `margin` (a fraction) takes the place of the run's own."""
-    config = record.get("config") or {}
-    rounds = tuple(record.get("rounds") or ())
-    points = (config.get("report") or {}).get("margin", 100 * noninferiority.MARGIN)
-    grid = str(config.get("grid")) if rounds else ""
-    is_greedy = (config.get("decoding") or {}).get("temperature") == 0
-    population: Population = "like_these" if is_greedy and not rounds else "these"
-    margin = points / 100 if margin is None else margin
-    return Plan(rounds=rounds, margin=margin, grid=grid, population=population)
-
-
-def decide_cells(
-    cells: pd.DataFrame, graded: pd.DataFrame, provenance: Mapping[str, Record], margin: float | None = None
-) -> pd.DataFrame:
-    """Decide about each cell that shares a (problem, draw) pair with the full cache of its condition.
-
-    The correction for the number of cells runs over the cells of a condition that have the same plan. A cell is unclear
-    as long as it or its full cache is unfinished. Returns `COLUMNS` and recommendable (docs/report.md) by cell_id.
-    """
-    rows: dict[str, list[Any]] = {}
-    recommendable: set[str] = set()
-    for _, group in cells.groupby("condition", sort=False):
-        is_full = group["policy"] == "full"
-        names = [*group.loc[is_full, "cell_id"].head(1), *group.loc[~is_full, "cell_id"]]
-        if not is_full.any() or len(names) == 1:
-            continue
-        full, *others = score_array(graded, names)
-        problems = graded.loc[graded["cell_id"].isin(names), "problem_id"].unique()
-        plans = {name: plan_of(provenance.get(name, {}), margin) for name in names[1:]}
-        scores = dict(zip(plans, others, strict=True))
-        unfinished = set(group.loc[group["status"] != "done", "cell_id"])
-        for plan in dict.fromkeys(plans.values()):
-            family = {name: scores[name] for name in scores if plans[name] == plan}
-            found = _decisions(family, full, plan)
-            ready = {name: one for name, one in found.items() if not {name, names[0]} & unfinished}
-            for name, one in found.items():
-                if not math.isnan(one.difference):
-                    row = _row(family[name], full, plan, one, len(family), name in ready)
-                    rows[name] = [*row, _fewest(family[name], full, problems), *_where_lost(family[name], full)]
-            if len(ready) == len(found):
-                chains = _chains(group[group["cell_id"].isin(list(ready))])
-                recommendable |= noninferiority.hold_in_search(
-                    {name: one.p_holds for name, one in ready.items()}, chains
-                )
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).rename_axis("cell_id")
-    return table.assign(recommendable=[name in recommendable for name in table.index])
-
-
-def _decisions(family: Mapping[str, Floats], full: Floats, plan: Plan) -> dict[str, Decision]:
-    if plan.rounds:
-        found = noninferiority.decide_rounds(family, full, rounds=plan.rounds, margin=plan.margin)
-        # A cell whose draws were completed after its decision is judged by all of them, at the level of a last round.
-        last = plan.rounds[-1]
-        later = [
-            name for name, one in found.items() if one.draws < last and noninferiority.complete(family[name], last)
-        ]
-        return found | noninferiority.decide_grid(
-            {name: family[name] for name in later}, full, family=len(family), looks=len(plan.rounds), margin=plan.margin
-        )
-    return noninferiority.decide_grid(family, full, margin=plan.margin, population=plan.population)
-
-
-def _chains(cells: pd.DataFrame) -> list[list[str]]:
-    """The cells of each policy that has at least `CHAIN` sizes, from the largest cache that the settings give down."""
-    room = cells["local_window"] + cells["keep_ratio"] * (cells["budget"] - cells["local_window"])
-    order = cells.assign(room=room).sort_values(["room", "local_window"], ascending=False, kind="stable")
-    groups = order.dropna(subset=["room"]).groupby(["policy", "variant"], dropna=False, sort=False)
-    return [list(rows["cell_id"]) for _, rows in groups if len(rows) >= CHAIN]
-
-
-def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int, finished: bool) -> list[Any]:
-    looks = max(1, len(plan.rounds))
-    level = noninferiority.LEVEL / looks
-    seen = cell[:, : decision.draws], full[:, : decision.draws]
-    elsewhere = noninferiority.decide(*seen, margin=plan.margin, level=level, population="like_these")
-    planners = noninferiority.draws_to_hold, noninferiority.problems_to_hold
-    losable = noninferiority.can_lose(seen[1], plan.margin)
-    needed = [plan_for(*seen, margin=plan.margin, level=level) if losable else math.nan for plan_for in planners]
-    label, rounds = decision.label if finished else "unclear", " ".join(map(str, plan.rounds))
-    stopped_early = looks > 1 and decision.settled and decision.draws < plan.rounds[-1]
-    tests = [decision.low, decision.high, decision.p_holds, decision.p_loses, elsewhere.low, elsewhere.high]
-    row = [label, plan.margin, family, rounds, stopped_early, *tests, *needed, plan.population]
-    return [*row, noninferiority.paired(cell, full).shape[1]]
-
-
-def _fewest(cell: Floats, full: Floats, problems: NDArray[Any]) -> str | None:
-    """The problem with the fewest pairs of answers, where others have more; None where all have as many."""
-    draws = min(cell.shape[1], full.shape[1])
-    pairs = (~np.isnan(cell[:, :draws] - full[:, :draws])).sum(1)
-    counts = pairs[pairs > 0]
-    return None if len(set(counts)) < 2 else str(problems[int(np.flatnonzero(pairs == counts.min())[0])])
-
-
-def _where_lost(cell: Floats, full: Floats) -> list[float]:
-    """The problems that the full cache always solves and the cell never, and the difference on thirds of the problems.
-
-    The thirds go by the full cache's Pass@1, hard ones first. A draw goes by the other draws: chosen by its own answer,
-    an easy problem would be one that the full cache was lucky with. With one draw there are no thirds.
-    """
-    draws = min(cell.shape[1], full.shape[1])
-    cell, full = cell[:, :draws], full[:, :draws]
-    both = ~np.isnan(cell) & ~np.isnan(full)
-    asked = both.any(1)
-    lost = asked & ((full == 1) | ~both).all(1) & ((cell == 0) | ~both).all(1)
-    thirds: list[list[float]] = [[], [], []]
-    for draw in range(draws if draws > 1 else 0):
-        others = problem_means(np.delete(full, draw, axis=1)[None])[0]
-        for rank, difference in zip(pd.Series(others).rank(pct=True), cell[:, draw] - full[:, draw], strict=True):
-            if not math.isnan(rank + difference):
-                thirds[min(2, math.ceil(3 * rank - 1e-9) - 1)].append(difference)
-    return [int(lost.sum()), *(float(np.mean(part)) if part else math.nan for part in thirds)]

@@ -12,6 +12,7 @@ import pandas as pd
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import COUNTS, Run
+from kvsweep.analysis.statistics.against_full import decide_cells
 from kvsweep.analysis.statistics.inference import LEVEL, pass_at_k
 from kvsweep.analysis.statistics.pass_at_1 import mean_and_error
 from kvsweep.loops import LEAST_REPEATS, LEAST_TOKENS, find_loop
@@ -27,14 +28,12 @@ HOLDINGS += ["kept_memory", "kept_memory_mean", "kept_rows", "kept_memory_own", 
 
 def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
     """The rows of `run.cells` with all columns of cells.csv; `margin` (a fraction) takes the place of the run's own."""
-    from kvsweep.analysis.statistics import inference
-
     graded = graded_rows(run)
     parts: list[pd.DataFrame | pd.Series] = [
         score_intervals(graded),
         several_draws(graded),
         difference_to_full(run.cells, graded),
-        inference.decide_cells(run.cells, graded, run.provenance, margin),
+        decide_cells(run.cells, graded, run.provenance, margin),
         _outcome_shares(graded),
         _tokens_spent(graded),
         _completion_means(run),
