@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
@@ -21,7 +22,7 @@ Outputs = Mapping[str, Sequence[Answer]]
 def notes(outputs: Outputs, baseline: str, margin: float) -> list[str]:
     """What a reader has to know of the pairs; golds or prompts that differ raise a UserError."""
     known, found = {one.problem: one for one in outputs[baseline]}, list[str]()
-    if not noninferiority.can_lose(graded({baseline: outputs[baseline]})["correct"].to_numpy(dtype=float), margin):
+    if not noninferiority.can_lose(np.array([one.correct for one in outputs[baseline]], dtype=float), margin):
         share = f"no more than {notation.percent(margin)}% of its answers"
         found.append(f"{baseline} is right in {share}, so nothing can be called safe beside it.")
     for name, answers in outputs.items():
@@ -63,7 +64,7 @@ def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[s
     """
     scores = dict(zip(outputs, score_array(graded(outputs), list(outputs)), strict=True))
     full = scores.pop(baseline)
-    found = noninferiority.decide_grid(scores, full, margin=margin)
+    found, losable = noninferiority.decide_grid(scores, full, margin=margin), noninferiority.can_lose(full, margin)
     if nothing := [name for name, one in found.items() if math.isnan(one.difference)]:
         raise UserError(f"{baseline} and {nothing[0]} share no graded pair of problem and draw: check ids and draws.")
     # A sequence from the largest cache down needs all sizes; without them Holm's procedure decides alone.
@@ -73,7 +74,7 @@ def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[s
     for name, one in found.items():
         lead = noninferiority.mean_differences(scores[name], full)
         elsewhere = noninferiority.decide(scores[name], full, margin=margin, population="like_these")
-        undecided = one.label == "unclear" and noninferiority.can_lose(full, margin)
+        undecided = losable and one.label == "unclear"
         needed = noninferiority.draws_to_hold(scores[name], full, margin=margin) if undecided else None
         is_open = one.label != "worse" and lacks_grades(outputs[name], outputs[baseline])
         rows.append(

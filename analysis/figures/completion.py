@@ -150,9 +150,8 @@ class Kept:
     pieces: Sequence[str]  # the text of each token of prompt and completion
     prompt: int  # the number of the prompt's tokens
     steps: Sequence[int]  # tokens written before each eviction
-    held: (
-        np.ndarray
-    )  # [evictions, tokens] percent of (layer, key head) pairs that hold a token, NaN before it is written
+    # [evictions, tokens] percent of (layer, key head) pairs that hold a token, NaN before it is written
+    held: np.ndarray
 
     @property
     def gone_at(self) -> np.ndarray:

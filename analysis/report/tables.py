@@ -74,7 +74,7 @@ def unanswered(run: Run) -> list[str]:
 
 
 def cut_off(run: Run) -> list[str]:
-    """A sentence for each model and benchmark whose full cache was cut off in more of its texts than the margin."""
+    """A sentence for each model and benchmark whose full cache was cut off in more than 5% of its texts (`MARGIN`)."""
     titles = ["model_title", "benchmark_title"]
     texts = run.completions.merge(run.cells.loc[run.cells["policy"] == "full", ["cell_id", *titles]], on="cell_id")
     return [

@@ -298,7 +298,7 @@ def test_a_killed_client_goes_on(
         process.send_signal(number)
     else:
         (tmp_path / "interrupt").touch()
-    process.wait(timeout=40)
+    process.wait(timeout=20)
     stored = len(rows(tmp_path))
     assert stored == 6
     good = adder()
