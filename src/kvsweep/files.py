@@ -62,9 +62,9 @@ def read_file(path: Path, most: int = MOST_BYTES, *, linked: bool = False) -> by
     return bytes(data)
 
 
-def read_lines(path: Path, *, linked: bool = False) -> Iterator[bytes]:
+def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file with their ends; raises as `open_file`, and at a line of more than MOST_BYTES."""
-    with open_file(path, linked=linked) as file:
+    with open_file(path) as file:
         while line := file.readline(MOST_BYTES + 1):
             if len(line) > MOST_BYTES:
                 raise UnusableFileError(f"{path} has a line of more than {MOST_BYTES:,} bytes: delete that line.")
