@@ -20,7 +20,7 @@ from kvsweep.analysis.report.rendering import kept_html
 from kvsweep.analysis.statistics.sentences import analyse
 from kvsweep.cli import main
 from kvsweep.records import Eviction
-from tests.analysis.report.screen import OPEN, set_size
+from tests.analysis.report.screen import DRAWN, open_sections, set_size
 
 MakeCell = Callable[..., Path]
 
@@ -72,9 +72,9 @@ def test_the_page_works_offline(run: Path, browser: Any, embedded: bool, monkeyp
         const look = () => {
           if (!document.querySelector("#drill[open] .pair")) return setTimeout(look, 20);
           document.querySelectorAll("#drill details").forEach((part) => { part.open = true; });
-          setTimeout(() => done(document.getElementById("drill").innerText), 200);
+          DRAWN.then(() => done(document.getElementById("drill").innerText));
         };
-        look();"""
+        look();""".replace("DRAWN", DRAWN)
     )
     # The first button is the largest window's smallest ratio; the second problem is the first that it loses.
     assert "DynTS 0.1 / 48" in opened
@@ -104,7 +104,7 @@ def test_the_page_of_judge_opens_with_a_lost_answer(tmp_path: Path, browser: Any
         """const done = arguments[0];
         const look = () => {
           if (!document.querySelector("#drill[open] .pair")) return setTimeout(look, 20);
-          done([document.getElementById("drill").innerText, document.querySelectorAll("#list button").length]);
+          done([document.getElementById("drill").textContent, document.querySelectorAll("#list button").length]);
         };
         look();"""
     )
@@ -274,7 +274,7 @@ def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(run: P
     for part in ("nav a:last-child", "#headline", "table.heatmap"):
         top, bottom = browser.execute_script(place, part)
         assert 0 <= top < bottom <= 900, part
-    browser.execute_script(OPEN)
+    open_sections(browser)
     texts, problems = browser.execute_script(CHECKS)
     assert texts > 100
     assert problems == []

@@ -15,7 +15,7 @@ import pytest
 
 from kvsweep.analysis.notation import MARKS, MAY_BE_SAFE
 from kvsweep.analysis.report.build import build_report
-from tests.analysis.report.screen import OPEN, set_size
+from tests.analysis.report.screen import open_sections, set_size
 from tests.program import report as main
 
 MakeCell = Callable[..., Path]
@@ -93,7 +93,7 @@ def test_the_headline_names_the_best_setting_in_words_and_numbers(
 
 def test_the_filter_holds_for_every_table(page: Path, browser: Any) -> None:
     browser.get(page.as_uri())
-    browser.execute_script(OPEN)
+    open_sections(browser)
     shown = """const parts = ["#boards table.heatmap:not(.policies)", "#cell-table tbody tr", "#outcomes details",
           "#headline tbody td", "main .wide table[data-model]"], seen = (one) => one.checkVisibility();
         return parts.map((part) => [...document.querySelectorAll(part)].filter(seen).length);"""
@@ -120,15 +120,15 @@ def test_the_filter_holds_for_every_table(page: Path, browser: Any) -> None:
     assert "verdict=worse" in link
     browser.get("about:blank")
     browser.get(link)
-    browser.execute_script(OPEN)
+    open_sections(browser)
     assert "verdict worse" in browser.execute_script(said)
 
 
 def test_what_is_the_same_in_every_cell_is_said_once(page: Path, browser: Any) -> None:
     browser.get(page.as_uri())
-    browser.execute_script(OPEN)
-    heads = "return [...document.querySelectorAll('#cell-table thead th')].map((head) => head.innerText)"
-    said = browser.execute_script("return document.getElementById('constant').innerText")
+    open_sections(browser)
+    heads = "return [...document.querySelectorAll('#cell-table thead th')].map((head) => head.textContent)"
+    said = browser.execute_script("return document.getElementById('constant').textContent")
     assert said.startswith("The same in every compressed cell below: draws 1; ")
     assert "draws" not in browser.execute_script(heads)
     browser.execute_script("view.value = 'settings'; view.dispatchEvent(new Event('change'));")
@@ -254,7 +254,7 @@ def test_axe_finds_nothing_serious(page: Path, browser: Any, axe: str, theme: st
         browser.get(page.as_uri())
         dark = browser.execute_script("return matchMedia('(prefers-color-scheme: dark)').matches")
         assert dark == (theme == "dark")
-        browser.execute_script(OPEN)
+        open_sections(browser)
         browser.execute_script(axe)
         check = """const done = arguments[0], grave = ["serious", "critical"];
             axe.run().then(({ violations }) => done(violations.filter((one) => grave.includes(one.impact))
