@@ -260,7 +260,7 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
         ),
         "Ungraded": listed(metrics[metrics["ungraded"] > 0], lambda row: f"{row.ungraded} of {row.completions}"),
         "Without answers": tables.unanswered(found.run),
-        "Full caches that were cut off": tables.cut_off(found.run),
+        "Full caches that were cut off": tables.cut_off(found.run, found.margin),
         "Not finite": tables.not_finite(found.run),
         "No full-cache cell to compare with": list(alone["model_title"] + " | " + alone["benchmark_title"]),
         "Settings without a bar chart, there are too many": [one.title for one in found.settings[MAX_COMPARED:]],

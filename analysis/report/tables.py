@@ -12,6 +12,7 @@ from kvsweep import records
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, in_order, load_run
 from kvsweep.analysis.notation import MARKS, MISSING, STOPPED, UNFINISHED, UNPACKED, UNTOUCHED, WORSE
+from kvsweep.analysis.statistics.against_full import plan_of
 from kvsweep.analysis.statistics.fidelity import fidelity, replay_rows, timings
 from kvsweep.analysis.statistics.metrics import (
     SETTING,
@@ -21,7 +22,6 @@ from kvsweep.analysis.statistics.metrics import (
     model_title,
     size,
 )
-from kvsweep.analysis.statistics.noninferiority import MARGIN
 from kvsweep.analysis.statistics.sentences import Findings, best_setting
 from kvsweep.command_line import counted
 from kvsweep.escape import file_name
@@ -73,16 +73,22 @@ def unanswered(run: Run) -> list[str]:
     return sentences
 
 
-def cut_off(run: Run) -> list[str]:
-    """A sentence for each model and benchmark whose full cache was cut off in more than 5% of its texts (`MARGIN`)."""
+def cut_off(run: Run, margin: float | None = None) -> list[str]:
+    """A sentence for each model and benchmark whose full cache was cut off in more of its texts than the margin.
+
+    `margin` (a fraction) takes the place of the run's own.
+    """
     titles = ["model_title", "benchmark_title"]
     texts = run.completions.merge(run.cells.loc[run.cells["policy"] == "full", ["cell_id", *titles]], on="cell_id")
-    return [
-        f"{model} | {benchmark}: {cut} of {counted(len(ours), 'text')} of the full cache were cut off and count as "
-        "wrong, so that a setting may seem as good which is not. Raise decoding.max_new_tokens."
-        for (model, benchmark), ours in texts.groupby(titles, sort=False)
-        if (cut := int((ours["stop_reason"] == "length").sum())) > MARGIN * len(ours)
-    ]
+    sentences = []
+    for (model, benchmark), ours in texts.groupby(titles, sort=False):
+        cut = ours["stop_reason"] == "length"
+        if cut.mean() > plan_of(run.provenance.get(ours["cell_id"].iloc[0], {}), margin).margin:
+            sentences.append(
+                f"{model} | {benchmark}: {cut.sum()} of {counted(len(cut), 'text')} of the full cache were cut off and "
+                "count as wrong, so that a setting may seem as good which is not. Raise decoding.max_new_tokens."
+            )
+    return sentences
 
 
 def not_finite(run: Run) -> list[str]:

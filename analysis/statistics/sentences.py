@@ -315,7 +315,10 @@ MAX_COMPARED = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """A run with its numbers and verdicts; `pairs` are of the first `MAX_COMPARED` settings that policies share."""
+    """A run with its numbers and verdicts; `pairs` are of the first `MAX_COMPARED` settings that policies share.
+
+    `margin` (a fraction) is the one that was asked for in place of the run's own.
+    """
 
     run: Run
     metrics: pd.DataFrame
@@ -324,6 +327,7 @@ class Findings:
     settings: list[SharedSetting] = field(default_factory=list)
     policies: list[PanelVerdict] = field(default_factory=list)
     pairs: list[PolicyPairs] = field(default_factory=list)
+    margin: float | None = None
 
     @property
     def models(self) -> list[str]:
@@ -338,7 +342,14 @@ def analyse(run: Run, margin: float | None = None) -> Findings:
     policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting)]
     pairs = [one for setting in settings[:MAX_COMPARED] for one in policy_pairs(setting, graded)]
     return Findings(
-        run=run, metrics=metrics, verdicts=verdicts, grids=grids, settings=settings, policies=policies, pairs=pairs
+        run=run,
+        metrics=metrics,
+        verdicts=verdicts,
+        grids=grids,
+        settings=settings,
+        policies=policies,
+        pairs=pairs,
+        margin=margin,
     )
 
 

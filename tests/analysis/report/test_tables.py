@@ -57,10 +57,18 @@ def test_a_full_cache_that_is_cut_off_more_than_the_margin_is_told(tmp_path: Pat
                 file = folder / "completions.jsonl"
                 lines = [json.loads(line) | row for line, row in zip(file.read_text().splitlines(), rows, strict=True)]
                 file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    [said] = cut_off(load_run(tmp_path / "run"))
+    run = load_run(tmp_path / "run")
+    [said] = cut_off(run)
     assert said.startswith("Toy-Qwen | Chain: 3 of 20 texts of the full cache were cut off and count as wrong")
+    page = tmp_path / "run/report/report.html"
     main([str(tmp_path / "run")])
-    assert said in (tmp_path / "run/report/report.html").read_text()
+    assert said in page.read_text()
+    # The margin is the run's own, or the one asked for: 15% and 5% of the texts were cut off.
+    assert len(cut_off(run, 0.04)) == 2
+    main([str(tmp_path / "run"), "--margin=20"])
+    assert "of the full cache were cut off" not in page.read_text()
+    run.provenance.update({name: {"config": {"report": {"margin": 4}}} for name in run.cells["cell_id"]})
+    assert len(cut_off(run)) == 2
 
 
 @pytest.mark.parametrize(
