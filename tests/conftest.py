@@ -1,10 +1,10 @@
 """Fixtures of all tests: one thread, a tiny untrained model beside its predictor, and the command `kvsweep`."""
 
 import contextlib
-import copy
 import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -53,23 +53,30 @@ def parsed_once() -> Iterator[None]:
 
     It composes each configuration once and not twice: the first time tells it `hydra.mode`, which no test sets.
     """
-    from hydra._internal.core_plugins.file_config_source import FileConfigSource
     from hydra._internal.hydra import Hydra
+    from hydra._internal.sources_registry import SourcesRegistry
+    from hydra.core.plugins import Plugins
 
-    load, known = FileConfigSource.load_config, dict[Any, Any]()
+    Plugins.instance()  # fills the registry with classes of its own
+    of_files, of_packages = (SourcesRegistry.instance().types[scheme] for scheme in ("file", "pkg"))
+    known = dict[Any, bytes]()
 
-    def load_config(self: Any, config_path: str) -> Any:
+    def once(load: Callable[..., Any], stamp: Callable[..., Any]) -> Callable[..., Any]:
+        def load_config(self: Any, config_path: str) -> Any:
+            key = (self.provider, self.path, config_path, stamp(self, config_path))
+            if key not in known:
+                known[key] = pickle.dumps(load(self, config_path))
+            return pickle.loads(known[key])
+
+        return load_config
+
+    def stamp(self: Any, config_path: str) -> Any:
         path = Path(self.path, self._normalize_file_name(config_path))
-        if not path.is_file():
-            return load(self, config_path)
-        found = path.stat()
-        key = (self.provider, self.path, config_path, found.st_mtime_ns, found.st_size, found.st_ino)
-        if key not in known:
-            known[key] = load(self, config_path)
-        return copy.deepcopy(known[key])
+        return (found.st_mtime_ns, found.st_size, found.st_ino) if path.is_file() and (found := path.stat()) else None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FileConfigSource, "load_config", load_config)
+        patch.setattr(of_files, "load_config", once(of_files.load_config, stamp))
+        patch.setattr(of_packages, "load_config", once(of_packages.load_config, lambda *_: None))
         patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
         yield
 
