@@ -91,7 +91,7 @@ def each_has_one(name: str, configs: int, config: int, other: bool) -> bool:
 
 
 @EACH
-@pytest.mark.parametrize("tokens", [40, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tokens", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_many_tokens_are_those_of_the_models_own_code(name: str, tokens: int) -> None:
     check_exact(model_of(name), new=tokens, prompts=(5, 40, 9))
 

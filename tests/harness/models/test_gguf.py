@@ -137,14 +137,14 @@ def test_greedy_texts_are_generates(name: str) -> None:
     stock = AutoModelForCausalLM.from_pretrained(smollm2.config.checkpoint, dtype=torch.float32)
     if smollm2.config.adapter is not None:
         stock = add_adapter(stock, smollm2.config.adapter)
-    texts = [smollm2.prompt_ids(problem.question) for problem in problems("words", 20)]
+    texts = [smollm2.prompt_ids(problem.question) for problem in problems("words", 8)]
     requests = [
         Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=(Branch(cell_id="full", policy=FULL),))
         for i, ids in enumerate(texts)
     ]
-    completions, _ = run(smollm2, requests, max_new_tokens=48, slots=20, sampling=SamplingConfig(temperature=0.0))
+    completions, _ = run(smollm2, requests, max_new_tokens=32, slots=8, sampling=SamplingConfig(temperature=0.0))
     for i, ids in enumerate(texts):
-        out = stock.generate(torch.tensor([ids]), max_new_tokens=48, do_sample=False)[0, len(ids) :]
+        out = stock.generate(torch.tensor([ids]), max_new_tokens=32, do_sample=False)[0, len(ids) :]
         assert completions["full", str(i), 0].token_ids == out.tolist()
 
 
@@ -154,7 +154,7 @@ def reasons(request):
     return load_model(replace(config, dtype=request.param, threads=1))
 
 
-RULE = {"keep_ratio": 0.5, "local_window": 16, "budget": 48, "question": "on_top"}
+RULE = {"keep_ratio": 0.5, "local_window": 8, "budget": 20, "question": "on_top"}
 
 
 @EXTRA
@@ -170,23 +170,23 @@ def test_logits_have_the_same_bits_in_every_number_of_slots_in_chunks_and_after_
 
     monkeypatch.setattr(engine, "sample", recording)
     window = Branch(cell_id="window", policy=Window(name="window", **RULE))
-    texts = [reasons.prompt_ids(problem.question) for problem in problems("words", 4)]
+    texts = [reasons.prompt_ids(problem.question) for problem in problems("words", 3)]
 
     def logits_of(slots: int, branches: list[Branch], forced: list[tuple[int, ...]] | None = None):
         seen.clear()
         requests = [
             Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=tuple(branches), forced=known)
-            for i, (ids, known) in enumerate(zip(texts, forced or [()] * 4, strict=True))
+            for i, (ids, known) in enumerate(zip(texts, forced or [()] * len(texts), strict=True))
         ]
-        found, _ = run(reasons, requests, slots=slots, max_new_tokens=60, sampling=SamplingConfig(temperature=0.6))
+        found, _ = run(reasons, requests, slots=slots, max_new_tokens=28, sampling=SamplingConfig(temperature=0.6))
         return [found["window", str(i), 0] for i in range(len(texts))], dict(seen)
 
     alone, bits = logits_of(1, [window])
     assert any(completion.evictions for completion in alone)
     for slots in (7, 64):
         assert logits_of(slots, [window]) == (alone, bits)
-    # The first 30 tokens, before any eviction, are fed in chunks; then the rest is drawn as before.
-    known = [tuple(completion.token_ids[:30]) for completion in alone]
+    # The first 16 tokens, before any eviction, are fed in chunks; then the rest is drawn as before.
+    known = [tuple(completion.token_ids[:16]) for completion in alone]
     again, after = logits_of(7, [window], known)
     assert [completion.token_ids for completion in again] == [completion.token_ids for completion in alone]
     assert len(after) < len(bits)
@@ -201,7 +201,7 @@ def test_logits_have_the_same_bits_in_every_number_of_slots_in_chunks_and_after_
 def test_texts_do_not_depend_on_slots_nor_on_cells_beside_them(smollm2) -> None:
     rule = {"keep_ratio": 0.5, "local_window": 32, "budget": 64, "question": "free"}
     branches = [Branch(cell_id="full", policy=FULL), Branch(cell_id="window", policy=Window(name="window", **rule))]
-    texts = [smollm2.prompt_ids(problem.question) for problem in problems("records", 5)]
+    texts = [smollm2.prompt_ids(problem.question) for problem in problems("records", 3)]
     options = {"max_new_tokens": 16, "sampling": SamplingConfig(temperature=0.6, top_p=0.95), "seed": 3}
 
     def texts_of(chosen: list[Branch], slots: int) -> dict:
