@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 from kvsweep.errors import UserError
@@ -18,12 +19,13 @@ from kvsweep.row_files import rows_of_file
 _PROBLEM = ("problem_id", "doc_id", "id", "problem_idx", "question_id", "problem")
 _DRAW = ("draw", "epoch", "sample", "repeat")
 _CORRECT = ("correct", "is_correct", "right", "passed", "score", "reward", "exact_match", "acc")
-_GOLD = ("gold", "target", "expected_answer", "answer")
+_GOLD = ("gold", "target", "expected_answer")  # `answer` is the model's own in as many files
 _PROMPT = ("prompt", "prompt_hash", "input")
 _ENDING = ("stop_reason", "finish_reason")
 _TEXT = ("text", "completion", "response", "model_response", "output_text")
 _MEANINGS = {"id": _PROBLEM, "draw": _DRAW, "gold": _GOLD, "prompt": _PROMPT, "stop_reason": _ENDING, "text": _TEXT}
-_VALUES: dict[Any, float] = {"c": 1.0, "i": 0.0, "true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
+_VALUES = dict.fromkeys(("1", "1.0", "true", "c", "correct", "right", "yes", "pass", "passed"), 1.0)
+_VALUES |= dict.fromkeys(("0", "0.0", "false", "i", "incorrect", "wrong", "no", "fail", "failed"), 0.0)
 _CUT_OFF = ("length", "max_tokens", "model_length", "truncated")
 MOST_ROWS = 10_000_000
 Values = Mapping[str, Any]
@@ -31,11 +33,16 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One answer: `correct` is 1 right, 0 wrong, None without a grade; gold and prompt as in the file, or None."""
+    """One answer: `correct` is 1 right, 0 wrong, None without a grade; gold and prompt as in the file, or None.
+
+    `grade` names the score that `correct` is where a file names its scores; `text` tells equal texts of a file.
+    """
 
     problem: str
     draw: int
     correct: float | None
+    grade: str | None
+    text: int | None
     gold: Any
     prompt: Any
     truncated: bool
@@ -101,8 +108,8 @@ def read_texts(path: Path, asked: Asked = _ALL) -> Iterator[tuple[Answer, str | 
             raise UserError(f"{path} has more than {MOST_ROWS:,} rows: give a part of it.")
         for sample in filter(asked.takes, _samples(row.values)):
             known = asked.renamed(sample, row.where)
-            text = _first(known, _TEXT)
-            yield _answer(known, row.where, asked), text if isinstance(text, str) else None
+            text = text if isinstance(text := _first(known, _TEXT), str) else None
+            yield _answer(known, row.where, asked, text), text
 
 
 def _check(path: Path, answers: Sequence[Answer]) -> None:
@@ -110,7 +117,11 @@ def _check(path: Path, answers: Sequence[Answer]) -> None:
     (problem, draw), count = pairs.most_common(1)[0]
     if count > 1:
         twice = f"{path} has draw {draw} of problem {visible(problem)!r:.60} {count} times"
-        raise UserError(f"{twice}: give a column draw, or choose rows by --where KEY=VALUE.")
+        raise UserError(f"{twice}: name the draw's column, --column draw=NAME, or choose rows by --where KEY=VALUE.")
+    problems, draws = len({one.problem for one in answers}), len({one.draw for one in answers})
+    if problems * draws > MOST_ROWS:
+        many = f"{path} has {problems:,} problems and {draws:,} different draws"
+        raise UserError(f"{many}, as if each row had its own number: name the draw's column, --column draw=NAME.")
     spelled = Counter(" ".join(name.split()) for name in {one.problem for one in answers})
     name, count = spelled.most_common(1)[0]
     if count > 1:
@@ -159,20 +170,29 @@ def _first_object(value: Any) -> Values:
     return next((one for one in value if isinstance(one, dict)), {}) if isinstance(value, list) else {}
 
 
-def _answer(row: Values, place: str, asked: Asked) -> Answer:
+def _answer(row: Values, place: str, asked: Asked, text: str | None) -> Answer:
     problem, draw = _first(row, _PROBLEM), _first(row, _DRAW)
+    ids = {name: row[name] for name in _PROBLEM[:-1] if row.get(name) is not None}
+    if len(ids) > 1 and len({*map(str, ids.values())}) > 1 and "id" not in asked.columns:
+        raise UserError(f"{place} has the ids {visible(str(ids)):.200}: name the problem's, --column id=NAME.")
+    if isinstance(problem, float) and problem.is_integer():  # a column with a missing value, as pandas writes it
+        problem = int(problem)
     if isinstance(problem, bool) or not isinstance(problem, str | int) or problem == "":
-        raise UserError(f"{place} has no problem's id: name it {', '.join(_PROBLEM[:3])}.")
+        named = f"name it {', '.join(_PROBLEM[:3])}, or --column id=NAME"
+        raise UserError(f"{place} has no problem's id: {named}; it has {visible(', '.join(map(str, row))):.200}.")
     try:
-        number = int(draw if draw is not None else 0)
-        if not 0 <= number <= MOST or isinstance(draw, float | bool):
+        number = float(draw if draw is not None else 0)
+        if not 0 <= number <= MOST or not number.is_integer() or isinstance(draw, bool):
             raise ValueError
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"{place} has the draw {visible(str(draw)):.40}: write a whole number from 0.") from None
+    correct, grade = _grade(row, place, asked)
     return Answer(
         problem=str(problem),
-        draw=number,
-        correct=_grade(row, place, asked),
+        draw=int(number),
+        correct=correct,
+        grade=grade,
+        text=None if text is None else hash(text),
         gold=_first(row, _GOLD),
         prompt=_first(row, _PROMPT),
         truncated=_first(row, _ENDING) in _CUT_OFF,
@@ -180,32 +200,44 @@ def _answer(row: Values, place: str, asked: Asked) -> Answer:
 
 
 def _first(row: Values, names: Sequence[str]) -> Any:
-    return next((row[name] for name in names if row.get(name) is not None), None)
+    # A missing number is NaN, which is not itself, as pandas writes it.
+    return next((row[name] for name in names if row.get(name) is not None and row[name] == row[name]), None)
 
 
-def _grade(row: Values, place: str, asked: Asked) -> float | None:
-    """Right or wrong, by the column that is asked for, the one score of a sample, or a column of a usual name."""
-    scores = row.get("scores")
+def _grade(row: Values, place: str, asked: Asked) -> tuple[float | None, str | None]:
+    """Right or wrong, by the column that is asked for, the one score of a sample, or a column of a usual name.
+
+    The name of a score, and of the filter before it, is given too.
+    """
+    usual = {name: row[name] for name in _CORRECT if name in row}
+    scores, metrics = row.get("scores"), row.get("metrics")
     if isinstance(scores, dict):  # inspect_ai's
-        grades = {name: one.get("value") if isinstance(one, dict) else one for name, one in scores.items()}
-    elif isinstance(metrics := row.get("metrics"), list):  # lm-evaluation-harness's
-        grades = {name: row.get(name) for name in metrics if isinstance(name, str)}
-    else:
-        grades = next(({name: row[name]} for name in _CORRECT if name in row), {})
+        named = {name: one.get("value") if isinstance(one, dict) else one for name, one in scores.items()}
+    else:  # lm-evaluation-harness's
+        names = metrics if isinstance(metrics, list) else ()
+        named = {name: row.get(name) for name in names if isinstance(name, str)}
+    grades = named or dict([*usual.items()][:1])
     if (name := asked.correct) is not None:
-        grades = {name: grades.get(name, row.get(name))} if name in grades or name in row else {}
+        grades = {name: named.get(name, row.get(name))} if name in named or name in row else {}
+    elif len(usual) + len(named) > 1 and len({_value(one) for one in (grades | usual).values()}) > 1:
+        grades |= usual
     if len(grades) != 1:
-        if asked.correct is None and not asked.graded:
-            return None
-        named = f"has the grades {', '.join(map(visible, grades))}" if grades else "has no grade"
-        raise UserError(f"{place} {named}: name one with --correct NAME (1 right, 0 wrong), or give --grades ours.")
+        if row.get("error") or (asked.correct is None and not asked.graded):
+            return None, None
+        found = f"has the grades {', '.join(map(visible, grades))}" if grades else "has no grade"
+        raise UserError(f"{place} {found}: name one with --correct NAME (1 right, 0 wrong), or give --grades ours.")
     [(name, value)] = grades.items()
-    if value is None or value == "":
-        return None
-    if isinstance(value, bool | int | float) and value in (0, 1):
-        return float(value)
-    grade = _VALUES.get(str(value).strip().lower())
-    if grade is None and asked.graded:
-        neither = f"{place} has {name}={visible(str(value)):.40}, which is neither right nor wrong"
-        raise UserError(f"{neither}: write 1 or 0, or give --grades ours.")
-    return grade
+    grade, chosen = _value(value), row.get("filter") if row.get("filter") != "none" else None
+    if isinstance(grade, str):
+        if asked.graded:
+            neither = f"{place} has {name}={visible(grade):.40}, which is neither right nor wrong"
+            raise UserError(f"{neither}: write 1 or 0, or give --grades ours.")
+        grade = None
+    return grade, intern(" ".join(map(str, filter(None, (name, chosen))))) if name in named else None
+
+
+def _value(value: Any) -> float | str | None:
+    """A grade as 1, 0 or None; another text where it is none of them."""
+    if isinstance(value, bool | int | float):
+        return float(value) if value in (0, 1) else str(value)
+    return None if value is None or value == "" else _VALUES.get(str(value).strip().lower(), str(value))

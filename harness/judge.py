@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.judge import in_words, notes, verdicts
+from kvsweep.analysis.judge import Outputs, in_words, notes, verdicts, without_copies
 from kvsweep.analysis.outputs import Answer, Asked, read_outputs, read_texts
 from kvsweep.analysis.report.judged import judged_page, shown_pairs
 from kvsweep.command_line import FAILED, UNCLEAR, counted
@@ -42,19 +42,26 @@ def judge(
     """Print a verdict on each file of outputs beside the baseline's; the exit status of the worst verdict."""
     if gold is not None and grades != "ours":
         raise UserError(f"--gold {gold} is read by --grades ours alone: give both.")
+    written = [path.resolve() for path in (markdown, html) if path is not None]
+    if len({*written} - {path.resolve() for path in (*files, gold or files[0])}) < len(written):
+        raise UserError("--markdown and --html each write a file: name one that is none of the others.")
     paths = _named(files, names)
     baseline = next(iter(paths)) if full is None else full
     if unknown := sorted({baseline, *sizes} - set(paths)):
         raise UserError(f"{unknown[0]} names none of the files: choose from {', '.join(paths)}.")
     asked = Asked(correct=correct, where=where, columns=columns, graded=grades == "theirs")
-    outputs, told = {name: read_outputs(path, asked) for name, path in paths.items()}, list[str]()
+    outputs: Outputs = {name: read_outputs(path, asked) for name, path in paths.items()}
+    told = list[str]()
     texts = partial(read_texts, asked=asked)
     if grades == "ours":
         golds = {} if gold is None else _golds(gold)
         with Grader() as grader:
             ours = {name: list(_graded(grader, texts(path), path, golds, kind)) for name, path in paths.items()}
         told, outputs = [note for name in paths for note in _disagreements(name, outputs[name], ours[name])], ours
-    told = [*notes(outputs, baseline, margin / 100), *told]
+    single = {name: without_copies(answers) for name, answers in outputs.items()}
+    same = "has the same text in all draws of a problem, as greedy decoding writes it: one draw counts."
+    told += [f"{name} {same}" for name in outputs if len(single[name]) < len(outputs[name])]
+    outputs, told = single, [*notes(single, baseline, margin / 100), *told]
     for note in told:
         print(f"note: {note}")
     table = verdicts(outputs, baseline, margin=margin / 100, sizes=sizes)
@@ -101,7 +108,7 @@ def _graded(
     while batch := list(islice(answers, _BATCH)):
         jobs = [_job(one, text, path, golds, kind) for one, text in batch]
         for (one, _), verdict in zip(batch, grader.judge(jobs), strict=True):
-            yield replace(one, correct=float(verdict.outcome == "correct"))
+            yield replace(one, correct=float(verdict.outcome == "correct"), grade=None)
 
 
 def _job(one: Answer, text: str | None, path: Path, golds: Mapping[str, Any], kind: AnswerKind) -> Job:

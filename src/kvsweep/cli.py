@@ -3,6 +3,7 @@
 Each command imports its code when it runs, so that `--help` and Tab need neither torch nor pandas.
 """
 
+import math
 import os
 import re
 import sys
@@ -134,8 +135,24 @@ class _Place(click.Path):
         return Path(at_home(str(value)))
 
 
-_PLACE = _Place()
-_POINTS = click.FloatRange(0, 100, min_open=True, max_open=True)
+class _File(_Place):
+    """A file to write, in a folder that is there."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = super().convert(value, param, ctx)
+        if path.is_dir() or not path.parent.is_dir():
+            self.fail(f"{path} is a folder, or would lie in none: name a file in a folder that is there.", param, ctx)
+        return path
+
+
+class _Number(click.FloatRange):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = super().convert(value, param, ctx)
+        return found if math.isfinite(found) else self.fail(f"{value} is no finite number.", param, ctx)
+
+
+_PLACE, _FILE = _Place(), _File()
+_POINTS = _Number(0, 100, min_open=True, max_open=True)
 _directory = click.argument("directory", metavar=_DIR, type=_PLACE)
 _overrides = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 _above_0 = click.IntRange(min=1)
@@ -150,7 +167,7 @@ _above_0 = click.IntRange(min=1)
 @option("--scale", type=click.Choice(["own", "shared", "diff_from_full"]), default="own", help="Heatmaps' colours.")
 @option("--interval", is_flag=True, help="Write the 95% interval under each value of the heatmaps.")
 @option("--columns", metavar="N", type=_above_0, help="Heatmaps in a row; by default as many as fit.")
-@option("--width", metavar="INCHES", type=click.FloatRange(3, 60), default=3.3, help="Width of the figures.")
+@option("--width", metavar="INCHES", type=_Number(3, 60), default=3.3, help="Width of the figures.")
 @option("--map", metavar="NAME", help="A colour map of matplotlib; by default YlGnBu, safe for colour-blind readers.")
 @option(
     "--margin",
@@ -161,7 +178,7 @@ _above_0 = click.IntRange(min=1)
 @option(
     "--watch",
     metavar="SECONDS",
-    type=click.FloatRange(1, 86_400),
+    type=_Number(1, 86_400),
     is_flag=False,
     flag_value=30.0,
     help="While the sweep runs, make the page again every so many seconds (30) if rows have come.",
@@ -181,7 +198,7 @@ def report(**options: Any) -> None:
 @_directory
 @option("--cells", is_flag=True, help="One line per cell, with its id.")
 @option("--watch", is_flag=True, help="Keep showing it until nothing runs or waits.")
-@option("--interval", metavar="SECONDS", type=click.FloatRange(0.1), default=2.0, help="Time between two looks.")
+@option("--interval", metavar="SECONDS", type=_Number(0.1), default=2.0, help="Time between two looks.")
 @option("--json", "as_json", is_flag=True, help="Everything, for programs.")
 def status(**options: Any) -> None:
     """How far the sweep in DIR has come. The exit status is 1 if a task failed or stopped."""
@@ -193,7 +210,7 @@ def status(**options: Any) -> None:
 @program.command()
 @_directory
 @option("--workers", metavar="N", type=_above_0, default=2, help="Grading processes.")
-@option("--timeout", metavar="SECONDS", type=click.FloatRange(0, min_open=True), default=5.0, help="A row's time.")
+@option("--timeout", metavar="SECONDS", type=_Number(0, min_open=True), default=5.0, help="A row's time.")
 @option("--all", "regrade", is_flag=True, help="Grade again the rows that have a grade.")
 @option("--lenient", is_flag=True, help="Grade truncated texts and last numbers too, into a file no report reads.")
 @option("--why", metavar="PROBLEM", help="Grade nothing; show what decided each completion of this problem.")
@@ -210,7 +227,7 @@ def grade(**options: Any) -> None:
 @program.command()
 @click.argument("first", metavar="A", type=_PLACE)
 @click.argument("second", metavar="B", type=_PLACE)
-@option("--csv", metavar="FILE", type=_PLACE, help="Write a row per cell, all of them, as CSV.")
+@option("--csv", metavar="FILE", type=_FILE, help="Write a row per cell, all of them, as CSV.")
 def compare(**options: Any) -> None:
     """Two runs compared cell by cell, B minus A."""
     from kvsweep.analysis.compare import compare_runs
@@ -230,8 +247,8 @@ def compare(**options: Any) -> None:
 @option("--grades", type=click.Choice(["theirs", "ours"]), default="theirs", help="ours: kvsweep grades the texts.")
 @option("--gold", metavar="FILE", type=_PLACE, help="ours: rows of id and gold; by default the golds of the outputs.")
 @option("--kind", type=click.Choice(["expression", "integer", "letter"]), default="expression", help="ours: of golds.")
-@option("--markdown", metavar="FILE", type=_PLACE, help="Write the table for a pull request.")
-@option("--html", metavar="FILE", type=_PLACE, help="Write a page with both texts of each answer side by side.")
+@option("--markdown", metavar="FILE", type=_FILE, help="Write the table for a pull request.")
+@option("--html", metavar="FILE", type=_FILE, help="Write a page with both texts of each answer side by side.")
 def judge(**options: Any) -> None:
     """Whether outputs of one engine or setting are worse than another's.
 

@@ -40,7 +40,9 @@ def rows_of_file(path: Path, *, key: str | None = None) -> Iterator[Row]:
             yield from _parquet_rows(path)
         elif key is not None and first.startswith((b"PK\3\4", b"PK\5\6")):
             yield from _zip_rows(path, key)
-        elif first.startswith((b"{", b"[")) and not _is_object(first):
+        elif first.startswith(b"\x1f\x8b"):
+            raise UserError(f"{path} is packed by gzip; unpack it.")
+        elif first.startswith((b"{", b"[")) and not _is_row(first, key):
             yield from _json_rows(path, key)
         elif first.startswith(b"{"):
             with path.open(encoding="utf-8-sig", newline="\n") as text:
@@ -57,11 +59,13 @@ def rows_of_file(path: Path, *, key: str | None = None) -> Iterator[Row]:
         raise UserError(f"{path} cannot be read ({reason}); check the file and its rights.") from None
 
 
-def _is_object(line: bytes) -> bool:
+def _is_row(line: bytes, key: str | None) -> bool:
+    """Whether a line is an object by itself, but not one that has all rows under the key."""
     try:
-        return isinstance(json.loads(line), dict)
+        found = json.loads(line)
     except (ValueError, RecursionError):
         return False
+    return isinstance(found, dict) and not (key is not None and isinstance(found.get(key), list))
 
 
 def _json_row(text: str | bytes, where: str) -> Row:

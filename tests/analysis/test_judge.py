@@ -11,6 +11,7 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,9 @@ def test_the_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="--where KEY=VALUE"):
         read_outputs(both)
-    assert read_outputs(both, Asked(where={"filter": "strict"})) == answers
+    chosen = read_outputs(both, Asked(where={"filter": "strict"}))
+    assert [replace(one, grade="exact_match") for one in chosen] == answers
+    assert {one.grade for one in chosen} == {"exact_match strict"}
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "bom", "crlf"])
@@ -335,8 +338,118 @@ def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(
     code, out, _ = judge(write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other))
     expected = {"more draws": 0, "more problems": 0, "worse": 1}.get(way, 4)
     assert code == expected
-    said = "note: other is not called safe: what has no grade may be what it loses against full." in out
+    said = "note: other is not called safe: what has no grade may be what it loses against full, as draw 0 of" in out
     assert said == (way not in ("more draws", "more problems"))
+
+
+Side = Callable[[int, int], dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("full", "other", "code", "said"),
+    [
+        # Two other draws of each problem lack: an engine that fails where it would be wrong.
+        (lambda p, d: {}, lambda p, d: {"left out": (p + d) % 4 == 0}, 4, "other is not called safe"),
+        (lambda p, d: {}, lambda p, d: {"left out": d > 5}, 0, "other  safe"),
+        (lambda p, d: {"text": f"{p}"}, lambda p, d: {"text": f"{p}!"}, 4, "other has the same text in all draws"),
+        (lambda p, d: {"text": f"{p} {d}"}, lambda p, d: {"text": f"{p}!"}, 4, "other has the same text in all draws"),
+        (lambda p, d: {"text": f"{p} {d}"}, lambda p, d: {"text": f"{p} {d}!"}, 0, "other  safe"),
+        # A score that every answer has, beside the grade.
+        (lambda p, d: {"scores": {"form": 1}}, lambda p, d: {"scores": {"form": 1}, "correct": 0}, 2, "form, correct"),
+        (lambda p, d: {"score": 1}, lambda p, d: {"score": 1, "correct": p % 2}, 2, "the grades correct, score: name"),
+        (lambda p, d: {}, lambda p, d: {"correct": None, "score": 1}, 2, "the grades correct, score: name"),
+        (
+            lambda p, d: {"metrics": ["em"], "em": 1, "filter": "strict"},
+            lambda p, d: {"metrics": ["em"], "em": 1, "filter": "flexible"},
+            2,
+            "full and other have two grades for problem 'p0', 'em strict' and 'em flexible'",
+        ),
+        (lambda p, d: {"scores": {"a": 1}}, lambda p, d: {"scores": {"b": 1}}, 2, "full and other have two grades"),
+        # A row's own number beside the problem.
+        (
+            lambda p, d: {"problem_id": p},
+            lambda p, d: {"problem_id": p},
+            2,
+            "has the ids {'problem_id': 0, 'id': 'p0'}",
+        ),
+        # The model's own answer is no gold.
+        (lambda p, d: {"gold": None, "answer": d}, lambda p, d: {"gold": None, "answer": d + 1}, 0, "other  safe"),
+        # What makes no difference.
+        (lambda p, d: {"gold": 7}, lambda p, d: {"gold": [" 7"]}, 0, "other  safe"),
+        (lambda p, d: {"gold": math.nan}, lambda p, d: {"gold": math.nan}, 0, "other  safe"),
+        (lambda p, d: {"draw": float(d)}, lambda p, d: {"draw": f"{d}.0"}, 0, "other  safe"),
+        (lambda p, d: {"id": p}, lambda p, d: {"id": float(p)}, 0, "other  safe"),
+        (lambda p, d: {"correct": "yes"}, lambda p, d: {"correct": "C"}, 0, "other  safe"),
+        (
+            lambda p, d: {"prompt": [{"id": f"{p}{d}", "content": "Add"}]},
+            lambda p, d: {"prompt": [{"id": f"{d}{p}", "content": "Add"}]},
+            0,
+            "other  safe",
+        ),
+    ],
+)
+def test_rows_that_could_be_misread(
+    full: Side, other: Side, code: int, said: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """All answers have a grade of 1 where nothing else is said, and there are too few problems for one draw."""
+    pairs = [(p, d) for p in range(40) for d in range(8)]
+    files = []
+    for name, more in (("full", full), ("other", other)):
+        items = [{"id": f"p{p}", "draw": d, "correct": 1, "gold": "7"} | more(p, d) for p, d in pairs]
+        files.append(write(tmp_path / f"{name}.jsonl", [item for item in items if not item.pop("left out", False)]))
+    ended, out, err = judge(*files)
+    assert (ended, said in out + err) == (code, True), out + err
+
+
+def test_what_is_lost_is_counted_where_points_are(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    full, other = rows(30, 8), rows(30, 8)
+    other = [row | {"correct": row["draw"] == 0 or row["id"] > "p2"} for row in other if row["id"] != "p0"] + other[:1]
+    code, out, _ = judge(write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other))
+    [line] = [line.split() for line in out.splitlines() if line.startswith("  other")]
+    assert (code, line[2], line[-5:-1]) == (4, "+0.0", ["0", "0", "30", "1"])
+    assert "against full, as draw 1 of problem 'p0'." in out
+
+
+def test_a_sample_that_ended_in_an_error_has_no_grade(tmp_path: Path) -> None:
+    items = [{"id": "a", "error": "timeout"}, {"id": "b", "scores": {}, "error": {"message": "x"}}]
+    assert [one.correct for one in read_outputs(write(tmp_path / "a.jsonl", items))] == [None, None]
+    asked = Asked(correct="match")
+    assert [one.correct for one in read_outputs(tmp_path / "a.jsonl", asked)] == [None, None]
+
+
+def test_draws_that_number_the_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsweep.analysis.outputs.MOST_ROWS", 1000)
+    items = [{"id": f"p{n % 10}", "sample": n, "correct": 1} for n in range(200)]
+    with pytest.raises(UserError, match=r"10 problems and 200 different draws.*--column draw=NAME"):
+        read_outputs(write(tmp_path / "a.jsonl", items))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--markdown", "full.jsonl"], "name one that is none of the others"),
+        (["--html", "other.jsonl"], "name one that is none of the others"),
+        (["--html", "a", "--markdown", "a"], "name one that is none of the others"),
+        (["--html", "none/a.html"], "none/a.html is a folder, or would lie in none: name a file in a folder"),
+        (["--markdown", "."], "is a folder, or would lie in none"),
+        (["--margin", "nan"], "nan is no finite number"),
+    ],
+)
+def test_a_target_is_refused_before_the_files_are_read(
+    words: list[str],
+    said: str,
+    judge: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = [write(tmp_path / f"{name}.jsonl", rows(30, 8)) for name in ("full", "other")]
+    before = [file.read_bytes() for file in files]
+    code, out, err = judge(*files, *words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert [file.read_bytes() for file in files] == before
+    assert not (tmp_path / "a").exists()
 
 
 def test_what_does_not_pair_is_named(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
@@ -344,7 +457,7 @@ def test_what_does_not_pair_is_named(judge: Callable[..., tuple[int, str, str]],
     other = rows(31, 8, stop_reason="length")
     other[0]["correct"] = None
     _, out, _ = judge(full, write(tmp_path / "other.jsonl", other))
-    assert "note: 1 problem of full or other alone are left out: p30." in out
+    assert "note: 1 problem of full or other alone are left out: 'p30'." in out
     assert "note: other: 248 answers of 248 were cut off at their longest." in out
     assert "note: other: 1 answer of 248 have no grade and are left out." in out
 
@@ -376,6 +489,8 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "JSON of something": (b'{\n "a": 1}', "holds no list of rows"),
     "JSON that ends": (b'{\n "samples": [', "is not JSON that can be read"),
     "deep": (b"[" * 100_000, "is not JSON that can be read"),
+    "gzip": (b"\x1f\x8b\x08\x00", "is packed by gzip; unpack it"),
+    "other columns": (b"a;b;c\n1;2;3\n", "name it problem_id, doc_id, id, or --column id=NAME; it has a;b;c."),
     "not UTF-8": (b"id,correct\n\xff\xfe,1\n", "is not UTF-8 text"),
     "HTML": (b"<html><body>504</body></html>\n<p>\n", "has no problem's id"),
     "a quote that never ends": (b'id,correct\n"a,1\n', ":2 is not a CSV row"),
@@ -407,6 +522,11 @@ def test_a_long_text_in_a_csv_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(f'id,text,correct\na,"{"word, " * 50_000}",1\n')
     [answer] = read_outputs(tmp_path / "rows.csv")
     assert (answer.problem, answer.correct) == ("a", 1)
+
+
+def test_a_list_of_samples_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text(json.dumps({"samples": [{"id": "a", "correct": 1}]}))
+    assert [one.problem for one in read_outputs(tmp_path / "log.json")] == ["a"]
 
 
 def test_an_empty_line_before_the_first_row_is_skipped(tmp_path: Path) -> None:
@@ -457,8 +577,8 @@ def test_a_zip_that_is_a_bomb_or_no_log(tmp_path: Path) -> None:
         (["FULL", "OTHER", "--bytes", "other"], "other is no NAME=VALUE"),
         (["FULL", "OTHER", "--where", "draw=9"], "no row of a graded output with that --where"),
         (["FULL", "OTHER", "--correct", "nothing"], "has no grade: name one with --correct"),
-        (["FULL", "GOLD"], "full and gold have another gold for problem 'p0'"),
-        (["FULL", "PROMPT", "PROMPT2"], "full and prompt have another prompt for problem 'p0'"),
+        (["FULL", "GOLD"], "full and gold have two golds for problem 'p0', '7' and '8': give outputs of the same"),
+        (["FULL", "PROMPT", "PROMPT2"], "full and prompt have two prompts for problem 'p0', 'a' and 'b'"),
         (["FULL", "APART"], "full and apart share no graded pair of problem and draw"),
         (["FULL", "missing.jsonl"], "missing.jsonl cannot be read (No such file or directory)"),
         (["FULL", "PIPE"], "is no plain file"),
