@@ -147,12 +147,12 @@ def in_words(table: pd.DataFrame, baseline: str, margin: float) -> str:
         f"again. A setting that truly loses {points} is called safe at most once in 40."
     ]
     if (table["draws to decide"] != "").any():
-        lines.append("Unclear: too few answers. `draws to decide` are the draws per problem that would show it (90%).")
+        lines.append('Unclear: too few answers. "Draws to decide" are the draws per problem that would show it (90%).')
     if (table["label"] == notation.MAY_BE_SAFE).any():
         lines.append("May be safe: safe by itself, but of so many settings one may be so by luck; add draws or files.")
     if (table["label"] == "worse").any():
         lines.append(f"Worse: surely loses; whether {points} or less is open.")
     if (table["label"] == "small loss").any():
         lines.append(f"Small loss: surely loses, and less than {points}.")
-    lines.append("Greedy answers have no new draws: for them, and for other problems, read `problems like these`.")
+    lines.append('Greedy answers have no new draws: for them, and for other problems, read "problems like these".')
     return "\n".join(lines)
