@@ -39,7 +39,9 @@ def test_the_tests_that_were_compared() -> None:
         found = [null["called_safe"].max(), null["called_safe"].mean()]
         found += list(lossless.groupby("draws")["called_safe"].mean())
         assert [float(number) for number in numbers] == pytest.approx([100 * share for share in found], abs=0.06)
-    assert table.loc[table["rule"].str.contains("ours") & (table["loss_points"] == 5), "called_safe"].max() < 0.03
+    worst = table.loc[table["rule"].str.contains("ours") & (table["loss_points"] == 5), "called_safe"].max()
+    assert worst < 0.03
+    assert f"({worst:.1%} in the worst cell simulated below)" in page
 
 
 VERDICTS = ["pass_percent", "fail_percent", "inconclusive_percent"]
