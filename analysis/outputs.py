@@ -207,7 +207,7 @@ def _first(row: Values, names: Sequence[str]) -> Any:
 def _grade(row: Values, place: str, asked: Asked) -> tuple[float | None, str | None]:
     """Right or wrong, by the column that is asked for, the one score of a sample, or a column of a usual name.
 
-    The name of a score, and of the filter before it, is given too.
+    The score's name and its filter, as far as the row has them, are given too.
     """
     usual = {name: row[name] for name in _CORRECT if name in row}
     scores, metrics = row.get("scores"), row.get("metrics")
@@ -227,13 +227,14 @@ def _grade(row: Values, place: str, asked: Asked) -> tuple[float | None, str | N
         found = f"has the grades {', '.join(map(visible, grades))}" if grades else "has no grade"
         raise UserError(f"{place} {found}: name one with --correct NAME (1 right, 0 wrong), or give --grades ours.")
     [(name, value)] = grades.items()
-    grade, chosen = _value(value), row.get("filter") if row.get("filter") != "none" else None
+    grade = _value(value)
     if isinstance(grade, str):
         if asked.graded:
             neither = f"{place} has {name}={visible(grade):.40}, which is neither right nor wrong"
             raise UserError(f"{neither}: write 1 or 0, or give --grades ours.")
         grade = None
-    return grade, intern(" ".join(map(str, filter(None, (name, chosen))))) if name in named else None
+    parts = name if name in named else None, row.get("filter") if row.get("filter") != "none" else None
+    return grade, intern(" ".join(str(part) for part in parts if part)) or None
 
 
 def _value(value: Any) -> float | str | None:

@@ -364,6 +364,8 @@ Side = Callable[[int, int], dict[str, Any]]
             2,
             "full and other have two grades for problem 'p0', 'em strict' and 'em flexible'",
         ),
+        (lambda p, d: {"filter": "strict"}, lambda p, d: {"filter": "loose"}, 2, "'strict' and 'loose': give outputs"),
+        (lambda p, d: {"filter": "none"}, lambda p, d: {}, 0, "other  safe"),
         (lambda p, d: {"scores": {"a": 1}}, lambda p, d: {"scores": {"b": 1}}, 2, "full and other have two grades"),
         # A row's own number beside the problem.
         (
