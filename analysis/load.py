@@ -125,6 +125,10 @@ def load_run(directory: Path | str) -> Run:
     cells = _cell_table(read)
     cells["completions"] = cells["cell_id"].map(completions["cell_id"].value_counts()).to_numpy()
     notices += _same_settings(read)
+    for cell in filter(_has_copies, read):
+        cell.provenance["copies"] = True
+        same = "most problems have the same text in all draws, though the server was asked to sample"
+        notices.append(f"Cell {cell.folder.name}: {same}; each problem counts once, as greedy texts do.")
     return Run(
         directory=directory,
         cells=in_order(cells),
@@ -364,6 +368,18 @@ def _same_settings(cells: list[_Cell]) -> list[str]:
     same = pd.Series([cell.folder.name for cell in cells]).groupby(hashes, sort=False)
     said = "have the same settings; the pictures show the first of them."
     return [f"Cells {', '.join(ids)} {said}" for _, ids in same if len(ids) > 1]
+
+
+def _has_copies(cell: _Cell) -> bool:
+    """Whether a server ignores seed or temperature: its further draws then say nothing about chance."""
+    decoding = (cell.provenance.get("config") or {}).get("decoding") or {}
+    if cell.settings["policy"].get("kind") != "declared" or decoding.get("temperature") == 0:
+        return False
+    texts: dict[str, list[str]] = {}
+    for (problem, _), row in load_texts(cell.folder).items():
+        texts.setdefault(problem, []).append(row.text)
+    several = [found for found in texts.values() if len(found) > 1]
+    return 2 * sum(len({*found}) == 1 for found in several) > len(several)
 
 
 def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:

@@ -23,7 +23,8 @@ Record = Mapping[str, Any]
 class Plan(NamedTuple):
     """What decides about a cell beside the scores: the rounds and the grid of a sequential sweep, margin, population.
 
-    Greedy decoding gives every new draw the same answer, so its problems are the sample.
+    Greedy decoding gives every new draw the same answer, so its problems are the sample. So does a server that ignores
+    the seed, whose record says that it has `copies` (analysis/load.py).
     """
 
     rounds: tuple[int, ...]
@@ -38,7 +39,7 @@ def plan_of(record: Record, margin: float | None = None) -> Plan:
     rounds = tuple(record.get("rounds") or ())
     points = (config.get("report") or {}).get("margin", 100 * noninferiority.MARGIN)
     grid = str(config.get("grid")) if rounds else ""
-    is_greedy = (config.get("decoding") or {}).get("temperature") == 0
+    is_greedy = (config.get("decoding") or {}).get("temperature") == 0 or record.get("copies") is True
     population: Population = "like_these" if is_greedy and not rounds else "these"
     margin = points / 100 if margin is None else margin
     return Plan(rounds=rounds, margin=margin, grid=grid, population=population)
@@ -106,7 +107,10 @@ def _chains(cells: pd.DataFrame) -> list[list[str]]:
 def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int, finished: bool) -> list[Any]:
     looks = max(1, len(plan.rounds))
     level = noninferiority.LEVEL / looks
-    seen = cell[:, : decision.draws], full[:, : decision.draws]
+    draws = decision.draws
+    # A decision of a round rests on the first draws; any other on what there is, wherever it lies.
+    by_round = plan.rounds and all(noninferiority.complete(one, draws) for one in (cell, full))
+    seen = (cell[:, :draws], full[:, :draws]) if by_round else (cell, full)
     elsewhere = noninferiority.decide(*seen, margin=plan.margin, level=level, population="like_these")
     planners = noninferiority.draws_to_hold, noninferiority.problems_to_hold
     losable = noninferiority.can_lose(seen[1], plan.margin)

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -39,6 +39,7 @@ class _Message(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     finish_reason: str | None
+    error: Any = None
     message: _Message | None = None
     text: str | None = None
 
@@ -52,6 +53,8 @@ class _Usage(msgspec.Struct):
 class _Answer(msgspec.Struct):
     choices: list[_Choice]
     usage: _Usage
+    model: str | None = None
+    error: Any = None
 
 
 def ask(work: OpenCells) -> None:
@@ -111,6 +114,7 @@ class _Asker:
     client: openai.AsyncOpenAI
     prompts: dict[str, str]
     free: asyncio.Semaphore
+    models: set[str | None] = field(default_factory=set)  # that the server says it is
 
     async def check(self, pairs: list[Pair]) -> None:
         """Ask for each of the pairs twice, and print how many texts came back the same."""
@@ -157,6 +161,7 @@ class _Asker:
             answer = msgspec.json.decode(data, type=_Answer)
             [choice] = answer.choices
             text = self._text(choice)
+            self._check(answer, text)
         except ValueError as error:
             raise self._error(f"sends what is no completion ({error}): {said}") from None
         ending = _ENDINGS.get(choice.finish_reason)
@@ -179,11 +184,26 @@ class _Asker:
             seconds=seconds,
         )
 
+    def _check(self, answer: _Answer, text: str) -> None:
+        """Refuse a text that is not the asked model's whole answer, and counts that cannot be those of the text."""
+        if fault := answer.error or answer.choices[0].error:
+            raise ValueError(f"it has the error {fault}")
+        self.models.add(answer.model)
+        if len(self.models) > 1:
+            raise ValueError(f"texts are of the models {', '.join(sorted(map(str, self.models)))}")
+        count, most = answer.usage.completion_tokens, self.job.decoding.max_new_tokens
+        thinking = (answer.usage.completion_tokens_details or {}).get("reasoning_tokens") or 0
+        if count < max(thinking, bool(text)) or ("max_tokens" not in self.server.extra and count > most):
+            raise ValueError(f"it counts {count} tokens, {thinking} of thinking, where 1 to {most} are possible")
+
     def _text(self, choice: _Choice) -> str:
         """The text with its thinking between the model's tags, which a server may have split off."""
         message = choice.message or _Message(content=choice.text)
-        thinking, tags = message.reasoning_content or message.reasoning, self.job.model.tags
-        if thinking is None:
+        thinking, tags = message.reasoning_content, self.job.model.tags
+        thinking = message.reasoning if thinking is None else thinking
+        # An empty text of thinking was split off too, but by servers that split nothing it says nothing.
+        unsplit = thinking == "" and (tags.end is None or tags.end in (message.content or ""))
+        if thinking is None or unsplit:
             if message.content is None:
                 raise ValueError("it has no text")
             return message.content

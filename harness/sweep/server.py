@@ -18,6 +18,11 @@ from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import build, build_target, plain
 
+# Fields of a request that say what a cell is, with the keys that set them.
+_DECLARED = {"max_tokens": "decoding.max_new_tokens", "seed": "seed", "n": "draws", "model": "engine.model"}
+_DECLARED |= {name: f"decoding.{name}" for name in ("temperature", "top_p", "top_k")}
+_DECLARED |= dict.fromkeys(("messages", "prompt"), "benchmark")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Server(FullCache):
@@ -46,6 +51,8 @@ class Server(FullCache):
         if self.key_env is not None and not os.environ.get(self.key_env):
             # Nor is this value: who mistakes the setting gives the key.
             raise UserError("engine.key_env names no environment variable that is set: set it, and give its name.")
+        for name in (name for name, value in self.extra.items() if name in _DECLARED and value is not None):
+            raise UserError(f"engine.extra={{{name}: ...}} changes what the cell declares: set {_DECLARED[name]}.")
 
     @property
     def key(self) -> str | None:

@@ -12,6 +12,7 @@ from scipy import stats
 from kvsweep.analysis.figures.cost import cost_figure, flops
 from kvsweep.analysis.figures.tradeoffs import tradeoff
 from kvsweep.analysis.load import load_run
+from kvsweep.analysis.statistics.against_full import decide_cells
 from kvsweep.analysis.statistics.metrics import (
     by_eviction,
     by_policy,
@@ -344,3 +345,17 @@ def test_lorenz_curves_of_different_lengths_are_averaged_at_each_percent():
     table = mean_lorenz([straight, bent])
     assert len(table) == 101
     assert table.loc[[0, 25, 50, 100], "importance"].tolist() == pytest.approx([0, (0.25 + 0.45) / 2, 0.7, 1])
+
+
+def test_a_cell_that_has_later_draws_alone_is_decided_by_these() -> None:
+    """A sweep in shards may have written a cell's later draws first."""
+    sides = {"full": range(4), "cell": (2, 3), "first": (0, 1)}
+    rows = [
+        (name, f"p{p}", d, float(name == "full" or p > 0)) for name in sides for p in range(30) for d in sides[name]
+    ]
+    graded = pd.DataFrame(rows, columns=["cell_id", "problem_id", "draw", "correct"])
+    cells = pd.DataFrame({"cell_id": list(sides), "policy": ["full", "dynts", "dynts"]})
+    cells = cells.assign(condition="c", status="done", variant="", keep_ratio=0.5, local_window=16, budget=64)
+    found = decide_cells(cells, graded, {})
+    assert found.loc["cell"].equals(found.loc["first"])
+    assert found.loc["cell", "these_low"] < -1 / 30

@@ -17,6 +17,8 @@ import pandas as pd
 import pytest
 import yaml
 
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.statistics.against_full import plan_of
 from kvsweep.harness.settings import CONF
 from kvsweep.harness.sweep import ask
 from kvsweep.harness.sweep.server import Server
@@ -180,6 +182,47 @@ def test_a_busy_server_is_waited_for(
     assert len(rows(tmp_path)) == 12
 
 
+@pytest.mark.parametrize(("content", "stored"), [("\\boxed{7}", "</think>\\boxed{7}"), ("</think>\\boxed{7}", None)])
+def test_thinking_that_is_empty_was_split_off_unless_the_text_closes_it(
+    content: str,
+    stored: str | None,
+    adder: Callable[..., Adder],
+    words: list[str],
+    kvsweep: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    def split(handler: Handler, number: int) -> bool:
+        handler.say(200, json.dumps(added(handler.server.asked[-1], content=content, reasoning_content="")))
+        return True
+
+    assert kvsweep(*words, f"engine.url={adder(split).url}").code == 0
+    assert {row.text.removeprefix("<think>") for row in rows(tmp_path)} == {stored or content}
+
+
+def test_a_server_that_ignores_the_seed_has_one_draw(
+    adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
+) -> None:
+    assert kvsweep(*words, f"engine.url={adder().url}").code == 0
+    run = load_run(tmp_path / "runs/sums")
+    assert sum("the same text in all draws" in notice for notice in run.notices) == 1
+    [record] = run.provenance.values()
+    assert plan_of(record).population == "like_these"
+    # Asked for greedy texts, a server has nothing else to give.
+    assert kvsweep(*words, f"engine.url={adder().url}", "decoding.temperature=0", "run_name=greedy").code == 0
+    assert not load_run(tmp_path / "runs/greedy").notices
+    assert plan_of(next(iter(load_run(tmp_path / "runs/greedy").provenance.values()))).population == "like_these"
+
+
+@pytest.mark.parametrize("field", ["temperature: 0", "max_tokens: 5", "seed: 1", "model: zzz", "messages: []"])
+def test_what_a_cell_declares_is_no_further_field(
+    field: str, adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any]
+) -> None:
+    server = adder()
+    ended = kvsweep(*words, f"engine.url={server.url}", f"engine.extra={{{field}}}")
+    assert (ended.code, server.asked) == (2, [])
+    assert f"engine.extra={{{field.partition(':')[0]}: ...}} changes what the cell declares: set " in ended.err
+
+
 def half(handler: Handler, number: int) -> None:
     handler.say(200, json.dumps(added(handler.server.asked[-1]))[:40])
 
@@ -200,9 +243,23 @@ def ended_by(reason: str) -> Callable[[Handler, int], None]:
     return say
 
 
+def with_fields(**fields: Any) -> Callable[[Handler, int], None]:
+    return lambda handler, number: handler.say(200, json.dumps({**added(handler.server.asked[-1]), **fields}))
+
+
+def counting(tokens: int, thinking: int = 0) -> Callable[[Handler, int], None]:
+    details = {"completion_tokens_details": {"reasoning_tokens": thinking}}
+    return with_fields(usage={"prompt_tokens": 9, "completion_tokens": tokens, **details})
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
+        (with_fields(error={"code": 502}), "no completion (it has the error {'code': 502})"),
+        (with_fields(model="other"), "no completion (texts are of the models None, other)"),
+        (counting(0), "no completion (it counts 0 tokens, 0 of thinking, where 1 to"),
+        (counting(10**6), "no completion (it counts 1000000 tokens"),
+        (counting(7, thinking=900), "no completion (it counts 7 tokens, 900 of thinking"),
         (lambda handler, number: handler.say(200, "<html>Sign in</html>", Content_Type="text/html"), "<html>Sign in"),
         (half, '{"id": "1", "object": "chat.completion",'),
         (cut, "does not answer"),
