@@ -99,7 +99,7 @@ _HEADING = rf"^[#*_\s]*+(?:(?:the|my|final|correct)\s+)*{_ANSWER}[*_]*+\s*?[:：
 # The value follows a pattern, or is its group: kind ("" for all), pattern and an example.
 DECLARATIONS: tuple[tuple[str, str, str], ...] = (
     ("", r"<answer>(?P<value>[^<]{1,500})</answer>", "<answer>72</answer>"),
-    ("", r"^####[ \t]+", "#### 72"),
+    ("", r"(?<!\S)####[ \t]+", "#### 72"),
     ("", _HEADING, "**Final answer**\n\n72"),
     ("", rf"(?<![A-Za-z]){_ANSWER}{_OF}{_SAYS}", "the answer is 72"),
     ("number", r"^[#*_\s]*+(?:[a-z]+\s+){0,3}(?:result|solution)[*_]*+[:：][*_]*+(?![^\n]*[a-z]{2}[ \t])",

@@ -204,6 +204,8 @@ PAIRS = (
             ("63", "Hence the answer is 63"),
             ("63", "... adds up to 63.\n\n#### 63"),
             ("1250", "#### 1,250"),
+            ("63", "It adds up.\n  #### 63"),
+            ("63", "It adds up to 63. #### 63"),
             ("18", "Answer: 18 apples"),
             ("18", "<answer>18</answer>"),
             ("18", "The total is 18.\n\n***"),
