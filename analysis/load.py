@@ -143,11 +143,11 @@ def load_run(directory: Path | str) -> Run:
 
 
 def run_of_scores(table: pd.DataFrame, directory: Path) -> Run:
-    """A run without completions: its cells, in order, are the rows of a table of scores (`verdict.read_summary`)."""
+    """A run without completions: its cells, in order, are the rows of a table of scores (`summary.read_summary`)."""
     cells = []
     for number, row in enumerate(table.to_dict("records")):
         named = {kind: {"name": row[kind], "title": row.get(f"{kind}_title")} for kind in ("model", "benchmark")}
-        policy = {"name": row.get("policy", "scores"), **{axis: row.get(axis) for axis in AXES}}
+        policy = {"name": row.get("policy") or "scores", **{axis: row.get(axis) for axis in AXES}}
         settings = {"policy": policy, "decoding": {"name": ""}, "condition": f"{row['model']} {row['benchmark']}"}
         cells.append(_Cell(directory / f"row-{number}", {**named, **settings}, {"draws": row["draws"]}))
     completions, events = _completion_table([], print)

@@ -13,13 +13,12 @@ from kvsweep.analysis.statistics import inference
 from kvsweep.analysis.statistics.grids import PolicyGrid, SharedSetting, find_grids, shared_settings
 from kvsweep.analysis.statistics.inference import BETWEEN_PROBLEMS, NoiseFloor
 from kvsweep.analysis.statistics.metrics import cell_metrics, graded_rows
+from kvsweep.analysis.statistics.summary import read_summary
 from kvsweep.command_line import counted
-from kvsweep.errors import UserError
 
 # If eviction acts in a smaller share of the completions, a panel compares the full cache with itself.
 HARDLY_FIRES = 0.2
 POINT = ["keep_ratio", "local_window"]
-SUMMARY_COLUMNS = ("model", "benchmark", "keep_ratio", "local_window", "problems", "draws", "pass_at_1")
 
 # What one setting does, and what several do.
 LABELS = {
@@ -276,25 +275,6 @@ def _loops(cells: pd.DataFrame) -> list[str]:
     stop = f" decoding.stop_on_loop=true would save {notation.percent(share)}% of the tokens there." if loop else ""
     counts = f"At keep ratio {notation.number(ratio)}, {loop:,.0f} of {truncated:,.0f} truncated texts loop"
     return [f"{counts}: they repeat their end until they are cut off.{stop}" if loop else f"{counts}."]
-
-
-def read_summary(path: Path) -> pd.DataFrame:
-    """Read the CSV of a grid of which only the scores are known: `SUMMARY_COLUMNS`, pass_at_1 in percent."""
-    try:
-        table = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        reason = f"{path} cannot be read as CSV ({error})"
-        raise UserError(f"{reason}; give a table of scores or a run directory.") from error
-    lacking = [name for name in SUMMARY_COLUMNS if name not in table]
-    if lacking:
-        raise UserError(f"{path} lacks the columns {', '.join(lacking)}; a table of scores has {SUMMARY_COLUMNS}.")
-    numbers = table[list(SUMMARY_COLUMNS[2:])].apply(pd.to_numeric, errors="coerce")
-    if numbers.isna().any(axis=None) or not numbers["pass_at_1"].between(0, 100).all():
-        raise UserError(f"{path} holds a value that is no number, or a pass_at_1 outside 0 to 100 percent.")
-    if table.empty or (numbers[["problems", "draws"]] < 1).any(axis=None):
-        none = f"{path} holds no score, or one of fewer than one problem or draw"
-        raise UserError(f"{none}: give what scores are means of.")
-    return table
 
 
 def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
