@@ -1,5 +1,6 @@
 """`kvsweep compare A B`: the cells that two run directories share, paired over (problem, draw)."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ MAX_LISTED = 8
 def compare(first: Run, second: Run) -> pd.DataFrame:
     """Compute B minus A for each setting that both runs have, on the (problem, draw) pairs that both have graded.
 
-    Columns: `MATCH`, cell_id_a, cell_id_b, `paired_tests` over all settings, and as text the settings that differ. No
-    common setting is a UserError.
+    Columns: `MATCH`, cell_id_a, cell_id_b, `paired_tests` over all settings, graded (answers that both have, graded_a
+    and graded_b: each has), and as text the settings that differ. No common setting or answer is a UserError.
     """
-    left, right = (run.cells.drop_duplicates(MATCH) for run in (first, second))
+    left, right = map(_distinct, (first, second))
     columns = [*MATCH, "model_title", "benchmark_title", "cell_id"]
     shared = left[columns].merge(right[[*MATCH, "cell_id"]], on=MATCH, suffixes=("_a", "_b"))
     if shared.empty:
@@ -39,10 +40,24 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     rows = pd.concat([own.assign(cell_id=side + own["cell_id"].astype("str")) for side, own in graded])
     # One array, because the correction runs over all settings.
     scores = score_array(rows, [side + name for side in "ab" for name in shared[f"cell_id_{side}"]])
-    tests = paired_tests(scores[len(shared) :] - scores[: len(shared)], np.zeros(scores.shape[1:]))
+    ours, theirs = scores[: len(shared)], scores[len(shared) :]
+    sizes = {"graded": _graded(theirs - ours), "graded_a": _graded(ours), "graded_b": _graded(theirs)}
+    if not sizes["graded"].any():
+        none = f"{first.directory} and {second.directory} share no graded answer, of any problem and draw"
+        raise UserError(f"{none}: grade both, or give runs of the same draws.")
+    tests = paired_tests(theirs - ours, np.zeros(scores.shape[1:]))
     pairs = zip(shared["cell_id_a"], shared["cell_id_b"], strict=True)
     other = [_other_settings(first.settings[a], second.settings[b]) for a, b in pairs]
-    return shared.join(tests).assign(other_settings=other)
+    return shared.join(tests).assign(**sizes, other_settings=other)
+
+
+def _distinct(run: Run) -> pd.DataFrame:
+    return run.cells.drop_duplicates(MATCH)
+
+
+def _graded(scores: np.ndarray) -> np.ndarray:
+    """The number of answers of each cell that have a score."""
+    return (~np.isnan(scores)).sum((1, 2))
 
 
 def _other_settings(first: dict[str, Any], second: dict[str, Any]) -> str:
@@ -67,8 +82,8 @@ def in_words(table: pd.DataFrame) -> str:
 
 
 def _summary(table: pd.DataFrame) -> list[str]:
-    lines = []
-    for title, cells in table.groupby(["model_title", "benchmark_title"], sort=False):
+    lines, compared = [], table[table["graded"] > 0]
+    for title, cells in compared.groupby(["model_title", "benchmark_title"], sort=False):
         differences = cells.loc[cells["p_holm"] < 0.05, "difference"]
         worse, better = (differences < 0).sum(), (differences > 0).sum()
         mean = notation.percent(cells["difference"].mean(), signed=True)
@@ -78,18 +93,47 @@ def _summary(table: pd.DataFrame) -> list[str]:
         lines = [*lines[:MAX_LISTED], f"and {len(lines) - MAX_LISTED} more panels"]
     clear = int((table["p_holm"] < 0.05).sum())
     shown = f", the {MAX_LISTED} largest above" if clear > MAX_LISTED else ""
-    others = len(table) - clear
+    others = len(compared) - clear
     rest = f" {counted(others, 'cell')} {'is' if others == 1 else 'are'} not shown to differ." if others else ""
-    differ = f"A and B differ in {clear} of {counted(len(table), 'cell')} (B minus A, paired, Holm, 5%){shown}.{rest}"
+    apart = len(table) - len(compared)
+    rest += f" {counted(apart, 'cell')} {'has' if apart == 1 else 'have'} no common graded answer." if apart else ""
+    among = f"{clear} of {counted(len(compared), 'cell')}"
+    differ = f"A and B differ in {among} (B minus A, paired, Holm, 5%){shown}.{rest}"
     settings = table["other_settings"].value_counts().drop("", errors="ignore")
     unlike = [f"settings differ in {counted(cells, 'cell')}: {names}" for names, cells in settings.items()]
-    return [*lines, *unlike[:MAX_LISTED], differ]
+    return [*lines, *unlike[:MAX_LISTED], *_partly(compared), differ]
+
+
+def _partly(compared: pd.DataFrame) -> list[str]:
+    """On how many problems and answers the cells are compared of which A or B has more."""
+    cells = compared[compared["graded"] < compared[["graded_a", "graded_b"]].max(axis=1)]
+    if cells.empty:
+        return []
+    problems, both, ours, theirs = (_span(cells[name]) for name in ("problems", "graded", "graded_a", "graded_b"))
+    common = f"{counted(problems, 'problem')} and {counted(both, 'common answer')} (problem and draw)"
+    return [f"counts of answers differ in {counted(len(cells), 'cell')}: compared on {common}; A has {ours}, B {theirs}"]
+
+
+def _span(counts: pd.Series) -> str:
+    low, high = counts.min(), counts.max()
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _unshared(first: Run, second: Run, table: pd.DataFrame) -> str:
+    """How many cells only one of the runs has; empty without any."""
+    alone = {side: len(_distinct(run)) - len(table) for side, run in (("A", first), ("B", second))}
+    return "; ".join(f"{counted(count, 'cell')} only in {side}" for side, count in alone.items() if count)
 
 
 def compare_runs(first: Path, second: Path, csv: Path | None = None) -> None:
     """Print how two runs' shared cells differ; write all of them to a CSV file if named."""
-    table = compare(load_run(first), load_run(second))
+    ours, theirs = load_run(first), load_run(second)
+    for notice in dict.fromkeys([*ours.notices, *theirs.notices]):
+        print(f"note: {notice}", file=sys.stderr)
+    table = compare(ours, theirs)
     print(in_words(table))
+    if alone := _unshared(ours, theirs, table):
+        print(f"not compared: {alone}")
     if csv:
         replace_text(csv, notation.csv_text(table))
         print(f"all {len(table)} cells: {csv}")

@@ -51,3 +51,60 @@ def test_cells_of_other_problems_are_not_paired(tmp_path: Path) -> None:
     assert len(compare(first, same)) == 1
     with pytest.raises(UserError, match=r"share no cell .*: give runs of the same settings and problems"):
         compare(first, other)
+
+
+@pytest.mark.parametrize("others", [[[None], [None]], []])
+def test_runs_without_a_common_graded_answer_are_refused(tmp_path: Path, others: list[list[None]]) -> None:
+    """The second run has no grade, or no answer at all."""
+    write_cell(tmp_path / "a", [[1], [0]])
+    write_cell(tmp_path / "b", others)
+    with pytest.raises(UserError, match=r"share no graded answer, .*: grade both, or give runs of the same draws\.$"):
+        compare(load_run(tmp_path / "a"), load_run(tmp_path / "b"))
+
+
+def test_other_draws_are_no_common_answer(tmp_path: Path) -> None:
+    write_cell(tmp_path / "a", [[1, None], [0, None]])
+    write_cell(tmp_path / "b", [[None, 1], [None, 0]])
+    with pytest.raises(UserError, match="share no graded answer"):
+        compare(load_run(tmp_path / "a"), load_run(tmp_path / "b"))
+
+
+def test_cells_without_a_common_answer_are_counted_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, grade in (("a", 1), ("b", None)):
+        write_cell(tmp_path / name, [[1], [0]])
+        write_cell(tmp_path / name, [[grade], [grade]], policy="dynts")
+        write_cell(tmp_path / name, [[grade], [grade]], benchmark="toy_add", benchmark_title="Add")
+    compare_runs(tmp_path / "a", tmp_path / "b")
+    assert capsys.readouterr().out.splitlines() == [
+        "Toy-Qwen | Chain: 1 cell, B worse in 0, better in 0, mean +0.0 points",
+        "A and B differ in 0 of 1 cell (B minus A, paired, Holm, 5%). 1 cell is not shown to differ. "
+        "2 cells have no common graded answer.",
+    ]
+
+
+def test_what_only_one_run_has_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """B has two of A's three problems, and of them one of two draws."""
+    write_cell(tmp_path / "a", [[1, 1], [0, 1], [1, 1]])
+    write_cell(tmp_path / "b", [[1], [0]])
+    for ratio in (0.1, 0.2):
+        write_cell(tmp_path / "a", [[1]], policy="dynts", keep_ratio=ratio)
+    write_cell(tmp_path / "b", [[1]], policy="window")
+    compare_runs(tmp_path / "a", tmp_path / "b")
+    said = capsys.readouterr().out.splitlines()
+    partly = "compared on 2 problems and 2 common answers (problem and draw); A has 6, B 2"
+    assert said[1] == f"counts of answers differ in 1 cell: {partly}"
+    assert said[-1] == "not compared: 2 cells only in A; 1 cell only in B"
+    compare_runs(tmp_path / "a", tmp_path / "a")
+    said = capsys.readouterr().out
+    assert "counts of answers differ" not in said
+    assert "not compared" not in said
+
+
+def test_what_was_skipped_in_either_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "ab":
+        grades = write_cell(tmp_path / name, [[1], [0]]) / "grades.jsonl"
+        grades.write_text(grades.read_text() + "no grade\n")
+    compare_runs(tmp_path / "a", tmp_path / "b")
+    notes = capsys.readouterr().err.splitlines()
+    assert [note.startswith(f"note: {tmp_path / name}/") for note, name in zip(notes, "ab", strict=True)] == [True] * 2
+    assert all("the line was skipped" in note for note in notes)
