@@ -111,7 +111,8 @@ def _partly(compared: pd.DataFrame) -> list[str]:
         return []
     problems, both, ours, theirs = (_span(cells[name]) for name in ("problems", "graded", "graded_a", "graded_b"))
     common = f"{counted(problems, 'problem')} and {counted(both, 'common answer')} (problem and draw)"
-    return [f"counts of answers differ in {counted(len(cells), 'cell')}: compared on {common}; A has {ours}, B {theirs}"]
+    where = f"counts of answers differ in {counted(len(cells), 'cell')}"
+    return [f"{where}: compared on {common}; A has {ours}, B {theirs}"]
 
 
 def _span(counts: pd.Series) -> str:
