@@ -13,6 +13,14 @@ _KINDS = {"letter": "letter from A to D"}
 _MOST_WORDS = 8
 _COMMANDS = re.compile(r"\\begin\{\w+\*?\}(?:\{\w*\})?|\\[A-Za-z]+|\$")
 _WORD = re.compile(r"(?<!\S)[^\W\d_]{2,}(?=[\s,.;:!?]|$)")
+# JSON reads the backslash of an unescaped LaTeX command, such as \frac or \times, as the sign of an escape.
+_CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+_LOST_IN_GOLD = re.compile(_CONTROL + r"|[\t\n\r](?=[a-z])")
+# The published AIME 2025 has lost \frac and \triangle itself, so that these two are asked as they are.
+_LOST_IN_TEXT = re.compile(
+    r"(?!\x0crac)" + _CONTROL + r"|\t(?=imes|ext[a-z]{0,2}\{|heta|frac)|\n(?=abla|eq\b|otin)|\r(?=ight|ho\b)"
+)
+_LOST_BY_OTHERS = re.compile(r"\x0c(?=rac)|\t(?=riangle)")
 # What programs write where a value is missing.
 _MISSING = {"None", "N/A", "n/a", "NaN", "nan", "NULL", "null", "<NA>", "inf", "-inf"}
 # What no answer in LaTeX has: pattern, what the pattern finds, and an example.
@@ -37,6 +45,8 @@ def read_gold(value: object, kind: AnswerKind) -> str:
     text = str(value)
     if not is_text(text):
         raise ValueError("has half a character (a lone surrogate) and is no text")
+    if lost := _LOST_IN_GOLD.search(text):
+        raise ValueError(_lost_backslash(lost[0]))
     gold = canonical_gold(text, kind)
     if gold is None:
         raise ValueError(f"is no {wanted}")
@@ -48,6 +58,22 @@ def read_gold(value: object, kind: AnswerKind) -> str:
 def is_text(text: str) -> bool:
     """False if the text has half a character (a lone surrogate), which no file of a report can hold."""
     return not any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
+def text_fault(text: str) -> str | None:
+    """Why a text of a problem cannot be asked as it is, None where it can; the rest of a sentence about its row."""
+    if not is_text(text):
+        return "has half a character (a lone surrogate), which is no text"
+    return _lost_backslash(lost[0]) if (lost := _LOST_IN_TEXT.search(text)) else None
+
+
+def text_warning(text: str) -> str | None:
+    """What is strange about a text of a problem that is still asked as it is; the rest of a sentence about its row."""
+    return _lost_backslash(lost[0]) if (lost := _LOST_BY_OTHERS.search(text)) else None
+
+
+def _lost_backslash(sign: str) -> str:
+    return rf"has the control character {sign!r}, but JSON writes a backslash of LaTeX as \\"
 
 
 def _fault(text: str) -> str | None:

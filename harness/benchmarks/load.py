@@ -1,9 +1,11 @@
 """Rows of data become checked problems with prompt and gold; a fault is refused by its place before a model loads."""
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig, FieldName
-from kvsweep.harness.benchmarks.golds import SOLUTION_END, is_text, read_gold
+from kvsweep.harness.benchmarks.golds import SOLUTION_END, is_text, read_gold, text_fault, text_warning
 from kvsweep.harness.benchmarks.options import LETTERS, check_lists, check_options, option_orders
 from kvsweep.harness.benchmarks.sources import Row, read_source
 from kvsweep.harness.settings import CONF
@@ -127,6 +129,7 @@ def _problems(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Pro
     problem_column, answer_column = (_require(name, config, rows, origin) for name in ("problem", "answer"))
     wrong_columns = [_require(name, config, rows, origin) for name in WRONG_OPTIONS if config.has_options]
     texts = [_problem_text(row, problem_column) for row in rows]
+    _warn(rows, problem_column)
     ids = _ids(rows, texts, _find("id", config, rows))
     orders = option_orders(ids, config.option_seed) if config.has_options else {}
     places = dict[tuple[str, ...], str]()
@@ -221,6 +224,13 @@ def _problem_text(row: Row, column: str) -> str:
     return _whole_text(value, row)
 
 
+def _warn(rows: list[Row], column: str) -> None:
+    """Name the first problem that has lost a backslash; a published benchmark is asked as it was published."""
+    found = ((row, fault) for row in rows if (fault := text_warning(row.values[column])))
+    for row, fault in islice(found, 1):
+        print(f"{row.where} {fault}; the problem is asked as it is.", file=sys.stderr)
+
+
 def _gold(row: Row, column: str, config: BenchmarkConfig, problem_id: str) -> str:
     value = _value(row, column, f"answer of problem {problem_id!r:.60}")
     place = f"{row.where} has the answer {value!r:.60} of problem {problem_id!r:.60}, which"
@@ -245,6 +255,6 @@ def _value(row: Row, column: str, meaning: str, way_out: str = "fill it in or de
 
 
 def _whole_text(text: str, row: Row) -> str:
-    if not is_text(text):
-        raise UserError(f"{row.where} has half a character (a lone surrogate), which is no text; correct it.")
+    if fault := text_fault(text):
+        raise UserError(f"{row.where} {fault}; correct it.")
     return text.strip()

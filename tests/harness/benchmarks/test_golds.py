@@ -83,6 +83,21 @@ def test_the_other_kinds(value: object, kind: AnswerKind, sentence: str) -> None
         read_gold(value, kind)
 
 
+@pytest.mark.parametrize("kind", ["integer", "expression", "letter"])
+@pytest.mark.parametrize(
+    "value",
+    ["\frac{1}{2}", "6\text{ cm}", "\text{A}", "\boxed{5}", "\neq 5", "\rho", "5\x00", "\x1b5", "5\x85"],
+    ids=repr,
+)
+def test_a_gold_whose_backslash_json_took(value: str, kind: AnswerKind) -> None:
+    with pytest.raises(ValueError, match=r"the control character '\\.*JSON writes a backslash of LaTeX as \\\\$"):
+        read_gold(value, kind)
+
+
+def test_spaces_around_a_gold_are_no_control_characters() -> None:
+    assert read_gold("\t5 +\n2\r\n", "expression") == "5 +\n2"
+
+
 def load(path: Path, **fields: Any) -> list[str]:
     """The golds of a file of problems."""
     fields = {"name": "mine", "title": "Mine", "source": "file", "path": str(path), **fields}

@@ -278,6 +278,36 @@ class TestFiles:
         path.write_text(json.dumps({"id": "x", "problem": "?", "answer": answers[kind], **row}))
         assert mistake("p.jsonl:1", "lone surrogate", path=path, answer_kind=kind).encode()
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            r"\fbox{2}?",
+            r"3 \times 4?",
+            r"6\text{ cm}?",
+            r"\textbf{Two}?",
+            r"\theta?",
+            r"\beta?",
+            r"\nabla f?",
+            r"\rho?",
+        ],
+    )
+    def test_unescaped_latex_in_json(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "p.jsonl"
+        path.write_text(f'{{"problem": "What is {text}", "answer": 5}}')
+        mistake("p.jsonl:1 has the control character", r"a backslash of LaTeX as \\;", path=path)
+        path.write_text(json.dumps({"problem": f"What\tis\r\n{text}", "answer": 5}))
+        assert load(path).problems[0].prompt == f"What\tis\r\n{text}"
+
+    @pytest.mark.parametrize("text", [r"\frac{1}{2}+0?", r"\triangle ABC?"])
+    def test_latex_that_the_published_aime_2025_has_lost(
+        self, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "p.jsonl"
+        path.write_text(f'{{"problem": "{text}", "answer": 5}}\n{{"problem": "Of {text}", "answer": 5}}')
+        assert load(path).count == 2
+        warning = capsys.readouterr().err
+        assert re.fullmatch(r".*p.jsonl:1 has the control .*; the problem is asked as it is.\n", warning)
+
     def test_half_a_character_of_a_template(self, tmp_path: Path) -> None:
         (tmp_path / "p.jinja").write_text('{{ problem }}{{ "\\ud83d" }}')
         path = write_jsonl(tmp_path / "p.jsonl", ROWS)
