@@ -144,7 +144,10 @@ def _read_folder(path: Path, split: str | None) -> list[Row]:
     saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
     wanted = {} if saved else _wanted(path)
     try:
-        data = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(**wanted)
+        files = {} if saved else _files(datasets.load_dataset_builder(**wanted))
+        data: Any = files
+        if not files:
+            data = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(**wanted)
     except Exception as error:  # As in `_read_hub`, the errors have no common base.
         if fault := _cache_fault(error):
             raise UserError(f"benchmark.path={path} did not load; {fault}.") from error
@@ -155,7 +158,16 @@ def _read_folder(path: Path, split: str | None) -> list[Row]:
     name = next(iter(data)) if len(data) == 1 else split
     if name not in data:
         raise UserError(f"benchmark.split={split} is not in {path}, which has {', '.join(data)}; choose one of these.")
+    if files:
+        return [row for file in files[name] for row in rows_of_file(Path(file))]
     return _dataset_rows(data[name], str(path))
+
+
+def _files(builder: Any) -> dict[str, list[str]]:
+    """The files of each split, if kvsweep reads all of them itself: `datasets` would take 007 in a CSV file for 7."""
+    files: dict[str, list[str]] = {str(split): list(part) for split, part in (builder.config.data_files or {}).items()}
+    known = all(Path(file).suffix.lower() in _SUFFIXES for part in files.values() for file in part)
+    return files if known else {}
 
 
 def _wanted(path: Path) -> dict[str, str]:

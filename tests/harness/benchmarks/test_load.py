@@ -176,6 +176,31 @@ class TestFiles:
             assert got.problems == expected.problems, name
             assert got.content_hash == expected.content_hash, name
 
+    @pytest.mark.parametrize("name", ["train.csv", "train.jsonl", "train.json", "[v1]/train.csv"])
+    def test_a_folder_is_read_as_its_file_is(self, tmp_path: Path, name: str) -> None:
+        """No reader makes a number of a text, or a date of an id."""
+        rows = [
+            {"id": "007", "problem": "One?", "answer": "1.10"},
+            {"id": "7", "problem": "Two?", "answer": "1000000000000000000001"},
+            {"id": "2026-01-01", "problem": "Three?", "answer": "01"},
+        ]
+        file = tmp_path / "set" / name
+        file.parent.mkdir(parents=True)
+        lines = [",".join(row.values()) for row in ({key: key for key in rows[0]}, *rows)]
+        file.write_text("\n".join(lines) if file.suffix == ".csv" else json.dumps(rows))
+        if file.suffix == ".jsonl":
+            write_jsonl(file, rows)
+        one, other = (load(path, answer_kind="expression") for path in (file, file.parent))
+        assert [(problem.id, problem.gold) for problem in one.problems] == [(r["id"], r["answer"]) for r in rows]
+        assert (other.problems, other.content_hash) == (one.problems, one.content_hash)
+
+    def test_a_folder_of_parts_is_read_whole(self, tmp_path: Path) -> None:
+        for number, row in enumerate(ROWS):
+            write_jsonl(tmp_path / f"test-{number}.jsonl", [row])
+        assert [problem.id for problem in load(tmp_path).problems] == ["a", "b", "c"]
+        write_jsonl(tmp_path / "train.jsonl", [ROWS[0]])
+        assert [problem.id for problem in load(tmp_path, split="train").problems] == ["a"]
+
     def test_columns_are_mapped_and_fall_back_to_the_plain_names(self, tmp_path: Path) -> None:
         columns = {"id": "ID", "problem": "question", "answer": "Final"}
         renamed = [{"ID": r["id"], "question": r["problem"], "Final": r["answer"]} for r in ROWS]
