@@ -15,7 +15,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig, FieldName
 from kvsweep.harness.benchmarks.golds import SOLUTION_END, is_text, read_gold, text_fault, text_warning
-from kvsweep.harness.benchmarks.options import LETTERS, check_lists, check_options, option_orders
+from kvsweep.harness.benchmarks.options import (
+    LETTERS,
+    check_letter,
+    check_lists,
+    check_options,
+    option_orders,
+    option_text,
+)
 from kvsweep.harness.benchmarks.sources import Row, read_source
 from kvsweep.harness.settings import CONF
 from kvsweep.records import Problem, content_hash
@@ -140,13 +147,12 @@ def _problems(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Pro
         choices = list[str]()
         if order := orders.get(problem_id):
             columns = (answer_column, *wrong_columns)
-            choices = [_whole_text(str(_value(row, column, "option")), row) for column in columns]
+            choices = [_whole_text(option_text(_value(row, column, "option"), row), row) for column in columns]
             check_options(choices, row, problem_id)
             options = {letter: choices[choice] for letter, choice in zip(LETTERS, order, strict=True)}
             gold = LETTERS[order.index(0)]
         else:
-            if config.answer_kind == "letter":
-                check_lists(row, text, problem_id)
+            check_lists(row, text, problem_id, named=config.answer_kind != "letter")
             gold = _gold(row, answer_column, config, problem_id)
         earlier = places.setdefault((text, *sorted(choices)), row.where)
         if earlier != row.where:
@@ -154,6 +160,9 @@ def _problems(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Pro
         asked.append((text, options))
         golds.append(gold)
     prompts = _prompts(config.prompt, asked)
+    if config.answer_kind == "letter" and not config.has_options:
+        for row, prompt, gold, problem_id in zip(rows, prompts, golds, ids, strict=True):
+            check_letter(row, prompt, gold, problem_id)
     return [Problem(id=one, prompt=text, gold=gold) for one, text, gold in zip(ids, prompts, golds, strict=True)]
 
 

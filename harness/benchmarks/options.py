@@ -4,11 +4,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 
 from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.sources import Row
 
 LETTERS = "ABCD"
+_OPTION_COLUMNS = {"choices", "options", "candidates"}
 _LABEL = re.compile(r"\(?([A-D])[).:]\s")
 
 
@@ -31,20 +33,45 @@ def _digest(*parts: object) -> str:
 
 
 def check_options(choices: Sequence[str], row: Row, problem_id: str) -> None:
-    """Refuse options of which two are equal, and options that carry letters of their own."""
+    """Refuse equal options, options that carry letters of their own, and a letter in place of the right option."""
     place = f"{row.where} has, for problem {problem_id!r:.60},"
     if repeated := next((choice for choice in choices if choices.count(choice) > 1), None):
         raise UserError(f"{place} the option {repeated!r:.60} twice; options must differ, so correct one.")
+    if choices[0] in LETTERS and all(len(choice) > 1 for choice in choices[1:]):
+        fault = f"the right option {choices[0]!r}, a letter beside options that are texts"
+        raise UserError(f"{place} {fault}; give a column with the right option's text as benchmark.columns.answer.")
     labels = [label[1] for choice in choices if (label := _LABEL.match(choice))]
     if sorted(labels) == [*LETTERS]:
         fault = f"options with letters of their own, such as {choices[0]!r:.60}"
         raise UserError(f"{place} {fault}; delete these letters, since kvsweep writes its own.")
 
 
-def check_lists(row: Row, text: str, problem_id: str) -> None:
-    """Refuse a list of texts beside a problem that does not have them: options that no prompt would ask."""
+def option_text(value: object, row: Row) -> str:
+    """An option as text; a list or another value that is no text and no number is refused."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        raise UserError(f"{row.where} has the option {value!r:.60}, which is no text or number; correct it.")
+    return str(value)
+
+
+def check_letter(row: Row, prompt: str, gold: str, problem_id: str) -> None:
+    """Refuse a letter as the gold of a problem that is asked without options."""
+    for letter in LETTERS[: max(2, LETTERS.index(gold) + 1)]:
+        # An article amid a line is no label, but "A) 6 J", "\textbf{(B)}" and "A or B" have some.
+        if not re.search(
+            rf"^\s*{letter}\s|(?<![^\W_]){letter}(?=[^\w\s]|\s*$|\s{{2}}|\s(?:or|and)\b)", prompt, re.MULTILINE
+        ):
+            fault = f"the answer {gold} of problem {problem_id!r:.60}, which is asked without an option {letter}"
+            mend = "write options into the problem or into columns that benchmark.columns.wrong_1 to wrong_3 name"
+            raise UserError(f"{row.where} has {fault}; {mend}.")
+
+
+def check_lists(row: Row, text: str, problem_id: str, *, named: bool = False) -> None:
+    """Refuse a list of texts beside a problem that does not have them: options that no prompt would ask.
+
+    With `named`, only in a column whose name says that it has options.
+    """
     for column, value in row.values.items():
-        if not all(choice in text for choice in _texts(value)):
+        if (not named or column.lower() in _OPTION_COLUMNS) and not all(choice in text for choice in _texts(value)):
             fault = f"a list in column {column!r}, which no prompt asks, for problem {problem_id!r:.60}"
             mend = "write options into the problem or into columns that benchmark.columns.wrong_1 to wrong_3 name"
             raise UserError(f"{row.where} has {fault}; {mend}, or delete the column.")

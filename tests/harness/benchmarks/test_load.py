@@ -631,6 +631,12 @@ class TestOptions:
                 dict(zip(OPTION_COLUMNS, ("C) 3 J", "A) 4 J", "(B) 5 J", "D. 6 J"), strict=True)),
                 ("gpqa.jsonl:2", "letters of their own", "'C) 3 J'"),
             ),
+            ({"Incorrect Answer 2": ["9", "10"]}, ("gpqa.jsonl:2", "the option ['9', '10'], which is no text")),
+            ({"Correct Answer": True}, ("gpqa.jsonl:2", "the option True, which is no text")),
+            (
+                dict(zip(OPTION_COLUMNS, ("B", "4 J", "5 J", "6 J"), strict=True)),
+                ("gpqa.jsonl:2", "the right option 'B', a letter", "benchmark.columns.answer"),
+            ),
             ({**made_up(1)[0], "Record ID": "other"}, ("gpqa.jsonl:2", "problem of", "gpqa.jsonl:1 again")),
         ],
     )
@@ -656,6 +662,37 @@ class TestOptions:
         mistake("p.jsonl:1", "'choices'", "'q'", "wrong_1 to wrong_3", path=path, answer_kind="letter")
         asked = {**row, "problem": "Which energy?\nA) 6 J\nB) 7 J", "choices": ["6 J", "7 J"], "tags": []}
         assert load(write_jsonl(path, [asked]), answer_kind="letter").problems[0].gold == "A"
+
+    @pytest.mark.parametrize("kind", ["integer", "expression"])
+    @pytest.mark.parametrize("column", ["choices", "Options", "candidates"])
+    def test_the_index_of_an_option_is_no_answer(self, tmp_path: Path, column: str, kind: str) -> None:
+        row = {"id": "q", "problem": "Which city?", "answer": 1, column: ["Rome", "Paris"]}
+        path = write_jsonl(tmp_path / "p.jsonl", [row])
+        mistake("p.jsonl:1", repr(column), "'q'", "wrong_1 to wrong_3", path=path, answer_kind=kind)
+        other = {"id": "q", "problem": "Which year?", "answer": 1, column: [], "tags": ["history"]}
+        assert load(write_jsonl(path, [other]), answer_kind=kind).problems[0].gold == "1"
+
+    @pytest.mark.parametrize(
+        ("text", "gold", "lacking"),
+        [
+            ("What is the capital of Italy?", "B", "A"),
+            ("Is A man ill with hepatitis B?", "A", "A"),
+            ("Which? A) 6 J B) 7 J", "C", "C"),
+        ],
+    )
+    def test_a_letter_without_options(self, tmp_path: Path, text: str, gold: str, lacking: str) -> None:
+        path = write_jsonl(tmp_path / "p.jsonl", [{"id": "q", "problem": text, "answer": gold}])
+        parts = ("p.jsonl:1", f"the answer {gold} of problem 'q'", f"without an option {lacking};")
+        mistake(*parts, path=path, answer_kind="letter")
+
+    @pytest.mark.parametrize(
+        "text",
+        ["A) 6 J B) 7 J", "A. 6 J\nB. 7 J", "(A) 6 (B) 7", "A: 6, B: 7", r"$\textbf{(A)}~6\quad\text{B}~7$", "A 6\nB 7",
+         "A  6  B  7", "Which is larger, A or B?", "**A** 6 **B** 7", "[A] 6 [B] 7"],
+    )  # fmt: skip
+    def test_a_letter_with_options_in_the_problem(self, tmp_path: Path, text: str) -> None:
+        path = write_jsonl(tmp_path / "p.jsonl", [{"id": "q", "problem": text, "answer": "B"}])
+        assert load(path, answer_kind="letter").problems[0].gold == "B"
 
     @pytest.mark.parametrize(
         ("fields", "parts"),
