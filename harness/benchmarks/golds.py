@@ -5,6 +5,7 @@ import unicodedata
 from decimal import Decimal
 
 from kvsweep.harness.grading.answers import AnswerKind, canonical_gold
+from kvsweep.harness.grading.expressions import compare
 from kvsweep.harness.grading.spelling import TEXT_COMMAND, readable
 
 # What ends a worked solution in GSM8K's files, before the answer.
@@ -23,6 +24,11 @@ _LOST_IN_TEXT = re.compile(
 _LOST_BY_OTHERS = re.compile(r"\x0c(?=rac)|\t(?=riangle)")
 # What programs write where a value is missing.
 _MISSING = {"None", "N/A", "n/a", "NaN", "nan", "NULL", "null", "<NA>", "inf", "-inf"}
+# Units that a name or a product of names seldom is.
+_GLUED = r"(?:[kcm]m|[km]g|m[lL]|ft|min|hr|lb|oz|mph|k?Pa|kJ|Hz|k?m/[sh])"
+_LETTERED = re.compile(
+    r"^\(?[A-E][.)]\s+(?:[-\d$]|\\(?:frac|sqrt|pi|text))|^\([A-E]\)\s*\d|^(?i:option|choice)\s+\(?[A-E]\)?$"
+)
 # What no answer in LaTeX has: pattern, what the pattern finds, and an example.
 _UNFIT = (
     (r"^b?(['\"]).*\1$|[\"`#?]|[\[{]'", "quotes or marks of a program", '["7"]'),
@@ -30,6 +36,12 @@ _UNFIT = (
     (r"\*\*", "marks of Markdown", "**12**"),
     (r"</?[A-Za-z]+>", "a tag", "<answer>12</answer>"),
     (r"^\{[^{}]*,[^{}]*\}$", r"plain braces, where LaTeX writes a set as \{1, 2\}", "{1,2}"),
+    (r"^-?[\d.,]+ [mgsLNJWVKA]\.?$", r"a unit of one letter, which LaTeX writes as \text{ m}", "5 m"),
+    (rf"\d{_GLUED}(?:\^\{{?[23]\}}?)?$", r"a unit beside its number, which LaTeX writes as \text{ cm}", "5cm"),
+    (r"\d [mbtr]+illion$|\d thousand$", "a number in words, so write all its digits", "5 million"),
+    (r"[<>!]=|≈", r"a sign that LaTeX writes as \leq, \geq, \neq, or leaves out", "x <= 5"),
+    (r"\d\s*\|\|", "two answers beside ||, so write one", "5 || five"),
+    (r"[\uff01-\uff5e]", "a full-width sign, so write the plain one", "５"),
     (r"\d\s*\([A-Za-z]{3,}[^()]*\)$", "a number twice, or a remark", "12 (twelve)"),
 )  # fmt: skip
 
@@ -47,6 +59,10 @@ def read_gold(value: object, kind: AnswerKind) -> str:
         raise ValueError("has half a character (a lone surrogate) and is no text")
     if lost := _LOST_IN_GOLD.search(text):
         raise ValueError(_lost_backslash(lost[0]))
+    if kind != "letter" and _LETTERED.search(text.strip()):
+        raise ValueError(f"has the letter of an option and is no {wanted} alone")
+    if kind == "integer" and isinstance(value, str) and re.search(r"(?<![\d.])\d{1,3}\.000(?!\d)", value):
+        raise ValueError("has a point that may separate thousands, so that it may be two integers")
     gold = canonical_gold(text, kind)
     if gold is None:
         raise ValueError(f"is no {wanted}")
@@ -88,6 +104,11 @@ def _fault(text: str) -> str | None:
         return "it has no number, name or word"
     if strange := next((sign for sign in spelled if unicodedata.category(sign) in ("No", "Nl")), None):
         return f"LaTeX has another form of {strange}"
+    if any(unicodedata.category(sign) == "Cf" for sign in spelled):
+        return "it has an invisible sign"
+    first, *others = re.split(r"\s+or\s+", text.strip())
+    if any(compare(first, other)[0] for other in others):
+        return "it has one answer twice beside or"
     if _is_sentence(text):
         return "it is a sentence"
     return None

@@ -32,6 +32,11 @@ UNFIT: list[tuple[Any, str]] = [
     (r"The sum is $\boxed{5}$.", "box"), (r"$2+3 = \boxed{5}$", "box"),
     ("½", "½"), ("2½", "½"), ("x⁴", "⁴"), ("Ⅳ", "Ⅳ"),
     ("**12**", "Markdown"), ("<answer>12</answer>", "tag"), ("{1,2}", r"\{1, 2\}"), ("12 (twelve)", "twice"),
+    ("5 m", r"\text{ m}"), ("-2.5 V", "one letter"), ("5cm", r"\text{ cm}"), ("10m/s", "beside its number"),
+    ("5cm^2", "beside its number"), ("5 million", "digits"), ("2 thousand", "digits"), ("≈5", "LaTeX writes"),
+    ("<= 5", "LaTeX writes"), ("x != 5", "LaTeX writes"), ("5 || five", "two answers"), ("1/2 or 0.5", "twice"),
+    ("5\u200b", "invisible"), ("\ufeff5", "invisible"), ("2\u200e+x", "invisible"), ("５", "full-width"),
+    ("2＋3", "full-width"),
     ("-", "no number"), ("()", "no number"), ("...", "no expression"),
 ]  # fmt: skip
 # Answers of unusual form that can be equalled.
@@ -45,6 +50,7 @@ FIT = (
     r"\frac{def}{de+df+ef}", "np.arcsin(10/13)", r"\begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}", r"\emptyset", "∅",
     r"\left[\begin{array}{rr}3 & 7 \\ 5 & 12\end{array}\right]", "MR=SRMC", r"\text{all real numbers except } 2", "3!",
     r"\frac{dM}{dt}=\frac{10^{5} L_{\odot}}{0.007 c^{2}} M^{6}", r"(45^{\circ}, 60^{\circ})", "12:30", "1e-8", "€5",
+    "7.6 Z", "2k", "5 cm", r"5\text{ m}", "10 m/s", "x < 5", "|x|", r"\|v\|", "1 or 2", "E. coli",
 )  # fmt: skip
 
 
@@ -76,6 +82,14 @@ def test_each_rule_has_an_example(pattern: str, found: str, example: str) -> Non
         (["A"], "letter", "is a list and no letter from A to D"),
         ("7.5", "integer", "is no integer"),
         (True, "integer", "is a bool and no integer"),
+        ("1.000", "integer", "has a point that may separate thousands, so that it may be two integers"),
+        ("-12.000", "integer", "has a point that may separate thousands, so that it may be two integers"),
+        ("1.234.567", "integer", "is no integer"),
+        *(
+            (value, kind, f"has the letter of an option and is no {kind} alone")
+            for value in ("C. 5", "(C) 5", "(C)5", "Option C", r"B) \frac12")
+            for kind in ("integer", "expression")
+        ),
     ],
 )
 def test_the_other_kinds(value: object, kind: AnswerKind, sentence: str) -> None:
@@ -92,6 +106,11 @@ def test_the_other_kinds(value: object, kind: AnswerKind, sentence: str) -> None
 def test_a_gold_whose_backslash_json_took(value: str, kind: AnswerKind) -> None:
     with pytest.raises(ValueError, match=r"the control character '\\.*JSON writes a backslash of LaTeX as \\\\$"):
         read_gold(value, kind)
+
+
+@pytest.mark.parametrize("value", ["27.0", "27.00", "1,000", 1000.0, Decimal("1.000"), "1234.000"], ids=repr)
+def test_an_integer_with_a_point_that_separates_no_thousands(value: object) -> None:
+    assert read_gold(value, "integer") in {"27", "1000", "1", "1234"}
 
 
 def test_spaces_around_a_gold_are_no_control_characters() -> None:
