@@ -159,7 +159,7 @@ def _read_folder(path: Path, split: str | None) -> list[Row]:
     if name not in data:
         raise UserError(f"benchmark.split={split} is not in {path}, which has {', '.join(data)}; choose one of these.")
     if files:
-        return [row for file in files[name] for row in rows_of_file(Path(file))]
+        return [row for file in files[str(name)] for row in rows_of_file(Path(file))]
     return _dataset_rows(data[name], str(path))
 
 
