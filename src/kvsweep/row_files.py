@@ -126,7 +126,10 @@ def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST)
     reader, first_line = csv.DictReader(lines, strict=True), 2
     try:
-        _refuse_repeated(reader.fieldnames or (), f"{path}:1", "column")
+        names = reader.fieldnames or ()
+        _refuse_repeated(names, f"{path}:1", "column")
+        if len(names) == 1 and (other := next((sign for sign in ";\t|" if sign in names[0]), None)):
+            raise UserError(f"{path}:1 separates its columns by {other!r}; write commas.")
         for values in reader:
             # Otherwise a stray comma would shift a value into another column.
             if None in values or None in values.values():
