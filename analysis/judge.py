@@ -132,7 +132,7 @@ def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[s
         )
     table = pd.DataFrame(rows)
     if sizes:
-        known = sorted(name for name in sizes if name in found)
+        known = sorted(name for name in sizes if name in found and name not in unknown)
         points = {"bytes": [sizes[name] for name in known], "pass_at_1": [found[name].difference for name in known]}
         best = pareto_front(pd.DataFrame(points, index=known), "bytes").index
         table["best of its bytes"] = ["yes" if name in best else "" for name in found]
@@ -151,7 +151,7 @@ def in_words(table: pd.DataFrame, baseline: str, margin: float) -> str:
     if (table["label"] == notation.MAY_BE_SAFE).any():
         lines.append("May be safe: safe by itself, but of so many settings one may be so by luck; add draws or files.")
     if (table["label"] == "worse").any():
-        lines.append(f"Worse: surely loses; whether {points} or less is open.")
+        lines.append("Worse: surely loses; how much is open.")
     if (table["label"] == "small loss").any():
         lines.append(f"Small loss: surely loses, and less than {points}.")
     lines.append('Greedy answers have no new draws: for them, and for other problems, read "problems like these".')

@@ -403,6 +403,16 @@ def test_rows_that_could_be_misread(
     assert (ended, said in out + err) == (code, True), out + err
 
 
+def test_a_file_that_lacks_answers_beats_none_of_its_bytes(
+    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    sides = {"full": rows(30, 8), "fp8": rows(30, 8), "torn": [row for n, row in enumerate(rows(30, 8)) if n % 11]}
+    files = [write(tmp_path / f"{name}.jsonl", side) for name, side in sides.items()]
+    _, out, _ = judge(*files, "--bytes", "fp8=0.5,torn=0.4")
+    ends = {line.split()[0]: line.split()[-1] for line in out.splitlines() if line.strip().startswith(("fp8", "torn"))}
+    assert (ends["fp8"], ends["torn"]) == ("yes", "0.4")
+
+
 def test_what_is_lost_is_counted_where_points_are(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     full, other = rows(30, 8), rows(30, 8)
     other = [row | {"correct": row["draw"] == 0 or row["id"] > "p2"} for row in other if row["id"] != "p0"] + other[:1]
