@@ -46,12 +46,12 @@ def notes(outputs: Outputs, baseline: str, margin: float) -> list[str]:
 
 
 def _check_alike(ours: Answer, theirs: Answer, baseline: str, name: str) -> None:
-    for what in ("gold", "prompt", "grade"):
+    for what in ("gold", "prompt", "prompt_hash", "grade"):
         values = [getattr(side, what) for side in (ours, theirs)]
         pair = [] if values[0] == values[1] else [_plain(value) for value in values if value is not None]
         if len({*pair} - {None}) > 1:
             files = f"{name} has" if name == baseline else f"{baseline} and {name} have"
-            two = f"two {what}s for problem {visible(ours.problem)!r:.60}, {pair[0]!r:.60} and {pair[1]!r:.60}"
+            two = f"{what} {pair[0]!r:.60} and {pair[1]!r:.60} for problem {visible(ours.problem)!r:.60}"
             way = "--correct NAME, --where filter=NAME" if what == "grade" else f"--column {what}=NAME"
             raise UserError(f"{files} {two}: give outputs of the same questions and grades, or choose by {way}.")
 

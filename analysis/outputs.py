@@ -20,10 +20,11 @@ _PROBLEM = ("problem_id", "doc_id", "id", "problem_idx", "question_id", "problem
 _DRAW = ("draw", "epoch", "sample", "repeat")
 _CORRECT = ("correct", "is_correct", "right", "passed", "score", "reward", "exact_match", "acc")
 _GOLD = ("gold", "target", "expected_answer")  # `answer` is the model's own in as many files
-_PROMPT = ("prompt", "prompt_hash", "input")
+_PROMPT = ("prompt", "input")
 _ENDING = ("stop_reason", "finish_reason")
 _TEXT = ("text", "completion", "response", "model_response", "output_text")
-_MEANINGS = {"id": _PROBLEM, "draw": _DRAW, "gold": _GOLD, "prompt": _PROMPT, "stop_reason": _ENDING, "text": _TEXT}
+_MEANINGS = {"id": _PROBLEM, "draw": _DRAW, "gold": _GOLD, "prompt": _PROMPT, "prompt_hash": ("prompt_hash",)}
+_MEANINGS |= {"stop_reason": _ENDING, "text": _TEXT}
 _VALUES = dict.fromkeys(("1", "1.0", "true", "c", "correct", "right", "yes", "pass", "passed"), 1.0)
 _VALUES |= dict.fromkeys(("0", "0.0", "false", "i", "incorrect", "wrong", "no", "fail", "failed"), 0.0)
 _CUT_OFF = ("length", "max_tokens", "model_length", "truncated")
@@ -45,6 +46,7 @@ class Answer:
     text: int | None
     gold: Any
     prompt: Any
+    prompt_hash: Any
     truncated: bool
 
     @property
@@ -195,6 +197,7 @@ def _answer(row: Values, place: str, asked: Asked, text: str | None) -> Answer:
         text=None if text is None else hash(text),
         gold=_first(row, _GOLD),
         prompt=_first(row, _PROMPT),
+        prompt_hash=row.get("prompt_hash"),
         truncated=_first(row, _ENDING) in _CUT_OFF,
     )
 
