@@ -19,7 +19,7 @@ _CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 _LOST_IN_GOLD = re.compile(_CONTROL + r"|[\t\n\r](?=[a-z])")
 # The published AIME 2025 has lost \frac and \triangle itself, so that these two are asked as they are.
 _LOST_IN_TEXT = re.compile(
-    r"(?!\x0crac)" + _CONTROL + r"|\t(?=imes|ext[a-z]{0,2}\{|heta|frac)|\n(?=abla|eq\b|otin)|\r(?=ight|ho\b)"
+    r"\x08|\x0c(?!rac)|\t(?=imes|ext[a-z]{0,2}\{|heta|frac)|\n(?=abla|eq\b|otin)|\r(?=ight|ho\b)"
 )
 _LOST_BY_OTHERS = re.compile(r"\x0c(?=rac)|\t(?=riangle)")
 # What programs write where a value is missing.
