@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,11 @@ _NAMED = 3  # problems that a note names
 Outputs = Mapping[str, Sequence[Answer]]
 
 
-def notes(outputs: Outputs, baseline: str, margin: float) -> list[str]:
-    """What a reader has to know of the pairs; golds, prompts or names of grades that differ raise a UserError."""
+def notes(outputs: Outputs, baseline: str, margin: float, gaps: Mapping[str, Pair]) -> list[str]:
+    """What a reader has to know of the pairs; golds, prompts or names of grades that differ raise a UserError.
+
+    `gaps` has the pair that `lacking` finds, of each setting that has one.
+    """
     known, found = {one.problem: one for one in outputs[baseline]}, list[str]()
     if not noninferiority.can_lose(np.array([one.correct for one in outputs[baseline]], dtype=float), margin):
         share = f"no more than {notation.percent(margin)}% of its answers"
@@ -39,9 +42,10 @@ def notes(outputs: Outputs, baseline: str, margin: float) -> list[str]:
             found.append(f"{name}: {counted(cut, 'answer')} of {len(answers):,} were cut off at their longest.")
         if ungraded := sum(one.correct is None for one in answers):
             found.append(f"{name}: {counted(ungraded, 'answer')} of {len(answers):,} have no grade and are left out.")
-        if name != baseline and (pair := lacking(answers, outputs[baseline])):
+        if name in gaps:
+            problem, draw = gaps[name]
             lost = f"what has no grade may be what it loses against {baseline}"
-            found.append(f"{name} is not called safe: {lost}, as draw {pair[1]} of problem {visible(pair[0])!r:.60}.")
+            found.append(f"{name} is not called safe: {lost}, as draw {draw} of problem {visible(problem)!r:.60}.")
     return found
 
 
@@ -90,9 +94,12 @@ def graded(outputs: Outputs) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["cell_id", "problem_id", "draw", "correct", "outcome"])
 
 
-def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[str, float]) -> pd.DataFrame:
+def verdicts(
+    outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[str, float], gaps: Container[str]
+) -> pd.DataFrame:
     """A row per setting: label, difference in points with both intervals, problems lost and won, declared bytes.
 
+    What is among the `gaps` lacks answers, and is not called safe.
     The correction for the number of settings, and the search for one to take, are those of a sweep (docs/report.md).
     """
     scores = dict(zip(outputs, score_array(graded(outputs), list(outputs)), strict=True))
@@ -100,10 +107,9 @@ def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[s
     found, losable = noninferiority.decide_grid(scores, full, margin=margin), noninferiority.can_lose(full, margin)
     if nothing := [name for name, one in found.items() if math.isnan(one.difference)]:
         raise UserError(f"{baseline} and {nothing[0]} share no graded pair of problem and draw: check ids and draws.")
-    unknown = {name for name in found if lacking(outputs[name], outputs[baseline])}
     # A sequence from the largest cache down needs all sizes; without them Holm's procedure decides alone.
     chains = [sorted(scores, key=lambda name: -sizes[name])] if scores.keys() <= sizes.keys() else []
-    p_holds = {name: 1.0 if name in unknown else one.p_holds for name, one in found.items()}
+    p_holds = {name: 1.0 if name in gaps else one.p_holds for name, one in found.items()}
     taken = noninferiority.hold_in_search(p_holds, chains)
     rows = []
     for name, one in found.items():
@@ -112,12 +118,12 @@ def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[s
         undecided = losable and one.label == "unclear"
         needed = noninferiority.draws_to_hold(scores[name], full, margin=margin) if undecided else None
         label = notation.chosen_label(one.label, name in taken)
-        label = "unclear" if name in unknown and one.label != "worse" else label
+        label = "unclear" if name in gaps and one.label != "worse" else label
         rows.append(
             {
                 "setting": visible(name),
                 "label": "unclear"
-                if name in unknown and one.label != "worse"
+                if name in gaps and one.label != "worse"
                 else notation.chosen_label(one.label, name in taken),
                 "points": notation.percent(one.difference, signed=True),
                 "interval": notation.interval(one.low, one.high, signed=True),
@@ -132,7 +138,7 @@ def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[s
         )
     table = pd.DataFrame(rows)
     if sizes:
-        known = sorted(name for name in sizes if name in found and name not in unknown)
+        known = sorted(name for name in sizes if name in found and name not in gaps)
         points = {"bytes": [sizes[name] for name in known], "pass_at_1": [found[name].difference for name in known]}
         best = pareto_front(pd.DataFrame(points, index=known), "bytes").index
         table["best of its bytes"] = ["yes" if name in best else "" for name in found]

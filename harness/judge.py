@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.judge import Outputs, in_words, notes, verdicts, without_copies
+from kvsweep.analysis.judge import Outputs, in_words, lacking, notes, verdicts, without_copies
 from kvsweep.analysis.outputs import Answer, Asked, read_outputs, read_texts
 from kvsweep.analysis.report.judged import judged_page, shown_pairs
 from kvsweep.command_line import FAILED, UNCLEAR, counted
@@ -61,10 +61,13 @@ def judge(
     single = {name: without_copies(answers) for name, answers in outputs.items()}
     same = "has the same text in all draws of a problem, as greedy decoding writes it: one draw counts."
     told += [f"{name} {same}" for name in outputs if len(single[name]) < len(outputs[name])]
-    outputs, told = single, [*notes(single, baseline, margin / 100), *told]
+    outputs = single
+    pairs = {name: lacking(answers, outputs[baseline]) for name, answers in outputs.items() if name != baseline}
+    gaps = {name: pair for name, pair in pairs.items() if pair}
+    told = [*notes(outputs, baseline, margin / 100, gaps), *told]
     for note in told:
         print(f"note: {note}")
-    table = verdicts(outputs, baseline, margin=margin / 100, sizes=sizes)
+    table = verdicts(outputs, baseline, margin=margin / 100, sizes=sizes, gaps=gaps)
     words = in_words(table, baseline, margin)
     print(table.to_string(index=False), words, sep="\n\n")
     if markdown is not None:

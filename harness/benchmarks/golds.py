@@ -15,8 +15,7 @@ _MOST_WORDS = 8
 _COMMANDS = re.compile(r"\\begin\{\w+\*?\}(?:\{\w*\})?|\\[A-Za-z]+|\$")
 _WORD = re.compile(r"(?<!\S)[^\W\d_]{2,}(?=[\s,.;:!?]|$)")
 # JSON reads the backslash of an unescaped LaTeX command, such as \frac or \times, as the sign of an escape.
-_CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
-_LOST_IN_GOLD = re.compile(_CONTROL + r"|[\t\n\r](?=[a-z])")
+_LOST_IN_GOLD = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|[\t\n\r](?=[a-z])")
 # The published AIME 2025 has lost \frac and \triangle itself, so that these two are asked as they are.
 _LOST_IN_TEXT = re.compile(
     r"\x08|\x0c(?!rac)|\t(?=imes|ext[a-z]{0,2}\{|heta|frac)|\n(?=abla|eq\b|otin)|\r(?=ight|ho\b)"

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -235,9 +234,9 @@ def _problem_text(row: Row, column: str) -> str:
 
 def _warn(rows: list[Row], column: str) -> None:
     """Name the first problem that has lost a backslash; a published benchmark is asked as it was published."""
-    found = ((row, fault) for row in rows if (fault := text_warning(row.values[column])))
-    for row, fault in islice(found, 1):
-        print(f"{row.where} {fault}; the problem is asked as it is.", file=sys.stderr)
+    found = (f"{row.where} {fault}" for row in rows if (fault := text_warning(row.values[column])))
+    if first := next(found, None):
+        print(f"{first}; the problem is asked as it is.", file=sys.stderr)
 
 
 def _gold(row: Row, column: str, config: BenchmarkConfig, problem_id: str) -> str:

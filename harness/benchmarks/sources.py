@@ -145,9 +145,7 @@ def _read_folder(path: Path, split: str | None) -> list[Row]:
     wanted = {} if saved else _wanted(path)
     try:
         files = {} if saved else _files(datasets.load_dataset_builder(**wanted))
-        data: Any = files
-        if not files:
-            data = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(**wanted)
+        data: Any = files or (datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(**wanted))
     except Exception as error:  # As in `_read_hub`, the errors have no common base.
         if fault := _cache_fault(error):
             raise UserError(f"benchmark.path={path} did not load; {fault}.") from error

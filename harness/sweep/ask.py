@@ -49,6 +49,10 @@ class _Usage(msgspec.Struct):
     completion_tokens: Tokens
     completion_tokens_details: dict[str, Tokens | None] | None = None
 
+    @property
+    def thinking(self) -> Tokens | None:
+        return (self.completion_tokens_details or {}).get("reasoning_tokens")
+
 
 class _Answer(msgspec.Struct):
     choices: list[_Choice]
@@ -167,7 +171,6 @@ class _Asker:
         ending = _ENDINGS.get(choice.finish_reason)
         if ending is None:
             raise self._error(f"ends a text with finish_reason {choice.finish_reason!r}, neither stop nor length")
-        counts = answer.usage.completion_tokens_details or {}
         return Completion(
             problem_id=pair[0],
             draw=pair[1],
@@ -178,7 +181,7 @@ class _Asker:
             peak_length=None,
             num_tokens=answer.usage.completion_tokens,
             prompt_tokens=answer.usage.prompt_tokens,
-            thinking_tokens=counts.get("reasoning_tokens"),
+            thinking_tokens=answer.usage.thinking,
             stop_reason=ending,
             seed=self.job.seed,
             seconds=seconds,
@@ -192,7 +195,7 @@ class _Asker:
         if len(self.models) > 1:
             raise ValueError(f"texts are of the models {', '.join(sorted(map(str, self.models)))}")
         count, most = answer.usage.completion_tokens, self.job.decoding.max_new_tokens
-        thinking = (answer.usage.completion_tokens_details or {}).get("reasoning_tokens") or 0
+        thinking = answer.usage.thinking or 0
         if count < max(thinking, bool(text)) or ("max_tokens" not in self.server.extra and count > most):
             raise ValueError(f"it counts {count} tokens, {thinking} of thinking, where 1 to {most} are possible")
 

@@ -51,8 +51,9 @@ class Server(FullCache):
         if self.key_env is not None and not os.environ.get(self.key_env):
             # Nor is this value: who mistakes the setting gives the key.
             raise UserError("engine.key_env names no environment variable that is set: set it, and give its name.")
-        for name in (name for name, value in self.extra.items() if name in _DECLARED and value is not None):
-            raise UserError(f"engine.extra={{{name}: ...}} changes what the cell declares: set {_DECLARED[name]}.")
+        for name, value in self.extra.items():
+            if name in _DECLARED and value is not None:
+                raise UserError(f"engine.extra={{{name}: ...}} changes what the cell declares: set {_DECLARED[name]}.")
 
     @property
     def key(self) -> str | None:
