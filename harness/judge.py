@@ -1,26 +1,34 @@
 """`kvsweep judge`: is one engine or setting worse than another, by the outputs of both?"""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any
+
+import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.judge import Outputs, in_words, lacking, notes, verdicts, without_copies
-from kvsweep.analysis.outputs import Answer, Asked, read_outputs, read_texts
+from kvsweep.analysis.outputs import Answer, Asked, Outputs, graded, read_outputs, read_texts
 from kvsweep.analysis.report.judged import judged_page, shown_pairs
+from kvsweep.analysis.statistics import noninferiority
+from kvsweep.analysis.statistics.inference import score_array
+from kvsweep.analysis.statistics.metrics import pareto_front
 from kvsweep.command_line import FAILED, UNCLEAR, counted
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
 from kvsweep.files import replace_text
 from kvsweep.harness.grading.answers import AnswerKind, Job, canonical_gold
 from kvsweep.harness.grading.grader import Grader
+from kvsweep.records import Pair
 
-_NAMED = 5  # answers that a note names
+_NAMED = 4  # problems or answers that a note names
 _BATCH = 2000  # texts in memory while they are graded
-Text = tuple[Answer, str | None]
+_LEGEND = {
+    "unclear": "Unclear: too few answers, or some lack, as a note says. "
+    '"Draws to decide" are the draws per problem that would show that it is safe (90%).',
+    notation.MAY_BE_SAFE: "May be safe: by itself, but of so many settings one may be so by luck; add draws or files.",
+    "small loss": "Small loss: surely loses, and less than the margin.",
+    "worse": "Worse: surely loses; how much is open.",
+}
 
 
 def judge(
@@ -30,17 +38,14 @@ def judge(
     full: str | None,
     margin: float,
     sizes: Mapping[str, float],
-    correct: str | None,
-    where: Mapping[str, str],
-    columns: Mapping[str, str],
-    grades: str,
+    asked: Asked,
     gold: Path | None,
     kind: AnswerKind,
     markdown: Path | None,
     html: Path | None,
 ) -> int:
     """Print a verdict on each file of outputs beside the baseline's; the exit status of the worst verdict."""
-    if gold is not None and grades != "ours":
+    if gold is not None and asked.graded:
         raise UserError(f"--gold {gold} is read by --grades ours alone: give both.")
     written = [path.resolve() for path in (markdown, html) if path is not None]
     if len({*written} - {path.resolve() for path in (*files, gold or files[0])}) < len(written):
@@ -49,34 +54,22 @@ def judge(
     baseline = next(iter(paths)) if full is None else full
     if unknown := sorted({baseline, *sizes} - set(paths)):
         raise UserError(f"{unknown[0]} names none of the files: choose from {', '.join(paths)}.")
-    asked = Asked(correct=correct, where=where, columns=columns, graded=grades == "theirs")
-    outputs: Outputs = {name: read_outputs(path, asked) for name, path in paths.items()}
-    told = list[str]()
-    texts = partial(read_texts, asked=asked)
-    if grades == "ours":
-        golds = {} if gold is None else _golds(gold)
-        with Grader() as grader:
-            ours = {name: list(_graded(grader, texts(path), path, golds, kind)) for name, path in paths.items()}
-        told, outputs = [note for name in paths for note in _disagreements(name, outputs[name], ours[name])], ours
-    single = {name: without_copies(answers) for name, answers in outputs.items()}
+    read: Outputs = {name: read_outputs(path, asked) for name, path in paths.items()}
+    taken, disagreements = (read, []) if asked.graded else _graded_anew(read, paths, asked, gold, kind)
+    outputs = {name: _without_copies(answers) for name, answers in taken.items()}
+    table, told = _verdicts(outputs, baseline, margin=margin / 100, sizes=sizes)
     same = "has the same text in all draws of a problem, as greedy decoding writes it: one draw counts."
-    told += [f"{name} {same}" for name in outputs if len(single[name]) < len(outputs[name])]
-    outputs = single
-    pairs = {name: lacking(answers, outputs[baseline]) for name, answers in outputs.items() if name != baseline}
-    gaps = {name: pair for name, pair in pairs.items() if pair}
-    told = [*notes(outputs, baseline, margin / 100, gaps), *told]
-    for note in told:
-        print(f"note: {note}")
-    table = verdicts(outputs, baseline, margin=margin / 100, sizes=sizes, gaps=gaps)
-    words = in_words(table, baseline, margin)
+    told += [*disagreements, *(f"{name} {same}" for name in paths if len(outputs[name]) < len(read[name]))]
+    print(*(f"note: {note}\n" for note in told), sep="", end="")
+    words = _in_words(table, baseline, margin)
     print(table.to_string(index=False), words, sep="\n\n")
     if markdown is not None:
         lines = [[str(name) for name in table.columns], *table.astype(str).to_numpy().tolist()]
         replace_text(markdown, f"{notation.markdown(lines)}\n\n{words}\n")
     if html is not None:
         wanted = shown_pairs(outputs, baseline)
-        beside = {name: {a.key: t for a, t in texts(path) if t and a.key in wanted} for name, path in paths.items()}
-        replace_text(html, judged_page(table, words, told, outputs, baseline, beside))
+        texts = {n: {a.key: t for a, t in read_texts(p, asked) if t and a.key in wanted} for n, p in paths.items()}
+        replace_text(html, judged_page(table, words, told, outputs, baseline, texts))
         print(html)
     labels = set(table["label"])
     return FAILED if "worse" in labels else UNCLEAR if labels & {"unclear", notation.MAY_BE_SAFE} else 0
@@ -85,58 +78,160 @@ def judge(
 def _named(files: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
     # Programs name the outputs of each run alike, in a folder for each.
     stems, folders = [path.stem for path in files], [path.absolute().parent.name for path in files]
-    by_folder = len(set(stems)) < len(stems) == len(set(folders))
-    titles = list(names) or (folders if by_folder else stems)
-    if len(files) < 2 or len(titles) != len(files):
-        raise UserError(f"{counted(len(files), 'file')} and {counted(len(titles), 'name')}: give two files or more.")
-    if len(set(titles)) < len(titles):
-        raise UserError(f"two files are named {visible(max(titles, key=titles.count))}: give each a --name.")
+    titles = list(names) or (folders if len(set(stems)) < len(stems) == len(set(folders)) else stems)
+    if len(files) < 2 or not len(files) == len(titles) == len(set(titles)):
+        given = f"{counted(len(files), 'file')} and the names {visible(', '.join(titles))}"
+        raise UserError(f"{given}: give two files or more, and each a --name of its own.")
     return dict(zip(titles, files, strict=True))
 
 
-def _golds(path: Path) -> dict[str, Any]:
-    """The right answers by problem, from rows of id and gold."""
-    found: dict[str, Any] = {}
-    for one in (answer for answer, _ in read_texts(path, Asked(graded=False))):
-        if one.gold is None or found.setdefault(one.problem, one.gold) != one.gold:
-            wrong = f"{path} has no gold for problem {visible(one.problem)!r:.60}, or two"
-            raise UserError(f"{wrong}: give rows of id and gold.")
-    return found
+def _graded_anew(
+    read: Outputs, paths: Mapping[str, Path], asked: Asked, gold: Path | None, kind: AnswerKind
+) -> tuple[Outputs, list[str]]:
+    """The answers with the grades that `kvsweep grade` would give, and what differs from the files' own."""
+    rows = [] if gold is None else [one for one, _ in read_texts(gold, Asked(graded=False))]
+    golds, ours, told = {one.problem: one.gold for one in rows}, dict[str, list[Answer]](), list[str]()
+    if wrong := [one for one in rows if one.gold is None or one.gold != golds[one.problem]]:
+        raise UserError(f"{gold} has not one gold for problem {visible(wrong[0].problem)!r:.60}: write one.")
+    with Grader() as grader:
+        for name, path in paths.items():
+            jobs = (_job(a, text, path, golds.get(a.problem, a.gold), kind) for a, text in read_texts(path, asked))
+            right = list[bool]()
+            while batch := list(itertools.islice(jobs, _BATCH)):
+                right += [verdict.outcome == "correct" for verdict in grader.judge(batch)]
+            ours[name] = [a._replace(correct=float(r), grade=None) for a, r in zip(read[name], right, strict=True)]
+            told += _disagreements(name, read[name], ours[name])
+    return ours, told
 
 
-def _graded(
-    grader: Grader, answers: Iterator[Text], path: Path, golds: Mapping[str, Any], kind: AnswerKind
-) -> Iterator[Answer]:
-    """The answers with the grades that `kvsweep grade` would give; one that cannot be graded raises a UserError."""
-    while batch := list(islice(answers, _BATCH)):
-        jobs = [_job(one, text, path, golds, kind) for one, text in batch]
-        for (one, _), verdict in zip(batch, grader.judge(jobs), strict=True):
-            yield replace(one, correct=float(verdict.outcome == "correct"), grade=None)
-
-
-def _job(one: Answer, text: str | None, path: Path, golds: Mapping[str, Any], kind: AnswerKind) -> Job:
-    gold = _gold_of(golds.get(one.problem, one.gold), kind)
-    if text is None or gold is None:
+def _job(one: Answer, text: str | None, path: Path, gold: object, kind: AnswerKind) -> Job:
+    right = canonical_gold(str(gold), kind) if type(gold) in (str, int) else None
+    if text is None or right is None:
         lacks = "no text" if text is None else f"no gold of the kind {kind}"
         place = f"{path}: problem {visible(one.problem)!r:.60}, draw {one.draw} has {lacks}"
         raise UserError(f"{place}: --grades ours needs text and gold (--gold FILE, --kind, --column text=NAME).")
     # Served texts have their thinking in front, between tags, or not at all.
-    thinks = "<think>" in text or "</think>" in text
-    rule = {"answer_from": "after_think" if thinks else "whole_text"}
-    return Job(text=text, stop_reason="length" if one.truncated else "stop", gold=gold, kind=kind, rule=rule)
-
-
-def _gold_of(gold: Any, kind: AnswerKind) -> str | None:
-    """The gold of an `Answer` as the grader takes it; a list of one counts as that one."""
-    if isinstance(gold, list) and len(gold) == 1:
-        [gold] = gold
-    return canonical_gold(str(gold), kind) if isinstance(gold, str | int) and not isinstance(gold, bool) else None
+    rule = {"answer_from": "after_think" if "<think>" in text or "</think>" in text else "whole_text"}
+    return Job(text=text, stop_reason="length" if one.truncated else "stop", gold=right, kind=kind, rule=rule)
 
 
 def _disagreements(name: str, theirs: Sequence[Answer], ours: Sequence[Answer]) -> Iterator[str]:
-    known = {one.key: one.correct for one in theirs if one.correct is not None}
-    differ = [one for one in ours if known.get(one.key, one.correct) != one.correct]
-    if known:
-        words = [f"{one.problem} draw {one.draw} (ours {'right' if one.correct else 'wrong'})" for one in differ]
-        shown = "; ".join(map(visible, words[:_NAMED])) + "; ..." * (len(words) > _NAMED)
-        yield f"{name}: {len(differ)} of {len(known):,} grades differ from the file's own{': ' * bool(words)}{shown}."
+    pairs = [(one, old.correct) for one, old in zip(ours, theirs, strict=True) if old.correct is not None]
+    differ = [one for one, old in pairs if one.correct != old]
+    words = [f"{one.problem} draw {one.draw} (ours {'right' if one.correct else 'wrong'})" for one in differ[:_NAMED]]
+    shown = ": " * bool(words) + "; ".join(map(visible, words)) + "; ..." * (len(differ) > _NAMED)
+    if pairs:
+        yield f"{name}: {len(differ)} of {len(pairs):,} grades differ from the file's own{shown}."
+
+
+def _without_copies(answers: Sequence[Answer]) -> Sequence[Answer]:
+    """One draw where all draws of each problem have the same text: greedy decoding's copies say nothing more."""
+    texts = {(one.problem, one.text) for one in answers}
+    problems = {problem for problem, text in texts if text is not None}
+    first = min(one.draw for one in answers)
+    return [a for a in answers if a.draw == first] if len(problems) == len(texts) < len(answers) else answers
+
+
+def _verdicts(
+    outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[str, float]
+) -> tuple[pd.DataFrame, list[str]]:
+    """A row per setting: label, difference in points with both intervals, problems lost and won, declared bytes.
+
+    With it comes what a reader has to know of the pairs. A setting that lacks answers is not called safe. Golds,
+    prompts and names of grades that differ, and settings without a pair raise a UserError. The correction for the
+    number of settings, and the search for one to take, are those of a sweep (docs/report.md).
+    """
+    scores = dict(zip(outputs, score_array(graded(outputs), list(outputs)), strict=True))
+    full = scores.pop(baseline)
+    losable = noninferiority.can_lose(full, margin)
+    gaps = {name: _lacking(outputs[name], outputs[baseline]) for name in scores}
+    told = [note for name in outputs for note in _notes(outputs, baseline, name, gaps.get(name))]
+    if not losable:
+        told.insert(0, f"{baseline} is right in at most {notation.percent(margin)}%: nothing is safe beside it.")
+    found = noninferiority.decide_grid(scores, full, margin=margin)
+    if nothing := [name for name, one in found.items() if notation.missing(one.difference)]:
+        raise UserError(f"{baseline} and {nothing[0]} share no graded pair of problem and draw: check ids and draws.")
+    # A sequence from the largest cache down needs all sizes; without them Holm's procedure decides alone.
+    chains = [sorted(scores, key=lambda name: -sizes[name])] if scores.keys() <= sizes.keys() else []
+    p_holds = {name: 1.0 if gaps[name] else one.p_holds for name, one in found.items()}
+    taken = noninferiority.hold_in_search(p_holds, chains)
+    rows = dict[str, dict[str, object]]()
+    for name, one in found.items():
+        lead = noninferiority.paired(scores[name], full).mean(1)
+        elsewhere = noninferiority.decide(scores[name], full, margin=margin, population="like_these")
+        label = "unclear" if gaps[name] and one.label != "worse" else notation.chosen_label(one.label, name in taken)
+        undecided = losable and one.label == "unclear"
+        needed = f"{noninferiority.draws_to_hold(scores[name], full, margin=margin):,}" if undecided else ""
+        rows[name] = {
+            "setting": visible(name),
+            "label": label,
+            "points": notation.percent(one.difference, signed=True),
+            "interval": notation.interval(one.low, one.high, signed=True),
+            "problems like these": notation.interval(elsewhere.low, elsewhere.high, signed=True),
+            "lost": int((lead < 0).sum()),
+            "won": int((lead > 0).sum()),
+            "problems": len(lead),
+            "draws": one.draws,
+            "draws to decide": needed,
+            "bytes (declared)": notation.number(sizes[name]) if name in sizes else "",
+        }
+    table = pd.DataFrame([*rows.values()])
+    if sizes:
+        known = [(sizes[name], one.difference, name) for name, one in found.items() if name in sizes and not gaps[name]]
+        best = pareto_front(pd.DataFrame(known, columns=["bytes", "pass_at_1", "name"]), "bytes")["name"]
+        table["best of its bytes"] = ["yes" if name in set(best) else "" for name in found]
+    return table, told
+
+
+def _lacking(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Pair | None:
+    # An engine may fail where it would be wrong.
+    sides = [{one.key for one in side if one.correct is not None} for side in (answers, baseline)]
+    draws = sorted(set.intersection(*({draw for _, draw in side} for side in sides)))
+    asked = itertools.product(dict.fromkeys(one.problem for one in baseline), draws)
+    return next((pair for pair in asked if not all(pair in side for side in sides)), None)
+
+
+def _notes(outputs: Outputs, baseline: str, name: str, gap: Pair | None) -> Iterator[str]:
+    known, answers = {one.problem: one for one in outputs[baseline]}, outputs[name]
+    for one in answers:
+        _check_alike(known.get(one.problem, one), one, baseline, name)
+    if alone := sorted(known.keys() ^ {one.problem for one in answers}):
+        shown = ", ".join(repr(visible(one)) for one in alone[:_NAMED]) + ", ..." * (len(alone) > _NAMED)
+        yield f"{counted(len(alone), 'problem')} of {baseline} or {name} alone are left out: {shown}."
+    if cut := sum(one.truncated for one in answers):
+        yield f"{name}: {counted(cut, 'answer')} of {len(answers):,} were cut off at their longest."
+    if ungraded := sum(one.correct is None for one in answers):
+        yield f"{name}: {counted(ungraded, 'answer')} of {len(answers):,} have no grade and are left out."
+    if gap:
+        place = f"draw {gap[1]} of problem {visible(gap[0])!r:.60}"
+        yield f"{name} is not called safe: what has no grade may be what it loses against {baseline}, as {place}."
+
+
+def _check_alike(ours: Answer, theirs: Answer, baseline: str, name: str) -> None:
+    for what in ("gold", "prompt", "prompt_hash", "grade"):
+        values = [getattr(side, what) for side in (ours, theirs)]
+        pair = [] if values[0] == values[1] else [_plain(value) for value in values if value is not None]
+        if len({*pair} - {None}) > 1:
+            files = f"{name} has" if name == baseline else f"{baseline} and {name} have"
+            two = f"{what} {pair[0]!r:.60} and {pair[1]!r:.60} for problem {visible(ours.problem)!r:.60}"
+            way = "--correct NAME, --where filter=NAME" if what == "grade" else f"--column {what}=NAME"
+            raise UserError(f"{files} {two}: give outputs of the same questions and grades, or choose by {way}.")
+
+
+def _plain(value: object) -> str | None:
+    """A gold, prompt or grade without what makes no difference: spaces, and the ids of messages."""
+    parts = value if isinstance(value, list) else [value]
+    plain = [{k: v for k, v in part.items() if k != "id"} if isinstance(part, dict) else part for part in parts]
+    return " ".join(" ".join(map(str, plain)).split()) or None
+
+
+def _in_words(table: pd.DataFrame, baseline: str, margin: float) -> str:
+    """What the labels speak of, and what to do next."""
+    points, labels = counted(notation.number(margin), "point"), set(table["label"])
+    lines = [
+        f"Safe: very likely loses less than {points} of accuracy against {visible(baseline)}, on these problems asked "
+        f"again. A setting that truly loses {points} is called safe at most once in 40.",
+        *(text for label, text in _LEGEND.items() if label in labels),
+        'Greedy answers have no new draws: for them, and for other problems, read "problems like these".',
+    ]
+    return "\n".join(lines)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvsweep.analysis.judge import Outputs, graded
-from kvsweep.analysis.outputs import Answer
+from kvsweep.analysis.outputs import Answer, Outputs, graded
 from kvsweep.analysis.report.drilldown import common_length, outcome_map, packed
 from kvsweep.analysis.report.rendering import render, script_json
 from kvsweep.records import Pair, content_hash
@@ -28,17 +27,16 @@ def judged_page(
     table: pd.DataFrame, words: str, notes: Sequence[str], outputs: Outputs, full: str, texts: Texts
 ) -> str:
     """The HTML page: `table` and `words` of the verdicts, `notes`, and some of the `texts`, by file and pair."""
-    ids = {name: f"file{number}" for number, name in enumerate(outputs)}
+    others, ids = [name for name in outputs if name != full], {name: f"file{n}" for n, name in enumerate(outputs)}
+    rows = table[["points", "interval", "label"]].to_numpy()  # in the order of the other files
+    said = {
+        name: f"{row[0]} points against {full} ({row[1]}): {row[2]}" for name, row in zip(others, rows, strict=True)
+    }
     cells, blocks = [], {}
-    labels = iter(table.to_dict("records"))  # in the order of the other files
-    for name in sorted(outputs, key=lambda name: name != full):
+    for name in (full, *others):
         grades = [one.correct for one in outputs[name] if one.correct is not None]
-        score = sum(grades) / len(grades) if grades else None
-        own = {"cell_id": ids[name], "name": name, "graded": len(grades), "pass_at_1": score}
-        if name != full:
-            said = next(labels)
-            own["said"] = f"{said['points']} points against {full} ({said['interval']}): {said['label']}"
-        cells.append(own)
+        score = {"graded": len(grades), "pass_at_1": sum(grades) / len(grades) if grades else None}
+        cells.append({"cell_id": ids[name], "name": name, "said": said.get(name), **score})
         shown = [one for one in outputs[name] if one.key in texts[name]]
         draws = [_draw(one, texts[name], texts[full]) for one in shown]
         problems = {one.problem: {"gold": _shown(one.gold), "question": _shown(one.prompt)} for one in shown}
@@ -53,7 +51,7 @@ def judged_page(
         words=words.splitlines(),
         notes=notes,
         names=list(outputs),
-        shown=[ids[name] for name in outputs if name != full],
+        shown=[ids[name] for name in others],
         full=full,
         nonce=content_hash(["nonce", *outputs]),
         blocks=blocks,

@@ -9,6 +9,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -256,12 +257,14 @@ def judge(**options: Any) -> None:
     lm-evaluation-harness, a log of inspect_ai, details of lighteval, or results.jsonl of NeMo Evaluator. The exit
     status is 0 if all are safe, 1 if one is worse, 4 if one is unclear.
     """
+    from kvsweep.analysis.outputs import Asked
     from kvsweep.harness.judge import judge
 
     words = [word for given in options.pop("sizes") for word in given.split(",")]
     sizes = {name: _share(name, share) for name, share in map(_pair, words)}
-    pairs = {name: dict(map(_pair, options[name])) for name in ("where", "columns")}
-    sys.exit(judge(**{**options, "sizes": sizes, **pairs}))
+    pairs = {name: dict(map(_pair, options.pop(name))) for name in ("where", "columns")}
+    asked = Asked(correct=options.pop("correct"), graded=options.pop("grades") == "theirs", **pairs)
+    sys.exit(judge(**options, sizes=sizes, asked=asked))
 
 
 def _pair(word: str) -> tuple[str, str]:
@@ -272,13 +275,10 @@ def _pair(word: str) -> tuple[str, str]:
 
 
 def _share(name: str, text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 < share < float("inf"):
-        raise UserError(f"--bytes {name}={text} must be a number above 0: 1 is the full cache's bytes.")
-    return share
+    with suppress(ValueError):
+        if 0 < (share := float(text)) < math.inf:
+            return share
+    raise UserError(f"--bytes {name}={text} must be a number above 0: 1 is the full cache's bytes.")
 
 
 @program.command()

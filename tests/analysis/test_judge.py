@@ -11,7 +11,6 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +148,10 @@ def test_our_grades_in_place_of_theirs(judge: Callable[..., tuple[int, str, str]
     # Golds of a file of their own count before those of the outputs.
     golds = write(tmp_path / "golds.jsonl", [{"id": f"p{p}", "gold": f"{p}.0"} for p in range(30)])
     assert judge(full, worse, *own, "--grades", "ours", "--gold", golds)[0] == 1
+    twice = write(tmp_path / "twice.jsonl", [{"id": "p0", "draw": d, "gold": str(d)} for d in range(2)])
+    for wrong in (twice, write(tmp_path / "no.jsonl", [{"id": "p0"}])):
+        code, _, err = judge(full, worse, *own, "--grades", "ours", "--gold", wrong)
+        assert (code, f"{wrong} has not one gold for problem 'p0': write one." in err) == (2, True)
     code, _, err = judge(full, worse, *own, "--grades", "ours", "--kind", "letter")
     assert (code, "problem 'p0', draw 0 has no gold of the kind letter" in err) == (2, True)
     code, _, err = judge(full, worse, "--correct", "ok", "--grades", "ours")
@@ -218,7 +221,7 @@ def test_the_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--where KEY=VALUE"):
         read_outputs(both)
     chosen = read_outputs(both, Asked(where={"filter": "strict"}))
-    assert [replace(one, grade="exact_match") for one in chosen] == answers
+    assert [one._replace(grade="exact_match") for one in chosen] == answers
     assert {one.grade for one in chosen} == {"exact_match strict"}
 
 
@@ -315,7 +318,7 @@ def test_nothing_is_safe_beside_a_baseline_that_solves_nothing(
     files = [write(tmp_path / f"{name}.jsonl", rows(30, 8, lost=30)) for name in ("full", "same")]
     code, out, _ = judge(*files)
     assert code == 4
-    assert "note: full is right in no more than 5.0% of its answers, so nothing can be called safe beside it." in out
+    assert "note: full is right in at most 5.0%: nothing is safe beside it." in out
 
 
 @pytest.mark.parametrize("way", ["ungraded", "left out", "baseline", "more draws", "more problems", "worse"])
@@ -488,6 +491,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "id of true": (b'{"id": true, "correct": 1}\n', "has no problem's id"),
     "id of a list": (b'{"id": ["a"], "correct": 1}\n', "has no problem's id"),
     "id of nothing": (b'{"id": "", "correct": 1}\n', "has no problem's id"),
+    "a row of nothing": (b'{"id": "a", "correct": 1}\n{}\n', "bad:2 has no problem's id"),
     "no grade": (b'{"id": "a"}\n', "has no grade: name one with --correct"),
     "half right": (b'{"id": "a", "score": 0.5}\n', "score=0.5, which is neither right nor wrong"),
     "NaN": (b'{"id": "a", "correct": NaN}\n', "correct=nan, which is neither right nor wrong"),
@@ -501,7 +505,10 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "draw true": (b'{"id": "a", "draw": true, "correct": 1}\n', "whole number from 0"),
     "draw of words": (b'{"id": "a", "draw": "x", "correct": 1}\n', "has the draw x"),
     "twice": (b'{"id": "a", "correct": 1}\n' * 2, "has draw 0 of problem 'a' 2 times"),
-    "a space apart": (b'{"id": "a b", "correct": 1}\n{"id": "a  b", "correct": 1}\n', "differ in spaces alone"),
+    "a space apart": (
+        b'{"id": "a b", "correct": 1}\n{"id": "a  b", "correct": 1}\n',
+        "has draw 0 of problem 'a b' 2 times",
+    ),
     "torn": (b'{"id": "a", "correct": 1}\n{"id": "b", "cor', ":2 is not a JSON object"),
     "a number a line": (b'{"id": "a", "correct": 1}\n5\n', ":2 is not a JSON object"),
     "a list of numbers": (b"[1, 2]", "holds no list of rows"),
@@ -589,9 +596,9 @@ def test_a_zip_that_is_a_bomb_or_no_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["FULL"], "1 file and 1 name: give two files or more."),
-        (["FULL", "FULL"], "two files are named full: give each a --name."),
-        (["FULL", "OTHER", "--name", "x"], "2 files and 1 name"),
+        (["FULL"], "1 file and the names full: give two files or more, and each a --name of its own."),
+        (["FULL", "FULL"], "2 files and the names full, full: give two files"),
+        (["FULL", "OTHER", "--name", "x"], "2 files and the names x: give"),
         (["FULL", "OTHER", "--full", "none"], "none names none of the files: choose from full, other."),
         (["FULL", "OTHER", "--bytes", "x=0.5"], "x names none of the files"),
         (["FULL", "OTHER", "--bytes", "other=half"], "--bytes other=half must be a number above 0"),
