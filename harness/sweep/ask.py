@@ -21,6 +21,7 @@ from kvsweep.records import Completion, Pair, StopReason, Tokens, content_hash
 # The client waits 0.5 s, 1 s, 2 s, ... and then 8 s, or as long as the server says: about a minute in all.
 RETRIES, CONNECT_S = 11, 10.0
 _BEAT_S = 1.0
+_OF_ONE_QUESTION = (400, 413, 422)  # with these a server answers, but not this request
 _SHOWN = 200  # characters of what a server said
 _ENDINGS: dict[str | None, StopReason] = {"stop": "stop", "length": "length"}
 
@@ -29,6 +30,10 @@ class ServerError(UserError):
     """A server does not answer, or answers what is no completion."""
 
     exit_code = FAILED
+
+
+class _RefusedError(ServerError):
+    """A server gives no completion of this one question, such as one too long for its context."""
 
 
 class _Message(msgspec.Struct):
@@ -95,9 +100,14 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int]) -> N
         prompts = {problem.id: problem.prompt for problem in job.benchmark.problems}
         free = asyncio.Semaphore(server.parallel)
         asker = _Asker(job=job, server=server, client=client, prompts=prompts, free=free)
+        refused: list[_RefusedError] = []
 
         async def answer(pair: Pair) -> None:
-            completion = await asker.ask(pair)
+            try:
+                completion = await asker.ask(pair)
+            except _RefusedError as error:
+                refused.append(error)  # the other questions are asked all the same
+                return
             work.append(cell_id, completion)
             written[cell_id] += completion.num_tokens
 
@@ -109,6 +119,8 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int]) -> N
                     tasks.create_task(answer(pair))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        if refused:
+            raise ServerError(f"{refused[0]} Answers that lack: {len(refused)} of {len(work.share.pairs)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +154,8 @@ class _Asker:
         try:
             return (await api.with_raw_response.create(**given)).content
         except openai.APIStatusError as error:
-            raise self._error(f"answers {error.status_code}: {error.response.text}") from None
+            kind = _RefusedError if error.status_code in _OF_ONE_QUESTION else ServerError
+            raise self._error(f"answers {error.status_code}: {error.response.text}", kind) from None
         except openai.APIConnectionError as error:
             raise self._error(f"does not answer: {error.__cause__ or error}") from None
 
@@ -170,7 +183,8 @@ class _Asker:
             raise self._error(f"sends what is no completion ({error}): {said}") from None
         ending = _ENDINGS.get(choice.finish_reason)
         if ending is None:
-            raise self._error(f"ends a text with finish_reason {choice.finish_reason!r}, neither stop nor length")
+            why = f"ends a text with finish_reason {choice.finish_reason!r}, neither stop nor length"
+            raise self._error(why, _RefusedError)
         return Completion(
             problem_id=pair[0],
             draw=pair[1],
@@ -215,8 +229,8 @@ class _Asker:
         closed = f"{tags.end}{message.content}" if message.content or choice.finish_reason == "stop" else ""
         return f"{tags.start or ''}{thinking}{closed}"
 
-    def _error(self, what: str) -> ServerError:
+    def _error(self, what: str, kind: type[ServerError] = ServerError) -> ServerError:
         """One sentence, in which no key stands, whatever the server has said."""
         said = what.replace(self.server.key, "***") if self.server.key else what
         said = visible(" ".join(said.split()))[:_SHOWN]
-        return ServerError(f"{self.server.url} ({self.server.name}) {said}; mend it, and the same command goes on.")
+        return kind(f"{self.server.url} ({self.server.name}) {said}; mend it, and the same command goes on.")

@@ -298,6 +298,31 @@ def test_what_is_no_completion_is_one_sentence(
     assert not {body["seed"] for body in good.asked} & {body["seed"] for body in server.asked[:4]}
 
 
+@pytest.mark.parametrize("answer", [lambda handler, number: handler.say(400, "too long"), ended_by("content_filter")])
+def test_a_question_that_is_refused_stops_no_other_one(
+    answer: Callable[[Handler, int], None],
+    adder: Callable[..., Adder],
+    words: list[str],
+    kvsweep: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    def misbehave(handler: Handler, number: int) -> bool:
+        refused = "What is 1+7?" in str(handler.server.asked[-1])
+        if refused:
+            answer(handler, number)
+        return refused
+
+    server = adder(misbehave)
+    ended = kvsweep(*words, f"engine.url={server.url}", "engine.parallel=1")
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1].startswith(f"kvsweep: error: {server.url} (full) ")
+    assert ended.err.splitlines()[-1].endswith("and the same command goes on. Answers that lack: 2 of 12.")
+    assert len(rows(tmp_path)) == 10
+    good = adder()
+    assert kvsweep(*words, f"engine.url={good.url}").code == 0
+    assert len(good.asked) == 2
+
+
 def test_a_dead_server_stops_no_other_one(
     adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
 ) -> None:
