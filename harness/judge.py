@@ -16,7 +16,8 @@ from kvsweep.command_line import FAILED, UNCLEAR, counted
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
 from kvsweep.files import replace_text
-from kvsweep.harness.grading.answers import AnswerKind, Job, canonical_gold
+from kvsweep.harness.benchmarks.golds import read_gold
+from kvsweep.harness.grading.answers import AnswerKind, Job
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.records import Pair
 
@@ -55,11 +56,12 @@ def judge(
     if unknown := sorted({baseline, *sizes} - set(paths)):
         raise UserError(f"{unknown[0]} names none of the files: choose from {', '.join(paths)}.")
     read: Outputs = {name: read_outputs(path, asked) for name, path in paths.items()}
-    taken, disagreements = (read, []) if asked.graded else _graded_anew(read, paths, asked, gold, kind)
+    taken = read if asked.graded else _regraded(read, paths, asked, gold, kind)
     outputs = {name: _without_copies(answers) for name, answers in taken.items()}
     table, told = _verdicts(outputs, baseline, margin=margin / 100, sizes=sizes)
+    told += [note for name in paths if taken is not read for note in _disagreements(name, read[name], taken[name])]
     same = "has the same text in all draws of a problem, as greedy decoding writes it: one draw counts."
-    told += [*disagreements, *(f"{name} {same}" for name in paths if len(outputs[name]) < len(read[name]))]
+    told += [f"{name} {same}" for name in paths if len(outputs[name]) < len(read[name])]
     print(*(f"note: {note}\n" for note in told), sep="", end="")
     words = _in_words(table, baseline, margin)
     print(table.to_string(index=False), words, sep="\n\n")
@@ -85,12 +87,10 @@ def _named(files: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
     return dict(zip(titles, files, strict=True))
 
 
-def _graded_anew(
-    read: Outputs, paths: Mapping[str, Path], asked: Asked, gold: Path | None, kind: AnswerKind
-) -> tuple[Outputs, list[str]]:
-    """The answers with the grades that `kvsweep grade` would give, and what differs from the files' own."""
+def _regraded(read: Outputs, paths: Mapping[str, Path], asked: Asked, gold: Path | None, kind: AnswerKind) -> Outputs:
+    """The answers with the grades that `kvsweep grade` would give."""
     rows = [] if gold is None else [one for one, _ in read_texts(gold, Asked(graded=False))]
-    golds, ours, told = {one.problem: one.gold for one in rows}, dict[str, list[Answer]](), list[str]()
+    golds, ours = {one.problem: one.gold for one in rows}, dict[str, list[Answer]]()
     if wrong := [one for one in rows if one.gold is None or one.gold != golds[one.problem]]:
         raise UserError(f"{gold} has not one gold for problem {visible(wrong[0].problem)!r:.60}: write one.")
     with Grader() as grader:
@@ -100,16 +100,17 @@ def _graded_anew(
             while batch := list(itertools.islice(jobs, _BATCH)):
                 right += [verdict.outcome == "correct" for verdict in grader.judge(batch)]
             ours[name] = [a._replace(correct=float(r), grade=None) for a, r in zip(read[name], right, strict=True)]
-            told += _disagreements(name, read[name], ours[name])
-    return ours, told
+    return ours
 
 
 def _job(one: Answer, text: str | None, path: Path, gold: object, kind: AnswerKind) -> Job:
-    right = canonical_gold(str(gold), kind) if type(gold) in (str, int) else None
-    if text is None or right is None:
-        lacks = "no text" if text is None else f"no gold of the kind {kind}"
-        place = f"{path}: problem {visible(one.problem)!r:.60}, draw {one.draw} has {lacks}"
-        raise UserError(f"{place}: --grades ours needs text and gold (--gold FILE, --kind, --column text=NAME).")
+    place = f"{path}: problem {visible(one.problem)!r:.60}, draw {one.draw} has"
+    if text is None or gold is None:
+        raise UserError(f"{place} no {'text: give --column text=NAME' if text is None else 'gold: give --gold FILE'}.")
+    try:
+        right = read_gold(gold, kind)
+    except ValueError as error:
+        raise UserError(f"{place} the gold {visible(str(gold))!r:.60}, which {error}: correct it or --kind.") from None
     # Served texts have their thinking in front, between tags, or not at all.
     rule = {"answer_from": "after_think" if "<think>" in text or "</think>" in text else "whole_text"}
     return Job(text=text, stop_reason="length" if one.truncated else "stop", gold=right, kind=kind, rule=rule)
@@ -203,8 +204,7 @@ def _notes(outputs: Outputs, baseline: str, name: str, gap: Pair | None) -> Iter
     if ungraded := sum(one.correct is None for one in answers):
         yield f"{name}: {counted(ungraded, 'answer')} of {len(answers):,} have no grade and are left out."
     if gap:
-        place = f"draw {gap[1]} of problem {visible(gap[0])!r:.60}"
-        yield f"{name} is not called safe: what has no grade may be what it loses against {baseline}, as {place}."
+        yield f"{name} is not called safe: what has no grade may be what it loses, as draw {gap[1]} of {gap[0]!r:.60}."
 
 
 def _check_alike(ours: Answer, theirs: Answer, baseline: str, name: str) -> None:

@@ -153,9 +153,15 @@ def test_our_grades_in_place_of_theirs(judge: Callable[..., tuple[int, str, str]
         code, _, err = judge(full, worse, *own, "--grades", "ours", "--gold", wrong)
         assert (code, f"{wrong} has not one gold for problem 'p0': write one." in err) == (2, True)
     code, _, err = judge(full, worse, *own, "--grades", "ours", "--kind", "letter")
-    assert (code, "problem 'p0', draw 0 has no gold of the kind letter" in err) == (2, True)
+    assert (code, "'p0', draw 0 has the gold '0', which is no letter from A to D: correct it" in err) == (2, True)
     code, _, err = judge(full, worse, "--correct", "ok", "--grades", "ours")
-    assert (code, "draw 0 has no text: --grades ours needs text" in err) == (2, True)
+    assert (code, "draw 0 has no text: give --column text=NAME." in err) == (2, True)
+    sides = [write(tmp_path / f"{side}.jsonl", [texts(1)[0] | {"gold": "5cm"}]) for side in "ab"]
+    code, _, err = judge(*sides, *own, "--grades", "ours")
+    assert (code, "'p0', draw 0 has the gold '5cm', which is no expression that an answer can equal" in err) == (
+        2,
+        True,
+    )
     code, _, err = judge(full, worse, "--correct", "ok", "--gold", golds)
     assert (code, "is read by --grades ours alone" in err) == (2, True)
 
@@ -341,7 +347,7 @@ def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(
     code, out, _ = judge(write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other))
     expected = {"more draws": 0, "more problems": 0, "worse": 1}.get(way, 4)
     assert code == expected
-    said = "note: other is not called safe: what has no grade may be what it loses against full, as draw 0 of" in out
+    said = "note: other is not called safe: what has no grade may be what it loses, as draw 0 of" in out
     assert said == (way not in ("more draws", "more problems"))
 
 
@@ -429,7 +435,7 @@ def test_what_is_lost_is_counted_where_points_are(judge: Callable[..., tuple[int
     code, out, _ = judge(write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other))
     [line] = [line.split() for line in out.splitlines() if line.startswith("  other")]
     assert (code, line[2], line[-5:-1]) == (4, "+0.0", ["0", "0", "30", "1"])
-    assert "against full, as draw 1 of problem 'p0'." in out
+    assert "what it loses, as draw 1 of 'p0'." in out
 
 
 def test_a_sample_that_ended_in_an_error_has_no_grade(tmp_path: Path) -> None:
