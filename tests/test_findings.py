@@ -609,6 +609,27 @@ def answers(folder: str) -> dict[tuple[str, str], np.ndarray]:
     }
 
 
+def test_the_labels_of_a_head_from_the_grades_of_each_answer() -> None:
+    """The table of results/published/labels, recomputed from answers.csv: means over 300 problems."""
+    rows = pd.read_csv(PUBLISHED / "labels/answers.csv", dtype=str)
+    cells = pd.read_csv(PUBLISHED / "labels/cells.csv").set_index("cell_id")
+    rows = rows.join(cells[["model", "benchmark", "policy", "keep_ratio"]], on="cell_id")
+    rows["mean"] = [np.mean([*map(int, grades)]) for grades in rows["grades"]]
+    keys = ["model", "keep_ratio", "policy", "benchmark", "problem_id"]
+    means = rows[rows["policy"] != "full"].set_index(keys)["mean"].unstack(["model", "keep_ratio", "policy"])
+    assert len(means) == 300
+    table = re.findall(r"^\| `(\w+)` \| (.*) \|$", (PUBLISHED / "labels/README.md").read_text(), re.M)
+    assert {name for name, _ in table} == {*cells["policy"]} - {"full"}
+    for policy, line in table:
+        told = [re.findall(r"[-+]?[\d.]+", cell) for cell in line.split(" | ")]
+        for place, setting in enumerate((model, ratio) for model in ("toy_qwen", "toy_llama") for ratio in (0.3, 0.5)):
+            own, head = means[(*setting, policy)], means[(*setting, "dynts_far_max")]
+            compared = [own] if policy == "dynts_far_max" else [own, own - head]
+            for found, numbers in zip(compared, told[2 * place : 2 * place + 2], strict=False):
+                assert float(numbers[0]) == pytest.approx(100 * found.mean(), abs=0.051), (policy, setting)
+                assert float(numbers[1]) == pytest.approx(100 * found.sem(), abs=0.11), (policy, setting)
+
+
 def test_the_cache_types_of_llama_cpp() -> None:
     served, own = answers("servers"), answers("servers_own")
     full, ours = served["full", "nan"], own["full", "16.0"]
