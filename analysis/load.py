@@ -218,6 +218,8 @@ def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
     folders = [folder for folder in folders if folder.name.isprintable()]
     if not folders:
         raise UserError(f"{directory} holds no cells; give a run directory, <results_dir>/<run_name>.")
+    for folder in sorted({path.parent for path in directory.glob("*/completions*.jsonl")}.difference(folders)):
+        notify(f"{folder} holds completions and no {records.CELL_FILE}; it was left out, and a sweep makes it again.")
     found = {folder: _read_settings(folder, notify) for folder in folders}
     cells = [_Cell(folder, s, _read_provenance(folder, notify)) for folder, s in found.items() if s is not None]
     if not cells:
@@ -292,7 +294,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
 
 def _status(cell: _Cell) -> str:
     """done, partial, or replayed: begun by a replay alone, which expects no completion."""
-    if (cell.folder / records.DONE_FILE).exists():
+    if records.is_done(cell.folder):
         return "done"
     return "replayed" if cell.provenance.get("expected") == 0 else "partial"
 

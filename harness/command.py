@@ -38,6 +38,7 @@ _NAMES_CELLS = ("policy", "grid", "experiment")
 _NAMES_MODEL = ("model=", "model.name=", "experiment=")
 # What of a job its cells do not say; a benchmark may have the problems of another one.
 _NOT_OF_A_JOB = ("benchmark", "cells", "inputs", "resolved", "command")
+_GRADED_BY = ("answer_kind", "answer_from")
 _OF_A_JOB = ["problem_ids", *(field.name for field in fields(Job) if field.name not in _NOT_OF_A_JOB)]
 SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "--version"}
 
@@ -135,6 +136,9 @@ def _without_shared_cells(jobs: Sequence[Job], plan: ReplayPlan) -> list[Job]:
             theirs = {cell.cell_id for cell in other.cells}
             rest = tuple(cell for cell in job.cells if cell.cell_id not in theirs)
             differing = [name for name in _OF_A_JOB if getattr(job, name) != getattr(other, name)]
+            # Nor do the ids of cells say how their texts are graded.
+            asked = [one.cells[0].benchmark for one in (job, other) if one.cells]
+            differing += [f"benchmark.{n}" for n in _GRADED_BY if len({getattr(one, n) for one in asked}) > 1]
             if differing and len(rest) < len(job.cells):
                 both = f"{job.name}: two jobs of this command have the same cells and differ in {', '.join(differing)}"
                 raise UserError(f"{both}: give one value, or start one command after the other.")

@@ -193,7 +193,9 @@ def target_class(section: str, node: DictConfig | Mapping[str, Any], base: type)
     return found
 
 
-def plain(node: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+def plain(node: DictConfig | Mapping[str, Any] | None) -> dict[str, Any]:
+    if node is None:
+        raise UserError("null stands where a group of settings is needed (grid, cache, report): leave that word out.")
     if not OmegaConf.is_config(node):
         return dict(node)
     return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
@@ -235,6 +237,11 @@ def plain_config_errors() -> Iterator[None]:
         if choice := re.search("Could not find '([^/']+)/(.+?)'", own):
             raise UserError(unknown_choice(choice[1], choice[2])) from error
         raise UserError(own.split("\nConfig search path:")[0]) from error
+    except ValueError as error:
+        if not str(error).startswith("Config group override"):
+            raise
+        groups = "model, benchmark, policy and the other groups are chosen by name"
+        raise UserError(f"{groups}, and not by a number or null: write model=toy_qwen.") from error
 
 
 def unknown_choice(group: str, name: str, key: str | None = None) -> str:

@@ -74,6 +74,9 @@ class Cell:
         return {"schema": records.SCHEMA, "check": records.content_hash([self.cell_id, described]), **described}
 
 
+_NEEDED = (records.CELL_FILE, records.PROBLEMS_FILE)
+
+
 class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The contents of DONE: the stored completions, and the sizes of the files that hold them.
 
@@ -94,7 +97,7 @@ class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
             done = records.decode(read_file(directory / records.DONE_FILE), cls)
         except (OSError, ValueError):
             return None
-        return done if done.files == file_sizes(directory) and records.PROBLEMS_FILE in done.files else None
+        return done if done.files == file_sizes(directory) and {*_NEEDED} <= done.files.keys() else None
 
     def covers(self, problem_ids: Collection[str], draws: int) -> bool:
         return set(problem_ids) <= set(self.problems) and draws <= self.draws
@@ -124,5 +127,5 @@ def stored_scores(directory: Path, problem_ids: Sequence[str], draws: int) -> ND
 
 def file_sizes(directory: Path) -> dict[str, int]:
     """The sizes in bytes of the files that DONE vouches for, by name."""
-    names = (records.PROBLEMS_FILE, records.COMPLETIONS_FILE, records.GRADES_FILE)
-    return {path.name: path.stat().st_size for name in names for path in records.shard_files(directory, name).values()}
+    names = (*_NEEDED, records.COMPLETIONS_FILE, records.GRADES_FILE)
+    return {name: size for kind in names for name, size in records.whole_sizes(directory, kind).items()}

@@ -52,7 +52,7 @@ def execute(grader: Grader, share: Share, work: OpenCells) -> None:
     for store in work.stores.values():
         grader.grade_cell(store.directory, shard=share.job.shard)
         if share.is_last:
-            store.mark_done(share.job.problem_ids, share.job.draws)
+            store.mark_done(share.job.problem_ids, share.job.draws, grader.grade_cell)
 
 
 @contextmanager

@@ -58,6 +58,7 @@ class TrackerConfig:
 
 
 UNTRACKED = TrackerConfig()
+_MOST_PAIRS = 10_000_000  # of problem and draw, each of which has a place in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +164,10 @@ def make_job(config: DictConfig) -> Job:
         resolved={**plain(config), "model": {**plain(config.model), "revision": settings["model"].revision}},
         command=command_line(),
     )
+    if (count := job.draws * len(job.problem_ids)) > _MOST_PAIRS:
+        raise UserError(
+            f"draws={job.draws} asks for {count:,} completions a cell: at most {_MOST_PAIRS:,} are possible."
+        )
     job.check_inputs()
     if job.model.revision != config.model.revision:
         _refuse_moved(job, config.model.revision or "main")

@@ -95,7 +95,8 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     if not cells:
         raise UserError(f"{directory} holds no cell and no status of one; give the folder of a run that has begun.")
     for cell in cells.values():
-        _add_grades(cell, directory / cell.cell_id)
+        with suppress(FileNotFoundError):  # a cell.yaml that was deleted comes again with the next start
+            _add_grades(cell, directory / cell.cell_id)
     finished, expected = _counts(cells.values())
     replayed, to_replay = _counts([row for task in replaying for row in task.cells.values()])
     tokens_per_second, seconds_left = _pace(tasks)
@@ -165,7 +166,7 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
         # After a sweep was split in another way there are status files of both; the newest shows the present one.
         newest = max(entries, key=lambda task: task.heartbeat)
         parts = [t for t in entries if t.shard.partition("/")[2] == newest.shard.partition("/")[2]]
-        done = (directory / cell_id / records.DONE_FILE).exists()
+        done = records.is_done(directory / cell_id)
         states = {task.state for task in parts}
         # Several experiments may share a cell; they count its completions each.
         finished, expected, not_finite = Counter[str](), Counter[str](), Counter[str]()
@@ -186,7 +187,7 @@ def _cell_without_task(folder: Path) -> CellStatus:
     with suppress(OSError, ValueError, KeyError, TypeError):
         count = int(json.loads(read_file(done))["completions"])
     named = {name: settings[name]["name"] for name in ("model", "benchmark")}
-    named |= {"policy": policy_label(settings["policy"]), "state": "done" if done.exists() else "stopped"}
+    named |= {"policy": policy_label(settings["policy"]), "state": "done" if records.is_done(folder) else "stopped"}
     named["random_weights"] = bool(settings["model"].get("random_weights"))
     return CellStatus(cell_id=folder.name, finished=count, expected=count, **named)
 

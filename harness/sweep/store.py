@@ -125,8 +125,9 @@ class CellStore:
         self.listener(row)
 
     def _sync(self) -> None:
-        with open_file(self._path) as file:
-            os.fsync(file.fileno())
+        for path in filter(Path.exists, (self._path, self.directory / self.shard.file(records.GRADES_FILE))):
+            with open_file(path) as file:
+                os.fsync(file.fileno())
         self._synced = time.monotonic()
 
     def append_grade(self, grade: Grade) -> None:
@@ -163,8 +164,13 @@ class CellStore:
                 mend = "go on with that code, or take another run_name for cells of this code"
                 raise UserError(f"{begun} ({other}, now {code}): {mend}.")
 
-    def mark_done(self, problem_ids: Sequence[str], draws: int) -> bool:
-        """Write DONE if the shards have stored all these draws of all these problems, else delete DONE."""
+    def mark_done(
+        self, problem_ids: Sequence[str], draws: int, grade: Callable[[Path], object] = lambda folder: None
+    ) -> bool:
+        """Write DONE if the shards have stored all these draws of all these problems, else delete DONE.
+
+        `grade` gets the folder before DONE is written: another shard may have ended before it graded its last rows.
+        """
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
         path = self.directory / records.DONE_FILE
         # Read anew, because another shard's file may have lost rows since this process opened the cell.
@@ -173,6 +179,9 @@ class CellStore:
             if not pairs <= self.finished_pairs:
                 path.unlink(missing_ok=True)
                 return False
+            if len(records.shard_files(self.directory, COMPLETIONS_FILE)) > 1:
+                grade(self.directory)
+            self._sync()
             files, rule = file_sizes(self.directory), records.grading_rule(self.cell.describe())
             done = Done(completions=len(pairs), draws=draws, problems=list(problem_ids), files=files, rule=rule)
             replace_text(path, json.dumps(msgspec.to_builtins(done)) + "\n")

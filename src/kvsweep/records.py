@@ -509,6 +509,28 @@ def read_grades(
         on_bad(BadLine(path=files[0], number=0, text=b"", reason=reason, mend=mend))
 
 
+def whole_sizes(folder: Path, name: str) -> dict[str, int]:
+    """The sizes in bytes of a file and of its shards, by name; -1 for one whose last line is torn."""
+    return {path.name: _whole_size(path) for path in shard_files(folder, name).values()}
+
+
+def _whole_size(path: Path) -> int:
+    with open_file(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return size if file.read() in (b"", b"\n") else -1
+
+
+def is_done(folder: Path) -> bool:
+    """Whether a cell has DONE, and its completions are in files of the sizes that DONE names."""
+    try:
+        files = json.loads(read_file(folder / DONE_FILE))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    stem = COMPLETIONS_FILE.partition(".")[0]
+    return whole_sizes(folder, COMPLETIONS_FILE) == {k: size for k, size in files.items() if k.startswith(stem)}
+
+
 def decode(data: bytes, kind: type[_T]) -> _T:
     """Read one JSON value as `kind`; raises ValueError where the data hold none."""
     try:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from kvsweep.records import whole_sizes
+
 MakeCell = Callable[..., Path]
 
 
@@ -81,7 +83,7 @@ def write_cell(
     write_rows(folder / "grades.jsonl", grades)
     write_rows(folder / "stats.jsonl", [stats_row()])
     if done:
-        (folder / "DONE").touch()
+        (folder / "DONE").write_text(json.dumps({"files": whole_sizes(folder, "completions.jsonl")}))
     return folder
 
 

@@ -105,15 +105,18 @@ def test_what_cannot_be_read_is_skipped_with_a_notice(tmp_path: Path, make_cell:
     broken = tmp_path / "run" / "broken"
     broken.mkdir()
     (broken / "cell.yaml").write_text("model: [")
+    (broken.parent / "bare").mkdir()
+    (broken.parent / "bare/completions.jsonl").touch()
     run = load_run(tmp_path / "run")
     assert len(run.cells) == 1
     assert len(run.completions) == 2
     text = "\n".join(run.notices)
-    assert len(run.notices) == 4
+    assert len(run.notices) == 5
     assert "completions.jsonl:3 is not a JSON object" in text
     assert "'p7'" in text
     assert "splendid" in text
     assert "broken/cell.yaml" in text
+    assert "bare holds completions and no cell.yaml; it was left out, and a sweep makes it again." in text
 
 
 def test_a_setting_beyond_the_axes_that_differs_is_named(tmp_path: Path, make_cell: MakeCell) -> None:

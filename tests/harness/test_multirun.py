@@ -40,6 +40,10 @@ def test_a_setting_reaches_the_policies_that_have_it_and_the_full_cache_runs_onc
             "give one value, or start one command after the other.",
         ),
         (["policy=window", "benchmark.limit=1,2"], "have the same cells and differ in problem_ids: give one value"),
+        (
+            ["policy=window", "benchmark.answer_from=after_think,whole_text"],
+            "differ in benchmark.answer_from: give",
+        ),
         (["grid.policy=[full],[full,window]", "slots=4,8"], "have the same cells and differ in slots: give one value"),
     ],
 )

@@ -104,6 +104,27 @@ def test_a_grid_in_one_job(
     assert f"kvsweep report {tmp_path / 'runs/default'}" in ended.out
 
 
+def test_grades_that_a_killed_shard_left_out_are_made(command: Callable[..., Any], tmp_path: Path) -> None:
+    words = ["benchmark=toy_add", "grid.policy=[random]", "grid.keep_ratio=[0.6]"]
+    command(*words, "shard=1/2")
+    [folder] = [path.parent for path in (tmp_path / "runs/default").glob("*/cell.yaml")]
+    (folder / "grades-1of2.jsonl").unlink()
+    command(*words, "shard=2/2")
+    assert (folder / "DONE").exists()
+    for part in ("1of2", "2of2"):
+        rows = [[*read_rows(folder / f"{name}-{part}.jsonl")] for name in ("completions", "grades")]
+        assert len(rows[0]) == len(rows[1]) > 0
+
+
+def test_a_deleted_description_of_a_cell_comes_again(command: Callable[..., Any], tmp_path: Path) -> None:
+    command(*GRID)
+    path, *_ = (tmp_path / "runs/default").glob("*/cell.yaml")
+    text = path.read_bytes()
+    path.unlink()
+    command(*GRID)
+    assert path.read_bytes() == text
+
+
 def check_evictions(row: Completion, policy: dict[str, Any]) -> None:
     """Every eviction of a row is where and as large as the published rule has it."""
     budget, question = policy["budget"], row.prompt_tokens

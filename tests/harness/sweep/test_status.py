@@ -43,7 +43,7 @@ def alive(**more: Any) -> dict[str, Any]:
 
 def mark_done(run: Path, cell_id: str, completions: int = 5) -> None:
     (run / cell_id).mkdir(exist_ok=True)
-    (run / cell_id / "DONE").write_text(json.dumps({"completions": completions}))
+    (run / cell_id / "DONE").write_text(json.dumps({"completions": completions, "files": {}}))
 
 
 def states(run: Path) -> dict[str, str]:
@@ -211,6 +211,21 @@ def test_a_failure_that_a_later_run_mended_is_not_told(tmp_path: Path) -> None:
     task(tmp_path, "failed", cells={"a": (1, 5)}, error="boom", **alive())
     mark_done(tmp_path, "a")
     assert read_sweep(tmp_path).failed == []
+
+
+def test_a_cell_whose_file_was_deleted_is_shown(tmp_path: Path) -> None:
+    task(tmp_path, "done", cells={"a": (1, 1)}, **alive())
+    mark_done(tmp_path, "a")
+    grade = {"schema": 1, "problem_id": "p", "draw": 0, "answer": "1", "gold": "1", "outcome": "correct", "correct": 1}
+    (tmp_path / "a/grades.jsonl").write_text(json.dumps(grade | {"rule": "x"}) + "\n")
+    assert states(tmp_path) == {"a": "done"}
+
+
+def test_a_cell_that_lost_rows_since_is_not_done(tmp_path: Path) -> None:
+    task(tmp_path, "done", cells={"a": (2, 2)}, **alive())
+    mark_done(tmp_path, "a")
+    (tmp_path / "a/completions.jsonl").write_text("{}\n")
+    assert states(tmp_path) == {"a": "stopped"}
 
 
 def test_cells_without_a_task_are_counted_by_their_done(tmp_path: Path) -> None:

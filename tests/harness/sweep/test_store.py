@@ -222,7 +222,31 @@ def test_done_comes_with_the_last_pair(tmp_path: Path) -> None:
         assert not done.exists(), "more is wanted than there is"
 
 
-@pytest.mark.parametrize("name", ["completions.jsonl", "grades.jsonl", "problems.jsonl", "DONE"])
+@pytest.mark.parametrize("name", ["completions.jsonl", "grades.jsonl"])
+def test_a_file_whose_end_was_lost_is_not_done(name: str, tmp_path: Path) -> None:
+    """A machine that dies may leave the size of a file and zeros in place of its end."""
+    with store(tmp_path) as opened:
+        opened.append(completion("a"))
+        (opened.directory / "grades.jsonl").write_text("{}\n")
+        opened.mark_done(["a"], 1)
+    assert records.is_done(opened.directory)
+    path = opened.directory / name
+    path.write_bytes(path.read_bytes()[:-2] + bytes(2))
+    assert not is_done(tmp_path, CELL, ["a"], 1)
+    assert records.is_done(opened.directory) == (name == "grades.jsonl"), "grades can be made again without a sweep"
+
+
+def test_rows_are_on_the_disk_before_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with store(tmp_path) as opened:
+        opened.append(completion("a"))
+        found: list[bool] = []
+        monkeypatch.setattr(os, "fsync", lambda number: found.append((opened.directory / "DONE").exists()))
+        opened.mark_done(["a"], 1)
+        assert len(found) >= 2
+        assert not any(found)
+
+
+@pytest.mark.parametrize("name", ["completions.jsonl", "grades.jsonl", "problems.jsonl", "cell.yaml", "DONE"])
 def test_done_vouches_for_the_files_it_saw(name: str, tmp_path: Path) -> None:
     with store(tmp_path) as opened:
         opened.append(completion("a"))
