@@ -22,11 +22,11 @@ from kvsweep.harness.grading.grader import Grader, standard_of
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.predictor.recipe import LabelKind
-from kvsweep.harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
+from kvsweep.harness.predictor.traces import Trace, read_graded, read_texts, trace_of, trace_of_text
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.job import Job, check_predictors, check_tags, make_job, stored_config
-from kvsweep.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem, read_cell, read_cells, read_rows
+from kvsweep.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem, read_cell, read_cells
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
@@ -207,18 +207,16 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
 
     No such row, or a row that lacks a field, raises a UserError; so does `read` for a text that does not answer.
     """
-    for number, row in enumerate(read_rows(path), start=1):
-        name, where = str(row.get("id", number)), f"{path}:{number}"
-        if problem_id in (None, name) and row.get("draw", 0) in (draw, str(draw)):
-            break
-    else:
+    texts = (text for text in read_texts(path) if problem_id in (None, text[1].id))
+    found = next((text for text in texts if int(text[1].draw or 0) == draw), None)
+    if found is None:
         missing = f"--problem {problem_id} --draw {draw} is not in {path}"
         raise UserError(f"{missing}: name the id of a row, or its line number.")
-    if not {"problem", "text"} <= row.keys():
-        raise UserError(f"{where} must name problem and text.")
+    where, row = found
 
     def read(loaded: LoadedModel) -> InspectedText:
-        return InspectedText(model=loaded, trace=trace_of_text(row, name, loaded.config.tags, loaded, where)[0])
+        trace, _ = trace_of_text(row.problem, row.text, (row.id, draw), loaded.config.tags, loaded, where)
+        return InspectedText(model=loaded, trace=trace)
 
     config = compose_config(*overrides)
     return TextSource(model=build(ModelConfig, "model", config.model), config=config, read=read)

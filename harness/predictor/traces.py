@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+import msgspec
 from msgspec.structs import replace
 from tqdm import tqdm
 
@@ -45,6 +48,17 @@ class Trace(records.PairRow, frozen=True, kw_only=True):
     @property
     def answered(self) -> bool:
         return self.answer_start < len(self.token_ids)
+
+
+class TextRow(records.Row, frozen=True, kw_only=True):
+    """A row of a JSONL of texts; its id is by default its line's number, and gold or correct say whether to keep it."""
+
+    id: str
+    problem: str
+    text: str
+    draw: records.Tokens | Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")] | None = None
+    gold: str | int | float | None = None
+    correct: bool | Literal[0, 1] | None = None
 
 
 def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> int:
@@ -89,7 +103,7 @@ def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: 
     with Grader(workers=1) as grader:
         for _, completion in tqdm(engine.generate(requests), total=len(requests), desc="traces"):
             prompt, gold = asked[completion.problem_id]
-            row = Job(text=completion.text, stop_reason=completion.stop_reason, gold=gold, kind=kind)
+            row = Job(completion.text, completion.stop_reason, gold, kind, rule={"tags": asdict(model.config.tags)})
             [verdict] = grader.judge([row])
             yield graded_trace(completion, model, prompt, verdict.outcome == "correct")
 
@@ -147,41 +161,69 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
     source = Path(str(settings.recipe.import_from))
     if not source.exists():
         raise UserError(f"recipe.import_from={source} does not exist: give a cell's folder or a JSONL of texts.")
-    model = load()
     if source.is_dir():
+        model = load()
         for question, completion, grade in read_graded(source):
             if grade is not None:
                 yield graded_trace(completion, model, model.prompt_ids(question), grade.correct == 1)
         return
     tags = ThinkTags(start=settings.recipe.open_tag, end=settings.recipe.close_tag)
+    texts = list(_by_question(source))
+    model = load()
     with Grader(workers=1) as grader:
-        for number, row in enumerate(read_rows(source), start=1):
-            where = f"{source}:{number}"
-            if not {"problem", "text"} <= row.keys() or not {"gold", "correct"} & row.keys():
-                raise UserError(f"{where} must name problem, text, and gold or correct.")
+        for where, key, row in texts:
             try:
-                trace, answer = trace_of_text(row, str(row.get("id", number)), tags, model, where)
+                trace, answer = trace_of_text(row.problem, row.text, key, tags, model, where)
             except UserError as error:
                 tqdm.write(f"left out: {error}")
                 continue
-            if "correct" in row:
-                yield replace(trace, kept=bool(row["correct"]))
+            if row.correct is not None:
+                yield replace(trace, kept=bool(row.correct))
             else:
-                gold = str(row["gold"])
+                gold = str(row.gold)
                 kind: AnswerKind = "expression" if canonical_gold(gold, "integer") is None else "integer"
-                text = Job(text=f"</think>{answer}", stop_reason="stop", gold=gold, kind=kind)
-                [verdict] = grader.judge([text])
+                [verdict] = grader.judge([Job(answer, "stop", gold, kind, rule={"answer_from": "whole_text"})])
                 yield replace(trace, kept=verdict.outcome == "correct")
 
 
-def trace_of_text(row: dict[str, Any], name: str, tags: ThinkTags, model: LoadedModel, where: str) -> tuple[Trace, str]:
-    """A row's text behind its question in the chat template, with the model's own tags; and the text's answer.
+def _by_question(source: Path) -> Iterator[tuple[str, records.Pair, TextRow]]:
+    """Yield each row's place, pair and row. A question has its first row's id, as no two of its texts may be parted."""
+    ids: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    seen: set[records.Pair] = set()
+    for where, row in read_texts(source):
+        if row.gold is None and row.correct is None:
+            raise UserError(f"{where} must name problem, text, and gold or correct.")
+        name = ids.setdefault(row.problem, row.id)
+        key = (name, counts[name] if row.draw is None else int(row.draw))
+        if key in seen:
+            again = f"{where} is the second row of problem {name!r} and draw {key[1]}"
+            raise UserError(f"{again}: give the texts of one question different draws, or leave draw out.")
+        counts[name] += 1
+        seen.add(key)
+        yield where, key, row
 
-    A text that does not think, close its thinking and answer raises a UserError, which calls the row `where`.
+
+def read_texts(path: Path) -> Iterator[tuple[str, TextRow]]:
+    """Yield the rows of a JSONL of texts, each behind its place; a row that is no text raises a UserError."""
+    for number, values in enumerate(read_rows(path), start=1):
+        where = f"{path}:{number}"
+        try:
+            yield where, msgspec.convert({**values, "id": str(values.get("id", number))}, TextRow)
+        except msgspec.ValidationError as error:
+            fields = "problem and text are texts, draw is a number, gold a text or a number, and correct true or false"
+            raise UserError(f"{where} is no row of a text ({error}): correct it, so that {fields}.") from error
+
+
+def trace_of_text(
+    question: str, text: str, key: records.Pair, tags: ThinkTags, model: LoadedModel, where: str
+) -> tuple[Trace, str]:
+    """A text behind its question in the chat template, with the model's own tags; and the text's answer.
+
+    A text that does not think, close its thinking and answer raises a UserError, which calls the text `where`.
     """
-    text = row["text"]
     thinking, answer = (text[part] for part in segment_text(text, tags, name=where))
-    prompt, draw = model.prompt_ids(row["problem"]), int(row.get("draw", 0))
+    (name, draw), prompt = key, model.prompt_ids(question)
     thought, said = (list(model.encode(part)) for part in (thinking, answer))
     ids, start = [*prompt, *thought, *model.think_end_ids, *said], len(prompt)
     where_it_thinks = {"think_start": start, "think_end": start + len(thought), "tag_tokens": len(model.think_end_ids)}

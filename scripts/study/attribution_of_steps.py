@@ -37,8 +37,7 @@ def main() -> None:
     digits = hits = whole = 0
     for problem in problems("chain", options.problems):
         text = write_completion("chain", problem.question, Random(problem.id))
-        row = {"problem": problem.question, "text": text, "gold": str(problem.answer)}
-        trace, _ = trace_of_text(row, problem.id, model.config.tags, model, problem.id)
+        trace, _ = trace_of_text(problem.question, text, (problem.id, 0), model.config.tags, model, problem.id)
         inspected = InspectedText(model=model, trace=trace)
         thinking = inspected.thinking
         answer = inspected.pieces[trace.answer_start :]

@@ -201,6 +201,7 @@ def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsy
         (["/nowhere-at-all"], "does not exist"),
         (["/tmp"], "is no cell's folder"),
         (["TEXTS", "--problem", "none"], "is not in"),
+        (["TEXTS", "--problem", "first", "--draw", "1"], "--draw 1 is not in"),
         (["TEXTS", "--problem", "open"], "never closes its thinking"),
         (["TEXTS", "--problem", "rash"], "has no thinking or no answer"),
         (["TEXTS", "--split", "("], "is no regular expression"),
@@ -234,6 +235,13 @@ def test_bad_input_is_one_sentence(arguments, message, texts, tiny_model_dir, ca
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("field", [{"text": None}, {"text": 5}, {"problem": None}, {"draw": "x"}])
+def test_a_row_that_is_no_text_is_one_sentence(field, texts):
+    texts.write_text(json.dumps({"problem": "c=a+b", "text": TEXT} | field) + "\n")
+    with pytest.raises(UserError, match=r"texts\.jsonl:1 is no row of a text \(Expected "):
+        of_file(texts, None, 0)
 
 
 def test_retention_of_a_run(kvsweep, model, tiny, tiny_policy, tmp_path, capsys):

@@ -46,8 +46,7 @@ def test_the_thinking_ends_where_the_text_of_the_tag_begins(tag: str) -> None:
         assert model.decode(ids[: found + model.tag_tokens(ids, found)]) == before + tag
     assert model.thinking_tokens(write("p=4+2", add_special_tokens=False)) is None
     assert (len(model.think_end_ids) == 1) == (tag == "</think>")
-    row = {"problem": "1+2?", "text": f"1+2=3{tag}7"}
-    trace, answer = trace_of_text(row, "p", model.config.tags, model, "the text")
+    trace, answer = trace_of_text("1+2?", f"1+2=3{tag}7", ("p", 0), model.config.tags, model, "the text")
     assert model.decode(trace.token_ids[trace.answer_start :]) == answer == "7"
 
 

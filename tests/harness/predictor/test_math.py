@@ -1,14 +1,20 @@
 """MATH's answers are expressions: problems are read, and texts with gold alone are graded by the grader."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.recipe import read_settings
-from kvsweep.harness.predictor.traces import imported, trace_problems
+from kvsweep.harness.predictor.traces import Trace, imported, trace_problems
+from kvsweep.harness.settings import WEIGHTS
+from kvsweep.records import read_rows
+from tests.program import predictor
 
 
 def test_the_problems_of_math_are_read(tmp_path: Path) -> None:
@@ -45,7 +51,50 @@ def test_recorded_texts_get_their_recorded_labels(
     recorded = {row["id"]: row for row in map(json.loads, path.open())}
     settings = read_settings(["model=toy_qwen", f"recipe.import_from={path}"])
     model = load_model(ModelConfig(name="tiny", title="", path=str(tiny_model_dir), threads=1))
-    found = {trace.problem_id: trace.kept for trace in imported(settings, lambda: model)}
+    found = [trace.kept for trace in imported(settings, lambda: model)]
     wanted = {name: row["recorded_label"] for name, row in recorded.items() if row["close_tag"] == "</think>"}
     # The recorded label of this one is wrong: (3, \dfrac{\pi}{2}) is the gold point.
-    assert found == wanted | {"pilot_math500_qwen7b/math500_0000": True}
+    assert found == [*(wanted | {"pilot_math500_qwen7b/math500_0000": True}).values()]
+
+
+def import_rows(model_dir: Path, folder: Path, *rows: dict[str, Any]) -> list[Trace]:
+    path = folder / "texts.jsonl"
+    whole = [{"problem": "p=4", "text": "p=4+2</think>It is 4.", "correct": True} | row for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in whole))
+    model = load_model(ModelConfig(name="tiny", title="", path=str(model_dir), threads=1))
+    return list(imported(read_settings(["model=toy_qwen", f"recipe.import_from={path}"]), lambda: model))
+
+
+def test_the_texts_of_one_question_have_one_id(tiny_model_dir: Path, tmp_path: Path) -> None:
+    rows = [{}, {"problem": "p=5"}, {}, {"id": "own"}, {"problem": "p=6", "id": 7}, {"problem": "p=6", "draw": "3"}]
+    found = import_rows(tiny_model_dir, tmp_path, *rows)
+    assert [trace.key for trace in found] == [("1", 0), ("2", 0), ("1", 1), ("1", 2), ("7", 0), ("7", 3)]
+    with pytest.raises(UserError, match=r":2 is the second row of problem '1' and draw 0: give"):
+        import_rows(tiny_model_dir, tmp_path, {}, {"draw": 0})
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"text": None}, {"text": 5}, {"problem": None}, {"draw": "x"}, {"draw": -1}, {"correct": "false"}, {"correct": 2}],
+)
+def test_a_row_that_is_no_text_is_one_sentence(field: dict[str, Any], tiny_model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf":2 is no row of a text \(.*{next(iter(field))}`\): correct it"):
+        import_rows(tiny_model_dir, tmp_path, {}, {"problem": "p=5"} | field)
+
+
+def test_a_row_is_kept_if_it_is_called_correct(tiny_model_dir: Path, tmp_path: Path) -> None:
+    rows = [{"correct": value, "draw": None} for value in (True, 1, False, 0)]
+    assert [trace.kept for trace in import_rows(tiny_model_dir, tmp_path, *rows)] == [True, True, False, False]
+    with pytest.raises(UserError, match="must name problem, text, and gold or correct"):
+        import_rows(tiny_model_dir, tmp_path, {"correct": None})
+
+
+def test_traces_are_graded_by_the_models_own_tags(tmp_path: Path) -> None:
+    """A copy of the toy that closes its thinking with another tag."""
+    shutil.copytree(WEIGHTS / "toy_qwen", tmp_path / "toy")
+    for path in [*(tmp_path / "toy").glob("*.json"), *(tmp_path / "toy").glob("*.jinja")]:
+        path.write_text(path.read_text().replace("</think>", "</done>"))
+    place = [f"recipe.out={tmp_path / 'out'}", f"model.path={tmp_path / 'toy'}", "model.think_end=</done>"]
+    few = ["recipe.toy_tasks=[add]", "recipe.toy_problems=4", "model.threads=1"]
+    predictor(["traces", "model=toy_qwen", *place, *few])
+    assert any(row["kept"] for row in read_rows(tmp_path / "out/traces.jsonl"))
