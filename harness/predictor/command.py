@@ -49,8 +49,8 @@ def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], Loaded
     if stage == "traces":
         return {"kept": make_traces(settings, load)}
     from_text = stage == "statistics" and recipe.text is not None
-    traces = read_traces(recipe.out) if stage in ("labels", *ALONE) and not from_text else []
-    manifest = read_manifest(recipe) if stage not in ("labels", "statistics") else {}
+    traces = read_traces(settings) if stage in ("labels", *ALONE) and not from_text else []
+    manifest = read_manifest(settings, recipe.manifest, "labels") if stage not in ("labels", "statistics") else {}
     from kvsweep.harness.predictor.labels import make_labels, write_oracle
     from kvsweep.harness.predictor.train import evaluate, train
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
@@ -16,11 +16,13 @@ from tqdm import tqdm
 from kvsweep.compression.policies.dynts import save_labels
 from kvsweep.compression.rows import Prefill
 from kvsweep.errors import UserError
-from kvsweep.files import replacing
+from kvsweep.files import replace_text, replacing
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.recipe import LABEL_KINDS, LabelKind, Recipe
 from kvsweep.harness.predictor.traces import Trace
 from kvsweep.kernels.implementation import Implementation, operations
+
+Labeled = tuple[bool, Tensor, dict[LabelKind, Tensor]]  # held out, hidden states [T, hidden_size], labels [T]
 
 
 class LabelPass(Prefill):
@@ -87,27 +89,36 @@ def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict
     made_with = {"min_distance": recipe.min_distance, "hidden_size": hidden_size, "data": data_hash(traces)}
     counts = {"traces": len(traces), "tokens": tokens, "shards": len(shards)}
     manifest: dict[str, Any] = {"model": model.config.identity(), **made_with, **counts}
-    if recipe.manifest.exists() and json.loads(recipe.manifest.read_text()) != manifest:
-        other = f"{recipe.labels} holds labels of other traces, model or settings"
+    text = json.dumps(manifest, indent=2) + "\n"
+    if recipe.manifest.exists() and recipe.manifest.read_bytes() != text.encode():
+        other = f"{recipe.labels} holds labels of other traces, model or settings, or {recipe.manifest.name} is broken"
         raise UserError(f"{other}: delete it or set recipe.out=.")
     recipe.labels.mkdir(parents=True, exist_ok=True)
-    recipe.manifest.write_text(json.dumps(manifest, indent=2) + "\n")
+    replace_text(recipe.manifest, text)
     for number, shard in enumerate(tqdm(shards, desc="labels")):
         path = shard_path(recipe.labels, number)
-        if not path.exists():
-            write_shard(path, shard, model, recipe, manifest["data"])
+        about = json.dumps({"manifest": manifest, "problems": [trace.problem_id for trace in shard]})
+        if _about(path) != about:
+            write_shard(path, shard, model, recipe, about)
     return manifest
 
 
-def write_shard(path: Path, traces: Sequence[Trace], model: LoadedModel, recipe: Recipe, data: str) -> None:
+def _about(path: Path) -> str:
+    """What a shard says of itself. It is one text, as safetensors writes several in any order."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("about", "")
+    except (OSError, SafetensorError):
+        return ""
+
+
+def write_shard(path: Path, traces: Sequence[Trace], model: LoadedModel, recipe: Recipe, about: str) -> None:
     read = [label_trace(model, trace, recipe.min_distance, LABEL_KINDS, recipe.impl) for trace in traces]
     hidden, labels = zip(*read, strict=True)
     tensors: dict[str, Tensor] = {kind: torch.cat([label[kind] for label in labels]) for kind in LABEL_KINDS}
-    held_out = [int(hashlib.sha256(t.problem_id.encode()).hexdigest(), 16) % recipe.held_out == 0 for t in traces]
-    lengths = torch.tensor([len(h) for h in hidden])
-    tensors |= {"hidden": torch.cat(hidden), "lengths": lengths, "held_out": torch.tensor(held_out)}
+    tensors |= {"hidden": torch.cat(hidden), "lengths": torch.tensor([len(h) for h in hidden])}
     with replacing(path) as temporary:
-        save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, temporary, metadata={"data": data})
+        save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, temporary, metadata={"about": about})
 
 
 def shard_path(directory: Path, number: int) -> Path:
@@ -118,16 +129,19 @@ def data_hash(traces: Sequence[Trace]) -> str:
     return hashlib.sha256("".join(json.dumps(trace.to_dict()) for trace in traces).encode()).hexdigest()[:16]
 
 
-def read_shard(recipe: Recipe, number: int) -> Iterator[tuple[bool, Tensor, dict[LabelKind, Tensor]]]:
-    """Yield (held out, hidden states [T, hidden_size], labels [T]) for each trace of a shard."""
+def read_shard(recipe: Recipe, manifest: Mapping[str, Any], number: int) -> Iterator[Labeled]:
     path = shard_path(recipe.labels, number)
     try:
         tensors = load_file(path)
         lengths = tensors["lengths"].tolist()
         parts = {k: tensors[k].split(lengths) for k in ("hidden", *LABEL_KINDS)}
-    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
-        raise UserError(f"{path} is no shard of labels: delete it and run kvsweep predictor labels again.") from error
-    for index, held_out in enumerate(tensors["held_out"].tolist()):
+        about = json.loads(_about(path))
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise UserError(f"{path} is no shard of labels: run kvsweep predictor labels again.") from error
+    if about["manifest"] != manifest:
+        raise UserError(f"{path} holds labels of other traces or settings: run kvsweep predictor labels again.")
+    for index, problem in enumerate(about["problems"]):
+        held_out = int(hashlib.sha256(problem.encode()).hexdigest(), 16) % recipe.held_out == 0
         yield (held_out, parts["hidden"][index], {k: parts[k][index] for k in LABEL_KINDS})
 
 
@@ -135,7 +149,7 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
     """Write the traces' texts and targets to the file that the policy `oracle` reads; return its path."""
     if manifest["data"] != data_hash(traces):
         raise UserError(f"{recipe.out} holds labels of other traces: run kvsweep predictor labels first.")
-    rows = (row for number in range(manifest["shards"]) for row in read_shard(recipe, number))
+    rows = (row for number in range(manifest["shards"]) for row in read_shard(recipe, manifest, number))
     found = {}
     for trace, (_, _, labels) in zip(traces, rows, strict=True):
         scores = torch.full((len(trace.token_ids),), torch.nan)

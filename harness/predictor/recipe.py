@@ -108,8 +108,16 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
     )
 
 
-def read_manifest(recipe: Recipe) -> dict[str, Any]:
-    """The manifest of the labels: model, hash of the traces, numbers; raises a UserError if no labels were made yet."""
-    if not recipe.manifest.exists():
-        raise UserError(f"{recipe.manifest} does not exist: run kvsweep predictor labels first.")
-    return json.loads(recipe.manifest.read_text())
+def read_manifest(settings: PredictorSettings, path: Path, stage: str) -> dict[str, Any]:
+    """What a stage wrote of its output; a manifest that is missing, broken or of another model raises a UserError."""
+    try:
+        manifest = json.loads(path.read_bytes())
+        weights = manifest["model"]["weights"]
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: run kvsweep predictor {stage} first.") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{path} is broken: delete {path.parent} or set recipe.out=.") from None
+    if weights != settings.model.identity()["weights"]:
+        other = f"{path} names other weights than those of model={settings.model.name}"
+        raise UserError(f"{other}: choose that model, delete {path.parent} or set recipe.out=.")
+    return manifest

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -16,19 +17,20 @@ from tqdm import tqdm
 from kvsweep import records
 from kvsweep.compression.policies.baselines import FullCache
 from kvsweep.errors import UserError
+from kvsweep.files import replace_text
 from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.grading.answers import AnswerKind, Job, canonical_gold
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.harness.models.config import ThinkTags, segment_text
-from kvsweep.harness.predictor.recipe import PredictorSettings
+from kvsweep.harness.models.config import ModelConfig, ThinkTags, segment_text
+from kvsweep.harness.predictor.recipe import PredictorSettings, read_manifest
 from kvsweep.harness.toy import tasks, words
-from kvsweep.records import Completion, Grade, Problem, read_rows, read_shards
+from kvsweep.records import Completion, Grade, Problem, read_cell, read_rows, read_shards
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
 
-TRACES_FILE = "traces.jsonl"
+TRACES_FILE, ORIGIN_FILE = "traces.jsonl", "traces.json"
 
 
 class Trace(records.PairRow, frozen=True, kw_only=True):
@@ -63,21 +65,35 @@ class TextRow(records.Row, frozen=True, kw_only=True):
 
 def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> int:
     """Append the missing traces to traces.jsonl; return how many are kept. The model is loaded after the problems."""
-    path = settings.recipe.out / TRACES_FILE
+    path, origin = settings.recipe.out / TRACES_FILE, json.dumps(_origin(settings), indent=2) + "\n"
+    manifest = path.with_name(ORIGIN_FILE)
     done = {trace.key for trace in read_rows(path, Trace)}
+    if done and not (manifest.is_file() and manifest.read_bytes() == origin.encode()):
+        other = f"{path} holds traces of another model, seed, decoding or recipe.import_from, or does not name them"
+        raise UserError(f"{other}: delete it or set recipe.out=.")
     found = imported(settings, load) if settings.recipe.import_from else written(settings, load, done)
     for trace in found:
         if trace.key not in done:
+            replace_text(manifest, origin)
             records.append_row(path, trace)
-    return len(read_traces(settings.recipe.out))
+    return len(read_traces(settings))
 
 
-def read_traces(directory: Path) -> list[Trace]:
-    """The kept traces of a directory, in the order of problem and draw; raises a UserError where there is none."""
-    file = directory / TRACES_FILE
+def _origin(settings: PredictorSettings) -> dict[str, Any]:
+    """What decides the traces, but for the problems: their number may grow."""
+    recipe, model = settings.recipe, {"model": settings.model.identity()}
+    if recipe.import_from:
+        return {**model, "import_from": str(Path(recipe.import_from).absolute())}
+    return {**model, "decoding": asdict(settings.decoding), "seed": recipe.seed}
+
+
+def read_traces(settings: PredictorSettings) -> list[Trace]:
+    """The model's kept traces, in the order of problem and draw; none, or another model's, raise a UserError."""
+    file = settings.recipe.out / TRACES_FILE
     kept = sorted((trace for trace in read_rows(file, Trace) if trace.kept), key=lambda trace: trace.key)
     if not kept:
         raise UserError(f"{file} holds no correct trace: run kvsweep predictor traces, on more problems.")
+    read_manifest(settings, file.with_name(ORIGIN_FILE), "traces")
     return kept
 
 
@@ -159,19 +175,21 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKi
 def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
     """Traces from a cell's folder, or a JSONL of problem, text, and gold or correct; a lack raises a UserError."""
     source = Path(str(settings.recipe.import_from))
-    if not source.exists():
-        raise UserError(f"recipe.import_from={source} does not exist: give a cell's folder or a JSONL of texts.")
-    if source.is_dir():
+    is_cell = (source / records.CELL_FILE).is_file()
+    if not is_cell and not source.is_file():
+        lacking = f"recipe.import_from={source} does not exist, or has no {records.CELL_FILE}"
+        raise UserError(f"{lacking}: give a cell's folder or a JSONL of texts.")
+    if is_cell:
+        check_cell(source, settings.model)
         model = load()
         for question, completion, grade in read_graded(source):
             if grade is not None:
                 yield graded_trace(completion, model, model.prompt_ids(question), grade.correct == 1)
         return
     tags = ThinkTags(start=settings.recipe.open_tag, end=settings.recipe.close_tag)
-    texts = list(_by_question(source))
-    model = load()
+    texts, model = _by_question(source), load()
     with Grader(workers=1) as grader:
-        for where, key, row in texts:
+        for key, (where, row) in texts.items():
             try:
                 trace, answer = trace_of_text(row.problem, row.text, key, tags, model, where)
             except UserError as error:
@@ -186,22 +204,29 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
                 yield replace(trace, kept=verdict.outcome == "correct")
 
 
-def _by_question(source: Path) -> Iterator[tuple[str, records.Pair, TextRow]]:
-    """Yield each row's place, pair and row. A question has its first row's id, as no two of its texts may be parted."""
+def check_cell(folder: Path, model: ModelConfig) -> None:
+    """Refuse the cell of another model, or of a server, whose cells name no weights."""
+    if read_cell(folder)["model"].get("weights") != model.identity()["weights"]:
+        other = f"{model.place} holds other weights than {folder} was run with, or none"
+        raise UserError(f"{other}: name the folder of its own with model.path=DIR.")
+
+
+def _by_question(source: Path) -> dict[records.Pair, tuple[str, TextRow]]:
+    """Each row and its place. A question has its first row's id, so that its texts are held out together."""
     ids: dict[str, str] = {}
     counts: Counter[str] = Counter()
-    seen: set[records.Pair] = set()
+    found: dict[records.Pair, tuple[str, TextRow]] = {}
     for where, row in read_texts(source):
         if row.gold is None and row.correct is None:
             raise UserError(f"{where} must name problem, text, and gold or correct.")
         name = ids.setdefault(row.problem, row.id)
         key = (name, counts[name] if row.draw is None else int(row.draw))
-        if key in seen:
+        if key in found:
             again = f"{where} is the second row of problem {name!r} and draw {key[1]}"
             raise UserError(f"{again}: give the texts of one question different draws, or leave draw out.")
         counts[name] += 1
-        seen.add(key)
-        yield where, key, row
+        found[key] = where, row
+    return found
 
 
 def read_texts(path: Path) -> Iterator[tuple[str, TextRow]]:
@@ -211,8 +236,7 @@ def read_texts(path: Path) -> Iterator[tuple[str, TextRow]]:
         try:
             yield where, msgspec.convert({**values, "id": str(values.get("id", number))}, TextRow)
         except msgspec.ValidationError as error:
-            fields = "problem and text are texts, draw is a number, gold a text or a number, and correct true or false"
-            raise UserError(f"{where} is no row of a text ({error}): correct it, so that {fields}.") from error
+            raise UserError(f"{where} is no row of a text ({error}): correct or delete that line.") from error
 
 
 def trace_of_text(

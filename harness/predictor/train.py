@@ -1,7 +1,7 @@
 """Stages 3 and 4: fit the head, and measure how well it ranks the tokens of traces that it was not fitted to."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from tqdm import tqdm
 
+from kvsweep.compression.artifacts import read_card
 from kvsweep.compression.recorders import ImportancePredictor, load_predictor, save_predictor
 from kvsweep.errors import UserError
 from kvsweep.files import replacing
 from kvsweep.harness.models.load import device_of
-from kvsweep.harness.predictor.labels import read_shard, target
+from kvsweep.harness.predictor.labels import Labeled, read_shard, target
 from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe
 from kvsweep.harness.provenance import describe_code
 
@@ -31,6 +32,7 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     recipe, model, device = settings.recipe, settings.model, device_of(settings.model)
     names = ("label", "widths", "epochs", "lr", "weight_decay", "batch", "rank_weight", "held_out", "seed")
     fixed = {name: manifest[name] for name in ("data", "min_distance")} | {n: getattr(recipe, n) for n in names}
+    fixed["model_weights"] = manifest["model"]["weights"]
     torch.manual_seed(recipe.seed)
     head = ImportancePredictor(manifest["hidden_size"], recipe.widths).to(device)
     optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
@@ -45,26 +47,28 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     for epoch in tqdm(range(start, recipe.epochs), desc=f"train {'+'.join(recipe.label)}"):
         torch.manual_seed(recipe.seed + epoch)
         for number in Random(f"{recipe.seed}-{epoch}").sample(range(manifest["shards"]), manifest["shards"]):
-            fit_shard(head, optimizer, recipe, number)
+            fit_shard(head, optimizer, recipe, read_shard(recipe, manifest, number))
             schedule.step()
         state = {name: part.state_dict() for name, part in parts.items()}
         with replacing(path) as temporary:
             torch.save({"settings": fixed, "epoch": epoch + 1, **state}, temporary)
     place = Path(model.place).name if model.files() else model.place
     of_model = {"model": model.name, "model_path": place, "model_revision": model.revision}
-    read = {"model_weights": manifest["model"]["weights"], **{name: manifest[name] for name in ("traces", "tokens")}}
-    card = {**fixed, **of_model, **read, "versions": describe_code()["packages"]}
+    counts = {name: manifest[name] for name in ("traces", "tokens")}
+    card = {**fixed, **of_model, **counts, "versions": describe_code()["packages"]}
     save_predictor(head.to(torch.bfloat16), recipe.head, card)
     return recipe.head
 
 
-def fit_shard(head: ImportancePredictor, optimizer: torch.optim.Optimizer, recipe: Recipe, number: int) -> None:
+def fit_shard(
+    head: ImportancePredictor, optimizer: torch.optim.Optimizer, recipe: Recipe, traces: Iterable[Labeled]
+) -> None:
     device = next(head.parameters()).device
-    traces = [(h, target(labels, recipe.label)) for held_out, h, labels in read_shard(recipe, number) if not held_out]
-    if not traces:
+    fitted = [(h, target(labels, recipe.label)) for held_out, h, labels in traces if not held_out]
+    if not fitted:
         return
-    hidden, wanted = torch.cat([h for h, _ in traces]), torch.cat([t for _, t in traces])
-    owner = torch.cat([torch.full_like(t, i) for i, (_, t) in enumerate(traces)])
+    hidden, wanted = torch.cat([h for h, _ in fitted]), torch.cat([t for _, t in fitted])
+    owner = torch.cat([torch.full_like(t, i) for i, (_, t) in enumerate(fitted)])
     known = (~wanted.isnan()).nonzero()[:, 0]
     for rows in known[torch.randperm(len(known))].split(recipe.batch):
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
@@ -91,12 +95,16 @@ def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
 def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Write eval.json: how the head ranks held-out tokens, and its calibration; a lack of either raises a UserError."""
     try:
-        head = load_predictor(recipe.head)
+        head, card = load_predictor(recipe.head), read_card("predictor", recipe.head)
     except ValueError as error:
         raise UserError(f"{recipe.head} holds no head: run kvsweep predictor train first.") from error
+    # A head that was fitted to a trace says nothing by ranking it well.
+    if not {"data": manifest["data"], "held_out": recipe.held_out}.items() <= card.items():
+        other = f"{recipe.head} was fitted to other traces, or with recipe.held_out={card.get('held_out')}"
+        raise UserError(f"{other}: run kvsweep predictor train again.")
     found, ranks, bins = [], [], []
     for number in range(manifest["shards"]):
-        for held_out, hidden, labels in read_shard(recipe, number):
+        for held_out, hidden, labels in read_shard(recipe, manifest, number):
             goal = target(labels, recipe.label)
             known = ~goal.isnan()
             if not held_out or known.sum() < 2 * BINS:
@@ -109,7 +117,7 @@ def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
             pairs = zip(goal.tensor_split(BINS), scores.tensor_split(BINS), strict=True)
             bins.append(torch.tensor([[float(g.mean()), float(s.mean())] for g, s in pairs]))
     if not ranks:
-        raise UserError(f"{recipe.labels} has no held-out trace of {2 * BINS} tokens: lower recipe.held_out.")
+        raise UserError(f"{recipe.labels} holds out no trace of {2 * BINS} tokens: train with a lower recipe.held_out.")
     result = {
         "held_out_traces": len(ranks),
         "true_top_20_percent_found_in_predicted_top": {

@@ -4,18 +4,32 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from kvsweep.compression.artifacts import read_card
 from kvsweep.compression.recorders import load_predictor
 from kvsweep.harness.predictor.labels import shard_path
 from kvsweep.harness.predictor.recipe import read_settings
 from kvsweep.harness.predictor.traces import trace_problems
+from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS
 from kvsweep.harness.toy.words import BENCHMARKS, problems
 from kvsweep.records import read_rows
 from tests.program import predictor as main
 
 TEXT = "a is 4, b is 7. So a is 4, b is 7, 4+7=1. So c is 1. Check 4+7=1 ok. So c is 1. "
+
+
+TOYS = ["recipe.toy_tasks=[add]", "recipe.toy_problems=1"]
+
+
+def refused(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("kvsweep")
+    return error
 
 
 @pytest.fixture
@@ -126,6 +140,46 @@ def test_a_foreign_shard_is_refused(settings, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["labels", *settings, "recipe.min_distance=8"])
     assert "labels of other traces, model or settings" in capsys.readouterr().err
+
+
+def test_traces_of_another_model_are_refused(settings, tmp_path, capsys):
+    main(["all", *settings])
+    for stage in ("traces", "labels", "statistics", "oracle", "train", "eval"):
+        assert "set recipe.out=" in refused([stage, *settings, f"model.path={WEIGHTS / 'toy_llama'}"], capsys)
+    assert "traces of another model, seed" in refused(["traces", *settings, "recipe.import_from=null", *TOYS], capsys)
+    (tmp_path / "out/traces.json").unlink()
+    assert "or does not name them: delete it" in refused(["traces", *settings], capsys)
+
+
+def test_traces_go_on_with_more_problems_and_no_other_seed(tiny_model_dir, tmp_path, capsys):
+    own = [f"model.path={tiny_model_dir}", f"recipe.out={tmp_path}", "decoding.max_new_tokens=20"]
+    refused(["traces", *own, *TOYS], capsys)  # the tiny model solves nothing
+    refused(["traces", *own, *TOYS, "recipe.toy_problems=2"], capsys)
+    assert len(list(read_rows(tmp_path / "traces.jsonl"))) == 2
+    for other in ("recipe.seed=1", "decoding.max_new_tokens=21"):
+        assert "traces of another model, seed, decoding" in refused(["traces", *own, *TOYS, other], capsys)
+
+
+def test_no_cell_and_a_cell_of_another_model_are_no_traces(kvsweep, tiny, tiny_policy, tmp_path, capsys):
+    ended = kvsweep("policy=window", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}")
+    assert ended.code == 0, ended.err
+    folder = next(tmp_path.glob("*/*/cell.yaml")).parent
+    other = ["traces", "model=toy_llama", f"recipe.out={tmp_path / 'out'}"]
+    error = refused([*other, f"recipe.import_from={folder}"], capsys)
+    assert "toy_llama holds other weights than " in error
+    assert "or has no cell.yaml: give" in refused([*other, f"recipe.import_from={folder.parent}"], capsys)
+
+
+def test_shards_of_other_traces_are_written_anew(settings, tmp_path):
+    main(["all", *settings])
+    out = tmp_path / "out"
+    (out / "cache/cache.json").unlink()
+    rows = (out / "traces.jsonl").read_text().splitlines(keepends=True)
+    (out / "traces.jsonl").write_text("".join(rows[:20]))
+    shard = shard_path(out / "cache", 0)
+    before = len(load_file(shard)["lengths"])
+    main(["labels", *settings])
+    assert len(load_file(shard)["lengths"]) == before // 2
 
 
 def test_a_model_with_a_recipe_of_its_name_has_that_one():

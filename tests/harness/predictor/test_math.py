@@ -78,7 +78,7 @@ def test_the_texts_of_one_question_have_one_id(tiny_model_dir: Path, tmp_path: P
     [{"text": None}, {"text": 5}, {"problem": None}, {"draw": "x"}, {"draw": -1}, {"correct": "false"}, {"correct": 2}],
 )
 def test_a_row_that_is_no_text_is_one_sentence(field: dict[str, Any], tiny_model_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf":2 is no row of a text \(.*{next(iter(field))}`\): correct it"):
+    with pytest.raises(UserError, match=rf":2 is no row of a text \(.*{next(iter(field))}`\): correct or"):
         import_rows(tiny_model_dir, tmp_path, {}, {"problem": "p=5"} | field)
 
 
