@@ -49,6 +49,9 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
         for number in Random(f"{recipe.seed}-{epoch}").sample(range(manifest["shards"]), manifest["shards"]):
             fit_shard(head, optimizer, recipe, read_shard(recipe, manifest, number))
             schedule.step()
+        if not all(weight.isfinite().all() for weight in head.parameters()):
+            lost = f"recipe.lr={recipe.lr} made weights of the head NaN or infinite in epoch {epoch + 1}"
+            raise UserError(f"{lost}: choose a smaller one.")
         state = {name: part.state_dict() for name, part in parts.items()}
         with replacing(path) as temporary:
             torch.save({"settings": fixed, "epoch": epoch + 1, **state}, temporary)

@@ -182,6 +182,13 @@ def test_shards_of_other_traces_are_written_anew(settings, tmp_path):
     assert len(load_file(shard)["lengths"]) == before // 2
 
 
+def test_a_head_of_nan_is_not_saved(settings, tmp_path, capsys):
+    main(["traces", *settings])
+    main(["labels", *settings])
+    assert "recipe.lr=1e+30 made weights of the head NaN" in refused(["train", *settings, "recipe.lr=1e30"], capsys)
+    assert not any((tmp_path / "out/far_max").iterdir())
+
+
 def test_a_model_with_a_recipe_of_its_name_has_that_one():
     assert read_settings(["model=smollm2_reasons"]).recipe.toy_tasks == list(BENCHMARKS["words"])
     assert read_settings(["recipe=toy", "model=smollm2_reasons"]).recipe.toy_tasks == list(TASKS)[:4]
