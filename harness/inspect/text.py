@@ -22,10 +22,10 @@ from kvsweep.harness.grading.grader import Grader, standard_of
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.predictor.recipe import LabelKind
-from kvsweep.harness.predictor.traces import Trace, read_graded, read_texts, trace_of, trace_of_text
+from kvsweep.harness.predictor.traces import Trace, check_cell, read_graded, read_texts, trace_of, trace_of_text
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.sweep.grid import build_policies
-from kvsweep.harness.sweep.job import Job, check_predictors, check_tags, make_job, stored_config
+from kvsweep.harness.sweep.job import Job, check_predictors, check_tags, make_job, other_model, stored_config
 from kvsweep.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem, read_cell, read_cells
 
 if TYPE_CHECKING:
@@ -136,13 +136,11 @@ class TextSource:
         try:
             artifacts.check("predictor", str(path), "kvsweep predictor train")
             artifacts.load(path)
-            width = artifacts.read_card("predictor", path)["hidden_size"]
+            card = artifacts.read_card("predictor", path)
         except (OSError, ValueError) as error:
             raise UserError(f"--head {path} holds no importance predictor ({error}): name another folder.") from error
-        expected = read_spec(self.model).hidden_size
-        if width != expected:
-            other = f"--head {path} is of width {width} and {self.model.name} of {expected}"
-            raise UserError(f"{other}: name another head.")
+        if other := other_model(card, self.model, read_spec(self.model)):
+            raise UserError(f"--head {path} was made for {other}: name another head.")
 
 
 @plain_config_errors()
@@ -167,9 +165,7 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
     answered = (row for row in found if row[2] is not None and row[2].answer is not None)
     question, completion, grade = next(answered, found[0])
     source = of_completion(folder, question, completion, overrides, grade)
-    if source.model.identity()["weights"] != read_cell(folder)["model"]["weights"]:
-        other = f"{source.model.place} holds other weights than {folder} was run with, or none"
-        raise UserError(f"{other}: name the folder of its own with model.path=DIR.")
+    check_cell(folder, source.model)
     return source
 
 

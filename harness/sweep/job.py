@@ -323,17 +323,22 @@ def check_tags(model: ModelConfig, policies: Sequence[Policy]) -> None:
 def check_predictors(model: ModelConfig, spec: ModelSpec, policies: Sequence[Policy]) -> None:
     """Refuse artifacts that were made for another model."""
     for kind, place in sorted({(kind, getattr(policy, kind)) for policy in policies for kind in policy.ARTIFACTS}):
-        card, weights, other = artifacts.read_card(kind, place), model.identity()["weights"], ""
-        made_for = card.get("model_weights", weights)
-        if card["hidden_size"] != spec.hidden_size:
-            other = f"hidden size {card['hidden_size']}, but model={model.name} has {spec.hidden_size}"
-        # A hub id cannot be told from a local copy of the same weights, whose identity is a hash.
-        elif made_for != weights and ("@" in made_for) == ("@" in weights):
-            other = f"{card.get('model')} ({made_for}), but model={model.name} is {weights}"
-        if other:
+        if other := other_model(artifacts.read_card(kind, place), model, spec):
             mend = f"give one made for this model (`kvsweep predictor`), or take policy=window, which needs no {kind}"
             yours = "model.name=NAME model.title=TITLE name a model of your own"
             raise UserError(f"policy.{kind}={place} was made for {other}: {mend}; {yours}.")
+
+
+def other_model(card: Mapping[str, Any], model: ModelConfig, spec: ModelSpec) -> str:
+    """The other model that an artifact's card names, and this one, in words; empty if it may be this one."""
+    weights = model.identity()["weights"]
+    made_for = card.get("model_weights", weights)
+    if card["hidden_size"] != spec.hidden_size:
+        return f"hidden size {card['hidden_size']}, but model={model.name} has {spec.hidden_size}"
+    # A hub id cannot be told from a local copy of the same weights, whose identity is a hash.
+    if made_for != weights and ("@" in made_for) == ("@" in weights):
+        return f"{card.get('model')} ({made_for}), but model={model.name} is {weights}"
+    return ""
 
 
 def check_cache(settings: Mapping[str, Any], spec: ModelSpec, policies: Sequence[Policy]) -> None:

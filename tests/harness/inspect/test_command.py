@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -242,6 +243,16 @@ def test_a_row_that_is_no_text_is_one_sentence(field, texts):
     texts.write_text(json.dumps({"problem": "c=a+b", "text": TEXT} | field) + "\n")
     with pytest.raises(UserError, match=r"texts\.jsonl:1 is no row of a text \(Expected "):
         of_file(texts, None, 0)
+
+
+def test_a_head_of_another_model_of_the_same_width_is_refused(texts, tiny_model_dir, tiny_predictor_dir, tmp_path):
+    head = Path(shutil.copytree(tiny_predictor_dir, tmp_path / "head"))
+    card = json.loads((head / "predictor.json").read_text())
+    source = of_file(texts, None, 0, [f"model.path={tiny_model_dir}"])
+    for weights, other in ((source.model.identity()["weights"], False), ("0123456789abcdef", True)):
+        (head / "predictor.json").write_text(json.dumps({**card, "model": "toy_llama", "model_weights": weights}))
+        with pytest.raises(UserError, match="was made for toy_llama") if other else nullcontext():
+            source.check_head(head)
 
 
 def test_retention_of_a_run(kvsweep, model, tiny, tiny_policy, tmp_path, capsys):
