@@ -28,6 +28,7 @@ DATA_FOLDER = "data"
 REPLAYS_FILE = "replayed.parquet"
 CARD_FILE = "README.md"
 TAG = "kvsweep"
+_MARK = f"- {TAG}\n".encode()  # in a card: the dataset is ours, and may be overwritten
 GATED = "gated"  # The texts of problems whose licence says so may not be passed on.
 # Rows held in memory together; the longest texts take some hundred kilobytes each, and so do their tokens.
 ROWS_AT_ONCE = 100
@@ -79,9 +80,12 @@ def export(
     Returns the dataset's folder, and one notice for each thing that was skipped or looks wrong. `problems` and `ids`
     include the texts of problems that may not be republished, and `token_ids`.
     """
-    if (directory / records.CELL_FILE).is_file():
-        directory, cells = directory.parent, [directory.name]
     output = output.resolve() if output else directory / EXPORT_FOLDER
+    if (directory / records.CELL_FILE).is_file():
+        if cells:
+            raise UserError(f"--cell {cells[0]} chooses from a run, and {directory} is a cell: give the run's folder.")
+        directory = directory.resolve()
+        directory, cells = directory.parent, [directory.name]
     if str(output) != _utf8(str(output)):
         raise UserError(f"{output} is no UTF-8, and Parquet writes to no such place: name a folder with --output.")
     notices: list[str] = []
@@ -109,14 +113,14 @@ def export(
 
 def _claim(output: Path) -> None:
     """Mark the folder by a card; a folder with the mark may be overwritten, also if its export was cut short."""
-    path, mark = output / CARD_FILE, f"- {TAG}\n"
+    path = output / CARD_FILE
     make_folder(output)
-    is_marked = path.exists() and mark.encode() in read_file(path)
+    is_marked = path.exists() and _MARK in read_file(path)
     if not is_marked and any(output.glob("*")):
         raise UserError(f"{output} holds something else: give an empty or a new folder with --output.")
     make_folder(output / DATA_FOLDER)
     if not is_marked:
-        replace_text(path, f"---\ntags:\n{mark}---\n\nNot finished.\n")
+        replace_text(path, f"---\ntags:\n{_MARK.decode()}---\n\nNot finished.\n")
 
 
 def _rows(
@@ -239,16 +243,32 @@ def check_login() -> None:
 def push(folder: Path, name: str, *, public: bool) -> None:
     from huggingface_hub import HfApi
 
-    ours = [CARD_FILE, f"{DATA_FOLDER}/*.parquet", REPLAYS_FILE]
+    hub, ours = HfApi(), [CARD_FILE, f"{DATA_FOLDER}/*.parquet", REPLAYS_FILE]
     try:
-        place = HfApi().create_repo(name, repo_type="dataset", private=not public, exist_ok=True).repo_id
+        place = hub.create_repo(name, repo_type="dataset", private=not public, exist_ok=True).repo_id
+        _claim_on_hub(hub, place, public=public)
         # What an earlier upload left there is deleted where this export lacks it.
-        HfApi().upload_folder(
+        hub.upload_folder(
             repo_id=place, repo_type="dataset", folder_path=folder, allow_patterns=ours, delete_patterns=ours
         )
+    except UserError:
+        raise
     except Exception as error:  # the hub's client lets the errors of its transport through
         reason = " ".join(str(error).split())
         raise UserError(f"--push-to-hub {name} failed ({reason}): the export in {folder} is complete.") from error
+
+
+def _claim_on_hub(hub: Any, place: str, *, public: bool) -> None:
+    """Refuse a dataset that everybody sees, unless it may be `public`, and one that holds something else."""
+    found = hub.repo_info(place, repo_type="dataset")
+    if not (public or found.private):
+        raise UserError(f"--push-to-hub {place} is a public dataset: add --public, or give another name.")
+    names = {file.rfilename for file in found.siblings} - {".gitattributes"}
+    is_marked = CARD_FILE in names and _MARK in read_file(
+        Path(hub.hf_hub_download(place, CARD_FILE, repo_type="dataset")), linked=True
+    )
+    if names and not is_marked:
+        raise UserError(f"--push-to-hub {place} holds something else: give an empty or a new dataset.")
 
 
 def export_run(directory: Path, output: Path | None, push_to_hub: str | None, *, public: bool, **what: Any) -> None:

@@ -125,12 +125,16 @@ def test_gated_problems_stay_at_home_unless_asked_for(make_cell: MakeCell) -> No
 def test_one_cell_by_its_folder_or_its_name(make_cell: MakeCell) -> None:
     full = make_cell([[1]])
     dynts = make_cell([[1], [0]], policy="dynts")
+    whole, _ = export(full.parent)
     by_folder, _ = export(dynts)
-    assert by_folder == dynts.parent / "export"
+    assert by_folder == dynts / "export"
     assert {row["cell_id"] for row in rows_of(by_folder)} == {dynts.name}
+    assert {path.stem for path in whole.glob("data/*")} == {full.name, dynts.name}
+    with pytest.raises(UserError, match=f"--cell {full.name} chooses from a run"):
+        export(dynts, cells=[full.name])
     export(full.parent, cells=[full.name])
     # The file of the cell that was there before is gone: the card speaks of this one alone.
-    assert [path.stem for path in by_folder.glob("data/*")] == [full.name]
+    assert [path.stem for path in whole.glob("data/*")] == [full.name]
     with pytest.raises(UserError, match="--cell nothing"):
         export(full.parent, cells=["nothing"])
 
@@ -289,7 +293,7 @@ def test_pushing_without_a_login_is_one_sentence_and_reads_nothing(
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What reaches the hub while somebody is logged in; a dataset there has files of an earlier upload."""
     sent: list[Any] = []
 
@@ -307,8 +311,15 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         )
         sent.append({**where, "new": new, "gone": sorted({*old} - {*new})})
 
+    def repo_info(self: HfApi, name: str, *, repo_type: str) -> Any:
+        siblings = [SimpleNamespace(rfilename=name) for name in (".gitattributes", *earlier)]
+        return SimpleNamespace(private=sent[-1]["private"], siblings=siblings)
+
     earlier = ["README.md", "data/train-00000-of-00001.parquet", "notes.txt", "replayed.parquet"]
+    (tmp_path / "card.md").write_text("---\ntags:\n- kvsweep\n---\n")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "token")
+    monkeypatch.setattr(HfApi, "repo_info", repo_info)
+    monkeypatch.setattr(HfApi, "hf_hub_download", lambda *_, **__: str(tmp_path / "card.md"))
     monkeypatch.setattr(HfApi, "create_repo", create_repo)
     monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
     return sent
@@ -330,6 +341,38 @@ def test_pushing_sends_the_exports_files_and_deletes_those_of_an_earlier_one(
             "gone": ["data/train-00000-of-00001.parquet", "replayed.parquet"],
         },
     ]
+
+
+@pytest.mark.parametrize(
+    ("private", "files", "options", "said"),
+    [
+        (False, ["README.md"], [], "is a public dataset: add --public"),
+        (True, ["README.md", "data/theirs.parquet"], [], "holds something else"),
+        (False, ["data/theirs.parquet"], ["--public"], "holds something else"),
+        (True, [], [], None),
+        (False, [], ["--public"], None),
+    ],
+)
+def test_a_dataset_that_is_public_or_not_ours_gets_nothing(
+    private: bool, files: list[str], options: list[str], said: str | None, make_cell: MakeCell, hub: list[Any],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    run = make_cell([[1]]).parent
+    siblings = [SimpleNamespace(rfilename=name) for name in (".gitattributes", *files)]
+    found = SimpleNamespace(private=private, siblings=siblings)
+    monkeypatch.setattr(HfApi, "repo_info", lambda *_, **__: found)
+    (tmp_path / "card.md").write_text("---\ntags:\n- theirs\n---\n")
+    if said is None:
+        main([str(run), "--push-to-hub", "texts", *options])
+        assert len(hub) == 2
+        return
+    with pytest.raises(SystemExit) as ended:
+        main([str(run), "--push-to-hub", "texts", *options])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert f"--push-to-hub me/texts {said}" in error
+    assert error.count("\n") == 1
+    assert len(hub) == 1
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(
