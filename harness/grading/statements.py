@@ -109,7 +109,7 @@ DECLARATIONS: tuple[tuple[str, str, str], ...] = (
     ("letter", r"\bI(?:'d|'ll|\s+would|\s+will|\s+therefore)*+\s+"
      r"(?:choose|pick|select|(?:go|stay|stick)\s+with)\b", "I choose C"),
     ("letter", r"\bit(?:'s|\s+is)\b", "It's C."),
-    ("letter", rf"(?:^[^\w\n]{{0,6}}|[.!?,:;]\s+|\b(?:so|thus|therefore|hence|that)\s+|\b{_CHOICE}\s+)[*(]*+"
+    ("letter", rf"(?:^[^\w\n]{{0,6}}|(?<=[.!?;])\s+|[,:]\s+|\b(?:so|thus|therefore|hence|that)\s+|\b{_CHOICE}\s+)[*(]*+"
      rf"(?P<value>(?-i:[A-D]))[*).]*+\s+(?-i:{_BE}){_SURE}\s+(?:the\s+)?"
      r"(?:only\s+)?(?:answer|(?:correct|right|best)(?:\s+(?:answer|option|choice|one))?)(?:\s+here)?"
      r"(?=\s*+(?:[.!,;*]|$|because|since))", "Option B is correct."),
@@ -152,7 +152,7 @@ def _declared(text: str, kind: AnswerKind) -> Statement | None:
 def _declared_value(text: str, match: re.Match[str], kind: AnswerKind) -> str | None:
     """The value that follows a declaration in its sentence or, after a heading, in the next line."""
     before = text[max(0, match.start() - 200) : match.start()]
-    sentence = re.split(r"[.!?\n]\s", before)[-1]
+    sentence = re.split(r"[.!?\n](?:\s|$)", before)[-1]
     if _IMAGINED.search(sentence + match[0]) or _DOUBTED.search(_CLAUSE_START.split(before)[-1]):
         return None
     if "value" in match.re.groupindex:

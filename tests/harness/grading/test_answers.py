@@ -121,6 +121,14 @@ class TestLetters:
             ("", None),
             ("answer: c", "C"),
             (r"\boxed{B, A}", "B, A"),
+            ("C and D are wrong. B is the correct answer.", "B"),
+            ("C and D are wrong; B is the correct answer.", "B"),
+            ("A is incorrect because it ignores friction. B is correct.", "B"),
+            ("A is incorrect.\n\nB is correct.", "B"),
+            ("I doubt A. B is the answer.", "B"),
+            ("I doubt that B is the answer.", None),
+            ("If the mass is not zero, B is correct.", None),
+            ("It is not clear if B is correct.", None),
         ],
     )
     def test_what_is_read(self, text: str, letter: str | None) -> None:
