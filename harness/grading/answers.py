@@ -64,11 +64,21 @@ def judge(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict[s
         equal, why, left, right = answer == wanted, f"{kind}s must be the same", answer, wanted
     elif len(answer) > _MAX_ANSWER_CHARS:
         equal, why, left, right = answer == wanted, "long answers must be written the same", answer, wanted
-    elif kind == "integer" and re.search(r"\d\.\d", answer):
+    elif kind == "integer" and re.search(r"\d\.\d", value := _shifted(answer)):
         equal, why, left, right = False, "an integer has no decimals", answer, wanted
     else:
-        equal, why, left, right = compare(answer, wanted)
+        equal, why, left, right = compare(value if kind == "integer" else answer, wanted)
     return Verdict(answer[:_MAX_ANSWER_CHARS], "correct" if equal else "wrong", why, (left, right), place)
+
+
+_DECIMAL_POWER = re.compile(r"(\d)\.(\d+)\s*(?:\\cdot|×)\s*10\s*\^(\{)?(\d+)(?(3)\})")
+
+
+def _shifted(answer: str) -> str:
+    r"""The answer with a decimal's point moved into its power of ten: `1.5 \times 10^3` as `15 \cdot 10^{2}`."""
+    if "." not in answer:
+        return answer
+    return _DECIMAL_POWER.sub(lambda m: rf"{m[1]}{m[2]} \cdot 10^{{{int(m[4]) - len(m[2])}}}", readable(answer)[0])
 
 
 def stated_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> Statement | None:

@@ -185,7 +185,7 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
             # Without time limits of its own, which need the main thread's signals: the worker as a whole is killed.
             return verify(right, left, allow_set_relation_comp=True, timeout_seconds=None), "math-verify"
         rest = left - right  # and 2 \cdot 2^{999} is calculated before it is rounded
-        rest = rest.replace(lambda part: part.is_Add or part.is_Mul or part.is_Pow, lambda part: part.func(*part.args))
+        rest = rest.replace(_is_left_open, lambda part: part.func(*part.args))
         if abs(_value_at(rest, 1)) > limit * min(1, abs(_value_at(right, 1))):
             return False, "the values where numbers are put for the names"
         if rest.free_symbols and any(part.func.__name__ in _GROWING for part in rest.find(Expr)):
@@ -197,12 +197,20 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
     return False, f"the library cannot read it, or its value has more than {_MOST_DIGITS:,} digits"
 
 
+def _is_left_open(part: Any) -> bool:
+    return bool(part.is_Add or part.is_Mul or part.is_Pow or part.is_Function)
+
+
 def _value_at(form: Any, base: int, parts: int = 1, names: list[Any] | None = None) -> Any:
-    """The form's value with numbers, divided by `parts`, for its names, or for these names in this order."""
-    from sympy import Rational
+    """The form's value with numbers, divided by `parts`, for its names, or for these names in this order.
+
+    A real form's odd roots of negative numbers are real, as in schools, and not sympy's principal roots.
+    """
+    from sympy import I, Rational, real_root
 
     names = sorted(form.free_symbols, key=str) if names is None else names
-    return form.subs({name: Rational(_number(n, base), parts) for n, name in enumerate(names)}).evalf(30)
+    form = form.subs({name: Rational(_number(n, base), parts) for n, name in enumerate(names)})
+    return (form if form.has(I) else real_root(form)).evalf(30)
 
 
 def _equal_at_points(left: Any, right: Any) -> bool:

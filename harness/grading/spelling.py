@@ -83,6 +83,8 @@ def peeled(text: str) -> str:
 # One spelling of what can be spelled in several ways: pattern, replacement and an example, in the order of use.
 # `(?<!\\)` spares the `\\` between matrix rows.
 SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
+    (r"[\u200b-\u200d\u2060\ufeff]", "", "12\u200b -> 12"),
+    (r"[\xa0\u2000-\u200a\u202f\u205f\u3000]", " ", "12\u202f345 -> 12 345"),
     (rf"^{_TEXT}\{{(-?[\d.,]+ [^{{}}]*)\}}$", r"\1", r"\text{5 cm} -> 5 cm"),
     (r"^(?:\\text\{)?\s*(?:for )?all (?:(?:positive|real|whole) )*(?:integers|reals|numbers)[ }]*"
      r"(?=[a-z] ?(?:[<>≤≥]|\\[lg]))",

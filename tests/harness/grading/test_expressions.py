@@ -239,6 +239,11 @@ class TestStructures:
             (r"0.\overline{1}_2", r"\frac{1}{9}"),
             (r"\frac{\pi}{6}^\circ", r"\frac{\pi}{6}"),
             (r"(-\infty, \infty]", r"\mathbb{R}"),
+            (r"\sqrt[3]{-8}", "2"),
+            (r"\sqrt{-4}", "-2"),
+            (r"\sqrt[3]{-8}", r"1 + \sqrt{3}"),
+            (r"\sin(3.14159)", "0"),
+            ("2 \\cdot 10^{-19}", "0"),
         ],
     )
     def test_something_else(self, answer: str, gold: str) -> None:
@@ -282,6 +287,9 @@ class TestSpelling:
             (r"6 \text{ centimeters}", r"6 \text{ cm}"), (r"5 \text{ m/s}", r"5 \text{ meters per second}"), (r"5 \text{ hr}", r"5 \text{ h}"), (r"\frac{dy}{dx} = 2x", "2x"), (r"\pm 1, \pm 7", "1, -1, 7, -7"), (r"x < 1 \text{ or } x > 2", r"(-\infty,1)\cup(2,\infty)"),
             (r"\frac{\sinh(at)}{a}", r"\frac{1}{2a}(\exp{a*t} - \exp{-a*t})"), (r"a_{\odot} b", r"b a_{\odot}"),
             (r"0.\overline{3}", r"\frac{1}{3}"), (r"-12.1\bar{6}", r"-\frac{73}{6}"), ("ℝ", r"(-\infty, \infty)"), (r"x \in \R", r"(-\infty,+\infty)"),
+            ("1\xa0000", "1000"), ("1\u2009000", "1000"), ("1\u202f000", "1000"), ("12\u200b", "12"),
+            (r"\sqrt[3]{-8}", "-2"), (r"\sqrt[3]{-2}", r"-\sqrt[3]{2}"), (r"(-32)^{1/5}", "-2"), (r"\sqrt[3]{-x}", r"-\sqrt[3]{x}"),
+            (r"y = \sqrt[3]{-2}x", r"y = -\sqrt[3]{2}x"), (r"\sin(\pi)", "0"), (r"1 + \cos\pi", "0"), (r"\tan(\pi/4) - 1", "0"), (r"0", r"\sin(\pi)"),
         ],
     )  # fmt: skip
     def test_is_the_same(self, answer: str, gold: str) -> None:
