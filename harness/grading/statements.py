@@ -94,7 +94,7 @@ _SURE = (
     r"(?:most\s+)?(?:likely|probably)))*+"
 )
 _SAYS = rf"[*_\"']*+(?:\s*+(?:[:：=是为は]|은)|\s+[-–—](?=\s)|\s+{_BE}{_SURE}\s*+:?+)[*_]*+"
-_OF = r"(?:\s+(?:choice|option))?(?:\s+(?:to|for|of|among|from)\b[^.:?\n]{0,60}?)?"
+_OF = r"(?:\s+(?:choice|option))?(?:\s+(?:to|for|of|among|from)\b(?:(?!answer is)[^.:?\n]){0,60}?)?"
 _HEADING = rf"^[#*_\s]*+(?:(?:the|my|final|correct)\s+)*{_ANSWER}[*_]*+\s*?[:：]?[*_]*+[ \t]*\n"
 # The value follows a pattern, or is its group: kind ("" for all), pattern and an example.
 DECLARATIONS: tuple[tuple[str, str, str], ...] = (
@@ -115,9 +115,12 @@ DECLARATIONS: tuple[tuple[str, str, str], ...] = (
      r"(?=\s*+(?:[.!,;*]|$|because|since))", "Option B is correct."),
 )  # fmt: skip
 _DECLARED = [(kind, re.compile(pattern, re.IGNORECASE | re.MULTILINE)) for kind, pattern, _ in DECLARATIONS]
+_OTHER = r"\b(?:wrong|incorrect|mistaken|false|previous|earlier|prior)\s+"  # answer, which then is not the stated one
+_OTHER_ANSWER = rf"{_OTHER}answers?(?:\s+(?:is|are|was|were|would)\b|:)"
 _DOUBTED = re.compile(
     r"\b(?:if|whether|suppose|assum\w+|unless|(?<!no )doubt|never|not|cannot|wrong|incorrect|might|could|"
-    r"someone|object\w*|claim\w*|argu\w*|tempt\w*|thought|guess\w*|recall)\b|n't|^\s*is\b",
+    r"someone|object\w*|claim\w*|argu\w*|tempt\w*|thought|guess\w*|recall)\b|n't|^\s*is\b"
+    rf"|{_OTHER}$",
     re.I,
 )
 _IMAGINED = re.compile(r"\b(?:if|had|were)\b(?=.*\bwould\b)", re.I | re.S)
@@ -179,7 +182,7 @@ def _declared_value(text: str, match: re.Match[str], kind: AnswerKind) -> str | 
 
 _TAIL_CHARS = 1500
 _HEDGE = re.compile(r"\?|^\\\[|\b(?:wait|maybe|perhaps|may|might|could|alternatively|let me (?!know)|assume)\b", re.I)
-_DENIES = re.compile(r"\b(?:is|are|be|equals)\s+not\b|\b(?:cannot|never|doubt)\b|n't", re.I)
+_DENIES = re.compile(rf"\b(?:is|are|be|equals)\s+not\b|\b(?:cannot|never|doubt)\b|n't|{_OTHER_ANSWER}", re.I)
 _LAST_CLAUSE = re.compile(r",\s+(?:so|thus|therefore|hence|and|but)\b")
 _FORMULA = re.compile(r"\d|\\[A-Za-z]|\([A-F]\)")
 _CONCLUDES = re.compile(r"(?:so|thus|hence|therefore|then)\b|.*\b(?:answer|correct|right|confident)\b", re.I | re.S)
@@ -261,7 +264,9 @@ def letter_of(value: str, *, option: bool = False) -> str | None:
 
 
 _WRONG = re.compile(
-    r"\b(?:not|rul\w+ out|wrong|incorrect|eliminat\w+|except|doubt|exclud\w+|false|never|cannot)\b|n't|\?", re.I
+    r"\b(?:not|rul\w+ out|wrong|incorrect|eliminat\w+|except|doubt|exclud\w+|false|never|cannot)\b|n't|\?"
+    rf"|{_OTHER_ANSWER}",
+    re.I,
 )
 _LINKS = re.compile(r"\b(?:is|be|so|thus|therefore|hence|option|choice|answer)\b|:", re.I)
 

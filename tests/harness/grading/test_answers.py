@@ -126,6 +126,8 @@ class TestLetters:
             ("A is incorrect because it ignores friction. B is correct.", "B"),
             ("A is incorrect.\n\nB is correct.", "B"),
             ("I doubt A. B is the answer.", "B"),
+            ("The previous answer is B.", None),
+            ("The previous answer is (B).", None),
             ("I doubt that B is the answer.", None),
             ("If the mass is not zero, B is correct.", None),
             ("It is not clear if B is correct.", None),
@@ -225,6 +227,20 @@ class TestStated:
         text = "</think>So $\\boxed{\\frac{1}{2}}$ and $\\boxed{3}$."
         assert extract_answer(text, "expression") == "\\frac{1}{2}, 3"
         assert extract_answer(text, "integer") == "3"
+
+    @pytest.mark.parametrize(
+        ("text", "answer"),
+        [
+            ("The wrong answer is 12.", None),
+            ("A common wrong answer is 12.", None),
+            ("The previous answer is 12. We add one to get 13.", None),
+            ("My earlier answer: 12", None),
+            ("My previous answer of 11 was wrong, and the answer is 12. Done.", "12"),
+            ("Adding to the previous answer, the answer is 12.", "12"),
+        ],
+    )
+    def test_a_wrong_or_earlier_answer_is_not_the_stated_one(self, text: str, answer: str | None) -> None:
+        assert extract_answer("</think>" + text, "integer") == answer
 
     def test_a_box_comes_before_words(self) -> None:
         assert extract_answer("</think>\\boxed{5}. So, the answer is 7.", "integer") == "5"
