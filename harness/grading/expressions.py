@@ -30,7 +30,27 @@ def compare(answer: str, gold: str) -> tuple[bool, str, str, str]:
     if unit != wanted and ((unit and wanted) or ("degree1" in (unit, wanted) and r"\pi" in left + right)):
         return False, "other units", left, right
     left = left if _OPTION.fullmatch(right) else re.sub(r"^\([A-F]\) ?(?=[-\d.\\(])", "", left)
+    if ("%" in answer) != ("%" in gold):
+        signed, bare = (left, right) if "%" in answer else (right, left)
+        if verdict := _same_percent(signed, bare, "%" in answer):
+            return (*verdict, left, right)
     return (*_same(left, right), left, right)
+
+
+_PLAIN_NUMBER = re.compile(r"(?:[A-Za-z] ?= ?)?(-?(?:\d+(?:\.\d+)?|\\frac\s*(?:\d\d|\{\d+\}\{\d+\})|\d+/\d+))")
+
+
+def _same_percent(signed: str, bare: str, by_answer: bool) -> tuple[bool, str] | None:
+    """What a percent sign on one side alone decides; None where the numbers without it decide.
+
+    Many golds are percentages without their sign, but one below 1 is a share: 0.05% is not 0.05.
+    """
+    if not (number := _PLAIN_NUMBER.fullmatch(signed)):
+        return None
+    if _same(rf"\frac{{{number[1]}}}{{100}}", bare)[0]:
+        return True, "a percent is a hundredth"
+    is_share = by_answer and abs(_value_at(_parsed([number[1]], (1,))[0], 1)) < 1
+    return (False, "a share is no percentage") if is_share else None
 
 
 def _squeezed(text: str) -> str:
