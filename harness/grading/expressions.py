@@ -47,10 +47,11 @@ def _same_percent(signed: str, bare: str, by_answer: bool) -> tuple[bool, str] |
     """
     if not (number := _PLAIN_NUMBER.fullmatch(signed)):
         return None
-    if _same(rf"\frac{{{number[1]}}}{{100}}", bare)[0]:
+    size = abs(_value_at(_parsed([number[1]], (1,))[0], 1))
+    # 500% may be 5, but a gold of 5 may also be 5%.
+    if (size <= 100 or not by_answer) and _same(rf"\frac{{{number[1]}}}{{100}}", bare)[0]:
         return True, "a percent is a hundredth"
-    is_share = by_answer and abs(_value_at(_parsed([number[1]], (1,))[0], 1)) < 1
-    return (False, "a share is no percentage") if is_share else None
+    return (False, "a share is no percentage") if by_answer and size < 1 else None
 
 
 def _squeezed(text: str) -> str:
