@@ -35,7 +35,7 @@ UNFIT: list[tuple[Any, str]] = [
     ("5 m", r"\text{ m}"), ("-2.5 V", "one letter"), ("5cm", r"\text{ cm}"), ("10m/s", "beside its number"),
     ("5cm^2", "beside its number"), ("5 million", "digits"), ("2 thousand", "digits"), ("≈5", "LaTeX writes"),
     ("<= 5", "LaTeX writes"), ("x != 5", "LaTeX writes"), ("5 || five", "two answers"), ("1/2 or 0.5", "twice"),
-    ("5\u200b", "invisible"), ("\ufeff5", "invisible"), ("2\u200e+x", "invisible"), ("５", "full-width"),
+    ("5\u200e", "invisible"), ("\u202e5", "invisible"), ("2\u200e+x", "invisible"), ("５", "full-width"),
     ("2＋3", "full-width"),
     ("-", "no number"), ("()", "no number"), ("...", "no expression"),
 ]  # fmt: skip
