@@ -61,7 +61,7 @@ class Answer(NamedTuple):
     def outcome(self) -> str | None:
         """The outcome as a sweep names it."""
         wrong = "truncated" if self.truncated else "wrong"
-        return {None: None, 1.0: "correct", 0.0: wrong}[self.correct]
+        return None if self.correct is None else "correct" if self.correct else wrong
 
 
 @dataclass(frozen=True, kw_only=True)

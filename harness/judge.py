@@ -146,7 +146,8 @@ def _verdicts(
     full = scores.pop(baseline)
     losable = noninferiority.can_lose(full, margin)
     gaps = {name: _lacking(outputs[name], outputs[baseline]) for name in scores}
-    told = [note for name in outputs for note in _notes(outputs, baseline, name, gaps.get(name))]
+    known = {one.problem: one for one in outputs[baseline]}
+    told = [note for name in outputs for note in _notes(known, outputs[name], baseline, name, gaps.get(name))]
     if not losable:
         told.insert(0, f"{baseline} is right in at most {notation.percent(margin)}%: nothing is safe beside it.")
     found = noninferiority.decide_grid(scores, full, margin=margin)
@@ -178,8 +179,8 @@ def _verdicts(
         }
     table = pd.DataFrame([*rows.values()])
     if sizes:
-        known = [(sizes[name], one.difference, name) for name, one in found.items() if name in sizes and not gaps[name]]
-        best = pareto_front(pd.DataFrame(known, columns=["bytes", "pass_at_1", "name"]), "bytes")["name"]
+        sized = [(sizes[name], one.difference, name) for name, one in found.items() if name in sizes and not gaps[name]]
+        best = pareto_front(pd.DataFrame(sized, columns=["bytes", "pass_at_1", "name"]), "bytes")["name"]
         table["best of its bytes"] = ["yes" if name in set(best) else "" for name in found]
     return table, told
 
@@ -192,17 +193,16 @@ def _lacking(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Pair | No
     return next((pair for pair in asked if not all(pair in side for side in sides)), None)
 
 
-def _notes(outputs: Outputs, baseline: str, name: str, gap: Pair | None) -> Iterator[str]:
-    known, answers = {one.problem: one for one in outputs[baseline]}, outputs[name]
-    for one in answers:
-        _check_alike(known.get(one.problem, one), one, baseline, name)
-    if alone := sorted(known.keys() ^ {one.problem for one in answers}):
+def _notes(known: Mapping[str, Answer], own: Sequence[Answer], full: str, name: str, gap: Pair | None) -> Iterator[str]:
+    for one in own:
+        _check_alike(known.get(one.problem, one), one, full, name)
+    if alone := sorted(known.keys() ^ {one.problem for one in own}):
         shown = ", ".join(repr(visible(one)) for one in alone[:_NAMED]) + ", ..." * (len(alone) > _NAMED)
-        yield f"{counted(len(alone), 'problem')} of {baseline} or {name} alone are left out: {shown}."
-    if cut := sum(one.truncated for one in answers):
-        yield f"{name}: {counted(cut, 'answer')} of {len(answers):,} were cut off at their longest."
-    if ungraded := sum(one.correct is None for one in answers):
-        yield f"{name}: {counted(ungraded, 'answer')} of {len(answers):,} have no grade and are left out."
+        yield f"{counted(len(alone), 'problem')} of {full} or {name} alone are left out: {shown}."
+    if cut := sum(one.truncated for one in own):
+        yield f"{name}: {counted(cut, 'answer')} of {len(own):,} were cut off at their longest."
+    if ungraded := sum(one.correct is None for one in own):
+        yield f"{name}: {counted(ungraded, 'answer')} of {len(own):,} have no grade and are left out."
     if gap:
         yield f"{name} is not called safe: what has no grade may be what it loses, as draw {gap[1]} of {gap[0]!r:.60}."
 
