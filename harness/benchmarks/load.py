@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,6 +104,7 @@ class Benchmark:
 def load_problems(config: BenchmarkConfig) -> Benchmark:
     """Load a benchmark from its path, else from its source, and check every problem of it."""
     rows, origin, config = read_source(config)
+    config = _of_local_file(rows, config)
     problems = _problems(_kept(rows, config, origin), config, origin)
     found = content_hash([[problem.id, problem.prompt, problem.gold] for problem in problems])
     for name, value in {"expected_count": len(problems), "expected_hash": found}.items():
@@ -114,6 +115,15 @@ def load_problems(config: BenchmarkConfig) -> Benchmark:
             raise UserError(f"{origin} holds {other}; {mend}.")
     chosen = tuple(problems[: config.limit])
     return Benchmark(name=config.name, problems=chosen, content_hash=found, count=len(problems), origin=origin)
+
+
+def _of_local_file(rows: list[Row], config: BenchmarkConfig) -> BenchmarkConfig:
+    """Without `answer_after` where a file in place of a hub dataset has the answers alone, in every row."""
+    if config.source != "hub" or config.path is None or config.answer_after is None:
+        return config
+    column = _find("answer", config, rows)
+    worked = column is None or any(config.answer_after in str(row.values.get(column)) for row in rows)
+    return config if worked else replace(config, answer_after=None)
 
 
 def _kept(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Row]:

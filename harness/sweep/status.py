@@ -295,7 +295,10 @@ def sentence(sweep: SweepStatus) -> str:
 
 def _share(sweep: SweepStatus) -> str:
     share = percent(sweep.finished / max(sweep.expected, 1))
-    return f"{share}%, {sweep.finished} of {counted(sweep.expected, 'completion')}"
+    # Until the first text ends, which takes minutes, the tokens show that the sweep goes on.
+    tokens = sum(task.tokens for task in sweep.tasks if task.state == "running")
+    begun = f", {tokens:,} tokens of texts that go on" if tokens and not sweep.finished else ""
+    return f"{share}%, {sweep.finished} of {counted(sweep.expected, 'completion')}{begun}"
 
 
 def _left(sweep: SweepStatus) -> str:

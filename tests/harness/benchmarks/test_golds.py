@@ -172,6 +172,12 @@ class TestAnswerAfter:
         )
         assert "is no integer" in mistake(write(path, "72 ####"), answer_after="####")
 
+    def test_a_file_in_place_of_a_hub_dataset_may_have_the_answers_alone(self, tmp_path: Path) -> None:
+        hub = {"source": "hub", "hub_id": "a/b", "answer_after": "####"}
+        worked, plain = write(tmp_path / "w.jsonl", "1\n#### 7", "#### 8"), write(tmp_path / "p.jsonl", "7", "8")
+        assert load(worked, **hub) == load(plain, **hub) == ["7", "8"]
+        assert "lacks benchmark.answer_after='####'" in mistake(write(plain, "7", "#### 8"), **hub)
+
     def test_a_cell_is_named_after_the_golds_alone(
         self, tmp_path: Path, compose: Callable[..., Any], tiny: list[str]
     ) -> None:

@@ -441,8 +441,12 @@ class TestHub:
         def fake(*args: Any, **kwargs: Any) -> datasets.Dataset:
             calls.append((args, kwargs))
             count = fields["expected_count"]
-            columns = fields["columns"].items()
-            rows = [{c: f"{i:03}" if name == "answer" else f"{i} {name}?" for name, c in columns} for i in range(count)]
+            columns = [(name, column) for name, column in fields["columns"].items() if column is not None]
+            answer = f"{fields['answer_after'] or ''}{{:03}}"
+            rows = [
+                {c: answer.format(i) if name == "answer" else f"{i} {name}?" for name, c in columns}
+                for i in range(count)
+            ]
             return datasets.Dataset.from_list(rows)
 
         monkeypatch.setattr(datasets, "load_dataset", fake)
@@ -731,7 +735,12 @@ class TestOptions:
 @pytest.mark.shared
 @pytest.mark.parametrize(
     ("name", "count", "first", "last"),
-    [("aime24", 30, "204", "902"), ("aime25", 30, "70", "240"), ("amc23", 40, "27", "8")],
+    [
+        ("aime24", 30, "204", "902"),
+        ("aime25", 30, "70", "240"),
+        ("amc23", 40, "27", "8"),
+        ("gsm8k", 1319, "18", "14"),
+    ],
 )
 def test_the_real_problems_load_whole(
     name: str,

