@@ -50,7 +50,7 @@ replay() { # the DynTS paper's grid of 5 x 4 sizes, on the greedy texts of TEXTS
 statistics() { # TriAttention's mean queries, from the model's texts on the 32 problems behind the first LIMIT ones
     [ ! -f "$HEAD/statistics.safetensors" ] || return 0
     mkdir -p "$HEAD"
-    tail -n "+$((LIMIT + 1))" "$PROBLEMS" | head -n 32 >"$HEAD/problems.jsonl"
+    sed -n "$((LIMIT + 1)),$((LIMIT + 32))p" "$PROBLEMS" >"$HEAD/problems.jsonl"
     # shellcheck disable=SC2086
     "$KVSWEEP" $RUN "benchmark.path=$HEAD/problems.jsonl" decoding=greedy policy=full "run_name=$OTHER"
     "$PYTHON" - "$RUNS/$OTHER" >"$HEAD/texts.txt" <<'PYTHON'
