@@ -4,11 +4,13 @@ import ast
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 # What everyone stands on: the modules beside `kvsweep/__init__.py`.
@@ -148,3 +150,14 @@ def run_python(program: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = subprocess.run(command, capture_output=True, env=environment, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_the_packages_that_the_owner_names_are_required_and_imported() -> None:
+    named = {"torch", "transformers", "datasets", "hydra", "pandas", "matplotlib", "seaborn", "math_verify", "triton"}
+    used = {name.partition(".")[0] for path in MODULES for name in imported(path.read_text())}
+    assert named <= used
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = [*project["dependencies"], *project["optional-dependencies"]["engine"]]
+    assert {name.replace("_", "-").replace("hydra", "hydra-core") for name in named} <= {
+        Requirement(text).name for text in required
+    }

@@ -127,4 +127,5 @@ def test_what_is_missing_is_named(
 
 
 def test_the_program_looks_for_the_packages_of_the_extra() -> None:
-    assert [Requirement(text).name for text in PROJECT["optional-dependencies"]["engine"]] == list(ENGINE)
+    needed = map(Requirement, PROJECT["optional-dependencies"]["engine"])
+    assert [one.name for one in needed if not one.marker] == list(ENGINE), "triton is on Linux alone"

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import matplotlib
 import numpy as np
 import pandas as pd
+import seaborn
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import Colormap, ListedColormap, to_hex, to_rgb
@@ -199,17 +200,31 @@ def heat_table(
     size: float,
 ) -> QuadMesh:
     """Draw values [rows, columns] as coloured cells with their labels, the first row on top; hatched where missing."""
-    masked, (low, high) = np.ma.masked_invalid(values), limits
-    mesh = axes.pcolormesh(masked, linewidth=1, edgecolor="white", cmap=cmap, vmin=low, vmax=high)
-    axes.invert_yaxis()
+    missing, (low, high) = np.isnan(values), limits
+    seaborn.heatmap(
+        values,
+        ax=axes,
+        mask=missing,
+        vmin=low,
+        vmax=high,
+        cmap=cmap,
+        linewidths=1,
+        linecolor="white",
+        cbar=False,
+        xticklabels=False,
+        yticklabels=False,
+    )
     # The hatched background is seen where no cell lies on it.
     axes.patch.set(facecolor="0.96", edgecolor="0.65", hatch="////", linewidth=0)
+    # The labels are not seaborn's: its choice of black or white leaves some with too little contrast.
     box = {"boxstyle": "round,pad=0.15", "facecolor": "0.96", "edgecolor": "none"}
     for (row, column), value in np.ndenumerate(values):
-        look = {"color": "0.2", "bbox": box} if np.isnan(value) else {"color": shade(value, limits, cmap)[1]}
+        look = {"color": "0.2", "bbox": box} if missing[row, column] else {"color": shade(value, limits, cmap)[1]}
         axes.text(column + 0.5, row + 0.5, str(labels[row, column]), fontsize=size, ha="center", va="center", **look)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+    [mesh] = axes.collections
+    assert isinstance(mesh, QuadMesh)
     return mesh
 
 
