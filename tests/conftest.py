@@ -2,11 +2,14 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import pickle
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "all_formats: of test_report.py, with pictures as PNG and PDF too")
     config.addinivalue_line("markers", "slow_unless(rule): slow are the cases that the rule does not accept")
+    config.addinivalue_line("markers", "covers(n): slow are cases beyond those that meet each combination of n values")
     config.addinivalue_line("markers", "first: takes minutes, and begun last it would keep one worker busy alone")
 
 
@@ -36,7 +40,61 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in item.iter_markers("slow_unless"):
             if not mark.kwargs["rule"](**item.callspec.params):  # type: ignore[attr-defined]
                 item.add_marker(pytest.mark.slow)
+    for _, cases in itertools.groupby(items, lambda item: (item.path, getattr(item, "originalname", item.name))):
+        quick = [case for case in cases if not case.get_closest_marker("slow")]
+        if mark := quick[0].get_closest_marker("covers") if quick else None:
+            for case in {*quick} - {*covering(quick, *mark.args)}:
+                case.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
+def covering(cases: list[pytest.Item], strength: int) -> list[pytest.Item]:
+    """Few cases of a product that meet each combination of `strength` parameters' values, chosen greedily.
+
+    Kuhn, Kacker and Lei, Practical Combinatorial Testing, NIST SP 800-142 (2010).
+    """
+    indices = [case.callspec.indices for case in cases]  # type: ignore[attr-defined]
+    factors = dict.fromkeys(tuple(row[name] for row in indices) for name in indices[0])  # names of one list are one
+    rows = [set(itertools.combinations(enumerate(row), strength)) for row in zip(*factors, strict=True)]
+    chosen, open_ = [], set[Any]().union(*rows)
+    while open_:
+        best = max(range(len(cases)), key=lambda place: len(rows[place] & open_))
+        chosen.append(cases[best])
+        open_ -= rows[best]
+    return chosen
+
+
+# Processor seconds of one case of `make test`, its own and its children's, with the seconds that it sleeps.
+BUDGET, MOST = 1.5, 3
+slept = [0.0]
+_sleep = time.sleep
+
+
+def _counted_sleep(seconds: float) -> None:
+    if threading.current_thread() is threading.main_thread():
+        slept[0] += seconds
+    _sleep(seconds)
+
+
+time.sleep = _counted_sleep
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail an unmarked case that takes more than three times the budget, so that `make test` stays short.
+
+    A case that imports many modules pays for all that come after it in this process, and is not judged.
+    """
+    modules, before = len(sys.modules), sum(os.times()[:4]) + slept[0]
+    yield
+    seconds = sum(os.times()[:4]) + slept[0] - before
+    free = any(item.get_closest_marker(name) for name in ("slow", "core", "slurm", "browser", "gpu"))
+    if seconds > MOST * BUDGET and not free and len(sys.modules) < modules + 100:
+        pytest.fail(
+            f"{item.nodeid} took {seconds:.1f} s of processor time; the budget of a case is {BUDGET} s: make it "
+            "cheaper, mark it slow, or core if it is one of the 15 that make test cannot do without (CONTRIBUTING.md).",
+            pytrace=False,
+        )
 
 
 class Ended(NamedTuple):

@@ -36,6 +36,7 @@ def test_the_help_of_every_command(name: str, how: str) -> None:
     assert end((*PROGRAM, *name.split(), "--help"), how) == (FAILED, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["no reader", "closed"])
 def test_a_status_and_a_sweep(how: str, tmp_path: Path, kvsweep: Callable[..., object], tiny: list[str]) -> None:
     kvsweep(*tiny, f"results_dir={tmp_path}", "run_name=a")

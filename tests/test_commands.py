@@ -22,13 +22,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ["kvsweep", *(f"kvsweep {name}" for name in program.commands)]
 # What each command is given to refuse.
 BAD_INPUT = {
-    "kvsweep": ["policy.keep_ratio=2"],
     "kvsweep compare": ["missing", "missing"],
     "kvsweep judge": ["missing", "missing"],
     "kvsweep predictor": ["nothing"],
     "kvsweep init": ["/dev/null"],
 }
-REFUSED_LATE = ["grid.policy=[full,h2o,snapkv,rkv,tova,keydiff]", "draws=0"]
 NAMES = ("FAILED", "BAD_INPUT", "LOCKED", "UNCLEAR", "HUNG_UP", "INTERRUPTED", "TERMINATED")
 STATUSES = [getattr(command_line, name) for name in NAMES]
 # Packages that take long to import.
@@ -115,15 +113,16 @@ def test_help_names_keys_that_exist(call: Run, compose: Run) -> None:
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Run:
-    """`fresh(script, *arguments, without=(...))` runs a command in an interpreter that cannot import these packages.
+    """`fresh((script, arguments), without=(...))` runs commands in an interpreter that cannot import these packages.
 
-    It finds them as if they were installed; `error` is what an import of one of them raises.
+    It finds them as if they were installed; `error` is what an import of one of them raises. Several commands run one
+    after the other, each in a fork of the interpreter, and all must end with the same code.
     """
     for name in ("sbatch", "srun"):
         (tmp_path / name).write_text("#!/bin/sh\necho Submitted batch job 7\n")
         (tmp_path / name).chmod(0o755)
 
-    def run(script: str, *arguments: str, without: Iterable[str], error: str = "ImportError") -> Any:
+    def run(*commands: tuple[str, list[str]], without: Iterable[str], error: str = "ImportError") -> Any:
         program = (
             "import sys\n"
             "from importlib.machinery import ModuleSpec\n"
@@ -133,10 +132,21 @@ def fresh(tmp_path: Path) -> Run:
             f"    def create_module(self, spec): raise {error}(spec.name)\n"
             "    def exec_module(self, module): pass\n"
             f"sys.meta_path.insert(0, Lacking()); sys.path.insert(0, {str(ROOT / 'src')!r})\n"
-            f"sys.argv[:1] = {script.split()!r}; from kvsweep.cli import main; main()\n"
+            f"commands = {[[*script.split(), *arguments] for script, arguments in commands]!r}\n"
+            "from kvsweep.cli import main; import os\n"
+            "if len(commands) > 1: import kvsweep.harness.command  # what the forks share\n"
+            "*others, last = commands\n"
+            "codes = set()\n"
+            "for sys.argv in others:\n"
+            "    if not (fork := os.fork()): main(); sys.exit()\n"
+            "    codes.add(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]))\n"
+            "sys.argv = last\n"
+            "try: main()\n"
+            "except SystemExit as end: codes.add(end.code or 0)\n"
+            "sys.exit(*codes or [0])\n"
         )
         ended = subprocess.run(
-            [sys.executable, "-P", "-c", program, *arguments],
+            [sys.executable, "-P", "-c", program],
             cwd=tmp_path,
             env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
             capture_output=True,
@@ -152,7 +162,7 @@ def fresh(tmp_path: Path) -> Run:
 @pytest.mark.parametrize("arguments", [["--cfg", "job"], ["--help"], ["--info", "defaults-tree"]])
 @pytest.mark.slow_unless(rule=lambda arguments: arguments[0] in ("--cfg", "--help"))
 def test_what_only_shows_something_needs_no_torch(arguments: list[str], fresh: Run) -> None:
-    ended = fresh("kvsweep", *arguments, without=HEAVY)
+    ended = fresh(("kvsweep", arguments), without=HEAVY)
     assert ended.code == 0, ended.err
     assert ended.out
 
@@ -172,29 +182,39 @@ def test_the_help_of_every_command_imports_neither_torch_nor_pandas(tmp_path: Pa
     assert ended.stdout.count("Usage: kvsweep ") == len(SCRIPTS) - 1
 
 
+REFUSED = [
+    ("kvsweep", ["policy.keep_ratio=2"]),
+    ("kvsweep", ["grid.policy=[full,h2o,snapkv,rkv,tova,keydiff]", "draws=0"]),
+    ("kvsweep", ["+model.nothing=1"]),
+    ("kvsweep", ["model.dtype=float8"]),
+    ("kvsweep", ["benchmark.path=missing.jsonl"]),
+    ("kvsweep", ["decoding.top_p=2"]),
+    ("kvsweep", ["grid.policy=[full,nothing]"]),
+    ("kvsweep", ["model=toy_llama", f"policy.predictor={WEIGHTS}/predictors/toy_qwen/far_max"]),
+    ("kvsweep", ["launcher=slurm", "launcher.shards=0"]),
+]
+
+
 @pytest.mark.parametrize(
-    ("script", "arguments"),
+    ("commands", "without"),
     [
-        *((script, BAD_INPUT.get(script, ["missing"])) for script in SCRIPTS),
-        ("kvsweep", ["+model.nothing=1"]),
-        ("kvsweep", ["model.dtype=float8"]),
-        ("kvsweep", ["benchmark.path=missing.jsonl"]),
-        ("kvsweep", ["decoding.top_p=2"]),
-        ("kvsweep", ["grid.policy=[full,nothing]"]),
-        ("kvsweep", REFUSED_LATE),
-        ("kvsweep", ["model=toy_llama", f"policy.predictor={WEIGHTS}/predictors/toy_qwen/far_max"]),
-        ("kvsweep", ["launcher=slurm", "launcher.shards=0"]),
+        (REFUSED[:2], HEAVY),
+        pytest.param(REFUSED[2:], HEAVY, marks=pytest.mark.slow),
+        pytest.param(
+            [(script, BAD_INPUT.get(script, ["missing"])) for script in SCRIPTS[1:]], MODELS, marks=pytest.mark.slow
+        ),
     ],
-    ids=str,
+    ids=["two sweeps", "sweeps", "other commands"],
 )
-@pytest.mark.slow_unless(rule=lambda script, arguments: arguments in (BAD_INPUT.get(script, ["missing"]), REFUSED_LATE))
-def test_a_refusal_needs_no_torch(script: str, arguments: list[str], fresh: Run) -> None:
-    ended = fresh(script, *arguments, without=HEAVY if script == "kvsweep" else MODELS)
-    assert ended.code == command_line.BAD_INPUT, ended.err
-    assert ended.err.startswith(f"{script}: error: ")
-    assert ended.err.count("\n") == 1
+def test_a_refusal_needs_no_torch(commands: list[tuple[str, list[str]]], without: tuple[str, ...], fresh: Run) -> None:
+    ended = fresh(*commands, without=without)
+    said = ended.err.splitlines()
+    assert [line.partition(": ")[0] for line in said] == [script for script, _ in commands]
+    assert all(line.partition(": ")[2].startswith("error: ") for line in said), ended.err
+    assert ended.code == command_line.BAD_INPUT
 
 
+@pytest.mark.slow
 def test_slurm_is_refused_where_there_is_none(call: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     ended = call("kvsweep", "experiment=demo", "launcher=slurm", f"results_dir={tmp_path}")
@@ -203,16 +223,17 @@ def test_slurm_is_refused_where_there_is_none(call: Run, monkeypatch: pytest.Mon
     assert not (tmp_path / "demo").exists()  # nothing was queued
 
 
+@pytest.mark.core
 def test_an_estimate_a_submission_and_its_status_need_no_torch(fresh: Run, tmp_path: Path) -> None:
     sweep = ["experiment=demo", f"results_dir={tmp_path}"]
-    estimate = fresh("kvsweep", *sweep, "--dry-run", without=HEAVY)
+    estimate = fresh(("kvsweep", [*sweep, "--dry-run"]), without=HEAVY)
     assert estimate.code == 0, estimate.err
     assert "25 cells (0 done)" in estimate.out
     assert "a setting that loses nothing is safe (margin 5 points) with a chance of" in estimate.out
-    submitted = fresh("kvsweep", *sweep, "launcher=slurm", without=HEAVY)
+    submitted = fresh(("kvsweep", [*sweep, "launcher=slurm"]), without=HEAVY)
     assert submitted.code == 0, submitted.err
     assert submitted.out.startswith("submitted 2 tasks as job 7\n")
-    status = fresh("kvsweep status", str(tmp_path / "demo"), without=HEAVY)
+    status = fresh(("kvsweep status", [str(tmp_path / "demo")]), without=HEAVY)
     assert status.code == 0, status.err
     assert "queued" in status.out
 
@@ -221,7 +242,7 @@ def test_an_estimate_a_submission_and_its_status_need_no_torch(fresh: Run, tmp_p
 def test_a_decoding_job_needs_no_plotting_library(fresh: Run, tiny: list[str], tmp_path: Path) -> None:
     arguments = [*tiny, "benchmark=toy_add", f"results_dir={tmp_path}"]
     for _ in ("decode", "nothing to do"):
-        ended = fresh("kvsweep", *arguments, without=PLOTS)
+        ended = fresh(("kvsweep", arguments), without=PLOTS)
         assert ended.code == 0, ended.err
     # A command that names no policy runs the full cache beside the default one.
     assert len(list((tmp_path / "default").glob("*/DONE"))) == 2
@@ -231,7 +252,7 @@ def test_a_decoding_job_needs_no_plotting_library(fresh: Run, tiny: list[str], t
 @pytest.mark.slow_unless(rule=lambda module: module in ("hydra", "torch"))
 def test_ctrl_c_during_an_import_is_one_sentence(module: str, fresh: Run, tiny: list[str], tmp_path: Path) -> None:
     arguments = [*tiny, "benchmark=toy_add", "policy=window", f"results_dir={tmp_path}"]
-    ended = fresh("kvsweep", *arguments, without=(module,), error="KeyboardInterrupt")
+    ended = fresh(("kvsweep", arguments), without=(module,), error="KeyboardInterrupt")
     assert ended.code == command_line.INTERRUPTED, ended.err
     assert ended.err.rstrip("\n").split("\n")[-1].startswith("kvsweep: error: interrupted; ")
     assert "Traceback" not in ended.err

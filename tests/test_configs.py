@@ -142,6 +142,7 @@ def values_of(override: Override) -> list[str]:
 
 @pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.slow)], ids=["first", "all"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.slow_unless(rule=lambda name, most: name.startswith(("demo", "heatmap", "methods_r1", "ablation_r1_qwen")))
 def test_every_job_of_every_experiment(
     name: str, most: int | None, compose: Callable[..., Any], offline: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
@@ -177,6 +178,7 @@ def test_the_demo_is_the_whole_grid(compose: Callable[..., Any], offline: Callab
     assert len(cells) == 1 + 5 * 4 + 4
 
 
+@pytest.mark.slow
 def test_the_demos_published_sweep_has_its_cells(compose: Callable[..., Any]) -> None:
     """Cell by cell: nothing that decides a completion has changed since the pages were published."""
     with (ROOT / "results/published/demo/cells.csv").open() as file:

@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-# test_configs.py has the jobs of this one; the policy of the page has a test of its own below.
-COSTLY, ELSEWHERE = {"kvsweep -m experiment=methods"}, {"kvsweep policy=oldest"}
+# The policy of the page has a test of its own below.
+ELSEWHERE = {"kvsweep policy=oldest"}
 OPTIONS = {f"wrong_{i}": 10 + i for i in (1, 2, 3)}
 
 
@@ -59,9 +59,9 @@ def the_block(language: str, holding: str) -> str:
     return text
 
 
-def typed() -> Iterator[str]:
+def typed(blocks: list[Block]) -> Iterator[str]:
     """Every command of the shell blocks, comments off and continued lines joined."""
-    for block in BLOCKS:
+    for block in blocks:
         if block.language == "sh":
             for line in block.text.replace("\\\n", " ").splitlines():
                 if command := re.sub(r"\s+", " ", re.sub(r"(^|\s)#.*", "", line)).strip():
@@ -77,7 +77,10 @@ def inline() -> Iterator[str]:
     yield from found
 
 
-TYPED = list(typed())
+TYPED = list(typed(BLOCKS))
+TYPED_IN_README = set(typed([block for block in BLOCKS if block.document == "README.md"])) - {
+    "kvsweep -m experiment=methods"  # test_configs.py has its jobs
+}
 INLINE = list(inline())
 
 
@@ -85,6 +88,10 @@ def is_whole(command: str) -> bool:
     """True if a command in the text can be typed as it stands, without a place to fill in."""
     words = command.split()[1:]
     return bool(words) and not any(re.search(r"^-|\.\.\.|[A-Z*|]", word) for word in words)
+
+
+def is_parsed_alone(command: str) -> bool:
+    return command.split()[1:2] != [] and command.split()[1] in program_group.commands
 
 
 def test_blocks_and_commands_are_found() -> None:
@@ -100,7 +107,7 @@ def test_blocks_and_commands_are_found() -> None:
 @pytest.mark.parametrize(
     "command", dict.fromkeys([*TYPED, *(c for c in INLINE if c.startswith("kvsweep ") and is_whole(c))])
 )
-@pytest.mark.slow_unless(rule=lambda command: command not in COSTLY)
+@pytest.mark.slow_unless(rule=lambda command: command in TYPED_IN_README or is_parsed_alone(command))
 def test_every_command_works(command: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """A sweep is planned, another command's words are parsed; what they do has tests of its own."""
     name, *words = shlex.split(command)

@@ -203,6 +203,7 @@ def test_protection_among_the_policies_with_a_window() -> None:
     assert "54 of its 128 texts" in said("protection/smol/README.md")
 
 
+@pytest.mark.slow
 def test_the_policies_beside_dynts() -> None:
     cells = pd.read_csv(PUBLISHED / "methods" / "cells.csv")
     text = said("methods/README.md")

@@ -59,6 +59,7 @@ def files_of(base: Path) -> dict[str, bytes]:
     return {path.relative_to(base).as_posix(): path.read_bytes() for path in paths}
 
 
+@pytest.mark.core
 def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(unpacked: Path) -> None:
     expected = {f"{folder}/{name}": data for folder in FOLDERS for name, data in files_of(ROOT / folder).items()}
     package = ROOT / "src" / "kvsweep"
@@ -89,6 +90,7 @@ def test_the_citation_is_of_this_version() -> None:
     assert citation["license"] == project["license"]
 
 
+@pytest.mark.slow
 def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: Path, tmp_path: Path) -> None:
     program = (
         "import sys\n"
@@ -183,6 +185,7 @@ def test_hugging_faces_kernels_and_ours_do_not_meet(unpacked: Path, tmp_path: Pa
     assert "No module named 'harness'" in run_from(site, "import harness", folder=tmp_path).stderr
 
 
+@pytest.mark.slow
 def test_the_package_offers_what_a_notebook_needs_and_imports_nothing_before(tmp_path: Path) -> None:
     program = (
         "import sys, kvsweep\n"

@@ -66,6 +66,7 @@ def small(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+@pytest.mark.slow
 def test_what_reads_files_alone_works(small: Callable[..., Any], kvsweep: Callable[..., Any], tmp_path: Path) -> None:
     sweep = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=2", "policy=h2o", "policy.budget=96"]
     assert kvsweep(*sweep, f"results_dir={tmp_path}", "run_name=made").code == 0
@@ -94,6 +95,7 @@ def test_what_reads_files_alone_works(small: Callable[..., Any], kvsweep: Callab
     assert "unclear" in ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["policy=h2o"], ["-m", "experiment=demo", "launcher=local"]], ids=str)
 def test_a_sweep_is_refused_before_anything_is_written(
     words: list[str], small: Callable[..., Any], tmp_path: Path

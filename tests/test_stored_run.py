@@ -54,6 +54,7 @@ def lines(run: Path, pattern: str = "*/completions*.jsonl") -> dict[str, list[st
     return {cell: sorted(rows) for cell, rows in found.items()}
 
 
+@pytest.mark.core
 def test_status_report_and_export_read_the_numbers_that_were_reported(run: Path, kvsweep: Callable) -> None:
     status = kvsweep("status", str(run), "--json")
     assert status.code == 0, status.err
@@ -97,6 +98,7 @@ def test_a_replay_repeats_no_row(run: Path, kvsweep: Callable) -> None:
     assert lines(run, "*/replay.jsonl") == before
 
 
+@pytest.mark.core
 def test_a_cell_goes_on_or_its_other_code_is_named(run: Path, kvsweep: Callable) -> None:
     """The full cache has no code of its own; a policy's rows never stand beside rows of other code."""
     before = lines(run)

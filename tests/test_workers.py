@@ -54,6 +54,7 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_dies_or_fills_the_memory_costs_its_result_alone(capfd: pytest.CaptureFixture[str]) -> None:
     lost = {3: "sleep", 4: "die", 5: "fill", 9: "sleep"}
     with Workers(workers=2, timeout_s=0.5) as workers:

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_the_script_of_the_page_runs(tmp_path: Path, make_cell: Callable[..., Path]) -> None:
     dice = random.Random(0)
     make_cell([[1, int(dice.random() < 0.9)] for _ in range(60)])

@@ -136,6 +136,7 @@ def texts(right: int) -> list[dict[str, Any]]:
     return [{"id": f"p{p}", "said": text, "ok": 1, "gold": str(p)} for p, text in enumerate(said)]
 
 
+@pytest.mark.core
 def test_our_grades_in_place_of_theirs(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     """A grade of the file that is wrong is named, whichever grades are asked for by whoever wrote the file."""
     full, worse = write(tmp_path / "full.jsonl", texts(30)), write(tmp_path / "worse.jsonl", texts(15))

@@ -17,6 +17,7 @@ def dry_run(kvsweep: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     return lambda *words: kvsweep(*TOY, *words, f"results_dir={tmp_path}", "--dry-run")
 
 
+@pytest.mark.slow
 def test_a_setting_reaches_the_policies_that_have_it_and_the_full_cache_runs_once(dry_run: Callable[..., Any]) -> None:
     ended = dry_run("-m", "policy=full,window,dynts", "policy.budget=128,192", "policy.predictor=${model.predictor}")
     assert ended.code == 0, ended.err
@@ -53,6 +54,7 @@ def test_a_multirun_that_is_refused(words: list[str], said: str, dry_run: Callab
     assert said in ended.err
 
 
+@pytest.mark.slow
 def test_jobs_that_share_some_cells(dry_run: Callable[..., Any]) -> None:
     ended = dry_run("-m", "grid.policy=[full,window]", "grid.budget=[128],[192]")
     assert [int(cells) for cells in re.findall(r"(\d+) cells? \(0 done\)", ended.out)] == [2, 1]

@@ -105,6 +105,7 @@ def expected(whole, cache):
     return {c: [line for line in lines if json.loads(line)["draw"] < draws[c]] for c, lines in whole.items()}
 
 
+@pytest.mark.core
 def test_a_cell_gets_the_draws_that_decide_it(whole, expected, command, tmp_path):
     assert "at most" in command(DECIDED, "--dry-run").out
     run = tmp_path / "default"
@@ -194,6 +195,7 @@ def test_a_killed_run_ends_alike_with_other_shards(expected, settings, start_kvs
     assert rows(run) == expected
 
 
+@pytest.mark.slow
 def test_slurm_gets_an_array_for_each_round_that_waits_for_the_one_before(
     whole, settings, compose, monkeypatch, capsys
 ):
@@ -244,6 +246,7 @@ def test_a_round_that_waits_for_another_shard_says_so_in_its_status(settings, co
     assert "wait until all shards have stored those" in task.error
 
 
+@pytest.mark.slow
 def test_in_one_task_a_job_that_cannot_go_on_leaves_the_others_status_alone(settings, compose):
     waits = replace(make_job(compose(*settings, DECIDED)), shard=Shard(index=1, count=2))
     other = replace(waits, shard=Shard(index=1, count=1), run_directory=waits.run_directory.parent / "other")
@@ -258,6 +261,7 @@ def decided_draws(job):
     return {**{cell.cell_id: job.draws for cell in job.cells}, **decided_cells(job)}
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_has_no_later_round_and_the_others_go_on(settings, compose, monkeypatch):
     job = make_job(compose(*settings, DECIDED))
     other = replace(job, model=replace(job.model, name="another"), run_directory=job.run_directory.parent / "other")

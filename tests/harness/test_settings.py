@@ -94,6 +94,7 @@ TEXTS = ["1e5", "1_000", "1.50", "1e400", "12345e7", "00123", "null", "true", "Ã
 TEXTS += ["a b", "a,b", "lr=0.1,bs=2/p.jsonl", "a b(1)/x", "it's", 'a"b', "a\\", 'a\\"b', "x:y", "%"]
 
 
+@pytest.mark.covers(1)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("key", ["run_name", "results_dir", "benchmark.path", "launcher.account", "policy.predictor"])
 def test_a_text_is_what_was_typed(key: str, text: str) -> None:

@@ -78,6 +78,7 @@ def test_a_wrong_kernel_is_not_reported():
     assert "not callable" in silent[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -97,6 +98,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(arguments, sentence):
     assert not ended.stdout
 
 
+@pytest.mark.slow
 def test_neither_a_gpu_nor_the_interpreter_is_refused():
     ended = bench(first="import torch; torch.cuda.is_available = lambda: False", interpret="0")
     assert ended.returncode == 2

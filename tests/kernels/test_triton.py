@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_the_interpreter starts")
 
 
+@pytest.mark.core
 @BY_MARK
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_in_the_interpreter(mark):
@@ -32,6 +33,7 @@ def close(actual, expected, dtype):
 
 
 @inside
+@pytest.mark.covers(1)
 @DTYPES
 @pytest.mark.parametrize(
     ("group", "dim", "capacity", "lengths"),
@@ -58,6 +60,7 @@ def test_decode_attention(group, dim, capacity, lengths, dtype):
 
 
 @inside
+@pytest.mark.covers(1)
 @DTYPES
 @pytest.mark.parametrize(
     ("group", "dim", "rows", "tokens"), [(1, 8, 1, 1), (4, 96, 130, 33), (7, 128, 150, 150), (16, 64, 70, 5)]
@@ -164,6 +167,7 @@ def test_packed_attention(bits, group, dim, lengths, dtype):
 
 
 @inside
+@pytest.mark.covers(1)
 @DTYPES
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize(
@@ -187,6 +191,7 @@ def test_compact_layers_is_bit_exact(capacity, kept, kinds, per_head, dtype):
 
 
 @inside
+@pytest.mark.covers(1)
 @DTYPES
 @pytest.mark.parametrize("kind", ["answer", "far_max", "later"])
 @pytest.mark.parametrize(("group", "length", "dim"), [(1, 1, 64), (7, 65, 16), (4, 100, 96)])
@@ -214,6 +219,7 @@ def test_causal_mass(dtype):
 
 
 @inside
+@pytest.mark.covers(1)
 @DTYPES
 @pytest.mark.parametrize("length", [1, 64, 131])
 @pytest.mark.parametrize("threshold", [0.5, 0.99, -0.5])
@@ -227,6 +233,7 @@ def test_redundancy(length, threshold, dtype):
 
 
 @inside
+@pytest.mark.covers(1)
 @DTYPES
 @pytest.mark.parametrize("past_only", [False, True])
 @pytest.mark.parametrize(("pool_logits", "pooling", "pool"), [(False, 5, "mean"), (True, 7, "max"), (False, 1, "mean")])
@@ -245,6 +252,7 @@ def test_observation_scores(group, length, window, past_only, pool_logits, pooli
 
 
 @inside
+@pytest.mark.covers(1)
 @DTYPES
 @pytest.mark.parametrize(
     ("tokens", "width", "outs", "bias"), [(1, 7, 3, False), (17, 130, 70, True), (5, 64, 1, False)]

@@ -166,6 +166,7 @@ def test_the_mean_lacks_what_one_benchmark_lacks(metrics: pd.DataFrame) -> None:
     assert printed[(0.5, 0.5)] == "28.6"
 
 
+@pytest.mark.slow
 def test_the_published_grids_have_the_papers_form() -> None:
     found = analyse_scores(Path(__file__).parents[3] / "results" / "reference" / "dynts_heatmaps.csv")
     (grid,) = found.grids
@@ -278,6 +279,7 @@ def test_a_panel_within_chance_is_pale_and_says_so(tmp_path: Path, make_cell: Ma
     assert "a pale panel" not in grid_figure(grid, "toy_qwen", found.metrics).get_supxlabel()
 
 
+@pytest.mark.slow
 def test_the_papers_scores_have_their_own_spans() -> None:
     found = analyse_scores(REFERENCE / GRID_FILE)
     for grid in found.grids:
@@ -312,6 +314,7 @@ def test_a_grid_without_any_grade_or_spread_renders(tmp_path: Path, make_cell: M
         assert save_figure(figure, tmp_path, "figure")["png"].stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_saving_gives_three_formats_the_same_each_time(tmp_path: Path, metrics: pd.DataFrame) -> None:
     written = []
     for name in ("once", "twice"):

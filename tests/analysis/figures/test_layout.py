@@ -112,6 +112,7 @@ def test_the_boxes_show_what_is_wrong() -> None:
     assert faults(figure) == ["outside: three", "over each other: 'one' and 'two'"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("count", [2, 9, 32])
 @pytest.mark.slow_unless(rule=lambda width, count: (width < 5) == (count == 9))
@@ -152,6 +153,7 @@ def test_figures_of_policies_fit(tmp_path: Path, make_cell: MakeCell, width: flo
     assert min(box.width, box.height) / memory.dpi > 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("interval", [False, True])
 @pytest.mark.slow_unless(rule=lambda width, interval: width < 5 and interval)
@@ -190,6 +192,7 @@ def test_figures_of_a_grid_fit(
         assert drawn["heatmap"].get_figwidth() == pytest.approx(width)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.slow_unless(rule=lambda width: width > 5)
 def test_figures_of_replayed_texts_fit(width: float) -> None:
@@ -218,6 +221,7 @@ def test_figures_of_replayed_texts_fit(width: float) -> None:
     assert f"the {len(names)} nearest settings" in title
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.slow_unless(rule=lambda width: width < 5)
 def test_the_papers_eight_grids_fit_on_a_page(width: float) -> None:

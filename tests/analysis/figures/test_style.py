@@ -47,6 +47,7 @@ def report(run: Path, output: Path, **environment: str) -> dict[str, str]:
     return {path.name: sha256(path.read_bytes()).hexdigest() for path in pictures}
 
 
+@pytest.mark.slow
 def test_a_users_matplotlibrc_locale_and_backend_change_nothing(tmp_path: Path) -> None:
     write_cell(tmp_path / "run", [[1], [1], [1]])
     for policy in ("window", "random"):
@@ -132,6 +133,7 @@ def test_no_note_leaves_a_word_alone(words: int) -> None:
     assert len(lines) == 1 or len(lines[-1].split()) > 1
 
 
+@pytest.mark.slow
 def test_characters_that_no_font_has_are_named_once(
     fonts: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_page_without_completions_is_small_and_says_so(tmp_path: Path, make_ce
     assert "75.0 ± 25.0" in html
 
 
+@pytest.mark.slow
 @pytest.mark.all_formats
 def test_a_partial_sweep_says_what_is_missing(tmp_path: Path, make_cell: MakeCell) -> None:
     for ratio in (0.1, 0.2, 0.3):
@@ -84,6 +85,7 @@ def test_a_partial_sweep_says_what_is_missing(tmp_path: Path, make_cell: MakeCel
         assert (folder / f"heatmap_toy_qwen_dynts_128.{suffix}").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_cells_on_fewer_problems_or_with_uneven_draws_are_named(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1, 1], [0, 1], [1, 0]])
     make_cell([[1, 1], [0, 1]], policy="window")
@@ -96,6 +98,7 @@ def test_cells_on_fewer_problems_or_with_uneven_draws_are_named(tmp_path: Path, 
     assert "4 answers to 3 of 3 problems" in named
 
 
+@pytest.mark.core
 @pytest.mark.all_formats
 def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
     for benchmark, title in (("toy_chain", "Chain"), ("toy_add", "Add")):
@@ -120,6 +123,7 @@ def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
             assert (folder / f"{name}.{suffix}").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_policies_without_keep_ratio_or_window(tmp_path: Path, make_cell: MakeCell) -> None:
     for policy in ("sepllm", "h2o"):
         folder = make_cell([[1], [0]], policy=policy)
@@ -132,6 +136,7 @@ def test_policies_without_keep_ratio_or_window(tmp_path: Path, make_cell: MakeCe
     assert summary_table(tmp_path / "run").splitlines()[1].startswith("H2O ")
 
 
+@pytest.mark.slow
 @pytest.mark.all_formats
 def test_bar_charts_that_are_too_many_are_named(
     tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +222,7 @@ def test_cells_in_which_most_texts_hold_no_answer_are_named(tmp_path: Path, make
     assert re.search("Without answers: 1", build_report(folder).read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", ["free", "on_top"])
 def test_a_run_without_evictions_names_budgets_that_evict(
     question: str, kvsweep: Callable[..., Any], tmp_path: Path
@@ -349,6 +355,7 @@ def test_several_draws_show_pass_at_k_and_the_majority(tmp_path: Path, make_cell
     assert (cell["pass_at_3"], cell["maj_at_n"], cell["partial"]) == (0.5, 0.5, False)
 
 
+@pytest.mark.slow
 def test_heatmaps_with_a_shared_scale_and_intervals(
     tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_texts_that_are_not_finite_are_counted_in_the_order_of_the_models(tmp_pa
     assert said == ["Toy-Qwen | Chain: 3 texts of 2 cells", "Toy-Llama | Chain: 1 text of 1 cell"]
 
 
+@pytest.mark.slow
 def test_a_full_cache_that_is_cut_off_more_than_the_margin_is_told(tmp_path: Path, make_cell: MakeCell) -> None:
     """A compressed cell that is cut off is no concern: its texts count as wrong, which is what its label is about."""
     cut = {"completion": {"stop_reason": "length"}}

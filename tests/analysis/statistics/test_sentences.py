@@ -119,6 +119,7 @@ def test_the_smallest_cache_that_is_safe_is_recommended(tmp_path: Path, make_cel
     assert lines[1].endswith("0 are safe, 2 are unclear, 2 are worse.")
 
 
+@pytest.mark.slow
 def test_nothing_is_recommended_beside_a_full_cache_that_solves_nothing(tmp_path: Path, make_cell: MakeCell) -> None:
     for policy in ({}, *({"policy": "dynts", "keep_ratio": ratio} for ratio in (0.1, 0.2, 0.3))):
         make_cell([[0] * 4] * 100, **policy)
@@ -138,6 +139,7 @@ def test_where_every_setting_loses_none_is_recommended(tmp_path: Path, make_cell
     assert "safe" not in "".join(lines)
 
 
+@pytest.mark.slow
 def test_policies_are_compared_in_pairs_with_holms_correction(tmp_path: Path, make_cell: MakeCell) -> None:
     rng = np.random.default_rng(0)
     truth = {"full": 0.95, "dynts": 0.9, "window": 0.3, "random": 0.2}

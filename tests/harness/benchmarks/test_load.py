@@ -504,6 +504,7 @@ class TestHub:
         monkeypatch.setattr(datasets, "load_dataset", refuse)
         mistake("math-ai/amc23", "benchmark.path=", part, **self.FIELDS)
 
+    @pytest.mark.slow
     def test_the_real_loader_without_network_or_cache(self, tmp_path: Path) -> None:
         fields = read_yaml(CONF / "benchmark" / "aime25.yaml")
         code = (
@@ -915,6 +916,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     mistake(f"{tmp_path}/set did not load; {cache}, so name another folder as HF_HOME.", path=tmp_path / "set")
 
 
+@pytest.mark.slow
 def test_a_template_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops that write nothing reach no limit of characters; a template of the user's own has a limit of time."""
     monkeypatch.setattr("kvsweep.harness.benchmarks.load._SECONDS", 1.0)

@@ -126,13 +126,14 @@ def policies_of(model, names):
     return built
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "settings", "names"),
     [
         pytest.param("toy_qwen", {}, POLICIES, marks=pytest.mark.slow),
         ("toy_llama", {}, FEW),
         pytest.param("toy_llama", {"bits": 8}, FEW, marks=pytest.mark.slow),
-        ("toy_qwen", {"bits": 4, "value_bits": 2}, FEW),
+        pytest.param("toy_qwen", {"bits": 4, "value_bits": 2}, FEW, marks=pytest.mark.slow),
         pytest.param("toy_qwen", {"bits": 2, "scheme": "plain"}, FEW, marks=pytest.mark.slow),
         pytest.param(
             "toy_qwen", {"bits": 4, "value_bits": 2, "scheme": "kivi", "group": 16}, FEW, marks=pytest.mark.slow
@@ -151,6 +152,7 @@ def test_chunks_are_bit_for_bit_the_steps(name, settings, names):
     compare_kept(found_kept, kept, at_least=len(names) - 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.slow), 40])
 def test_chunks_of_torchs_own_products_keep_the_same_rows(slots):
     model = model_of("toy_qwen")

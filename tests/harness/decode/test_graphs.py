@@ -200,6 +200,7 @@ def embedded(name):
 OPTIONS = {"sampling": SamplingConfig(temperature=0.6, top_p=0.95), "max_new_tokens": 120, "slots": 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["toy_qwen", "toy_llama"])
 def test_an_embedded_models_step_can_be_captured(name):
     model, requests = embedded(name)

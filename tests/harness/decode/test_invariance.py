@@ -46,6 +46,7 @@ def filled(inputs):
     return functional.pad(inputs, (0, 0, 0, whole_blocks(len(inputs), TOKEN_BLOCK) - len(inputs)))
 
 
+@pytest.mark.covers(1)
 @THREADS
 @DTYPES
 @pytest.mark.parametrize(("width", "outs"), [(128, 256), (384, 128), (896, 200), (100, 60), (3584, 512)])
@@ -86,6 +87,7 @@ def test_a_product_that_rounds_otherwise_is_done_in_another_form(monkeypatch, ro
     torch.testing.assert_close(reference.linear(many, weight, bias), many @ weight.T + bias)
 
 
+@pytest.mark.covers(1)
 @THREADS
 @DTYPES
 @pytest.mark.parametrize("widths", [(256, 64), (40, 9), (5,)])
@@ -96,11 +98,11 @@ def test_the_predictor(widths, dtype, threads):
     same_rows(lambda x: predictor(filled(x), reference.linear)[: len(x)], torch.randn(101, 128).to(dtype))
 
 
+@pytest.mark.covers(1)
 @THREADS
 @DTYPES
 @pytest.mark.parametrize(("group", "dim"), [(1, 16), (2, 32), (4, 96), (7, 128)])
 @pytest.mark.parametrize("length", [1, 17, 33, 129, 260, 1000, 1100])
-@pytest.mark.slow_unless(rule=lambda group, threads, **_: (group, threads) in ((1, 1), (2, 2), (4, 1), (7, 2)))
 def test_attention_beside_a_longer_slot(length, group, dim, dtype, threads):
     torch.set_num_threads(threads)
     torch.manual_seed(length)
@@ -184,6 +186,7 @@ PLANS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "invariant", "bits"),
     [("float32", True, 16), ("bfloat16", True, 16), ("float32", False, 16), ("float32", True, 4)],

@@ -63,6 +63,9 @@ MODELS |= {
 # The products of experts depend on the tokens beside a text: `invariant=true` is refused (test_families.py).
 WITH_EXPERTS = {"gpt_oss", "qwen3_next"}
 EACH = pytest.mark.parametrize("name", MODELS)
+# What `make test` runs of each kind of layer; `make slow` runs the others.
+FEW = ("a window of no whole block, fused", "two ropes", "sinks", "convolutions")
+QUICK = pytest.mark.slow_unless(rule=lambda name, **_: name in FEW)
 # Where a chunk's bits are not those of its steps, though both are within rounding; nobody knows why yet.
 CHUNKS_ROUND = {"gpt2", "gpt_neox", "persimmon"}
 # The other families, each with windows where it has them, in shorter texts.
@@ -85,12 +88,13 @@ def text_of(model: LoadedModel, length: int, seed: int) -> list[int]:
 
 
 def each_has_one(name: str, configs: int, config: int, other: bool) -> bool:
-    """A model of each kind with one of the configurations, and every tenth of the other families."""
+    """Few models of a kind, each with one of the configurations, and every twentieth of the other families."""
     place = OTHERS.index(name) if other else list(MODELS).index(name)
-    return place % 10 == 0 if other else place % configs == config
+    return place % 20 == 0 if other else name in FEW and place % configs == config
 
 
 @EACH
+@QUICK
 @pytest.mark.parametrize("tokens", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_many_tokens_are_those_of_the_models_own_code(name: str, tokens: int) -> None:
     check_exact(model_of(name), new=tokens, prompts=(5, 40, 9))
@@ -134,6 +138,7 @@ def exact_logits(model: LoadedModel, text: list[int], prompt: int, gone: dict[in
 
 
 @EACH
+@QUICK
 def test_evictions_free_rows_of_full_layers_alone(name: str) -> None:
     """The second slot is copied from the first, which then swaps places with the third."""
     model, prompt, length = model_of(name), 33, 160
@@ -213,8 +218,8 @@ def test_forks_are_what_each_branch_writes_alone(name: str, config: CacheConfig,
     assert any(c.evictions for c in found.values()) == (len(branches(model)) > 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, (family, _) in MODELS.items() if family not in WITH_EXPERTS])
-@pytest.mark.slow_unless(rule=lambda name: each_has_one(name, 5, 1, other=False))
 def test_bits_are_the_same_whatever_the_slots(name: str) -> None:
     check_bits(model_of(name))
 
@@ -262,7 +267,7 @@ ON_A_DEVICE = pytest.mark.parametrize(
 
 @EACH
 @ON_A_DEVICE
-@pytest.mark.slow_unless(rule=lambda name, device, impl: device == "cuda" or each_has_one(name, 5, 0, other=False))
+@pytest.mark.slow_unless(rule=lambda name, device, impl: device == "cuda" or name == "windows alone")
 def test_greedy_texts_on_a_device_are_those_of_the_cpu(name: str, device: str, impl: str) -> None:
     """Unevicted and in a window, over 1 and 7 slots; the CPU's own are held to transformers' code above."""
     found = []
@@ -274,6 +279,7 @@ def test_greedy_texts_on_a_device_are_those_of_the_cpu(name: str, device: str, i
     assert any(evictions for _, evictions in found[0].values()) == bool(model_of(name).shape.layers)
 
 
+@pytest.mark.slow
 @ON_A_DEVICE
 def test_bits_on_a_device_are_the_same_whatever_the_slots(device: str, impl: str) -> None:
     """Of a fused model with windows; of others, and of torch's products on a GPU, nobody may ask for it."""

@@ -47,6 +47,7 @@ def first_loop(ids):
     return next((n for n in range(1, len(ids) + 1) if find_loop(ids[:n])), None)
 
 
+@pytest.mark.slow
 def test_a_text_ends_where_it_first_loops(short_loops):
     requests = fake_requests(4, 6, FAKE_POLICIES)
     whole = write(requests, stop_on_loop=False, slots=16)

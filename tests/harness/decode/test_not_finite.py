@@ -66,6 +66,7 @@ def decoded(model, prompts, sampling, slots, **how):
     return {(cell, done.problem_id): done for cell, done in engine.generate(requests)}
 
 
+@pytest.mark.covers(1)
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize("slots", [2, 5])
 @pytest.mark.parametrize("sampling", SETTINGS)
@@ -141,6 +142,7 @@ def broken_dir(tiny_model_dir: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_few_are_counted_and_named_and_many_fail_the_job(kvsweep, broken_dir, tiny, tmp_path):
     small = [f"model.path={broken_dir}", *tiny[1:], "benchmark=toy_add", f"results_dir={tmp_path}"]
     few = kvsweep(*small, "benchmark.limit=2", "policy=full", "run_name=few")

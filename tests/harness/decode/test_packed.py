@@ -42,6 +42,7 @@ def texts(model, wanted, cache, slots):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -63,6 +64,7 @@ def test_texts_do_not_depend_on_the_batch(model, settings):
     assert together != texts(model, wanted, UNPACKED, slots=6)
 
 
+@pytest.mark.slow
 def test_a_residual_as_long_as_the_text_changes_nothing_but_rounding(model):
     """Every row is then among the newest, rotated; so greedy texts are the unpacked ones."""
     greedy = DecodingConfig(name="test", max_new_tokens=LIMIT, sampling=SamplingConfig(temperature=0))

@@ -332,6 +332,7 @@ class TestWorkers:
         assert outcomes[1] in ("wrong", "grader_timeout")
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_recorded_outputs_of_real_models(shared_data: Path) -> None:
     """Not one false accept where the truth was audited: by those who recorded it, or here (grading_audit.csv).

@@ -325,6 +325,7 @@ def judged(case: object, answer: str) -> bool:
     return judge(rf"So $\boxed{{{answer}}}$", "stop", gold, kind, RULE)[1] == "correct"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [12, pytest.param(40, marks=pytest.mark.slow)])
 def test_mutants_are_rejected_and_rewrites_are_accepted(examples: int) -> None:
     @given(st.sampled_from(mutants.KINDS), st.integers(0, 10**9))

@@ -60,6 +60,7 @@ def test_strips_are_the_label_pipelines_numbers(read, model, tiny_predictor_dir)
     np.testing.assert_array_equal(list(strips.values())[3], expected)
 
 
+@pytest.mark.slow
 def test_the_command_writes_pictures_and_the_same_numbers(texts, read, tiny_model_dir, tmp_path, capsys):
     out = tmp_path / "out"
     blank = r"--split=\n\s*\n"  # the toys' own separator is another
@@ -81,6 +82,7 @@ def test_the_command_writes_pictures_and_the_same_numbers(texts, read, tiny_mode
     assert table["position"].iloc[0] == text.trace.think_start
 
 
+@pytest.mark.slow
 def test_a_run_is_no_cell_and_of_a_cell_the_first_answered_text_is_taken(kvsweep, tmp_path, monkeypatch):
     grid = ["grid.policy=[full,window]", "grid.keep_ratio=[0.4]", "grid.local_window=[32]"]
     toy = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=3", "decoding.max_new_tokens=280"]
@@ -255,6 +257,7 @@ def test_a_head_of_another_model_of_the_same_width_is_refused(texts, tiny_model_
             source.check_head(head)
 
 
+@pytest.mark.slow
 def test_retention_of_a_run(kvsweep, model, tiny, tiny_policy, tmp_path, capsys):
     for policy in ("window", "random"):
         ended = kvsweep(f"policy={policy}", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}")
@@ -281,6 +284,7 @@ def test_retention_of_a_run(kvsweep, model, tiny, tiny_policy, tmp_path, capsys)
     assert "(far_max) and Pass@1 over policies: no correlation over n = 2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_live_completion_is_the_cells(kvsweep, tiny, tiny_policy, model, tmp_path, capsys):
     settings = ["policy=window", *tiny, *tiny_policy, "benchmark=toy_chain"]
     # One slot: a batch of three rounds otherwise, and chain-002 has a draw within 1e-7 of two tokens' edge.
@@ -307,6 +311,7 @@ def test_a_live_completion_is_the_cells(kvsweep, tiny, tiny_policy, model, tmp_p
     assert table["text"].tolist() == question.thinking
 
 
+@pytest.mark.slow
 def test_a_live_completion_has_the_cells_cache(kvsweep, tiny, tiny_policy, model, tmp_path):
     settings = ["policy=window", *tiny, *tiny_policy, "benchmark=toy_chain"]
     packed = ["cache.bits=4", "cache.group=8", "cache.residual=4"]
@@ -320,6 +325,7 @@ def test_a_live_completion_has_the_cells_cache(kvsweep, tiny, tiny_policy, model
     assert unpacked != stored
 
 
+@pytest.mark.slow
 def test_all_goes_on_where_a_picture_is_not_in_the_text(texts, tiny_model_dir, tmp_path, capsys):
     main([str(texts), "--show", "all", "--out", str(tmp_path), f"model.path={tiny_model_dir}"])
     said = capsys.readouterr()

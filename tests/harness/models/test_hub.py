@@ -113,6 +113,7 @@ def test_models_from_the_hub(hub: Hub, run: Run) -> None:
     assert "the hub cannot be reached, and its cache on this disk lacks it: check the network" in offline[1]
 
 
+@pytest.mark.slow
 def test_benchmarks_from_the_hub(run: Run) -> None:
     """The data sets' own loader: two benchmarks, a gated one, and all of them again from the cache alone."""
     wanted = [f"30 HuggingFaceH4/aime_2024@{COMMIT}, split train 2", f"40 math-ai/amc23@{COMMIT}, split test 2"]

@@ -46,6 +46,7 @@ def config(name: str, small: bool = True, **fields: Any) -> ModelConfig:
     return build(ModelConfig, "model", {**values, "predictor": None, **fields})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the variable hides instructions of x86 alone")
 def test_bfloat16_on_a_processor_without_it_is_named_before_decoding(tmp_path: Path) -> None:
     words = ["model=toy_qwen", "policy=full", "benchmark.limit=1", "decoding.max_new_tokens=4", "results_dir=runs"]
@@ -221,6 +222,7 @@ SMALL_COPY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("short", ["qwen", "llama"])
 def test_the_papers_heatmap_runs_scaled_down(short: str, kvsweep: Any, write_problems: Any, tmp_path: Path) -> None:
     """The experiment as it stands, with overrides alone: small copies, tiny budgets, two problems."""

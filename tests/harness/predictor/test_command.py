@@ -142,6 +142,7 @@ def test_a_foreign_shard_is_refused(settings, tmp_path, capsys):
     assert "labels of other traces, model or settings" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_traces_of_another_model_are_refused(settings, tmp_path, capsys):
     main(["all", *settings])
     for stage in ("traces", "labels", "statistics", "oracle", "train", "eval"):

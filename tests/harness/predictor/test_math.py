@@ -89,6 +89,7 @@ def test_a_row_is_kept_if_it_is_called_correct(tiny_model_dir: Path, tmp_path: P
         import_rows(tiny_model_dir, tmp_path, {"correct": None})
 
 
+@pytest.mark.slow
 def test_traces_are_graded_by_the_models_own_tags(tmp_path: Path) -> None:
     """A copy of the toy that closes its thinking with another tag."""
     shutil.copytree(WEIGHTS / "toy_qwen", tmp_path / "toy")

@@ -62,6 +62,7 @@ def decoded(folder):
     return {path.parent.name for path in folder.glob(f"*/{COMPLETIONS_FILE}") if path.stat().st_size}
 
 
+@pytest.mark.slow
 def test_rows_are_the_same_after_a_kill_and_in_shards(sweep):
     folder = sweep("whole", "replay=only")
     whole = rows(folder)
@@ -88,6 +89,7 @@ def test_rows_are_the_same_after_a_kill_and_in_shards(sweep):
     assert_same(rows(folder), whole)
 
 
+@pytest.mark.slow
 def test_a_screen_decodes_the_cells_of_the_lowest_kl(sweep):
     folder = sweep("screened", "screen=1")
     kl = {name: sum(row.kl_mean for row in found.values()) for name, found in rows(folder).items()}
@@ -146,6 +148,7 @@ def test_tasks_of_their_own_replay_like_one(sweep):
     assert {path.name for path in folder.glob("*/replay*.jsonl")} == {"replay-1of2.jsonl", "replay-2of2.jsonl"}
 
 
+@pytest.mark.core
 def test_texts_of_a_file_and_seconds(sweep, tmp_path):
     file = tmp_path / "texts.jsonl"
     lines = [{"id": f"t{i}", "problem": "a=1;b=2", "text": "a=1;" * (8 + i)} for i in range(2)]

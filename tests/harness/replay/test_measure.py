@@ -115,6 +115,7 @@ def test_numbers_equal_those_of_transformers_under_a_mask(model, name, sinks):
             assert row.kl_mean == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [8, 2])
 def test_packed_rows_count_from_the_first_token(model, bits):
     """Against the cache's own logits token by token, with and without evictions, and the formula in float64."""

@@ -72,6 +72,7 @@ def test_the_first_eviction_of_a_policy() -> None:
 GRID = ["grid.policy=[random,window]", "grid.keep_ratio=[0.3,0.5]", "policy.local_window=16", "policy.budget=128"]
 
 
+@pytest.mark.slow
 def test_the_calculation_agrees_with_the_engine(kvsweep: Callable[..., Any], tmp_path: Path) -> None:
     """On the toy model's own texts: decoded tokens as the engine counts them, forks as the rows tell them."""
     arguments = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=6", "policy.question=on_top", *GRID]
@@ -102,6 +103,7 @@ def test_the_command_runs_nothing(kvsweep: Callable[..., Any], tmp_path: Path, n
     assert kvsweep("--dry-run", *arguments, "policy.budget=-1").code == 2
 
 
+@pytest.mark.slow
 def test_a_list_of_an_experiment_that_is_not_swept_is_named(
     kvsweep: Callable[..., Any], tmp_path: Path, no_model: None
 ) -> None:

@@ -160,6 +160,7 @@ def test_evictions_follow_the_rule(
     assert evictions > 30
 
 
+@pytest.mark.slow
 def test_rows_are_consistent(
     command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]], tiny_model_dir: Path
 ) -> None:
@@ -219,6 +220,7 @@ def test_the_full_cache_comes_first_and_the_others_write_only_what_an_eviction_t
 # --- The same again -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_slots_do_not_change_a_completion(
     command: Callable[..., Any], read_completions: Callable[[Path], Rows], tmp_path: Path
 ) -> None:
@@ -246,6 +248,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return limit
 
 
+@pytest.mark.slow
 def test_out_of_memory_halves_the_slots_and_loses_nothing(
     command: Callable[..., Any],
     read_completions: Callable[[Path], Rows],
@@ -339,6 +342,7 @@ def test_a_killed_grid_of_every_kind_of_policy_resumes_to_the_same_rows(
     assert rows("scarce") == expected
 
 
+@pytest.mark.slow
 def test_the_order_of_requests_does_not_change_a_completion(tiny_model_dir: Path) -> None:
     work = Shuffled(load_model(ModelConfig(name="t", title="T", path=str(tiny_model_dir))))
     expected = work.write(work.requests, slots=5)
@@ -503,6 +507,7 @@ def wait_for_grades(store: CellStore) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_at_40_percent_has_grades_and_each_completion_is_graded_once(
     command: Callable[..., Any],
     kvsweep: Callable[..., Any],
@@ -588,6 +593,7 @@ def test_trouble_in_grading_beside_decoding_leaves_the_grades_to_the_end(
 # --- Sweeps -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sweep_loads_each_model_once(
     command: Callable[..., Any],
     cells: Callable[..., list[dict[str, Any]]],
@@ -654,6 +660,7 @@ def test_a_text_that_loops_is_stopped_and_counts_as_truncated(
     assert all(row == texts[row.key] for row in stopped["rows"] if row not in looped)
 
 
+@pytest.mark.slow
 def test_a_text_beyond_the_models_context_is_noted(command: Callable[..., Any]) -> None:
     ended = command("benchmark=toy_add", "benchmark.limit=1", "decoding.max_new_tokens=1000")
     assert ended.err.count("was made for 1024") == 1
@@ -669,6 +676,7 @@ def test_torch_draws_nothing(
     assert read_completions(tmp_path / "runs/torch1") == read_completions(tmp_path / "runs/torch2")
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_real_aime24_runs_to_the_end_and_every_outcome_is_counted(kvsweep, shared_data, tmp_path):
     path = shared_data / "aime24.jsonl"

@@ -43,6 +43,7 @@ def load(**fields: Any) -> None:
         assert all(problem.gold for problem in benchmark.problems)
 
 
+@pytest.mark.slow
 @examples(40, 150)
 def test_files_of_rows(examples: int, tmp_path: Path) -> None:
     @settings(max_examples=examples, **EACH)
@@ -123,6 +124,7 @@ VALUES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_model")
 @examples(8, 25)
 def test_the_command_says_one_sentence(

@@ -87,6 +87,7 @@ def report(jobs: Any) -> list[Exception]:
     return []
 
 
+@pytest.mark.slow
 def test_each_process_sees_one_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -230,6 +230,7 @@ def test_a_file_that_changes_between_resume_and_report_changes_no_row(
     assert rows(place) == stored
 
 
+@pytest.mark.slow
 def test_a_resume_with_other_weights_has_cells_of_its_own(place: Path, settings: list[str]) -> None:
     settings = [*settings, "grid.policy=[full,random]"]
     before = {cell.cell_id for cell in shipped(settings).cells}
@@ -300,6 +301,7 @@ def test_a_large_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert digests([path], named=True) != found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["benchmark.answer_from=whole_text", "model.think_start=begin"])
 def test_a_sweep_with_another_grading_rule_grades_its_cells_again(
     place: Path, settings: list[str], change: str
@@ -320,6 +322,7 @@ def test_a_sweep_with_another_grading_rule_grades_its_cells_again(
     assert not lacking(share_of(second))
 
 
+@pytest.mark.slow
 def test_a_prompt_longer_than_the_model_was_made_for_is_refused(place: Path, settings: list[str]) -> None:
     problems = place / "problems.jsonl"
     rows_ = [{"id": "short", "problem": "1+1?", "answer": 2}, {"id": "long", "problem": "1 + " * 100_000, "answer": 2}]

@@ -110,6 +110,7 @@ def test_more_tasks_than_an_array_may_have_are_refused_before_one_is_queued(
     assert not list((tmp_path / "runs").glob("*/status/*.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignored", [False, True], ids=["foreground", "background of a shell"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.slow_unless(rule=lambda number, ignored: ignored == (number == signal.SIGHUP))
@@ -135,6 +136,7 @@ def test_a_signal_ends_the_processes_of_a_local_sweep(
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_a_task_imports_what_the_command_imports(tiny: list[str], tmp_path: Path) -> None:
     """Files of the user's own folder with the names of Python's modules are taken neither here nor there."""
     init(tmp_path / "own")
@@ -159,6 +161,7 @@ def test_a_task_imports_what_the_command_imports(tiny: list[str], tmp_path: Path
     assert all(command[1:] == [*words, f"results_dir={tmp_path}"] for command in commands), commands
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_before_its_task_begins_is_named(
     start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path
 ) -> None:

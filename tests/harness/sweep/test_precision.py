@@ -32,6 +32,7 @@ def completions(folder):
     return sorted(rows, key=lambda row: (row["problem_id"], row["draw"]))
 
 
+@pytest.mark.slow
 def test_packed_cells_have_ids_of_their_own_and_do_not_depend_on_shards(kvsweep, tiny, tiny_policy, tmp_path):
     grid = [*tiny, *tiny_policy, "grid.policy=[full,dynts,random_head]", "draws=2"]
     # At 16 bits the other two settings do nothing.
@@ -103,6 +104,7 @@ def test_the_short_form_and_the_long_form_name_the_same_cell():
     assert CacheConfig(scheme="kivi", residual=3).identity() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["rotated", pytest.param("kivi", marks=pytest.mark.slow)])
 def test_a_cell_in_which_nothing_is_packed_is_marked(scheme, kvsweep, tmp_path):
     """The residual comes with the model; shorter texts than it are not packed, and everything says so."""

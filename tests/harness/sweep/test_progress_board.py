@@ -140,6 +140,7 @@ def test_all_signals_end_in_the_same_sentence(number: int, code: int) -> None:
     assert said == "kvsweep: error: interrupted; the same command goes on where this one stopped.\n"
 
 
+@pytest.mark.slow
 def test_the_command_draws_it_on_a_terminal(tiny: list[str], tmp_path: Path) -> None:
     """The whole way once: a real terminal, whose bytes end with the table of results."""
     program = [sys.executable, "-m", "kvsweep.cli", *tiny, "policy=full", f"results_dir={tmp_path}"]

@@ -272,6 +272,7 @@ def counting(tokens: int, thinking: int = 0) -> Callable[[Handler, int], None]:
         (ended_by("content_filter"), "finish_reason 'content_filter', neither stop nor length"),
     ],
 )
+@pytest.mark.slow_unless(rule=lambda answer, said: said in ("no completion", "does not answer", "usage"))
 def test_what_is_no_completion_is_one_sentence(
     answer: Callable[[Handler, int], None],
     said: str,
@@ -358,7 +359,9 @@ threading.Thread(target=interrupt, daemon=True).start()
 """
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, None])
+@pytest.mark.slow_unless(rule=lambda number: number == signal.SIGINT)
 def test_a_killed_client_goes_on(
     number: signal.Signals | None,
     adder: Callable[..., Adder],
@@ -463,6 +466,7 @@ def test_the_address_must_be_given(words: list[str], kvsweep: Callable[..., Any]
     assert "engine.url is missing" in kvsweep(*words).err
 
 
+@pytest.mark.slow
 def test_the_page_says_what_is_declared(
     adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -509,6 +509,7 @@ def whole(
     return read_completions(tmp_path / "whole/default")
 
 
+@pytest.mark.slow
 def test_a_write_that_the_system_refuses(
     kvsweep: Callable[..., Any],
     short: list[str],
@@ -534,6 +535,7 @@ def test_a_write_that_the_system_refuses(
 # --- A killed process ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.core
 def test_a_killed_run_goes_on_where_it_stopped(
     kvsweep: Callable[..., Any],
     start_kvsweep: Callable[..., Any],

@@ -163,6 +163,7 @@ def test_the_report_says_the_same_of_memory(command: Callable[..., Any], fake: F
             assert last[name] == pytest.approx(of_report[name])
 
 
+@pytest.mark.slow
 def test_random_weights_have_no_accuracy(command: Callable[..., Any], fake: FakeTracker) -> None:
     settings = ["model=r1_qwen_7b", "model.random_weights=true", "model.config.num_hidden_layers=1"]
     small = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}

@@ -41,6 +41,7 @@ def greedy(model, tokenizer, question, max_new_tokens=576):
     return tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.slow_unless(rule=lambda name: name == "toy_qwen")
 def test_model_reasons_to_right_answers(name):
