@@ -53,8 +53,9 @@ def covering(cases: list[pytest.Item], strength: int) -> list[pytest.Item]:
 
     Kuhn, Kacker and Lei, Practical Combinatorial Testing, NIST SP 800-142 (2010).
     """
-    indices = [case.callspec.indices for case in cases]  # type: ignore[attr-defined]
-    factors = dict.fromkeys(tuple(row[name] for row in indices) for name in indices[0])  # names of one list are one
+    values = [{name: repr(value) for name, value in case.callspec.params.items()} for case in cases]  # type: ignore[attr-defined]
+    columns = [[row[name] for row in values] for name in values[0]]
+    factors = dict.fromkeys(tuple(map(column.index, column)) for column in columns)  # names of one list are one factor
     rows = [set(itertools.combinations(enumerate(row), strength)) for row in zip(*factors, strict=True)]
     chosen, open_ = [], set[Any]().union(*rows)
     while open_:
@@ -91,8 +92,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     free = any(item.get_closest_marker(name) for name in ("slow", "core", "slurm", "browser", "gpu"))
     if seconds > MOST * BUDGET and not free and len(sys.modules) < modules + 100:
         pytest.fail(
-            f"{item.nodeid} took {seconds:.1f} s of processor time; the budget of a case is {BUDGET} s: make it "
-            "cheaper, mark it slow, or core if it is one of the 15 that make test cannot do without (CONTRIBUTING.md).",
+            f"{item.nodeid} took {seconds:.1f} s of processor time and sleep; the budget of a case is {BUDGET} s: "
+            "make it cheaper, mark it slow, or core if it is one of the 15 that make test must try (CONTRIBUTING.md).",
             pytrace=False,
         )
 

@@ -36,7 +36,20 @@ def test_a_case_above_the_budget_fails_with_a_sentence_and_a_marked_one_passes(m
     assert "2 failed, 2 passed" in ended.stdout, ended.stdout
     for name in ("test_sleeps", "test_starts_a_process"):
         assert f"test_cases.py::{name} took 5." in ended.stdout
-    assert "the budget of a case is 1.5 s: make it cheaper, mark it slow, or core" in ended.stdout
+    assert (
+        "of processor time and sleep; the budget of a case is 1.5 s: make it cheaper, mark it slow, or core"
+        in ended.stdout
+    )
+
+
+@pytest.mark.covers(1)
+@pytest.mark.parametrize("a", [1, 2, 3])
+@pytest.mark.parametrize("b", "xy")
+def test_pytest_knows_the_product(a: int, b: str, request: pytest.FixtureRequest) -> None:
+    of_this = [item for item in request.session.items if item.name.startswith("test_pytest_knows_the_product")]
+    if len(of_this) == 6 or request.node.get_closest_marker("slow"):
+        return  # all of them are asked for
+    assert len(of_this) == 3
 
 
 def test_few_cases_are_free_of_the_budget(request: pytest.FixtureRequest) -> None:
@@ -51,9 +64,9 @@ def test_a_few_cases_meet_every_combination_of_a_product() -> None:
     from tests.conftest import covering
 
     product = [{"a": a, "b": b, "same_as_b": b, "c": c} for a in range(3) for b in range(4) for c in range(5)]
-    cases: list[Any] = [SimpleNamespace(callspec=SimpleNamespace(indices=row)) for row in product]
+    cases: list[Any] = [SimpleNamespace(callspec=SimpleNamespace(params=row)) for row in product]
     for strength, most in ((1, 5), (2, 25), (3, 60)):
-        chosen = [case.callspec.indices for case in covering(cases, strength)]
+        chosen = [case.callspec.params for case in covering(cases, strength)]
         assert len(chosen) <= most
         for names in (("a", "b"), ("a", "c"), ("b", "c")) if strength == 2 else [("a",), ("b",), ("c",)]:
             assert {tuple(row[name] for name in names) for row in chosen} == {

@@ -98,8 +98,8 @@ def test_an_error_of_the_function_is_raised_and_the_workers_go_on() -> None:
         assert None not in workers.map(call, [("ok",)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whom", ["parent", "workers", "both"])
-@pytest.mark.slow_unless(rule=lambda whom: whom == "both")
 def test_a_process_that_is_stopped_for_a_while_loses_no_result(tmp_path: Path, whom: str) -> None:
     """A freeze of several times the time limit, while each call takes a part of that limit."""
     program = (

@@ -49,7 +49,7 @@ def test_about_problems_like_these_the_p_is_that_of_dirichlet_weights() -> None:
     assert found.p_holds == pytest.approx((drawn <= -0.1).mean(), abs=0.005)
 
 
-@pytest.mark.parametrize("size", [1, 5, 200, 1319, 25_000, 1_000_000])
+@pytest.mark.parametrize("size", [1, 5, 200, 1319, 25_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_about_problems_like_these_the_p_is_exact_however_many_they_are(size: int) -> None:
     for lost in {0, 1, 2, size // 20, size // 2} & set(range(size)):
         losses = PairedTest(np.zeros((size, 1)), np.repeat([-1.0, 0.0], [lost, size - lost]), "like_these")

@@ -121,7 +121,11 @@ def test_a_template_may_strip_the_question(folder: Path):
 @pytest.mark.parametrize(
     ("template", "fault"),
     [
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than 5 seconds or"),
+        pytest.param(
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "more than 5 seconds or",
+            marks=pytest.mark.slow,
+        ),
         (
             "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
             "1 GiB of memory",
