@@ -30,6 +30,7 @@ def end(command: tuple[str, ...], how: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.covers(1)
 @pytest.mark.parametrize("how", ["no reader", "closed"])
 @pytest.mark.parametrize("name", ["", *program.commands])
 def test_the_help_of_every_command(name: str, how: str) -> None:

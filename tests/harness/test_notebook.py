@@ -23,6 +23,7 @@ def test_a_policy_of_the_package_comes_by_its_name() -> None:
         kvsweep.policy("h20")
 
 
+@pytest.mark.slow  # test_configs.py composes each
 @pytest.mark.parametrize("name", sorted(choices("policy")))
 def test_every_policy_comes_by_its_name(name: str) -> None:
     if name.startswith(("oracle", "dynts_", "triattention")) or name in ("bottom", "no_window"):

@@ -375,6 +375,7 @@ GROWING = (
 )  # fmt: skip
 
 
+@pytest.mark.covers(1)
 @pytest.mark.parametrize("answer", GROWING)
 @pytest.mark.parametrize("gold", ["2^{k-n}", "7", "n!", "x = 3"])
 def test_an_answer_without_bounds_is_judged_within_bounds(answer: str, gold: str) -> None:

@@ -330,6 +330,7 @@ ATTENTION = {"gemma3": ["full", "sliding", "full"]}
 
 
 @pytest.mark.parametrize("family", SEEING)
+@pytest.mark.slow_unless(rule=lambda family: family == "gemma3")
 def test_the_text_model_of_a_multimodal_checkpoint_writes_what_the_whole_one_writes(
     family: str, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
