@@ -97,12 +97,15 @@ def _kind_of(key: str, hints: Hints) -> Kind:
     return max(kinds, default="other")  # of a text that may be null and one that may not, the former
 
 
+_fields = cache(get_type_hints)
+
+
 def _hints(section: str, targets: Callable[[str], Sequence[type]]) -> Iterator[Mapping[str, Any]]:
     if section in _CLASSES:
         module, _, name = _CLASSES[section].rpartition(".")
-        yield get_type_hints(getattr(import_module(module), name))
+        yield _fields(getattr(import_module(module), name))
     elif section in ("policy", "launcher", "engine"):
-        yield from map(get_type_hints, targets(section))
+        yield from map(_fields, targets(section))
 
 
 def _kind(hint: Any) -> Kind:
