@@ -57,7 +57,7 @@ class SlotCache(Slots, Cache):
         self.storage: Storage = packed(self, config) if config.is_packed else WholeRows(self)
         numbers = itertools.count()
         make: dict[LayerKind, Callable[[], Any]] = {
-            "full": lambda: SlotLayer(self, self.storage, next(numbers), self.observe),
+            "full": lambda: SlotLayer(self, self.storage, next(numbers)),
             "window": lambda: WindowLayer(self),
             "linear": lambda: LinearLayer(self),
         }
@@ -78,6 +78,13 @@ class SlotCache(Slots, Cache):
     def kv_bytes(self) -> int:
         """Bytes of memory that the rows, windows and states of all slots hold."""
         return sum(tensor.untyped_storage().nbytes() for tensor in (*self.storage.tensors, *self._fixed))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All memory that goes with a slot, [slots, ...] each: rows, windows, states, positions, recorded signals."""
+        recorded = [tensor for recorder in self.recorders.values() for tensor in recorder.tensors]
+        stored = [*self.storage.tensors, *self.storage.columns, *self._fixed]
+        return [*stored, *recorded, self.positions, self.device_lengths]
 
     @property
     def longest_chunk(self) -> int | None:
@@ -113,7 +120,6 @@ class SlotCache(Slots, Cache):
             recorder.on_row(slots, write_at, positions)
 
     def observe(self, layer: int, piece: Piece, query: Tensor, mass: Tensor | None) -> None:
-        """Record a layer's attention of a piece: query [tokens, q_heads, head_dim], mass [tokens, kv_heads, rows]."""
         by_slot = (-1, piece.count)
         positions, query = self.step_positions[piece.tokens].unflatten(0, by_slot), query.unflatten(0, by_slot)
         mass = None if mass is None else mass.unflatten(0, by_slot)
@@ -156,9 +162,7 @@ class SlotCache(Slots, Cache):
         self._move([one, other], [other, one])
 
     def _move(self, to: int | list[int], of: int | list[int]) -> None:
-        recorded = (tensor for recorder in self.recorders.values() for tensor in recorder.tensors)
-        stored = (*self.storage.tensors, *self.storage.columns, *self._fixed)
-        for tensor in (*stored, *recorded, self.positions, self.device_lengths):
+        for tensor in self.tensors:
             tensor[to] = tensor[of]
         self.lengths[to] = self.lengths[of]
 

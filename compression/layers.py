@@ -1,6 +1,7 @@
 """The layers of a slot cache: rows for which policies compete, windows, and the states of linear layers."""
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ class _Layer(CacheLayerMixin):
 
     def __init__(self, cache: Slots) -> None:
         super().__init__()
-        self.is_initialized, self._cache = True, cache
+        # A cycle would keep the memory of all slots until Python next collects.
+        self.is_initialized, self._cache = True, weakref.proxy(cache)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the memory is allocated."""
@@ -34,13 +36,13 @@ class _Layer(CacheLayerMixin):
 
 
 class SlotLayer(_Layer):
-    """A full layer, whose rows [slots, kv_heads, capacity, head_dim] policies see; `observe` takes in the attention."""
+    """A full layer, whose rows [slots, kv_heads, capacity, head_dim] policies see."""
 
-    def __init__(self, cache: Slots, storage: Storage, index: int, observe: Callable[..., None]) -> None:
+    def __init__(self, cache: Slots, storage: Storage, index: int) -> None:
         super().__init__(cache)
         if isinstance(storage, WholeRows):
             self.keys, self.values = storage.keys[index], storage.values[index]
-        self._storage, self._index, self._observe = storage, index, observe
+        self._storage, self._index = storage, index
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write the row of each token of the step, [tokens or more, kv_heads, 1, head_dim]; return the new rows."""
@@ -51,7 +53,7 @@ class SlotLayer(_Layer):
         """Attend (`Storage.attend`), and let the recorders take in what each token attended to."""
         output, masses = self._storage.attend(self._index, query, how)
         for piece, mass in zip(self._cache.pieces, masses, strict=True):
-            self._observe(self._index, piece, query[piece.tokens], mass)
+            self._cache.observe(self._index, piece, query[piece.tokens], mass)
         return output
 
 
@@ -124,7 +126,7 @@ class LinearLayer(LinearAttentionLayer):
         states = zip(cache.shape.states, cache.shape.state_dtypes, strict=True)
         self.tensors = [torch.zeros(cache.slots, *size, dtype=dtype, device=cache.device) for size, dtype in states]
         # Where `record_past` is true, the modules hand every state to `update_conv_state` and change none in place.
-        self.has_previous_state, self.record_past, self._cache = {0: True}, True, cache
+        self.has_previous_state, self.record_past, self._cache = {0: True}, True, weakref.proxy(cache)
 
     def admit(self, slot: int, states: list[Tensor] | None) -> None:
         """Write the states of a prompt; None: of a text without a token, which are zero."""

@@ -129,6 +129,9 @@ class Slots:
             self.reach = rows if self.ragged else min(rows, whole_blocks(int(positions.max()) + 1, ROW_BLOCK))
         self.positions[slots, :, :, write_at] = positions[:, None, None]
 
+    def observe(self, layer: int, piece: Piece, query: Tensor, mass: Tensor | None) -> None:
+        """Record a layer's attention of a piece: query [tokens, q_heads, head_dim], mass [tokens, kv_heads, rows]."""
+
     def _set_length(self, slot: int, length: int) -> None:
         self.lengths[slot] = length
         self.device_lengths[slot] = length

@@ -3,6 +3,7 @@
 The cache says which slots step, which rows stay and how long a slot is; a storage holds the rows and attends over them.
 """
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ class Storage(ABC):
     longest_chunk: int | None = None  # the most tokens of a slot that one step may write; None: no limit
 
     def __init__(self, cache: Slots) -> None:
-        self.cache = cache
+        self.cache: Slots = weakref.proxy(cache)  # a cycle would keep the rows until Python next collects
 
     @abstractmethod
     def admit(self, slot: int, prefill: Prefill) -> None:

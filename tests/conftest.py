@@ -327,7 +327,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(config: Any) -> None:
         pytest.fail(f"a model was loaded: {config.name}")
 
-    kvsweep.harness.sweep.decode.loaded.cache_clear()
+    kvsweep.harness.sweep.decode.unload()
     monkeypatch.setattr(kvsweep.harness.sweep.decode, "load_model", load)
 
 
@@ -343,10 +343,10 @@ def model_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         loads.append(config.name)
         return load_model(config)
 
-    kvsweep.harness.sweep.decode.loaded.cache_clear()
+    kvsweep.harness.sweep.decode.unload()
     monkeypatch.setattr(kvsweep.harness.sweep.decode, "load_model", load)
     yield loads
-    kvsweep.harness.sweep.decode.loaded.cache_clear()
+    kvsweep.harness.sweep.decode.unload()
 
 
 @pytest.fixture(scope="session")

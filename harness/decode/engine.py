@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import CacheView, Policy
 from kvsweep.errors import UserError
 from kvsweep.harness.decode.clock import Clock
 from kvsweep.harness.decode.graphs import StepGraphs
-from kvsweep.harness.decode.memory import auto_slots
+from kvsweep.harness.decode.memory import auto_slots, policies_of, slot_cache
 from kvsweep.harness.decode.request import DecodingConfig, Request, needed_capacity
 from kvsweep.harness.decode.sampling import sample, sequence_key, uniform
 from kvsweep.harness.decode.slots import Prefiller, SlotState, SlotTable, view_slot
@@ -78,21 +77,20 @@ class Engine:
         seed: int,
         slots: int,
         capacity: int,
-        policies: Iterable[Policy],
+        policies: Sequence[Policy],
         impl: Implementation = "torch",
         invariant: bool | None = None,
         cache: CacheConfig = UNPACKED,
     ) -> None:
         self.model, self.decoding, self.seed = model, decoding, seed
-        device, policies = model.device, list(policies)
+        device = model.device
         self.clock = Clock(device)
-        self.cache = SlotCache(
+        self.cache = slot_cache(
             model.shape,
+            policies,
             slots=slots,
             capacity=capacity,
             device=device,
-            signals=dict.fromkeys(signal for policy in policies for signal in policy.signals),
-            per_head=any(policy.per_head for policy in policies),
             impl=impl,
             invariant=is_invariant(invariant, model.spec, device, impl),
             config=cache,
@@ -105,7 +103,7 @@ class Engine:
         self.ahead, self.unread = device.type == "cuda", False
         self.graphs: StepGraphs | None = None
         if StepGraphs.can_capture(model, self.cache):
-            self.graphs = StepGraphs(self._decode, slots=slots, timer=partial(self.clock.time, "forward"))
+            self.graphs = StepGraphs(slots=slots, timer=partial(self.clock.time, "forward"))
 
     @classmethod
     def sized_for(
@@ -120,14 +118,12 @@ class Engine:
     ) -> Self:
         """Make an engine with the capacity, signals and, unless given, slots for the requests, and other options."""
         model.check_length(max(len(request.prompt_ids) for request in requests) + decoding.max_new_tokens)
-        capacity = needed_capacity(requests, decoding)
-        branches = [branch for request in requests for branch in request.branches]
         return cls(
             model,
             decoding=decoding,
-            slots=slots or auto_slots(model, capacity=capacity, requests=len(branches), config=cache).slots,
-            capacity=capacity,
-            policies=dict.fromkeys(branch.policy for branch in branches),
+            slots=slots or auto_slots(model, requests, decoding, cache).slots,
+            capacity=needed_capacity(requests, decoding),
+            policies=policies_of(requests),
             cache=cache,
             **options,
         )
@@ -272,7 +268,7 @@ class Engine:
         self.cache.count_step()
         if self.graphs is None:
             return self._decode(live)
-        return self.graphs(live, room=self.table.slots - self.table.waiting)[:live]
+        return self.graphs(self._decode, live, room=self.table.slots - self.table.waiting)[:live]
 
     def _decode(self, rows: int) -> Tensor:
         """Do the device's part of `_forward` for the first `rows` slots, at least the live ones."""

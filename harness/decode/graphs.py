@@ -19,13 +19,12 @@ Step = Callable[[int], Tensor]
 class StepGraphs:
     """Runs a step eagerly or by replaying its graph.
 
-    The first step of a bucket runs eagerly, which also compiles its kernels; the second is captured. `step` feeds one
-    token to each of a number of slots, never waits for the device, and returns logits [slots, vocabulary]; `timer`
-    times a replay.
+    The first step of a bucket runs eagerly, which also compiles its kernels; the second is captured. `timer` times a
+    replay.
     """
 
-    def __init__(self, step: Step, *, slots: int, timer: Callable[[], AbstractContextManager[object]]) -> None:
-        self.step, self.slots, self.timer = step, slots, timer
+    def __init__(self, *, slots: int, timer: Callable[[], AbstractContextManager[object]]) -> None:
+        self.slots, self.timer = slots, timer
         self._met: set[int] = set()
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
@@ -34,27 +33,31 @@ class StepGraphs:
         # A graph can hold a step that never waits for the device, as the fused one.
         return model.device.type == "cuda" and cache.ragged and model.spec.fusable
 
-    def __call__(self, live: int, room: int) -> Tensor:
-        """Run a step; return logits of `live` slots or more. If the bucket exceeds `room`, run `live` eagerly."""
+    def __call__(self, step: Step, live: int, room: int) -> Tensor:
+        """Run a step; return logits of `live` slots or more. If the bucket exceeds `room`, run `live` eagerly.
+
+        `step`, the same in all calls, feeds one token to each of a number of slots, never waits for the device, and
+        returns logits [slots, vocabulary].
+        """
         rows = bucket(live, self.slots)
         if rows > room:
-            return self.step(live)
+            return step(live)
         if rows not in self._met:
             self._met.add(rows)
-            return self.step(rows)
+            return step(rows)
         if rows not in self._captured:
-            self._captured[rows] = self._capture(rows)
+            self._captured[rows] = self._capture(step, rows)
         graph, logits = self._captured[rows]
         with self.timer():
             graph.replay()
         return logits
 
-    def _capture(self, rows: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(self, step: Step, rows: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
         # Graphs run one after another, so they can share the memory of intermediate results.
         pool = next((other.pool() for other, _ in self._captured.values()), None)
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            logits = self.step(rows)
+            logits = step(rows)
         return graph, logits
 
 

@@ -1,22 +1,30 @@
 """The number of slots that fit into the free memory."""
 
+import gc
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.compression.policy import Policy
+from kvsweep.compression.rows import CacheShape
 from kvsweep.errors import UserError
+from kvsweep.harness.decode.request import DecodingConfig, Request, needed_capacity
+from kvsweep.harness.decode.slots import SlotTable
 from kvsweep.harness.models.loaded import LoadedModel
 
 # More slots gain little (CPU: results/published/benchmarks.md; CUDA: a guess until it is measured).
 _MOST_SLOTS = {"cpu": 64, "cuda": 256}
 _MEMORY_SHARE = 0.8
+# A logit as the network gives it, as float32 and as drawing changes it: probabilities, and sums in float64 (a test
+# counts what drawing holds at once).
+_BYTES_PER_LOGIT = 28
 
 
 class AutoSlots(NamedTuple):
@@ -26,15 +34,64 @@ class AutoSlots(NamedTuple):
     reason: str
 
 
-def auto_slots(model: LoadedModel, *, capacity: int, requests: int, config: CacheConfig = UNPACKED) -> AutoSlots:
-    """As many slots of `capacity` rows as fit into the free memory, at most one per request and `_MOST_SLOTS`."""
-    one, free = SlotCache.bytes_per_slot(model.shape, capacity, config), free_memory(model.device)
-    fitting, most = int(free * _MEMORY_SHARE) // one, _MOST_SLOTS[model.device.type]
+def auto_slots(
+    model: LoadedModel,
+    requests: Sequence[Request],
+    decoding: DecodingConfig,
+    config: CacheConfig = UNPACKED,
+    *,
+    wanted: int | None = None,
+) -> AutoSlots:
+    """As many slots as fit into the free memory, at most `_MOST_SLOTS` and one per completion, or `wanted`.
+
+    On a GPU memory that Python has not collected yet is released first.
+    """
+    if model.device.type == "cuda":
+        release_memory()
+    one, step = slot_bytes(model.shape, requests, decoding, config), step_bytes(model)
+    free, most = free_memory(model.device), _MOST_SLOTS[model.device.type]
+    wanted = sum(len(request.branches) for request in requests) if wanted is None else wanted
+    fitting = int(free * _MEMORY_SHARE) // (one + step)
     reason = (
-        f"{fitting:,} fit into {_MEMORY_SHARE:.0%} of {free / 2**30:.1f} GiB free, "
-        f"{requests:,} completions are wanted, more than {most} hardly help on {model.device.type}"
+        f"{fitting:,} of {one / 2**20:.3g} MiB, and {step / 2**20:.3g} MiB more in a step, fit into "
+        f"{_MEMORY_SHARE:.0%} of {free / 2**30:.1f} GiB free, {wanted:,} completions are wanted, more than {most} hardly help on "
+        f"{model.device.type}"
     )
-    return AutoSlots(slots=max(1, min(fitting, requests, most)), reason=reason)
+    return AutoSlots(slots=max(1, min(fitting, wanted, most)), reason=reason)
+
+
+def slot_bytes(shape: CacheShape, requests: Sequence[Request], decoding: DecodingConfig, config: CacheConfig) -> int:
+    """Bytes that a slot of `Engine.sized_for` takes on the device: rows, positions, recorded signals and the text.
+
+    They are counted on a cache and a table of one slot, in pages of the host that nobody writes.
+    """
+    device, policies = torch.device("cpu"), policies_of(requests)
+    capacity = needed_capacity(requests, decoding)
+    cache = slot_cache(shape, policies, slots=1, capacity=capacity, device=device, config=config)
+    table = SlotTable(cache, max_new_tokens=decoding.max_new_tokens, find_loops=decoding.stop_on_loop)
+    return sum(tensor.nbytes for tensor in (*cache.tensors, *table.tensors))
+
+
+def step_bytes(model: LoadedModel) -> int:
+    """Bytes that a step needs for each slot beside the cache: those of its logits, until a token is drawn."""
+    return _BYTES_PER_LOGIT * model.spec.vocab_size
+
+
+def policies_of(requests: Iterable[Request]) -> list[Policy]:
+    return list(dict.fromkeys(branch.policy for request in requests for branch in request.branches))
+
+
+def slot_cache(shape: CacheShape, policies: Sequence[Policy], **options: Any) -> SlotCache:
+    """A cache that records what these policies need; the options are `SlotCache`'s."""
+    signals = dict.fromkeys(signal for policy in policies for signal in policy.signals)
+    return SlotCache(shape, signals=signals, per_head=any(policy.per_head for policy in policies), **options)
+
+
+def release_memory() -> None:
+    """Give back what nothing refers to: Python's cycles, and the blocks that torch keeps of a GPU."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def free_memory(device: torch.device) -> int:

@@ -91,7 +91,8 @@ class SlotTable:
         self.agreeing = torch.zeros(cache.slots, len(self._periods), dtype=torch.int64, device=device)
         on_host = self.generated, self.forced, self.limits, self.triggers
         on_device = self.tokens, self.positions, self.streams, self.counts, self.written, self.ends.flags, self.broken
-        self._columns: tuple[Any, ...] = (self._states, *on_host, *on_device, self.agreeing)
+        self.tensors = (*on_device, self.agreeing)
+        self._columns: tuple[Any, ...] = (self._states, *on_host, *self.tensors)
 
     def __getitem__(self, slot: int) -> SlotState:
         state: SlotState = self._states[slot]

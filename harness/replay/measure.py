@@ -12,7 +12,7 @@ from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policies.baselines import FullCache
 from kvsweep.harness.decode.engine import Engine, Fed
 from kvsweep.harness.decode.memory import auto_slots
-from kvsweep.harness.decode.request import Branch, Request, grows, needed_capacity
+from kvsweep.harness.decode.request import Branch, Request, grows
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.replay.texts import Text
 from kvsweep.harness.sweep.cell import Cell
@@ -63,9 +63,8 @@ def replay(
     decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)
 
     def engine(asked: Sequence[Request], cache: CacheConfig) -> Engine:
-        capacity = needed_capacity(asked, decoding)
         branches = _TEXTS * max(len(request.branches) + 1 for request in asked)
-        slots = auto_slots(model, capacity=capacity, requests=branches, config=cache).slots
+        slots = auto_slots(model, asked, decoding, cache, wanted=branches).slots
         return engine_of(replace(job, decoding=decoding, invariant=False, cache=cache), asked, model, slots)
 
     def full(pairs: Iterable[Pair]) -> list[Request]:

@@ -1,12 +1,10 @@
 """Decode what the cells of one job lack, and store every completion as it ends."""
 
-import gc
 import itertools
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.errors import UserError, plain_disk_errors
 from kvsweep.files import make_folder, replace_text
 from kvsweep.harness.decode.engine import Engine, is_invariant
-from kvsweep.harness.decode.memory import auto_slots
+from kvsweep.harness.decode.memory import auto_slots, release_memory
 from kvsweep.harness.decode.request import Branch, Request, grows, is_untouched, needed_capacity
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import device_of, load_model
@@ -78,10 +76,24 @@ def decode(work: OpenCells) -> None:
         _decode_group(work, model, group, known)
 
 
-@lru_cache(maxsize=1)
+_kept: dict[ModelConfig, LoadedModel] = {}
+
+
 def loaded(config: ModelConfig) -> LoadedModel:
-    """The model of this configuration, kept until another is asked for."""
-    return load_model(config)
+    """The model of this configuration, kept until another is asked for, whose weights need the memory."""
+    if config not in _kept:
+        unload()
+        _kept[config] = load_model(config)
+        if _kept[config].device.type == "cuda":
+            release_memory()  # what loading and its checks took
+    return _kept[config]
+
+
+def unload() -> None:
+    """Let go of the model that is kept."""
+    if _kept:
+        _kept.clear()
+        release_memory()
 
 
 def _begin_passes(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, decoding_pass: Mapping[str, Any]) -> None:
@@ -144,7 +156,7 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
         capacity = needed_capacity(requests, job.decoding)
         one = SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
         if slots is None:
-            slots, reason = auto_slots(model, capacity=capacity, requests=len(wanted), config=job.cache)
+            slots, reason = auto_slots(model, requests, job.decoding, job.cache)
         asked = f"{counted(len(wanted), 'completion')} of {counted(len(set(wanted)), 'cell')}"
         size = f"{counted(slots, 'slot')} x {capacity} tokens x {one // capacity:,} bytes"
         total = f"{slots * one / 2**20:.1f} MiB of keys and values"
@@ -162,9 +174,7 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
                 mend = "lower policy.budget or decoding.max_new_tokens, or take a larger device"
                 raise UserError(f"{job.name}: {too_small} beside the model: {mend}.") from error
         # Outside the handler, because the error's traceback keeps the old cache alive.
-        gc.collect()
-        if model.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_memory()
         slots, reason = slots // 2, f"out of memory with {slots}"
 
 

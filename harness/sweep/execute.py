@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,10 +35,19 @@ def work_through(shares: Sequence[_S], run: Callable[[_S, OpenCells], None]) -> 
                     with open_cells(share, cells) as work:
                         run(share, work)
             except Exception as error:
+                _let_go(error)
                 failures.append(error)
                 if len(shares) > 1:
                     print(f"{share.job.name} failed: {error}", file=sys.stderr)
     return failures
+
+
+def _let_go(error: BaseException) -> None:
+    """Empty the frames of an error that is kept: they would keep the engine, and with it the memory of its slots."""
+    one: BaseException | None = error
+    while one is not None:
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__ or one.__context__
 
 
 def execute(grader: Grader, share: Share, work: OpenCells) -> None:

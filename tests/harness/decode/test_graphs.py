@@ -75,9 +75,9 @@ class Graph:
 class TapedGraphs(StepGraphs):
     """Step graphs that need no GPU."""
 
-    def _capture(self, rows):
+    def _capture(self, step, rows):
         with Tape() as tape:
-            logits = self.step(rows)
+            logits = step(rows)
         return Graph(tape), logits
 
 
@@ -88,7 +88,7 @@ def ragged(engine):
 
 def captured(engine):
     ragged(engine)
-    engine.graphs = TapedGraphs(engine._decode, slots=engine.table.slots, timer=partial(engine.clock.time, "forward"))
+    engine.graphs = TapedGraphs(slots=engine.table.slots, timer=partial(engine.clock.time, "forward"))
 
 
 def ahead(engine):

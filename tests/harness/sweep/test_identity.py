@@ -263,7 +263,7 @@ def test_a_file_that_changes_while_the_model_is_loaded_stops_the_task(
         return model
 
     monkeypatch.setattr(decode_cells, "load_model", slow_load)
-    decode_cells.loaded.cache_clear()
+    decode_cells.unload()
     [error] = decode_all([share_of(job)])
     assert str(place / INPUTS["weights"]) in str(error)
     assert rows(place) == []
