@@ -52,10 +52,10 @@ def auto_slots(
     free, most = free_memory(model.device), _MOST_SLOTS[model.device.type]
     wanted = sum(len(request.branches) for request in requests) if wanted is None else wanted
     fitting = int(free * _MEMORY_SHARE) // (one + step)
+    sizes = f"{one / 2**20:.3g} MiB, and {step / 2**20:.3g} MiB more in a step"
     reason = (
-        f"{fitting:,} of {one / 2**20:.3g} MiB, and {step / 2**20:.3g} MiB more in a step, fit into "
-        f"{_MEMORY_SHARE:.0%} of {free / 2**30:.1f} GiB free, {wanted:,} completions are wanted, more than {most} hardly help on "
-        f"{model.device.type}"
+        f"{fitting:,} of {sizes}, fit into {_MEMORY_SHARE:.0%} of {free / 2**30:.1f} GiB free, "
+        f"{wanted:,} completions are wanted, more than {most} hardly help on {model.device.type}"
     )
     return AutoSlots(slots=max(1, min(fitting, wanted, most)), reason=reason)
 
