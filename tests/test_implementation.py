@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.kernels.interpreter import skip_without_interpreter
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -104,6 +106,7 @@ def test_triton_makes_the_same_labels(tmp_path):
 
 
 def run_interpreted(command, folder):
+    skip_without_interpreter()
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "TRITON_INTERPRET": "1"}
     ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]

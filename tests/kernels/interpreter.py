@@ -7,22 +7,42 @@ run in a process of their own.
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
-DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 7e-4}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16", "fp16"])
+# One dtype of each width, for what moves bytes and computes nothing.
+WIDTHS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
 # A file's test that runs it, for `make test` and for `make slow`.
 BY_MARK = pytest.mark.parametrize("mark", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 
 
+def is_usable(triton: str, numpy: str) -> bool:
+    """Whether these versions have an interpreter: that of Triton 3.6 takes arrays for numbers, numpy 2.5 refuses it."""
+    return Version(triton) >= Version("3.7") or Version(numpy) < Version("2.5")
+
+
+def skip_without_interpreter() -> None:
+    """Skip a test that would start the interpreter where it is missing or fails."""
+    try:
+        triton, numpy = version("triton"), version("numpy")
+    except PackageNotFoundError:
+        pytest.skip("Triton is not installed")
+    if not is_usable(triton, numpy):
+        pytest.skip(f"the interpreter of triton {triton} fails with numpy {numpy}: install numpy<2.5")
+
+
 def run_file(file: str, mark: str) -> None:
     """Run a test file's tests of a mark once more where the interpreter is on; they must pass."""
+    skip_without_interpreter()
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", mark, file]
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{root / 'src'}:{root}"}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.interpreter import skip_without_interpreter
+
 pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ["decode_attention", "packed_attention", "compact", "importance_labels", "redundancy", "observation"]
@@ -15,6 +17,7 @@ KERNELS = ["decode_attention", "packed_attention", "compact", "importance_labels
 
 def bench(*arguments, first="", interpret="1"):
     """The script's own process; `first` is a statement run before it."""
+    skip_without_interpreter()
     program = f"import runpy\n{first}\nrunpy.run_path('scripts/bench/bench_kernels.py', run_name='__main__')"
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "TRITON_INTERPRET": interpret}
     command = [sys.executable, "-c", program, *arguments]

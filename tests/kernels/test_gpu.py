@@ -16,7 +16,7 @@ from kvsweep.compression.rows import CacheShape
 from kvsweep.kernels import reference
 from kvsweep.kernels.packing import pack_rows
 from kvsweep.kernels.row_format import RowFormat
-from tests.kernels.interpreter import DTYPES, INTERPRETED, TOLERANCE, run_file
+from tests.kernels.interpreter import DTYPES, INTERPRETED, TOLERANCE, WIDTHS, run_file
 
 pytest.importorskip("triton")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -334,14 +334,14 @@ def test_packed_attention(bits, sizes, dtype):
 
 
 @on_gpu
-@DTYPES
+@WIDTHS
 @MODELS
 def test_a_slot_alone_and_in_a_batch_attends_with_the_same_bits(sizes, dtype):
     check_a_slot_alone_and_in_a_batch(CUDA, dtype, replace(sizes, capacity=2100), (1, 7, 128))
 
 
 @on_gpu
-@DTYPES
+@WIDTHS
 @pytest.mark.parametrize("mass", [False, True])
 @MODELS
 def test_a_replayed_graph_equals_eager(sizes, mass, dtype):
@@ -349,7 +349,7 @@ def test_a_replayed_graph_equals_eager(sizes, mass, dtype):
 
 
 @on_gpu
-@DTYPES
+@WIDTHS
 @pytest.mark.parametrize("per_head", [False, True])
 @MODELS
 def test_compact_has_no_race(sizes, per_head, dtype):
@@ -388,7 +388,7 @@ def test_observation(sizes, window, how, dtype):
 
 
 @on_gpu
-@DTYPES
+@WIDTHS
 @MODELS
 def test_a_hundred_runs_give_the_same_bits(sizes, dtype):
     check_repeats(CUDA, dtype, sizes, 2048, runs=100)
@@ -402,6 +402,7 @@ def test_the_slot_cache_takes_the_memory_computed_for_it(sizes):
 
 @inside
 @DTYPES
+@pytest.mark.slow_unless(rule=lambda dtype: dtype != torch.float16)
 def test_in_small(dtype):
     check_decode_attention(CPU, dtype, SMALL)
     check_packed_attention(CPU, dtype, SMALL, (8, 4))
@@ -413,7 +414,7 @@ def test_in_small(dtype):
 
 
 @inside
-@DTYPES
+@WIDTHS
 @pytest.mark.parametrize("per_head", [False, True])
 def test_compact_in_small(per_head, dtype):
     check_compact(CPU, dtype, SMALL, per_head, runs=2)

@@ -133,6 +133,7 @@ def test_attention_with_sinks_and_a_softcap(softcap, dtype):
 
 
 @inside
+@pytest.mark.covers(1)
 @DTYPES
 @pytest.mark.parametrize(
     ("bits", "group", "dim", "lengths"),
@@ -177,7 +178,7 @@ def test_compact_layers_is_bit_exact(capacity, kept, kinds, per_head, dtype):
     from kvsweep.kernels.compact import compact_layers
 
     torch.manual_seed(capacity + kept)
-    # In float32 the rows are whole units of 16 bytes; in bfloat16 of 4, as packed rows may be.
+    # In float32 the rows are whole units of 16 bytes; in 16 bits of 4, as packed rows may be.
     layers, heads, dim = 2, 2, 24 if dtype == torch.float32 else 22
     caches = torch.randn(kinds * layers, 3, heads, capacity, dim).to(dtype)
     caches[0, 1, 0, 0, 0] = torch.nan
@@ -210,6 +211,7 @@ def test_importance_labels(kind, group, length, dim, dtype):
 
 @inside
 @DTYPES
+@pytest.mark.slow_unless(rule=lambda dtype: dtype != torch.float16)
 def test_causal_mass(dtype):
     from kvsweep.kernels.importance_labels import causal_mass
 
@@ -271,6 +273,7 @@ def test_linear(tokens, width, outs, bias, dtype):
 
 @inside
 @DTYPES
+@pytest.mark.slow_unless(rule=lambda dtype: dtype != torch.float16)
 def test_a_token_has_the_same_bits_in_every_product(dtype, plain_products):
     from kvsweep.kernels.linear import linear
 
