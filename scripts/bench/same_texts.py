@@ -2,12 +2,14 @@
 
     python scripts/bench/same_texts.py results/runs/on_cpu results/runs/on_gpu
 
-Cells pair by cell_id. For texts that differ, the median place of the first differing token is given. Exit code 1 says
-that some text differs or that the runs share none.
+Cells pair by what they have in common beyond the implementation: the model's name, the problems, the policy, the
+cache, the decoding and the seed. For texts that differ, the median place of the first differing token is given. Exit
+code 1 says that some text differs or that the runs share none.
 """
 
 import argparse
 import itertools
+import json
 import statistics
 import sys
 from collections import defaultdict
@@ -15,18 +17,14 @@ from pathlib import Path
 
 from kvsweep.records import COMPLETIONS_FILE, Completion, read_cell, read_shards
 
+# Of cell.yaml: what two implementations of one setting differ in. A name stands for the model.
+_OWN = ("schema", "check", "cell_id", "condition", "impl", "model")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs=2, metavar="RUN")
-    first, second = parser.parse_args().runs
-    places: dict[str, list[int | None]] = defaultdict(list)
-    for folder in sorted(path.parent for path in first.glob("*/cell.yaml")):
-        other = {row.key: row.token_ids for row in completions(second / folder.name)}
-        policy = read_cell(folder)["policy"]["name"]
-        for row in completions(folder):
-            if row.key in other:
-                places[policy].append(first_difference(row.token_ids, other[row.key]))
+    places = differences(*parser.parse_args().runs)
     places["all"] = [place for found in places.values() for place in found]
     for policy, found in places.items():
         differ = [place for place in found if place is not None]
@@ -36,8 +34,34 @@ def main() -> None:
         sys.exit(1)
 
 
+def differences(first: Path, second: Path) -> dict[str, list[int | None]]:
+    """By policy, the first differing token of each text that both runs have; None where the texts are the same."""
+    places: dict[str, list[int | None]] = defaultdict(list)
+    others = {setting(folder): folder for folder in cells(second)}
+    for folder in cells(first):
+        if (other := others.get(setting(folder))) is None:
+            continue
+        known = {row.key: row.token_ids for row in completions(other)}
+        policy = read_cell(folder)["policy"]["name"]
+        places[policy] += [
+            first_difference(row.token_ids, known[row.key]) for row in completions(folder) if row.key in known
+        ]
+    return places
+
+
+def cells(run: Path) -> list[Path]:
+    return sorted(path.parent for path in run.glob("*/cell.yaml"))
+
+
+def setting(folder: Path) -> str:
+    """What a cell decodes, whatever the implementation."""
+    cell = read_cell(folder)
+    rest = {name: value for name, value in cell.items() if name not in _OWN}
+    return json.dumps([cell["model"]["name"], rest], sort_keys=True, default=str)
+
+
 def completions(folder: Path) -> list[Completion]:
-    return list(read_shards(folder, COMPLETIONS_FILE, Completion)) if folder.is_dir() else []
+    return list(read_shards(folder, COMPLETIONS_FILE, Completion))
 
 
 def first_difference(one: list[int], other: list[int]) -> int | None:

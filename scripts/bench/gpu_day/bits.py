@@ -1,0 +1,106 @@
+"""Whether a text's bits depend on the slots beside it, and a drawing's on the rows beside it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvsweep.compression.policies.baselines import Window
+from kvsweep.compression.policies.h2o import H2O
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import Branch, Request
+from kvsweep.harness.decode.sampling import _nucleus_edge
+from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.records import Completion
+from scripts.bench.gpu_day.common import decoding_of, random_ids, random_r1
+
+NARROW = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 300,
+}
+Sums = dict[tuple[str, int], int]
+
+
+def bits(small: bool) -> dict[str, Any]:
+    """How many logits and texts differ at fewer slots with `invariant=true`, and how many rows of a drawing's parts."""
+    model = random_r1(small, **(NARROW if small else {"num_hidden_layers": 4}))
+    tokens, plans = (9, ((3, 3), (2, 3), (1, 1))) if small else (48, ((64, 66), (7, 66), (1, 8)))
+    requests = asked(model, most=plans[0][1], small=small)
+    (sums, texts), *others = (decoded(model, requests[:count], slots, tokens) for slots, count in plans)
+    found: dict[str, Any] = {"vocabulary": model.spec.vocab_size}
+    found["evictions"] = sum(len(text.evictions) for text in texts.values())
+    for (slots, _), (own_sums, own_texts) in zip(plans[1:], others, strict=True):
+        found[f"slots_{slots}"] = {
+            "steps": len(own_sums),
+            "logits_differ": sum(sums[key] != value for key, value in own_sums.items()),
+            "texts": len(own_texts),
+            "texts_differ": sum(texts[name].token_ids != text.token_ids for name, text in own_texts.items()),
+        }
+    return found | {"drawing": drawing(small, model.device)}
+
+
+def asked(model: LoadedModel, *, most: int, small: bool) -> list[Request]:
+    """Requests of random prompts of many lengths, by turns with two policies that evict early."""
+    size: dict[str, Any] = {"keep_ratio": 0.4, "question": "on_top"}
+    size |= {"local_window": 2, "budget": 5} if small else {"local_window": 8, "budget": 24}
+    policies = [Window(name="window", **size), H2O(name="h2o", **size)]
+    return [
+        Request(
+            problem_id=str(number),
+            draw=0,
+            prompt_ids=tuple(random_ids(model, 5 + 3 * number % 90, seed=number).tolist()),
+            branches=(Branch(cell_id="bits", policy=policies[number % 2]),),
+        )
+        for number in range(most)
+    ]
+
+
+def decoded(
+    model: LoadedModel, requests: Sequence[Request], slots: int, tokens: int
+) -> tuple[Sums, dict[str, Completion]]:
+    """A checksum of the logits before each token, by problem and token, and the texts, by problem."""
+    engine = Engine.sized_for(
+        requests, model, decoding=decoding_of("r1", tokens), seed=0, slots=slots, impl="triton", invariant=True
+    )
+    engine.stop_ids = torch.tensor([-1], device=model.device)
+    sums, draw = dict[tuple[str, int], Tensor](), engine._sample
+
+    def noted(logits: Tensor) -> None:
+        found = checksums(logits)
+        for slot in range(engine.cache.live):
+            sums[engine.table[slot].request.problem_id, int(engine.table.generated[slot])] = found[slot]
+        draw(logits)
+
+    engine._sample = noted  # type: ignore[method-assign]
+    texts = {text.problem_id: text for _, text in engine.generate(requests)}
+    # On a GPU a text that has ended takes one more step, whose token is dropped.
+    return {key: int(value) for key, value in sums.items() if key[1] < texts[key[0]].num_tokens}, texts
+
+
+def checksums(rows: Tensor) -> Tensor:
+    """A number for each row that changes with its bits; sums of whole numbers are the same in any order."""
+    numbers = rows.view(torch.int16 if rows.itemsize == 2 else torch.int32).long()
+    return (numbers * torch.arange(1, 1 + rows.shape[1], device=rows.device)).sum(-1)
+
+
+def drawing(small: bool, device: torch.device) -> dict[str, dict[str, int]]:
+    """For each part of a drawing and number of rows, the rows whose result is another one than among all rows."""
+    torch.manual_seed(0)
+    rows, vocabulary, fewer = (8, 3000, (1, 2)) if small else (192, 152064, (1, 7, 50, 64))
+    chances = torch.softmax(5 * torch.randn(rows, vocabulary, device=device), dim=-1)
+    parts: dict[str, Callable[[Tensor], Tensor]] = {
+        "softmax": lambda rows: checksums(torch.softmax(rows, dim=-1)),
+        "edge": lambda rows: _nucleus_edge(rows, 0.95)[:, 0],
+        "sum": lambda rows: rows.sum(-1),
+        "cumulative": lambda rows: rows.double().cumsum(-1)[:, -1],
+    }
+    found = {}
+    for name, part in parts.items():
+        whole = part(chances)
+        differ = {few: torch.cat([part(one) for one in chances.split(few)]) != whole for few in fewer}
+        found[name] = {str(few): int(mask.sum()) for few, mask in differ.items()} | {"rows": rows}
+    return found
