@@ -20,7 +20,7 @@ from kvsweep.harness.models.load import load_model
 from kvsweep.harness.settings import WEIGHTS, UserError
 from kvsweep.kernels import reference
 from kvsweep.kernels.row_format import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
-from scripts.attack.hunt_differences import POLICIES, Plan, compare, observe, prepare
+from scripts.bench.hunt_differences import POLICIES, Plan, compare, observe, prepare
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 THREADS = pytest.mark.parametrize("threads", [1, 2])

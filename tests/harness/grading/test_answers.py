@@ -1,7 +1,6 @@
 """Answers of every kind, strict and lenient: what counts, what does not, and that hostile text cannot stop the pass."""
 
 import csv
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -14,6 +13,7 @@ from kvsweep.harness.grading.grader import LENIENT_GRADES_FILE, Grader, read_sta
 from kvsweep.harness.grading.statements import DECLARATIONS, find_statement, last_conclusion
 from kvsweep.harness.models.config import ThinkTags
 from kvsweep.records import Completion, Problem
+from scripts.study.grade_audit import audit, hostile_texts
 from tests.harness.grading.pairs import PAIRS
 from tests.program import grade as main
 
@@ -23,15 +23,6 @@ ROOT = Path(__file__).resolve().parents[3]
 def extract_answer(text: str, kind: Any, **rule: Any) -> str | None:
     stated = stated_answer(text, kind, Rule(**rule))
     return stated and stated.value
-
-
-def script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts/attack" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class TestExpressions:
@@ -310,8 +301,8 @@ class TestRule:
 class TestWorkers:
     @pytest.mark.slow
     def test_hostile_texts_neither_hang_nor_crash(self) -> None:
-        """The long form: scripts/attack/grade_audit.py --hostile 10000."""
-        texts = script("grade_audit").hostile_texts(40, seed=1)
+        """The long form: scripts/study/grade_audit.py --hostile 10000."""
+        texts = hostile_texts(40, seed=1)
         rule = {"answer_from": "whole_text"}
         jobs = [
             Job(text=text, stop_reason="stop", gold=gold, kind=kind, rule=rule)  # type: ignore[arg-type]
@@ -343,7 +334,7 @@ def test_recorded_outputs_of_real_models(shared_data: Path) -> None:
     more = {int(row["id"]): row["audit"] == "true" for row in rows}
     path = shared_data / "graded_outputs.jsonl"
     with Grader(workers=2) as grader:
-        result = script("grade_audit").audit(path, grader, more, show=False, library=False)
+        result = audit(path, grader, more, show=False, library=False)
     assert result["rows"] == 1996
     assert result["integer_false_accepts"] == 0
     assert result["integer_agreement"] >= 0.995

@@ -6,7 +6,6 @@ import re
 import time
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,9 +16,8 @@ from kvsweep.harness.grading.answers import judge
 from kvsweep.harness.grading.expressions import compare
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.grading.spelling import SPELLINGS, STYLES, UNIT_SPELLINGS, readable
-from tests.harness.grading.test_answers import script
+from tests.harness.grading import grade_mutants as mutants
 
-mutants: ModuleType = script("grade_mutants")
 RULE = {"answer_from": "whole_text"}
 
 

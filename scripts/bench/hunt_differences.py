@@ -1,8 +1,8 @@
 """Hunt for completions that depend on what was decoded beside them, bit for bit.
 
-    python scripts/attack/hunt_differences.py --models toy_qwen toy_llama --rows 200000
-    python scripts/attack/hunt_differences.py --dtype bfloat16 --rows 20000    # on a GPU: --impl triton
-    python scripts/attack/hunt_differences.py --invariant false --rows 20000    # finds the old behaviour
+    python scripts/bench/hunt_differences.py --models toy_qwen toy_llama --rows 200000
+    python scripts/bench/hunt_differences.py --dtype bfloat16 --rows 20000    # on a GPU: --impl triton
+    python scripts/bench/hunt_differences.py --invariant false --rows 20000    # finds the old behaviour
 
 Each round decodes one grid through the harness, first as the reference, with 100 slots, whole and in order, and then
 several times with other slots, as shards, in another order of problems, with other cells beside, stopped at random

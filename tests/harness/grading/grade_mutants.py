@@ -1,14 +1,11 @@
 """Answers whose grade is known without a label: made from a gold, by changes that keep its meaning or break it.
 
-    python scripts/attack/grade_mutants.py --cases 2000 --golds graded_outputs.jsonl aime24.jsonl
-
 A *mutant* of a gold is wrong (a digit changed, an item dropped, a bracket closed), a *rewrite* of a gold is right
 (spacing, `\\left`, the order of a set). Generated cases come from the templates of grade_kinds.txt, so that both are
-known by construction; golds of files are changed as text. Everything follows from the seed. The last line is one JSON
-object.
+known by construction; golds of files are changed as text. Everything follows from the seed.
+`python scripts/study/grade_audit.py --mutants 2000 --golds FILE...` judges more of them.
 """
 
-import argparse
 import json
 import math
 import random
@@ -325,18 +322,3 @@ def measured(made: Iterable[Case], pool: Grader) -> dict[str, int]:
         "rewrites": sum(wanted for _, wanted, _ in rows),
         "rewrites_rejected": len(wrong) - len(accepted),
     }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=1000, help="generated cases (default: 1000)")
-    parser.add_argument("--golds", type=Path, nargs="*", default=[], help="JSONL files whose rows have a gold")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2)
-    options = parser.parse_args()
-    with Grader(workers=options.workers) as pool:
-        print(json.dumps(measured([*cases(options.cases, options.seed), *golds(options.golds, options.seed)], pool)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How the grader judges recorded outputs of real models: agreement with the audited truth, and what it disagrees on.
 
-    python scripts/attack/grade_audit.py graded_outputs.jsonl --audit results/published/grading_audit.csv \\
+    python scripts/study/grade_audit.py graded_outputs.jsonl --audit results/published/grading_audit.csv \\
         --hostile 10000
 
 The rows have `benchmark`, `gold`, `tail` (the text's end), `label` (the recorder's verdict) and for some `audit` (a
@@ -16,8 +16,8 @@ import argparse
 import json
 import random
 import resource
-import runpy
 import statistics
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -28,7 +28,11 @@ from kvsweep.harness.grading.answers import AnswerKind, Job
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.workers import Workers
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.harness.grading import grade_mutants
+from tests.harness.grading.pairs import PAIRS
+
 INTEGERS = ("aime24", "amc23")
 _PIECES = (
     *(
@@ -72,7 +76,9 @@ def main() -> None:
     parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("--audit", type=Path, help="CSV of further verdicts: benchmark, id, audit")
     parser.add_argument("--all", action="store_true", help="print every disagreement")
-    parser.add_argument("--mutants", type=int, default=0, metavar="N")
+    parser.add_argument("--mutants", type=int, default=0, metavar="N", help="generated cases to change")
+    parser.add_argument("--golds", type=Path, nargs="*", default=[], metavar="FILE", help="further golds to change")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the generated cases")
     parser.add_argument("--hostile", type=int, default=0, metavar="N")
     parser.add_argument("--pairs", type=Path, nargs="*", metavar="FILE")
     parser.add_argument("--workers", type=int, default=2)
@@ -81,11 +87,9 @@ def main() -> None:
     with Grader(workers=arguments.workers, timeout_s=arguments.timeout) as grader:
         more = pd.read_csv(arguments.audit).set_index("id")["audit"].to_dict() if arguments.audit else {}
         result = audit(arguments.file, grader, more, show=arguments.all) if arguments.file else {}
+        golds = [*filter(None, [arguments.file]), *arguments.golds]
         if arguments.mutants:
-            import grade_mutants
-
-            files = [arguments.file] if arguments.file else []
-            made = [*grade_mutants.cases(arguments.mutants), *grade_mutants.golds(files)]
+            made = [*grade_mutants.cases(arguments.mutants, arguments.seed), *grade_mutants.golds(golds)]
             result["mutants"] = grade_mutants.measured(made, grader)
         if arguments.pairs is not None:
             result["pairs"] = pairs(arguments.pairs, grader)
@@ -164,9 +168,8 @@ def audit(path: Path, grader: Grader, more: dict[int, bool], *, show: bool, libr
 
 def pairs(files: list[Path], grader: Grader) -> dict[str, list[int]]:
     """Grade labelled pairs; by kind of mistake and of answer their number and the wrong accepts and rejects of both."""
-    own = runpy.run_path(str(ROOT / "tests/harness/grading/pairs.py"))["PAIRS"]
-    rows = [(part.mistake, part.kind, *pair, True) for part in own for pair in part.accepted]
-    rows += [(part.mistake, part.kind, *pair, False) for part in own for pair in part.rejected]
+    rows = [(part.mistake, part.kind, *pair, True) for part in PAIRS for pair in part.accepted]
+    rows += [(part.mistake, part.kind, *pair, False) for part in PAIRS for pair in part.rejected]
     for line in (line for file in files for line in file.read_text(encoding="utf-8").splitlines()):
         row = json.loads(line)
         rows.append((row["fault"], row["kind"], row["gold"], row["text"], row["right"]))
