@@ -66,6 +66,8 @@ def sweep(words: Sequence[str]) -> None:
         print(describe([share for task in split([*map(share_of, jobs)], launcher) for share in task]))
         if any(job.rounds and not job.finish for job in jobs):
             print("With until=decided this is the most that can come: a decided cell gets no more draws.")
+    elif any(job.card or job.cost.per_hour for job in jobs):
+        raise UserError("card= and cost.per_hour= say what to estimate, and nothing is decoded there: add --dry-run.")
     else:
         run(jobs, launcher, plan)
 

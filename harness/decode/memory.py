@@ -20,11 +20,11 @@ from kvsweep.harness.decode.slots import SlotTable
 from kvsweep.harness.models.loaded import LoadedModel
 
 # More slots gain little (CPU: results/published/benchmarks.md; CUDA: a guess until it is measured).
-_MOST_SLOTS = {"cpu": 64, "cuda": 256}
-_MEMORY_SHARE = 0.8
+MOST_SLOTS = {"cpu": 64, "cuda": 256}
+MEMORY_SHARE = 0.8
 # A logit as the network gives it, as float32 and as drawing changes it: probabilities, and sums in float64 (a test
 # counts what drawing holds at once).
-_BYTES_PER_LOGIT = 28
+BYTES_PER_LOGIT = 28
 
 
 class AutoSlots(NamedTuple):
@@ -42,19 +42,19 @@ def auto_slots(
     *,
     wanted: int | None = None,
 ) -> AutoSlots:
-    """As many slots as fit into the free memory, at most `_MOST_SLOTS` and one per completion, or `wanted`.
+    """As many slots as fit into the free memory, at most `MOST_SLOTS` and one per completion, or `wanted`.
 
     On a GPU memory that Python has not collected yet is released first.
     """
     if model.device.type == "cuda":
         release_memory()
     one, step = slot_bytes(model.shape, requests, decoding, config), step_bytes(model)
-    free, most = free_memory(model.device), _MOST_SLOTS[model.device.type]
+    free, most = free_memory(model.device), MOST_SLOTS[model.device.type]
     wanted = sum(len(request.branches) for request in requests) if wanted is None else wanted
-    fitting = int(free * _MEMORY_SHARE) // (one + step)
+    fitting = int(free * MEMORY_SHARE) // (one + step)
     sizes = f"{one / 2**20:.3g} MiB, and {step / 2**20:.3g} MiB more in a step"
     reason = (
-        f"{fitting:,} of {sizes}, fit into {_MEMORY_SHARE:.0%} of {free / 2**30:.1f} GiB free, "
+        f"{fitting:,} of {sizes}, fit into {MEMORY_SHARE:.0%} of {free / 2**30:.1f} GiB free, "
         f"{wanted:,} completions are wanted, more than {most} hardly help on {model.device.type}"
     )
     return AutoSlots(slots=max(1, min(fitting, wanted, most)), reason=reason)
@@ -63,9 +63,9 @@ def auto_slots(
 def slot_bytes(shape: CacheShape, requests: Sequence[Request], decoding: DecodingConfig, config: CacheConfig) -> int:
     """Bytes that a slot of `Engine.sized_for` takes on the device: rows, positions, recorded signals and the text.
 
-    They are counted on a cache and a table of one slot, in pages of the host that nobody writes.
+    They are counted on a cache and a table of one slot that have shapes and no memory (torch's meta device).
     """
-    device, policies = torch.device("cpu"), policies_of(requests)
+    device, policies = torch.device("meta"), policies_of(requests)
     capacity = needed_capacity(requests, decoding)
     cache = slot_cache(shape, policies, slots=1, capacity=capacity, device=device, config=config)
     table = SlotTable(cache, max_new_tokens=decoding.max_new_tokens, find_loops=decoding.stop_on_loop)
@@ -74,7 +74,7 @@ def slot_bytes(shape: CacheShape, requests: Sequence[Request], decoding: Decodin
 
 def step_bytes(model: LoadedModel) -> int:
     """Bytes that a step needs for each slot beside the cache: those of its logits, until a token is drawn."""
-    return _BYTES_PER_LOGIT * model.spec.vocab_size
+    return BYTES_PER_LOGIT * model.spec.vocab_size
 
 
 def policies_of(requests: Iterable[Request]) -> list[Policy]:

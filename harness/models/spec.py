@@ -75,6 +75,8 @@ class ModelSpec:
     plain_head: bool  # whether the logits are one product of the last hidden states
     fusable: bool  # whether `harness.models.loaded.FusedStep` computes the model's step
     experts: bool  # whether tokens are routed to experts, whose products depend on the tokens beside a text
+    tied: bool  # whether the weights of the logits are those of the embedding
+    parameters: int | None  # without norms and offsets; None for a family whose layers may have others
 
     @classmethod
     def of(cls, config: Any) -> ModelSpec:
@@ -114,6 +116,8 @@ class ModelSpec:
             plain_head=family in _PLAIN,
             fusable=fusable and not limited and not facts["mlp_bias"],
             experts=any(facts[name] for name in ("num_experts_per_tok", "moe_topk", "moe_k")),
+            tied=bool(facts["tie_word_embeddings"]),
+            parameters=_parameters(facts) if family in _PLAIN else None,
         )
 
     @property
@@ -162,6 +166,19 @@ class _Facts:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise _refused(str(self["model_type"]), f"{name}={value}, which must be a whole number of at least 1")
         return value
+
+
+def _parameters(facts: _Facts) -> int | None:
+    """The weights of a plain family's products and embedding; None where its config does not name all sizes."""
+    if not isinstance(inner := facts["intermediate_size"], int):
+        return None
+    hidden, heads = facts.size("hidden_size"), facts.size("num_attention_heads")
+    width = facts.size("head_dim", hidden // heads)
+    attention = 2 * hidden * width * (heads + facts.size("num_key_value_heads", heads))
+    tables = 1 if facts["tie_word_embeddings"] else 2
+    return (
+        facts.size("num_hidden_layers") * (attention + 3 * hidden * inner) + tables * facts.size("vocab_size") * hidden
+    )
 
 
 def _layers(facts: _Facts, family: str) -> tuple[list[LayerKind], int | None]:

@@ -7,9 +7,10 @@ cells have stored; where they have stored none, it takes every text to be `max_n
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,22 @@ from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, pairs_to_h
 from kvsweep.command_line import counted
 from kvsweep.compression.config import fixed_bytes
 from kvsweep.compression.policy import BudgetPolicy, Policy
-from kvsweep.harness.decode.request import grows
+from kvsweep.errors import UserError
+from kvsweep.harness.decode.request import Branch, Request, grows
 from kvsweep.harness.models.spec import BYTES
 from kvsweep.harness.settings import WEIGHTS
-from kvsweep.harness.sweep.cell import stored_pairs
+from kvsweep.harness.sweep.card import (
+    CARDS,
+    GIB,
+    OFF,
+    Card,
+    card_here,
+    mean_rows,
+    slots_on,
+    step_seconds,
+    weights_bytes,
+)
+from kvsweep.harness.sweep.cell import Cell, stored_pairs
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.server import Server
 from kvsweep.harness.sweep.share import Share, lacking
@@ -102,20 +115,59 @@ def saving(lengths: Sequence[int], forks: Sequence[int | None]) -> float:
 DIFFER = (0.25, 0.1)
 
 
-def measure(job: Job) -> tuple[list[int], float, float] | None:
-    """Lengths in tokens, live tokens per second of all cells with prefill, bytes per completion; None without any."""
+class Group(NamedTuple):
+    """Cells of a job that decode together, in slots of one capacity; `forks` are their first evictions."""
+
+    cells: list[Cell]
+    forks: list[int | None]
+
+    @property
+    def title(self) -> str:
+        names = {cell.policy.name for cell in self.cells}
+        return "full cache" if names == {"full"} else counted(len(self.cells), "cell")
+
+
+def groups_of(job: Job, question: int) -> list[Group]:
+    """The cells whose slots are as long as their texts, and the others, in the order in which `decode` takes them."""
+
+    def growing(cell: Cell) -> bool:
+        return isinstance(cell.policy, Server) or grows(cell.policy, question, job.decoding.max_new_tokens)
+
+    parts = [cell for cell in job.cells if growing(cell)], [cell for cell in job.cells if not growing(cell)]
+    return [Group(cells, [first_eviction(cell.policy, question) for cell in cells]) for cells in parts if cells]
+
+
+def stored_texts(job: Job) -> tuple[list[int], float]:
+    """Lengths in tokens of the completions that the job's cells have stored, and the bytes of one."""
     lengths: list[int] = []
-    size = seconds = tokens = 0.0
+    size = 0
     for folder in (job.run_directory / cell.cell_id for cell in job.cells):
         for path in records.shard_files(folder, records.COMPLETIONS_FILE).values():
             size += path.stat().st_size
             lengths += [row.num_tokens for row in records.read_rows(path, _Length, on_bad=records.ignore)]
+    return lengths, size / max(1, len(lengths))
+
+
+def measured_pace(job: Job, cells: Sequence[Cell], card: Card | None = None) -> float | None:
+    """Live tokens per second, with prefill, of what these cells have stored, of a `card` on that card alone."""
+    seconds = tokens = 0.0
+    for folder in (job.run_directory / cell.cell_id for cell in cells):
+        if card is not None and not _decoded_on(card, folder):
+            continue
         for path in records.shard_files(folder, records.STATS_FILE).values():
             for row in records.read_rows(path, records.DecodeStats, on_bad=records.ignore):
                 # Each cell of a decoding pass has a row of its own, which counts as its share of the pass.
                 seconds += row.wall_seconds / row.cells
                 tokens += row.tokens_total / row.cells
-    return (lengths, tokens / seconds, size / len(lengths)) if lengths and seconds else None
+    return tokens / seconds if seconds else None
+
+
+def _decoded_on(card: Card, folder: Path) -> bool:
+    files = records.shard_files(folder, records.PROVENANCE_FILE).values()
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
+        named = [(records.read_provenance(path)["hardware"]["gpus"] or [""])[0] for path in files]
+        return bool(named) and all(card.title in name for name in named)
+    return False
 
 
 def describe(shares: Sequence[Share]) -> str:
@@ -124,28 +176,101 @@ def describe(shares: Sequence[Share]) -> str:
     cells = {(share.job.run_directory, cell.cell_id) for share in shares for cell in share.job.cells}
     parts = f" in {len(shares)} parts" if len(shares) > len(jobs) else ""
     total = f"{counted(len(jobs), 'job')}{parts}, {counted(len(cells), 'cell')}"
-    return "\n".join([*map(_describe_share, shares), f"{total}; nothing was run (--dry-run)."])
+    texts, hours = zip(*map(_describe_share, shares), strict=True)
+    known = [one for one in hours if one is not None]
+    together = f", {_priced(sum(known), shares[0].job)} in all" if len(known) == len(shares) > 1 else ""
+    return "\n".join([*texts, f"{total}{together}; nothing was run (--dry-run)."])
 
 
-def _describe_share(share: Share) -> str:
+def _describe_share(share: Share) -> tuple[str, float | None]:
+    """What there is to say of a share, and its hours on a card if they were asked for."""
     job, pairs, unfinished, cells = share.job, set(share.pairs), lacking(share), len(share.job.cells)
-    missing = sum(len(pairs - stored_pairs(job.run_directory / cell.cell_id)) for cell in unfinished)
-    question, found = _question_tokens(job), measure(job)
-    lengths, pace, size = found or ([job.decoding.max_new_tokens], 0.0, 0.0)
-    forks = [first_eviction(cell.policy, question) for cell in job.cells]
-    tokens = forked_tokens(lengths, forks) / len(lengths) * missing / cells
-    source = f"every text {lengths[0]} long at most"
-    time_and_disk = "time and disk: not known until a cell has stored something"
-    if found:
-        source = f"mean length {sum(lengths) / len(lengths):.0f} measured"
-        time_and_disk = f"time: {tokens / pace / 3600:.2f} hours at {pace:.0f} tokens/s; "
-        time_and_disk += f"disk: {size * len(pairs) * cells / 2**20:.1f} MiB in all"
-    fewer = f"{saving(lengths, forks):.2f} times fewer than cell by cell"
+    missing = {cell.cell_id: len(pairs - stored_pairs(job.run_directory / cell.cell_id)) for cell in unfinished}
+    question, (known, size) = _question_tokens(job), stored_texts(job)
+    lengths, groups = known or [job.decoding.max_new_tokens], groups_of(job, question)
+    left, mean = _tokens_of(groups, lengths, missing), sum(lengths) / len(lengths)
+    source = f"mean length {mean:.0f} measured" if known else f"every text {lengths[0]} long at most"
+    disk = f"; disk: {size * len(pairs) * cells / 2**20:.1f} MiB in all" if known else ""
+    time, hours = "time and disk: not known until a cell has stored something", None
+    if card := CARDS[job.card] if job.card else card_here() if job.spec else None:
+        time, hours = _on_card(job, card, groups, left, question, mean)
+    elif pace := measured_pace(job, job.cells):
+        time = f"time: {sum(left) / pace / 3600:.2f} hours at {pace:.0f} tokens/s"
+    fewer = f"{saving(lengths, [fork for group in groups for fork in group.forks]):.2f} times fewer than cell by cell"
     return (
         f"{job.name}, shard {job.shard}: {counted(cells, 'cell')} ({cells - len(unfinished)} done) of "
         f"{counted(len(pairs), 'completion')}\n{_borrowed(job)}  memory: {_memory(job, question)}\n{_sizes(job)}"
-        f"  left to decode: {tokens:.3g} tokens ({source}), {fewer}\n  {time_and_disk}{_power(job)}"
+        f"  left to decode: {sum(left):.3g} tokens ({source}), {fewer}\n  {time}{disk}{_power(job)}"
+    ), hours
+
+
+def _tokens_of(groups: Sequence[Group], lengths: Sequence[int], missing: Mapping[str, int]) -> list[float]:
+    """The tokens that each group has to decode: a later one is given what an earlier one wrote before it forks.
+
+    `missing` are the completions that a cell lacks, by cell_id.
+    """
+    found, forks, before = list[float](), list[int | None](), 0
+    for group in groups:
+        forks += group.forks
+        whole = forked_tokens(lengths, forks)
+        each = sum(missing.get(cell.cell_id, 0) for cell in group.cells) / len(group.cells)
+        found.append((whole - before) / len(lengths) * each)
+        before = whole
+    return found
+
+
+def _on_card(
+    job: Job, card: Card, groups: Sequence[Group], left: Sequence[float], question: int, length: float
+) -> tuple[str, float | None]:
+    """Slots, a step, speed and hours of each group and of the job on a card; a UserError where it does not fit."""
+    assert job.spec is not None
+    if (weights := weights_bytes(job.spec, job.model.dtype)) is None:
+        return f"on one {card.title}: not known, because no arithmetic here fits model type {job.spec.family}", None
+    lines, hours = list[str](), 0.0
+    for group, tokens in zip(groups, left, strict=True):
+        slots = _slots_on(job, card, weights, group, question)
+        rows = mean_rows([cell.policy for cell in group.cells], question, length)
+        step = step_seconds(card, job.spec, job.model.dtype, slots, _row_bytes(job), rows, job.decoding)
+        found = measured_pace(job, group.cells, card)
+        pace, how = found or slots / step, f"{counted(slots, 'slot')}, {1000 * step:.1f} ms a step"
+        hours += tokens / pace / 3600
+        how = "measured" if found else how
+        lines.append(f"    {group.title}: {how}, {pace:,.0f} tokens/s, {tokens / pace / 3600:.2f} hours")
+    head = f"on one {card.title}, by arithmetic, ±{OFF}%, nothing measured but what says so"
+    head = f"{head}: {weights / GIB:.1f} GiB of weights"
+    return "\n".join([head, *lines, f"    {_priced(hours, job)} in all"]), hours
+
+
+def _priced(hours: float, job: Job) -> str:
+    price = f" and {hours * job.cost.per_hour:,.2f} at cost.per_hour={job.cost.per_hour:g}" if job.cost.per_hour else ""
+    return f"{hours:.2f} hours{price}"
+
+
+def _slots_on(job: Job, card: Card, weights: int, group: Group, question: int) -> int:
+    from kvsweep.harness.decode.memory import BYTES_PER_LOGIT, slot_bytes  # with torch
+
+    assert job.spec is not None
+    branches = tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in group.cells)
+    request = Request(problem_id="", draw=0, prompt_ids=(0,) * question, branches=branches)
+    slot = slot_bytes(job.spec.cache_shape(job.model.dtype), [request], job.decoding, job.cache)
+    slot += BYTES_PER_LOGIT * job.spec.vocab_size
+    fitting = slots_on(card, weights, slot, len(job.problem_ids) * job.draws * len(group.cells))
+    if not fitting or weights + (job.slots or 0) * slot > card.memory:
+        sizes = f"weights of {weights / GIB:.1f} GiB and {counted(job.slots or 1, 'slot')} of {slot / GIB:.2f} GiB each"
+        mend = "choose a larger card, fewer slots, or a lower policy.budget or decoding.max_new_tokens"
+        raise UserError(f"{job.name}: {sizes} do not fit into one {card.title} ({card.memory / GIB:.0f} GiB): {mend}.")
+    return job.slots or fitting
+
+
+def _row_bytes(job: Job) -> float:
+    """Bytes of a cached token in all layers."""
+    assert job.spec is not None
+    sizes = {"layers": job.spec.layers, "kv_heads": job.spec.kv_heads, "head_dim": job.spec.head_dim}
+    newest, many = (
+        job.cache.bytes_per_slot(**sizes, itemsize=BYTES[job.model.dtype], capacity=rows)
+        for rows in (0, job.cache.group)
     )
+    return (many - newest) / job.cache.group
 
 
 def _borrowed(job: Job) -> str:

@@ -186,4 +186,4 @@ def test_drawing_takes_no_more_than_is_set_aside(sampling: dict[str, Any]) -> No
     with Allocated() as allocated, torch.inference_mode():
         sample(logits, uniforms, config)
     of_the_network = 4 + logits.itemsize  # the logits themselves, and as float32 where a kernel returns them so
-    assert allocated.most / logits.numel() + of_the_network <= memory._BYTES_PER_LOGIT
+    assert allocated.most / logits.numel() + of_the_network <= memory.BYTES_PER_LOGIT

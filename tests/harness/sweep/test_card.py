@@ -1,0 +1,139 @@
+"""The estimate of a GPU that is not at hand, against published sizes and a reckoning by hand."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsweep.compression.policies.baselines import FullCache, Window
+from kvsweep.harness.models.spec import ModelSpec
+from kvsweep.harness.settings import compose_config
+from kvsweep.harness.sweep import card as cards
+from kvsweep.harness.sweep.card import CARDS, GIB, mean_rows, step_seconds
+from kvsweep.harness.sweep.job import make_job
+
+HEATMAP = ["experiment=heatmap_r1_qwen", "benchmark=toy_chain", "grid.policy=[full,window]"]
+
+
+@pytest.fixture
+def dry_run(kvsweep: Callable[..., Any], tmp_path: Path, no_model: None) -> Callable[..., Any]:
+    return lambda *words: kvsweep("--dry-run", *words, f"results_dir={tmp_path}")
+
+
+def r1_qwen() -> ModelSpec:
+    spec = make_job(compose_config(*HEATMAP)).spec
+    assert spec is not None
+    return spec
+
+
+@pytest.mark.parametrize(("model", "billions"), [("r1_qwen_7b", 7.616), ("r1_llama_8b", 8.030), ("qwen3_8b", 8.191)])
+def test_the_weights_are_the_published_ones(model: str, billions: float, compose: Callable[..., Any]) -> None:
+    """The parameters that the checkpoints' safetensors hold, norms and offsets among them."""
+    spec = make_job(compose(f"model={model}", "policy=window")).spec
+    assert spec is not None
+    assert spec.parameters == pytest.approx(billions * 1e9, rel=1e-3)
+
+
+def test_a_step_is_what_it_was_by_hand() -> None:
+    """64 slots of 4,100 rows: 5.4 ms of weights, 5.3 of rows, 1.1 of layers, .3 of the host, and the drawing."""
+    for decoding, drawing in (("r1", 2.7), ("dynts", 0.7)):
+        settings = make_job(compose_config(*HEATMAP, f"decoding={decoding}")).decoding
+        found = 1e3 * step_seconds(CARDS["h100"], r1_qwen(), "bfloat16", 64, 57_344, 4100, settings)
+        assert found == pytest.approx(5.4 + 5.3 + 1.1 + 0.3 + drawing, abs=0.15)
+
+
+def test_rows_on_average_over_a_text() -> None:
+    window = Window(name="window", keep_ratio=0.3, local_window=2000, budget=5000)
+    whole = mean_rows([FullCache(name="full")], 100, 16_000)
+    assert whole == 100 + 8000
+    steps, length, total = 16_000, 100, 0  # the text token by token
+    for _ in range(steps):
+        total += length
+        length = window.length_after(length + 1, 100) if length >= 5000 else length + 1
+    assert mean_rows([window], 100, 16_000) == pytest.approx(total / steps, rel=0.02)
+    assert mean_rows([window], 100, 3000) == 1600, "nothing is evicted"
+
+
+def test_each_group_has_its_slots_speed_and_hours(dry_run: Callable[..., Any]) -> None:
+    ended = dry_run("-m", *HEATMAP, "benchmark=toy_chain,toy_add", "card=h100", "cost.per_hour=2.5")
+    assert ended.code == 0, ended.err
+    assert (
+        ended.out.count("on one H100, by arithmetic, ±30%, nothing measured but what says so: 14.2 GiB of weights") == 2
+    )
+    assert ended.out.count("    full cache: 58 slots, ") == 2
+    assert ended.out.count("    20 cells: 188 slots, ") == 2
+    jobs = [float(line.split()[0]) for line in ended.out.splitlines() if " hours and " in line and "in all" in line]
+    last = ended.out.splitlines()[-1]
+    assert sum(jobs[:2]) == pytest.approx(float(last.split(", ")[2].split()[0]), abs=0.02)
+    assert "at cost.per_hour=2.5 in all; nothing was run (--dry-run)." in last
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["card=b300"], "card=b300 is unknown: choose h100, h200, a100, l40s, or leave it out"),
+        (["cost.per_hour=0"], "cost.per_hour=0 is out of range"),
+        (
+            ["card=l40s", "slots=99"],
+            "weights of 14.2 GiB and 99 slots of 0.88 GiB each do not fit into one L40S (44 GiB): ",
+        ),
+        (["card=l40s", "model.dtype=float32", "decoding.max_new_tokens=131000"], "do not fit into one L40S (44 GiB): "),
+    ],
+)
+def test_what_is_unknown_or_does_not_fit_is_refused(words: list[str], said: str, dry_run: Callable[..., Any]) -> None:
+    ended = dry_run(*HEATMAP, *words)
+    assert ended.code == 2
+    assert said in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_without_a_dry_run_the_settings_are_refused(
+    kvsweep: Callable[..., Any], tmp_path: Path, no_model: None
+) -> None:
+    ended = kvsweep("model=toy_qwen", "benchmark=toy_add", "card=h100", f"results_dir={tmp_path}")
+    assert ended.code == 2
+    assert "add --dry-run" in ended.err
+
+
+def test_a_family_without_arithmetic_is_named(dry_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        ModelSpec, "of", classmethod(lambda cls, config, of=ModelSpec.of: replace(of(config), parameters=None))
+    )
+    ended = dry_run(*HEATMAP, "card=h100")
+    assert ended.code == 0, ended.err
+    assert "on one H100: not known, because no arithmetic here fits model type qwen2" in ended.out
+
+
+def test_the_pace_of_a_group_on_the_card_replaces_its_estimate(
+    kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path
+) -> None:
+    """The full cache has decoded on this machine, then as if on an H100; the other cells have stored nothing."""
+    words = [*tiny, "benchmark=toy_add", f"results_dir={tmp_path}", "policy.budget=48", "policy.local_window=8"]
+    assert kvsweep(*words[:-2], "policy=full").code == 0
+    grid = [*words, "grid.policy=[full,window]", "draws=2", "card=h100", "--dry-run"]
+    on_cpu = kvsweep(*grid)
+    assert on_cpu.code == 0, on_cpu.err
+    assert "    full cache: 6 slots, " in on_cpu.out
+    [path] = tmp_path.glob("default/*/provenance.json")
+    stored = json.loads(path.read_text())
+    stored["hardware"]["gpus"] = ["NVIDIA H100 80GB HBM3"]
+    path.write_text(json.dumps(stored))
+    [stats] = path.parent.glob("stats.jsonl")
+    row = json.loads(stats.read_text().splitlines()[-1])
+    found = kvsweep(*grid).out
+    assert f"    full cache: measured, {row['tokens_total'] / row['wall_seconds']:,.0f} tokens/s" in found
+    assert "    1 cell: 6 slots, " in found, "the other group keeps its estimate"
+    assert "    full cache: 6 slots, " in kvsweep(*grid, "card=a100").out
+
+
+def test_on_a_gpu_the_card_is_the_one_that_is_there(
+    dry_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cards, "_first_gpu", lambda: "NVIDIA H200")
+    assert "on one H200, by arithmetic" in dry_run(*HEATMAP).out
+    monkeypatch.setattr(cards, "_first_gpu", lambda: "Some GPU")
+    assert "time and disk: not known until a cell has stored something" in dry_run(*HEATMAP).out
+    assert all(10 * GIB < card.memory < 200 * GIB for card in CARDS.values())
