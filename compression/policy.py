@@ -23,7 +23,10 @@ class Signal:
     """Names something to record. Signals are frozen and hashable; equal signals share a recorder."""
 
     def allocate(self, cache: Any) -> Any:
-        """The recorder of a signal of your own; those of the signals below stand in `compression.recorders`."""
+        """The recorder of a signal of your own; those of the signals below stand in `compression.recorders`.
+
+        Only take memory on `cache.device`: to count a slot's bytes it is torch's meta device, which holds no numbers.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no recorder: define allocate(cache).")
 
 

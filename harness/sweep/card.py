@@ -15,7 +15,7 @@ from pydantic import Field
 
 from kvsweep.compression.policy import BudgetPolicy, Policy
 from kvsweep.errors import UserError
-from kvsweep.harness.decode.request import DecodingConfig
+from kvsweep.harness.decode.request import SamplingConfig
 from kvsweep.harness.models.spec import BYTES, ModelSpec
 from kvsweep.harness.provenance import SECONDS, visible_gpus
 
@@ -41,6 +41,8 @@ class Card(NamedTuple):
 
 
 CARDS: Mapping[str, Card] = {
+    "h100_pcie": Card("H100 PCIe", 79.1 * GIB, 2.04e12),
+    "h100_nvl": Card("H100 NVL", 93.1 * GIB, 3.94e12),
     "h100": Card("H100", 79.1 * GIB, _H100_BANDWIDTH),
     "h200": Card("H200", 139.8 * GIB, 4.8e12),
     "a100": Card("A100", 79.1 * GIB, 2.04e12),
@@ -66,12 +68,16 @@ def known_card(name: str) -> str:
 
 def card_here() -> Card | None:
     """The first GPU of this machine; None without one, and where its figures are not known."""
-    name = _first_gpu()
-    return next((card for card in CARDS.values() if name and card.title in name), None)
+    return card_of(_first_gpu())
+
+
+def card_of(name: str) -> Card | None:
+    """The card of a device's name, such as "NVIDIA H100 80GB HBM3"."""
+    return next((card for card in CARDS.values() if card.title in name), None)
 
 
 def _first_gpu() -> str:
-    """The name of this machine's first GPU, such as "NVIDIA H100 80GB HBM3"; empty without one."""
+    """The name of this machine's first GPU; empty without one."""
     if shutil.which("nvidia-smi") is None or not (gpus := visible_gpus()):
         return ""
     asked = ["nvidia-smi", f"--id={gpus[0]}", "--query-gpu=name", "--format=csv,noheader"]
@@ -81,9 +87,12 @@ def _first_gpu() -> str:
         return ""
 
 
-def weights_bytes(spec: ModelSpec, dtype: str) -> int | None:
-    """Bytes of the model's weights; None for a family whose config does not name all sizes."""
-    return None if spec.parameters is None else spec.parameters * BYTES[dtype]
+def weights_bytes(spec: ModelSpec, dtype: str) -> tuple[int, int] | None:
+    """Bytes of the model's weights, and of those that a step reads; None where a family's layers may have others."""
+    if spec.parameters is None:
+        return None
+    table = 0 if spec.tied else spec.vocab_size * spec.hidden_size  # of the embedding a step reads a row a token
+    return spec.parameters * BYTES[dtype], (spec.parameters - table) * BYTES[dtype]
 
 
 def slots_on(card: Card, weights: int, slot: int, wanted: int) -> int:
@@ -95,18 +104,13 @@ def slots_on(card: Card, weights: int, slot: int, wanted: int) -> int:
 
 
 def step_seconds(
-    card: Card, spec: ModelSpec, dtype: str, slots: int, row_bytes: float, rows: float, decoding: DecodingConfig
+    bandwidth: float, *, weights: float, rows: float, slots: int, layers: int, vocabulary: int, sampling: SamplingConfig
 ) -> float:
-    """Seconds of one step of `slots` texts with `rows` cached tokens each, on average."""
-    assert spec.parameters is not None
-    read = (spec.parameters - spec.vocab_size * spec.hidden_size * (not spec.tied)) * BYTES[dtype]
-    weights = read / card.bandwidth / _WEIGHTS_SHARE
-    cached = slots * rows * row_bytes / card.bandwidth / _ROWS_SHARE
-    layers = len(spec.layer_kinds) * _LAYER_SECONDS * max(1.0, 0.5 + slots / 128)
-    sampling = decoding.sampling
+    """Seconds of one step that reads so many bytes of weights and of cached rows."""
+    reading = weights / bandwidth / _WEIGHTS_SHARE + rows / bandwidth / _ROWS_SHARE
+    small = layers * _LAYER_SECONDS * max(1.0, 0.5 + slots / 128)
     once, each = _DRAWING[bool(sampling.top_k) or sampling.top_p == 1 or sampling.temperature == 0]
-    drawing = once + each * slots * spec.vocab_size * _H100_BANDWIDTH / card.bandwidth
-    return weights + cached + layers + drawing + _HOST_SECONDS
+    return reading + small + once + each * slots * vocabulary * _H100_BANDWIDTH / bandwidth + _HOST_SECONDS
 
 
 def mean_rows(policies: Sequence[Policy], question: int, length: float) -> float:

@@ -30,6 +30,7 @@ from kvsweep.harness.sweep.card import (
     OFF,
     Card,
     card_here,
+    card_of,
     mean_rows,
     slots_on,
     step_seconds,
@@ -166,7 +167,7 @@ def _decoded_on(card: Card, folder: Path) -> bool:
     files = records.shard_files(folder, records.PROVENANCE_FILE).values()
     with suppress(ValueError, KeyError, TypeError, RecursionError):
         named = [(records.read_provenance(path)["hardware"]["gpus"] or [""])[0] for path in files]
-        return bool(named) and all(card.title in name for name in named)
+        return bool(named) and all(card_of(name) == card for name in named)
     return False
 
 
@@ -224,13 +225,21 @@ def _on_card(
 ) -> tuple[str, float | None]:
     """Slots, a step, speed and hours of each group and of the job on a card; a UserError where it does not fit."""
     assert job.spec is not None
-    if (weights := weights_bytes(job.spec, job.model.dtype)) is None:
+    if (sizes := weights_bytes(job.spec, job.model.dtype)) is None:
         return f"on one {card.title}: not known, because no arithmetic here fits model type {job.spec.family}", None
-    lines, hours = list[str](), 0.0
+    (weights, read), lines, hours = sizes, list[str](), 0.0
     for group, tokens in zip(groups, left, strict=True):
         slots = _slots_on(job, card, weights, group, question)
         rows = mean_rows([cell.policy for cell in group.cells], question, length)
-        step = step_seconds(card, job.spec, job.model.dtype, slots, _row_bytes(job), rows, job.decoding)
+        step = step_seconds(
+            card.bandwidth,
+            weights=read,
+            rows=slots * rows * _row_bytes(job),
+            slots=slots,
+            layers=len(job.spec.layer_kinds),
+            vocabulary=job.spec.vocab_size,
+            sampling=job.decoding.sampling,
+        )
         found = measured_pace(job, group.cells, card)
         pace, how = found or slots / step, f"{counted(slots, 'slot')}, {1000 * step:.1f} ms a step"
         hours += tokens / pace / 3600

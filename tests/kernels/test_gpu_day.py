@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.gpu_day import cost, quarter
+from scripts.bench.gpu_day import quarter
 from scripts.bench.same_texts import differences
 from tests.analysis.conftest import write_cell
 from tests.kernels.interpreter import is_usable, skip_without_interpreter
@@ -177,20 +177,6 @@ def test_a_part_that_overruns_is_killed_and_named(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(sys, "argv", ["quarter.py", str(tmp_path)])
     with pytest.raises(SystemExit, match="no GPU was found: the quarter hour needs one, or --small"):
         quarter.main()
-
-
-def test_the_estimate_of_a_step():
-    """Of R1-Distill-Qwen-7B on an H100, 4,100 rows a slot: the products' time, and 1.5 times it and more in all."""
-    from kvsweep.harness.decode.request import SamplingConfig
-
-    plain = SamplingConfig(temperature=0.6, top_p=0.95)
-    of = {"weights": 14.14e9, "slots": 64, "rows": 64 * 4100 * 57344, "bandwidth": cost.SPECIFIED["H100"]}
-    assert cost.step_ms(**of, sampling=plain, invariant=False) == pytest.approx(14.78, abs=0.01)
-    few = SamplingConfig(temperature=0.6, top_p=0.95, top_k=20)
-    assert cost.step_ms(**of, sampling=few, invariant=False) == pytest.approx(12.80, abs=0.01)
-    # The weights are read once for 16 tokens.
-    more = cost.step_ms(**of, sampling=few, invariant=True) - cost.step_ms(**of, sampling=few, invariant=False)
-    assert more == pytest.approx(3 * 1000 * 14.14e9 / (0.78 * 3.35e12))
 
 
 def test_texts_pair_whatever_the_implementation(tmp_path):

@@ -24,7 +24,8 @@ from kvsweep.harness.decode.memory import release_memory
 from kvsweep.harness.decode.request import Request
 from kvsweep.harness.decode.sampling import sample, uniform
 from kvsweep.harness.models.loaded import LoadedModel
-from scripts.bench.gpu_day import cost
+from kvsweep.harness.sweep.card import step_seconds
+from kvsweep.kernels.row_format import TOKEN_BLOCK
 from scripts.bench.gpu_day.common import (
     SAMPLINGS,
     Bandwidth,
@@ -136,15 +137,16 @@ def measured(model: LoadedModel, group: Group, sizes: Sizes, rates: Bandwidth) -
     found = clocked(engine, sizes.steps)
     slots, weights = engine.table.slots, weight_bytes(model)
     rows = live_rows * SlotCache.bytes_per_slot(model.shape, 1000) / 1000
-    estimate = cost.step_ms(
-        weights=weights,
+    estimate = step_seconds(
+        rates.specified or rates.copied,
+        weights=weights * (-(-slots // TOKEN_BLOCK) if group.invariant else 1),  # read once a block of tokens
         rows=rows,
         slots=slots,
+        layers=len(model.spec.layer_kinds),
+        vocabulary=model.spec.vocab_size,
         sampling=SAMPLINGS[group.sampling],
-        bandwidth=rates.specified or rates.copied,
-        invariant=group.invariant,
     )
-    found |= {"floor_ms": 1000 * (weights + rows) / rates.copied, "estimate_ms": estimate}
+    found |= {"floor_ms": 1000 * (weights + rows) / rates.copied, "estimate_ms": 1000 * estimate}
     found |= {"sheet_ms": 1000 * (weights + rows) / rates.specified if rates.specified else None}
     found |= {"slots": slots, "capacity": engine.cache.capacity, "mean_rows": live_rows / slots}
     found |= {"tokens_per_second": 1000 * slots / found["step_ms"], "replayed": engine.graphs is not None}
