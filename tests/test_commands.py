@@ -248,6 +248,7 @@ def test_a_decoding_job_needs_no_plotting_library(fresh: Run, tiny: list[str], t
     assert len(list((tmp_path / "default").glob("*/DONE"))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["hydra", "pydantic", "submitit", "torch", "pandas"])
 @pytest.mark.slow_unless(rule=lambda module: module in ("hydra", "torch"))
 def test_ctrl_c_during_an_import_is_one_sentence(module: str, fresh: Run, tiny: list[str], tmp_path: Path) -> None:
@@ -339,6 +340,7 @@ def test_the_table_has_every_status(call: Run) -> None:
     assert documented()[command_line.BAD_INPUT] == "all"
 
 
+@pytest.mark.slow
 def test_the_job_after_a_failed_one_is_done(
     kvsweep: Run, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

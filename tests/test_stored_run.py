@@ -90,6 +90,7 @@ def test_compared_with_itself_nothing_differs(run: Path, kvsweep: Callable) -> N
     assert (pd.read_csv("compared.csv")["difference"].dropna() == 0).all()
 
 
+@pytest.mark.slow
 def test_a_replay_repeats_no_row(run: Path, kvsweep: Callable) -> None:
     before = lines(run, "*/replay.jsonl")
     assert sum(map(len, before.values())) == 6

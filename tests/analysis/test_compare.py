@@ -22,6 +22,7 @@ def test_cells_with_the_question_in_another_place_are_not_paired(tmp_path: Path)
         compare(load_run(tmp_path / "a"), load_run(tmp_path / "b"))
 
 
+@pytest.mark.slow
 def test_settings_that_differ_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, dtype, tokens in (("a", "float32", 448), ("b", "bfloat16", 300)):
         for policy in ("full", "dynts"):

@@ -98,6 +98,7 @@ def test_titles_and_the_full_cache_score(metrics: pd.DataFrame) -> None:
     assert second.get_title().startswith("Toy-Qwen | Add\n")
 
 
+@pytest.mark.slow
 def test_the_page_and_the_figure_draw_the_same_cells(tmp_path: Path, metrics: pd.DataFrame) -> None:
     """Texts, ids and inks of the page's buttons beside the figure's, in every scale; settings outside the grid too."""
     found = analyse(load_run(tmp_path / "run"))

@@ -138,6 +138,7 @@ def test_bars_are_in_order_and_show_the_metrics(tmp_path: Path, metrics: pd.Data
     assert list(zip(stroke.get_xdata(), stroke.get_ydata(), strict=True)) == [(0, 5)]  # a bar of no length is seen
 
 
+@pytest.mark.slow
 def test_the_last_panel_is_the_mean_cache_length(metrics: pd.DataFrame) -> None:
     figure = policy_bars_figure(shared_settings(metrics)[0], "toy_qwen", metrics)
     chosen = metrics[metrics["keep_ratio"] != 0.5].drop_duplicates(["policy", "variant", "benchmark"])
@@ -168,6 +169,7 @@ def test_missing_and_unfinished_bars_are_marked(tmp_path: Path, make_cell: MakeC
     assert [text for text in legend if text[1] == "\xa0"] == ["–\xa0no result", "*\xa0not finished"]
 
 
+@pytest.mark.slow
 def test_a_sweep_without_grades_or_rows_has_bars_to_come(tmp_path: Path, make_cell: MakeCell) -> None:
     for place in PLACES:
         for policy in ("dynts", "window", "random"):

@@ -145,6 +145,7 @@ def test_characters_that_no_font_has_are_named_once(
     assert not recwarn.list
 
 
+@pytest.mark.slow
 def test_a_font_that_has_them_is_used(
     fonts: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:

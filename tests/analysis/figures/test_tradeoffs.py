@@ -176,6 +176,7 @@ def test_no_curve_without_a_score(tmp_path: Path, make_cell: MakeCell) -> None:
     assert tradeoff("memory", read(tmp_path), "toy_qwen") is None
 
 
+@pytest.mark.slow
 def test_budgets(tmp_path: Path, make_cell: MakeCell) -> None:
     for benchmark in ("toy_chain", "toy_add"):
         make_cell([[1], [1], [0]], benchmark=benchmark, benchmark_title=benchmark)

@@ -262,6 +262,7 @@ def test_the_replays_table_fits_the_terminal_and_has_no_nan(
         assert "log-likelihood" in note
 
 
+@pytest.mark.slow
 def test_a_cell_without_evictions_is_marked_as_the_full_cache(tmp_path: Path, make_cell: MakeCell) -> None:
     """In the sweep's summary, the tables, the heatmaps and the page; packed rows are no full cache."""
     untouched = {"evictions": [], "peak_length": 60}

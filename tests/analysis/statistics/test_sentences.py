@@ -185,6 +185,7 @@ def test_a_cell_whose_draws_were_completed_is_judged_by_all_of_them(tmp_path: Pa
     assert row["these_low"] < -0.75 < row["these_high"] < -0.5
 
 
+@pytest.mark.slow
 def test_a_sequential_run_says_so_and_keeps_its_decisions(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1] * 8] * 50 + [[0] * 8] * 50)
     early = make_cell([[0] * 2] * 100, policy="dynts", keep_ratio=0.1)
@@ -281,6 +282,7 @@ def test_where_eviction_acted(tmp_path: Path, make_cell: MakeCell) -> None:
     assert row["evicted"] == 0.5
 
 
+@pytest.mark.slow
 def test_random_weights_have_no_accuracy(tmp_path: Path, make_cell: MakeCell) -> None:
     for ratio in (0.1, 0.2, 0.3):
         folder = make_cell([[1], [1]], policy="dynts", keep_ratio=ratio)
@@ -294,6 +296,7 @@ def test_random_weights_have_no_accuracy(tmp_path: Path, make_cell: MakeCell) ->
     assert '"outcome":"correct"' not in html
 
 
+@pytest.mark.slow
 def test_two_runs_are_paired(tmp_path: Path, make_cell: MakeCell, capsys: pytest.CaptureFixture[str]) -> None:
     make_cell([[1]] * 12)
     (tmp_path / "run").rename(tmp_path / "a")

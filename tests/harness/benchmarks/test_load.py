@@ -740,7 +740,7 @@ class TestOptions:
         ("aime24", 30, "204", "902"),
         ("aime25", 30, "70", "240"),
         ("amc23", 40, "27", "8"),
-        ("gsm8k", 1319, "18", "14"),
+        pytest.param("gsm8k", 1319, "18", "14", marks=pytest.mark.slow),
     ],
 )
 def test_the_real_problems_load_whole(

@@ -575,6 +575,7 @@ def read_whole(networks):
     return requests, run(networks[1], requests, slots=6)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_tokens", [1, 5, 16, 64])
 @pytest.mark.slow_unless(rule=lambda networks, step_tokens: networks is LLAMA and step_tokens == 64)
 def test_questions_in_chunks_or_side_by_side_give_the_same_completions(networks, read_whole, step_tokens):
@@ -641,6 +642,7 @@ def test_another_seed_or_draw_writes_another_text(networks):
     assert len({tuple(t) for t in texts}) == 6
 
 
+@pytest.mark.slow
 def test_stop_reason_thinking_and_text(networks):
     _, model = networks
     sampling = SamplingConfig(temperature=1.5)

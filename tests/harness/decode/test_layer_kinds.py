@@ -295,7 +295,9 @@ def test_bits_on_a_device_are_the_same_whatever_the_slots(device: str, impl: str
     ("name", "invariant", "length"),
     [(name, invariant, 150) for name in MODELS for invariant in (True, False)] + [(f, True, 60) for f in OTHERS],
 )
-@pytest.mark.slow_unless(rule=lambda name, invariant, length: each_has_one(name, 2, invariant, other=length == 60))
+@pytest.mark.slow_unless(
+    rule=lambda name, invariant, length: each_has_one(name, 2, invariant, length == 60) and name != "convolutions"
+)
 def test_chunks_are_the_steps_one_by_one(name: str, invariant: bool, length: int) -> None:
     """A text over two slots: the last hidden states after chunks of any size; invariance is refused for experts."""
     model = model_of(name)

@@ -176,6 +176,7 @@ def test_the_token_that_crosses_top_p_is_kept() -> None:
     assert sample(logits, doubles(0.99), config(top_p=0.51)).item() == 1
 
 
+@pytest.mark.slow
 def test_equal_tokens_at_the_edge_of_a_wide_nucleus_are_kept_together() -> None:
     logits = torch.full((1, 4000), -1e4)
     logits[0, 1000], logits[0, 2000:2010] = 1.0, 0.0  # .21 for the first, .08 for each of the ten

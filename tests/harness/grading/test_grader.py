@@ -352,6 +352,7 @@ class TestCell:
 
 
 class TestWorkers:
+    @pytest.mark.slow
     def test_a_row_that_overran_is_tried_in_every_later_grading(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -108,6 +108,7 @@ def test_a_base_model_is_asked_the_bare_question(tiny_model_dir: Path, tmp_path:
         of_folder(edited(tiny_model_dir, tmp_path / "o", "{{ raise_exception('') }}"))
 
 
+@pytest.mark.slow
 def test_a_sweep_without_tags_and_a_note_where_answers_are_missing(
     kvsweep: Callable[..., Any], tiny: list[str], tiny_policy: list[str], tmp_path: Path
 ) -> None:

@@ -171,7 +171,7 @@ def test_a_question_without_control_tokens_has_the_ids_of_one_call(asked: Loaded
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize("name", ["aime24", "aime25", "amc23", "gsm8k"])
+@pytest.mark.parametrize("name", ["aime24", "aime25", "amc23", pytest.param("gsm8k", marks=pytest.mark.slow)])
 def test_every_real_problem_has_the_ids_of_one_call(asked: LoadedModel, shared_data: Path, name: str):
     for line in (shared_data / f"{name}.jsonl").read_text().splitlines():
         question = json.loads(line)["problem"]

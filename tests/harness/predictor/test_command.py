@@ -131,6 +131,7 @@ def test_bad_input_is_one_sentence(arguments, message, capsys, monkeypatch, tmp_
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_foreign_shard_is_refused(settings, tmp_path, capsys):
     main(["all", *settings])
     shard_path(tmp_path / "out/cache", 0).write_bytes(b"nonsense")
@@ -161,6 +162,7 @@ def test_traces_go_on_with_more_problems_and_no_other_seed(tiny_model_dir, tmp_p
         assert "traces of another model, seed, decoding" in refused(["traces", *own, *TOYS, other], capsys)
 
 
+@pytest.mark.slow
 def test_no_cell_and_a_cell_of_another_model_are_no_traces(kvsweep, tiny, tiny_policy, tmp_path, capsys):
     ended = kvsweep("policy=window", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}")
     assert ended.code == 0, ended.err

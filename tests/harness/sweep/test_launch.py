@@ -44,6 +44,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["launcher._target_=kvsweep_test_launcher.Listed", f"+launcher.file={tmp_path / 'listed'}"]
 
 
+@pytest.mark.slow
 def test_a_launcher_of_ones_own_starts_the_tasks(
     kvsweep: Callable[..., Any], own: list[str], tiny: list[str], tmp_path: Path, no_model: None
 ) -> None:
