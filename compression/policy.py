@@ -98,13 +98,14 @@ class CacheView:
     text_ids: Tensor  # prompt and text so far, [text length]
     positions: Tensor  # original index of each row's token in the text, ascending
     token_ids: Tensor  # each row's token, shaped as positions
-    separators: Tensor  # whether that token is punctuation, a line break or a space
     question_length: int  # tokens of the prompt, at positions 0 .. question_length - 1
     answer_start: int | None  # position of the closing thinking tag, or None while the sequence is thinking
     keys: Sequence[Tensor]  # rotated keys of each layer, [kv_heads, length, head_dim]
     values: Sequence[Tensor]
     scaling: float  # factor of the model's attention logits
     signals: Mapping[Signal, Tensor]  # the recording of each signal that the policy names
+    # Whether each row's token is punctuation, a line break or a space, shaped as positions.
+    separating: Callable[[], Tensor]
     # Numbers in [0, 1), shaped as positions, a pure function of (seed, problem, draw, eviction, position, layer, head).
     uniform: Callable[[], Tensor]
     evictions: int = 0  # the sequence's evictions so far
@@ -113,6 +114,11 @@ class CacheView:
     @property
     def length(self) -> int:
         return self.positions.shape[-1]
+
+    @property
+    def separators(self) -> Tensor:
+        """True at punctuation, line breaks and spaces, shaped as positions."""
+        return self.separating()
 
     @property
     def question(self) -> Tensor:

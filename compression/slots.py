@@ -114,10 +114,10 @@ class Slots:
             begin += count
         at, sizes = (torch.tensor(list(one), device=self.device) for one in (counts, counts.values()))
         first = self.device_lengths[at] - (sizes.cumsum(0) - sizes)
-        write_at = first.repeat_interleave(sizes) + torch.arange(begin, device=self.device)
+        write_at = first.repeat_interleave(sizes, output_size=begin) + torch.arange(begin, device=self.device)
         self.lengths[list(counts)] += list(counts.values())
         self.device_lengths[at] += sizes
-        self._place(pieces, at.repeat_interleave(sizes), write_at, positions)
+        self._place(pieces, at.repeat_interleave(sizes, output_size=begin), write_at, positions)
 
     def _place(self, pieces: list[Piece], slots: Tensor, write_at: Tensor, positions: Tensor) -> None:
         """Note the tokens of a step: the slot of each, its row there, and its original position, [tokens] each."""

@@ -326,7 +326,7 @@ def test_the_policy_of_the_page_works_as_printed(
         text_ids=torch.zeros(9, dtype=torch.int64),
         positions=torch.arange(9),
         token_ids=torch.zeros(9, dtype=torch.int64),
-        separators=torch.zeros(9, dtype=torch.bool),
+        separating=lambda: torch.zeros(9, dtype=torch.bool),
         question_length=1,
         answer_start=None,
         keys=[],

@@ -23,7 +23,7 @@ from kvsweep.harness.decode.graphs import StepGraphs
 from kvsweep.harness.decode.memory import auto_slots, policies_of, slot_cache
 from kvsweep.harness.decode.request import DecodingConfig, Request, needed_capacity
 from kvsweep.harness.decode.sampling import sample, sequence_key, uniform
-from kvsweep.harness.decode.slots import Prefiller, SlotState, SlotTable, view_slot
+from kvsweep.harness.decode.slots import Prefiller, SlotState, SlotTable, uploaded, view_slot
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.kernels.implementation import Implementation
@@ -170,12 +170,13 @@ class Engine:
         """
         slots, counts = list(texts), [len(ids) for ids in texts.values()]
         device = self.model.device
-        ids = torch.tensor([token for text in texts.values() for token in text], device=device)
-        at, sizes = torch.tensor(slots, device=device), torch.tensor(counts, device=device)
+        ids = uploaded([token for text in texts.values() for token in text], device)
+        at, sizes = uploaded(slots, device), uploaded(counts, device)
         starts = sizes.cumsum(0) - sizes
         tokens = ids.roll(1)
         tokens[starts] = self.table.tokens[at]
-        positions = (self.table.positions[at] - starts).repeat_interleave(sizes) + torch.arange(len(ids), device=device)
+        positions = (self.table.positions[at] - starts).repeat_interleave(sizes, output_size=len(ids))
+        positions += torch.arange(len(ids), device=device)
         with self.clock.time("forward"):
             self.cache.begin_chunks(dict(zip(slots, counts, strict=True)), positions)
             hidden = self._hidden(tokens, positions)
@@ -358,7 +359,7 @@ class Engine:
                 self.cache.evict(slot, selection)
             held: list[int] = []  # of a replay nobody looks at the kept tokens
             if not state.request.replayed:
-                self.table.forced[slot] = 0
+                self.table.forget_forced(slot)
                 text_length = len(state.request.prompt_ids) + step
                 held = self.cache.held(slot, text_length, per_head=selection.keep.dim() > 1)
             eviction = Eviction(step=step, length_before=view.length, length_after=kept, held=held)
@@ -374,7 +375,7 @@ class Engine:
             state.branches[0].policy,
             problem_id=request.problem_id,
             draw=request.draw,
-            text_ids=torch.cat([torch.tensor(request.prompt_ids, device=text.device), text]),
+            text_ids=torch.cat([uploaded(request.prompt_ids, text.device), text]),
             question_length=question_length,
             answer_start=None if thinking is None else question_length + thinking,
             # A stream of its own, so that the policy does not repeat the numbers that drew the tokens.

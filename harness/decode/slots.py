@@ -40,6 +40,11 @@ class SlotState:
         return _NEVER if trigger is None else trigger
 
 
+def uploaded(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Whole numbers on the device, [count]; the host does not wait for the copy."""
+    return torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
 class EndFlags:
     """A flag per slot: whether the latest step ended the slot's text. The device sets it, the host reads it later."""
 
@@ -72,9 +77,9 @@ class SlotTable:
     On the host lie `generated`, the tokens written; `forced`, how many of the first the request gives; `limits`, at
     which the text is cut off; `triggers`, the cache length that makes the next step evict. On the device lie `tokens`
     and `positions`, what to feed next; `streams`, the keys of random numbers; `written` [slots, max_new_tokens], where
-    the tokens that a request gives lie from the start; `counts`, as `generated`; `ends`; `broken`, whether the newest
-    token was drawn from logits that are not finite; and `agreeing`: for each period of a loop, the tokens at the end of
-    the text that equal the token one period before, [slots, periods].
+    the tokens that a request gives lie from the start; `counts` and `given`, as `generated` and `forced`; `ends`;
+    `broken`, whether the newest token was drawn from logits that are not finite; and `agreeing`: for each period of a
+    loop, the tokens at the end of the text that equal the token one period before, [slots, periods].
     """
 
     def __init__(self, cache: SlotCache, *, max_new_tokens: int, find_loops: bool = False) -> None:
@@ -83,15 +88,16 @@ class SlotTable:
         self.generated, self.forced, self.limits = np.zeros((3, cache.slots), dtype=np.int64)
         self.triggers = np.full(cache.slots, _NEVER)
         device = cache.slot_ids.device
-        self.tokens, self.positions, self.streams, self.counts = (torch.zeros_like(cache.slot_ids) for _ in range(4))
+        columns = (torch.zeros_like(cache.slot_ids) for _ in range(5))
+        self.tokens, self.positions, self.streams, self.counts, self.given = columns
         self.written = torch.zeros(cache.slots, max_new_tokens, dtype=torch.int64, device=device)
         self.ends = EndFlags(cache.slots, device)
         self.broken = torch.zeros(cache.slots, dtype=torch.bool, device=device)
         self._periods = torch.arange(1, max_new_tokens // LEAST_REPEATS * find_loops + 1, device=device)
         self.agreeing = torch.zeros(cache.slots, len(self._periods), dtype=torch.int64, device=device)
         on_host = self.generated, self.forced, self.limits, self.triggers
-        on_device = self.tokens, self.positions, self.streams, self.counts, self.written, self.ends.flags, self.broken
-        self.tensors = (*on_device, self.agreeing)
+        numbers = self.tokens, self.positions, self.streams, self.counts, self.given
+        self.tensors = (*numbers, self.written, self.ends.flags, self.broken, self.agreeing)
         self._columns: tuple[Any, ...] = (self._states, *on_host, *self.tensors)
 
     def __getitem__(self, slot: int) -> SlotState:
@@ -132,20 +138,28 @@ class SlotTable:
         """Begin a request whose prompt is prefilled; the next step feeds the prompt's last token. Return the slot."""
         slot = self.cache.admit(prefill)
         self._seat(slot, SlotState(request, list(request.branches)))
-        self.generated[slot], self.counts[slot], self.forced[slot] = 0, 0, len(request.forced)
+        self.generated[slot], self.counts[slot] = 0, 0
+        self._force(slot, len(request.forced))
         self.limits[slot] = len(request.forced) if request.replayed else self.written.shape[1]
-        self.written[slot, : len(request.forced)] = torch.tensor(request.forced, dtype=torch.int64)
+        self.written[slot, : len(request.forced)] = uploaded(request.forced, self.written.device)
         self.tokens[slot], self.positions[slot] = request.prompt_ids[-1], len(request.prefilled_ids)
         self.streams[slot], self.agreeing[slot], self.broken[slot] = stream, 0, False
         return slot
+
+    def forget_forced(self, slot: int) -> None:
+        """Draw the slot's tokens from here on: an eviction has changed what they would be."""
+        self._force(slot, 0)
+
+    def _force(self, slot: int, tokens: int) -> None:
+        self.forced[slot] = tokens
+        self.given[slot] = tokens
 
     def append(self, drawn: Tensor) -> Tensor:
         """Write the token drawn for each live slot, [live], or the given one; return what was written, [live]."""
         live = self.cache.live
         rows, counts = self.cache.slot_ids[:live], self.counts[:live]
-        given = self.generated[:live] < self.forced[:live]
-        if given.any():
-            drawn = torch.where(torch.from_numpy(given).to(drawn.device), self.written[rows, counts], drawn)
+        if (self.generated[:live] < self.forced[:live]).any():
+            drawn = torch.where(counts < self.given[:live], self.written[rows, counts], drawn)
         self.written[rows, counts] = drawn
         self.tokens[:live] = drawn
         counts += 1
@@ -155,10 +169,11 @@ class SlotTable:
     def extend(self, slots: Sequence[int], counts: Sequence[int], ids: Tensor) -> None:
         """Write known tokens behind the slots' texts, `counts` of `ids`; all but the last of each have been fed."""
         device = ids.device
-        at, sizes = torch.tensor(slots, device=device), torch.tensor(counts, device=device)
+        at, sizes = uploaded(slots, device), uploaded(counts, device)
         ends = sizes.cumsum(0)
-        places = (self.counts[at] + sizes - ends).repeat_interleave(sizes) + torch.arange(len(ids), device=device)
-        self.written[at.repeat_interleave(sizes), places] = ids
+        places = (self.counts[at] + sizes - ends).repeat_interleave(sizes, output_size=len(ids))
+        places += torch.arange(len(ids), device=device)
+        self.written[at.repeat_interleave(sizes, output_size=len(ids)), places] = ids
         self.tokens[at] = ids[ends - 1]
         self.positions[at] += sizes
         self.counts[at] += sizes
@@ -261,7 +276,7 @@ def view_slot(
         text_ids=text_ids,
         positions=positions,
         token_ids=token_ids,
-        separators=model.separators[token_ids],
+        separating=lambda: model.separators[token_ids],
         keys=_Layers(cache, slot, 0),
         values=_Layers(cache, slot, 1),
         scaling=model.scaling,

@@ -64,7 +64,7 @@ def view_of(case, policy):
         text_ids=torch.zeros(int(FILE.rows(name, "positions").max()) + 1, dtype=torch.int64),
         positions=FILE.rows(name, "positions").expand(shape),
         token_ids=nothing,
-        separators=nothing.bool(),
+        separating=nothing.bool,
         question_length=given["prompt"],
         answer_start=None,
         keys=FILE.get(name, "keys"),

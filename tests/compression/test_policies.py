@@ -533,13 +533,14 @@ def make_view(length, question_length, *, answer_start=None, seed=0, holes=True,
         signals[LastUse(1e-4)] = torch.stack([own[..., -1:] - ages, intervals])
         memory = torch.rand(LAYERS, KV_HEADS, length, generator=generator)
         signals[GKV.MEMORY] = memory.masked_fill(memory < 0.3, torch.nan)
+    separators = torch.rand(own.shape, generator=generator) < 0.3
     return CacheView(
         problem_id="p0",
         draw=0,
         text_ids=torch.randint(0, 50, (2 * length,), generator=torch.Generator().manual_seed(seed)),
         positions=own,
         token_ids=torch.randint(0, 50, own.shape, generator=generator),
-        separators=torch.rand(own.shape, generator=generator) < 0.3,
+        separating=lambda: separators,
         question_length=question_length,
         answer_start=answer_start,
         keys=torch.randn(LAYERS, KV_HEADS, length, HEAD_DIM, generator=generator) + 0.5,

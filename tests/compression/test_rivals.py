@@ -143,7 +143,7 @@ def view_of(file, case, policy):
         text_ids=torch.zeros(int(positions.max()) + 1, dtype=torch.int64),
         positions=positions,
         token_ids=rows("token_ids"),
-        separators=rows(separators).bool(),
+        separating=lambda: rows(separators).bool(),
         question_length=given["prompt"],
         answer_start=None,
         keys=file.get(name, "keys") if has_keys else [],

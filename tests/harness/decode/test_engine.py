@@ -231,7 +231,7 @@ def decode_slowly(network, model, ids, policy, *, max_new_tokens, seed, problem_
                 text_ids=torch.tensor(text),
                 positions=own,
                 token_ids=torch.tensor(text)[own],
-                separators=model.separators[torch.tensor(text)[own]],
+                separating=lambda own=own, text=text: model.separators[torch.tensor(text)[own]],
                 question_length=len(ids),
                 answer_start=len(ids) + answer.index(model.think_end_id) if model.think_end_id in answer else None,
                 keys=[layer.keys[0] for layer in cache.layers],
