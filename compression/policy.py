@@ -210,6 +210,51 @@ class Policy(ABC):
         return {kind: getattr(self, kind) for kind in self.ARTIFACTS}
 
 
+class SelectionError(ValueError):
+    """A policy's scores or selection are none that an eviction can follow; the sentence says what they must be."""
+
+
+def _check_shape(scores: Any, view: CacheView) -> None:
+    heads = tuple(view.positions.shape[:-1])
+    whole = f"[{', '.join(map(str, (*heads, view.length)))}]"
+    named = "[layers, kv_heads, cached tokens]" if heads else "[cached tokens]"
+    wanted = f"scores must be a tensor {whole}, {named}; the newest tokens that stay for certain may be left out"
+    if not torch.is_tensor(scores):
+        raise SelectionError(f"{wanted}: they are a {type(scores).__name__}.")
+    if tuple(scores.shape[:-1]) != heads or scores.dim() != len(heads) + 1 or scores.shape[-1] > view.length:
+        raise SelectionError(f"{wanted}: they are {list(scores.shape)}.")
+    if scores.is_complex() or scores.dtype == torch.bool:
+        raise SelectionError(f"{wanted}, of real numbers: they are of {scores.dtype}.")
+
+
+def _checked(scores: Tensor, view: CacheView, outside: int) -> Tensor:
+    """The scores of the `outside` rows that compete; a SelectionError where they lack a row, or are NaN."""
+    if scores.shape[-1] < outside:
+        lacking = f"scores name {scores.shape[-1]} of the {view.length} cached tokens, of which {outside} compete"
+        raise SelectionError(f"{lacking}: return a score for each of these.")
+    scores = scores[..., :outside]
+    if broken := int(scores.isnan().sum()):  # the only wait for the device here
+        numbers = f"{broken} of {scores.numel()} scores are NaN"
+        raise SelectionError(f"{numbers}: return numbers; infinity keeps a token, and -infinity drops it first.")
+    return scores
+
+
+def check_selection(selection: Selection, view: CacheView) -> None:
+    """Raise a SelectionError unless `keep` names rows of the view, ascending and each once."""
+    keep, heads = selection.keep, tuple(view.positions.shape[:-1])
+    wanted = f"keep must be whole numbers of 0 to {view.length - 1}, ascending, each once"
+    if tuple(keep.shape[:-1]) not in ((), heads) or keep.dtype != torch.int64 or not keep.shape[-1]:
+        raise SelectionError(f"{wanted}, of at least one row: it is {list(keep.shape)} of {keep.dtype}.")
+    ends = torch.stack([keep.amin(), view.length - 1 - keep.amax(), *_least_step(keep)])
+    if bool((ends < 0).any()):
+        raise SelectionError(f"{wanted}: it goes from {int(keep.amin())} to {int(keep.amax())}, or repeats or turns.")
+
+
+def _least_step(keep: Tensor) -> list[Tensor]:
+    """The least difference between neighbours, less one: below zero where they do not ascend."""
+    return [keep.diff(dim=-1).amin() - 1] if keep.shape[-1] > 1 else []
+
+
 @dataclass(frozen=True, kw_only=True)
 class BudgetPolicy(Policy):
     """A policy that cuts the cache to a fixed size: rows that stay for certain, and the highest scores of the rest.
@@ -276,7 +321,7 @@ class BudgetPolicy(Policy):
     def select(self, view: CacheView) -> Selection:
         """Keep the newest rows (`newest_kept`) and the highest scores of the rest; equal scores go by position."""
         outside = max(self._on_top(view.question_length), view.length - self.newest_kept)
-        scores = self.ranking(view)[..., :outside]
+        scores = _checked(self.ranking(view), view, outside)
         kept = self.length_after(view.length, view.question_length, view.evictions)
         count = kept - (view.length - outside)
         best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count].sort(dim=-1).values
@@ -286,6 +331,8 @@ class BudgetPolicy(Policy):
     def ranking(self, view: CacheView) -> Tensor:
         """The scores, infinite at sinks and at a question that stays."""
         scores = self.scores(view)
+        _check_shape(scores, view)
+        scores = scores if scores.is_floating_point() else scores.double()  # of which some may be infinite
         first = view.question_length if self.question_rule != "free" else 0
         positions = view.positions[..., : scores.shape[-1]]
         return scores.masked_fill(positions < max(first, self.sinks_kept), float("inf"))

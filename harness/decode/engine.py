@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kvsweep.compression.config import UNPACKED, CacheConfig
-from kvsweep.compression.policy import CacheView, Policy
+from kvsweep.compression.policy import CacheView, Policy, Selection, SelectionError, check_selection
 from kvsweep.errors import UserError
 from kvsweep.harness.decode.clock import Clock
 from kvsweep.harness.decode.graphs import StepGraphs
@@ -352,7 +352,7 @@ class Engine:
         state = self.table[slot]
         with self.clock.time("scoring"):
             view = self._view(slot, state)
-            selection = state.branches[0].policy.select(view)
+            selection = self._selected(state, view, slot)
         kept, step = selection.keep.shape[-1], int(self.table.generated[slot]) - 1
         if kept < view.length:
             with self.clock.time("eviction"):
@@ -364,6 +364,17 @@ class Engine:
                 held = self.cache.held(slot, text_length, per_head=selection.keep.dim() > 1)
             eviction = Eviction(step=step, length_before=view.length, length_after=kept, held=held)
             self.table.add_eviction(slot, eviction)
+
+    def _selected(self, state: SlotState, view: CacheView, slot: int) -> Selection:
+        """What the policy of a slot's only branch selects; a UserError names a policy whose selection cannot be."""
+        policy, request = state.branches[0].policy, state.request
+        try:
+            selection = policy.select(view)
+            check_selection(selection, view)
+        except SelectionError as error:
+            where = f"token {int(self.table.generated[slot])} of problem {request.problem_id}, draw {request.draw}"
+            raise UserError(f"policy={policy.name}, {where}: {error}") from error
+        return selection
 
     def _view(self, slot: int, state: SlotState) -> CacheView:
         request, text = state.request, self.table.text(slot)
