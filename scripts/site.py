@@ -41,14 +41,15 @@ def _link(found: re.Match[str], folder: Path, target: Path) -> str:
     text, address, anchor = found[1], found[2], found[3] or ""
     if "://" in address or address.startswith("mailto:"):
         return found[0]
+    source = folder / address  # as the repository names it: the site may lack it
     address = re.sub(r"README\.md$", "index.md", address)
     place = folder / address
     if place.is_dir() and (place / "index.md").is_file():
         place, address = place / "index.md", f"{address.rstrip('/')}/index.md"
-    source = ROOT / place.resolve().relative_to(target.resolve()) if place.resolve().is_relative_to(target) else None
     if place.is_file():
         return f"[{text}]({address}{anchor})"
-    if source is None or not source.exists():
+    inside = source.resolve().is_relative_to(target)
+    if not inside or not (ROOT / source.resolve().relative_to(target.resolve())).exists():
         raise SystemExit(f"site.py: error: {folder} links to {address}, which does not exist: mend the link.")
     return text
 
