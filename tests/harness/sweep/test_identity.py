@@ -132,7 +132,6 @@ def test_a_users_policy_of_other_code_is_another_cell(own: Path) -> None:
         job.check_inputs()
 
 
-@pytest.mark.slow
 def test_a_replay_leaves_out_cells_of_other_code(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = spread("grid.policy=[full,spread]", "decoding.max_new_tokens=8")
     assert decode_all([share_of(job)]) == []
