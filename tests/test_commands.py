@@ -250,7 +250,6 @@ def test_a_decoding_job_needs_no_plotting_library(fresh: Run, tiny: list[str], t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["hydra", "pydantic", "submitit", "torch", "pandas"])
-@pytest.mark.slow_unless(rule=lambda module: module in ("hydra", "torch"))
 def test_ctrl_c_during_an_import_is_one_sentence(module: str, fresh: Run, tiny: list[str], tmp_path: Path) -> None:
     arguments = [*tiny, "benchmark=toy_add", "policy=window", f"results_dir={tmp_path}"]
     ended = fresh(("kvsweep", arguments), without=(module,), error="KeyboardInterrupt")

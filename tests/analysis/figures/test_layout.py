@@ -115,7 +115,6 @@ def test_the_boxes_show_what_is_wrong() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("count", [2, 9, 32])
-@pytest.mark.slow_unless(rule=lambda width, count: (width < 5) == (count == 9))
 def test_figures_of_policies_fit(tmp_path: Path, make_cell: MakeCell, width: float, count: int) -> None:
     for b, place in enumerate(PLACES):
         make_cell([[1]] * 10, **place)
@@ -156,7 +155,6 @@ def test_figures_of_policies_fit(tmp_path: Path, make_cell: MakeCell, width: flo
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("interval", [False, True])
-@pytest.mark.slow_unless(rule=lambda width, interval: width < 5 and interval)
 def test_figures_of_a_grid_fit(
     tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, width: float, interval: bool
 ) -> None:
@@ -194,7 +192,6 @@ def test_figures_of_a_grid_fit(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.slow_unless(rule=lambda width: width > 5)
 def test_figures_of_replayed_texts_fit(width: float) -> None:
     """As many settings as a large run has, of which a page names those nearest to the full cache."""
     settings = [(policy, ratio) for policy in POLICIES[:20] for ratio in (0.1, 0.2, 0.3, 0.4, 0.5)]
@@ -223,7 +220,6 @@ def test_figures_of_replayed_texts_fit(width: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.slow_unless(rule=lambda width: width < 5)
 def test_the_papers_eight_grids_fit_on_a_page(width: float) -> None:
     figure = noise_figure(analyse_scores(REFERENCE / GRID_FILE).verdicts, Look(width=width))
     assert faults(figure) == []

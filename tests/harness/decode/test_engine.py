@@ -577,7 +577,6 @@ def read_whole(networks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step_tokens", [1, 5, 16, 64])
-@pytest.mark.slow_unless(rule=lambda networks, step_tokens: networks is LLAMA and step_tokens == 64)
 def test_questions_in_chunks_or_side_by_side_give_the_same_completions(networks, read_whole, step_tokens):
     _, model = networks
     requests, whole = read_whole
@@ -599,7 +598,6 @@ def test_a_long_question_does_not_stop_the_others(networks):
 
 
 @pytest.mark.slow
-@pytest.mark.slow_unless(rule=lambda networks: networks is QWEN)
 def test_shuffled_requests_give_the_same_completions(networks):
     _, model = networks
     policy = Random(name="random", keep_ratio=0.4, local_window=5, budget=20)

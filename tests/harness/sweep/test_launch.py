@@ -114,7 +114,6 @@ def test_more_tasks_than_an_array_may_have_are_refused_before_one_is_queued(
 @pytest.mark.slow
 @pytest.mark.parametrize("ignored", [False, True], ids=["foreground", "background of a shell"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.slow_unless(rule=lambda number, ignored: ignored == (number == signal.SIGHUP))
 def test_a_signal_ends_the_processes_of_a_local_sweep(
     start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path, number: int, ignored: bool
 ) -> None:
