@@ -1,6 +1,6 @@
 """The slots of a cache: how long each one is, which take part in a step, and where a step's tokens are written."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,11 @@ from kvsweep.compression.config import ring
 from kvsweep.compression.rows import CacheShape
 from kvsweep.kernels.implementation import Implementation, operations
 from kvsweep.kernels.row_format import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
+
+
+def uploaded(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Whole numbers on the device, [count]; the host does not wait for the copy."""
+    return torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +117,7 @@ class Slots:
                 raise ValueError(f"{full}: it has no room for {count}.")
             pieces.append(Piece(slots=slice(slot, slot + 1), tokens=slice(begin, begin + count), count=count))
             begin += count
-        at, sizes = (torch.tensor(list(one), device=self.device) for one in (counts, counts.values()))
+        at, sizes = (uploaded(list(one), self.device) for one in (counts, counts.values()))
         first = self.device_lengths[at] - (sizes.cumsum(0) - sizes)
         write_at = first.repeat_interleave(sizes, output_size=begin) + torch.arange(begin, device=self.device)
         self.lengths[list(counts)] += list(counts.values())

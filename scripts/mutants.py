@@ -68,7 +68,8 @@ def main() -> None:
         before = ast.unparse(node)
         setattr(node, field, new)
         (copy / module).write_text(ast.unparse(ast.fix_missing_locations(tree)))
-        tier = next((one for one in wanted.tiers if fails(copy, tests_near(module), TIERS[one])), "survives")
+        near = tests_near(module)
+        tier = next((one for one in wanted.tiers if fails(copy, near, TIERS[one])), "survives")
         (copy / module).write_text(text)
         killed.update({tier: killed.get(tier, 0) + 1})
         print(f"{tier}: {module}:{node.lineno}: {before} -> {ast.unparse(node)}".replace("\n", " ")[:200], flush=True)  # type: ignore[attr-defined]

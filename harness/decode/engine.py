@@ -17,13 +17,14 @@ from torch.nn.functional import pad
 
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import CacheView, Policy, Selection, SelectionError, check_selection
+from kvsweep.compression.slots import uploaded
 from kvsweep.errors import UserError
 from kvsweep.harness.decode.clock import Clock
 from kvsweep.harness.decode.graphs import StepGraphs
 from kvsweep.harness.decode.memory import auto_slots, policies_of, slot_cache
 from kvsweep.harness.decode.request import DecodingConfig, Request, needed_capacity
 from kvsweep.harness.decode.sampling import sample, sequence_key, uniform
-from kvsweep.harness.decode.slots import Prefiller, SlotState, SlotTable, uploaded, view_slot
+from kvsweep.harness.decode.slots import Prefiller, SlotState, SlotTable, view_slot
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.kernels.implementation import Implementation

@@ -18,6 +18,7 @@ from kvsweep.errors import UserError
 from kvsweep.harness.decode.request import DecodingConfig, Request, needed_capacity
 from kvsweep.harness.decode.slots import SlotTable
 from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.models.spec import ModelSpec
 
 # More slots gain little (CPU: results/published/benchmarks.md; CUDA: a guess until it is measured).
 MOST_SLOTS = {"cpu": 64, "cuda": 256}
@@ -48,10 +49,10 @@ def auto_slots(
     """
     if model.device.type == "cuda":
         release_memory()
-    one, step = slot_bytes(model.shape, requests, decoding, config), step_bytes(model)
+    one, step = slot_bytes(model.shape, requests, decoding, config), step_bytes(model.spec)
     free, most = free_memory(model.device), MOST_SLOTS[model.device.type]
     wanted = sum(len(request.branches) for request in requests) if wanted is None else wanted
-    fitting = int(free * MEMORY_SHARE) // (one + step)
+    fitting = fitting_slots(free, one + step)
     sizes = f"{one / 2**20:.3g} MiB, and {step / 2**20:.3g} MiB more in a step"
     reason = (
         f"{fitting:,} of {sizes}, fit into {MEMORY_SHARE:.0%} of {free / 2**30:.1f} GiB free, "
@@ -72,9 +73,14 @@ def slot_bytes(shape: CacheShape, requests: Sequence[Request], decoding: Decodin
     return sum(tensor.nbytes for tensor in (*cache.tensors, *table.tensors))
 
 
-def step_bytes(model: LoadedModel) -> int:
+def fitting_slots(free: float, each: int) -> int:
+    """Slots of so many bytes each that fit into the share of free memory that is given to them."""
+    return int(max(0, free) * MEMORY_SHARE) // each
+
+
+def step_bytes(spec: ModelSpec) -> int:
     """Bytes that a step needs for each slot beside the cache: those of its logits, until a token is drawn."""
-    return BYTES_PER_LOGIT * model.spec.vocab_size
+    return BYTES_PER_LOGIT * spec.vocab_size
 
 
 def policies_of(requests: Iterable[Request]) -> list[Policy]:

@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicCache
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policy import CacheView, Policy
 from kvsweep.compression.rows import PaddedPrefill, Prefill
+from kvsweep.compression.slots import uploaded
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.decode.sampling import uniforms_of_rows
 from kvsweep.harness.models.loaded import LoadedModel
@@ -38,11 +39,6 @@ class SlotState:
     def trigger(self, branch: Branch) -> int:
         trigger = branch.policy.trigger(len(self.request.prompt_ids), len(self.evictions))
         return _NEVER if trigger is None else trigger
-
-
-def uploaded(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """Whole numbers on the device, [count]; the host does not wait for the copy."""
-    return torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 class EndFlags:

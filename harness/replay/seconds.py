@@ -4,7 +4,6 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -71,9 +70,9 @@ def _turn(model: LoadedModel, share: ReplayShare, cell: Cell, config: TimeConfig
         too_small = f"memory_gb={config.memory_gb:g} does not hold one text of {capacity} rows"
         raise UserError(f"{too_small} of {job.name}: give more memory.")
     for why, slots in batches.items():
+        batch = list(itertools.islice(itertools.cycle(requests), slots))
         # No name here refers to the engine, so that its memory is free before the next one's is taken.
-        made = partial(engine_of, replace(job, decoding=decoding), requests, model, slots)
-        yield _time(made(), list(itertools.islice(itertools.cycle(requests), slots)), why, number)
+        yield _time(engine_of(replace(job, decoding=decoding), requests, model, slots), batch, why, number)
 
 
 def _time(engine: Engine, requests: Sequence[Request], why: Literal["one", "given", "memory"], number: int) -> Timing:

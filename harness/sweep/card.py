@@ -60,10 +60,10 @@ class CostConfig:
 UNPRICED = CostConfig()
 
 
-def known_card(name: str) -> str:
+def known_card(name: str) -> Card:
     if name not in CARDS:
         raise UserError(f"card={name} is unknown: choose {', '.join(CARDS)}, or leave it out on the machine itself.")
-    return name
+    return CARDS[name]
 
 
 def card_here() -> Card | None:
@@ -97,10 +97,9 @@ def weights_bytes(spec: ModelSpec, dtype: str) -> tuple[int, int] | None:
 
 def slots_on(card: Card, weights: int, slot: int, wanted: int) -> int:
     """Slots that decode at once, as `harness.decode.memory.auto_slots` reckons them on the card; 0 if none fits."""
-    from kvsweep.harness.decode.memory import MEMORY_SHARE, MOST_SLOTS  # with torch
+    from kvsweep.harness.decode.memory import MOST_SLOTS, fitting_slots  # with torch
 
-    free = card.memory - _CONTEXT - weights
-    return min(max(0, int(free * MEMORY_SHARE)) // slot, wanted, MOST_SLOTS["cuda"])
+    return min(fitting_slots(card.memory - _CONTEXT - weights, slot), wanted, MOST_SLOTS["cuda"])
 
 
 def step_seconds(

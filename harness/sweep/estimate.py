@@ -25,7 +25,6 @@ from kvsweep.harness.decode.request import Branch, Request, grows
 from kvsweep.harness.models.spec import BYTES
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.sweep.card import (
-    CARDS,
     GIB,
     OFF,
     Card,
@@ -177,14 +176,15 @@ def describe(shares: Sequence[Share]) -> str:
     cells = {(share.job.run_directory, cell.cell_id) for share in shares for cell in share.job.cells}
     parts = f" in {len(shares)} parts" if len(shares) > len(jobs) else ""
     total = f"{counted(len(jobs), 'job')}{parts}, {counted(len(cells), 'cell')}"
-    texts, hours = zip(*map(_describe_share, shares), strict=True)
+    here = card_here() if any(share.job.spec and not share.job.card for share in shares) else None
+    texts, hours = zip(*(_describe_share(share, here) for share in shares), strict=True)
     known = [one for one in hours if one is not None]
     together = f", {_priced(sum(known), shares[0].job)} in all" if len(known) == len(shares) > 1 else ""
     return "\n".join([*texts, f"{total}{together}; nothing was run (--dry-run)."])
 
 
-def _describe_share(share: Share) -> tuple[str, float | None]:
-    """What there is to say of a share, and its hours on a card if they were asked for."""
+def _describe_share(share: Share, here: Card | None) -> tuple[str, float | None]:
+    """What there is to say of a share, and its hours on the job's card, or else on that of this machine."""
     job, pairs, unfinished, cells = share.job, set(share.pairs), lacking(share), len(share.job.cells)
     missing = {cell.cell_id: len(pairs - stored_pairs(job.run_directory / cell.cell_id)) for cell in unfinished}
     question, (known, size) = _question_tokens(job), stored_texts(job)
@@ -193,7 +193,7 @@ def _describe_share(share: Share) -> tuple[str, float | None]:
     source = f"mean length {mean:.0f} measured" if known else f"every text {lengths[0]} long at most"
     disk = f"; disk: {size * len(pairs) * cells / 2**20:.1f} MiB in all" if known else ""
     time, hours = "time and disk: not known until a cell has stored something", None
-    if card := CARDS[job.card] if job.card else card_here() if job.spec else None:
+    if card := job.card or (here if job.spec else None):
         time, hours = _on_card(job, card, groups, left, question, mean)
     elif pace := measured_pace(job, job.cells):
         time = f"time: {sum(left) / pace / 3600:.2f} hours at {pace:.0f} tokens/s"
@@ -256,13 +256,13 @@ def _priced(hours: float, job: Job) -> str:
 
 
 def _slots_on(job: Job, card: Card, weights: int, group: Group, question: int) -> int:
-    from kvsweep.harness.decode.memory import BYTES_PER_LOGIT, slot_bytes  # with torch
+    from kvsweep.harness.decode.memory import slot_bytes, step_bytes  # with torch
 
     assert job.spec is not None
     branches = tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in group.cells)
     request = Request(problem_id="", draw=0, prompt_ids=(0,) * question, branches=branches)
     slot = slot_bytes(job.spec.cache_shape(job.model.dtype), [request], job.decoding, job.cache)
-    slot += BYTES_PER_LOGIT * job.spec.vocab_size
+    slot += step_bytes(job.spec)
     fitting = slots_on(card, weights, slot, len(job.problem_ids) * job.draws * len(group.cells))
     if not fitting or weights + (job.slots or 0) * slot > card.memory:
         sizes = f"weights of {weights / GIB:.1f} GiB and {counted(job.slots or 1, 'slot')} of {slot / GIB:.2f} GiB each"
@@ -343,10 +343,9 @@ def _memory(job: Job, question: int) -> str:
         f"{(slot(capacity=rows) + fixed) / 2**20:.1f} MiB a slot of {rows} tokens ({counted(count, 'cell')})"
         for rows, count in sorted(capacities.items())
     ]
-    newest, many = (slot(capacity=rows) for rows in (0, job.cache.group))
     formula, newest_rows = f"2 x {layers} layers x {heads} heads x {head_dim} x {itemsize} bytes", ""
     if job.cache.is_packed:
-        formula = f"{layers} layers x {heads} heads x {(many - newest) / job.cache.group / (layers * heads):g} bytes"
+        formula = f"{layers} layers x {heads} heads x {_row_bytes(job) / (layers * heads):g} bytes"
         newest_rows = f", and {job.cache.whole_rows} rows of 2 x {head_dim} x {itemsize} a slot"
     slots = "as many slots as fit" if job.slots is None else f"{job.slots} slots"
     if fixed:

@@ -26,7 +26,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import BYTES, ModelSpec, read_spec
 from kvsweep.harness.provenance import command_line, describe_code
 from kvsweep.harness.settings import WEIGHTS, build, choices, plain, whole_number
-from kvsweep.harness.sweep.card import UNPRICED, CostConfig, known_card
+from kvsweep.harness.sweep.card import UNPRICED, Card, CostConfig, known_card
 from kvsweep.harness.sweep.cell import Cell, stored_scores
 from kvsweep.harness.sweep.grid import build_policies, policy_file
 from kvsweep.harness.sweep.server import ServedModel, build_servers, is_served
@@ -87,7 +87,7 @@ class Job:
     margin: float | None = None  # points of Pass@1 that a cell may lose and still be safe; None without rounds
     finish: bool = False  # cells that a round has decided get the other draws after the last round
     inputs: Mapping[Path, str] = field(default_factory=dict)  # the weights' files in the cells' ids, with their hashes
-    card: str | None = None  # the GPU of the estimate of --dry-run
+    card: Card | None = None  # the GPU of the estimate of --dry-run
     cost: CostConfig = UNPRICED
     command: str = "kvsweep"
     tracker: TrackerConfig = UNTRACKED

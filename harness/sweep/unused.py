@@ -15,18 +15,8 @@ from kvsweep.harness.sweep.server import NAMES
 
 # What begins a key of kvsweep's own decoding.
 _OWN = (
-    "policy",
-    "cache.",
-    "grid.",
-    "model.",
-    "impl",
-    "slots",
-    "invariant",
-    "replay",
-    "screen",
-    "texts",
-    "card",
-    "cost.",
+    *("policy", "cache.", "grid.", "model.", "impl", "slots", "invariant", "replay", "screen", "texts"),
+    *("card", "cost."),
 )
 _NAMED = {"report.margin", *(f"policy.{name}" for name in BudgetPolicy.SHARED)}
 # The reason why a grid does not use `policy` or one of its settings; the key of the grid's own values stands before it.

@@ -118,7 +118,7 @@ def test_the_second_group_gets_the_memory_of_the_first(
         return 400_000 - sum(tensor.nbytes for cache in alive(caches) for tensor in cache.tensors)
 
     monkeypatch.setattr(memory, "free_memory", free)
-    monkeypatch.setattr(memory, "step_bytes", lambda model: 0)
+    monkeypatch.setattr(memory, "step_bytes", lambda spec: 0)
     job = make_job(compose_config(*tiny, *GRID, "draws=4", f"results_dir={tmp_path}"))
     assert decode_all([share_of(job)]) == []
     said = [line for line in capsys.readouterr().out.splitlines() if "of keys and values" in line]
@@ -141,11 +141,11 @@ def decoding(tokens: int, **options: Any) -> DecodingConfig:
 def test_an_h100_holds_192_slots_of_the_papers_heatmap() -> None:
     """Beside R1-Distill-Qwen-7B, and beside the full cache at the published length."""
     window = Window(name="window", keep_ratio=0.3, local_window=2000, budget=5000)
-    model = SimpleNamespace(spec=SimpleNamespace(vocab_size=152_064))
+    spec = SimpleNamespace(vocab_size=152_064)
     free = 0.8 * (79.1 - 0.8 - 14.2) * GIB
     for policy, least in ((window, 180), (FullCache(name="full"), 56)):
         one = memory.slot_bytes(R1_QWEN, requests_of([policy], 36), decoding(16_384), UNPACKED)
-        assert free // (one + memory.step_bytes(model)) >= least  # type: ignore[arg-type]
+        assert free // (one + memory.step_bytes(spec)) >= least  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("loops", [False, True])
