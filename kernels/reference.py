@@ -16,6 +16,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d, pad, scaled_dot_product_
 
 from kvsweep.kernels.packing import unpack_rows
 from kvsweep.kernels.row_format import HEAD_BLOCK, ROW_BLOCK, TOKEN_BLOCK, RowFormat, RowForms, whole_blocks
+from kvsweep.kernels.sampling import draw_tokens as draw_tokens
 
 # Whether `decode_attention` itself stops at each slot's length: then a step of a given number of slots always launches
 # the same work, which a CUDA graph can replay.

@@ -23,7 +23,7 @@ from kvsweep.harness.decode.clock import Clock
 from kvsweep.harness.decode.graphs import StepGraphs
 from kvsweep.harness.decode.memory import auto_slots, policies_of, slot_cache
 from kvsweep.harness.decode.request import DecodingConfig, Request, needed_capacity
-from kvsweep.harness.decode.sampling import sample, sequence_key, uniform
+from kvsweep.harness.decode.sampling import cuts, sequence_key
 from kvsweep.harness.decode.slots import Prefiller, SlotState, SlotTable, view_slot
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import ModelSpec
@@ -293,7 +293,8 @@ class Engine:
         live = self.cache.live
         positions = self.table.positions[:live]
         positions += 1
-        drawn = sample(logits, uniform(self.table.streams[:live], positions), self.decoding.sampling)
+        draw = self.cache.operations.draw_tokens
+        drawn = draw(logits, self.table.streams[:live], positions, **cuts(self.decoding.sampling))
         written = self.table.append(drawn)
         self.clock.steps += 1
         self.clock.tokens += live

@@ -16,15 +16,28 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvsweep.kernels import compact, decode_attention, importance_labels, linear, packed_attention, scores, tiles
+from kvsweep.kernels import (
+    compact,
+    decode_attention,
+    draw_tokens,
+    importance_labels,
+    linear,
+    packed_attention,
+    scores,
+    tiles,
+)
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-NAMES = {"bf16": "bfloat16", "fp32": "float32"}
+NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 TYPES = {"bf16": False, "fp32": True}
 ATTENTION = (decode_attention._attend_chunk, decode_attention._attend, packed_attention._attend_packed)
 
 # Width of a head, query heads a group: gpt-oss, no power of two, R1-Qwen, without groups, the largest group, Gemma 3.
 HEADS = ((64, 8), (96, 4), (128, 7), (128, 1), (128, 16), (256, 2))
+
+
+# Of a drawing: top_p, top_k, and whether top_k is first.
+CUTS = ((True, False, False), (True, True, False), (True, True, True), (False, True, True), (False, False, False))
 
 
 def power(number):
@@ -119,6 +132,13 @@ def variants():
         yield f"window_norms {name}", scores._window_norms, types, {**common, "PAST_ONLY": window == 8}, 4
         pooling = {"POOLING": 7 if window == 8 else 5, "LARGEST": window == 8}
         yield f"pooled_scores {name}", scores._pooled_scores, types, {**common, **pooling}, 4
+    for dtype, (top_p, top_k, k_first) in itertools.product(("bf16", "fp16", "fp32"), CUTS):
+        types = {"logits": f"*{dtype}", **dict.fromkeys(("keys", "counters", "drawn"), "*i64")}
+        types |= dict.fromkeys(("temperature", "top_p"), "fp32")
+        constants = {"TOP_P": top_p, "TOP_K": top_k, "K_FIRST": k_first, "BLOCK": draw_tokens.BLOCK}
+        constants |= {"SHIFT": draw_tokens.ZERO_BITS[getattr(torch, NAMES[dtype])]}
+        name = f"draw {dtype} top_p={int(top_p)} top_k={int(top_k)} k_first={int(k_first)}"
+        yield name, draw_tokens._draw, types, constants, draw_tokens.WARPS
 
 
 def lower(kernel, types, constants, warps, stages):
@@ -126,7 +146,7 @@ def lower(kernel, types, constants, warps, stages):
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     # As the launcher would find them: tensors start at multiples of 16 bytes; strides of rows are multiples of 16.
     whole = ("stride_slot", "stride_head", "stride_row", "width", "key_slot", "key_head", "key_row")
-    whole += ("value_slot", "value_head", "value_row")
+    whole += ("value_slot", "value_head", "value_row", "vocabulary")
     aligned = [n for n, t in signature.items() if t[0] == "*" or n in whole]
     # Compaction counts its strides in units of 16 bytes, which need not be multiples of anything.
     aligned = [n for n in aligned if kernel is not compact._move_rows or signature[n][0] == "*"]

@@ -103,7 +103,9 @@ def test_the_bits(tmp_path):
     assert found["evictions"] > 0
     assert found["slots_2"] == {"steps": 27, "logits_differ": 0, "texts": 3, "texts_differ": 0}
     assert found["slots_1"] == {"steps": 9, "logits_differ": 0, "texts": 1, "texts_differ": 0}
-    assert found["drawing"].keys() == {"softmax", "edge", "sum", "cumulative"}
+    assert found["drawing"].keys() == {"r1_torch", "r1_triton", "dynts_torch", "dynts_triton"}
+    for row in found["drawing"].values():
+        assert row == {"1": 0, "3": 0, "torch": 0, "tokens": 16}
     assert lines[0] == "bits at 2 slots: 0 of 27 logits, 0 of 3 texts differ"
 
 

@@ -1,6 +1,7 @@
-"""Whether a text's bits depend on the slots beside it, and a drawing's on the rows beside it."""
+"""Whether a text's bits depend on the slots beside it, and a drawn token on the rows beside it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,11 +10,12 @@ from torch import Tensor
 from kvsweep.compression.policies.baselines import Window
 from kvsweep.compression.policies.h2o import H2O
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, Request
-from kvsweep.harness.decode.sampling import _nucleus_edge
+from kvsweep.harness.decode.request import Branch, Request, SamplingConfig
+from kvsweep.harness.decode.sampling import cuts
 from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.kernels.implementation import Implementation, operations
 from kvsweep.records import Completion
-from scripts.bench.gpu_day.common import decoding_of, random_ids, random_r1
+from scripts.bench.gpu_day.common import SAMPLINGS, decoding_of, random_ids, random_r1
 
 NARROW = {
     "hidden_size": 32,
@@ -26,7 +28,7 @@ Sums = dict[tuple[str, int], int]
 
 
 def bits(small: bool) -> dict[str, Any]:
-    """How many logits and texts differ at fewer slots with `invariant=true`, and how many rows of a drawing's parts."""
+    """How many logits and texts differ at fewer slots with `invariant=true`, and how many drawn tokens."""
     model = random_r1(small, **(NARROW if small else {"num_hidden_layers": 4}))
     tokens, plans = (9, ((3, 3), (2, 3), (1, 1))) if small else (48, ((64, 66), (7, 66), (1, 8)))
     requests = asked(model, most=plans[0][1], small=small)
@@ -88,19 +90,31 @@ def checksums(rows: Tensor) -> Tensor:
 
 
 def drawing(small: bool, device: torch.device) -> dict[str, dict[str, int]]:
-    """For each part of a drawing and number of rows, the rows whose result is another one than among all rows."""
+    """For each sampling and implementation, how many tokens are others where fewer rows are drawn at once.
+
+    `torch` counts the tokens that torch draws otherwise on the same device, where sums round to another side.
+    """
     torch.manual_seed(0)
-    rows, vocabulary, fewer = (8, 3000, (1, 2)) if small else (192, 152064, (1, 7, 50, 64))
-    chances = torch.softmax(5 * torch.randn(rows, vocabulary, device=device), dim=-1)
-    parts: dict[str, Callable[[Tensor], Tensor]] = {
-        "softmax": lambda rows: checksums(torch.softmax(rows, dim=-1)),
-        "edge": lambda rows: _nucleus_edge(rows, 0.95)[:, 0],
-        "sum": lambda rows: rows.sum(-1),
-        "cumulative": lambda rows: rows.double().cumsum(-1)[:, -1],
-    }
-    found = {}
-    for name, part in parts.items():
-        whole = part(chances)
-        differ = {few: torch.cat([part(one) for one in chances.split(few)]) != whole for few in fewer}
-        found[name] = {str(few): int(mask.sum()) for few, mask in differ.items()} | {"rows": rows}
+    rows, vocabulary, fewer, times = (8, 3000, (1, 3), 2) if small else (192, 152064, (1, 7, 50, 64), 40)
+    logits = 3 * torch.randn(rows, vocabulary, device=device).bfloat16()
+    found: dict[str, dict[str, int]] = {}
+    for sampling, config in SAMPLINGS.items():
+        whole = drawn("torch", config, logits, rows, times)
+        for impl in ("torch", "triton"):
+            tokens = drawn(impl, config, logits, rows, times)
+            row = {str(few): int((drawn(impl, config, logits, few, times) != tokens).sum()) for few in fewer}
+            found[f"{sampling}_{impl}"] = row | {"torch": int((tokens != whole).sum()), "tokens": tokens.numel()}
     return found
+
+
+def drawn(impl: Implementation, config: SamplingConfig, logits: Tensor, at_once: int, times: int) -> Tensor:
+    """Tokens [times, rows], of which so many rows are drawn at once."""
+    keys = torch.arange(len(logits), device=logits.device)
+    draw = partial(operations(impl).draw_tokens, **cuts(config))
+    parts = [
+        (rows, own, torch.full_like(own, 0))
+        for rows, own in zip(logits.split(at_once), keys.split(at_once), strict=True)
+    ]
+    return torch.stack(
+        [torch.cat([draw(rows, own, counters + time) for rows, own, counters in parts]) for time in range(times)]
+    )

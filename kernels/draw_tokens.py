@@ -1,0 +1,173 @@
+"""Drawing a token as one program a row: the Triton kernel of `kernels.sampling.draw_tokens`.
+
+A program reads its row alone, in one order. So a token does not depend on the other rows. No program waits for another,
+and nothing of the size of the logits is written. The weights are exp(logit / temperature - the largest one), as in the
+reference, but without its division by their sum. Where the sums of both round to different sides of top_p or of the
+drawn number, the token may be another one.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK, WARPS = 4096, 16
+# Low bits of a logit in float32 that are zero in every number of the type (of float16: 13).
+ZERO_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 12}
+
+
+def draw_tokens(
+    logits: Tensor, keys: Tensor, counters: Tensor, *, temperature: float, top_p: float, top_k: int, k_first: bool
+) -> Tensor:
+    rows, vocabulary = logits.shape
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    how: dict[str, int] = {"TOP_P": top_p < 1, "TOP_K": 0 < top_k < vocabulary, "K_FIRST": k_first}
+    how |= {"SHIFT": ZERO_BITS[logits.dtype], "BLOCK": min(BLOCK, triton.next_power_of_2(vocabulary))}
+    how["num_warps"] = WARPS
+    places = vocabulary, logits.stride(0), keys.contiguous(), counters.contiguous(), drawn
+    _draw[(rows,)](logits, *places, temperature, top_p, top_k, **how)
+    return drawn
+
+
+@triton.jit
+def _draw(
+    logits, vocabulary, stride_row, keys, counters, drawn, temperature, top_p, top_k,
+    TOP_P: tl.constexpr, TOP_K: tl.constexpr, K_FIRST: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride_row
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    for start in range(0, vocabulary, BLOCK):
+        best = tl.maximum(best, _logits(logits, start, vocabulary, BLOCK))
+    peak = tl.max(best)
+    edge = tl.full([], -(1 << (31 - SHIFT)), tl.int32)  # the lowest rank: all are kept
+    if TOP_K and (K_FIRST or not TOP_P):
+        edge = _edge(logits, vocabulary, peak, temperature, 0.0, top_k, False, True, SHIFT, BLOCK)
+    if TOP_P:
+        over, many = _kept(logits, vocabulary, peak, temperature, edge, SHIFT, BLOCK)
+        if TOP_K and K_FIRST:
+            # Of the tokens that equal the last of the k, only as many count as belong to them.
+            above, fewer = _kept(logits, vocabulary, peak, temperature, edge + 1, SHIFT, BLOCK)
+            over = above + (over - above) * ((top_k - fewer).to(tl.float64) / (many - fewer).to(tl.float64))
+            edge = tl.maximum(
+                edge, _edge(logits, vocabulary, peak, temperature, over * top_p, top_k, True, False, SHIFT, BLOCK)
+            )
+        else:
+            edge = _edge(logits, vocabulary, peak, temperature, over * top_p, top_k, True, TOP_K, SHIFT, BLOCK)
+    number = _uniform(tl.load(keys + row), tl.load(counters + row))
+    tl.store(drawn + row, _inverse(logits, vocabulary, peak, temperature, edge, number, SHIFT, BLOCK))
+
+
+@triton.jit
+def _logits(logits, start, vocabulary, BLOCK: tl.constexpr):
+    places = start + tl.arange(0, BLOCK)
+    return tl.load(logits + places, mask=places < vocabulary, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def _weights(logits, start, vocabulary, peak, temperature, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """Ranks and weights of a block's tokens; a rank is a whole number that is ordered as the logits."""
+    x = _logits(logits, start, vocabulary, BLOCK)
+    weights = tl.exp(tl.div_rn(x, temperature) - tl.div_rn(peak, temperature))
+    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)  # of zero and minus zero, zero
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT, weights
+
+
+@triton.jit
+def _kept(logits, vocabulary, peak, temperature, edge, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of weights, and the number, of tokens from a rank on."""
+    weight, number = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
+    for start in range(0, vocabulary, BLOCK):
+        ranks, weights = _weights(logits, start, vocabulary, peak, temperature, SHIFT, BLOCK)
+        weight += tl.where(ranks >= edge, weights, 0.0)
+        number += (ranks >= edge).to(tl.int32)
+    return tl.sum(weight.to(tl.float64)), tl.sum(number)
+
+
+@triton.jit
+def _edge(
+    logits, vocabulary, peak, temperature, most, many,
+    BY_WEIGHT: tl.constexpr, BY_NUMBER: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The lowest rank above which the tokens weigh less than `most`, are fewer than `many`, or both.
+
+    Two bits of it are found in each reading of the row, by three ranks that divide what is left into quarters.
+    """
+    low = tl.full([], -(1 << (31 - SHIFT)), tl.int32)
+    quarter = tl.full([], 1 << (30 - SHIFT), tl.int32)
+    for _ in range((32 - SHIFT) // 2):
+        first, second, third = low + (quarter - 1), low + (2 * quarter - 1), low + (2 * quarter - 1) + quarter
+        weight_1, weight_2, weight_3 = (tl.zeros([BLOCK], tl.float32),) * 3
+        number_1, number_2, number_3 = (tl.zeros([BLOCK], tl.int32),) * 3
+        for start in range(0, vocabulary, BLOCK):
+            ranks, weights = _weights(logits, start, vocabulary, peak, temperature, SHIFT, BLOCK)
+            if BY_WEIGHT:
+                weight_1 += tl.where(ranks > first, weights, 0.0)
+                weight_2 += tl.where(ranks > second, weights, 0.0)
+                weight_3 += tl.where(ranks > third, weights, 0.0)
+            if BY_NUMBER:
+                number_1 += (ranks > first).to(tl.int32)
+                number_2 += (ranks > second).to(tl.int32)
+                number_3 += (ranks > third).to(tl.int32)
+        low += quarter * (
+            _too_many(weight_1, number_1, most, many, BY_WEIGHT, BY_NUMBER)
+            + _too_many(weight_2, number_2, most, many, BY_WEIGHT, BY_NUMBER)
+            + _too_many(weight_3, number_3, most, many, BY_WEIGHT, BY_NUMBER)
+        )
+        quarter = quarter >> 2
+    return low
+
+
+@triton.jit
+def _too_many(weight, number, most, many, BY_WEIGHT: tl.constexpr, BY_NUMBER: tl.constexpr):
+    found = tl.full([], 0, tl.int32)
+    if BY_WEIGHT:
+        found = found | (tl.sum(weight.to(tl.float64)) >= most).to(tl.int32)
+    if BY_NUMBER:
+        found = found | (tl.sum(number) >= many).to(tl.int32)
+    return found
+
+
+@triton.jit
+def _uniform(key, counter):
+    """As `kernels.sampling.uniform`."""
+    state = key.to(tl.uint64, bitcast=True) + (counter + 1).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB
+    state = state ^ (state >> 31)
+    return (state >> 11).to(tl.float64) * (2.0**-53)
+
+
+@triton.jit
+def _inverse(logits, vocabulary, peak, temperature, edge, number, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """The token at which the weights from a rank on, in the order of the vocabulary, pass a share of their sum."""
+    total = tl.full([], 0, tl.float64)
+    for start in range(0, vocabulary, BLOCK):
+        total += _block_sum(logits, start, vocabulary, peak, temperature, edge, SHIFT, BLOCK)
+    target, sum_, before = number * total, tl.full([], 0, tl.float64), tl.full([], 0, tl.float64)
+    passed = tl.full([], 0, tl.int32)
+    for start in range(0, vocabulary, BLOCK):
+        sum_ += _block_sum(logits, start, vocabulary, peak, temperature, edge, SHIFT, BLOCK)
+        below = (sum_ <= target) & (sum_ < total)  # never the last block that weighs anything
+        before = tl.where(below, sum_, before)
+        passed += below.to(tl.int32)
+    start = passed * BLOCK
+    ranks, weights = _weights(logits, start, vocabulary, peak, temperature, SHIFT, BLOCK)
+    kept = tl.where(ranks >= edge, weights, 0.0)
+    beyond = (before + tl.cumsum(kept.to(tl.float64), 0) > target) & (kept > 0)
+    inside = tl.arange(0, BLOCK)
+    first, last = tl.min(tl.where(beyond, inside, BLOCK)), tl.max(tl.where(kept > 0, inside, 0))
+    # The block's sum and its last cumulative sum may round to two sides of the target.
+    return tl.minimum(start + tl.minimum(first, last), vocabulary - 1).to(tl.int64)
+
+
+@triton.jit
+def _block_sum(
+    logits, start, vocabulary, peak, temperature, edge, SHIFT: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    ranks, weights = _weights(logits, start, vocabulary, peak, temperature, SHIFT, BLOCK)
+    return tl.sum(tl.where(ranks >= edge, weights, 0.0).to(tl.float64))

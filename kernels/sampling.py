@@ -1,0 +1,98 @@
+"""Drawing tokens in plain torch: one uniform number per token, and one inverse CDF.
+
+The number is a pure function of its stream's key and of a counter. This is the specification of `kernels.draw_tokens`.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# In a larger vocabulary, finding the edge of the nucleus is faster than sorting.
+_SORTED = 1024
+# SplitMix64's constants, as the int64 of the same bits.
+_GOLDEN, _MIX_1, _MIX_2 = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def uniform(keys: Tensor | int, counters: Tensor) -> Tensor:
+    """Numbers in [0, 1), float64, for the streams `keys` at `counters` (int64, broadcast together).
+
+    SplitMix64 (Steele, Lea, Flood 2014) of key + (counter + 1) * golden ratio; the top 53 bits make the number.
+    """
+    state = keys + (counters + 1) * _GOLDEN
+    state = (state ^ _shift_right(state, 30)) * _MIX_1
+    state = (state ^ _shift_right(state, 27)) * _MIX_2
+    state = state ^ _shift_right(state, 31)
+    return _shift_right(state, 11).double() * 2.0**-53
+
+
+def draw_tokens(
+    logits: Tensor, keys: Tensor, counters: Tensor, *, temperature: float, top_p: float, top_k: int, k_first: bool
+) -> Tensor:
+    """Draw a token id [rows] for each row of logits [rows, vocabulary], with the numbers of `uniform(keys, counters)`.
+
+    As `inverse_cdf`, which has the settings.
+    """
+    uniforms = uniform(keys, counters)
+    return inverse_cdf(logits, uniforms, temperature=temperature, top_p=top_p, top_k=top_k, k_first=k_first)
+
+
+def inverse_cdf(
+    logits: Tensor, uniforms: Tensor, *, temperature: float, top_p: float, top_k: int, k_first: bool
+) -> Tensor:
+    """Draw a token id [rows] for each row of logits [rows, vocabulary] with uniforms [rows].
+
+    `temperature` 0 takes the largest logit. `top_k` 0 keeps all. `k_first` measures the nucleus `top_p` on what top_k
+    keeps, else both cuts are made in the whole distribution. The cumulative sum runs in the order of the vocabulary: in
+    the order of probability, rounding could exchange two nearly equal tokens. For the same reason tokens of equal
+    probability at the edge of a cut are kept together.
+    """
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    probabilities = torch.softmax(logits.float() / temperature, dim=-1)
+    if top_p < 1 or 0 < top_k < probabilities.shape[-1]:
+        probabilities = probabilities.where(probabilities >= _least_kept(probabilities, top_p, top_k, k_first), 0.0)
+    cumulative = probabilities.double().cumsum(dim=-1)
+    # A target is strictly below the total, so that a tail of zeros is never chosen.
+    targets = uniforms[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, targets, right=True).clamp_(max=cumulative.shape[-1] - 1).squeeze(-1)
+
+
+def _least_kept(probabilities: Tensor, top_p: float, top_k: int, k_first: bool) -> Tensor:
+    """The lowest probability that top_k and top_p keep, [rows, 1]."""
+    if not top_k and probabilities.shape[-1] > _SORTED:
+        return _nucleus_edge(probabilities, top_p)
+    descending = _largest(probabilities, min(top_k or _SORTED, probabilities.shape[-1]))
+    before = descending.cumsum(dim=-1) - descending
+    edge: Tensor | float = top_p
+    if top_k and k_first:
+        edge = top_p * descending.sum(-1, keepdim=True)
+    return descending.masked_fill(before >= edge, torch.inf).amin(dim=-1, keepdim=True)
+
+
+def _nucleus_edge(probabilities: Tensor, top_p: float) -> Tensor:
+    """The lowest number, [rows, 1], such that all probabilities above it sum to less than `top_p`.
+
+    A binary search over the bits of float32, which are ordered as their numbers: no sort, no wait for the device.
+    """
+    low = torch.zeros(len(probabilities), 1, dtype=torch.int32, device=probabilities.device)
+    high = torch.full_like(low, 0x3F800000)  # 1.0
+    for _ in range(30):
+        middle = (low + high) >> 1
+        above = probabilities.where(probabilities > middle.view(torch.float32), 0.0).sum(dim=-1, keepdim=True)
+        holds = above < top_p
+        low, high = torch.where(holds, low, middle + 1), torch.where(holds, middle, high)
+    return high.view(torch.float32)
+
+
+def _largest(probabilities: Tensor, count: int) -> Tensor:
+    """The largest `count` probabilities of each row, descending; for all of them, sorting is faster than topk."""
+    if count < probabilities.shape[-1]:
+        return probabilities.topk(count, dim=-1).values
+    if probabilities.device.type == "cpu":  # numpy sorts with vector instructions, torch does not
+        return torch.from_numpy(np.sort(probabilities.numpy(), axis=-1)).flip(-1)
+    return probabilities.sort(dim=-1, descending=True).values
+
+
+def _shift_right(value: Tensor, bits: int) -> Tensor:
+    """Shift right logically; the shift of int64 is arithmetic."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
