@@ -10,24 +10,29 @@ from torch import Tensor
 
 from kvsweep.kernels.tiles import upcast
 
-TOKENS = 16  # the fewest that a tensor core multiplies
-STAGES = 3  # the weight is read once, so the time is that of its loads
+STAGES = 3  # loads in flight: a weight is read once, so the time is that of its loads
 _MANY_COLUMNS = 16384
 
 
 def tile(weight: Tensor) -> dict[str, int]:
-    """Columns and depth of a tile: fewer columns for a narrow weight, so that there are programs for the whole GPU."""
-    columns = 64 if weight.shape[0] >= _MANY_COLUMNS else 32
-    return {"COLUMNS": columns, "DEPTH": 32 if weight.dtype == torch.float32 else 128}
+    """Tokens, columns and depth of a tile, by the weight alone.
+
+    A weight is read once for 64 tokens, which a tensor core multiplies as fast as 16. Other units multiply float32:
+    there fewer tokens are computed in vain, and a narrow weight has fewer columns a tile, and so more programs.
+    """
+    if weight.dtype != torch.float32:
+        return {"TOKENS": 64, "COLUMNS": 64, "DEPTH": 128}
+    return {"TOKENS": 16, "COLUMNS": 64 if weight.shape[0] >= _MANY_COLUMNS else 32, "DEPTH": 32}
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     inputs = inputs.contiguous()
     tokens, outs = len(inputs), len(weight)
     output = torch.empty(tokens, outs, dtype=inputs.dtype, device=inputs.device)
-    how = {**tile(weight), "TOKENS": TOKENS, "BIAS": bias is not None, "UPCAST": upcast(inputs.dtype)}
+    how = {**tile(weight), "BIAS": bias is not None, "UPCAST": upcast(inputs.dtype)}
     how |= {"num_warps": 4, "num_stages": STAGES}
-    _multiply[(triton.cdiv(outs, how["COLUMNS"]), triton.cdiv(tokens, TOKENS))](
+    # Neighbours share the weight's rows, so that where there are more tokens, they find them in the GPU's cache.
+    _multiply[(triton.cdiv(tokens, how["TOKENS"]), triton.cdiv(outs, how["COLUMNS"]))](
         inputs, weight, weight if bias is None else bias, output, tokens, outs, inputs.shape[1], weight.stride(0), **how
     )
     return output
@@ -38,8 +43,8 @@ def _multiply(
     inputs, weight, bias, output, tokens, outs, width, stride_row,
     TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BIAS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
-    cols = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    rows = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    cols = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real, kept = (rows < tokens)[:, None], cols < outs
     total = tl.zeros([TOKENS, COLUMNS], tl.float32)
     for start in range(0, width, DEPTH):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from kvsweep.compression.cache import SLOT_ATTENTION, SlotCache
@@ -29,6 +30,11 @@ _ALLOWED = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.1}
 @torch.inference_mode()
 def check_steps(model: LoadedModel) -> None:
     """Hold two decode steps, the second after an eviction, to the network's own code; a UserError where they differ."""
+    # Earlier versions read the state of a delta rule elsewhere than from the cache.
+    if len(model.shape.states) > 1 and not hasattr(transformers.Cache, "get_recurrent_state"):
+        needs = "has a delta rule, which needs transformers 5.21 or later"
+        installed = f"{transformers.__version__} is installed"
+        raise UserError(f"model type {model.spec.family} {needs}, and {installed}: pip install -U transformers.")
     ids = torch.arange(3, 3 + 7 * _CHECKED, 7, device=model.device)[None] % model.spec.vocab_size
     prefill = Prefill()
     try:

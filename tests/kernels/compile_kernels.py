@@ -98,8 +98,8 @@ def variants():
         tile = linear.tile(torch.empty(outs, 0, dtype=getattr(torch, NAMES[dtype])))
         for bias in (False, True):
             types = dict.fromkeys(("inputs", "weight", "bias", "output"), f"*{dtype}")
-            constants = {**tile, "TOKENS": linear.TOKENS, "BIAS": bias, "UPCAST": up}
-            name = f"multiply {dtype} columns={tile['COLUMNS']} bias={int(bias)}"
+            constants = {**tile, "BIAS": bias, "UPCAST": up}
+            name = f"multiply {dtype} outs={outs} bias={int(bias)}"
             yield name, linear._multiply, types, constants, 4
     types = dict.fromkeys(("logits", "norm", "mass"), "*fp32") | lengths
     yield "sum_group", decode_attention._sum_group, types, {"GROUP": 7, "CHUNK": decode_attention.CHUNK}, 4

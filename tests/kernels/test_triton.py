@@ -278,11 +278,11 @@ def test_a_token_has_the_same_bits_in_every_product(dtype, plain_products):
     from kvsweep.kernels.linear import linear
 
     torch.manual_seed(0)
-    inputs, weight = torch.randn(17, 200).to(dtype), torch.randn(40, 200).to(dtype)
+    inputs, weight = torch.randn(67, 200).to(dtype), torch.randn(40, 200).to(dtype)
     whole = linear(inputs, weight)
-    for tokens in (1, 3, 8):
+    for tokens in (1, 17, 64):
         assert torch.equal(linear(inputs[:tokens], weight), whole[:tokens])
-    order = torch.randperm(17)
+    order = torch.randperm(67)
     assert torch.equal(linear(inputs[order], weight), whole[order])
 
 

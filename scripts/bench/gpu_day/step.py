@@ -25,7 +25,6 @@ from kvsweep.harness.decode.request import Request
 from kvsweep.harness.decode.sampling import cuts
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.sweep.card import step_seconds
-from kvsweep.kernels.row_format import TOKEN_BLOCK
 from scripts.bench.gpu_day.common import (
     SAMPLINGS,
     Bandwidth,
@@ -97,6 +96,7 @@ GROUPS = (
     Group(policy="full", auto=True),
     Group(policy="window", auto=True, freed=False),
     Group(policy="window", auto=True),
+    Group(policy="window", auto=True, invariant=True),
 )
 
 
@@ -139,7 +139,7 @@ def measured(model: LoadedModel, group: Group, sizes: Sizes, rates: Bandwidth) -
     rows = live_rows * SlotCache.bytes_per_slot(model.shape, 1000) / 1000
     estimate = step_seconds(
         rates.specified or rates.copied,
-        weights=weights * (-(-slots // TOKEN_BLOCK) if group.invariant else 1),  # read once a block of tokens
+        weights=weights,
         rows=rows,
         slots=slots,
         layers=len(model.spec.layer_kinds),

@@ -201,8 +201,11 @@ def described(family: str, fields: dict[str, Any], device: str = "cpu") -> Model
 
 
 def loaded(family: str, fields: dict[str, Any], device: str = "cpu") -> LoadedModel:
-    """A tiny model of the family with weights that make texts depend on every one of them."""
+    """A tiny model of the family with weights, the same on each device, that make texts depend on every one of them."""
     model = load_model(described(family, fields, device))
+    if device != "cpu":
+        model.network.load_state_dict(loaded(family, fields).network.state_dict())
+        return model
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.network.parameters():  # in place, since fused weights share their memory
