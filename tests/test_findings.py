@@ -767,6 +767,33 @@ def test_the_traces_of_r1() -> None:
     assert set(table["texts"]) == {14}
 
 
+def test_steps_on_an_h100() -> None:
+    before, after = (
+        json.loads((PUBLISHED / "gpu" / f"h100_{code}.json").read_text()) for code in ("aa6d3c2", "243d065")
+    )
+    rows = {(row["policy"], row["slots"], row["invariant"]): row for row in after["step"]["rows"]}
+    assert {name: round(row["step_ms"], 2) for name, row in rows.items()} == {
+        ("window", 64, False): 12.93,
+        ("dynts", 64, False): 13.01,
+        ("h2o", 64, False): 13.9,
+        ("window", 64, True): 14.06,
+        ("full", 57, False): 16.82,
+        ("window", 187, False): 25.24,
+        ("window", 187, True): 28.08,
+    }
+    over = {name: row["step_ms"] / row["floor_ms"] for name, row in rows.items()}
+    assert round(over["window", 64, False], 1) == 1.3
+    assert (round(min(over.values()), 1), round(max(over.values()), 1)) == (1.2, 1.4)
+    price = [rows["window", slots, True]["step_ms"] / rows["window", slots, False]["step_ms"] for slots in (64, 187)]
+    assert [round(ratio, 2) for ratio in price] == [1.09, 1.11]
+    bits = [after["bits"][f"slots_{slots}"] for slots in (7, 1)]
+    assert sum(one["texts"] for one in bits) == 74
+    assert not any(one["logits_differ"] + one["texts_differ"] for one in bits)
+    assert before["bits"]["slots_7"]["logits_differ"] == 22
+    for pairs in after["toys"]["same"].values():
+        assert all(one["same"] == one["texts"] == 120 for one in pairs.values())
+
+
 # --- The list of these sentences -----------------------------------------------------------------------------
 
 CLAIMS = pd.read_csv(PUBLISHED / "claims.csv", dtype=str, keep_default_na=False)

@@ -1,8 +1,8 @@
 """What a sweep takes on a GPU that is not at hand: slots, a step's time and hours, by arithmetic alone.
 
 A step reads the weights once and the cached rows of every slot, at a share of the card's bandwidth; the rest are the
-layers' small operations, the drawing of tokens and the host. The shares and the constants were estimated for
-R1-Distill-Qwen-7B on an H100 and are scaled to other models and cards. Nothing here has been measured.
+layers' small operations, the drawing of tokens and the host. The shares and the constants were fitted to the steps of
+R1-Distill-Qwen-7B that were measured on an H100 (results/published/gpu), and are scaled to other models and cards.
 """
 
 import shutil
@@ -15,7 +15,6 @@ from pydantic import Field
 
 from kvsweep.compression.policy import BudgetPolicy, Policy
 from kvsweep.errors import UserError
-from kvsweep.harness.decode.request import SamplingConfig
 from kvsweep.harness.models.spec import BYTES, ModelSpec
 from kvsweep.harness.provenance import SECONDS, visible_gpus
 
@@ -23,12 +22,12 @@ GIB = 2**30
 # How far the estimate may be off, in percent.
 OFF = 30
 _CONTEXT = 0.8 * GIB  # of CUDA, the libraries and the compiled kernels
-# Shares of the bandwidth that products with the weights, and attention over the rows, are taken to reach.
-_WEIGHTS_SHARE, _ROWS_SHARE = 0.78, 0.85
+# Shares of the bandwidth that products with the weights, and attention over the rows, reach.
+_WEIGHTS_SHARE, _ROWS_SHARE = 0.78, 0.80
 # Seconds of a layer's small operations in a step of up to 64 slots, and of the host in a step.
-_LAYER_SECONDS, _HOST_SECONDS = 40e-6, 0.3e-3
-# Seconds of drawing in a step, and for each slot and entry of the vocabulary: with top_k, and in the whole vocabulary.
-_DRAWING = {True: (0.3e-3, 4.1e-11), False: (0.7e-3, 2.0e-10)}
+_LAYER_SECONDS, _HOST_SECONDS = 46e-6, 0.1e-3
+# Seconds of drawing in a step, and for each slot and entry of the vocabulary.
+_DRAWING_SECONDS, _LOGIT_SECONDS = 0.2e-3, 2.35e-11
 _H100_BANDWIDTH = 3.35e12
 
 
@@ -102,14 +101,12 @@ def slots_on(card: Card, weights: int, slot: int, wanted: int) -> int:
     return min(fitting_slots(card.memory - _CONTEXT - weights, slot), wanted, MOST_SLOTS["cuda"])
 
 
-def step_seconds(
-    bandwidth: float, *, weights: float, rows: float, slots: int, layers: int, vocabulary: int, sampling: SamplingConfig
-) -> float:
+def step_seconds(bandwidth: float, *, weights: float, rows: float, slots: int, layers: int, vocabulary: int) -> float:
     """Seconds of one step that reads so many bytes of weights and of cached rows."""
     reading = weights / bandwidth / _WEIGHTS_SHARE + rows / bandwidth / _ROWS_SHARE
-    small = layers * _LAYER_SECONDS * max(1.0, 0.5 + slots / 128)
-    once, each = _DRAWING[bool(sampling.top_k) or sampling.top_p == 1 or sampling.temperature == 0]
-    return reading + small + once + each * slots * vocabulary * _H100_BANDWIDTH / bandwidth + _HOST_SECONDS
+    small = layers * _LAYER_SECONDS * max(1.0, 0.66 + slots / 187)
+    drawing = _DRAWING_SECONDS + _LOGIT_SECONDS * slots * vocabulary * _H100_BANDWIDTH / bandwidth
+    return reading + small + drawing + _HOST_SECONDS
 
 
 def mean_rows(policies: Sequence[Policy], question: int, length: float) -> float:

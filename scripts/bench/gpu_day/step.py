@@ -144,7 +144,6 @@ def measured(model: LoadedModel, group: Group, sizes: Sizes, rates: Bandwidth) -
         slots=slots,
         layers=len(model.spec.layer_kinds),
         vocabulary=model.spec.vocab_size,
-        sampling=SAMPLINGS[group.sampling],
     )
     found |= {"floor_ms": 1000 * (weights + rows) / rates.copied, "estimate_ms": 1000 * estimate}
     found |= {"sheet_ms": 1000 * (weights + rows) / rates.specified if rates.specified else None}
