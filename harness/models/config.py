@@ -10,7 +10,7 @@ from pydantic import Field
 
 from kvsweep.errors import UserError
 from kvsweep.files import digests
-from kvsweep.harness.models.gguf_file import names, scales_rope
+from kvsweep.harness.models.gguf_file import is_cut_otherwise, names, scales_rope
 from kvsweep.harness.models.hub import adapter_files, commit_of, converted, find_gguf, is_id
 from kvsweep.records import content_hash
 
@@ -153,8 +153,9 @@ class ModelConfig:
             weights = content_hash([weights, digests(adapter_files(self.adapter))[-1]])
         # Only where it acts, so that cells that are older than the setting keep their cell_id.
         forced = {"force_think": True, "think_start": self.think_start} if self.force_think else {}
-        of_file = self.gguf is not None and not self.is_built
-        scaled = {"gguf_rope": True} if of_file and scales_rope(find_gguf(str(self.gguf))) else {}
+        file = find_gguf(self.gguf) if self.gguf is not None and not self.is_built else None
+        scaled = {"gguf_rope": True} if file is not None and scales_rope(file) else {}
+        scaled |= {"gguf_tokenizer": True} if file is not None and is_cut_otherwise(file) else {}
         dated = {"today": self.today} if self._may_read_the_date() else {}
         bare = {"chat_template": "none"} if self.chat_template == "none" else {}
         run = {"dtype": self.dtype, "random_weights": self.random_weights, "think_end": self.think_end}

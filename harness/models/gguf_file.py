@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# Groups of fields that say nothing of how the network computes, or that its tokenizer reads.
+# Groups of fields that say nothing of how the network computes, or that `gguf_tokenizer` checks.
 _OTHER_GROUPS = {"GGUF", "general", "tokenizer", "quantize", "imatrix"}
 # Fields that have no effect where they have this value; None: whatever they say.
 _WITHOUT_EFFECT: dict[str, Any] = {
@@ -36,6 +36,8 @@ _WITHOUT_EFFECT: dict[str, Any] = {
 _ROPE_FREQUENCIES = "rope_freqs.weight"
 # A file begins with its fields and the names of its tensors, of which a vocabulary takes the most.
 _HEAD_BYTES = 64 << 20
+# As a file holds it, with its type and length: the cut of Qwen2.
+_CUT_OF_QWEN2 = "tokenizer.ggml.pre" + "\x08\0\0\0" + "\x05\0\0\0\0\0\0\0" + "qwen2"
 # Fields that `rope_scaling` reads.
 _SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
 
@@ -43,6 +45,11 @@ _SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_c
 def scales_rope(file: Path) -> bool:
     """Whether a file names a rotary scaling."""
     return names(file, _ROPE_FREQUENCIES) or names(file, _SCALING[0])
+
+
+def is_cut_otherwise(file: Path) -> bool:
+    """Whether texts may have other tokens than those that kvsweep once took from transformers."""
+    return not names(file, _CUT_OF_QWEN2)
 
 
 def names(file: Path, text: str) -> bool:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from kvsweep.errors import UserError
 from kvsweep.files import cache_folder, digests
 from kvsweep.harness.models import gguf_file
+from kvsweep.harness.models.gguf_tokenizer import build_tokenizer, end_ids
 
 Loaded = TypeVar("Loaded")
 _ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -218,8 +219,8 @@ def converted(gguf: Path) -> Path:
 
     It lies in the user's cache folder under the file's digest, or else in one that this process deletes at its end.
     """
-    # Rotary scaling was once left out, and folders of that time lie under the digest alone.
-    folder = cache_folder() / "gguf" / (digests([gguf])[0] + "-rope" * gguf_file.scales_rope(gguf))
+    # Folders with transformers' tokenizer of the file lie under the digest alone.
+    folder = cache_folder() / "gguf" / f"{digests([gguf])[0]}-tokens"
     if folder.is_dir():
         return folder
     try:
@@ -242,30 +243,32 @@ def converted(gguf: Path) -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+    from transformers import AutoModelForCausalLM, logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+        reader = gguf_file.reader_of(gguf)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+        build_tokenizer(fields, gguf).save_pretrained(folder)
         found: Any = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32, output_loading_info=True
         )
         read, told = found
         check_tensors(told["missing_keys"])
-        reader = gguf_file.reader_of(gguf)
         if scaling := gguf_file.rope_scaling(reader, read.config):
             read.config.rope_parameters = {**read.config.rope_parameters, **scaling}
         gguf_file.check_all_is_read(reader, read)
     except Exception as error:  # a damaged file, an architecture that is not known: each part raises what it likes
         reason = lines_of(error)[0].rstrip(".")
-        raise UserError(f"model.gguf={gguf} cannot be read ({reason}): name a GGUF that transformers reads.") from error
+        raise UserError(f"model.gguf={gguf} cannot be read ({reason}): name another, or the model's own folder.") from error
     # transformers refuses to save what it read from a GGUF, so a model without that mark takes the weights.
     del read.config.quantization_config
     with torch.device("meta"):
         plain = type(read)(read.config)
     plain.load_state_dict(read.state_dict(), assign=True)
     plain.generation_config = read.generation_config
+    plain.generation_config.eos_token_id = end_ids(fields)
     plain.save_pretrained(folder)
 
 

@@ -149,6 +149,7 @@ def _check_text(model: LoadedModel) -> None:
     if drawn := _DRAWN.search(str(model.tokenizer.chat_template or "")):
         random = f"the chat template of model={model.config.name} draws at random ({drawn.group()})"
         raise UserError(f"{random}, so a question would differ each time: name another model, or correct the template.")
+    _check_spaces(model)
     model.asked(OTHER_QUESTION)  # a template may hold a shorter question by chance
     try:
         model.prompt_ids("?")
@@ -157,6 +158,26 @@ def _check_text(model: LoadedModel) -> None:
     except Exception as error:  # each kind of tokenizer fails in its own way
         lacks = f"model={model.config.name} has no chat template that takes a question ({_first_line(error)})"
         raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from error
+
+
+def _check_spaces(model: LoadedModel) -> None:
+    """Refuse a GGUF of SentencePiece that leaves open whether a space stands in front of a text behind a control token.
+
+    transformers writes the space at the start of a text alone, and llama.cpp also behind each control token.
+    """
+    cut = model.tokenizer.backend_tokenizer.pre_tokenizer
+    if model.config.gguf is None or not isinstance(cut, pre_tokenizers.Metaspace) or cut.prepend_scheme != "first":
+        return
+    text = model.asked("?")
+    found = model.encode(text)
+    cut.prepend_scheme = "always"
+    try:
+        if model.encode(text) == found:
+            return
+    finally:
+        cut.prepend_scheme = "first"
+    unsaid = f"model.gguf={model.config.gguf} leaves open whether a space stands before text behind a control token"
+    raise UserError(f"{unsaid}: take the model's own folder as model.path.")
 
 
 def _keep_freed_memory() -> None:

@@ -71,7 +71,7 @@ def test_a_file_that_is_not_there_is_refused(readers: Path, tmp_path: Path) -> N
 
 def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(readers: Path, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF and no more")
-    with pytest.raises(UserError, match=r"model.gguf=.*model.gguf cannot be read \(.*\): name a GGUF that"):
+    with pytest.raises(UserError, match=r"model.gguf=.*model.gguf cannot be read \(.*\): name another, or"):
         str(named(str(tmp_path / "model.gguf")).checkpoint)
     assert not list(readers.iterdir())
 
@@ -90,7 +90,7 @@ def test_a_file_is_converted_once_and_recognized_by_its_contents(
     assert converted == ["first.gguf", "other.gguf"]
     assert sorted(folders[1:]) == sorted(str(folder) for folder in readers.iterdir())
     weights = [named(str(file)).identity()["weights"] for file in (first, same, other)]
-    assert weights == [Path(folder).name for folder in folders]
+    assert [f"{digest}-tokens" for digest in weights] == [Path(folder).name for folder in folders]
 
 
 def test_without_a_cache_folder_the_conversion_is_temporary(

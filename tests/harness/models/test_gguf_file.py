@@ -175,4 +175,7 @@ def test_what_is_not_read_is_refused_by_name(fields: Any, tensors: Any, named: s
 
 def test_fields_without_effect_are_taken(loaded: Any) -> None:
     fields = {"llama.attention.key_length": 16, "llama.rope.scaling.type": "none", "general.author": "someone"}
-    loaded(original("default"), "default", {**fields, "llama.expert_count": 0, "llama.attention.causal": True})
+    fields |= {"llama.expert_count": 0, "llama.attention.causal": True, "tokenizer.ggml.eot_token_id": 0}
+    model = loaded(original("default"), "default", fields)
+    assert model.stop_ids == (0, 2)
+    assert model.config.identity()["gguf_tokenizer"]

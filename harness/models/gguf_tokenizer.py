@@ -1,0 +1,172 @@
+"""The tokenizer of a GGUF file: each of its fields is used, known to be without effect, or refused by name.
+
+transformers skips control tokens that a byte-level alphabet does not spell, cuts words as GPT-2 does where it does not
+know the file's cut, and does not use `add_space_prefix` (`gguf_tokenizer_mapping`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvsweep.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+# The roles that a text or a template may name, and what ends a text, each with a field of an id.
+_ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_ENDS = ("eos", "eot", "eom")
+# Fields that the tokenizer is built of, and those that have no effect where they have this value; None: whatever.
+_USED = {f"ggml.{name}" for name in ("model", "pre", "tokens", "token_type", "merges", "scores")}
+_USED |= {"ggml.add_space_prefix", "ggml.add_bos_token", "ggml.add_eos_token", "chat_template"}
+_WITHOUT_EFFECT: dict[str, Any] = {"ggml.remove_extra_whitespaces": False, "ggml.add_sep_token": False}
+_WITHOUT_EFFECT |= dict.fromkeys(("ggml.token_type_count", "chat_templates"))
+
+_NORMAL, _CONTROL, _ADDED, _LAST_TYPE = 1, 3, 4, 6
+_END = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+    rf"|\p{{N}}%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_END}"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = "|".join(rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}{one}{_LOWER}{two}" for one, two in ("*+", "+*"))
+_TEKKEN = rf"{_CASED}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_END}"
+
+
+class _Cut(NamedTuple):
+    """How a text is cut before its merges."""
+
+    piece: str | None = None  # the expression of a piece; None: GPT-2's
+    digits: bool = False  # whether each digit stands alone
+    whole: bool = False  # whether a piece that is a token is never cut, and a text begins with BOS by default
+    composed: bool = False  # whether characters are composed before (NFC)
+
+
+# By `tokenizer.ggml.pre`, as the tokenizer.json of the models of this name has it.
+_CUTS = {
+    "gpt-2": _Cut(),
+    "smollm": _Cut(digits=True),
+    "llama-bpe": _Cut(_WORDS % "{1,3}", whole=True),
+    "tekken": _Cut(_TEKKEN, whole=True),
+    "qwen2": _Cut(_WORDS % "", composed=True),
+    "deepseek-r1-qwen": _Cut(_WORDS % "", composed=True),
+}
+
+
+def build_tokenizer(fields: Mapping[str, Any], file: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer that a file's fields describe; a UserError that names a field or a token that is not known."""
+    from transformers import PreTrainedTokenizerFast
+
+    if fields["general.architecture"] == "phi3" and fields.get("tokenizer.ggml.model") == "llama":
+        raise UserError("its control tokens take blanks behind them (Phi-3), of which the file says nothing")
+    fields = {name.removeprefix("tokenizer."): value for name, value in fields.items() if name.startswith("tokenizer.")}
+    _check_fields(fields)
+    tokens, kind = fields["ggml.tokens"], fields.get("ggml.model")
+    if kind == "gpt2":
+        backend = _byte_level(fields)
+    elif kind == "llama":
+        backend = _sentencepiece(fields, file)
+    else:
+        raise UserError(f"its tokenizer.ggml.model={kind} is not known here, which gpt2 and llama are")
+    _check_tokens(backend, tokens, fields["ggml.token_type"])
+    ids = {role: fields.get(f"ggml.{name}_token_id") for role, name in _ROLES.items()}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=fields.get("chat_template"),
+        clean_up_tokenization_spaces=False,
+        add_bos_token=bool(fields.get("ggml.add_bos_token", kind == "llama" or _CUTS[fields["ggml.pre"]].whole)),
+        add_eos_token=bool(fields.get("ggml.add_eos_token", False)),
+        **{role: tokens[i] for role, i in ids.items() if i is not None},
+    )
+
+
+def end_ids(fields: Mapping[str, Any]) -> list[int]:
+    """The ids that end a text: the end of a text, of a turn, and of a message."""
+    found = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS)
+    return sorted({int(i) for i in found if i is not None})
+
+
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    for name in ("ggml.tokens", "ggml.token_type"):
+        if name not in fields:
+            raise UserError(f"it lacks the field tokenizer.{name}")
+    tokens = fields["ggml.tokens"]
+    for name, value in fields.items():
+        if name.endswith("_token_id"):
+            if not 0 <= value < len(tokens):
+                raise UserError(f"its tokenizer.{name}={value} is none of its {len(tokens):,} tokens")
+        elif name in _USED or name.startswith("chat_template."):  # further templates, by name
+            continue
+        elif name not in _WITHOUT_EFFECT or _WITHOUT_EFFECT[name] not in (None, value):
+            raise UserError(f"its field tokenizer.{name} ({value!r:.60}) is not known here")
+    if len(set(tokens)) != len(tokens):
+        raise UserError(f"it has the token {Counter(tokens).most_common(1)[0][0]!r:.40} twice")
+    if (types := len(fields["ggml.token_type"])) != len(tokens):
+        raise UserError(f"it has {len(tokens):,} tokens and {types:,} of tokenizer.ggml.token_type")
+
+
+def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    cut = _CUTS.get(fields.get("ggml.pre", ""))
+    if cut is None:
+        known = f"is a cut of words that is not known here, which {', '.join(_CUTS)} are"
+        raise UserError(f"its tokenizer.ggml.pre={fields.get('ggml.pre')} {known}")
+    if fields.get("ggml.add_space_prefix"):
+        raise UserError("its tokenizer.ggml.add_space_prefix=True is not known of a byte-level vocabulary")
+    if "ggml.merges" not in fields:
+        raise UserError("it lacks the field tokenizer.ggml.merges")
+    tokens, alphabet = fields["ggml.tokens"], set(pre_tokenizers.ByteLevel.alphabet())
+    for token, kind in zip(tokens, fields["ggml.token_type"], strict=True):
+        if kind == _NORMAL and not alphabet.issuperset(token):
+            raise UserError(f"its token {token!r:.40} is spelled as no text of a byte-level vocabulary is")
+    merges = [tuple(merge.split(" ")) for merge in fields["ggml.merges"]]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.whole))
+    pieces = [pre_tokenizers.Split(Regex(cut.piece), "isolated")] if cut.piece else []
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if cut.digits else []
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut.piece is None)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*digits, *pieces, by_bytes])
+    backend.decoder = decoders.ByteLevel()
+    if cut.composed:
+        backend.normalizer = normalizers.NFC()
+    _add_tokens(backend, tokens, fields["ggml.token_type"])
+    return backend
+
+
+def _add_tokens(backend: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
+    from tokenizers import AddedToken
+
+    pairs = list(zip(tokens, types, strict=True))
+    backend.add_special_tokens([AddedToken(token, normalized=False) for token, kind in pairs if kind == _CONTROL])
+    backend.add_tokens([AddedToken(token, normalized=False) for token, kind in pairs if kind == _ADDED])
+
+
+def _sentencepiece(fields: Mapping[str, Any], file: Path) -> Tokenizer:
+    """transformers' tokenizer of the file, which writes a space in front of a text as the file says."""
+    from tokenizers import decoders, pre_tokenizers
+    from transformers import AutoTokenizer
+
+    if fields.get("ggml.pre", "default") != "default":
+        raise UserError(f"its tokenizer.ggml.pre={fields['ggml.pre']} is not known of a vocabulary of SentencePiece")
+    backend: Tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).backend_tokenizer
+    said = fields.get("ggml.add_space_prefix")
+    if said is False and isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
+        backend.pre_tokenizer.prepend_scheme = "never"
+        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    if said is not None and said != (backend.encode("a", add_special_tokens=False).tokens[0][0] == "▁"):
+        raise UserError(f"transformers does not read its field tokenizer.ggml.add_space_prefix ({said})")
+    return backend
+
+
+def _check_tokens(backend: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
+    """Refuse a control or added token that the tokenizer does not make its own id of, wherever it stands."""
+    for i, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        if not _NORMAL <= kind <= _LAST_TYPE:
+            raise UserError(f"its token {token!r:.40} has the type {kind}, which is not known here")
+        if kind in (_CONTROL, _ADDED) and i not in backend.encode(f"x{token}x", add_special_tokens=False).ids:
+            raise UserError(f"its token {token!r:.40} ({i}) is cut into pieces by its tokenizer")
