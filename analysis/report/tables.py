@@ -41,6 +41,9 @@ FIDELITY_NOTE = (
     "These numbers rank settings and never show that one is safe: docs/report.md."
 )
 
+# The share of texts cut off from which on the limit is hardly the cause.
+_NEARLY_ALL = 0.95
+
 # Around the best score of a column, until the form of the table is known.
 BEST_BEGIN, BEST_END = "⟦", "⟧"
 
@@ -80,13 +83,27 @@ def cut_off(run: Run, margin: float | None = None) -> list[str]:
     """
     titles = ["model_title", "benchmark_title"]
     texts = run.completions.merge(run.cells.loc[run.cells["policy"] == "full", ["cell_id", *titles]], on="cell_id")
-    sentences = []
+    sentences = _endless(run, titles)
     for (model, benchmark), ours in texts.groupby(titles, sort=False):
         cut = ours["stop_reason"] == "length"
         if cut.mean() > plan_of(run.provenance.get(ours["cell_id"].iloc[0], {}), margin).margin:
             sentences.append(
                 f"{model} | {benchmark}: {cut.sum()} of {counted(len(cut), 'text')} of the full cache were cut off and "
                 "count as wrong, so that a setting may seem as good which is not. Raise decoding.max_new_tokens."
+            )
+    return sentences
+
+
+def _endless(run: Run, titles: list[str]) -> list[str]:
+    """A sentence for each model and benchmark whose texts nearly all ran to the limit, whatever the cache."""
+    texts = run.completions.merge(run.cells[["cell_id", *titles]], on="cell_id")
+    sentences = []
+    for (model, benchmark), ours in texts.groupby(titles, sort=False):
+        cut = int((ours["stop_reason"] == "length").sum())
+        if cut >= _NEARLY_ALL * len(ours):
+            sentences.append(
+                f"{model} | {benchmark}: {cut} of {counted(len(ours), 'text')} ran to the limit. Does the model end its "
+                "answers with a token that eos_token_id in its generation_config.json lacks?"
             )
     return sentences
 

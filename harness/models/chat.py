@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -85,14 +85,21 @@ TEMPLATES = _Process()
 atexit.register(TEMPLATES.end)
 
 
-def templated(tokenizer: PreTrainedTokenizerFast, prompt: str, today: str) -> str:
-    """One user message in the tokenizer's chat template, up to where the model writes; a TemplateFault if it fails."""
+def templated(
+    tokenizer: PreTrainedTokenizerFast, *texts: str, today: str, variables: Mapping[str, Any], asks: bool = True
+) -> str:
+    """Texts of a user and an assistant by turns in the tokenizer's chat template; a TemplateFault if it fails.
+
+    `variables` are handed to the template. The text reaches to where the model writes, if it `asks`.
+    """
     try:
         template = tokenizer.get_chat_template()
     except ValueError as error:  # there is none, or several and no default
         raise TemplateFault(str(error).splitlines()[0]) from error
-    values = tokenizer.special_tokens_map
-    answer = TEMPLATES.ask({"template": template, "values": values, "prompt": prompt, "today": today})
+    if unread := [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", template)]:
+        raise TemplateFault(f"it reads no variable {', '.join(unread)}, which model.template sets")
+    values = {**tokenizer.special_tokens_map, **variables}
+    answer = TEMPLATES.ask({"template": template, "values": values, "texts": texts, "asks": asks, "today": today})
     if "text" not in answer:
         raise TemplateFault(answer["fault"])
     return answer["text"]
@@ -121,6 +128,10 @@ class ControlTokens:
         # A tokenizer may read some tokens in other spellings.
         ids = self._control_ids(self._tokenizer(text, add_special_tokens=False).input_ids)
         return str(self._tokenizer.convert_ids_to_tokens(min(ids))) if ids else None
+
+    def first_in(self, ids: list[int]) -> int | None:
+        """The first control token among the ids; None if there is none."""
+        return next((i for i in ids if i in self._texts), None)
 
     def encode_between(self, edges: list[str], question: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a template's texts with a question between them, in which nothing is a control token.

@@ -4,6 +4,7 @@ Each line of stdin is one question as JSON, each line of stdout its answer. Limi
 exceeds them, even within a call of C code, and then the process ends with it.
 """
 
+import itertools
 import json
 import os
 import resource
@@ -43,7 +44,7 @@ def _limit_memory() -> None:
 
 
 def _answer(transformers: Any, asked: dict[str, Any]) -> dict[str, str]:
-    """The text of one user message in the template, or the fault of the template."""
+    """The texts of a user and an assistant by turns in the template, or the fault of the template."""
 
     class Date(datetime):  # the templates of transformers can ask for no other date than today's
         @classmethod
@@ -51,8 +52,9 @@ def _answer(transformers: Any, asked: dict[str, Any]) -> dict[str, str]:
             return cls.fromisoformat(asked["today"])
 
     transformers.datetime = Date
-    messages = [{"role": "user", "content": asked["prompt"]}]  # a system prompt is the template's own
-    how = {"chat_template": asked["template"], "add_generation_prompt": True, **asked["values"]}
+    roles = itertools.cycle(("user", "assistant"))  # a system prompt is the template's own
+    messages = [{"role": role, "content": text} for role, text in zip(roles, asked["texts"], strict=False)]
+    how = {"chat_template": asked["template"], "add_generation_prompt": asked["asks"], **asked["values"]}
     try:
         text = transformers.render_jinja_template(conversations=[messages], **how)[0][0]
     except MemoryError:

@@ -17,6 +17,9 @@ from kvsweep.records import content_hash
 # What a stand-in tokenizer must have a token for.
 ROLES = ("bos", "eos", "user", "assistant")
 
+# What kvsweep itself hands to a chat template.
+_NOT_VARIABLES = {"messages", "tools", "documents", "chat_template", "add_generation_prompt"}
+
 # What a chat template asks for today's date by, and the files beside *.jinja that may hold one.
 _DATE, _TEMPLATES = "strftime_now", ("tokenizer_config.json", "chat_template.json")
 _CHECKPOINT_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
@@ -75,6 +78,7 @@ class ModelConfig:
     force_think: bool = False
     split: str | None = None
     chat_template: Literal["own", "none"] = "own"
+    template: Mapping[str, Any] | None = field(default=None, hash=False)
     today: str = "2026-01-01"
     # Mappings have no hash. Equality still compares them.
     config: Mapping[str, Any] | None = field(default=None, hash=False)
@@ -92,6 +96,10 @@ class ModelConfig:
             tag = getattr(self, name)
             if tag is not None and not tag.strip():
                 raise UserError(f"model.{name} is empty: name the tag that this model writes, or null for none.")
+        if set(self.template or ()) & _NOT_VARIABLES or (self.template and self.chat_template == "none"):
+            given = f"model.template={dict(self.template or {})} and model.chat_template={self.chat_template}"
+            own = f"variables of the model's own chat template, and none of {', '.join(sorted(_NOT_VARIABLES))}"
+            raise UserError(f"{given}: name {own}, or null.")
         try:
             date.fromisoformat(self.today)
         except ValueError:
@@ -158,8 +166,9 @@ class ModelConfig:
         scaled |= {"gguf_tokenizer": True} if file is not None and is_cut_otherwise(file) else {}
         dated = {"today": self.today} if self._may_read_the_date() else {}
         bare = {"chat_template": "none"} if self.chat_template == "none" else {}
+        given = {"template": dict(self.template)} if self.template else {}
         run = {"dtype": self.dtype, "random_weights": self.random_weights, "think_end": self.think_end}
-        return {"weights": weights, **run, **forced, **bare, **scaled, **dated}
+        return {"weights": weights, **run, **forced, **bare, **given, **scaled, **dated}
 
     def _may_read_the_date(self) -> bool:
         """Whether the chat template is seen to ask for today's date, or lies on the hub and another date is set."""

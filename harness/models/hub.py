@@ -261,7 +261,8 @@ def _convert(gguf: Path, folder: Path) -> None:
         gguf_file.check_all_is_read(reader, read)
     except Exception as error:  # a damaged file, an architecture that is not known: each part raises what it likes
         reason = lines_of(error)[0].rstrip(".")
-        raise UserError(f"model.gguf={gguf} cannot be read ({reason}): name another, or the model's own folder.") from error
+        other = "name another, or the model's own folder as model.path"
+        raise UserError(f"model.gguf={gguf} cannot be read ({reason}): {other}.") from error
     # transformers refuses to save what it read from a GGUF, so a model without that mark takes the weights.
     del read.config.quantization_config
     with torch.device("meta"):

@@ -146,9 +146,14 @@ def _check_text(model: LoadedModel) -> None:
     if not model.stop_ids:
         endless = f"model={model.config.name} names no end token, so that no text would end before its limit"
         raise UserError(f"{endless}: give eos_token_id in its generation_config.json, or name another model.")
+    _check_ends(model)
     if drawn := _DRAWN.search(str(model.tokenizer.chat_template or "")):
         random = f"the chat template of model={model.config.name} draws at random ({drawn.group()})"
         raise UserError(f"{random}, so a question would differ each time: name another model, or correct the template.")
+    if model.thinking_of_prompt == "closed":
+        closes = f"the chat template of model={model.config.name} closes the thinking ({model.config.think_end}) itself"
+        mend = "give model.think_end=null, or a variable as model.template={enable_thinking: true} that leaves it open"
+        raise UserError(f"{closes}, so that a text is an answer alone: {mend}.")
     _check_spaces(model)
     model.asked(OTHER_QUESTION)  # a template may hold a shorter question by chance
     try:
@@ -158,6 +163,21 @@ def _check_text(model: LoadedModel) -> None:
     except Exception as error:  # each kind of tokenizer fails in its own way
         lacks = f"model={model.config.name} has no chat template that takes a question ({_first_line(error)})"
         raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from error
+
+
+def _check_ends(model: LoadedModel) -> None:
+    """Refuse ends that no model writes, and print a note of one that the tokenizer or the template alone names."""
+    known, rows, name = model.stop_ids, model.spec.vocab_size, model.config.name
+    if beyond := [i for i in known if type(i) is not int or not 0 <= i < rows]:
+        never = f"model={name} names the end tokens {list(known)}, and no model of {rows:,} tokens writes {beyond}"
+        raise UserError(f"{never}: correct eos_token_id in its generation_config.json.")
+    write = model.tokenizer.convert_ids_to_tokens
+    own = {"tokenizer": model.tokenizer.eos_token_id, "chat template": model.turn_end}
+    for place, end in own.items():
+        if end is not None and end not in known:
+            ends = f"texts of model={name} end at {' or '.join(map(str, write(list(known))))} alone"
+            mend = f"if the model ends its answers so, add {end} to eos_token_id in its generation_config.json"
+            print(f"note: {ends}, and its {place} ends an answer with {write(end)}: {mend}.", file=sys.stderr)
 
 
 def _check_spaces(model: LoadedModel) -> None:

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
-# Stands in for a question where only the template's own text is wanted; no template has it.
+# Stand in for a question and an answer where only the template's own text is wanted; no template has them.
 OTHER_QUESTION = "what kvsweep asks in place of a question"
+_OTHER_ANSWER = "what kvsweep answers in place of a model"
 
 
 class _Layer:
@@ -241,9 +242,30 @@ class LoadedModel:
     @cached_property
     def thinking_opened_by(self) -> Literal["template", "forced", "model"]:
         """The writer of the tag that opens the thinking: the chat template, `force_think`, or the model itself."""
-        if self._opens_thinking(self._templated("?")):
+        if self.thinking_of_prompt == "open":
             return "template"
         return "forced" if self.config.force_think else "model"
+
+    @property
+    def thinking_of_prompt(self) -> Literal["open", "closed", "unopened"]:
+        """Whether the chat template, behind the question, leaves the thinking open, closes it, or does neither."""
+        behind = self._templated(OTHER_QUESTION).rpartition(OTHER_QUESTION)[2]
+        opened, closed = (behind.rfind(tag) if tag else -1 for tag in (self.config.think_start, self.config.think_end))
+        return "unopened" if opened == closed == -1 else "closed" if closed > opened else "open"
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """The control token that the chat template writes behind an answer; None where none is seen."""
+        if self.config.chat_template == "none":
+            return None
+        try:
+            text = self._templated(OTHER_QUESTION, _OTHER_ANSWER, asks=False)
+            if self._templated(OTHER_QUESTION, asks=False) == self._templated(OTHER_QUESTION):
+                return None  # what it writes behind any message may open an answer
+        except UserError:  # it takes no answer
+            return None
+        _, found, behind = text.rpartition(_OTHER_ANSWER)
+        return self._control_tokens.first_in(list(self.encode(behind))) if found else None
 
     def asked(self, prompt: str) -> str:
         """The text that asks a question, with the tag that opens the thinking where the template writes none.
@@ -255,20 +277,18 @@ class LoadedModel:
             left_out = f"model={self.config.name} has a chat template that leaves the question out or changes it"
             mend = "correct the template, name another model, or give model.chat_template=none for a base model"
             raise UserError(f"{left_out}, and the question must stand in the text as it is: {mend}.")
-        forced = self.config.force_think and not self._opens_thinking(text)
+        forced = self.config.force_think and self.thinking_of_prompt == "unopened"
         return f"{text}{self.config.think_start}\n" if forced else text
 
-    def _templated(self, prompt: str) -> str:
+    def _templated(self, prompt: str, *texts: str, asks: bool = True) -> str:
         if self.config.chat_template == "none":
             return prompt
+        how: dict[str, Any] = {"today": self.config.today, "variables": self.config.template or {}, "asks": asks}
         try:
-            return templated(self.tokenizer, prompt, self.config.today)
+            return templated(self.tokenizer, prompt, *texts, **how)
         except TemplateFault as fault:
             lacks = f"model={self.config.name} has no chat template that takes a question ({str(fault).rstrip('.')})"
             raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from fault
-
-    def _opens_thinking(self, text: str) -> bool:
-        return self.config.think_start is not None and text.rstrip().endswith(self.config.think_start)
 
     def decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids))

@@ -45,6 +45,20 @@ def test_texts_that_are_not_finite_are_counted_in_the_order_of_the_models(tmp_pa
     assert said == ["Toy-Qwen | Chain: 3 texts of 2 cells", "Toy-Llama | Chain: 1 text of 1 cell"]
 
 
+@pytest.mark.parametrize(("stopped", "said"), [(0, True), (1, True), (3, False)])
+def test_texts_that_nearly_all_run_to_the_limit_are_told_with_the_likely_cause(
+    stopped: int, said: bool, tmp_path: Path, make_cell: MakeCell
+) -> None:
+    folder = make_cell([[1]] * 20, policy="window", completion={"stop_reason": "length"})
+    file = folder / "completions.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = [{**line, "stop_reason": "stop"} if i < stopped else line for i, line in enumerate(lines)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = cut_off(load_run(tmp_path / "run"))
+    assert len(told) == said
+    assert all(f"Toy-Qwen | Chain: {20 - stopped} of 20 texts ran to the limit" in line for line in told)
+
+
 @pytest.mark.slow
 def test_a_full_cache_that_is_cut_off_more_than_the_margin_is_told(tmp_path: Path, make_cell: MakeCell) -> None:
     """A compressed cell that is cut off is no concern: its texts count as wrong, which is what its label is about."""

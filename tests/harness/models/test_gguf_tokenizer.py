@@ -167,7 +167,7 @@ def test_the_prompts_of_r1_are_those_of_its_own_vocabulary(shared_data: Path) ->
         assert len(questions) == count
         for found.chat_template, begins in ((template, True), (bare, False)):
             for question in questions:
-                text = templated(found, question, "2026-01-01")
+                text = templated(found, question, today="2026-01-01", variables={})
                 ids = found(text, add_special_tokens=False).input_ids
                 assert ids == own.encode(text).ids
                 assert found.decode(ids) == text

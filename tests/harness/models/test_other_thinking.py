@@ -108,6 +108,81 @@ def test_a_base_model_is_asked_the_bare_question(tiny_model_dir: Path, tmp_path:
         of_folder(edited(tiny_model_dir, tmp_path / "o", "{{ raise_exception('') }}"))
 
 
+BLOCK = "{{ messages[0]['content'] }}<a>{% if enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}"
+
+
+def test_a_template_that_closes_the_thinking_is_refused_and_a_variable_opens_it(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    folder = edited(tiny_model_dir, tmp_path / "m", BLOCK)
+    for forced in (False, True):
+        with pytest.raises(UserError, match=r"closes the thinking \(</think>\) itself, .*: give model.think_end=null"):
+            of_folder(folder, force_think=forced)
+    answers = of_folder(folder, think_end=None)
+    assert answers.decode(list(answers.prompt_ids("p=4"))).endswith("</think>\n\n")
+    thinks = of_folder(folder, template={"enable_thinking": True}, force_think=True)
+    assert thinks.thinking_opened_by == "template"
+    assert thinks.asked("p=4").endswith("<a><think>\n")
+    plain = replace(thinks.config, template=None).identity()
+    assert thinks.config.identity() == {**plain, "template": {"enable_thinking": True}}
+
+
+@pytest.mark.parametrize(
+    ("behind", "found"),
+    [
+        ("<a>", "unopened"),
+        ("<a><think>", "open"),
+        ("<a><think>\nWell, ", "open"),
+        ("<a></think>", "closed"),
+        ("<a><think> </think><think>", "open"),
+    ],
+)
+def test_what_the_prompt_opens_and_closes_is_read_behind_the_question(behind: str, found: str) -> None:
+    model = of_bytes()
+    model.tokenizer.chat_template = "Think in <think></think>. {{ messages[0]['content'] }}" + behind
+    assert model.thinking_of_prompt == found
+
+
+def test_a_variable_is_one_that_the_template_alone_reads(tiny_model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"reads no variable enable_thinkin, which model.template sets"):
+        of_folder(edited(tiny_model_dir, tmp_path / "m", BLOCK), template={"enable_thinkin": True})
+    for fields in ({"template": {"messages": []}}, {"template": {"a": 1}, "chat_template": "none"}):
+        with pytest.raises(UserError, match="name variables of the model's own chat template, and none of"):
+            of_folder(tiny_model_dir, **fields)
+
+
+ENDS = "{% for m in messages %}<u>{{ m['content'] }}{{ eos_token if m['role'] == 'assistant' }}{% endfor %}"
+
+PADS = ENDS.replace("eos_token if", "pad_token if")
+
+
+@pytest.mark.parametrize(
+    ("eos", "template", "noted"),
+    [
+        ([2], ENDS, ""),
+        ([1], ENDS, "its tokenizer ends an answer with"),
+        ([1, 2], PADS + "{% if add_generation_prompt %}<a>{% endif %}", "its chat template ends an answer with"),
+    ],
+)
+def test_an_end_that_generation_config_does_not_name_is_told(
+    eos: list[int], template: str, noted: str, tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = edited(tiny_model_dir, tmp_path / "m", template)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    of_folder(folder)
+    told = capsys.readouterr().err
+    assert noted in told
+    assert ("eos_token_id" in told) == bool(noted)
+
+
+@pytest.mark.parametrize("eos", [-1, 5000, [2, 5000]])
+def test_an_end_that_no_model_writes_is_refused(eos: Any, tiny_model_dir: Path, tmp_path: Path) -> None:
+    folder = edited(tiny_model_dir, tmp_path / "m", ENDS)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    with pytest.raises(UserError, match=r"no model of \d+ tokens writes \[(-1|5000)\]: correct eos_token_id"):
+        of_folder(folder)
+
+
 @pytest.mark.slow
 def test_a_sweep_without_tags_and_a_note_where_answers_are_missing(
     kvsweep: Callable[..., Any], tiny: list[str], tiny_policy: list[str], tmp_path: Path
