@@ -102,8 +102,8 @@ def _endless(run: Run, titles: list[str]) -> list[str]:
         cut = int((ours["stop_reason"] == "length").sum())
         if cut >= _NEARLY_ALL * len(ours):
             sentences.append(
-                f"{model} | {benchmark}: {cut} of {counted(len(ours), 'text')} ran to the limit. Does the model end its "
-                "answers with a token that eos_token_id in its generation_config.json lacks?"
+                f"{model} | {benchmark}: {cut} of {counted(len(ours), 'text')} ran to the limit. Does the model end "
+                "its answers with a token that eos_token_id in its generation_config.json lacks?"
             )
     return sentences
 

@@ -33,12 +33,13 @@ _WITHOUT_EFFECT: dict[str, Any] = {
     "expert_used_count": 0,
     "attention.sliding_window": 0,
 }
+_LAYERS_OF_GEMMA3_27B = 62
 _ROPE_FREQUENCIES = "rope_freqs.weight"
 # A file begins with its fields and the names of its tensors, of which a vocabulary takes the most.
 _HEAD_BYTES = 64 << 20
 # As a file holds it, with its type and length: the cut of Qwen2.
 _CUT_OF_QWEN2 = "tokenizer.ggml.pre" + "\x08\0\0\0" + "\x05\0\0\0\0\0\0\0" + "qwen2"
-# Fields that `rope_scaling` reads.
+# Fields that `scale_rope` reads.
 _SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
 
 
@@ -64,7 +65,23 @@ def _names(file: Path, text: str, *_: int) -> bool:
         return text.encode() in opened.read(_HEAD_BYTES)
 
 
-def rope_scaling(reader: GGUFReader, config: PreTrainedConfig) -> dict[str, Any]:
+def scale_rope(reader: GGUFReader, config: PreTrainedConfig) -> None:
+    """Add the rotary scaling of a file to a config; a UserError for one that is not known.
+
+    Of Gemma 3, whose kinds of layers have parameters of their own, the scaling is that of the full layers.
+    """
+    if not (scaling := _rope_scaling(reader, config)):
+        return
+    plain: dict[str, Any] = config.rope_parameters
+    if "full_attention" not in plain:
+        config.rope_parameters = {**plain, **scaling}
+    elif config.model_type == "gemma3_text":
+        config.rope_parameters = {**plain, "full_attention": {**plain["full_attention"], **scaling}}
+    else:
+        raise UserError("its rotary scaling is of some layers, and the file does not say of which")
+
+
+def _rope_scaling(reader: GGUFReader, config: PreTrainedConfig) -> dict[str, Any]:
     """The rotary scaling of a file as transformers writes it, without `rope_theta`; a UserError for one not known.
 
     llama.cpp stores linear and yarn scaling as fields, and Llama 3.1's as the factors by which it divides frequencies.
@@ -108,6 +125,8 @@ def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
     known = {**_WITHOUT_EFFECT, "rope.dimension_count": head_dim}
     known |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     architecture = _value(reader, "general.architecture", whole=True)
+    if architecture == "gemma3" and network.config.num_hidden_layers == _LAYERS_OF_GEMMA3_27B:
+        raise UserError("it may be Gemma 3 27B, whose scaling of queries is its own, and the file does not say it")
     read = {*_SCALING, *_read_keys(architecture)}
     for name in reader.fields:
         group, _, key = name.partition(".")

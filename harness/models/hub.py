@@ -256,8 +256,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         )
         read, told = found
         check_tensors(told["missing_keys"])
-        if scaling := gguf_file.rope_scaling(reader, read.config):
-            read.config.rope_parameters = {**read.config.rope_parameters, **scaling}
+        gguf_file.scale_rope(reader, read.config)
         gguf_file.check_all_is_read(reader, read)
     except Exception as error:  # a damaged file, an architecture that is not known: each part raises what it likes
         reason = lines_of(error)[0].rstrip(".")

@@ -21,7 +21,7 @@ from kvsweep.harness.models.config import ROLES, ModelConfig
 from kvsweep.harness.models.generation import unapplied_settings
 from kvsweep.harness.models.hub import adapter_files, check_tensors, from_place, lines_of
 from kvsweep.harness.models.loaded import OTHER_QUESTION, LoadedModel
-from kvsweep.harness.models.probe import check_steps
+from kvsweep.harness.models.probe import check_steps, merged
 from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec
 from kvsweep.harness.provenance import VISIBLE, named_gpus
 
@@ -60,6 +60,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     if config.chat_template == "own":
         TEMPLATES.start()  # beside the weights
     architecture = read_architecture(config)
+    _check_no_adapter(config)
     try:
         tokenizer = _load_tokenizer(config)
         if config.random_weights:
@@ -86,9 +87,10 @@ def load_model(config: ModelConfig) -> LoadedModel:
             raise UserError(f"model.config.vocab_size={vocabulary} is below {least}: raise it.")
         # The id in the config belongs to the model's real tokenizer.
         network.generation_config.eos_token_id = tokenizer.eos_token_id
+    network = network.to(device_of(config))
     if config.adapter is not None:
         network = add_adapter(network, config.adapter)
-    network = network.to(device_of(config)).eval().requires_grad_(False)
+    network = network.eval().requires_grad_(False)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     torch.set_num_threads(config.threads or min(_MOST_THREADS, 1 + parameters // _PARAMETERS_PER_THREAD))
     use_slot_attention(network)
@@ -100,6 +102,18 @@ def load_model(config: ModelConfig) -> LoadedModel:
         named = f"the generation_config of model={config.name} sets {', '.join(unapplied)}"
         print(f"note: {named}; transformers' generate applies this, and kvsweep does not.", file=sys.stderr)
     return model
+
+
+def _check_no_adapter(config: ModelConfig) -> None:
+    """Refuse a model that has an adapter beside its weights: transformers adds such an adapter by itself."""
+    from transformers.utils import find_adapter_config_file
+
+    if config.is_built:
+        return
+    find = partial(find_adapter_config_file, config.checkpoint, revision=config.commit)
+    if from_place(find, config.checkpoint, config.commit) is not None:
+        beside = f"model={config.name} has a LoRA adapter beside its weights (adapter_config.json in {config.place})"
+        raise UserError(f"{beside}: move the adapter to a folder of its own, and name this as model.adapter or not.")
 
 
 def _warn_of_slow_precision(config: ModelConfig) -> None:
@@ -119,7 +133,7 @@ def add_adapter(network: Any, folder: str) -> Any:
         wrapped = PeftModel.from_pretrained(network, folder)
         with safe_open(adapter_files(folder)[1], "pt") as stored:
             check_tensors(get_peft_model_state_dict(wrapped).keys() ^ stored.keys())
-        return wrapped.merge_and_unload(safe_merge=True)
+        return merged(wrapped)
     except Exception as error:  # a damaged file, a shape that does not fit: peft raises what its parts raise
         unfit = f"model.adapter={folder} cannot be added to the weights ({_first_line(error)})"
         raise UserError(f"{unfit}: name a LoRA adapter that peft saved for this model, or null.") from error

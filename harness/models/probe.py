@@ -35,7 +35,7 @@ def check_steps(model: LoadedModel) -> None:
         needs = "has a delta rule, which needs transformers 5.21 or later"
         installed = f"{transformers.__version__} is installed"
         raise UserError(f"model type {model.spec.family} {needs}, and {installed}: pip install -U transformers.")
-    ids = torch.arange(3, 3 + 7 * _CHECKED, 7, device=model.device)[None] % model.spec.vocab_size
+    ids = _text(model.device, model.spec.vocab_size)
     prefill = Prefill()
     try:
         with _short_windows(model):
@@ -46,9 +46,32 @@ def check_steps(model: LoadedModel) -> None:
         raise
     except Exception as error:  # Each architecture fails in its own way.
         raise _refused(model, f"fails over a slot cache ({lines_of(error)[0].rstrip('.')[:200]})") from error
-    difference = (found - expected).square().mean().sqrt() / expected.std().clamp(min=1e-12)
+    difference = _difference(found, expected)
     if not difference <= _ALLOWED[model.config.dtype]:
         raise _refused(model, f"has other logits over a slot cache, by {difference:.3g} of their standard deviation")
+
+
+@torch.no_grad()
+def merged(wrapped: Any) -> Any:
+    """The network of a PeftModel with its adapter merged; a ValueError if it has other logits than peft's unmerged."""
+    network = wrapped.get_base_model()
+    ids = _text(wrapped.device, network.config.get_text_config().vocab_size)
+    expected = wrapped.eval()(input_ids=ids, use_cache=False).logits.float()
+    network = wrapped.merge_and_unload(safe_merge=True)
+    difference = _difference(network(input_ids=ids, use_cache=False).logits.float(), expected)
+    if not difference <= _ALLOWED[str(network.dtype).removeprefix("torch.")]:
+        tied = "as where the embedding is the head too" if network.config.tie_word_embeddings else "and should not be"
+        raise ValueError(f"merged, its logits are others by {difference:.3g} of their standard deviation, {tied}")
+    return network
+
+
+def _text(device: torch.device, rows: int) -> Tensor:
+    return torch.arange(3, 3 + 7 * _CHECKED, 7, device=device)[None] % rows
+
+
+def _difference(found: Tensor, expected: Tensor) -> Tensor:
+    """The root mean square of the differences, in standard deviations of the expected logits."""
+    return (found - expected).square().mean().sqrt() / expected.std().clamp(min=1e-12)
 
 
 def _refused(model: LoadedModel, what: str) -> UserError:

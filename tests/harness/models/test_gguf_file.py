@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Olmo3Config
 
 from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.gguf_file import reader_of, scale_rope
 from kvsweep.harness.models.load import load_model
 from tests.harness.decode.fakes import FULL, run
 from tests.harness.decode.test_engine import ask
@@ -179,3 +180,28 @@ def test_fields_without_effect_are_taken(loaded: Any) -> None:
     model = loaded(original("default"), "default", fields)
     assert model.stop_ids == (0, 2)
     assert model.config.identity()["gguf_tokenizer"]
+
+
+def test_the_rotary_scaling_of_gemma_3_is_that_of_its_full_layers(tmp_path: Path) -> None:
+    import gguf
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gemma3")
+    writer.add_rope_scaling_type(gguf.RopeScalingType("linear"))
+    writer.add_rope_scaling_factor(8.0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    reader = reader_of(tmp_path / "m.gguf")
+    window = {"rope_type": "default", "rope_theta": 1e4}
+    linear = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    kinds = {"sliding_attention": window, "full_attention": {"rope_type": "default", "rope_theta": 1e6}}
+    ours = Gemma3TextConfig(num_hidden_layers=6, rope_parameters=kinds)
+    original = Gemma3TextConfig(num_hidden_layers=6, rope_parameters={**kinds, "full_attention": linear})
+    scale_rope(reader, ours)
+    found, expected = Gemma3RotaryEmbedding(ours), Gemma3RotaryEmbedding(original)
+    for name in ("sliding_attention_inv_freq", "full_attention_inv_freq"):
+        assert torch.equal(getattr(found, name), getattr(expected, name))
+    other = Olmo3Config(rope_parameters=kinds)
+    with pytest.raises(UserError, match="its rotary scaling is of some layers"):
+        scale_rope(reader, other)

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from kvsweep.compression.config import fixed_bytes
 from kvsweep.errors import UserError
@@ -495,3 +496,39 @@ def test_an_adapter_of_another_model_is_refused(adapter: Path, change: str) -> N
     write(adapter, factors)
     with pytest.raises(UserError, match=r"model.adapter=\S+ cannot be added to the weights"):
         load_model(replace(TOY, adapter=str(adapter)))
+
+
+@pytest.mark.parametrize("part", ["model.embed_tokens", "lm_head"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adapter_of_the_embedding_is_pefts_or_refused(part: str, tied: bool, tmp_path: Path) -> None:
+    """Merged into a tensor that is embedding and head, an adapter of one would change the other."""
+    network = AutoModelForCausalLM.from_pretrained(str(TOY.path), dtype=torch.float32)
+    if not tied:
+        network.lm_head.weight = torch.nn.Parameter(network.lm_head.weight.detach().clone())
+        network.config.tie_word_embeddings = False
+    shutil.copytree(str(TOY.path), tmp_path / "m")
+    network.save_pretrained(tmp_path / "m")
+    trained = get_peft_model(network, LoraConfig(r=2, target_modules=[part.rpartition(".")[2]], task_type="CAUSAL_LM"))
+    torch.manual_seed(0)
+    for name, value in trained.named_parameters():
+        if "lora_" in name:
+            value.data.normal_()
+    trained.save_pretrained(tmp_path / "a")
+    config = replace(TOY, path=str(tmp_path / "m"), adapter=str(tmp_path / "a"))
+    if tied:
+        with pytest.raises(UserError, match=r"merged, its logits are others by \d.* as where the embedding is the head"):
+            load_model(config)
+        return
+    ids = torch.tensor([[5, 9, 20, 33]])
+    with torch.inference_mode():
+        theirs = trained.eval()(input_ids=ids).logits
+        ours = load_model(config).network(input_ids=ids).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_beside_the_weights_is_named(adapter: Path, tmp_path: Path) -> None:
+    shutil.copytree(str(TOY.path), tmp_path / "m")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(adapter / name, tmp_path / "m")
+    with pytest.raises(UserError, match="has a LoRA adapter beside its weights"):
+        load_model(replace(TOY, path=str(tmp_path / "m")))
