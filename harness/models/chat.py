@@ -13,13 +13,15 @@ from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
 
 from kvsweep.harness.models.chat_process import BYTES, SECONDS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+# Stand for a control token before a text: one that leaves the blanks behind it, and one that takes them.
+_STAND_BEFORE = ("\ue000", "\ue001")
 _BRACKETED = re.compile(r"<\S.*>|\[\S.*\]", re.DOTALL)  # as <tool_call> and [INST]
 
 
@@ -118,6 +120,7 @@ class ControlTokens:
             for i, token in tokenizer.added_tokens_decoder.items()
             if token.special or token.content in tags or _BRACKETED.fullmatch(token.content)
         }
+        self._strips = {token.content for token in tokenizer.added_tokens_decoder.values() if token.rstrip}
         longest_first = sorted(self._texts.values(), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # (?!) is found nowhere
 
@@ -143,21 +146,28 @@ class ControlTokens:
         backend = self._tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
-        pieces, plain = list[Encoding](), ""
+        pieces, plain, before = list[Encoding](), "", ""
         for number, edge in enumerate(edges):
             plain += question if number else ""
-            spans = [found.span() for found in self._pattern.finditer(edge)]
-            if spans:
-                start, end = spans[0][0], spans[-1][1]
-                pieces += [self._plain(plain + edge[:start]), backend.encode(edge[start:end], add_special_tokens=False)]
-                plain = ""
-                edge = edge[end:]
+            if found := list(self._pattern.finditer(edge)):
+                start, end = found[0].start(), found[-1].end()
+                pieces.append(self._plain(plain + edge[:start], before))
+                pieces.append(backend.encode(edge[start:end], add_special_tokens=False))
+                plain, before, edge = "", found[-1].group(), edge[end:]
             plain += edge
-        merged = Encoding.merge([*pieces, self._plain(plain)])
+        merged = Encoding.merge([*pieces, self._plain(plain, before)])
         return list(backend.post_process(merged, add_special_tokens=add_special_tokens).ids)
 
-    def _plain(self, text: str) -> Encoding:
-        encoding = self._plain_tokenizer.encode(text, add_special_tokens=False)
+    def _plain(self, text: str, before: str) -> Encoding:
+        """A text without control tokens as it is read behind the control token `before`, if any.
+
+        A tokenizer may write a space in front of a whole text alone, and a token may take the blanks behind it.
+        """
+        if not set(_STAND_BEFORE).isdisjoint(text):
+            raise ValueError("the text holds a character of Unicode's private use")
+        stands = _STAND_BEFORE[before in self._strips] if before else ""
+        encoding = self._plain_tokenizer.encode(stands + text, add_special_tokens=False)
+        encoding.truncate(len(encoding) - len(stands), direction="left")
         if self._control_ids(encoding.ids):
             raise ValueError("the tokenizer makes control tokens of plain text")
         return encoding
@@ -168,7 +178,13 @@ class ControlTokens:
 
     @cached_property
     def _plain_tokenizer(self) -> Tokenizer:
-        """The tokenizer without its control tokens: its own option knows special tokens alone."""
+        """The tokenizer without its control tokens, and with what stands for one before a text.
+
+        Its own option knows special tokens alone.
+        """
         whole = json.loads(self._tokenizer.backend_tokenizer.to_str())
         kept = [token for token in whole["added_tokens"] if token["id"] not in self._texts]
-        return Tokenizer.from_str(json.dumps({**whole, "added_tokens": kept, "truncation": None, "padding": None}))
+        plain = Tokenizer.from_str(json.dumps({**whole, "added_tokens": kept, "truncation": None, "padding": None}))
+        stand = (AddedToken(text, normalized=False, rstrip=text == _STAND_BEFORE[True]) for text in _STAND_BEFORE)
+        plain.add_special_tokens(list(stand))
+        return plain

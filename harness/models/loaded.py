@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -148,7 +147,9 @@ class LoadedModel:
     def separators(self) -> Tensor:
         """[vocabulary] true at SepLLM's separators: one punctuation mark or line break, spaces, the text's start."""
         start, marks = getattr(self.tokenizer, "bos_token_id", None), {"", *".,?!;:\n"}
-        texts = [self.decode([i]) for i in range(self.spec.vocab_size)]
+        # Behind another token, since a tokenizer may leave out a space at a text's start.
+        first = self.tokenizer.encode("a", add_special_tokens=False)
+        texts = [self.decode([*first, i]).removeprefix(self.decode(first)) for i in range(self.spec.vocab_size)]
         separate = [i == start or (bool(text) and text.strip(" ") in marks) for i, text in enumerate(texts)]
         return torch.tensor(separate, device=self.device)
 
@@ -177,17 +178,34 @@ class LoadedModel:
         """Tokens before the tag that closes the thinking; None where the text has no such tag."""
         if self.think_end_id is not None:
             return ids.index(self.think_end_id) if self.think_end_id in ids else None
-        found = self.decode(ids).find(self.config.think_end) if self.config.think_end else -1
         # A tag of several tokens may begin and end within one: the number of whole tokens in the text before it.
-        count = bisect_right(range(len(ids) + 1), found, key=lambda size: len(self.decode(ids[:size]))) - 1
-        return None if found < 0 else count
+        found = self.decode(ids).find(self.config.think_end) if self.config.think_end else -1
+        return None if found < 0 else self._tokens_within(ids, found)
 
     def tag_tokens(self, ids: list[int], thinking: int) -> int:
         """Tokens of the tag behind a thinking of so many tokens, up to its end; 1 where there is no such tag."""
         if self.think_end_id is not None or self.config.think_end is None or thinking == len(ids):
             return 1
         end = self.decode(ids).find(self.config.think_end) + len(self.config.think_end)
-        return bisect_left(range(len(ids) + 1), end, key=lambda size: len(self.decode(ids[:size]))) - thinking
+        return self._whole(ids, self._tokens_within(ids, end - 1) + 1)[0] - thinking
+
+    def _tokens_within(self, ids: list[int], chars: int) -> int:
+        """The most tokens from the start whose text is one of so many of the text's first characters, or fewer."""
+        low, high = 0, len(ids)
+        while low < high:
+            middle = (low + high + 1) // 2
+            count, length = self._whole(ids, middle)
+            low, high = (count, high) if length <= chars else (low, middle - 1)
+        return low
+
+    def _whole(self, ids: list[int], count: int) -> tuple[int, int]:
+        """Tokens, as few as `count` or more, whose characters the text begins with, and how many characters these are.
+
+        A character may be several tokens, and what a part of these decodes to is nothing of the text.
+        """
+        text = self.decode(ids)
+        parts = ((size, self.decode(ids[:size])) for size in range(count, len(ids) + 1))
+        return next((size, len(part)) for size, part in parts if text.startswith(part))
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
         """Token ids of one user message in the chat template, up to where the model begins to think.

@@ -1,6 +1,7 @@
 """What chat templates and tokenizers may do to a question: it is the same every day, each token is the model's."""
 
 import datetime
+import functools
 import json
 import shutil
 from dataclasses import replace
@@ -10,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
@@ -235,3 +237,55 @@ def test_a_question_that_cannot_be_plain_text_is_refused(folder: Path):
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(UserError, match="cannot take as plain text"):
         load_model(with_template(folder, ASKS)).prompt_ids("a<eos>")
+
+
+def sentencepiece(**control: Any) -> PreTrainedTokenizerFast:
+    """A tokenizer in the manner of Llama 2's: bytes, letters, and a space that it writes before a text alone."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyz</>."]
+    backend = Tokenizer(BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(parts)
+    backend.add_special_tokens([AddedToken(text, normalized=False, **control) for text in ("<s>", "</s>")])
+    template = "{{ bos_token }} {{ messages[0]['content'] }}"
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special)
+
+
+@pytest.mark.parametrize("takes_blanks", [False, True])
+@pytest.mark.parametrize("begins", ["", "x"])
+def test_a_plain_part_behind_a_control_token_begins_as_in_the_whole_text(takes_blanks: bool, begins: str):
+    tokenizer = sentencepiece(rstrip=takes_blanks)
+    control = ControlTokens(tokenizer)
+    found = control.encode_between([f"{begins}<s> ", ""], "a b</s>", add_special_tokens=False)
+    write = tokenizer.convert_ids_to_tokens
+    whole = write(tokenizer(f"{begins}<s> a b", add_special_tokens=False).input_ids)
+    assert write(found) == [*whole, "<", "/", "s", ">"]
+    with pytest.raises(ValueError, match="private use"):
+        control.encode_between(["<s>", ""], "\ue000</s>", add_special_tokens=False)
+
+
+def test_a_space_alone_is_a_separator_of_every_vocabulary():
+    tokenizer = sentencepiece()
+    network: Any = SimpleNamespace(parameters=lambda: iter([torch.zeros(1)]))
+    model = LoadedModel(ModelConfig(name="m", title="M", path=""), network, tokenizer)
+    model.__dict__["spec"] = SimpleNamespace(vocab_size=len(tokenizer))
+    found = {tokenizer.convert_ids_to_tokens(i) for i in model.separators.nonzero().flatten().tolist()}
+    # The bytes are those of a space, a line break and the marks.
+    assert found == {"<s>", "▁", ".", *(f"<0x{ord(mark):02X}>" for mark in " \n.,?!;:")}
+
+
+@pytest.mark.parametrize("tag", ["</t>", "◁/t▷", "終"])
+def test_the_thinking_ends_before_the_tag_where_characters_are_several_tokens(tag: str):
+    tokenizer: Any = sentencepiece()
+    config = ModelConfig(name="m", title="M", path="", think_end=tag)
+    model = LoadedModel(config, SimpleNamespace(), tokenizer)  # type: ignore[arg-type]
+    write = functools.partial(tokenizer.encode, add_special_tokens=False)
+    for thinking in ("", "abc", "a ≤ b", "√√√", "a😀", "漢字é\n"):
+        for answer in ("", "x", "√", "x漢"):
+            before, after = (write(text) if text else [] for text in (thinking, answer))
+            ids = [*before, *write(tag)[1:], *after]
+            found = model.thinking_tokens(ids)
+            assert found == len(before)
+            assert model.tag_tokens(ids, found) == len(write(tag)) - 1
+    assert model.thinking_tokens(write("a√")) is None
