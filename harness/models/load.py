@@ -164,10 +164,6 @@ def _check_text(model: LoadedModel) -> None:
     if drawn := _DRAWN.search(str(model.tokenizer.chat_template or "")):
         random = f"the chat template of model={model.config.name} draws at random ({drawn.group()})"
         raise UserError(f"{random}, so a question would differ each time: name another model, or correct the template.")
-    if model.thinking_of_prompt == "closed":
-        closes = f"the chat template of model={model.config.name} closes the thinking ({model.config.think_end}) itself"
-        mend = "give model.think_end=null, or a variable as model.template={enable_thinking: true} that leaves it open"
-        raise UserError(f"{closes}, so that a text is an answer alone: {mend}.")
     _check_spaces(model)
     model.asked(OTHER_QUESTION)  # a template may hold a shorter question by chance
     try:

@@ -260,14 +260,15 @@ class LoadedModel:
     @cached_property
     def thinking_opened_by(self) -> Literal["template", "forced", "model"]:
         """The writer of the tag that opens the thinking: the chat template, `force_think`, or the model itself."""
-        if self.thinking_of_prompt == "open":
+        if self.thinking_behind(OTHER_QUESTION, self._templated(OTHER_QUESTION)) == "open":
             return "template"
         return "forced" if self.config.force_think else "model"
 
-    @property
-    def thinking_of_prompt(self) -> Literal["open", "closed", "unopened"]:
-        """Whether the chat template, behind the question, leaves the thinking open, closes it, or does neither."""
-        behind = self._templated(OTHER_QUESTION).rpartition(OTHER_QUESTION)[2]
+    def thinking_behind(self, prompt: str, text: str) -> Literal["open", "closed", "unopened"]:
+        """Whether a text that asks a question, behind the question, leaves the thinking open, closes it, or neither."""
+        if not self.thinks:
+            return "unopened"
+        behind = text.rpartition(prompt.strip() or text)[2]
         opened, closed = (behind.rfind(tag) if tag else -1 for tag in (self.config.think_start, self.config.think_end))
         return "unopened" if opened == closed == -1 else "closed" if closed > opened else "open"
 
@@ -276,14 +277,18 @@ class LoadedModel:
         """The control token that the chat template writes behind an answer; None where none is seen."""
         if self.config.chat_template == "none":
             return None
+        turn = (OTHER_QUESTION, _OTHER_ANSWER)
         try:
-            text = self._templated(OTHER_QUESTION, _OTHER_ANSWER, asks=False)
-            if self._templated(OTHER_QUESTION, asks=False) == self._templated(OTHER_QUESTION):
-                return None  # what it writes behind any message may open an answer
+            always_asks = self._templated(OTHER_QUESTION, asks=False) == self._templated(OTHER_QUESTION)
+            text = self._templated(*turn, *turn[:always_asks], asks=False)
         except UserError:  # it takes no answer
             return None
-        _, found, behind = text.rpartition(_OTHER_ANSWER)
-        return self._control_tokens.first_in(list(self.encode(behind))) if found else None
+        before, _, behind = text.partition(_OTHER_ANSWER)
+        if always_asks:  # so that the text ends with what opens an answer: look between two turns instead
+            behind = behind.partition(OTHER_QUESTION)[0]
+            if before.partition(OTHER_QUESTION)[0].endswith(behind):
+                return None  # it opens a turn
+        return self._control_tokens.first_in(list(self.encode(behind)))
 
     def asked(self, prompt: str) -> str:
         """The text that asks a question, with the tag that opens the thinking where the template writes none.
@@ -295,7 +300,12 @@ class LoadedModel:
             left_out = f"model={self.config.name} has a chat template that leaves the question out or changes it"
             mend = "correct the template, name another model, or give model.chat_template=none for a base model"
             raise UserError(f"{left_out}, and the question must stand in the text as it is: {mend}.")
-        forced = self.config.force_think and self.thinking_of_prompt == "unopened"
+        if (thinking := self.thinking_behind(prompt, text)) == "closed":
+            name, tag = self.config.name, self.config.think_end
+            closes = f"the chat template of model={name} closes the thinking ({tag}) itself"
+            mend = "give model.think_end=null, or a variable as model.template={enable_thinking: true} to leave it open"
+            raise UserError(f"{closes}, so that a text is an answer alone: {mend}.")
+        forced = self.config.force_think and thinking == "unopened"
         return f"{text}{self.config.think_start}\n" if forced else text
 
     def _templated(self, prompt: str, *texts: str, asks: bool = True) -> str:

@@ -116,8 +116,13 @@ def test_a_template_that_closes_the_thinking_is_refused_and_a_variable_opens_it(
 ) -> None:
     folder = edited(tiny_model_dir, tmp_path / "m", BLOCK)
     for forced in (False, True):
-        with pytest.raises(UserError, match=r"closes the thinking \(</think>\) itself, .*: give model.think_end=null"):
+        with pytest.raises(UserError, match=r"closes the thinking \(</think>\) itself, so .*: give model.think_end=null"):
             of_folder(folder, force_think=forced)
+    by_question = "{% set enable_thinking = 'no_think' not in messages[0]['content'] %}" + BLOCK
+    sometimes = of_folder(edited(tiny_model_dir, tmp_path / "n", by_question))
+    assert sometimes.asked("p=4").endswith("<think>\n")
+    with pytest.raises(UserError, match="closes the thinking"):
+        sometimes.prompt_ids("p=4 no_think")
     answers = of_folder(folder, think_end=None)
     assert answers.decode(list(answers.prompt_ids("p=4"))).endswith("</think>\n\n")
     thinks = of_folder(folder, template={"enable_thinking": True}, force_think=True)
@@ -140,7 +145,8 @@ def test_a_template_that_closes_the_thinking_is_refused_and_a_variable_opens_it(
 def test_what_the_prompt_opens_and_closes_is_read_behind_the_question(behind: str, found: str) -> None:
     model = of_bytes()
     model.tokenizer.chat_template = "Think in <think></think>. {{ messages[0]['content'] }}" + behind
-    assert model.thinking_of_prompt == found
+    text = model._templated("Is </think> a tag?")
+    assert model.thinking_behind("Is </think> a tag?", text) == found
 
 
 def test_a_variable_is_one_that_the_template_alone_reads(tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -161,6 +167,8 @@ PADS = ENDS.replace("eos_token if", "pad_token if")
     [
         ([2], ENDS, ""),
         ([1], ENDS, "its tokenizer ends an answer with"),
+        ([1, 2], "{{ bos_token }}" + PADS.replace("'assistant'", "m['role']"), "its chat template ends an answer with"),
+        ([2], PADS.replace(" if m['role'] == 'assistant'", "").replace("pad_token", "''") + "<a>", ""),
         ([1, 2], PADS + "{% if add_generation_prompt %}<a>{% endif %}", "its chat template ends an answer with"),
     ],
 )

@@ -102,6 +102,7 @@ KEYS = st.sampled_from(
         "model.think_end",
         "model.config",
         "model.force_think",
+        "model.template",
         "model.random_weights",
         "model.config.num_hidden_layers",
         "model.config.num_key_value_heads",

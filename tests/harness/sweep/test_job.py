@@ -413,6 +413,7 @@ def test_every_field_changes_the_id_or_is_known_not_to(section: str) -> None:
         "think_start": "<t>", "force_think": True, "config": {"model_type": "llama"}, "special_tokens": {"bos": "<b>"},
         "name": "other", "title": "Other", "device": "cpu", "threads": 2, "predictor": "/p", "statistics": "/s",
         "safetensors_only": False, "sizes": {}, "chat_template": "none", "split": "x", "today": "2026-01-02",
+        "template": {"a": 1},
         "max_new_tokens": 401, "stop_on_loop": True, "sampling": SamplingConfig(temperature=0.6, top_p=0.9, top_k=20),
         "keep_ratio": 0.31, "local_window": 17, "budget": 129, "question": "free", "sinks": 2,
     }  # fmt: skip
