@@ -116,7 +116,7 @@ def test_a_template_that_closes_the_thinking_is_refused_and_a_variable_opens_it(
 ) -> None:
     folder = edited(tiny_model_dir, tmp_path / "m", BLOCK)
     for forced in (False, True):
-        with pytest.raises(UserError, match=r"closes the thinking \(</think>\) itself, so .*: give model.think_end=null"):
+        with pytest.raises(UserError, match=r"closes the thinking \(</think>\) itself, .*: give model.think_end=null"):
             of_folder(folder, force_think=forced)
     by_question = "{% set enable_thinking = 'no_think' not in messages[0]['content'] %}" + BLOCK
     sometimes = of_folder(edited(tiny_model_dir, tmp_path / "n", by_question))
