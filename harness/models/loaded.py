@@ -268,9 +268,15 @@ class LoadedModel:
         """Whether a text that asks a question, behind the question, leaves the thinking open, closes it, or neither."""
         if not self.thinks:
             return "unopened"
-        behind = text.rpartition(prompt.strip() or text)[2]
+        behind = self._behind_question  # since a question may be a tag, and the template has the last one
+        if not text.endswith(behind):  # it depends on the question
+            behind = text.rpartition(prompt.strip() or text)[2]
         opened, closed = (behind.rfind(tag) if tag else -1 for tag in (self.config.think_start, self.config.think_end))
         return "unopened" if opened == closed == -1 else "closed" if closed > opened else "open"
+
+    @cached_property
+    def _behind_question(self) -> str:
+        return self._templated(OTHER_QUESTION).rpartition(OTHER_QUESTION)[2]
 
     @cached_property
     def turn_end(self) -> int | None:
