@@ -83,7 +83,7 @@ def cut_off(run: Run, margin: float | None = None) -> list[str]:
     """
     titles = ["model_title", "benchmark_title"]
     texts = run.completions.merge(run.cells.loc[run.cells["policy"] == "full", ["cell_id", *titles]], on="cell_id")
-    sentences = _endless(run, titles)
+    sentences = []
     for (model, benchmark), ours in texts.groupby(titles, sort=False):
         cut = ours["stop_reason"] == "length"
         if cut.mean() > plan_of(run.provenance.get(ours["cell_id"].iloc[0], {}), margin).margin:
@@ -91,7 +91,7 @@ def cut_off(run: Run, margin: float | None = None) -> list[str]:
                 f"{model} | {benchmark}: {cut.sum()} of {counted(len(cut), 'text')} of the full cache were cut off and "
                 "count as wrong, so that a setting may seem as good which is not. Raise decoding.max_new_tokens."
             )
-    return sentences
+    return [*_endless(run, titles), *sentences]
 
 
 def _endless(run: Run, titles: list[str]) -> list[str]:
