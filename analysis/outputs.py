@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from sys import intern
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pandas as pd
 from pydantic import Field, TypeAdapter, ValidationError
@@ -18,6 +18,7 @@ from kvsweep.errors import UserError
 from kvsweep.escape import visible
 from kvsweep.records import MOST, Pair
 from kvsweep.row_files import rows_of_file
+from kvsweep.thinking import DEFAULT_TAGS, Thinking, ending, joined, thinking_of
 
 _PROBLEM = ("problem_id", "doc_id", "id", "problem_idx", "question_id", "problem")
 _DRAW = ("draw", "epoch", "sample", "repeat")
@@ -31,7 +32,6 @@ _MEANINGS |= {"stop_reason": _ENDING, "text": _TEXT}
 _NUMBER = TypeAdapter(Annotated[int, Field(ge=0, le=MOST)])
 _VALUES = dict.fromkeys(("1", "1.0", "true", "c", "correct", "right", "yes", "pass", "passed"), 1.0)
 _VALUES |= dict.fromkeys(("0", "0.0", "false", "i", "incorrect", "wrong", "no", "fail", "failed"), 0.0)
-_CUT_OFF = ("length", "max_tokens", "model_length", "truncated")
 MOST_ROWS = 10_000_000
 Values = Mapping[str, Any]
 Outputs = Mapping[str, Sequence["Answer"]]
@@ -41,6 +41,7 @@ class Answer(NamedTuple):
     """One answer: `correct` is 1 right, 0 wrong, None without a grade; gold and prompt as in the file, or None.
 
     `grade` names the score that `correct` is where a file names its scores; `text` tells equal texts of a file.
+    `thinking` is what the text shows of it, where texts are graded; `ending` is None where the file does not say it.
     """
 
     problem: str
@@ -51,11 +52,16 @@ class Answer(NamedTuple):
     gold: Any
     prompt: Any
     prompt_hash: Any
-    truncated: bool
+    thinking: Thinking | None
+    ending: Literal["stop", "length"] | None
 
     @property
     def key(self) -> Pair:
         return self.problem, self.draw
+
+    @property
+    def truncated(self) -> bool:
+        return self.ending == "length"
 
     @property
     def outcome(self) -> str | None:
@@ -117,7 +123,7 @@ def read_texts(path: Path, asked: Asked = _ALL) -> Iterator[tuple[Answer, str | 
     for number, row in enumerate(rows_of_file(path, key="samples"), start=1):
         if number > MOST_ROWS:
             raise UserError(f"{path} has more than {MOST_ROWS:,} rows: give a part of it.")
-        for sample in _samples(row.values):
+        for sample in _samples(row.values, asked):
             if (known := asked.renamed(sample, row.where)) is not None:
                 text = text if isinstance(text := _first(known, _TEXT), str) else None
                 yield _answer(known, row.where, asked, text), text
@@ -129,19 +135,30 @@ def graded(outputs: Outputs) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["cell_id", "problem_id", "draw", "correct", "outcome"])
 
 
-def _samples(row: Values) -> Iterator[Values]:
+def _samples(row: Values, asked: Asked) -> Iterator[Values]:
     """A row of a known program as rows of one answer each, with text and ending where a plain row has them."""
     doc, response, metric = (row.get(name) for name in ("doc", "model_response", "metric"))
     if isinstance(doc, dict) and isinstance(response, dict) and isinstance(metric, dict):
         yield from _of_lighteval(doc, response, metric)
     elif isinstance(output := row.get("output"), dict):
         yield _of_inspect_ai(row, next(_objects(output.get("choices")), {}))
-    elif (text := row.get("resps")) and _first(row, _TEXT) is None:  # lm-evaluation-harness's
-        while isinstance(text, list):
-            text = next(iter(text), None)
-        yield {**row, "text": text}
+    elif isinstance(row.get("resps"), list) and _first(row, _TEXT) is None:
+        yield from _of_lm_eval(row, asked)
     else:
         yield row
+
+
+def _of_lm_eval(row: Values, asked: Asked) -> Iterator[Values]:
+    """The answers of one request, whose metrics are those of a filter's one; log-likelihoods are no texts."""
+    requests = row["resps"]
+    repeats = requests[0] if len(requests) == 1 and isinstance(requests[0], list) else requests
+    texts = [text for text in repeats if isinstance(text, str)]
+    if len(texts) < 2 or asked.graded:
+        yield {**row, "text": next(iter(texts), None)}
+        return
+    metrics = {*_CORRECT, "metrics", *(name for name in _list(row.get("metrics")) if isinstance(name, str))}
+    plain = {name: value for name, value in row.items() if name not in metrics}
+    yield from ({**plain, "draw": draw, "text": text} for draw, text in enumerate(texts))
 
 
 def _of_lighteval(doc: Values, response: Values, metric: Values) -> Iterator[Values]:
@@ -155,11 +172,13 @@ def _of_lighteval(doc: Values, response: Values, metric: Values) -> Iterator[Val
 
 def _of_inspect_ai(row: Values, choice: Values) -> Values:
     """A sample whose message may have its thinking as a part of its own, which stands before the answer here."""
-    content = next(_objects([choice.get("message")]), {}).get("content")
+    content, reason = next(_objects([choice.get("message")]), {}).get("content"), choice.get("stop_reason")
     if isinstance(content, list):
-        thinking = [f"<think>{part['reasoning']}</think>\n" for part in _objects(content) if part.get("reasoning")]
-        content = "".join([*thinking, *(str(part["text"]) for part in _objects(content) if part.get("text"))])
-    return {**row, "text": content, "stop_reason": _first(row, _ENDING) or choice.get("stop_reason")}
+        thinking = "\n".join(str(part["reasoning"]) for part in _objects(content) if part.get("reasoning"))
+        content = "".join(str(part["text"]) for part in _objects(content) if part.get("text"))
+        if thinking:
+            content = joined(thinking, content, DEFAULT_TAGS, ended=ending(reason) != "length")
+    return {**row, "text": content, "stop_reason": _first(row, _ENDING) or reason}
 
 
 def _list(value: Any) -> list[Any]:
@@ -186,9 +205,9 @@ def _answer(row: Values, place: str, asked: Asked, text: str | None) -> Answer:
     except ValidationError:
         raise UserError(f"{place} has the draw {visible(str(draw)):.40}: write a whole number from 0.") from None
     gold = gold[0] if isinstance(gold, list) and len(gold) == 1 else gold
-    same, cut_off = None if text is None else hash(text), _first(row, _ENDING) in _CUT_OFF
-    told = gold, _first(row, _PROMPT), row.get("prompt_hash")
-    return Answer(problem, number, *_grade(row, place, asked), same, *told, cut_off)
+    same, thinking = (None, None) if text is None else (hash(text), None if asked.graded else thinking_of(text))
+    told = gold, _first(row, _PROMPT), row.get("prompt_hash"), thinking, ending(_first(row, _ENDING))
+    return Answer(problem, number, *_grade(row, place, asked), same, *told)
 
 
 def _first(row: Values, names: Sequence[str]) -> Any:

@@ -1,5 +1,6 @@
 """`kvsweep judge`: is one engine or setting worse than another, by the outputs of both?"""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from kvsweep.harness.benchmarks.golds import read_gold
 from kvsweep.harness.grading.answers import AnswerKind, Job
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.records import Pair
+from kvsweep.thinking import ThinkTags
 
 _NAMED = 4  # problems or answers that a note names
 _BATCH = 2000  # texts in memory while they are graded
@@ -93,31 +95,74 @@ def _regraded(read: Outputs, paths: Mapping[str, Path], asked: Asked, gold: Path
     golds, ours = {one.problem: one.gold for one in rows}, dict[str, list[Answer]]()
     if wrong := [one for one in rows if one.gold is None or one.gold != golds[one.problem]]:
         raise UserError(f"{gold} has not one gold for problem {visible(wrong[0].problem)!r:.60}: write one.")
+    tags = _tags_of_files(read)
     with Grader() as grader:
         for name, path in paths.items():
-            jobs = (_job(a, text, path, golds.get(a.problem, a.gold), kind) for a, text in read_texts(path, asked))
-            right = list[bool]()
-            while batch := list(itertools.islice(jobs, _BATCH)):
-                right += [verdict.outcome == "correct" for verdict in grader.judge(batch)]
-            ours[name] = [a._replace(correct=float(r), grade=None) for a, r in zip(read[name], right, strict=True)]
+            if all(one.text is None for one in read[name]):
+                raise UserError(f"{path} has no text: give --column text=NAME, or leave out --grades ours.")
+            texts = read_texts(path, asked)
+            jobs = (_job(a, text, path, golds.get(a.problem, a.gold), kind, tags[name]) for a, text in texts)
+            ours[name] = list(_graded(grader, read[name], jobs))
     return ours
 
 
-def _job(one: Answer, text: str | None, path: Path, gold: object, kind: AnswerKind) -> Job:
+def _graded(grader: Grader, answers: Sequence[Answer], jobs: Iterator[Job | None]) -> Iterator[Answer]:
+    """The answers with our grades; an answer without a text has none."""
+    left = iter(answers)
+    while batch := list(itertools.islice(jobs, _BATCH)):
+        verdicts = iter(grader.judge([job for job in batch if job]))
+        for one, job in zip(itertools.islice(left, len(batch)), batch, strict=True):
+            right = None if job is None else float(next(verdicts).outcome == "correct")
+            ending = "length" if job and job.stop_reason == "length" else one.ending
+            yield one._replace(correct=right, grade=None, ending=ending)
+
+
+def _tags_of_files(read: Outputs) -> dict[str, ThinkTags | None]:
+    """The tags of each file whose prompts open the thinking; None where each text shows by itself if it thinks.
+
+    Half of the texts of some file close a thinking that they do not open. Where a file has few of such texts, or none
+    beside a file that has them, an answer and a text that was cut off look alike, unless the file names the endings.
+    """
+    closing = {
+        name: [seen.tags for one in answers if (seen := one.thinking) and seen.closes and not seen.opens]
+        for name, answers in read.items()
+    }
+    known = {name: tags[0] for name, tags in closing.items() if 2 * len(tags) >= len(read[name])}
+    found = dict[str, ThinkTags | None]()
+    for name, answers in read.items():
+        own, theirs = closing[name], [*closing[name], *known.values()]
+        found[name] = own[0] if own and known else None
+        unsure = any(one.text is not None and one.thinking is one.ending is None for one in answers)
+        if theirs and unsure and found[name] is None:
+            share = f"{len(own):,} of {len(answers):,} texts close their thinking with {theirs[0].end}"
+            why = "an answer and a text that was cut off in its thinking look alike"
+            mend = "--column stop_reason=NAME names the column that tells them apart"
+            raise UserError(f"{visible(name)}: {share}, so that {why}: {mend}, or drop all thinking from the texts.")
+    return found
+
+
+def _job(
+    one: Answer, text: str | None, path: Path, gold: object, kind: AnswerKind, of_file: ThinkTags | None
+) -> Job | None:
     place = f"{path}: problem {visible(one.problem)!r:.60}, draw {one.draw} has"
-    if text is None or gold is None:
-        raise UserError(f"{place} no {'text: give --column text=NAME' if text is None else 'gold: give --gold FILE'}.")
+    if gold is None:
+        raise UserError(f"{place} no gold: give --gold FILE.")
     try:
         right = read_gold(gold, kind)
     except ValueError as error:
         raise UserError(f"{place} the gold {visible(str(gold))!r:.60}, which {error}: correct it or --kind.") from None
-    # Served texts have their thinking in front, between tags, or not at all.
-    rule = {"answer_from": "after_think" if "<think>" in text or "</think>" in text else "whole_text"}
-    return Job(text=text, stop_reason="length" if one.truncated else "stop", gold=right, kind=kind, rule=rule)
+    if text is None:
+        return None
+    own = one.thinking
+    tags = own.tags if own and (own.opens or of_file is None) else of_file
+    rule = {"tags": dataclasses.asdict(tags)} if tags else {"answer_from": "whole_text"}
+    ended = one.ending != "length" and (tags is None or tags.closing(text) is not None)
+    return Job(text=text, stop_reason="stop" if ended else "length", gold=right, kind=kind, rule=rule)
 
 
 def _disagreements(name: str, theirs: Sequence[Answer], ours: Sequence[Answer]) -> Iterator[str]:
-    pairs = [(one, old.correct) for one, old in zip(ours, theirs, strict=True) if old.correct is not None]
+    both = zip(ours, theirs, strict=True)
+    pairs = [(one, old.correct) for one, old in both if None not in (one.correct, old.correct)]
     differ = [one for one, old in pairs if one.correct != old]
     words = [f"{one.problem} draw {one.draw} (ours {'right' if one.correct else 'wrong'})" for one in differ[:_NAMED]]
     shown = ": " * bool(words) + "; ".join(map(visible, words)) + "; ..." * (len(differ) > _NAMED)
@@ -200,7 +245,7 @@ def _notes(known: Mapping[str, Answer], own: Sequence[Answer], full: str, name: 
         shown = ", ".join(repr(visible(one)) for one in alone[:_NAMED]) + ", ..." * (len(alone) > _NAMED)
         yield f"{counted(len(alone), 'problem')} of {full} or {name} alone are left out: {shown}."
     if cut := sum(one.truncated for one in own):
-        yield f"{name}: {counted(cut, 'answer')} of {len(own):,} were cut off at their longest."
+        yield f"{name}: {counted(cut, 'answer')} of {len(own):,} were cut off, at their longest or in their thinking."
     if ungraded := sum(one.correct is None for one in own):
         yield f"{name}: {counted(ungraded, 'answer')} of {len(own):,} have no grade and are left out."
     if gap:

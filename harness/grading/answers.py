@@ -9,13 +9,12 @@ import msgspec
 from kvsweep.harness.grading.expressions import compare
 from kvsweep.harness.grading.spelling import readable
 from kvsweep.harness.grading.statements import AnswerKind, Statement, find_statement
-from kvsweep.harness.models.config import ThinkTags
 from kvsweep.records import Outcome
+from kvsweep.thinking import DEFAULT_TAGS, ThinkTags, answer_part, without_end
 
 ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
 AnswerFrom = Literal["after_think", "whole_text"]
 _MAX_ANSWER_CHARS, _MAX_GOLD_CHARS = 500, 2000
-_DEFAULT_TAGS = ThinkTags()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +22,7 @@ class Rule:
     """How completions are read; `tags` are the model's thinking tags."""
 
     answer_from: AnswerFrom = "after_think"  # "whole_text" is for models that do not think
-    tags: ThinkTags = _DEFAULT_TAGS
+    tags: ThinkTags = DEFAULT_TAGS
     lenient: bool = False  # grade truncated texts and unclosed thinking, and take the last number where no answer is
 
 
@@ -86,7 +85,8 @@ def stated_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> Statement
 
     An integer comes as canonical decimal text, a letter as one of A to D; what is neither stands as written.
     """
-    part = text if rule.answer_from == "whole_text" or rule.lenient else answer_part(text, rule.tags)
+    tags = ThinkTags(start=None, end=None) if rule.answer_from == "whole_text" else rule.tags
+    part = without_end(text) if rule.lenient else answer_part(text, tags)
     if part is None:
         return None
     stated = find_statement(part, kind)
@@ -105,14 +105,6 @@ def canonical_gold(gold: str, kind: AnswerKind) -> str | None:
         letter = re.fullmatch(r"\s*\(?([A-D])\)?\s*", gold)
         return letter and letter[1]
     return gold.strip() if readable(gold)[0] and len(gold.strip()) <= _MAX_GOLD_CHARS else None
-
-
-def answer_part(text: str, tags: ThinkTags = _DEFAULT_TAGS) -> str | None:
-    """The text after the thinking (`ThinkTags.closing`), None if that was never closed; all of it without thinking."""
-    if tags.end is None:
-        return text
-    start = tags.closing(text)
-    return None if start is None else text[start + len(tags.end) :]
 
 
 _INTEGER = re.compile(r"(?:\([A-F]\))?[\s{]*(?:[A-Za-z](?: ?\+ ?[A-Za-z])* ?=)?\s*(-? ?[0-9]+)(?:\.0*)?\s*\}*")

@@ -13,6 +13,7 @@ from kvsweep.files import digests
 from kvsweep.harness.models.gguf_file import is_cut_otherwise, names, scales_rope
 from kvsweep.harness.models.hub import adapter_files, commit_of, converted, find_gguf, is_id
 from kvsweep.records import content_hash
+from kvsweep.thinking import ThinkTags
 
 # What a stand-in tokenizer must have a token for.
 ROLES = ("bos", "eos", "user", "assistant")
@@ -23,40 +24,6 @@ _NOT_VARIABLES = {"messages", "tools", "documents", "chat_template", "add_genera
 # What a chat template asks for today's date by, and the files beside *.jinja that may hold one.
 _DATE, _TEMPLATES = "strftime_now", ("tokenizer_config.json", "chat_template.json")
 _CHECKPOINT_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ThinkTags:
-    """The tags around a model's thinking; without a closing tag a model does not think, its text is the answer."""
-
-    start: str | None = "<think>"
-    end: str | None = "</think>"
-
-    def closing(self, text: str) -> int | None:
-        """Character of the first closing tag behind the last opening one, where the thinking ends; None without it."""
-        if self.end is None:
-            return None
-        found = text.find(self.end, 0 if self.start is None else max(0, text.rfind(self.start)))
-        return None if found < 0 else found
-
-
-def segment_text(text: str, tags: ThinkTags, *, name: str = "the text") -> tuple[slice, slice]:
-    """The thinking and the answer of a text, as slices of its characters. An opening tag at its start is in neither.
-
-    A thinking that is never closed or empty, and an empty answer, raise a UserError, which calls the text `name`.
-    """
-    if tags.end is None:
-        raise UserError(f"{name} is of a model that does not think (model.think_end=null): choose a model that does.")
-    end = tags.closing(text)
-    if end is None:
-        unclosed = f"{name} never closes its thinking with {tags.end}, so it has no answer to label by"
-        raise UserError(f"{unclosed}: drop the text, or name the closing tag that it uses.")
-    stripped = text.lstrip()
-    opening = tags.start if tags.start and stripped.startswith(tags.start) else ""
-    start = len(text) - len(stripped) + len(opening) if opening else 0
-    if not text[end + len(tags.end) :].strip() or not text[start:end].strip():
-        raise UserError(f"{name} has no thinking or no answer around {tags.end}: drop the text.")
-    return slice(start, end), slice(end + len(tags.end), len(text))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,11 @@ from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.grading.answers import AnswerKind, Job, canonical_gold
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.harness.models.config import ModelConfig, ThinkTags, segment_text
+from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.predictor.recipe import PredictorSettings, read_manifest
 from kvsweep.harness.toy import tasks, words
 from kvsweep.records import Completion, Grade, Problem, read_cell, read_rows, read_shards
+from kvsweep.thinking import ThinkTags, segment_text
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel

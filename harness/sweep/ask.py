@@ -16,14 +16,14 @@ from kvsweep.harness.provenance import describe_code
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.server import Server
 from kvsweep.harness.sweep.store import CellStore, OpenCells
-from kvsweep.records import Completion, Pair, StopReason, Tokens, content_hash
+from kvsweep.records import Completion, Pair, Tokens, content_hash
+from kvsweep.thinking import joined
 
 # The client waits 0.5 s, 1 s, 2 s, ... and then 8 s, or as long as the server says: about a minute in all.
 RETRIES, CONNECT_S = 11, 10.0
 _BEAT_S = 1.0
 _OF_ONE_QUESTION = (400, 413, 422)  # with these a server answers, but not this request
 _SHOWN = 200  # characters of what a server said
-_ENDINGS: dict[str | None, StopReason] = {"stop": "stop", "length": "length"}
 
 
 class ServerError(UserError):
@@ -181,10 +181,11 @@ class _Asker:
             self._check(answer, text)
         except ValueError as error:
             raise self._error(f"sends what is no completion ({error}): {said}") from None
-        ending = _ENDINGS.get(choice.finish_reason)
-        if ending is None:
+        if choice.finish_reason not in ("stop", "length"):
             why = f"ends a text with finish_reason {choice.finish_reason!r}, neither stop nor length"
             raise self._error(why, _RefusedError)
+        # Some servers name a text that they cut at the limit one that stopped.
+        cut = choice.finish_reason == "length" or answer.usage.completion_tokens == self._limit
         return Completion(
             problem_id=pair[0],
             draw=pair[1],
@@ -196,7 +197,7 @@ class _Asker:
             num_tokens=answer.usage.completion_tokens,
             prompt_tokens=answer.usage.prompt_tokens,
             thinking_tokens=answer.usage.thinking,
-            stop_reason=ending,
+            stop_reason="length" if cut else "stop",
             seed=self.job.seed,
             seconds=seconds,
         )
@@ -208,10 +209,15 @@ class _Asker:
         self.models.add(answer.model)
         if len(self.models) > 1:
             raise ValueError(f"texts are of the models {', '.join(sorted(map(str, self.models)))}")
-        count, most = answer.usage.completion_tokens, self.job.decoding.max_new_tokens
-        thinking = answer.usage.thinking or 0
-        if count < max(thinking, bool(text)) or ("max_tokens" not in self.server.extra and count > most):
-            raise ValueError(f"it counts {count} tokens, {thinking} of thinking, where 1 to {most} are possible")
+        count, thinking = answer.usage.completion_tokens, answer.usage.thinking or 0
+        if count < max(thinking, bool(text)) or (self._limit is not None and count > self._limit):
+            possible = f"1 to {self._limit or 'any number'}"
+            raise ValueError(f"it counts {count} tokens, {thinking} of thinking, where {possible} are possible")
+
+    @property
+    def _limit(self) -> int | None:
+        """The most tokens of a text; None where the server is not told."""
+        return None if "max_tokens" in self.server.extra else self.job.decoding.max_new_tokens
 
     def _text(self, choice: _Choice) -> str:
         """The text with its thinking between the model's tags, which a server may have split off."""
@@ -226,8 +232,7 @@ class _Asker:
             return message.content
         if tags.end is None:
             raise ValueError("its thinking is split off, and model.think_end=null: name the model's tags")
-        closed = f"{tags.end}{message.content}" if message.content or choice.finish_reason == "stop" else ""
-        return f"{tags.start or ''}{thinking}{closed}"
+        return joined(thinking, message.content, tags, ended=choice.finish_reason == "stop")
 
     def _error(self, what: str, kind: type[ServerError] = ServerError) -> ServerError:
         """One sentence, in which no key stands, whatever the server has said."""

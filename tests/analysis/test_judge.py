@@ -106,7 +106,7 @@ def test_a_log_of_inspect_ai_whose_model_thinks(tmp_path: Path) -> None:
     output = {"choices": [{"message": {"role": "assistant", "content": parts}, "stop_reason": "max_tokens"}]}
     sample = {"id": "p1", "epoch": 1, "target": "7", "scores": {"match": {"value": "C"}}, "output": output}
     [(answer, text)] = read_texts(write(tmp_path / "log.jsonl", [sample]))
-    assert text == "<think>3 and 4</think>\n7"
+    assert text == "<think>3 and 4</think>7"
     assert answer.truncated
 
 
@@ -156,7 +156,7 @@ def test_our_grades_in_place_of_theirs(judge: Callable[..., tuple[int, str, str]
     code, _, err = judge(full, worse, *own, "--grades", "ours", "--kind", "letter")
     assert (code, "'p0', draw 0 has the gold '0', which is no letter from A to D: correct it" in err) == (2, True)
     code, _, err = judge(full, worse, "--correct", "ok", "--grades", "ours")
-    assert (code, "draw 0 has no text: give --column text=NAME." in err) == (2, True)
+    assert (code, "full.jsonl has no text: give --column text=NAME" in err) == (2, True)
     sides = [write(tmp_path / f"{side}.jsonl", [texts(1)[0] | {"gold": "5cm"}]) for side in "ab"]
     code, _, err = judge(*sides, *own, "--grades", "ours")
     assert (code, "'p0', draw 0 has the gold '5cm', which is no expression that an answer can equal" in err) == (
@@ -165,6 +165,68 @@ def test_our_grades_in_place_of_theirs(judge: Callable[..., tuple[int, str, str]
     )
     code, _, err = judge(full, worse, "--correct", "ok", "--gold", golds)
     assert (code, "is read by --grades ours alone" in err) == (2, True)
+
+
+GUESS = "Is it \\boxed{%d}? I add again"
+# How texts with a guess in their thinking end where they are cut off, and where they answer.
+CUT = {
+    "the prompt opens": (GUESS, GUESS + "</think>It is \\boxed{%d}."),
+    "the text opens": ("◁think▷" + GUESS, "◁think▷" + GUESS + "◁/think▷It is \\boxed{%d}.<|im_end|>"),
+    "channels": (
+        "<|channel|>analysis<|message|>" + GUESS,
+        "<|channel|>analysis<|message|>" + GUESS + "<|end|><|start|>assistant<|channel|>final<|message|>\\boxed{%d}",
+    ),
+    "concludes nothing": ("[THINK]" + GUESS + "[/THINK]I cannot say.", "[THINK]" + GUESS + "[/THINK]\\boxed{%d}</s>"),
+}
+
+
+@pytest.mark.parametrize("way", CUT)
+def test_a_guess_in_the_thinking_is_no_answer(
+    way: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    def outputs(name: str, lost: int) -> Path:
+        said = [CUT[way][p >= lost] for p in range(30)]
+        items = [{"id": p, "gold": str(p), "text": t % ((p,) * t.count("%d"))} for p, t in enumerate(said)]
+        return write(tmp_path / name, items)
+
+    full, small = outputs("full.jsonl", 0), outputs("small.jsonl", 6)
+    assert "small worse  -20.0" in judge(full, small, "--grades", "ours", "--kind", "integer")[1]
+
+
+@pytest.mark.parametrize("closed", [0, 3])
+def test_texts_that_may_be_answers_or_thinking_need_their_endings(
+    closed: int, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """A file without its thinking beside one with it, or in which a few texts alone close it."""
+    answers = [f"It is \\boxed{{{p}}}." for p in range(30)]
+    full = [{"id": p, "gold": str(p), "text": f"hm</think>{text}"} for p, text in enumerate(answers)]
+    other = [{"id": p, "gold": str(p), "text": "</think>" * (p < closed) + text} for p, text in enumerate(answers)]
+    files = [write(tmp_path / "full.jsonl", full if closed == 0 else other), write(tmp_path / "other.jsonl", other)]
+    code, out, err = judge(*files, "--grades", "ours", "--kind", "integer")
+    share = f"{closed} of 30 texts close their thinking with </think>, so that an answer and a text that was cut off"
+    assert (code, share in err) == (2, True)
+    for one, items in zip(files, (full if closed == 0 else other, other), strict=True):
+        write(one, [item | {"finish_reason": "stop"} for item in items])
+    out = judge(*files, "--grades", "ours", "--kind", "integer")[1]
+    assert "other unclear   +0.0" in out
+
+
+def test_what_has_no_text_is_ungraded(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    full = [{"id": p, "gold": str(p), "text": f"\\boxed{{{p}}}"} for p in range(30)]
+    other = [*full[:-1], {"id": 29, "gold": "29", "text": None, "error": "content_filter"}]
+    files = [write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other)]
+    code, out, _ = judge(*files, "--grades", "ours", "--kind", "integer")
+    assert (code, "note: other: 1 answer of 30 have no grade and are left out." in out) == (4, True)
+
+
+def test_the_repeats_of_lm_evaluation_harness_are_draws(tmp_path: Path) -> None:
+    plain = {"doc_id": 1, "target": "7", "metrics": ["exact_match"], "exact_match": 1.0, "filter": "first"}
+    path = write(tmp_path / "samples.jsonl", [plain | {"resps": [["7", "8", "9"]], "filtered_resps": ["7"]}])
+    assert [(a.draw, a.correct, text) for a, text in read_texts(path)] == [(0, 1.0, "7")]
+    found = [(a.draw, a.correct, text) for a, text in read_texts(path, Asked(graded=False))]
+    assert found == [(0, None, "7"), (1, None, "8"), (2, None, "9")]
+    choices = write(tmp_path / "choices.jsonl", [plain | {"resps": [[["-1.5", "True"]], [["-2.5", "False"]]]}])
+    assert [text for _, text in read_texts(choices, Asked(graded=False))] == [None]
 
 
 def test_columns_of_other_names(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
@@ -487,7 +549,7 @@ def test_what_does_not_pair_is_named(judge: Callable[..., tuple[int, str, str]],
     other[0]["correct"] = None
     _, out, _ = judge(full, write(tmp_path / "other.jsonl", other))
     assert "note: 1 problem of full or other alone are left out: 'p30'." in out
-    assert "note: other: 248 answers of 248 were cut off at their longest." in out
+    assert "note: other: 248 answers of 248 were cut off, at their longest or in their thinking." in out
     assert "note: other: 1 answer of 248 have no grade and are left out." in out
 
 

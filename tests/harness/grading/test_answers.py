@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvsweep.harness.grading.answers import INTEGER_FORMS, Job, Rule, answer_part, canonical_gold, judge, stated_answer
+from kvsweep.harness.grading.answers import INTEGER_FORMS, Job, Rule, canonical_gold, judge, stated_answer
 from kvsweep.harness.grading.grader import LENIENT_GRADES_FILE, Grader, read_standard
 from kvsweep.harness.grading.statements import DECLARATIONS, find_statement, last_conclusion
-from kvsweep.harness.models.config import ThinkTags
 from kvsweep.records import Completion, Problem
+from kvsweep.thinking import ThinkTags, answer_part
 from scripts.study.grade_audit import audit, hostile_texts
 from tests.harness.grading.pairs import PAIRS
 from tests.program import grade as main

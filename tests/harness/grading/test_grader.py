@@ -16,15 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsweep.errors import UserError
-from kvsweep.harness.grading.answers import (
-    answer_part,
-    canonical_gold,
-    judge,
-    parse_integer,
-)
+from kvsweep.harness.grading.answers import canonical_gold, judge, parse_integer
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.grading.statements import boxes
 from kvsweep.records import Completion, Grade, Problem, append_row
+from kvsweep.thinking import answer_part
 from tests.harness.grading import sleeping_judge
 from tests.program import grade as grade_command
 

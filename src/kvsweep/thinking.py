@@ -1,0 +1,160 @@
+"""A model's text: where its thinking ends, which part is the answer, and how it ended.
+
+The engine, servers and files of other programs are read by this module alone.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, NamedTuple
+
+from kvsweep.errors import UserError
+
+# How models write the tags around their thinking: a word within signs of the model's own, opening and closing.
+_WORDS = r"(?:\w+[:_])?(?:think(?:ing)?|thoughts?|reason(?:ing)?)"
+_SHAPES = (
+    ("<|begin_of_{}|>", "<|end_of_{}|>"),
+    ("<|start_{}|>", "<|end_{}|>"),
+    ("<|{}|>", "<|/{}|>"),
+    ("<{}>", "</{}>"),
+    ("◁{}▷", "◁/{}▷"),
+)
+# Other tags: Magistral's, gpt-oss's, the same where special tokens are left out, Gemma 4's, MedGemma's.
+_FIXED = (
+    ("[THINK]", "[/THINK]"),
+    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
+    (None, "assistantfinal"),
+    ("<|channel>thought", "<channel|>"),
+    ("<unused94>", "<unused95>"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinkTags:
+    """The tags around a model's thinking; without a closing tag a model does not think, its text is the answer."""
+
+    start: str | None = "<think>"
+    end: str | None = "</think>"
+
+    def closing(self, text: str) -> int | None:
+        """Character of the first closing tag behind the last opening one, where the thinking ends; None without it."""
+        if self.end is None:
+            return None
+        found = text.find(self.end, 0 if self.start is None else max(0, text.rfind(self.start)))
+        return None if found < 0 else found
+
+
+DEFAULT_TAGS = ThinkTags()
+
+
+class Thinking(NamedTuple):
+    """The tags of a text's thinking, and which of the two stand in the text."""
+
+    tags: ThinkTags
+    opens: bool
+    closes: bool
+
+
+def _pattern() -> re.Pattern[str]:
+    """Any tag; the group's name has the number of its pair behind `o` for an opening and `c` for a closing tag."""
+    shaped = [re.escape(tag).replace(r"\{\}", f"(?i:{_WORDS})") for pair in _SHAPES for tag in pair]
+    shaped = [re.sub("start_|end_", r"(?i:\g<0>)", tag) for tag in shaped]
+    named = enumerate([*shaped, *(tag and re.escape(tag) for pair in _FIXED for tag in pair)])
+    return re.compile("|".join(f"(?P<{'oc'[n % 2]}{n // 2}>{tag})" for n, tag in named if tag))
+
+
+_TAG = _pattern()
+
+
+@cache
+def _tags(number: int, written: str, opens: bool) -> ThinkTags:
+    """The pair of tags of which one is `written` so."""
+    if number >= len(_SHAPES):
+        start, end = _FIXED[number - len(_SHAPES)]
+        return ThinkTags(start=start, end=end)
+    own, other = _SHAPES[number][:: 1 if opens else -1]
+    before, after = map(len, own.split("{}"))
+    tag = other.format(written[before : len(written) - after])
+    tag = tag.upper() if written.isupper() else tag
+    return ThinkTags(start=written, end=tag) if opens else ThinkTags(start=tag, end=written)
+
+
+@cache
+def _thinking(tags: ThinkTags, opens: bool, closes: bool) -> Thinking:
+    return Thinking(tags, opens, closes)  # one object for all texts of a kind
+
+
+def thinking_of(text: str) -> Thinking | None:
+    """The thinking that a text itself shows, by the tag it begins with, or else its first closing one; None without."""
+    found = [(match.start(), match.lastgroup or "", match[0]) for match in _TAG.finditer(text)]
+    if not found:
+        return None
+    begins = found[0][1][0] == "o" and not text[: found[0][0]].strip()
+    _, name, written = found[0] if begins else next((one for one in found if one[1][0] == "c"), found[0])
+    tags = _tags(int(name[1:]), written, name[0] == "o")
+    return _thinking(tags, tags.start is not None and tags.start in text, tags.closing(text) is not None)
+
+
+def answer_part(text: str, tags: ThinkTags = DEFAULT_TAGS) -> str | None:
+    """The text after the thinking (`ThinkTags.closing`), None if that was never closed; no token that ends a text.
+
+    A text of a model without tags is the answer, unless the text itself shows another model's thinking.
+    """
+    text = without_end(text)
+    if tags.end is None:
+        seen = thinking_of(text)
+        if seen is None:
+            return text
+        tags = seen.tags
+    start = tags.closing(text)
+    return None if start is None else text[start + len(tags.end or "") :]
+
+
+def segment_text(text: str, tags: ThinkTags, *, name: str = "the text") -> tuple[slice, slice]:
+    """The thinking and the answer of a text, as slices of its characters. An opening tag at its start is in neither.
+
+    A thinking that is never closed or empty, and an empty answer, raise a UserError, which calls the text `name`.
+    """
+    if tags.end is None:
+        raise UserError(f"{name} is of a model that does not think (model.think_end=null): choose a model that does.")
+    end = tags.closing(text)
+    if end is None:
+        unclosed = f"{name} never closes its thinking with {tags.end}, so it has no answer to label by"
+        raise UserError(f"{unclosed}: drop the text, or name the closing tag that it uses.")
+    stripped = text.lstrip()
+    opening = tags.start if tags.start and stripped.startswith(tags.start) else ""
+    start = len(text) - len(stripped) + len(opening) if opening else 0
+    if not text[end + len(tags.end) :].strip() or not text[start:end].strip():
+        raise UserError(f"{name} has no thinking or no answer around {tags.end}: drop the text.")
+    return slice(start, end), slice(end + len(tags.end), len(text))
+
+
+def joined(thinking: str, answer: str | None, tags: ThinkTags, *, ended: bool) -> str:
+    """The text of a thinking and an answer that a program has split; a text that was cut off may leave it open."""
+    closed = f"{tags.end}{answer or ''}" if answer or ended else ""
+    return f"{tags.start or ''}{thinking}{closed}"
+
+
+# --- Ends ----------------------------------------------------------------------------------------------------
+
+_CUT_OFF = {"length", "max_tokens", "model_length", "max_length", "truncated", "max_output_tokens"}
+_STOPPED = {"stop", "stop_sequence", "end_turn", "eos", "eos_token", "completed", "finished"}
+
+
+def ending(reason: object) -> Literal["stop", "length"] | None:
+    """What a program's reason for the end of a text says; None for a reason that says neither, or none."""
+    named = str(reason).lower()
+    return "length" if named in _CUT_OFF else "stop" if named in _STOPPED else None
+
+
+# A token that ends a text or a turn, by its signs or its name. What closes a box belongs to the answer.
+_NAMES = r"eo[a-z]|bos|pad|unk|s|im_end|turn|return|end_?of_?\w+"
+_SIGNS = rf"<[|｜](?!end_of_box)[\w▁-]+[|｜]>|\[\|\w+\|\]|</?(?:{_NAMES})>|<turn\|>|\[(?:EOS|PAD|SEP)\]"
+_END = re.compile(rf"(?:\s*(?:{_SIGNS}))+\s*\Z", re.IGNORECASE)
+_LONGEST = 2000  # characters of such tokens that are looked at
+
+
+def without_end(text: str) -> str:
+    """The text without the special tokens that a server or a program has left at its end."""
+    tail = text[-_LONGEST:]
+    return text[: -len(tail)] + _END.sub("", tail) if tail.rstrip().endswith((">", "]")) else text
