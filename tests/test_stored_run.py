@@ -17,8 +17,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kvsweep.analysis.load import load_run
-
 STORED = Path(__file__).parent / "stored"
 FULL, DYNTS, H2O = "553cafc26b300795", "9d20523464c47f02", "7fe18a28abf102f0"
 SETTINGS = ["model=toy_qwen", "benchmark=toy_add", "benchmark.limit=2", "decoding=r1", "decoding.max_new_tokens=256"]
@@ -41,10 +39,12 @@ REPORTED = {
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the stored run where its commands expect the run, in the working directory."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kvsweep: Callable) -> Path:
+    """A copy of the stored run where its commands expect the run, graded by the rules of today."""
     monkeypatch.chdir(tmp_path)
-    return Path(shutil.copytree(STORED / "8ed060b", "results/runs/stored_8ed060b"))
+    copy = Path(shutil.copytree(STORED / "8ed060b", "results/runs/stored_8ed060b"))
+    assert kvsweep("grade", str(copy)).code == 0
+    return copy
 
 
 def lines(run: Path, pattern: str = "*/completions*.jsonl") -> dict[str, list[str]]:
@@ -75,13 +75,12 @@ def test_status_report_and_export_read_the_numbers_that_were_reported(run: Path,
     assert len(texts) == 10
 
 
-def test_grades_made_again_are_the_stored_ones(run: Path, kvsweep: Callable) -> None:
-    before = load_run(run).completions[["cell_id", "problem_id", "draw", "outcome", "answer"]]
-    for path in run.glob("*/grades*.jsonl"):
-        path.unlink()
-    graded = kvsweep("grade", str(run))
-    assert graded.code == 0, graded.err
-    pd.testing.assert_frame_equal(load_run(run).completions[list(before)], before)
+def test_grades_made_again_are_the_stored_ones(run: Path) -> None:
+    names = ["problem_id", "draw", "outcome", "answer", "gold"]
+    for stored in (STORED / "8ed060b").glob("*/grades*.jsonl"):
+        now = run / stored.relative_to(STORED / "8ed060b")
+        before, after = (pd.read_json(path, lines=True)[names] for path in (stored, now))
+        pd.testing.assert_frame_equal(after, before)
 
 
 def test_compared_with_itself_nothing_differs(run: Path, kvsweep: Callable) -> None:
