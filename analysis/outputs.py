@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import pandas as pd
 from pydantic import Field, TypeAdapter, ValidationError
 
+from kvsweep.analysis.questions import GOLD, PROMPT, Questions, described
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
 from kvsweep.records import MOST, Pair
@@ -23,12 +24,11 @@ from kvsweep.thinking import DEFAULT_TAGS, Thinking, ending, joined, thinking_of
 _PROBLEM = ("problem_id", "doc_id", "id", "problem_idx", "question_id", "problem")
 _DRAW = ("draw", "epoch", "sample", "repeat")
 _CORRECT = ("correct", "is_correct", "right", "passed", "score", "reward", "exact_match", "acc")
-_GOLD = ("gold", "target", "expected_answer")  # `answer` is the model's own in as many files
-_PROMPT = ("prompt", "input")
 _ENDING = ("stop_reason", "finish_reason")
 _TEXT = ("text", "completion", "response", "model_response", "output_text")
-_MEANINGS = {"id": _PROBLEM, "draw": _DRAW, "gold": _GOLD, "prompt": _PROMPT, "prompt_hash": ("prompt_hash",)}
+_MEANINGS = {"id": _PROBLEM, "draw": _DRAW, "gold": GOLD, "prompt": PROMPT, "prompt_hash": ("prompt_hash",)}
 _MEANINGS |= {"stop_reason": _ENDING, "text": _TEXT}
+_ANSWERS = {*_DRAW, *_CORRECT, *_ENDING, *_TEXT, "scores", "metrics", "error", "output", "generation", "prediction"}
 _NUMBER = TypeAdapter(Annotated[int, Field(ge=0, le=MOST)])
 _VALUES = dict.fromkeys(("1", "1.0", "true", "c", "correct", "right", "yes", "pass", "passed"), 1.0)
 _VALUES |= dict.fromkeys(("0", "0.0", "false", "i", "incorrect", "wrong", "no", "fail", "failed"), 0.0)
@@ -51,7 +51,6 @@ class Answer(NamedTuple):
     text: int | None
     gold: Any
     prompt: Any
-    prompt_hash: Any
     thinking: Thinking | None
     ending: Literal["stop", "length"] | None
 
@@ -74,12 +73,14 @@ class Answer(NamedTuple):
 class Asked:
     """How files are read: `correct` names the grade, `where` has the values of the rows to take.
 
-    `columns` has the names of columns by what they mean ("text"). Without `graded` a row may lack a grade.
+    `columns` has the names of columns by what they mean ("text"), `ignored` names columns that are not read. Without
+    `graded` a row may lack a grade.
     """
 
     correct: str | None = None
     where: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
+    ignored: Sequence[str] = ()
     graded: bool = True
 
     def __post_init__(self) -> None:
@@ -92,19 +93,25 @@ class Asked:
             return None
         if lacking := [column for column in self.columns.values() if column not in row]:
             raise UserError(f"{place} has no column {visible(lacking[0])}: it has {visible(', '.join(row)):.200}.")
-        return {**row, **{_MEANINGS[meaning][0]: row[column] for meaning, column in self.columns.items()}}
+        kept = {name: value for name, value in row.items() if name not in self.ignored}
+        return {**kept, **{_MEANINGS[meaning][0]: row[column] for meaning, column in self.columns.items()}}
+
+    def question(self, row: Values) -> Values:
+        """The columns of a renamed row that are no part of the answer."""
+        own = {*_ANSWERS, self.correct, *self.where, *self.columns.values()}
+        return {name: value for name, value in described(row).items() if name not in own}
 
 
 _ALL = Asked()
 
 
-def read_outputs(path: Path, asked: Asked = _ALL) -> list[Answer]:
-    """Read a file of outputs.
+def read_outputs(path: Path, asked: Asked = _ALL, questions: Questions | None = None) -> list[Answer]:
+    """Read a file of outputs, and what it says of its questions into `questions`.
 
     What cannot be understood, a missing grade where rows must be graded, and a pair of problem and draw that occurs
     twice raise a UserError.
     """
-    found = [answer for answer, _ in read_texts(path, asked)]
+    found = [answer for answer, _ in read_texts(path, asked, questions)]
     if not found:
         raise UserError(f"{path} has no row of a graded output{' with that --where' * bool(asked.where)}: check it.")
     pairs = Counter(one.key for one in found)
@@ -118,7 +125,9 @@ def read_outputs(path: Path, asked: Asked = _ALL) -> list[Answer]:
     return found
 
 
-def read_texts(path: Path, asked: Asked = _ALL) -> Iterator[tuple[Answer, str | None]]:
+def read_texts(
+    path: Path, asked: Asked = _ALL, questions: Questions | None = None
+) -> Iterator[tuple[Answer, str | None]]:
     """Yield the answers of `read_outputs` one by one, each with its text; None where the row has none."""
     for number, row in enumerate(rows_of_file(path, key="samples"), start=1):
         if number > MOST_ROWS:
@@ -126,7 +135,10 @@ def read_texts(path: Path, asked: Asked = _ALL) -> Iterator[tuple[Answer, str | 
         for sample in _samples(row.values, asked):
             if (known := asked.renamed(sample, row.where)) is not None:
                 text = text if isinstance(text := _first(known, _TEXT), str) else None
-                yield _answer(known, row.where, asked, text), text
+                answer = _answer(known, row.where, asked, text)
+                if questions is not None:
+                    questions.add(answer.problem, asked.question(known))
+                yield answer, text
 
 
 def graded(outputs: Outputs) -> pd.DataFrame:
@@ -190,7 +202,7 @@ def _objects(value: Any) -> Iterator[Values]:
 
 
 def _answer(row: Values, place: str, asked: Asked, text: str | None) -> Answer:
-    problem, draw, gold = _first(row, _PROBLEM), _first(row, _DRAW), _first(row, _GOLD)
+    problem, draw, gold = _first(row, _PROBLEM), _first(row, _DRAW), _first(row, GOLD)
     ids = {name: row[name] for name in _PROBLEM[:-1] if row.get(name) is not None}
     if len({*map(str, ids.values())}) > 1 and "id" not in asked.columns:
         raise UserError(f"{place} has the ids {visible(str(ids)):.200}: name the problem's, --column id=NAME.")
@@ -206,7 +218,7 @@ def _answer(row: Values, place: str, asked: Asked, text: str | None) -> Answer:
         raise UserError(f"{place} has the draw {visible(str(draw)):.40}: write a whole number from 0.") from None
     gold = gold[0] if isinstance(gold, list) and len(gold) == 1 else gold
     same, thinking = (None, None) if text is None else (hash(text), None if asked.graded else thinking_of(text))
-    told = gold, _first(row, _PROMPT), row.get("prompt_hash"), thinking, ending(_first(row, _ENDING))
+    told = gold, _first(row, PROMPT), thinking, ending(_first(row, _ENDING))
     return Answer(problem, number, *_grade(row, place, asked), same, *told)
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.outputs import Answer, Asked, Outputs, graded, read_outputs, read_texts
+from kvsweep.analysis.questions import Questions, plain
 from kvsweep.analysis.report.judged import judged_page, shown_pairs
 from kvsweep.analysis.statistics import noninferiority
 from kvsweep.analysis.statistics.inference import score_array
@@ -57,10 +58,14 @@ def judge(
     baseline = next(iter(paths)) if full is None else full
     if unknown := sorted({baseline, *sizes} - set(paths)):
         raise UserError(f"{unknown[0]} names none of the files: choose from {', '.join(paths)}.")
-    read: Outputs = {name: read_outputs(path, asked) for name, path in paths.items()}
+    questions = {name: Questions() for name in paths}
+    read: Outputs = {name: read_outputs(path, asked, questions[name]) for name, path in paths.items()}
     taken = read if asked.graded else _regraded(read, paths, asked, gold, kind)
     outputs = {name: _without_copies(answers) for name, answers in taken.items()}
     table, told = _verdicts(outputs, baseline, margin=margin / 100, sizes=sizes)
+    for name in paths:
+        several = all(len({answer.draw for answer in outputs[one]}) > 1 for one in (baseline, name))
+        _refuse_other_questions(questions[baseline], questions[name], several, baseline, name)
     told += [note for name in paths if taken is not read for note in _disagreements(name, read[name], taken[name])]
     same = "has the same text in all draws of a problem, as greedy decoding writes it: one draw counts."
     told += [f"{name} {same}" for name in paths if len(outputs[name]) < len(read[name])]
@@ -253,21 +258,22 @@ def _notes(known: Mapping[str, Answer], own: Sequence[Answer], full: str, name: 
 
 
 def _check_alike(ours: Answer, theirs: Answer, baseline: str, name: str) -> None:
-    for what in ("gold", "prompt", "prompt_hash", "grade"):
+    for what in ("gold", "prompt", "grade"):
         values = [getattr(side, what) for side in (ours, theirs)]
-        pair = [] if values[0] == values[1] else [_plain(value) for value in values if value is not None]
+        pair = [] if values[0] == values[1] else [plain(value) or None for value in values if value is not None]
         if len({*pair} - {None}) > 1:
             files = f"{name} has" if name == baseline else f"{baseline} and {name} have"
             two = f"{what} {pair[0]!r:.60} and {pair[1]!r:.60} for problem {visible(ours.problem)!r:.60}"
-            way = "--correct NAME, --where filter=NAME" if what == "grade" else f"--column {what}=NAME"
+            way = "--correct NAME, --where filter=NAME" if what == "grade" else f"--column {what}=NAME or --ignore NAME"
             raise UserError(f"{files} {two}: give outputs of the same questions and grades, or choose by {way}.")
 
 
-def _plain(value: object) -> str | None:
-    """A gold, prompt or grade without what makes no difference: spaces, and the ids of messages."""
-    parts = value if isinstance(value, list) else [value]
-    plain = [{k: v for k, v in part.items() if k != "id"} if isinstance(part, dict) else part for part in parts]
-    return " ".join(" ".join(map(str, plain)).split()) or None
+def _refuse_other_questions(ours: Questions, theirs: Questions, several: bool, full: str, name: str) -> None:
+    if differ := list(ours.differing(theirs, several=several)):
+        columns = ", ".join(visible(column) for column, _ in differ)
+        other = f"{full} and {name} differ in {columns:.200} for problem {visible(differ[0][1])!r:.60}"
+        mend = f"--ignore {visible(differ[0][0])} if that is no part of the question"
+        raise UserError(f"{other}: give outputs of the same questions, or {mend} (repeatable).")
 
 
 def _in_words(table: pd.DataFrame, baseline: str, margin: float) -> str:

@@ -245,6 +245,7 @@ def compare(**options: Any) -> None:
 @option("--correct", metavar="COLUMN", help="The column or score that says right or wrong.")
 @option("--where", metavar="COLUMN=VALUE", multiple=True, help="Only rows with this value; repeatable.")
 @option("--column", "columns", metavar="NAME=COLUMN", multiple=True, help="Where id, draw, text, gold ... stand.")
+@option("--ignore", "ignored", metavar="COLUMN", multiple=True, help="A column that is no part of the question.")
 @option("--grades", type=click.Choice(["theirs", "ours"]), default="theirs", help="ours: kvsweep grades the texts.")
 @option("--gold", metavar="FILE", type=_PLACE, help="ours: rows of id and gold; by default the golds of the outputs.")
 @option("--kind", type=click.Choice(["expression", "integer", "letter"]), default="expression", help="ours: of golds.")
@@ -263,7 +264,8 @@ def judge(**options: Any) -> None:
     words = [word for given in options.pop("sizes") for word in given.split(",")]
     sizes = {name: _share(name, share) for name, share in map(_pair, words)}
     pairs = {name: dict(map(_pair, options.pop(name))) for name in ("where", "columns")}
-    asked = Asked(correct=options.pop("correct"), graded=options.pop("grades") == "theirs", **pairs)
+    graded, ignored = options.pop("grades") == "theirs", options.pop("ignored")
+    asked = Asked(correct=options.pop("correct"), graded=graded, ignored=ignored, **pairs)
     sys.exit(judge(**options, sizes=sizes, asked=asked))
 
 

@@ -458,7 +458,7 @@ Side = Callable[[int, int], dict[str, Any]]
             lambda p, d: {"prompt_hash": "a"},
             lambda p, d: {"prompt_hash": "b"},
             2,
-            "have prompt_hash 'a' and 'b' for problem 'p0'",
+            "full and other differ in prompt_hash for problem 'p0': give outputs of the same questions, or --ignore",
         ),
         (lambda p, d: {"correct": "yes"}, lambda p, d: {"correct": "C"}, 0, "other  safe"),
         (
@@ -480,6 +480,47 @@ def test_rows_that_could_be_misread(
         files.append(write(tmp_path / f"{name}.jsonl", [item for item in items if not item.pop("left out", False)]))
     ended, out, err = judge(*files)
     assert (ended, said in out + err) == (code, True), out + err
+
+
+ASKED = "Contest of {year}, no. {p}: find x."
+# A column of one value in all draws of a problem, of the years 2031 and 2032, and the draws.
+QUESTIONS: dict[str, tuple[Callable[[int, int], Any], int]] = {
+    "question": (lambda p, year: ASKED.format(p=p, year=year), 8),
+    "messages": (lambda p, year: [{"role": "user", "content": ASKED.format(p=p, year=year), "id": str(year)}], 8),
+    "ground_truth": (lambda p, year: (p + 1) * year, 8),
+    "answer": (lambda p, year: str(p + year), 8),
+    "Aufgabe": (lambda p, year: ASKED.format(p=p, year=year), 8),
+    "Frage": (lambda p, year: ASKED.format(p=p, year=year), 1),
+    "expected": (lambda p, year: p + year, 1),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_other_questions_under_the_same_ids(
+    name: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    column, draws = QUESTIONS[name]
+    sides = {year: [row | {name: column(int(row["id"][1:]), year)} for row in rows(80, draws)] for year in (2031, 2032)}
+    full, other = (write(tmp_path / f"{year}.jsonl", side) for year, side in sides.items())
+    assert judge(full, full, "--name", "full", "--name", "other")[0] == 0
+    code, _, err = judge(full, other)
+    assert (code, f"2031 and 2032 differ in {name} for problem 'p0'" in err) == (2, True)
+    assert judge(full, other, "--ignore", name)[0] == 0
+
+
+@pytest.mark.parametrize("draws", [1, 8])
+def test_what_an_engine_says_of_its_run_is_no_question(
+    draws: int, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    def side(engine: str) -> Path:
+        own = {"model": f"a model of {engine}", "seconds": 0.5, "answer": 7, "raw": ""}
+        items = [
+            row | own | {"seconds": n / len(engine), "raw": f"{engine} says {n}"}
+            for n, row in enumerate(rows(80, draws))
+        ]
+        return write(tmp_path / f"{engine}.jsonl", items if draws > 1 else [{**item, "raw": None} for item in items])
+
+    assert judge(side("vllm"), side("llama"))[0] == 0
 
 
 def test_a_file_that_lacks_answers_beats_none_of_its_bytes(

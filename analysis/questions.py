@@ -1,0 +1,79 @@
+"""Whether two files of outputs are about the same questions: every column that both share is compared."""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# Columns that describe a question, whatever else a file holds.
+PROMPT, GOLD = (
+    ("prompt", "input"),
+    ("gold", "target", "expected_answer"),
+)  # `answer` is the model's own in as many files
+_QUESTION = {*PROMPT, *GOLD, "question", "problem", "messages", "query", "instruction", "choices", "options"}
+_QUESTION |= {"expected", "ground_truth", "reference", "reference_answer", "correct_answer", "prompt_hash"}
+# Of a program's rows these columns alone: the others are its own notes on the answer.
+_OF_LM_EVAL, _OF_INSPECT_AI = {"doc", "target", "prompt_hash"}, {"input", "target", "choices"}
+_OF_KVSWEEP = {"gold"}
+
+
+def described(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The columns of a row that may describe its question."""
+    kinds = [(_OF_LM_EVAL, "resps", list), (_OF_INSPECT_AI, "output", dict), (_OF_KVSWEEP, "schema", int)]
+    known = next((names for names, mark, kind in kinds if isinstance(row.get(mark), kind)), None)
+    return row if known is None else {name: row[name] for name in known & row.keys()}
+
+
+def plain(value: Any) -> str:
+    """A value without what makes no difference: spaces, a whole number's `.0`, ids of messages, and the model's own."""
+    if isinstance(value, list):
+        parts = [part for part in value if not (isinstance(part, dict) and part.get("role") == "assistant")]
+        return " ".join(filter(None, map(plain, parts)))
+    if isinstance(value, dict):
+        value = {name: part for name, part in value.items() if name != "id"}
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return " ".join(str(value).split())
+
+
+class Questions:
+    """The columns of a file that have one value in all draws of each problem, as hashes."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._columns: dict[str, array[int]] = {}
+        self._varying: set[str] = set()
+        self._sentences: Counter[str] = Counter()
+
+    def add(self, problem: str, row: Mapping[str, Any]) -> None:
+        number = self._numbers.setdefault(problem, len(self._numbers))
+        for name, value in row.items():
+            if name in self._varying or value is None or value != value:  # a missing number is NaN
+                continue
+            text = plain(value)
+            column, found = self._columns.setdefault(name, array("q")), hash(text) or 1
+            column.extend([0] * (number + 1 - len(column)))
+            self._sentences[name] += text.count(" ") > 1
+            if column[number] not in (0, found):
+                self._varying.add(name)
+                del self._columns[name]
+                continue
+            column[number] = found
+
+    def differing(self, other: "Questions", *, several: bool) -> Iterator[tuple[str, str]]:
+        """Each column that differs, with the first problem where it does.
+
+        With one draw each column has one value in all draws. Then sentences alone are compared, and the columns that
+        are known by name. A column with one value in the whole file describes the run.
+        """
+        for name, column in self._columns.items():
+            theirs = other._columns.get(name)
+            named = name in _QUESTION or several or 2 * self._sentences[name] > len(column)
+            if theirs is None or not named or (name not in _QUESTION and 1 in map(len, map(set, (column, theirs)))):
+                continue
+            for problem, number in self._numbers.items():
+                place = other._numbers.get(problem, len(theirs))
+                pair = {(column[number : number + 1] or [0])[0], (theirs[place : place + 1] or [0])[0]}
+                if len(pair - {0}) > 1:
+                    yield name, problem
+                    break
