@@ -85,8 +85,8 @@ def stated_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> Statement
 
     An integer comes as canonical decimal text, a letter as one of A to D; what is neither stands as written.
     """
-    tags = ThinkTags(start=None, end=None) if rule.answer_from == "whole_text" else rule.tags
-    part = without_end(text) if rule.lenient else answer_part(text, tags)
+    whole = rule.answer_from == "whole_text" or rule.lenient
+    part = without_end(text) if whole else answer_part(text, rule.tags)
     if part is None:
         return None
     stated = find_statement(part, kind)

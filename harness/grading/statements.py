@@ -30,10 +30,14 @@ _BOX = re.compile(
 )
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)  # A backslash takes its next character along, as in \{1,2\}.
 _NAMED = r"[A-Za-z](?:_\{?\w\}?)?\s*&?=\s*"
-# What joins two boxes to one list: signs, "and", a bullet, and a name before "=".
+# What joins two boxes to one list: signs, "and", "or", a bullet, and a name before "=".
+_JOINT_WORDS = (
+    r"(?:and|as well as)(?:\s+(?:also|both|even|possibly|perhaps|maybe))*|or(?:\s+[a-z]+){0,3}|oder|und|ou|et|或者?|和"
+)
 _JOINT = re.compile(
-    r"[\s$&,;.()\[\]\\*-]*+(?:\\?(?:quad|qquad)[\s\\,]*)?(?:\\?(?:text)?\{?\s*(?:and|or|as well as)\s*\}?)?"
-    rf"[\s$,\\()\[\]]*+(?:(?:quad|qquad)[\s\\,$]*)?(?P<name>(?:{_NAMED})?)"
+    r"[\s$&,;./()\[\]\\*-]*+(?:\\?(?:quad|qquad)[\s\\,]*)?"
+    rf"(?:\\?(?:text)?\{{?\s*(?:{_JOINT_WORDS})(?![A-Za-z])\s*\}}?)?"
+    rf"[\s$,*\\()\[\]]*+(?:(?:quad|qquad)[\s\\,$]*)?(?P<name>(?:{_NAMED})?)"
 )
 _NAME_BEFORE = re.compile(rf"{_NAMED}$")
 
@@ -62,14 +66,14 @@ def boxes(text: str) -> Iterator[_Box]:
 
 
 def _boxed(text: str, kind: AnswerKind) -> Statement | None:
-    """The last box that holds an answer of the kind; boxes of expressions that signs or "and" join are one list."""
+    """The last box that holds an answer of the kind; boxes that signs, "and" or "or" join are one list."""
     values, start = list[str](), 0
     for box in boxes(text):
         if _CALLED_WRONG.match(text, box.end):
             continue
         if values:
             joint = _JOINT.fullmatch(text, box.end, start)
-            if kind != "expression" or not joint or not box.content:
+            if not joint or not box.content:
                 break
             values[-1] = joint["name"] + values[-1]
         if box.content and (value := _fitting(box.content, kind, in_box=True)):

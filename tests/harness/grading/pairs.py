@@ -141,6 +141,31 @@ PAIRS = (
         ),
     ),
     Pairs(
+        "several boxes", "integer",
+        (
+            ("40", "Each has \\boxed{5} coins. In all that makes \\boxed{40}."),
+            ("7", "First I had \\boxed{9}, but the sign was wrong, so it is \\boxed{7}."),
+            ("12", "$\\boxed{12}$\n\n$\\boxed{12}$"),
+            ("7", "$a=\\boxed{3}$ and $b=\\boxed{4}$, which gives the sum $\\boxed{7}$."),
+        ),
+        (
+            ("31", "The answer is \\boxed{30} or else \\boxed{31}."),
+            ("31", "\\boxed{30}/\\boxed{31}"),
+            ("31", "**\\boxed{30}** oder **\\boxed{31}**"),
+            ("31", "* \\boxed{30}\n* \\boxed{31}"),
+            ("30", "\\boxed{30}, perhaps. \\boxed{31}"),
+        ),
+    ),
+    Pairs(
+        "several boxes", "letter",
+        (("D", "Not \\boxed{A}: the unit differs. So \\boxed{D}."), ("B", "$\\boxed{B}$, $\\boxed{B}$")),
+        (
+            ("D", "$\\boxed{A}$ as well as $\\boxed{D}$"),
+            ("D", "It could be \\boxed{A} or maybe even \\boxed{D}."),
+            ("D", "\\boxed{A}, \\boxed{D}"),
+        ),
+    ),
+    Pairs(
         "degrees", "expression",
         (
             (r"\cos 50^\circ", r"\boxed{\sin 40^\circ}"),

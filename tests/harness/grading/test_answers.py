@@ -214,10 +214,10 @@ class TestStated:
         assert extract_answer("</think>\\boxed{1} is wrong, so \\boxed{3}.", kind) == "3"
         assert extract_answer("</think>\\boxed{3}\n\\boxed{3}", kind) == "3"
 
-    def test_boxes_that_and_parts_are_one_list_of_expressions(self) -> None:
+    def test_boxes_that_and_parts_are_one_list(self) -> None:
         text = "</think>So $\\boxed{\\frac{1}{2}}$ and $\\boxed{3}$."
         assert extract_answer(text, "expression") == "\\frac{1}{2}, 3"
-        assert extract_answer(text, "integer") == "3"
+        assert extract_answer(text, "integer") == "\\frac{1}{2}, 3"
 
     @pytest.mark.parametrize(
         ("text", "answer"),
