@@ -18,6 +18,7 @@ import pandas as pd
 
 from kvsweep import records
 from kvsweep.analysis.notation import AXES, POLICY_TITLES
+from kvsweep.analysis.outputs import copied
 from kvsweep.errors import UserError
 from kvsweep.escape import in_one_line
 from kvsweep.records import Completion, Pair, Problem
@@ -377,11 +378,7 @@ def _has_copies(cell: _Cell) -> bool:
     decoding = (cell.provenance.get("config") or {}).get("decoding") or {}
     if cell.settings["policy"].get("kind") != "declared" or decoding.get("temperature") == 0:
         return False
-    texts: dict[str, list[str]] = {}
-    for (problem, _), row in load_texts(cell.folder).items():
-        texts.setdefault(problem, []).append(row.text)
-    several = [found for found in texts.values() if len(found) > 1]
-    return 2 * sum(len({*found}) == 1 for found in several) > len(several)
+    return copied((problem, row.text, None) for (problem, _), row in load_texts(cell.folder).items()) is not None
 
 
 def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:

@@ -4,8 +4,8 @@ Known are rows (JSON lines, a JSON list, CSV, Parquet) of a problem's id, a draw
 lm-evaluation-harness, logs of inspect_ai (`.eval` and JSON), details of lighteval, and results.jsonl of NeMo Evaluator.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from sys import intern
@@ -139,6 +139,33 @@ def read_texts(
                 if questions is not None:
                     questions.add(answer.problem, asked.question(known))
                 yield answer, text
+
+
+def copied(answers: Iterable[tuple[str, Hashable, float | None]]) -> str | None:
+    """Say in how many problems all draws are copies of one text, if they are in most; else None.
+
+    An answer is its problem, its text and its grade. A text that two problems have is no sign of a copy: two draws may
+    both say "C". Nor are texts whose grades differ in more than 1 of 20 problems: something else than the text decides.
+    """
+    texts, owners = defaultdict[str, list[tuple[Hashable, float | None]]](list), dict[Hashable, str | None]()
+    for problem, text, grade in answers:
+        texts[problem].append((text, grade))
+        owners[text] = problem if owners.setdefault(text, problem) == problem else None
+    several = [found for found in texts.values() if len(found) > 1]
+    same = [found for found in several if len({text for text, _ in found}) == 1 and found[0][0] is not None]
+    own = [{grade for _, grade in found} for found in same if owners[found[0][0]] is not None]
+    mixed = sum(len(grades) > 1 for grades in own)
+    return (
+        f"{len(own):,} of {len(several):,} problems" if 2 * len(own) > len(several) and 20 * mixed <= len(own) else None
+    )
+
+
+def first_draws(answers: Sequence[Answer]) -> list[Answer]:
+    """The first answer of each problem."""
+    first: dict[str, int] = {}
+    for one in answers:
+        first[one.problem] = min(one.draw, first.get(one.problem, one.draw))
+    return [one for one in answers if one.draw == first[one.problem]]
 
 
 def graded(outputs: Outputs) -> pd.DataFrame:

@@ -5,15 +5,17 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.outputs import Answer, Asked, Outputs, graded, read_outputs, read_texts
+from kvsweep.analysis.outputs import Answer, Asked, Outputs, copied, first_draws, graded, read_outputs, read_texts
 from kvsweep.analysis.questions import Questions, plain
 from kvsweep.analysis.report.judged import judged_page, shown_pairs
 from kvsweep.analysis.statistics import noninferiority
 from kvsweep.analysis.statistics.inference import score_array
 from kvsweep.analysis.statistics.metrics import pareto_front
+from kvsweep.analysis.statistics.noninferiority import Floats
 from kvsweep.command_line import FAILED, UNCLEAR, counted
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
@@ -61,14 +63,15 @@ def judge(
     questions = {name: Questions() for name in paths}
     read: Outputs = {name: read_outputs(path, asked, questions[name]) for name, path in paths.items()}
     taken = read if asked.graded else _regraded(read, paths, asked, gold, kind)
-    outputs = {name: _without_copies(answers) for name, answers in taken.items()}
+    copies = {name: copied((a.problem, a.text, a.correct) for a in answers) for name, answers in taken.items()}
+    outputs = {name: first_draws(answers) if copies[name] else answers for name, answers in taken.items()}
     table, told = _verdicts(outputs, baseline, margin=margin / 100, sizes=sizes)
     for name in paths:
         several = all(len({answer.draw for answer in outputs[one]}) > 1 for one in (baseline, name))
         _refuse_other_questions(questions[baseline], questions[name], several, baseline, name)
     told += [note for name in paths if taken is not read for note in _disagreements(name, read[name], taken[name])]
-    same = "has the same text in all draws of a problem, as greedy decoding writes it: one draw counts."
-    told += [f"{name} {same}" for name in paths if len(outputs[name]) < len(read[name])]
+    same = "as greedy decoding writes it: one draw of each problem counts."
+    told += [f"{name} has the same text in all draws of {how}, {same}" for name, how in copies.items() if how]
     print(*(f"note: {note}\n" for note in told), sep="", end="")
     words = _in_words(table, baseline, margin)
     print(table.to_string(index=False), words, sep="\n\n")
@@ -175,14 +178,6 @@ def _disagreements(name: str, theirs: Sequence[Answer], ours: Sequence[Answer]) 
         yield f"{name}: {len(differ)} of {len(pairs):,} grades differ from the file's own{shown}."
 
 
-def _without_copies(answers: Sequence[Answer]) -> Sequence[Answer]:
-    """One draw where all draws of each problem have the same text: greedy decoding's copies say nothing more."""
-    texts = {(one.problem, one.text) for one in answers}
-    problems = {problem for problem, text in texts if text is not None}
-    first = min(one.draw for one in answers)
-    return [a for a in answers if a.draw == first] if len(problems) == len(texts) < len(answers) else answers
-
-
 def _verdicts(
     outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[str, float]
 ) -> tuple[pd.DataFrame, list[str]]:
@@ -209,7 +204,9 @@ def _verdicts(
     taken = noninferiority.hold_in_search(p_holds, chains)
     rows = dict[str, dict[str, object]]()
     for name, one in found.items():
-        lead = noninferiority.paired(scores[name], full).mean(1)
+        pairs = noninferiority.paired(scores[name], full)
+        lead = np.nanmean(pairs, 1)
+        told += _uneven(name, pairs, noninferiority.differences(scores[name], full))
         elsewhere = noninferiority.decide(scores[name], full, margin=margin, population="like_these")
         label = "unclear" if gaps[name] and one.label != "worse" else notation.chosen_label(one.label, name in taken)
         undecided = losable and one.label == "unclear"
@@ -233,6 +230,15 @@ def _verdicts(
         best = pareto_front(pd.DataFrame(sized, columns=["bytes", "pass_at_1", "name"]), "bytes")["name"]
         table["best of its bytes"] = ["yes" if name in set(best) else "" for name in found]
     return table, told
+
+
+def _uneven(name: str, pairs: Floats, found: Floats) -> Iterator[str]:
+    """A sentence where problems have different numbers of pairs."""
+    lacks, unused = int(np.isnan(pairs).sum()), int(np.isfinite(found).sum() - np.isfinite(pairs).sum())
+    if lacks or unused:
+        each = f"{counted(pairs.shape[1], 'draw')} of each count ({unused:,} pairs are unused)"
+        lack = f"{lacks:,} that lack are lost in the lower end of the interval and won in the upper one"
+        yield f"{name}: problems have different numbers of answers; {each}, and {lack}."
 
 
 def _lacking(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Pair | None:

@@ -17,7 +17,9 @@ For problems `like_these`, the bound is Gaffke's (2005; Learned-Miller and Thoma
 of a mean of the problems' differences under Dirichlet weights, with the worst possible difference as one more problem.
 With one draw and no gains it is Clopper and Pearson's.
 
-One more wrong answer of the cell raises no end of an interval. scipy loads slowly: functions import it.
+A problem with fewer answers than others has the same weight (`paired`): what lacks counts as lost where the test is for
+safety, and as won where the test is for a loss. One more wrong answer of the cell raises no end of an interval. scipy
+loads slowly: functions import it.
 """
 
 import itertools
@@ -59,7 +61,7 @@ class Decision:
     p_holds: float  # of the lower end's test: that the cell loses the margin or more
     p_loses: float  # of the upper end's test, by Holm: that it loses nothing
     settled: bool  # the interval lies on one side of -margin, and more draws cannot change what matters
-    draws: int  # per problem, from the first one, that the decision rests on
+    draws: int  # per problem, from the first one, that the decision rests on; a problem may have fewer
 
 
 def decide(
@@ -176,7 +178,7 @@ def pairs_to_hold(differ: float, *, margin: float = MARGIN, level: float = LEVEL
 def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
     """The draws per problem with which a cell as good as the full cache is safe with 90%, for `these` problems."""
     pairs = paired(cell, full)
-    differ = max(1.0, float(np.abs(pairs).sum())) / pairs.size
+    differ = max(1.0, float(np.nansum(np.abs(pairs)))) / np.isfinite(pairs).sum()
     return max(1, math.ceil(pairs_to_hold(differ, margin=margin, level=level) / len(pairs)))
 
 
@@ -199,7 +201,7 @@ def complete(scores: Floats, draws: int) -> bool:
 
 @dataclass(frozen=True)
 class PairedTest:
-    """The tests of one cell, by its `paired` differences and by the means over all pairs that each problem has."""
+    """The tests of one cell, by its `paired` differences, NaN for a pair that lacks, and the means of all pairs."""
 
     pairs: Floats
     means: Floats
@@ -207,14 +209,17 @@ class PairedTest:
 
     @property
     def difference(self) -> float:
-        return float((self.pairs if self.population == "these" else self.means).mean()) if len(self.means) else math.nan
+        means = np.nanmean(self.pairs, 1) if self.population == "these" else self.means
+        return float(means.mean()) if len(means) else math.nan
 
     def p_above(self, value: float) -> float:
         """p of the hypothesis that the true difference is at most `value`."""
         if not len(self.means):
             return 1.0
         if self.population == "these":
-            return float(p_these((self.pairs > 0).sum(), (self.pairs < 0).sum(), -value * self.pairs.size))
+            won = (self.pairs > 0).sum()
+            lost = (~(self.pairs >= 0)).sum()  # a pair that lacks may be lost
+            return float(p_these(won, lost, -value * self.pairs.size))
         # The worst possible difference is one more problem.
         steps, counts = np.unique(np.append(self.means, -1.0) - value, return_counts=True)
         return _chance_below_zero(steps, counts)
@@ -252,12 +257,17 @@ def mean_differences(cell: Floats, full: Floats) -> Floats:
 
 
 def paired(cell: Floats, full: Floats) -> Floats:
-    """The differences of the first pairs of each problem, [problems, draws]: as many as the problem with fewest has.
+    """The differences of the first pairs of each problem, [problems, draws], NaN where a problem has fewer pairs.
 
-    So every problem has the same weight, and a problem that lacks answers makes none of the others less certain.
+    Every problem has the same weight, and a pair that lacks counts as the worst for what is tested. Of all numbers of
+    draws this one gives the narrowest interval where no answer differs, `(-log(LEVEL) + lacking pairs) / pairs`. It
+    depends on the gaps alone, never on the answers.
     """
     found = differences(cell, full)
-    draws = int((~np.isnan(found)).sum(1).min(initial=found.shape[1])) if len(found) else 0
+    counts = (~np.isnan(found)).sum(1)
+    each = np.arange(1, counts.max(initial=0) + 1)
+    lacking = np.maximum(0, each[:, None] - counts).sum(1)
+    draws = 1 + int(np.argmin((lacking - math.log(LEVEL)) / each)) if len(each) else 0
     first = np.argsort(np.isnan(found), axis=1, kind="stable")[:, :draws]
     return np.take_along_axis(found, first, 1)
 

@@ -221,7 +221,8 @@ def _population(row: Any) -> str:
     these = f"This is about these {row['problems']} problems, with new draws of the answers."
     if row["fewest_draws"]:
         counted_draws = counted(f"{row['paired_draws']:.0f}", "draw")
-        these += f" {row['fewest_draws']} has fewer answers than others: {counted_draws} of each problem count."
+        fewer = f"{row['fewest_draws']} has fewer answers than others: {counted_draws} of each problem count"
+        these += f" {fewer}, and one that lacks may be lost or won."
     interval = f"there the 95% interval of {notation.axes(row[POINT])} is {low} to {high}"
     return f"{these} It {there} other problems like these: {interval}."
 

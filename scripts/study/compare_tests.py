@@ -2,7 +2,8 @@
 
 Each of 208 cells loses exactly 5 points, each in another way (`structure` of simulate_statistics.py). A rule is wrong
 where it calls such a cell safe at the level 2.5%. Power is the share of cells without a loss that a rule calls safe.
-Prints a Markdown table and writes a CSV with a row per rule and cell; the last line is one JSON object.
+Prints a Markdown table and writes a CSV with a row per rule and cell; the last line is one JSON object. With --gaps the
+cells lack answers, most of them where they lose, and the rules are ways to count problems that have fewer answers.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, constrained_variance
+from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, constrained_variance, p_these, paired
 from kvsweep.harness.provenance import describe_machine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -114,6 +115,60 @@ def cells() -> Iterator[tuple[str, int, int, float]]:
         yield name, problems, draws, 0.0
 
 
+# --- Problems that have fewer answers than others ---------------------------------------------------------------
+
+# Of 8 draws: the problems that lack answers, the first ones, where `structure` puts a loss; and the draws they have.
+GAPS = {
+    "one has 1": (1, 1),
+    "one has 7": (1, 7),
+    "three have 4": (3, 4),
+    "three have 1": (3, 1),
+    "a third has 4": (0, 4),
+}
+
+
+def gaps_of(name: str, problems: int) -> np.ndarray:
+    """The draws of each problem."""
+    some, few = GAPS[name]
+    return np.where(np.arange(problems) < (some or problems // 3), few, 8)
+
+
+def in_gaps(won: np.ndarray, lost: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
+    """How each way to count decides about tables [runs, problems, draws] whose problems have `counts` draws."""
+    has = np.arange(won.shape[2]) < counts[:, None]
+    draws = paired(np.where(has, 1.0, np.nan), np.ones(has.shape)).shape[1]
+    ways = {
+        "lacking ones are lost (ours)": (won & has, lost | ~has, draws),
+        "as many as the fewest": (won, lost, counts.min()),
+    }
+    found = {name: ours(w[..., :n], o[..., :n], MARGIN * w.shape[1] * n) for name, (w, o, n) in ways.items()}
+    found["all pairs alike"] = (
+        p_these((won & has).sum((1, 2)), (lost & has).sum((1, 2)), MARGIN * counts.sum()) <= LEVEL
+    )
+    # Each answer as many as the harmonic mean of the draws to those of its problem.
+    mean = 1 / np.mean(1 / counts)
+    right, wrong = ((one & has).sum(2) @ (mean / counts) for one in (won, lost))
+    found["weighted by harmonic mean"] = p_these(right, wrong, MARGIN * len(counts) * mean) <= LEVEL
+    return found
+
+
+def compare_gaps(simulations: int, output: Path | None) -> None:
+    rows = []
+    for name, problems, gap in itertools.product((*SPREAD, "groups 3", "groups 5"), (30, 60, 100), GAPS):
+        for loss in (MARGIN, 0.0):
+            structure = name if loss else "lost_wholly 0 0.02"
+            found = in_gaps(*tables(simulations, structure, problems, 8, loss), gaps_of(gap, problems))
+            rows += [(way, name, problems, gap, 100 * loss, simulations, safe.mean()) for way, safe in found.items()]
+    columns = ["way", "structure", "problems", "gap", "loss_points", "runs", "called_safe"]
+    table = pd.DataFrame(rows, columns=columns)
+    if output:
+        table.to_csv(output, index=False, float_format="%.5f")
+    print("| way | worst wrong *safe* | mean | power |\n|---|---|---|---|")
+    for way, own in table.groupby("way", sort=False):
+        null, lossless = (own.loc[own["loss_points"].gt(0) == loses, "called_safe"] for loses in (True, False))
+        print(f"| {way} | {100 * null.max():.1f}% | {100 * null.mean():.2f}% | {100 * lossless.mean():.1f} |")
+
+
 def looks_by_hand(simulations: int) -> float:
     """The largest share of runs of a cell at the margin that our rule calls safe at any of eight looks, a draw each."""
     worst = 0.0
@@ -128,7 +183,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--simulations", type=int, default=10_000)
     parser.add_argument("--output", type=Path, help="the CSV")
+    parser.add_argument("--gaps", action="store_true", help="cells that lack answers")
     options = parser.parse_args()
+    if options.gaps:
+        compare_gaps(options.simulations, options.output)
+        print(json.dumps(describe_machine()))
+        return
     rows = []
     for name, problems, draws, loss in cells():
         won, lost = tables(options.simulations, name, problems, draws, loss)

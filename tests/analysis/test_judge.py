@@ -523,6 +523,35 @@ def test_what_an_engine_says_of_its_run_is_no_question(
     assert judge(side("vllm"), side("llama"))[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "correct", "draws"),
+    [
+        (lambda p, d: f"{p}", lambda p, d: p > 2, 1),
+        (lambda p, d: f"{p} well" if (p, d) == (20, 3) else f"{p}", lambda p, d: p > 2, 1),
+        (lambda p, d: f"{p} {d}" if p % 2 else f"{p}", lambda p, d: p > 2, 8),
+        # Two problems' texts are equal: an agent's last one, or a letter.
+        (lambda p, d: "Submitted.", lambda p, d: p > 2, 8),
+        (lambda p, d: "ABCD"[p % 4], lambda p, d: p > 2, 8),
+        # A grade of 160 may be a grader's slip; those of one text in ten are not.
+        (lambda p, d: f"{p}", lambda p, d: (p, d) != (7, 7), 1),
+        (lambda p, d: f"{p}", lambda p, d: p % 10 > 0 or d > 0, 8),
+    ],
+)
+def test_draws_are_copies_by_their_texts_and_grades(
+    text: Callable[[int, int], str],
+    correct: Callable[[int, int], bool],
+    draws: int,
+    judge: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+) -> None:
+    pairs = [(p, d) for p in range(40) for d in range(8)]
+    items = [{"id": p, "draw": d, "correct": int(correct(p, d)), "text": text(p, d)} for p, d in pairs]
+    full = write(tmp_path / "full.jsonl", [{**item, "correct": 1, "text": None} for item in items])
+    _, out, _ = judge(full, write(tmp_path / "other.jsonl", items))
+    [line] = [line.split() for line in out.splitlines() if line.startswith("  other")]
+    assert (int(line[line.index("40") + 1]), "note: other has the same text" in out) == (draws, draws == 1)
+
+
 def test_a_file_that_lacks_answers_beats_none_of_its_bytes(
     judge: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
@@ -538,7 +567,7 @@ def test_what_is_lost_is_counted_where_points_are(judge: Callable[..., tuple[int
     other = [row | {"correct": row["draw"] == 0 or row["id"] > "p2"} for row in other if row["id"] != "p0"] + other[:1]
     code, out, _ = judge(write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other))
     [line] = [line.split() for line in out.splitlines() if line.startswith("  other")]
-    assert (code, line[2], line[-5:-1]) == (4, "+0.0", ["0", "0", "30", "1"])
+    assert (code, line[2], line[-4:]) == (1, "-35.0", ["12", "0", "30", "8"])
     assert "what it loses, as draw 1 of 'p0'." in out
 
 

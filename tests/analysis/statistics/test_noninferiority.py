@@ -218,16 +218,23 @@ def test_the_p_is_skellams_tail_at_the_likeliest_rates(won: int, lost: int, marg
     assert decide(cell, full, margin=margin).p_holds == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_problem_that_lacks_draws_costs_the_others_no_more_than_their_draws() -> None:
+def test_answers_that_lack_are_lost_below_and_won_above() -> None:
     full = np.ones((30, 8))
-    cell = full.copy()
-    cell[0, 1:] = np.nan
+    cell, worst = full.copy(), full.copy()
+    cell[0, 1:], worst[0, 1:] = np.nan, 0
     found = decide(cell, full)
-    assert found.draws == 1
-    assert (found.low, found.p_holds) == (decide(full[:, :1], full[:, :1]).low, pytest.approx(np.exp(-1.5)))
+    assert (found.draws, found.difference) == (8, 0)
+    assert found.low == pytest.approx(decide(worst, full).low, abs=1e-8)
+    assert found.high == pytest.approx(decide(full, worst).high, abs=1e-8)
+    assert found.p_holds == decide(worst, full).p_holds
     # Its first answers count, wherever they stand.
     cell[0] = [np.nan] * 6 + [0.0, 1.0]
-    assert (decide(cell, full).draws, decide(cell, full).difference) == (2, pytest.approx(-1 / 60))
+    assert (decide(cell, full).draws, decide(cell, full).difference) == (8, pytest.approx(-1 / 60))
+    # Where a third lacks half, the draws that all have say more.
+    cell = full.copy()
+    cell[::3, 4:] = np.nan
+    assert decide(cell, full).draws == 4
+    assert decide(cell, full).low == decide(full[:, :4], full[:, :4]).low
 
 
 def test_the_four_labels() -> None:
