@@ -12,6 +12,7 @@ from kvsweep import records
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, in_order, load_run
 from kvsweep.analysis.notation import MARKS, MISSING, STOPPED, UNFINISHED, UNPACKED, UNTOUCHED, WORSE
+from kvsweep.analysis.report.served import cut_by_server, cut_early, other_prompts
 from kvsweep.analysis.statistics.against_full import plan_of
 from kvsweep.analysis.statistics.fidelity import fidelity, replay_rows, timings
 from kvsweep.analysis.statistics.metrics import (
@@ -54,8 +55,20 @@ def summary_table(directory: Path | str) -> str:
     scores = cell_scores(run)
     models = scores["model"].unique()
     tables = [_aligned(score_table(scores, model).assign(**_evictions(scores, model))) for model in models]
-    notes = [f"note: {sentence}" for sentence in (*unanswered(run), *cut_off(run), *not_finite(run), *not_evicted(run))]
+    notes = [f"note: {sentence}" for sentences in warnings(run).values() for sentence in sentences]
     return "\n\n".join([*tables, "\n".join([NOTE, SUMMARY_NOTE, *notes])])
+
+
+def warnings(run: Run, margin: float | None = None) -> dict[str, list[str]]:
+    """What was seen in the texts, why it matters and what to type, by heading; `margin` is that of `cut_off`."""
+    return {
+        "Without answers": unanswered(run),
+        "Full caches that were cut off": cut_off(run, margin),
+        "Cut off by their server": cut_by_server(run),
+        "Asked with other prompts": other_prompts(run),
+        "Not finite": not_finite(run),
+        "Not evicted": not_evicted(run),
+    }
 
 
 def unanswered(run: Run) -> list[str]:
@@ -82,7 +95,8 @@ def cut_off(run: Run, margin: float | None = None) -> list[str]:
     `margin` (a fraction) takes the place of the run's own.
     """
     titles = ["model_title", "benchmark_title"]
-    texts = run.completions.merge(run.cells.loc[run.cells["policy"] == "full", ["cell_id", *titles]], on="cell_id")
+    texts = run.completions[~cut_early(run)]
+    texts = texts.merge(run.cells.loc[run.cells["policy"] == "full", ["cell_id", *titles]], on="cell_id")
     sentences = []
     for (model, benchmark), ours in texts.groupby(titles, sort=False):
         cut = ours["stop_reason"] == "length"

@@ -154,17 +154,21 @@ def test_thinking_that_the_server_splits_off(
 ) -> None:
     def split(handler: Handler, number: int) -> bool:
         answer = added(handler.server.asked[-1], content="\\boxed{1}", reasoning_content="Hm.")
-        if number == 1:
-            answer["choices"][0] |= {"finish_reason": "length"}
-            answer["choices"][0]["message"] |= {"content": None}
+        if number < 3:
+            answer["choices"][0]["finish_reason"] = "length" if number == 1 else "stop"
+            answer["choices"][0]["message"]["content"] = None
+        if number == 3:  # cut at the limit, which this server does not say
+            answer["usage"]["completion_tokens"] = handler.server.asked[-1]["max_tokens"]
         answer["usage"]["completion_tokens_details"] = {"reasoning_tokens": 3}
         handler.say(200, json.dumps(answer))
         return True
 
     server = adder(split)
     assert kvsweep(*words, f"engine.url={server.url}", "engine.parallel=1").code == 0
-    first, *rest = rows(tmp_path)
+    first, silent, limited, *rest = rows(tmp_path)
     assert (first.text, first.stop_reason) == ("<think>Hm.", "length")
+    assert (silent.text, silent.stop_reason) == ("<think>Hm.</think>", "stop")
+    assert (limited.text, limited.stop_reason) == (rest[0].text, "length")
     assert {(row.text, row.thinking_tokens) for row in rest} == {("<think>Hm.</think>\\boxed{1}", 3)}
     untagged = kvsweep(*words, f"engine.url={server.url}", "model.think_end=null", "engine.name=other")
     assert "model.think_end=null" in untagged.err

@@ -1,0 +1,79 @@
+"""What the rows of servers tell of the servers: prompts that differ, and texts that end at a server's own limit."""
+
+from typing import Any
+
+import pandas as pd
+
+from kvsweep.analysis import notation
+from kvsweep.analysis.load import Run
+from kvsweep.command_line import counted
+from kvsweep.escape import visible
+
+
+def other_prompts(run: Run) -> list[str]:
+    """A sentence for each server that counts other prompt tokens than the baseline for the same questions."""
+    texts = _texts(run)
+    sentences = []
+    for _, ours in texts.groupby("condition", sort=False):
+        counts = ours.groupby(["cell_id", "problem_id"], observed=True)["prompt_tokens"].max().unstack(0)
+        cells = ours.drop_duplicates("cell_id").set_index("cell_id")
+        base = next(iter(cells.index[cells["policy"] == "full"]), cells.index[0])
+        for cell_id in cells.index.drop(base):
+            both = counts[[base, cell_id]].dropna()
+            differ = both[both[base] != both[cell_id]]
+            if len(differ):
+                first, (theirs, own) = differ.index[0], differ.iloc[0]
+                problems = f"{len(differ)} of {counted(len(both), 'problem')}"
+                example = f"{visible(str(first))}: {own:.0f} and {theirs:.0f}"
+                sentences.append(
+                    f"{_name(cells.loc[cell_id])}: the prompts of {problems} have other numbers of tokens than with "
+                    f"{notation.setting(cells.loc[base])} ({example}), so that a difference may be the prompt's. Start "
+                    "both servers with one chat template and a context that holds every question, or ask without a "
+                    "template by engine.api=completions."
+                )
+    return sentences
+
+
+def cut_by_server(run: Run) -> list[str]:
+    """A sentence for each server that cut texts off before `decoding.max_new_tokens`."""
+    texts = _texts(run)
+    sentences = []
+    for cell_id, ours in texts.groupby("cell_id", sort=False, observed=True):
+        cut = ours[cut_early(run).reindex(ours["row"]).to_numpy()]
+        if len(cut):
+            limit = _limit(run, str(cell_id))
+            room = ours["prompt_tokens"].max() + limit
+            least, longest = (f"{size:,}" for size in (cut["num_tokens"].min(), cut["num_tokens"].max()))
+            tokens = least if least == longest else f"{least} to {longest}"
+            sentences.append(
+                f"{_name(ours.iloc[0])}: the server cut off {len(cut)} of {counted(len(ours), 'text')} at {tokens} "
+                f"tokens, before decoding.max_new_tokens={limit}. They count as wrong, so that a loss may be the "
+                f"server's limit and not its cache's. Start the server with a context of {room:,} tokens or more."
+            )
+    return sentences
+
+
+def cut_early(run: Run) -> pd.Series:
+    """Whether each of the run's completions is of a server and was cut off below `decoding.max_new_tokens`."""
+    limits = {name: _limit(run, name) for name in run.cells["cell_id"] if _is_served(run, name)}
+    limit = run.completions["cell_id"].astype("object").map(limits).astype("float64")
+    return (run.completions["stop_reason"] == "length") & (run.completions["num_tokens"] < limit)
+
+
+def _texts(run: Run) -> pd.DataFrame:
+    """The completions of servers with the columns of their cells, and their place in the run as `row`."""
+    cells = run.cells[[_is_served(run, name) for name in run.cells["cell_id"]]]
+    own = run.completions.assign(row=run.completions.index)
+    return own.merge(cells.drop(columns="completions"), on="cell_id")
+
+
+def _is_served(run: Run, cell_id: str) -> bool:
+    return run.settings.get(cell_id, {}).get("policy", {}).get("kind") == "declared"
+
+
+def _limit(run: Run, cell_id: str) -> Any:
+    return run.settings[cell_id]["decoding"].get("max_new_tokens")
+
+
+def _name(row: Any) -> str:
+    return f"{row['model_title']} | {row['benchmark_title']}: {notation.setting(row)}"

@@ -1,0 +1,50 @@
+"""Warnings of servers: prompts that differ, texts that a server cut off below the limit."""
+
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.report.tables import summary_table, warnings
+from tests.program import report
+
+SERVED = {"kind": "declared", "keep_ratio": None, "local_window": None, "budget": None}
+
+
+def told(make_cell: Callable[..., Path], full: dict[str, Any], other: dict[str, Any]) -> tuple[Path, list[str]]:
+    """The warnings of two servers of four texts each, with these fields; the page and the summary have all of them."""
+    for policy, fields in (("full", full), ("small", other)):
+        run = make_cell([[1]] * 4, policy=policy, extra=SERVED, completion=fields).parent
+    found = [sentence for sentences in warnings(load_run(run)).values() for sentence in sentences]
+    summary = summary_table(run)
+    assert [line.removeprefix("note: ") for line in summary.splitlines() if line.startswith("note: ")] == found
+    report([str(run)])
+    page = unescape((run / "report/report.html").read_text())
+    assert all(sentence.partition("(")[0] in page for sentence in found)
+    return run, found
+
+
+@pytest.mark.slow
+def test_servers_that_saw_other_prompts_are_named(make_cell: Callable[..., Path]) -> None:
+    _, [said] = told(make_cell, {"prompt_tokens": 30}, {"prompt_tokens": 11})
+    assert ": the prompts of 4 of 4 problems have other numbers of tokens than with full cache" in said
+    assert "p0: 11 and 30)" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whose", ["full", "other"])
+def test_a_server_that_cuts_below_the_limit_is_named(whose: str, make_cell: Callable[..., Path]) -> None:
+    cut, whole = {"stop_reason": "length", "num_tokens": 44}, {"stop_reason": "stop"}
+    _, [said] = told(make_cell, *((cut, whole) if whose == "full" else (whole, cut)))
+    assert "the server cut off 4 of 4 texts at 44 tokens, before decoding.max_new_tokens=400. They count" in said
+    assert "Raise decoding.max_new_tokens" not in said
+
+
+def test_texts_at_the_limit_are_the_limits(make_cell: Callable[..., Path]) -> None:
+    at_limit = {"stop_reason": "length", "num_tokens": 400}
+    run = make_cell([[1]] * 4, extra=SERVED, completion=at_limit).parent
+    [said] = [sentence for sentences in warnings(load_run(run)).values() for sentence in sentences]
+    assert said.endswith("Raise decoding.max_new_tokens.")
