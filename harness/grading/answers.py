@@ -1,13 +1,15 @@
 """Reading an answer: from a completion's text to a verdict, by the kind of answer that a problem asks for."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
 from kvsweep.harness.grading.expressions import compare
-from kvsweep.harness.grading.spelling import readable
+from kvsweep.harness.grading.languages import number_of_words
+from kvsweep.harness.grading.spelling import TEXT_COMMAND, readable
 from kvsweep.harness.grading.statements import AnswerKind, Statement, find_statement
 from kvsweep.records import Outcome
 from kvsweep.thinking import DEFAULT_TAGS, ThinkTags, answer_part, without_end
@@ -110,6 +112,8 @@ def canonical_gold(gold: str, kind: AnswerKind) -> str | None:
 _INTEGER = re.compile(r"(?:\([A-F]\))?[\s{]*(?:[A-Za-z](?: ?\+ ?[A-Za-z])* ?=)?\s*(-? ?[0-9]+)(?:\.0*)?\s*\}*")
 
 
+_BASED = re.compile(r"([0-9A-Z]+)\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+
 # What says only that an integer is one: pattern, replacement and an example.
 INTEGER_FORMS: tuple[tuple[str, str, str], ...] = (
     (r"\\text\s*\{\s*,\s*\}", ",", r"2\text{,}024 -> 2,024"),
@@ -121,13 +125,19 @@ INTEGER_FORMS: tuple[tuple[str, str, str], ...] = (
 
 
 def parse_integer(text: str) -> str | None:
-    r"""The canonical decimal text of an integer as answers write it ("027", `x = 27.0`, `\text{27} cm`), or None.
+    r"""The canonical decimal text of an integer as answers write it ("027", `\text{27} cm`, `33_8`, "two"), or None.
 
-    Nothing is calculated, and no number is searched for: `\frac{4}{2}` and `27 or 28` are no integers.
+    Nothing else is calculated, and no number is searched for: `\frac{4}{2}` and `27 or 28` are no integers.
     """
     if len(text) > _MAX_ANSWER_CHARS:
         return None
     for pattern, new, _ in INTEGER_FORMS:
         text = re.sub(pattern, new, text)
-    match = _INTEGER.fullmatch(readable(text)[0])
+    if (named := number_of_words(TEXT_COMMAND.sub(r"\1", text).strip(" ."))) is not None:
+        return str(named)
+    text = readable(text)[0]
+    if (based := _BASED.fullmatch(text)) and 2 <= int(based[2]) <= 36:
+        with suppress(ValueError):  # a digit that the base lacks
+            return str(int(based[1], int(based[2])))
+    match = _INTEGER.fullmatch(text)
     return str(int(match[1].replace(" ", ""))) if match else None

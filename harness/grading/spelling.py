@@ -3,6 +3,8 @@ r"""One spelling of answers written as LaTeX: the second of the three stages in 
 import re
 from collections.abc import Callable
 
+from kvsweep.harness.grading.languages import in_latex, number_of_words, plain_characters
+
 # A word that makes another number, or no number, of the number before it.
 _NOT_UNIT = re.compile(
     "(?:i|e|pi|hundred|thousand|[mbtr]+illion|dozen|lakh|crore|[bmt]n|mio|mrd|hal[fv]e?|third|quarter|squared|cubed|time|base|not)s?|"
@@ -31,7 +33,7 @@ _SPELLED_AS = {
     r"\leq ": r"\le \leqslant ≤", r"\geq ": r"\ge \geqslant ≥", r"\neq ": r"\ne ≠", r"\emptyset ": r"\varnothing",
     r"\ldots ": r"\dots \cdots", r"\frac": r"\dfrac \tfrac \cfrac \nicefrac \sfrac", r"\cup ": r"\bigcup ∪",
     r"\in ": "∈", r"\sqrt ": "√",
-    "μ": "µ", "^1": "¹", "^2": "²", "^3": "³", r"\pi ": "π", r"\cdot ": "·", r"\infty ": "∞", r"^\circ ": "°",
+    "μ": "µ", "^1": "¹", "^2": "²", "^3": "³", r"\pi ": "π", r"\cdot ": "·", r"\infty ": "∞", r"^\circ ": r"° \degree",
     r"\mathbb{R}": r"\R \reals ℝ",
 }  # fmt: skip
 _SPELLED = {old: new for new, spelled in _SPELLED_AS.items() for old in spelled.split()}
@@ -64,6 +66,7 @@ STYLES: tuple[tuple[str, str, str], ...] = (
     (rf"\\(?:math|text)(?:bf|sf|tt|it)\s*(?=\{{[^{{}}]*[\d\\]){_GROUP}", r"\1", r"\mathbf{\frac{5}{7}} -> \frac{5}{7}"),
     (rf"\\(?:textcolor|colorbox)\s*\{{[^{{}}]*\}}\s*{_GROUP}", r"\1", r"\textcolor{red}{29} -> 29"),
     (r"\\(?:color|hspace\*?|vspace\*?)\s*\{[^{}]*\}\s*", "", r"\color{blue} 29 -> 29"),
+    (r"^\s*\*\*([^*]+)\*\*\s*$", r"\1", "**42** -> 42"),
     (r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|sf|tt|it|bfseries|(?:display|text|(?:script){1,2})style)"
      r"(?![A-Za-z])\s*", "", r"{\bf 29} -> {29}"),
 )  # fmt: skip
@@ -119,6 +122,11 @@ SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
     (r"\{([:,])\}", r"\1", "1{:}2 -> 1:2"),
     (r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", lambda match: match[0].replace(",", ""),
      "1,625,000 -> 1625000"),
+    (r"(?<![\w.'])(\d{1,3})((?:'\d{3})+)(?![\d'])", lambda match: match[0].replace("'", ""),
+     "1'625 -> 1625"),
+    (rf"(?<=\d)\s*_\s*\{{\s*{_TEXT}\{{\s*([a-z]+)\s*\}}\s*\}}",
+     lambda match: match[0] if (base := number_of_words(match[1])) is None else f"_{{{base}}}",
+     r"33_{\text{five}} -> 33_{5}"),
     (r"(?<!\\)\\[,;: ]", " ", r"(1,\;2) -> (1, 2)"),
     (r"\\\{\s*\\\}", r"\\emptyset ", r"\{ \} -> \emptyset "),
     (r"\\operatorname\s*\{cis\}|(?<![A-Za-z])cis(?![A-Za-z])", r"\\cis", r"\operatorname{cis} 2 -> \cis 2"),
@@ -166,7 +174,7 @@ SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
 
 def readable(answer: str) -> tuple[str, str]:
     r"""The answer in one spelling, without `\left`, `\dfrac`, `$`, marks of thousands or final units; and its units."""
-    answer = peeled(answer)
+    answer = peeled(in_latex(plain_characters(answer)))
     for pattern, new, _ in SPELLINGS:
         answer = re.sub(pattern, new, answer)
     items, units = zip(*map(_without_unit, split(answer, ",;")[0]), strict=True)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
+from kvsweep.harness.grading.languages import COPULA, declarations, number_of_words, plain_characters, words
 from kvsweep.harness.grading.spelling import TEXT_COMMAND, peeled
 
 AnswerKind = Literal["integer", "expression", "letter"]
@@ -86,12 +87,7 @@ def _boxed(text: str, kind: AnswerKind) -> Statement | None:
 
 # --- What says that an answer follows --------------------------------------------------------------------------
 
-_ANSWER = (
-    r"(?:answers?|antwort|antwoord|svar|respuesta|réponse|risposta|resposta|răspuns|odpowiedź|odpověď|cevap|vastaus|"
-    r"válasz|απάντηση|ответ|đáp án|jawaban|उत्तर|الإجابة|答案|答え|正解|정답)"
-    r"(?:\s+(?:final|finale|correcta|correcte|corretta))?"
-)
-_CHOICE = rf"(?:{_ANSWER}|choice|option)"
+_CHOICE = r"(?:answers?|choice|option)"
 _BE = r"(?:is|are|(?:would|must|should|will|has\s+to)(?:\s+(?:then|therefore|thus))?\s+be)\b"
 _SURE = (
     r"(?:\s+(?:therefore|thus|then|hence|indeed|definitely|(?:un)?doubtedly|certainly|surely|clearly|simply|exactly|"
@@ -99,13 +95,13 @@ _SURE = (
 )
 _SAYS = rf"[*_\"']*+(?:\s*+(?:[:：=是为は]|은)|\s+[-–—](?=\s)|\s+{_BE}{_SURE}\s*+:?+)[*_]*+"
 _OF = r"(?:\s+(?:choice|option))?(?:\s+(?:to|for|of|among|from)\b(?:(?!answer is)[^.:?\n]){0,60}?)?"
-_HEADING = rf"^[#*_\s]*+(?:(?:the|my|final|correct)\s+)*{_ANSWER}[*_]*+\s*?[:：]?[*_]*+[ \t]*\n"
+_HEADING = rf"^[#*_\s]*+(?:(?:the|my|final|correct)\s+)*(?:answers?|{words('answer')})[*_]*+\s*?[:：]?[*_]*+[ \t]*\n"
 # The value follows a pattern, or is its group: kind ("" for all), pattern and an example.
 DECLARATIONS: tuple[tuple[str, str, str], ...] = (
     ("", r"<answer>(?P<value>[^<]{1,500})</answer>", "<answer>72</answer>"),
     ("", r"(?<!\S)####[ \t]+", "#### 72"),
     ("", _HEADING, "**Final answer**\n\n72"),
-    ("", rf"(?<![A-Za-z]){_ANSWER}{_OF}{_SAYS}", "the answer is 72"),
+    ("", rf"(?<![A-Za-z])answers?{_OF}{_SAYS}", "the answer is 72"),
     ("number", r"^[#*_\s]*+(?:[a-z]+\s+){0,3}(?:result|solution)[*_]*+[:：][*_]*+(?![^\n]*[a-z]{2}[ \t])",
      "**Result**: 72"),
     ("number", r"^A: ", "A: 72"),
@@ -118,15 +114,17 @@ DECLARATIONS: tuple[tuple[str, str, str], ...] = (
      r"(?:only\s+)?(?:answer|(?:correct|right|best)(?:\s+(?:answer|option|choice|one))?)(?:\s+here)?"
      r"(?=\s*+(?:[.!,;*]|$|because|since))", "Option B is correct."),
 )  # fmt: skip
-_DECLARED = [(kind, re.compile(pattern, re.IGNORECASE | re.MULTILINE)) for kind, pattern, _ in DECLARATIONS]
+_ALL = [(kind, pattern, ("",)) for kind, pattern, _ in DECLARATIONS] + [*declarations()]
+_DECLARED = [(kind, re.compile(pattern, re.IGNORECASE | re.MULTILINE), stems) for kind, pattern, stems in _ALL]
 _OTHER = r"\b(?:wrong|incorrect|mistaken|false|previous|earlier|prior)\s+"  # answer, which then is not the stated one
 _OTHER_ANSWER = rf"{_OTHER}answers?(?:\s+(?:is|are|was|were|would)\b|:)"
 _DOUBTED = re.compile(
     r"\b(?:if|whether|suppose|assum\w+|unless|(?<!no )doubt|never|not|cannot|wrong|incorrect|might|could|"
     r"someone|object\w*|claim\w*|argu\w*|tempt\w*|thought|guess\w*|recall)\b|n't|^\s*is\b"
-    rf"|{_OTHER}$",
+    rf"|{_OTHER}$|{words('wrong')}",
     re.I,
 )
+_NEGATED = re.compile(rf"not\b|{words('wrong')}", re.I)
 _IMAGINED = re.compile(r"\b(?:if|had|were)\b(?=.*\bwould\b)", re.I | re.S)
 _TAKES_BACK = re.compile(r"\b(?:wait|hmm|actually)\b", re.I)
 _CHECKS = re.compile(r"\b(?:but|alternatively|let(?:'s| me (?!know)))\b", re.I)
@@ -138,11 +136,11 @@ _MARKS = " \t\n*-✅✓✔"
 
 
 def _declared(text: str, kind: AnswerKind) -> Statement | None:
-    start = 0 if kind == "letter" else max(0, len(text) - _TAIL_CHARS)
+    start, small = 0 if kind == "letter" else max(0, len(text) - _TAIL_CHARS), text.lower()
     found = [
         (match.end(), value)
-        for only, pattern in _DECLARED
-        if only in ("", "letter" if kind == "letter" else "number")
+        for only, pattern, stems in _DECLARED
+        if only in ("", "letter" if kind == "letter" else "number") and any(stem in small for stem in stems)
         for match in pattern.finditer(text, start)
         if (value := _declared_value(text, match, kind))
     ]
@@ -166,8 +164,9 @@ def _declared_value(text: str, match: re.Match[str], kind: AnswerKind) -> str | 
         return _fitting(match["value"], kind)
     rest = text[match.end() : match.end() + 2000]
     value = _SENTENCE_END.split(rest.lstrip() if match[0].endswith("\n") else rest)[0].split("\n")[0].strip()
-    if value.endswith("?") or re.match(r"not\b", value):
+    if value.endswith("?") or _NEGATED.match(value):
         return None
+    value = re.sub(rf"\s*{COPULA}(?=[.。]?$)", "", value)
     if kind == "letter":
         return letter_of(value)
     if bold := re.match(r"\*\*([^*]+)\*\*(?!\s*(?:\w|[-+*/=^]))", value):
@@ -178,7 +177,7 @@ def _declared_value(text: str, match: re.Match[str], kind: AnswerKind) -> str | 
     value = _GOES_ON.split(value)[0]
     if kind == "integer":
         value = re.split(r",\s+[a-z]{2,}", value)[0]
-    names_it = _FORMULA.search(value) or re.search(r"[:：=]\W*$", match[0])
+    names_it = _FORMULA.search(value) or number_of_words(_bare(value)) is not None or re.search(r"[:：=]\W*$", match[0])
     return _fitting(value, kind) if names_it else None
 
 
@@ -313,7 +312,8 @@ def _fitting(value: str, kind: AnswerKind, *, in_box: bool = False) -> str | Non
     if kind == "letter":
         return letter_of(value)
     value = value if in_box else _bare(value)
-    return value if value and (kind == "expression" or re.search(r"\d", value)) else None
+    worded = number_of_words(TEXT_COMMAND.sub(r"\1", value)) is not None
+    return value if value and (kind == "expression" or worded or re.search(r"\d", value)) else None
 
 
 _NOT_BUT = re.compile(r"\bnot (?!only\b)[^.,;\n]{1,40}? but (?!also\b)(?:rather )?")
@@ -323,7 +323,7 @@ RANKS: tuple[Callable[[str, AnswerKind], Statement | None], ...] = (_boxed, _dec
 
 def find_statement(text: str, kind: AnswerKind) -> Statement | None:
     """The answer that a text states, or None; a last box that is never closed breaks the text off."""
-    text = _NOT_BUT.sub("", text)
+    text = _NOT_BUT.sub("", plain_characters(text))
     box = next(boxes(text), None)
     if box and box.content is None:
         return None

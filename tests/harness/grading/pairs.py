@@ -32,6 +32,8 @@ SOURCES = {
     "boxes": "lm-evaluation-harness 3477, sglang PR 24067",
     "forms of expressions": "huggingface/Math-Verify 10, 41, 64, 69, scitix/sieval 26",
     "negation": "pairs of a stranger",
+    "other languages": "opencompass PR 2600, 1688",
+    "characters, words and bases": "jundot/omlx PR 3484, MMLU-Pro 7, lm-evaluation-harness PR 3600",
     "found on a set that was held back": "938 pairs that others wrote apart from the rules",
 }
 
@@ -164,6 +166,46 @@ PAIRS = (
             ("D", "It could be \\boxed{A} or maybe even \\boxed{D}."),
             ("D", "\\boxed{A}, \\boxed{D}"),
         ),
+    ),
+    Pairs(
+        "other languages", "letter",
+        (
+            ("B", "La bonne réponse est B."), ("B", "La risposta esatta è la B."), ("B", "A resposta certa é B."),
+            ("B", "Het juiste antwoord is B."), ("B", "Prawidłowa odpowiedź to B."), ("B", "Правильный ответ: B."),
+            ("B", "因此，正确选项是B。"), ("B", "所以答案是B。"), ("B", "正解はBです。"), ("B", "정답은 B입니다."),
+            ("B", "Đáp án đúng là B."), ("B", "Svaret är B."), ("B", "Jawaban yang benar adalah B."), ("B", "选B。"),
+            ("B", "La respuesta es la opción (B)."), ("B", "L'option correcte est B."), ("B", "Ich wähle B."),
+        ),
+        (
+            ("B", "Die Antwort ist nicht B."), ("B", "La réponse n'est pas B."), ("B", "La respuesta no es B."),
+            ("B", "答案不是B。"), ("B", "Ответ не B."), ("B", "Die falsche Antwort ist B."), ("B", "错误答案：B"),
+            ("B", "La risposta non è B."), ("B", "A resposta não é B."), ("B", "Svaret är inte B."), ("C", "选B。"),
+        ),
+    ),
+    Pairs(
+        "other languages", "integer",
+        (("42", "La réponse finale est 42."), ("42", "La respuesta es 42."), ("42", "答えは42です。"), ("42", "답은 42입니다.")),
+        (("42", "La réponse n'est pas 42."), ("42", "Die Antwort ist nicht 42."), ("24", "La respuesta es 42.")),
+    ),
+    Pairs(
+        "characters, words and bases", "integer",
+        (
+            ("42", "\\boxed{４２}"), ("42", "\\boxed{𝟒𝟐}"), ("42", "\\boxed{४२}"), ("3", "\\boxed{٣}"), ("30", "$\\boxed{36_8}$"),
+            ("42", "The answer is **forty-two**."), ("105", "\\boxed{\\text{one hundred and five}}"), ("42", "\\boxed{2A_{16}}"),
+            ("1625", "\\boxed{1'625}"), ("42", "\\boxed{**42**}"),
+        ),
+        (
+            ("42", "\\boxed{\\text{forty-three}}"), ("42", "\\boxed{101011_2}"), ("5", "\\boxed{\\text{two three}}"),
+            ("2", "\\boxed{2_2}"),
+        ),
+    ),
+    Pairs(
+        "characters, words and bases", "expression",
+        (
+            ("\\frac{7}{3}", "\\boxed{2⅓}"), ("\\frac{7}{3}", "\\boxed{⁷⁄₃}"), ("\\frac{7}{3}", "\\boxed{7⁄3}"),
+            ("x^{10}", "\\boxed{x¹⁰}"), ("x_1", "\\boxed{x₁}"), ("30^\\circ", "\\boxed{30\\degree}"), ("12_5", "\\boxed{12_{\\text{five}}}"),
+        ),
+        (("\\frac{17}{3}", "\\boxed{1⁷⁄₃}"), ("x^1", "\\boxed{x¹⁰}"), ("52", "\\boxed{5²}"), ("R", "\\boxed{ℝ}")),
     ),
     Pairs(
         "degrees", "expression",
