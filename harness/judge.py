@@ -152,6 +152,8 @@ def _tags_of_files(read: Outputs) -> dict[str, ThinkTags | None]:
 def _job(
     one: Answer, text: str | None, path: Path, gold: object, kind: AnswerKind, of_file: ThinkTags | None
 ) -> Job | None:
+    if text is None:
+        return None
     place = f"{path}: problem {visible(one.problem)!r:.60}, draw {one.draw} has"
     if gold is None:
         raise UserError(f"{place} no gold: give --gold FILE.")
@@ -159,8 +161,6 @@ def _job(
         right = read_gold(gold, kind)
     except ValueError as error:
         raise UserError(f"{place} the gold {visible(str(gold))!r:.60}, which {error}: correct it or --kind.") from None
-    if text is None:
-        return None
     own = one.thinking
     tags = own.tags if own and (own.opens or of_file is None) else of_file
     rule = {"tags": dataclasses.asdict(tags)} if tags else {"answer_from": "whole_text"}

@@ -19,6 +19,9 @@ MODELS = {
     "LongCat-Flash-Thinking": ("<longcat_think>", "</longcat_think>"),
     "Gemma 4": ("<|channel>thought", "<channel|>"),
     "MedGemma": ("<unused94>", "<unused95>"),
+    "Granite 3.2": ("Here is my thought process:", "Here is my response:"),
+    "Apriel": ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    "a tag with a start and an end": ("<|reasoning_start|>", "<|reasoning_end|>"),
 }
 ENDS = [
     "<|im_end|>",

@@ -33,7 +33,7 @@ _SPELLED_AS = {
     r"\leq ": r"\le \leqslant ≤", r"\geq ": r"\ge \geqslant ≥", r"\neq ": r"\ne ≠", r"\emptyset ": r"\varnothing",
     r"\ldots ": r"\dots \cdots", r"\frac": r"\dfrac \tfrac \cfrac \nicefrac \sfrac", r"\cup ": r"\bigcup ∪",
     r"\in ": "∈", r"\sqrt ": "√",
-    "μ": "µ", "^1": "¹", "^2": "²", "^3": "³", r"\pi ": "π", r"\cdot ": "·", r"\infty ": "∞", r"^\circ ": r"° \degree",
+    "μ": "µ", r"\pi ": "π", r"\cdot ": "·", r"\infty ": "∞", r"^\circ ": r"° \degree",
     r"\mathbb{R}": r"\R \reals ℝ",
 }  # fmt: skip
 _SPELLED = {old: new for new, spelled in _SPELLED_AS.items() for old in spelled.split()}
@@ -191,7 +191,6 @@ _SYMBOLS_OF = {name: symbol for symbol, *names in map(str.split, (
     "cal calorie", "k kelvin", "c coulomb celsius", "f fahrenheit", "degree deg degree", "rad radian",
 )) for name in names}  # fmt: skip
 UNIT_SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
-    (r"⁻\^?", " -", "s⁻^2 -> s -2"),
     (r"[{}^]|\\cdot", " ", r"m^{2} -> m  2 "),
     (r"\.", "", "p.m. -> pm"),
     (r"\b([kM]?[NJWV])([msh])\b", r"\1 \2", "kWh -> kW h"),

@@ -11,21 +11,24 @@ from typing import Literal, NamedTuple
 from kvsweep.errors import UserError
 
 # How models write the tags around their thinking: a word within signs of the model's own, opening and closing.
-_WORDS = r"(?:\w+[:_])?(?:think(?:ing)?|thoughts?|reason(?:ing)?)"
+_WORDS = r"(?:\w+[:_])?(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad)"
 _SHAPES = (
     ("<|begin_of_{}|>", "<|end_of_{}|>"),
     ("<|start_{}|>", "<|end_{}|>"),
+    ("<|{}_start|>", "<|{}_end|>"),
     ("<|{}|>", "<|/{}|>"),
     ("<{}>", "</{}>"),
     ("◁{}▷", "◁/{}▷"),
 )
-# Other tags: Magistral's, gpt-oss's, the same where special tokens are left out, Gemma 4's, MedGemma's.
+# Those of Magistral, gpt-oss (also where special tokens are left out), Gemma 4, MedGemma, Granite 3.2 and Apriel.
 _FIXED = (
     ("[THINK]", "[/THINK]"),
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
     (None, "assistantfinal"),
     ("<|channel>thought", "<channel|>"),
     ("<unused94>", "<unused95>"),
+    ("Here is my thought process:", "Here is my response:"),
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
 )
 
 
