@@ -112,7 +112,7 @@ def canonical_gold(gold: str, kind: AnswerKind) -> str | None:
 _INTEGER = re.compile(r"(?:\([A-F]\))?[\s{]*(?:[A-Za-z](?: ?\+ ?[A-Za-z])* ?=)?\s*(-? ?[0-9]+)(?:\.0*)?\s*\}*")
 
 
-_BASED = re.compile(r"([0-9A-Z]+)\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+_BASED = re.compile(r"([0-9A-Z]{2,})\s*_\s*\{?\s*(\d{1,2})\s*\}?")
 
 # What says only that an integer is one: pattern, replacement and an example.
 INTEGER_FORMS: tuple[tuple[str, str, str], ...] = (
