@@ -12,7 +12,7 @@ from kvsweep import records
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, in_order, load_run
 from kvsweep.analysis.notation import MARKS, MISSING, STOPPED, UNFINISHED, UNPACKED, UNTOUCHED, WORSE
-from kvsweep.analysis.report.served import cut_by_server, cut_early, other_prompts
+from kvsweep.analysis.report.served import cut_by_server, cut_early, is_served, other_prompts
 from kvsweep.analysis.statistics.against_full import plan_of
 from kvsweep.analysis.statistics.fidelity import fidelity, replay_rows, timings
 from kvsweep.analysis.statistics.metrics import (
@@ -109,8 +109,12 @@ def cut_off(run: Run, margin: float | None = None) -> list[str]:
 
 
 def _endless(run: Run, titles: list[str]) -> list[str]:
-    """A sentence for each model and benchmark whose texts nearly all ran to the limit, whatever the cache."""
-    texts = run.completions.merge(run.cells[["cell_id", *titles]], on="cell_id")
+    """A sentence for each model and benchmark whose texts nearly all ran to the limit, whatever the cache.
+
+    The texts of a server end as the server has it.
+    """
+    own = [not is_served(run, name) for name in run.cells["cell_id"]]
+    texts = run.completions.merge(run.cells.loc[own, ["cell_id", *titles]], on="cell_id")
     sentences = []
     for (model, benchmark), ours in texts.groupby(titles, sort=False):
         cut = int((ours["stop_reason"] == "length").sum())

@@ -32,7 +32,6 @@ _LETTERED = re.compile(
 _UNFIT = (
     (r"^b?(['\"]).*\1$|[\"`#?]|[\[{]'", "quotes or marks of a program", '["7"]'),
     (r"[^\s$].*\\boxed", "a box behind other text", r"2+3 = \boxed{5}"),
-    (r"\*\*", "marks of Markdown", "**12**"),
     (r"</?[A-Za-z]+>", "a tag", "<answer>12</answer>"),
     (r"^\{[^{}]*,[^{}]*\}$", r"plain braces, where LaTeX writes a set as \{1, 2\}", "{1,2}"),
     (r"^-?[\d.,]+ [mgsLNJWVKA]\.?$", r"a unit of one letter, which LaTeX writes as \text{ m}", "5 m"),
@@ -41,7 +40,7 @@ _UNFIT = (
     (r"[<>!]=|≈", r"a sign that LaTeX writes as \leq, \geq, \neq, or leaves out", "x <= 5"),
     (r"\d\s*\|\|", "two answers beside ||, so write one", "5 || five"),
     (r"^\d{4}-\d\d?-\d\d?$|^\d\d?/\d\d?/\d{4}$", "a date, which would be a difference or a fraction", "2024-01-01"),
-    (r"[\uff01-\uff5e]", "a full-width sign, so write the plain one", "５"),
+    (r"[\uff01-\uff5e]", "a full-width sign, so write the plain one", "2＋3"),
     (r"\d\s*\([A-Za-z]{3,}[^()]*\)$", "a number twice, or a remark", "12 (twelve)"),
 )  # fmt: skip
 

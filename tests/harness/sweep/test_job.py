@@ -183,7 +183,7 @@ def test_a_window_that_nobody_gave_is_said_to_be_the_models(model: str, default:
         ('{"id": "a", "problem": "1+1?", "answer": 2}\n{"id": "b", "problem": "2+2?"}\n', ":2 has no answer"),
         ('{"id": "a", "problem": "1+1?", "answer": 2}\n{"id": "a", "problem": "2+2?", "answer": 4}\n', "the id 'a'"),
         ('{"id": "a", "problem": "1+1?", "answer": 2}\n{"id": "b", "pro\n', ":2 is not a JSON object"),
-        ('{"id": "a", "problem": "1+1?", "answer": "two"}\n', "'two'"),
+        ('{"id": "a", "problem": "1+1?", "answer": "many"}\n', "'many'"),
         ('{"id": "a", "problem": "1+\\ud8001?", "answer": 2}\n', ":1 has"),
         ('{"id": "a\\udfff", "problem": "1+1?", "answer": 2}\n', ":1 has"),
         ("", "no problems"),
