@@ -29,6 +29,7 @@ _TEXT = ("text", "completion", "response", "model_response", "output_text")
 _MEANINGS = {"id": _PROBLEM, "draw": _DRAW, "gold": GOLD, "prompt": PROMPT, "prompt_hash": ("prompt_hash",)}
 _MEANINGS |= {"stop_reason": _ENDING, "text": _TEXT}
 _ANSWERS = {*_DRAW, *_CORRECT, *_ENDING, *_TEXT, "scores", "metrics", "error", "output", "generation", "prediction"}
+_ANSWERS |= {"reasoning", "reasoning_content"}
 _NUMBER = TypeAdapter(Annotated[int, Field(ge=0, le=MOST)])
 _VALUES = dict.fromkeys(("1", "1.0", "true", "c", "correct", "right", "yes", "pass", "passed"), 1.0)
 _VALUES |= dict.fromkeys(("0", "0.0", "false", "i", "incorrect", "wrong", "no", "fail", "failed"), 0.0)
@@ -144,8 +145,9 @@ def read_texts(
 def copied(answers: Iterable[tuple[str, Hashable, float | None]]) -> str | None:
     """Say in how many problems all draws are copies of one text, if they are in most; else None.
 
-    An answer is its problem, its text and its grade. A text that two problems have is no sign of a copy: two draws may
-    both say "C". Nor are texts whose grades differ in more than 1 of 20 problems: something else than the text decides.
+    An answer is its problem, its text and its grade. Two draws may both say "C", so a text that two problems have is no
+    sign of a copy, unless no problem has two texts and the problems have different ones. Nor are texts whose grades
+    differ in more than 1 of 20 problems: something else than the text decides.
     """
     texts, owners = defaultdict[str, list[tuple[Hashable, float | None]]](list), dict[Hashable, str | None]()
     for problem, text, grade in answers:
@@ -153,11 +155,11 @@ def copied(answers: Iterable[tuple[str, Hashable, float | None]]) -> str | None:
         owners[text] = problem if owners.setdefault(text, problem) == problem else None
     several = [found for found in texts.values() if len(found) > 1]
     same = [found for found in several if len({text for text, _ in found}) == 1 and found[0][0] is not None]
-    own = [{grade for _, grade in found} for found in same if owners[found[0][0]] is not None]
-    mixed = sum(len(grades) > 1 for grades in own)
-    return (
-        f"{len(own):,} of {len(several):,} problems" if 2 * len(own) > len(several) and 20 * mixed <= len(own) else None
-    )
+    all_same = len(same) == len(several) and len(owners) > 1
+    own = same if all_same else [found for found in same if owners[found[0][0]] is not None]
+    mixed = sum(len({grade for _, grade in found}) > 1 for found in own)
+    are = 2 * len(own) > len(several) and 20 * mixed <= len(own)
+    return f"{len(own):,} of {len(several):,} problems" if are else None
 
 
 def first_draws(answers: Sequence[Answer]) -> list[Answer]:

@@ -6,10 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 # Columns that describe a question, whatever else a file holds.
-PROMPT, GOLD = (
-    ("prompt", "input"),
-    ("gold", "target", "expected_answer"),
-)  # `answer` is the model's own in as many files
+PROMPT, GOLD = ("prompt", "input"), ("gold", "target", "expected_answer")  # `answer` is as often the model's own
 _QUESTION = {*PROMPT, *GOLD, "question", "problem", "messages", "query", "instruction", "choices", "options"}
 _QUESTION |= {"expected", "ground_truth", "reference", "reference_answer", "correct_answer", "prompt_hash"}
 # Of a program's rows these columns alone: the others are its own notes on the answer.
@@ -29,15 +26,22 @@ def plain(value: Any) -> str:
     if isinstance(value, list):
         parts = [part for part in value if not (isinstance(part, dict) and part.get("role") == "assistant")]
         return " ".join(filter(None, map(plain, parts)))
-    if isinstance(value, dict):
-        value = {name: part for name, part in value.items() if name != "id"}
+    if isinstance(value, dict):  # whose order says nothing, and a table has a null for what a row lacks
+        names = [name for name in sorted(value, key=str) if name != "id" and value[name] is not None]
+        return " ".join(f"{name}: {plain(value[name])}" for name in names)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return " ".join(str(value).split())
 
 
+_VARIES = -1  # no text has this hash
+
+
 class Questions:
-    """The columns of a file that have one value in all draws of each problem, as hashes."""
+    """The columns of a file that have one value in all draws of each problem, as hashes.
+
+    A column that is known to describe the question may vary in some problems: it is compared in the others.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -54,11 +58,13 @@ class Questions:
             column, found = self._columns.setdefault(name, array("q")), hash(text) or 1
             column.extend([0] * (number + 1 - len(column)))
             self._sentences[name] += text.count(" ") > 1
-            if column[number] not in (0, found):
+            if column[number] in (0, found):
+                column[number] = found
+            elif name in _QUESTION:
+                column[number] = _VARIES
+            else:
                 self._varying.add(name)
                 del self._columns[name]
-                continue
-            column[number] = found
 
     def differing(self, other: "Questions", *, several: bool) -> Iterator[tuple[str, str]]:
         """Each column that differs, with the first problem where it does.
@@ -71,9 +77,11 @@ class Questions:
             named = name in _QUESTION or several or 2 * self._sentences[name] > len(column)
             if theirs is None or not named or (name not in _QUESTION and 1 in map(len, map(set, (column, theirs)))):
                 continue
+            if any(2 * one.count(_VARIES) > len(one) for one in (column, theirs)):  # it is of the draw
+                continue
             for problem, number in self._numbers.items():
                 place = other._numbers.get(problem, len(theirs))
                 pair = {(column[number : number + 1] or [0])[0], (theirs[place : place + 1] or [0])[0]}
-                if len(pair - {0}) > 1:
+                if len(pair - {0, _VARIES}) > 1:
                     yield name, problem
                     break

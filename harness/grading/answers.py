@@ -95,7 +95,9 @@ def stated_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> Statement
     if stated is None and rule.lenient and kind != "letter":
         stated = Statement("the last number", re.findall(r"-?[0-9][0-9,.]*+|$", part)[-2:][0])
     if stated and kind == "integer":
-        stated = stated._replace(value=parse_integer(stated.value) or stated.value)
+        boxed = {parse_integer(value) for value in stated.value.split(", ")}  # 70 and 070 in two boxes are one answer
+        same = boxed.pop() if len(boxed) == 1 else parse_integer(stated.value)
+        stated = stated._replace(value=same or stated.value)
     return stated if stated and stated.value else None
 
 

@@ -63,28 +63,28 @@ UNSPACED = {
 COPULA = r"(?:です|である|だ|입니다|이다|이에요|है|होगा)"
 
 
-def words(field: str, *more: str) -> str:
-    """A pattern of what the languages have in this field."""
-    spaced = [getattr(one, field).replace(" ", r"\s+") for one in LANGUAGES.values() if getattr(one, field)]
-    unspaced = [getattr(one, field) for one in UNSPACED.values() if getattr(one, field)]
-    return rf"(?:(?<![^\W\d_])(?:{'|'.join([*more, *spaced])})(?![^\W\d_])|{'|'.join(unspaced)})"
+def answer_words() -> str:
+    """A pattern of the languages' words for an answer."""
+    spaced = "|".join(one.answer.replace(" ", r"\s+") for one in LANGUAGES.values())
+    return rf"(?:(?<![^\W\d_])(?:{spaced})(?![^\W\d_])|{'|'.join(one.answer for one in UNSPACED.values())})"
 
 
-def declarations() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+def declarations() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
     """Each language's patterns of "the right answer is the option" and "I choose", up to the value.
 
-    With a pattern come the kind of answer ("" for all) and words of which each text that it fits has one, in small
-    letters: most texts have none, which is seen at once.
+    With a pattern come the kind of answer ("" for all), a pattern of the language's words that deny it, and words of
+    which each text that it fits has one, in small letters: most texts have none, which is seen at once.
     """
     for one in (*LANGUAGES.values(), *UNSPACED.values()):
         gap, begin, end = (r"\s*", "", "") if one in UNSPACED.values() else (r"\s+", r"(?<!\w)", r"(?!\w)")
+        wrong = rf"{begin}(?:{one.wrong}){end}"
         the = rf"(?:\s+(?-i:{one.the})(?=\s))?" if one.the else ""
         for kind, noun in (("", one.answer), ("letter", one.option)):
             subject = rf"{begin}(?:{noun})(?:{gap}(?:{one.right}))*"
             verb = rf"(?:{gap}(?:{one.be}){end}(?:\s*:)?|\s*[:：])"
-            yield kind, rf"{subject}{verb}{the}(?:\s*(?:{one.option}))?[\s*_]*+", _stems(noun)
+            yield kind, rf"{subject}{verb}{the}(?:\s*(?:{one.option}))?[\s*_]*+", wrong, _stems(noun)
         if one.choose:
-            yield "letter", rf"{begin}(?:{one.choose}){end}[\s*_:：]*+", _stems(one.choose)
+            yield "letter", rf"{begin}(?:{one.choose}){end}[\s*_:：]*+", wrong, _stems(one.choose)
 
 
 def _stems(pattern: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
-from kvsweep.harness.grading.languages import COPULA, declarations, number_of_words, plain_characters, words
+from kvsweep.harness.grading.languages import COPULA, answer_words, declarations, number_of_words, plain_characters
 from kvsweep.harness.grading.spelling import TEXT_COMMAND, peeled
 
 AnswerKind = Literal["integer", "expression", "letter"]
@@ -95,7 +95,7 @@ _SURE = (
 )
 _SAYS = rf"[*_\"']*+(?:\s*+(?:[:：=是为は]|은)|\s+[-–—](?=\s)|\s+{_BE}{_SURE}\s*+:?+)[*_]*+"
 _OF = r"(?:\s+(?:choice|option))?(?:\s+(?:to|for|of|among|from)\b(?:(?!answer is)[^.:?\n]){0,60}?)?"
-_HEADING = rf"^[#*_\s]*+(?:(?:the|my|final|correct)\s+)*(?:answers?|{words('answer')})[*_]*+\s*?[:：]?[*_]*+[ \t]*\n"
+_HEADING = rf"^[#*_\s]*+(?:(?:the|my|final|correct)\s+)*(?:answers?|{answer_words()})[*_]*+\s*?[:：]?[*_]*+[ \t]*\n"
 # The value follows a pattern, or is its group: kind ("" for all), pattern and an example.
 DECLARATIONS: tuple[tuple[str, str, str], ...] = (
     ("", r"<answer>(?P<value>[^<]{1,500})</answer>", "<answer>72</answer>"),
@@ -114,17 +114,19 @@ DECLARATIONS: tuple[tuple[str, str, str], ...] = (
      r"(?:only\s+)?(?:answer|(?:correct|right|best)(?:\s+(?:answer|option|choice|one))?)(?:\s+here)?"
      r"(?=\s*+(?:[.!,;*]|$|because|since))", "Option B is correct."),
 )  # fmt: skip
-_ALL = [(kind, pattern, ("",)) for kind, pattern, _ in DECLARATIONS] + [*declarations()]
-_DECLARED = [(kind, re.compile(pattern, re.IGNORECASE | re.MULTILINE), stems) for kind, pattern, stems in _ALL]
+_ALL = [(kind, pattern, r"\bnot\b", ("",)) for kind, pattern, _ in DECLARATIONS] + [*declarations()]
+_DECLARED = [
+    (kind, re.compile(pattern, re.IGNORECASE | re.MULTILINE), re.compile(wrong, re.IGNORECASE), stems)
+    for kind, pattern, wrong, stems in _ALL
+]
 _OTHER = r"\b(?:wrong|incorrect|mistaken|false|previous|earlier|prior)\s+"  # answer, which then is not the stated one
 _OTHER_ANSWER = rf"{_OTHER}answers?(?:\s+(?:is|are|was|were|would)\b|:)"
 _DOUBTED = re.compile(
     r"\b(?:if|whether|suppose|assum\w+|unless|(?<!no )doubt|never|not|cannot|wrong|incorrect|might|could|"
     r"someone|object\w*|claim\w*|argu\w*|tempt\w*|thought|guess\w*|recall)\b|n't|^\s*is\b"
-    rf"|{_OTHER}$|{words('wrong')}",
+    rf"|{_OTHER}$",
     re.I,
 )
-_NEGATED = re.compile(rf"not\b|{words('wrong')}", re.I)
 _IMAGINED = re.compile(r"\b(?:if|had|were)\b(?=.*\bwould\b)", re.I | re.S)
 _TAKES_BACK = re.compile(r"\b(?:wait|hmm|actually)\b", re.I)
 _CHECKS = re.compile(r"\b(?:but|alternatively|let(?:'s| me (?!know)))\b", re.I)
@@ -139,10 +141,10 @@ def _declared(text: str, kind: AnswerKind) -> Statement | None:
     start, small = 0 if kind == "letter" else max(0, len(text) - _TAIL_CHARS), text.lower()
     found = [
         (match.end(), value)
-        for only, pattern, stems in _DECLARED
+        for only, pattern, wrong, stems in _DECLARED
         if only in ("", "letter" if kind == "letter" else "number") and any(stem in small for stem in stems)
         for match in pattern.finditer(text, start)
-        if (value := _declared_value(text, match, kind))
+        if (value := _declared_value(text, match, wrong, kind))
     ]
     if not found:
         return None
@@ -154,17 +156,20 @@ def _declared(text: str, kind: AnswerKind) -> Statement | None:
     return Statement("a declaration", value)
 
 
-def _declared_value(text: str, match: re.Match[str], kind: AnswerKind) -> str | None:
-    """The value that follows a declaration in its sentence or, after a heading, in the next line."""
+def _declared_value(text: str, match: re.Match[str], wrong: re.Pattern[str], kind: AnswerKind) -> str | None:
+    """The value that follows a declaration in its sentence or, after a heading, in the next line.
+
+    `wrong` is what denies it in the declaration's own language: a word of another one may be a name, as `\\ne` is.
+    """
     before = text[max(0, match.start() - 200) : match.start()]
-    sentence = re.split(r"[.!?\n](?:\s|$)", before)[-1]
-    if _IMAGINED.search(sentence + match[0]) or _DOUBTED.search(_CLAUSE_START.split(before)[-1]):
+    sentence, clause = re.split(r"[.!?\n](?:\s|$)", before)[-1], _CLAUSE_START.split(before)[-1]
+    if _IMAGINED.search(sentence + match[0]) or _DOUBTED.search(clause) or wrong.search(clause):
         return None
     if "value" in match.re.groupindex:
         return _fitting(match["value"], kind)
     rest = text[match.end() : match.end() + 2000]
     value = _SENTENCE_END.split(rest.lstrip() if match[0].endswith("\n") else rest)[0].split("\n")[0].strip()
-    if value.endswith("?") or _NEGATED.match(value):
+    if value.endswith("?") or wrong.match(value):
         return None
     value = re.sub(rf"\s*{COPULA}(?=[.。]?$)", "", value)
     if kind == "letter":

@@ -508,6 +508,25 @@ def test_other_questions_under_the_same_ids(
     assert judge(full, other, "--ignore", name)[0] == 0
 
 
+def test_a_question_that_varies_in_one_problem_is_compared_in_the_others(
+    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    sides = {year: [row | {"question": ASKED.format(p=row["id"], year=year)} for row in rows(40, 8)] for year in (1, 2)}
+    sides[2][0]["question"] += "!"
+    code, _, err = judge(*(write(tmp_path / f"{year}.jsonl", side) for year, side in sides.items()))
+    assert (code, "1 and 2 differ in question for problem 'p1'" in err) == (2, True)
+
+
+def test_the_order_of_a_question_s_parts_is_no_difference(
+    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    parts = {"text": "find x", "choices": {"A": 1.0, "B": 2}, "hint": None}
+    others = {"choices": {"B": 2, "A": 1, "C": None}, "text": "find x"}
+    sides = {"full": parts, "other": others}
+    files = [write(tmp_path / f"{n}.jsonl", [row | {"problem": p} for row in rows(80, 8)]) for n, p in sides.items()]
+    assert judge(*files)[0] == 0
+
+
 @pytest.mark.parametrize("draws", [1, 8])
 def test_what_an_engine_says_of_its_run_is_no_question(
     draws: int, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
@@ -515,7 +534,9 @@ def test_what_an_engine_says_of_its_run_is_no_question(
     def side(engine: str) -> Path:
         own = {"model": f"a model of {engine}", "seconds": 0.5, "answer": 7, "raw": ""}
         items = [
-            row | own | {"seconds": n / len(engine), "raw": f"{engine} says {n}"}
+            row
+            | own
+            | {"seconds": n / len(engine), "raw": f"{engine} says {n}", "reasoning": f"{engine} thinks of {n}"}
             for n, row in enumerate(rows(80, draws))
         ]
         return write(tmp_path / f"{engine}.jsonl", items if draws > 1 else [{**item, "raw": None} for item in items])
@@ -529,9 +550,10 @@ def test_what_an_engine_says_of_its_run_is_no_question(
         (lambda p, d: f"{p}", lambda p, d: p > 2, 1),
         (lambda p, d: f"{p} well" if (p, d) == (20, 3) else f"{p}", lambda p, d: p > 2, 1),
         (lambda p, d: f"{p} {d}" if p % 2 else f"{p}", lambda p, d: p > 2, 8),
-        # Two problems' texts are equal: an agent's last one, or a letter.
+        # Two problems' texts are equal: an agent's last one, or letters, which greedy decoding alone never varies.
         (lambda p, d: "Submitted.", lambda p, d: p > 2, 8),
-        (lambda p, d: "ABCD"[p % 4], lambda p, d: p > 2, 8),
+        (lambda p, d: "ABCD"[p % 4], lambda p, d: p > 2, 1),
+        (lambda p, d: "ABCD"[(p + (p < 2) * (d % 2)) % 4], lambda p, d: p > 2, 8),
         # A grade of 160 may be a grader's slip; those of one text in ten are not.
         (lambda p, d: f"{p}", lambda p, d: (p, d) != (7, 7), 1),
         (lambda p, d: f"{p}", lambda p, d: p % 10 > 0 or d > 0, 8),

@@ -148,6 +148,7 @@ PAIRS = (
             ("40", "Each has \\boxed{5} coins. In all that makes \\boxed{40}."),
             ("7", "First I had \\boxed{9}, but the sign was wrong, so it is \\boxed{7}."),
             ("12", "$\\boxed{12}$\n\n$\\boxed{12}$"),
+            ("70", "$\\boxed{70}$\n\n$\\boxed{070}$"),
             ("7", "$a=\\boxed{3}$ and $b=\\boxed{4}$, which gives the sum $\\boxed{7}$."),
         ),
         (
@@ -175,6 +176,8 @@ PAIRS = (
             ("B", "因此，正确选项是B。"), ("B", "所以答案是B。"), ("B", "正解はBです。"), ("B", "정답은 B입니다."),
             ("B", "Đáp án đúng là B."), ("B", "Svaret är B."), ("B", "Jawaban yang benar adalah B."), ("B", "选B。"),
             ("B", "La respuesta es la opción (B)."), ("B", "L'option correcte est B."), ("B", "Ich wähle B."),
+            # Words that deny in one language are names in another.
+            ("B", "Since $x \\ne 0$ the answer is B."), ("B", "For a frequency \\nu the correct option is B."),
         ),
         (
             ("B", "Die Antwort ist nicht B."), ("B", "La réponse n'est pas B."), ("B", "La respuesta no es B."),
