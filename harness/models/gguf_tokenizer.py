@@ -22,8 +22,10 @@ _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 _ENDS = ("eos", "eot", "eom")
 # Fields that the tokenizer is built of, and those that have no effect where they have this value; None: whatever.
 _USED = {f"ggml.{name}" for name in ("model", "pre", "tokens", "token_type", "merges", "scores")}
-_USED |= {"ggml.add_space_prefix", "ggml.add_bos_token", "ggml.add_eos_token", "chat_template"}
-_WITHOUT_EFFECT: dict[str, Any] = {"ggml.remove_extra_whitespaces": False, "ggml.add_sep_token": False}
+_USED |= {"ggml.add_space_prefix", "ggml.add_bos_token", "chat_template"}
+_WITHOUT_EFFECT: dict[str, Any] = dict.fromkeys(
+    ("ggml.remove_extra_whitespaces", "ggml.add_sep_token", "ggml.add_eos_token"), False
+)
 _WITHOUT_EFFECT |= dict.fromkeys(("ggml.token_type_count", "chat_templates"))
 
 _NORMAL, _CONTROL, _ADDED, _LAST_TYPE = 1, 3, 4, 6
@@ -74,12 +76,14 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> PreTrainedTokenize
         raise UserError(f"its tokenizer.ggml.model={kind} is not known here, which gpt2 and llama are")
     _check_tokens(backend, tokens, fields["ggml.token_type"])
     ids = {role: fields.get(f"ggml.{name}_token_id") for role, name in _ROLES.items()}
+    begins = bool(fields.get("ggml.add_bos_token", kind == "llama" or _CUTS[fields["ggml.pre"]].whole))
+    if begins and ids["bos_token"] is None:
+        raise UserError("its texts begin with BOS, and it lacks the field tokenizer.ggml.bos_token_id")
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         chat_template=fields.get("chat_template"),
         clean_up_tokenization_spaces=False,
-        add_bos_token=bool(fields.get("ggml.add_bos_token", kind == "llama" or _CUTS[fields["ggml.pre"]].whole)),
-        add_eos_token=bool(fields.get("ggml.add_eos_token", False)),
+        add_bos_token=begins,
         **{role: tokens[i] for role, i in ids.items() if i is not None},
     )
 

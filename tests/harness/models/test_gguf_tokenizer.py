@@ -100,6 +100,8 @@ def test_tokens_are_those_of_tokenizers_own_build(pre: str, tmp_path: Path) -> N
         ({"tokenizer.ggml.precompiled_charsmap": [1]}, "precompiled_charsmap .* is not known here"),
         ({"tokenizer.huggingface.json": "{}"}, "tokenizer.huggingface.json"),
         ({"tokenizer.ggml.eos_token_id": len(TOKENS)}, f"eos_token_id={len(TOKENS)} is none of its"),
+        ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None}, "begin with BOS, and it lacks"),
+        ({"tokenizer.ggml.add_eos_token": True}, "add_eos_token .* is not known here"),
         ({"tokenizer.ggml.eot_token_id": len(TOKENS)}, "eot_token_id=.* is none of its"),
         ({"tokenizer.ggml.token_type": None}, "lacks the field tokenizer.ggml.token_type"),
         ({"tokenizer.ggml.token_type": [1] * len(TOKENS)}, "'<｜begin▁of▁sentence｜>' is spelled as no text"),
@@ -134,6 +136,7 @@ def test_a_space_in_front_of_a_text_is_written_as_the_file_says(prefix: Any, tok
     writer.add_token_list(pieces)
     writer.add_token_types(types)
     writer.add_token_scores([0.0] * len(pieces))
+    writer.add_bos_token_id(1)
     if prefix is not None:
         writer.add_add_space_prefix(prefix)
     writer.write_header_to_file()
