@@ -3,6 +3,7 @@
     python scripts/bench/hunt_differences.py --models toy_qwen toy_llama --rows 200000
     python scripts/bench/hunt_differences.py --dtype bfloat16 --rows 20000    # on a GPU: --impl triton
     python scripts/bench/hunt_differences.py --invariant false --rows 20000    # finds the old behaviour
+    python scripts/bench/hunt_differences.py --models wide --problems 10 --rows 200    # a vocabulary of 152,064
 
 Each round decodes one grid through the harness, first as the reference, with 100 slots, whole and in order, and then
 several times with other slots, as shards, in another order of problems, with other cells beside, stopped at random
@@ -47,6 +48,10 @@ from kvsweep.task_status import Reporter
 
 POLICIES = ["full", "dynts", "h2o", "snapkv", "rkv", "tova", "keydiff", "knorm", "streaming_llm", "random"]
 BENCHMARKS = ("toy_chain", "toy_add", "toy_regs")
+# A model of random weights with R1's vocabulary, so that the sums of drawing are as long as R1's. It has no head.
+SMALL = "hidden_size=64 intermediate_size=64 num_hidden_layers=2 num_attention_heads=4 num_key_value_heads=2"
+WIDE = ["model=r1_qwen_7b", "model.random_weights=true", "model.config.vocab_size=152064"]
+WIDE += [f"model.config.{field}" for field in SMALL.split()]
 # A question inside the budget is cut soon, and again; beside it (on_top) a text is cut once, late.
 BUDGETS = {"null": (80, 36), "on_top": (40, 54)}  # by policy.question: policy.budget, decoding.max_new_tokens
 SLOTS = (1, 5, 7, 13, 64, 200)
@@ -245,11 +250,13 @@ def prepare(
 ) -> Job:
     """The job of one round, into a folder."""
     budget, tokens = BUDGETS[question]
+    policies = ",".join(POLICIES if model != "wide" else ["window", *(p for p in POLICIES if p != "dynts")])
     overrides = [
-        *(f"model={model}", f"model.dtype={arguments.dtype}", f"invariant={arguments.invariant}"),
+        *(WIDE if model == "wide" else [f"model={model}"]),
+        *(f"model.dtype={arguments.dtype}", f"invariant={arguments.invariant}"),
         *(f"benchmark={benchmark}", f"benchmark.limit={problems or arguments.problems}"),
         *(f"benchmark.count={arguments.problems}", f"draws={arguments.draws}", f"seed={seed}"),
-        *(f"grid.policy=[{','.join(POLICIES)}]", f"policy.budget={budget}", f"policy.question={question}"),
+        *(f"grid.policy=[{policies}]", f"policy.budget={budget}", f"policy.question={question}"),
         *("policy.keep_ratio=0.5", "policy.local_window=24", f"decoding.max_new_tokens={tokens}"),
         *(f"impl={arguments.impl}", f"cache.bits={arguments.bits}", "cache.residual=24", f"results_dir={folder}"),
     ]
