@@ -17,7 +17,7 @@ from tests.kernels.interpreter import is_usable, skip_without_interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "scripts/bench/gpu_day"
-WHEELS, MOST = 5.1e6, 60e6  # bytes
+WHEELS, MOST = 5.1e6, 40e6  # bytes
 
 
 def quarter_in_small(out, part):
@@ -197,7 +197,7 @@ def test_texts_pair_whatever_the_implementation(tmp_path):
 
 
 def test_what_is_copied_to_a_gpu_machine_stays_small():
-    """The tracked files and the wheels that pack.sh collects beside them: above 60 MB they cannot be carried there."""
+    """The tracked files and the wheels that pack.sh collects: a checkout is light, and 60 MB could not be carried."""
     if not shutil.which("git"):
         pytest.skip("git is not installed")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
