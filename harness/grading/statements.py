@@ -176,7 +176,7 @@ def _declared_value(text: str, match: re.Match[str], wrong: re.Pattern[str], kin
         return letter_of(value)
     if bold := re.match(r"\*\*([^*]+)\*\*(?!\s*(?:\w|[-+*/=^]))", value):
         value = bold[1]
-    elif re.match(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+ ", value):
+    elif re.match(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+ ", value) and number_of_words(_bare(value)) is None:
         states = _STATES.fullmatch(value.rstrip(".! "))
         value = next(filter(None, states.groups())) if states else ""
     value = _GOES_ON.split(value)[0]

@@ -17,7 +17,7 @@ from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.server import Server
 from kvsweep.harness.sweep.store import CellStore, OpenCells
 from kvsweep.records import Completion, Pair, Tokens, content_hash
-from kvsweep.thinking import joined
+from kvsweep.thinking import ending, joined
 
 # The client waits 0.5 s, 1 s, 2 s, ... and then 8 s, or as long as the server says: about a minute in all.
 RETRIES, CONNECT_S = 11, 10.0
@@ -181,11 +181,12 @@ class _Asker:
             self._check(answer, text)
         except ValueError as error:
             raise self._error(f"sends what is no completion ({error}): {said}") from None
-        if choice.finish_reason not in ("stop", "length"):
+        ended = ending(choice.finish_reason)
+        if ended is None:
             why = f"ends a text with finish_reason {choice.finish_reason!r}, neither stop nor length"
             raise self._error(why, _RefusedError)
         # Some servers name a text that they cut at the limit one that stopped.
-        cut = choice.finish_reason == "length" or answer.usage.completion_tokens == self._limit
+        cut = ended == "length" or answer.usage.completion_tokens == self._limit
         return Completion(
             problem_id=pair[0],
             draw=pair[1],
@@ -232,7 +233,7 @@ class _Asker:
             return message.content
         if tags.end is None:
             raise ValueError("its thinking is split off, and model.think_end=null: name the model's tags")
-        return joined(thinking, message.content, tags, ended=choice.finish_reason == "stop")
+        return joined(thinking, message.content, tags, ended=ending(choice.finish_reason) == "stop")
 
     def _error(self, what: str, kind: type[ServerError] = ServerError) -> ServerError:
         """One sentence, in which no key stands, whatever the server has said."""

@@ -194,7 +194,7 @@ PAIRS = (
         "characters, words and bases", "integer",
         (
             ("42", "\\boxed{４２}"), ("42", "\\boxed{𝟒𝟐}"), ("42", "\\boxed{४२}"), ("3", "\\boxed{٣}"), ("30", "$\\boxed{36_8}$"),
-            ("42", "The answer is **forty-two**."), ("105", "\\boxed{\\text{one hundred and five}}"), ("42", "\\boxed{2A_{16}}"),
+            ("42", "The answer is **forty-two**."), ("105", "The answer is one hundred and five."), ("105", "\\boxed{\\text{one hundred and five}}"), ("42", "\\boxed{2A_{16}}"),
             ("1625", "\\boxed{1'625}"), ("42", "\\boxed{**42**}"),
         ),
         (
