@@ -274,10 +274,9 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     if len(panels) > 1:
         counts.insert(0, f"{sum(panels)} of {len(panels)} panels")
     counts += [f"{states[state]} {state}" for state in ("running", "queued", "stopped", "failed") if states[state]]
-    if sweep.to_replay:
-        counts.append(f"{sweep.replayed} of {counted(sweep.to_replay, 'text')} replayed")
+    done, wanted = sweep.finished + sweep.replayed, sweep.expected + sweep.to_replay
     bar = Table.grid(padding=(0, 1))
-    bar.add_row(ProgressBar(total=max(sweep.expected, 1), completed=sweep.finished, width=30), _share(sweep))
+    bar.add_row(ProgressBar(total=max(wanted, 1), completed=done, width=30), _share(sweep))
     return Group(
         bar,
         ", ".join(counts),
@@ -294,11 +293,13 @@ def sentence(sweep: SweepStatus) -> str:
 
 
 def _share(sweep: SweepStatus) -> str:
-    share = percent(sweep.finished / max(sweep.expected, 1))
+    done, wanted = sweep.finished + sweep.replayed, sweep.expected + sweep.to_replay
+    replayed = f", {sweep.replayed} of {counted(sweep.to_replay, 'text')} replayed" if sweep.to_replay else ""
     # Until the first text ends, which takes minutes, the tokens show that the sweep goes on.
     tokens = sum(task.tokens for task in sweep.tasks if task.state == "running")
     begun = f", {tokens:,} tokens of texts that go on" if tokens and not sweep.finished else ""
-    return f"{share}%, {sweep.finished} of {counted(sweep.expected, 'completion')}{begun}"
+    completions = f"{sweep.finished} of {counted(sweep.expected, 'completion')}"
+    return f"{percent(done / max(wanted, 1))}%, {completions}{replayed}{begun}"
 
 
 def _left(sweep: SweepStatus) -> str:

@@ -1,6 +1,7 @@
 """`kvsweep replay`, and a sweep's `replay=` and `screen=`: rows, resume, shards, seconds, refusals."""
 
 import json
+from dataclasses import replace
 
 import msgspec
 import pandas as pd
@@ -14,7 +15,7 @@ from kvsweep.analysis.statistics.fidelity import timings
 from kvsweep.errors import UserError
 from kvsweep.harness.replay.command import replay
 from kvsweep.harness.settings import WEIGHTS
-from kvsweep.harness.sweep.status import read_sweep, to_json
+from kvsweep.harness.sweep.status import read_sweep, sentence, to_json
 from kvsweep.records import COMPLETIONS_FILE, SECONDS_FILE, Replay, Timing, append_row, read_rows
 
 SWEEP = [
@@ -103,6 +104,8 @@ def test_a_screen_decodes_the_cells_of_the_lowest_kl(sweep):
     status = to_json(read_sweep(folder))
     assert (status["state"], status["finished"], status["expected"]) == ("done", 8, 8)
     assert (status["replayed"], status["to_replay"]) == (12, 12)
+    half = replace(read_sweep(folder), replayed=2)
+    assert sentence(half).startswith("50.0%, 8 of 8 completions, 2 of 12 texts replayed, left ")
     page = build_report(folder).read_text()
     assert "Screened out, not decoded: 1" in page
     assert "Unfinished cells" not in page
