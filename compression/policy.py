@@ -225,6 +225,8 @@ def _check_shape(scores: Any, view: CacheView) -> None:
         raise SelectionError(f"{wanted}: they are {list(scores.shape)}.")
     if scores.is_complex() or scores.dtype == torch.bool:
         raise SelectionError(f"{wanted}, of real numbers: they are of {scores.dtype}.")
+    if scores.device != view.positions.device:
+        raise SelectionError(f"{wanted}, on {view.positions.device} as the cache: they are on {scores.device}.")
 
 
 def _checked(scores: Tensor, view: CacheView, outside: int) -> Tensor:

@@ -357,6 +357,27 @@ def predictor(**options: Any) -> None:
 
 
 @program.command()
+@click.argument("task", type=click.Choice(["check"]))
+@click.argument("name", metavar="NAME")
+@_overrides
+@option("--golden", metavar="FILE", type=_PLACE, help="JSON: for each cache the rows that your own script keeps.")
+@option("--write", metavar="FILE", type=_FILE, help="Write the caches (npz) for your own script, and check nothing.")
+def policy(**options: Any) -> None:
+    """Try a policy on small caches before a sweep.
+
+    NAME is a file of conf/policy, yours or a shipped one, and policy.KEY=VALUE words are its settings. The caches have
+    one layer, several layers, many heads, ties, gaps of an earlier eviction, few tokens and many. A fault of the
+    policy's code is named in one sentence: a wrong shape, type or device, NaN, an exception, rows that depend on chance
+    or on earlier calls, or a change of the cache.
+    """
+    check_engine("a policy's check")
+    from kvsweep.harness.policy_check import check_policy
+
+    options.pop("task")
+    check_policy(**options)
+
+
+@program.command()
 @click.argument("source", metavar="DIR|FILE|live", type=_PLACE)
 @_overrides
 @option("--problem", metavar="ID", help="The problem; by default the first, of a cell the first with an answer.")

@@ -1,0 +1,231 @@
+"""A policy tried on small caches made from a seed, before a sweep: each fault of its code is named in one sentence."""
+
+import inspect
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvsweep.compression.policy import (
+    AttentionMass,
+    BudgetPolicy,
+    CacheView,
+    LastUse,
+    Policy,
+    PredictedImportance,
+    RecentQueries,
+    RowMemory,
+    Selection,
+    SelectionError,
+    Signal,
+    check_selection,
+)
+from kvsweep.compression.recorders import decayed_mass
+
+HEAD_DIM = 8
+_LONG = 2048  # tokens
+_SEPARATORS = (0, 1, 2)  # of the 50 tokens of the caches
+_TENSORS = ("text_ids", "positions", "token_ids", "keys", "values", "signals")
+
+
+class Trial(NamedTuple):
+    """A cache to try a policy on: its name, shape and numbers; `evictions` are those before, which leave gaps."""
+
+    name: str
+    policy: Policy
+    layers: int = 3
+    kv_heads: int = 2
+    group: int = 2  # query heads of a key head
+    question: int = 12  # tokens
+    evictions: int = 0
+    equal: bool = False  # whether all keys, values and queries are alike
+
+    @property
+    def length(self) -> int | None:
+        """Cached tokens at which the policy evicts; None if it never does."""
+        trigger = self.policy.trigger(self.question, self.evictions)
+        return None if trigger is None else max(trigger, self.question) + 1
+
+    @property
+    def promised(self) -> int | None:
+        """Rows that stay at most; None for a policy that does not say."""
+        if not isinstance(self.policy, BudgetPolicy) or self.length is None:
+            return None
+        return self.policy.length_after(self.length, self.question, self.evictions)
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Keys and values [layers, kv_heads, length, head_dim], queries of every row, positions, token ids."""
+        length, numbers = int(self.length or 0), torch.Generator().manual_seed(20240)
+        gaps = self.evictions * length // 2  # the oldest tokens behind the question are gone
+        late = torch.arange(length) >= self.question
+        positions = torch.arange(length) + gaps * late
+
+        def drawn(heads: int) -> Tensor:
+            found = torch.randn(self.layers, heads, length, HEAD_DIM, generator=numbers)
+            return torch.ones_like(found) if self.equal else found
+
+        token_ids = torch.randint(50, (length + gaps + 1,), generator=numbers)
+        return {
+            "keys": drawn(self.kv_heads),
+            "values": drawn(self.kv_heads),
+            "queries": drawn(self.kv_heads * self.group),
+            "positions": positions,
+            "text_ids": token_ids,
+            "token_ids": token_ids[positions],
+        }
+
+    def view(self) -> CacheView:
+        """The view of the cache, made anew from the same numbers at each call."""
+        found = self.arrays()
+        heads = (self.layers, self.kv_heads) if self.policy.per_head else ()
+        positions, token_ids = (found[name].repeat(*heads, 1) for name in ("positions", "token_ids"))
+        if not heads:
+            positions, token_ids = found["positions"], found["token_ids"]
+        return CacheView(
+            problem_id="trial",
+            draw=0,
+            text_ids=found["text_ids"],
+            positions=positions,
+            token_ids=token_ids,
+            question_length=self.question,
+            answer_start=None,
+            keys=list(found["keys"]),
+            values=list(found["values"]),
+            scaling=HEAD_DIM**-0.5,
+            signals={signal: self._recorded(signal, found) for signal in self.policy.signals},
+            separating=lambda: torch.isin(token_ids, torch.tensor(_SEPARATORS)),
+            uniform=lambda: torch.rand(positions.shape, generator=torch.Generator().manual_seed(7)),
+            evictions=self.evictions,
+        )
+
+    def _recorded(self, signal: Signal, found: Mapping[str, Tensor]) -> Tensor:
+        """What the recorder of a signal would hold for these rows; random where the rows do not say."""
+        numbers, shape = torch.Generator().manual_seed(3), found["keys"].shape[:-1]
+        positions, drawn = found["positions"], torch.rand(shape, generator=numbers)
+        drawn = torch.ones_like(drawn) if self.equal else drawn
+        match signal:
+            case PredictedImportance():
+                return torch.where(positions < self.question - 1, torch.nan, drawn[0, 0])
+            case AttentionMass(decay=decay):
+                pairs = zip(found["queries"], found["keys"], strict=True)
+                return torch.stack([decayed_mass(q, k, scaling=HEAD_DIM**-0.5, decay=decay) for q, k in pairs])
+            case RecentQueries(window=window):
+                return found["queries"][:, :, -window:].clone()
+            case LastUse():
+                pause = ((positions[-1] - positions) * drawn).int()
+                return torch.stack([positions.int() + pause, pause])
+            case RowMemory():
+                # Rows that came after the latest eviction have no number yet.
+                return torch.where(positions < positions[-1] - self.question, drawn, torch.nan * torch.ones(()))
+        own = f"signal {type(signal).__name__} has a recorder of your own, which these caches do not have"
+        raise ValueError(f"policy={self.policy.name}: {own}: try the policy in a sweep with benchmark.limit=1.")
+
+
+def trials(policy: Policy) -> list[Trial]:
+    """One layer, several, many heads, ties, a second eviction, tiny and long, each as long as the policy's trigger."""
+    if policy.trigger(1) is None:
+        raise ValueError(f"policy={policy.name} never evicts: there is nothing to check.")
+    found = [
+        Trial("one_layer", policy, layers=1, kv_heads=1, group=1),
+        Trial("several_layers", policy),
+        Trial("many_heads", policy, layers=2, kv_heads=5, group=3),
+        Trial("ties", policy, equal=True),
+        Trial("second_eviction", policy, evictions=1),
+    ]
+    if isinstance(policy, BudgetPolicy):
+        tiny = (_sized(policy, 2**power) for power in range(3, 12))
+        found += [Trial("tiny", one, question=2) for one in tiny if one][:1]
+        found += [Trial("long", one) for one in [_sized(policy, _LONG)] if one]
+    return found
+
+
+def _sized(policy: BudgetPolicy, budget: int) -> BudgetPolicy | None:
+    """The policy with another budget and a window that fits; None if its other settings do not fit."""
+    try:
+        return replace(policy, budget=budget, local_window=min(policy.local_window, budget // 4))
+    except ValueError:
+        return None
+
+
+def check(tried: Sequence[Trial], golden: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The rows that the policy keeps of each cache, by its name; a ValueError names the first fault.
+
+    `golden` are the rows that another program keeps, by the cache's name. Each cache is tried twice, the second time in
+    another order: what a policy keeps must depend on nothing but the view.
+    """
+    kept = {trial.name: _select(trial) for trial in tried}
+    for trial in reversed(tried):
+        if not torch.equal(kept[trial.name], _select(trial)):
+            raise _fault(trial, "two evictions of equal caches keep different rows: take all numbers from the view")
+    if unknown := sorted(golden.keys() - kept.keys()):
+        raise ValueError(f"the golden file names the cache {unknown[0]!r:.60}: choose from {', '.join(kept)}.")
+    for trial in tried:
+        if trial.name in golden:
+            _compare(trial, kept[trial.name], golden[trial.name])
+    return kept
+
+
+def _select(trial: Trial) -> Tensor:
+    view, before = trial.view(), trial.view()
+    try:
+        selection = trial.policy.select(view)
+        if not isinstance(selection, Selection):
+            raise SelectionError(f"select returned a {type(selection).__name__}: return a Selection.")
+        check_selection(selection, view)
+    except SelectionError as error:
+        raise _fault(trial, str(error).rstrip(".")) from error
+    except Exception as error:  # whatever the user's code raises
+        raise _fault(trial, f"{_place(error, trial.policy)} raises {type(error).__name__}: {error}"[:400]) from error
+    if changed := [name for name in _TENSORS if not _equal(getattr(view, name), getattr(before, name))]:
+        raise _fault(trial, f"it changes view.{changed[0]} in place: work on a copy (clone)")
+    for signal, numbers in selection.written.items():
+        if tuple(numbers.shape) != (shape := (trial.layers, trial.kv_heads, view.length)):
+            raise _fault(trial, f"written[{signal}] must be {list(shape)}: it is {list(numbers.shape)}")
+    if trial.promised is not None and selection.keep.shape[-1] > trial.promised:
+        raise _fault(trial, f"it keeps {selection.keep.shape[-1]} rows where length_after promises {trial.promised}")
+    return selection.keep
+
+
+def _fault(trial: Trial, sentence: str) -> ValueError:
+    cache = f"{trial.layers} layers, {trial.kv_heads} key heads, {trial.length} cached tokens"
+    return ValueError(f"policy={trial.policy.name} on the cache {trial.name} ({cache}): {sentence}.")
+
+
+def _place(error: Exception, policy: Policy) -> str:
+    """The line of the policy's own files that an error came through last, else the last line at all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    files = {inspect.getsourcefile(cls) for cls in type(policy).__mro__ if issubclass(cls, Policy)} - {
+        inspect.getsourcefile(Policy)
+    }
+    frame = ([one for one in frames if one.filename in files] or frames)[-1]
+    return f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    """Whether tensors, or all tensors of two lists or mappings, have the same numbers; NaN equals itself."""
+    if torch.is_tensor(ours):
+        return ours.shape == theirs.shape and torch.equal(ours.nan_to_num(-1e9), theirs.nan_to_num(-1e9))
+    pairs: Iterable[tuple[Any, Any]] = zip(ours, theirs, strict=False)
+    if isinstance(ours, Mapping):
+        pairs = ((numbers, theirs[name]) for name, numbers in ours.items())
+    return len(ours) == len(theirs) and all(_equal(one, other) for one, other in pairs)
+
+
+def _compare(trial: Trial, ours: Tensor, theirs: Any) -> None:
+    try:
+        golden = torch.tensor(theirs, dtype=torch.int64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _fault(trial, f"the golden file has no rows of whole numbers, all of one length ({error})") from error
+    wanted = [*ours.shape[:-1]]
+    if list(golden.shape[:-1]) != wanted:
+        raise _fault(trial, f"the golden file has rows of shape {list(golden.shape)} for {list(ours.shape)}")
+    for head, (mine, yours) in enumerate(
+        zip(ours.reshape(-1, ours.shape[-1]).tolist(), golden.reshape(-1, golden.shape[-1]).tolist(), strict=True)
+    ):
+        if only := sorted({*mine} ^ {*yours}):
+            where = f"layer {head // trial.kv_heads}, key head {head % trial.kv_heads}, " if wanted else ""
+            who = "only the policy" if only[0] in mine else "only the golden file"
+            raise _fault(trial, f"{where}{who} keeps row {only[0]}; {len(only)} rows differ")

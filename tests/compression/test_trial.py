@@ -1,0 +1,154 @@
+"""A policy's fault is named before a sweep: each shipped policy passes, and each wrong one gets its own sentence."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvsweep.compression.policy import AttentionMass, BudgetPolicy, CacheView, HeadPolicy, RecentQueries, Selection
+from kvsweep.compression.trial import check, trials
+from kvsweep.harness import notebook, settings
+
+SETTINGS: dict[str, Any] = {"keep_ratio": 0.3, "local_window": 8, "budget": 60}
+CALLS: list[int] = []
+
+
+def policy_of(
+    make: Callable[[CacheView], Any], kind: type[BudgetPolicy] = BudgetPolicy, recorded: tuple[Any, ...] = ()
+) -> BudgetPolicy:
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(kind):  # type: ignore[misc, valid-type]
+        signals = recorded
+
+        def scores(self, view: CacheView) -> Any:
+            return make(view)
+
+    mine: BudgetPolicy = Mine(name="mine", **SETTINGS)
+    return mine
+
+
+def norms(view: CacheView) -> torch.Tensor:
+    return torch.stack([keys.norm(dim=-1) for keys in view.keys])
+
+
+def between_0_and_1(scores: torch.Tensor) -> torch.Tensor:
+    least, most = scores.aminmax(dim=-1, keepdim=True)
+    return (scores - least) / (most - least)
+
+
+def counted(view: CacheView) -> torch.Tensor:
+    CALLS.append(0)
+    return norms(view) * (-1) ** len(CALLS)
+
+
+def scaled_in_place(view: CacheView) -> torch.Tensor:
+    for keys in view.keys:
+        keys /= 2
+    return norms(view)
+
+
+def decayed_in_place(view: CacheView) -> torch.Tensor:
+    return view.signals[AttentionMass()].mul_(0.5)
+
+
+WRONG: list[tuple[str, type[BudgetPolicy], Callable[[CacheView], Any], str]] = [
+    ("the shape of another kind", BudgetPolicy, norms, r"one_layer .*\[cached tokens\].*: they are \[1, 1, 61\]"),
+    ("one layer for all", HeadPolicy, lambda view: norms(view)[:1], r"several_layers .* they are \[1, 2, 61\]"),
+    ("one head for all", HeadPolicy, lambda view: norms(view)[:, :1], r"several_layers .* they are \[3, 1, 61\]"),
+    ("too short", HeadPolicy, lambda view: norms(view)[..., :40], "scores name 40 of the 61 cached tokens"),
+    ("NaN where rows are alike", HeadPolicy, lambda view: between_0_and_1(norms(view)), "ties .* scores are NaN"),
+    ("booleans", HeadPolicy, lambda view: norms(view) > 1, "of real numbers: they are of torch.bool"),
+    ("another device", HeadPolicy, lambda view: norms(view).to("meta"), "on cpu as the cache: they are on meta"),
+    ("chance", HeadPolicy, lambda view: torch.rand_like(norms(view)), "two evictions of equal caches"),
+    ("earlier calls", HeadPolicy, counted, "two evictions of equal caches"),
+    ("keys changed", HeadPolicy, scaled_in_place, "changes view.keys in place"),
+    ("a signal changed", HeadPolicy, decayed_in_place, "changes view.signals in place"),
+    ("an exception", HeadPolicy, lambda view: {}["decay"], r"test_trial.py, line \d+ raises KeyError: 'decay'"),
+    ("three layers", HeadPolicy, lambda view: norms(view)[2].expand_as(norms(view)), "one_layer .* raises IndexError"),
+    ("row numbers as positions", BudgetPolicy, lambda view: norms(view)[0, 0][view.positions],
+     "second_eviction .* raises IndexError"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "make", "said"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_a_wrong_policy_is_named_in_one_sentence(kind: type[BudgetPolicy], make: Any, said: str) -> None:
+    signals = (AttentionMass(),) if make is decayed_in_place else ()
+    with pytest.raises(ValueError, match=f"^policy=mine on the cache .*{said}") as raised:
+        check(trials(policy_of(make, kind, signals)), {})
+    assert "\n" not in str(raised.value)
+
+
+def test_a_selection_of_too_many_rows_is_named() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class All(BudgetPolicy):
+        def scores(self, view: CacheView) -> Any:
+            return view.positions
+
+        def select(self, view: CacheView) -> Selection:
+            return Selection(keep=torch.arange(view.length))
+
+    with pytest.raises(ValueError, match="keeps 61 rows where length_after promises 23"):
+        check(trials(All(name="all", **SETTINGS)), {})
+
+
+OF_A_MODEL = ("triattention", "oracle_answer", "oracle_far_max", "full")
+
+
+@pytest.mark.parametrize("name", sorted(set(settings.choices("policy")) - {*OF_A_MODEL}))
+@pytest.mark.slow_unless(rule=lambda name: name in ("dynts", "h2o", "rkv", "window"))
+def test_a_shipped_policy_has_no_fault(name: str) -> None:
+    kept = check(trials(notebook.policy(name)), {})
+    assert {"one_layer", "several_layers", "many_heads", "ties", "second_eviction"} <= kept.keys()
+
+
+def test_recorded_attention_is_that_of_the_queries() -> None:
+    one = trials(policy_of(norms, HeadPolicy, (AttentionMass(0.0), RecentQueries(1))))[1]
+    view = one.view()
+    [newest] = [value for signal, value in view.signals.items() if isinstance(signal, RecentQueries)]
+    for layer, keys in enumerate(view.keys):
+        logits = newest[layer].reshape(2, 2, -1) @ keys.transpose(-1, -2) * view.scaling
+        expected = logits.softmax(dim=-1).sum(dim=1)
+        torch.testing.assert_close(view.signals[AttentionMass(0.0)][layer], expected)
+
+
+def test_a_users_own_script_agrees_or_the_first_row_that_differs_is_named(
+    tmp_path: Path, kvsweep: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kvsweep("policy", "check", "knorm", "--write", str(tmp_path / "caches.npz")).code == 0
+    caches = np.load(tmp_path / "caches.npz")
+    names = {name.partition(".")[0] for name in caches.files}
+    # The script: of each head the lowest norms of the keys, as the method has it.
+    golden = {}
+    for name in names - {"ties"}:
+        order = np.linalg.norm(caches[f"{name}.keys"].astype(np.float64), axis=-1).argsort(axis=-1, kind="stable")
+        golden[name] = np.sort(order[..., : int(caches[f"{name}.kept"])]).tolist()
+    path = tmp_path / "golden.json"
+    path.write_text(json.dumps(golden))
+    ended = kvsweep("policy", "check", "knorm", "--golden", str(path))
+    assert (ended.code, ended.out.count("cached tokens"), "no fault found" in ended.out) == (0, 7, True)
+    row = golden["many_heads"][1][2].pop()
+    golden["many_heads"][1][2].insert(0, next(r for r in range(row) if r not in golden["many_heads"][1][2]))
+    path.write_text(json.dumps(golden))
+    ended = kvsweep("policy", "check", "knorm", "--golden", str(path))
+    assert ended.code == 2
+    assert "cache many_heads" in ended.err
+    assert "layer 1, key head 2, only the " in ended.err
+    assert "2 rows differ" in ended.err
+    for wrong in ("[]", "{", '{"no_cache": [1]}', '{"tiny": [[1], [1, 2]]}'):
+        path.write_text(wrong)
+        assert kvsweep("policy", "check", "knorm", "--golden", str(path)).code == 2
+    assert kvsweep("policy", "check", "knorm", "--golden", str(tmp_path / "none.json")).code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("full", "never evicts"), ("snapkvv", "did you mean snapkv"), ("triattention", "statistics")]
+)
+def test_what_cannot_be_tried_is_refused(name: str, said: str, kvsweep: Callable[..., Any]) -> None:
+    ended = kvsweep("policy", "check", name)
+    assert ended.code == 2
+    assert said.lower() in ended.err.lower()
