@@ -6,6 +6,7 @@ import sys
 import tomllib
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +18,11 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import kvsweep as kvsweep_package
 from kvsweep.cli import program as program_group
-from kvsweep.compression.policy import CacheView, Policy
+from kvsweep.compression.policy import AttentionMass, CacheView, HeadPolicy, LastUse, Policy, RecentQueries, RowMemory
+from kvsweep.compression.recorders import RECORDERS
+from kvsweep.harness.command import init
 from kvsweep.harness.predictor.recipe import read_settings
 from kvsweep.harness.settings import CONF, WEIGHTS, build_target
 
@@ -111,7 +115,12 @@ def test_blocks_and_commands_are_found() -> None:
 def test_every_command_works(command: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """A sweep is planned, another command's words are parsed; what they do has tests of its own."""
     name, *words = shlex.split(command)
-    if command in ELSEWHERE or name in ("eval", "pip") or name.startswith("COMP_WORDBREAKS="):
+    if (
+        command in ELSEWHERE
+        or "policy=fading" in command
+        or name in ("eval", "pip")
+        or name.startswith("COMP_WORDBREAKS=")
+    ):
         return  # tests/test_commands.py types the lines of the completion
     if name == "make":
         assert set(words) <= MAKE_TARGETS
@@ -161,7 +170,7 @@ FILES_OF_RUNS = {name for text in CODE for name in re.findall(r'"(\w+\.(?:md|yam
 
 @pytest.mark.parametrize("code", [c for c in INLINE if re.fullmatch(r"[\w./]+\.(py|yaml|md|csv)", c)])
 def test_every_file_that_is_named_exists(code: str) -> None:
-    if "NAME" in code or "oldest" in code:  # which a newcomer is to write
+    if re.search("NAME|oldest|fading|my_policies", code):  # which a newcomer is to write
         return
     if "/" not in code and code.endswith(".py"):
         (place,) = [path for folder in ("scripts", "tests") for path in (ROOT / folder).rglob(code)]
@@ -251,6 +260,8 @@ def test_every_block_has_its_test() -> None:
         ("python", "class Oldest(BudgetPolicy):\n    def"),
         ("python", 'class Oldest(BudgetPolicy):\n    "'),
         ("yaml", "name: oldest"),
+        ("python", "class Fading(BudgetPolicy)"),
+        ("yaml", "name: fading"),
         ("yaml", "cell_id: "),
         ("python", "kvsweep.generate("),
         ("python", "SlotCache("),
@@ -343,3 +354,85 @@ def test_the_policy_of_the_page_works_as_printed(
     assert f"'{grid}'" in (ROOT / "docs/policies.md").read_text()
     ended = kvsweep("--dry-run", "policy=oldest", "model=toy_qwen", grid, f"hydra.searchpath=[file://{tmp_path}]")
     assert ended.code == 0, ended.err
+
+
+@pytest.fixture
+def own_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of `kvsweep init` with the classes of docs/your_policy.md, each with its YAML."""
+    init(tmp_path / "own")
+    monkeypatch.chdir(tmp_path / "own")
+    # The module of a folder before this one would be imported in its place.
+    monkeypatch.delitem(sys.modules, "my_policies", raising=False)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not Path(path, "my_policies.py").is_file()])
+    Path("my_policies.py").write_text(the_block("python", "class Fading(BudgetPolicy)"))
+    Path("conf/policy/spread.yaml").unlink()
+    printed = the_block("yaml", "name: fading") + "\n"
+    assert "`fading.yaml`" in (ROOT / "docs/your_policy.md").read_text()
+    Path("conf/policy/fading.yaml").write_text(printed)
+    for name, own in (("LoudValues", ""), ("Peak", "observation_window: 4\npooling: 5\n")):
+        text = printed.replace("Fading", name).replace("fading", name.lower()).replace("decay: 0.9\n", own)
+        Path(f"conf/policy/{name.lower()}.yaml").write_text(text)
+    return tmp_path
+
+
+def test_the_policies_of_the_page_have_no_fault_and_are_swept(own_policies: Path, kvsweep: Callable[..., Any]) -> None:
+    for name in ("fading", "loudvalues", "peak"):
+        ended = kvsweep("policy", "check", name)
+        assert not ended.err
+        assert (ended.code, ended.out.splitlines()[-1]) == (0, f"policy={name}: no fault found.")
+    assert kvsweep("policy", "check", "fading", "policy.decay=2").code == 2
+    commands = [shlex.split(command)[1:] for command in TYPED if "policy=fading" in command]
+    assert [kvsweep(*words).code for words in commands] == [0, 0]
+    assert "3 cells" in kvsweep(*commands[1]).out
+    ended = kvsweep("policy=fading", "grid.policy=[full]", "grid.beside=[{policy:[fading],decay:[0.8]}]", "--dry-run")
+    assert ended.code == 2
+    assert "`-m policy=NAME policy.decay=A,B` sweeps a policy's own setting" in ended.err
+
+
+def table_of(document: str, heading: str) -> dict[str, list[str]]:
+    """The rows of the first table below a heading, by their first cell."""
+    text = (ROOT / document).read_text().partition(f"## {heading}\n")[2]
+    rows = [line.strip()[1:-1].split("|") for line in text.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    return {re.sub(r"\(.*", "", row[0].strip(" `")): [cell.strip() for cell in row[1:]] for row in rows}
+
+
+def test_the_fields_and_signals_of_the_page_are_those_of_an_eviction() -> None:
+    """What the engine shows a policy, at a real eviction, has the shapes and types of the page's tables."""
+    toy_qwen, seen = kvsweep_package.load_model("toy_qwen"), list[CacheView]()
+    recorded = (AttentionMass(), RecentQueries(3), LastUse(0.1), RowMemory("watcher"))
+
+    @dataclass(frozen=True, kw_only=True)
+    class Watcher(HeadPolicy):
+        signals = recorded
+
+        def scores(self, view: CacheView) -> torch.Tensor:
+            seen.append(view)
+            return view.positions
+
+    watcher = Watcher(name="watcher", keep_ratio=0.5, local_window=8, budget=64)
+    kvsweep_package.generate(toy_qwen, watcher, ["1 + 1 = ?"], max_new_tokens=70)
+    view, spec = seen[0], toy_qwen.spec
+    sizes = {"layers": spec.layers, "kv_heads": spec.kv_heads, "q_heads": spec.q_heads, "head_dim": spec.head_dim}
+    sizes |= {"cached tokens": view.length, "text length": len(view.text_ids), "window": 3, "2": 2}
+
+    def holds(tensor: torch.Tensor, shape: str, kind: str) -> None:
+        wanted = [sizes[name] for name in ", ".join(re.findall(r"\[(.*?)\]", shape)).split(", ")]
+        wanted = [*(view.positions.shape[:-1] if shape.startswith("H ") else ()), *wanted]
+        assert list(tensor.shape) == wanted, shape
+        assert str(tensor.dtype).removeprefix("torch.") == kind.replace("the model's", "float32"), shape
+
+    fields_of_page = table_of("docs/your_policy.md", "The fields of CacheView")
+    assert list(fields_of_page) == list(CacheView.__dataclass_fields__)
+    for name, (shape, kind, _) in fields_of_page.items():
+        value = getattr(view, name)
+        tensor = value() if callable(value) and shape else value
+        if shape.startswith("layers"):
+            assert len(value) == spec.layers
+            tensor = value[0]
+        if shape:
+            holds(tensor, shape.removeprefix("layers × "), kind)
+    signals_of_page = table_of("docs/your_policy.md", "The signals")
+    assert set(signals_of_page) == {cls.__name__ for cls in RECORDERS}
+    for signal in recorded:
+        shape, kind, _ = signals_of_page[type(signal).__name__]
+        holds(view.signals[signal], shape, kind)

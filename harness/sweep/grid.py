@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
@@ -41,6 +41,7 @@ def build_policies(config: DictConfig) -> list[Policy]:
     null, and all other settings, come from each policy's own YAML.
     """
     _check_names()
+    _refuse_other_axes(config)
     grid = settings.build(GridAxes, "grid", config.grid)
     return list(dict.fromkeys(policy for axes in (grid, *grid.beside) for policy in _policies(axes, config)))
 
@@ -59,6 +60,15 @@ def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
         for point in itertools.product(*axes.values()):
             setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
             yield settings.build_target("policy", _sized({**values, **setting}), Policy)
+
+
+def _refuse_other_axes(config: DictConfig) -> None:
+    """Refuse a setting of one policy's own among the axes of a grid beside."""
+    known = {axis.name for axis in fields(GridAxes)}
+    for axes in settings.plain(config.grid).get("beside") or ():
+        for name in sorted(axes.keys() - known if isinstance(axes, dict) else ()):
+            way = f"`-m policy=NAME policy.{name}=A,B` sweeps a policy's own setting"
+            raise UserError(f"grid.beside names {name}, and a grid's lists are {', '.join(sorted(known))}: {way}.")
 
 
 def _check_names() -> None:
