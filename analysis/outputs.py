@@ -120,10 +120,28 @@ def read_outputs(path: Path, asked: Asked = _ALL, questions: Questions | None = 
     problems, draws = (len({*side}) for side in zip(*pairs, strict=True))
     way = "choose rows by --where KEY=VALUE, or name the draw's column by --column draw=NAME"
     if count > 1:
+        way = _telling(path, asked, (problem, draw)) or way
         raise UserError(f"{path} has draw {draw} of problem {visible(problem)!r:.60} {count} times: {way}.")
     if problems * draws > MOST_ROWS:
         raise UserError(f"{path} numbers its rows, {problems:,} problems and {draws:,} different draws: {way}.")
     return found
+
+
+def _telling(path: Path, asked: Asked, key: Pair) -> str | None:
+    """How to choose among the rows of one problem and draw, by the column that tells them apart; None if none does.
+
+    Its values are those of the whole file: a text, a number or a time has others at other problems.
+    """
+    samples = [sample for row in rows_of_file(path, key="samples") for sample in _samples(row.values, asked)]
+    known = [row for sample in samples if (row := asked.renamed(sample, "")) is not None]
+    rows = [row for row in known if _answer(row, "", asked, None).key == key]
+    metrics = {name for row in rows for name in _list(row.get("metrics")) if isinstance(name, str)}
+    for name in rows[0].keys() - _ANSWERS - metrics - {asked.correct}:
+        values, everywhere = ({str(row.get(name)) for row in side} for side in (rows, known))
+        if len(values) == len(rows) and values == everywhere:
+            shown = " or ".join(f"--where {visible(f'{name}={value}'):.80}" for value in sorted(values))
+            return f"these rows differ in {visible(name):.40}: choose by {shown}"
+    return None
 
 
 def read_texts(

@@ -28,9 +28,9 @@ from kvsweep.thinking import ThinkTags
 
 _NAMED = 4  # problems or answers that a note names
 _BATCH = 2000  # texts in memory while they are graded
+_DECIDE = '"Draws to decide" are the draws per problem that would show that an unclear setting is safe (90%).'
 _LEGEND = {
-    "unclear": "Unclear: too few answers, or some lack, as a note says. "
-    '"Draws to decide" are the draws per problem that would show that it is safe (90%).',
+    "unclear": "Unclear: too few answers, or some lack, as a note says.",
     notation.MAY_BE_SAFE: "May be safe: by itself, but of so many settings one may be so by luck; add draws or files.",
     "small loss": "Small loss: surely loses, and less than the margin.",
     "worse": "Worse: surely loses; how much is open.",
@@ -181,7 +181,7 @@ def _disagreements(name: str, theirs: Sequence[Answer], ours: Sequence[Answer]) 
 def _verdicts(
     outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[str, float]
 ) -> tuple[pd.DataFrame, list[str]]:
-    """A row per setting: label, difference in points with both intervals, problems lost and won, declared bytes.
+    """A row per setting: label, difference in points with both intervals, what is lost and won, declared bytes.
 
     With it comes what a reader has to know of the pairs. A setting that lacks answers is not called safe. Golds,
     prompts and names of grades that differ, and settings without a pair raise a UserError. The correction for the
@@ -217,14 +217,19 @@ def _verdicts(
             "points": notation.percent(one.difference, signed=True),
             "interval": notation.interval(one.low, one.high, signed=True),
             "problems like these": notation.interval(elsewhere.low, elsewhere.high, signed=True),
-            "lost": int((lead < 0).sum()),
-            "won": int((lead > 0).sum()),
+            "lost": int((pairs < 0).sum()),
+            "won": int((pairs > 0).sum()),
+            "problems lost": int((lead < 0).sum()),
+            "problems won": int((lead > 0).sum()),
             "problems": len(lead),
             "draws": one.draws,
             "draws to decide": needed,
             "bytes (declared)": notation.number(sizes[name]) if name in sizes else "",
         }
     table = pd.DataFrame([*rows.values()])
+    if (table["draws"] == 1).all():  # as greedy decoding has it: the interval of these problems asked again says little
+        order = ["setting", "label", "points", "problems like these", "interval"]
+        table = table[order + [name for name in table if name not in {*order, "draws to decide"}]]
     if sizes:
         sized = [(sizes[name], one.difference, name) for name, one in found.items() if name in sizes and not gaps[name]]
         best = pareto_front(pd.DataFrame(sized, columns=["bytes", "pass_at_1", "name"]), "bytes")["name"]
@@ -283,12 +288,15 @@ def _refuse_other_questions(ours: Questions, theirs: Questions, several: bool, f
 
 
 def _in_words(table: pd.DataFrame, baseline: str, margin: float) -> str:
-    """What the labels speak of, and what to do next."""
+    """What the labels and numbers speak of, and what to do next; of single draws first the interval to read."""
     points, labels = counted(notation.number(margin), "point"), set(table["label"])
     lines = [
         f"Safe: very likely loses less than {points} of accuracy against {visible(baseline)}, on these problems asked "
         f"again. A setting that truly loses {points} is called safe at most once in 40.",
         *(text for label, text in _LEGEND.items() if label in labels),
-        'Greedy answers have no new draws: for them, and for other problems, read "problems like these".',
+        *[_DECIDE] * ("draws to decide" in table),
+        f"Lost are the answers that are wrong where {visible(baseline)} is right in the same draw, won the other way "
+        "around. A problem is lost if it loses more answers than it wins, and won the other way around.",
     ]
-    return "\n".join(lines)
+    greedy = 'Greedy answers have no new draws: for them, and for other problems, read "problems like these".'
+    return "\n".join([greedy, *lines] if (table["draws"] == 1).all() else [*lines, greedy])
