@@ -1,30 +1,48 @@
 """Completions in three calls, for a notebook or a script: `kvsweep.load_model`, `policy` and `generate`."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from kvsweep.compression.policy import Policy
+from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model as load
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.settings import build, compose_config, plain_config_errors
+from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.records import Completion
 
 
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Raise a user's mistake without the errors that led to it, which would fill a notebook's page."""
+    try:
+        with plain_config_errors():
+            yield
+    except UserError as error:
+        raise type(error)(str(error)) from None
+
+
 def load_model(name: str, *overrides: str) -> LoadedModel:
     """The model of conf/model/NAME.yaml, changed by overrides such as "model.path=DIR"; a mistake is a UserError."""
-    with plain_config_errors():
+    if name not in choices("model") and ("/" in name or Path(name).is_dir()):
+        nearest = f'load_model("qwen3_1_7b", "model.path={name}")'
+        raise UserError(
+            f"{name} is a place, and load_model takes a name: write {nearest}, with the nearest model's name."
+        )
+    with _one_sentence():
         return load(build(ModelConfig, "model", compose_config(f"model={name}", *overrides).model))
 
 
 def policy(name: str, **settings: Any) -> Policy:
     """The policy of conf/policy/NAME.yaml with these settings, such as keep_ratio; a mistake is a UserError."""
     given = [f"policy.{key}={json.dumps(value)}" for key, value in settings.items()]
-    with plain_config_errors():
+    with _one_sentence():
         [made] = build_policies(compose_config(f"policy={name}", *given))
     return made
 

@@ -257,6 +257,8 @@ def _unknown_key(key: str) -> str:
     with suppress(HydraException, OmegaConfBaseException):
         known = list(config_keys(compose_config(*chosen)))
         section = key.rpartition(".")[0]
+        if same := [name for name in known if name.rpartition(".")[2] == key]:
+            return f"{key} is not a setting: did you mean {' or '.join(same)}?"
         beside = [name for name in known if name.rpartition(".")[0] == section] or [k for k in known if "." not in k]
         return f"{key} is not a setting: {did_you_mean(key, known)}Choose from {', '.join(beside)}."
     return f"{key} is not a setting: `kvsweep --help` names them."

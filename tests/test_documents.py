@@ -280,6 +280,9 @@ def test_the_engine_of_the_page_evicts(capsys: pytest.CaptureFixture[str]) -> No
     # "on_top" keeps the whole question beside the budget and the row of the evicting step.
     assert completion.peak_length == completion.prompt_tokens + 129
     assert f"{len(completion.evictions)} evictions" in capsys.readouterr().out
+    assert completion.text.endswith(r"\boxed{7}")
+    exec(source.replace("local_window=64", "local_window=48"), names)
+    assert names["completion"].text.endswith(r"\boxed{5}")
 
 
 def run_loop(budget: int, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:

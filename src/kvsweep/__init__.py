@@ -33,6 +33,9 @@ _OFFERED = {
 }
 
 
+__all__ = list(_OFFERED)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _OFFERED:
         raise AttributeError(f"kvsweep has no {name}: it offers {', '.join(sorted(_OFFERED))}.")

@@ -29,3 +29,24 @@ def test_every_policy_comes_by_its_name(name: str) -> None:
     if name.startswith(("oracle", "dynts_", "triattention")) or name in ("bottom", "no_window"):
         return  # of a model's own files
     assert isinstance(kvsweep.policy(name), kvsweep.Policy)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "said"),
+    [
+        ("weights/mine", [], r'write load_model\("qwen3_1_7b", "model.path=weights/mine"\)'),
+        ("toy_qwem", [], "model=toy_qwem is unknown: did you mean toy_qwen"),
+        ("toy_qwen", ["path=mine"], "^path is not a setting: did you mean model.path or benchmark.path"),
+        ("toy_qwen", ["model.dtype=float13"], "model.dtype"),
+    ],
+)
+def test_a_mistake_is_one_sentence_without_the_errors_behind_it(name: str, overrides: list[str], said: str) -> None:
+    with pytest.raises(kvsweep.UserError, match=said) as raised:
+        kvsweep.load_model(name, *overrides)
+    assert raised.value.__suppress_context__ or raised.value.__context__ is None
+    assert "\n" not in str(raised.value)
+
+
+def test_every_name_that_is_offered_can_be_imported() -> None:
+    assert all(getattr(kvsweep, name) is not None for name in kvsweep.__all__)
+    assert set(kvsweep.__all__) <= set(dir(kvsweep))
