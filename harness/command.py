@@ -6,9 +6,10 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -22,7 +23,7 @@ from kvsweep.errors import UserError
 from kvsweep.harness import settings
 from kvsweep.harness.rounds import ReplayPlan, run
 from kvsweep.harness.sweep.estimate import describe
-from kvsweep.harness.sweep.grid import policy_file
+from kvsweep.harness.sweep.grid import AXES, policy_file
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline, Launcher, split
 from kvsweep.harness.sweep.server import is_served
@@ -109,10 +110,28 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         raise UserError("launcher differs between the jobs of one command: give it one value, not a list.")
     if any(plan != plans[0] for plan in plans):
         raise UserError("replay, screen and texts differ between the jobs of one command: give each one value.")
-    for directory in {job.run_directory for job in jobs}:
-        for _ in read_cells(directory):  # refuses those of another schema
-            pass
+    # Reading refuses the cells of another schema.
+    stored = [cell for directory in {job.run_directory for job in jobs} for _, cell in read_cells(directory)]
+    if lacking := _no_full_cache(jobs, stored):
+        print(lacking, file=sys.stderr)
     return _without_shared_cells(jobs, plans[0]), launchers[0], plans[0]
+
+
+def _no_full_cache(jobs: Sequence[Job], stored: Sequence[Mapping[str, Any]]) -> str | None:
+    """A note on a multirun whose jobs, and whose stored cells, have no full cache to compare with; with its words."""
+    policies = dict.fromkeys(cell.policy.name for job in jobs for cell in job.cells if job.spec)
+    known = {*policies, *(cell.get("policy", {}).get("name") for cell in stored)}
+    if "full" in known or not policies or {"-m", "--multirun"}.isdisjoint(sys.argv):
+        return None
+    swept = "|".join(AXES)
+    lists = [word for word in sys.argv[1:] if re.fullmatch(rf"policy(\.({swept}))?=[^\[]*,[^\[]*", word)]
+    pairs = [word.removeprefix("policy.").split("=", 1) for word in lists if word.startswith("policy.")]
+    words = [f"'grid.{axis}=[{values}]'" for axis, values in pairs]
+    grid = " ".join([f"'grid.policy=[full,{','.join(policies)}]'", *words])
+    instead = f" in place of {' '.join(lists)}" if lists else ""
+    return (
+        f"note: no full cache is among the cells to compare them with, and jobs share no texts: write {grid}{instead}."
+    )
 
 
 def _without_others_settings(config: DictConfig) -> dict[str, str]:
