@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -42,6 +42,12 @@ Task = Sequence[Share]
 # What a process does with its shares; returns the errors of those that failed.
 Work = Callable[[Any], list[Exception]]
 Round = tuple[Sequence[Task], Work]
+
+
+# Where a site sets SBATCH_EXPORT=NONE, srun would pass on nothing of what the script sets for the task.
+_PASS_ON = "export SLURM_EXPORT_ENV=ALL"
+# The options whose variables of sbatch (SBATCH_ACCOUNT for account) have another name.
+_VARIABLES = {"time": "timelimit", "mem": "mem_per_node", "array_parallelism": "array_inx", "signal_delay_s": "signal"}
 
 
 class FailedTasksError(UserError):
@@ -125,7 +131,9 @@ class Local(Launcher):
             while waiting or running:
                 while waiting and len(running) < parallel:
                     gpu = min(gpus, key=[used for used, _ in running.values()].count, default=None)
-                    with _stderr_in(logs(tasks) / "launcher.err"), _safe_path():
+                    # A task is `python -m`, which would import a random.py of the working directory before Python's own.
+                    safe_path = _environment({"PYTHONSAFEPATH": "1"})
+                    with _stderr_in(logs(tasks) / "launcher.err"), safe_path:
                         process = executor.submit(RunJobs(work, gpu), waiting[0])
                     running[process] = gpu, waiting.pop(0)
                 for process in [process for process in running if process.done()]:
@@ -173,16 +181,21 @@ def _gpus_for(jobs: Sequence[Job]) -> list[str]:
 
 
 @contextmanager
-def _safe_path() -> Iterator[None]:
-    """Let a task, which is `python -m`, not import a random.py of the working directory in place of Python's own."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
+def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Give the programs that start meanwhile other environment variables; None takes one away."""
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environment(changes)
     try:
         yield
     finally:
-        os.environ.pop("PYTHONSAFEPATH")
-        if before is not None:
-            os.environ["PYTHONSAFEPATH"] = before
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @contextmanager
@@ -358,16 +371,18 @@ class Slurm(Launcher):
             "mem": None if self.memory_gb is None else f"{ceil(self.memory_gb * 1024)}M",
             "time": self.timeout_min,
             "array_parallelism": self.parallel or 1000,
-            "setup": list(self.setup) or None,
+            "setup": [_PASS_ON, *self.setup],
             "additional_parameters": additional or None,
         }
-        # As _safe_path does, for a task that may not inherit this environment.
+        # As PYTHONSAFEPATH does, for a task that may not inherit this environment.
         python = f"{shlex.quote(sys.executable)} -P"
         executor = submitit.SlurmExecutor(folder=logs(tasks), max_num_timeout=self.max_requeues, python=python)
         executor.update_parameters(**{name: value for name, value in parameters.items() if value is not None})
         errors = submitit.core.utils
+        overruled = _overruled([*(name for name, value in parameters.items() if value is not None), *additional])
         try:
-            with redirect_stderr(io.StringIO()):  # submitit prints what sbatch says, and so does the error
+            # submitit prints what sbatch says, and so does the error.
+            with redirect_stderr(io.StringIO()), _environment(dict.fromkeys(overruled)):
                 submitted = executor.map_array(RunJobs(work), [list(task) for task in tasks])
         except (FileNotFoundError, errors.FailedJobError, errors.FailedSubmissionError) as error:
             raise UserError(f"launcher=slurm cannot submit: {error}") from error
@@ -375,6 +390,15 @@ class Slurm(Launcher):
             for share in task:
                 task_status.note_job(share.job.run_directory, share.task, entry.job_id)
         return submitted
+
+
+def _overruled(names: Iterable[str]) -> list[str]:
+    """The variables by which sbatch would set these options otherwise than the script does; prints a note of each."""
+    variables = [f"SBATCH_{_VARIABLES.get(name, name).upper().replace('-', '_')}" for name in names]
+    found = [variable for variable in variables if variable in os.environ]
+    for variable in found:
+        print(f"note: {variable}={os.environ[variable]} does not count; the launcher's settings do.", file=sys.stderr)
+    return found
 
 
 def _check_array(tasks: int) -> None:

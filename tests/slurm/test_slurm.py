@@ -195,6 +195,18 @@ def test_an_array_that_everything_happens_to_ends_complete(
     record("kill -9 of one task's process, as by the kernel out of memory", dead, equal=True)
 
 
+def test_a_task_runs_where_the_site_lets_jobs_inherit_nothing(cluster: dict[str, str], tmp_path: Path) -> None:
+    site = {**cluster, "SBATCH_EXPORT": "NONE"}
+    # The checkout, and this cluster's own place; on a real one both are installed.
+    setup = "launcher.setup=[{}]".format(",".join(f'"export {n}={cluster[n]}"' for n in ("PYTHONPATH", "SLURM_CONF")))
+    words = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=1", "decoding.max_new_tokens=2", "policy=full"]
+    job = submit(site, tmp_path, "launcher.shards=1", setup, sweep=words)
+    wait_until_empty(cluster)
+    run = tmp_path / "default"
+    assert stored(run) == 1, _logs(run, job)
+    assert status(run, cluster)["states"] == {"done": 1}
+
+
 @takes_minutes
 def test_a_time_limit_requeues_the_task(
     cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
