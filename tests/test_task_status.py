@@ -2,12 +2,13 @@
 
 import os
 import platform
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kvsweep.task_status import CellProgress, TaskStatus, note_job, tasks_now, waiting_jobs
+from kvsweep.task_status import CellProgress, TaskStatus, note_job, process_mark, tasks_now, waiting_jobs
 
 Squeue = Callable[[str], None]
 
@@ -70,26 +71,88 @@ def test_a_task_that_died_before_it_began_says_how_its_output_ends(squeue: Squeu
 
 def test_a_running_task_whose_job_is_gone_has_stopped_unless_it_ended_well(squeue: Squeue, tmp_path: Path) -> None:
     squeue("9|RUNNING|None\n")
-    here = {"host": platform.node(), "pid": os.getpid(), "heartbeat": 9e9, "started": 1.0}
-    task(tmp_path, "gone", state="running", scheduler_job="7_0", **here)
+    here = {"host": platform.node(), "pid": os.getpid(), "heartbeat": time.time(), "started": 1.0}
+    task(tmp_path, "gone", state="running", scheduler_job="7_0", **{**here, "heartbeat": 1.0})
+    silent(tmp_path, "gone")
     task(tmp_path, "there", state="running", scheduler_job="9", **here)
     task(tmp_path, "ended", state="done", scheduler_job="7_1", **here)
+    task(tmp_path, "left over", state="running", scheduler_job="99999", **here)
     task(tmp_path, "elsewhere", state="running", **here)
     states = {name: state for name, (state, _) in seen(tmp_path).items()}
-    assert states == {"gone": "stopped", "there": "running", "ended": "done", "elsewhere": "running"}
+    expected = {"gone": "stopped", "there": "running", "ended": "done", "left over": "running", "elsewhere": "running"}
+    assert states == expected
+    assert seen(tmp_path)["gone"][1].startswith("job 7_0 left SLURM's queue while it ran")
+
+
+def test_the_queue_is_that_of_the_tasks_owner(squeue: Squeue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    squeue("7_0|RUNNING|None\n")
+    program = tmp_path / "bin/squeue"
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
+    task(tmp_path, "t")
+    note_job(tmp_path, "t", "7_0")
+    monkeypatch.setenv("LOGNAME", "daemon")
+    assert seen(tmp_path)["t"][0] == "stopped"
+    assert f"--user={os.getuid()}\n" in (tmp_path / "asked").read_text()
+    monkeypatch.setattr("os.getuid", lambda: 4711)  # a colleague, from whom SLURM may hide the job
+    assert seen(tmp_path)["t"] == ("queued", "")
+
+
+@pytest.mark.parametrize(
+    ("state", "listed", "expected"),
+    [
+        ("stopped", "COMPLETING|None", "completing in SLURM"),
+        ("stopped", "PENDING|BeginTime", "SLURM has queued the task again"),
+        ("stopped", "CONFIGURING|None", "configuring in SLURM"),
+        ("stopped", "RUNNING|None", "running in SLURM, and the task gives no sign of life"),
+    ],
+)
+def test_a_task_that_is_queued_again_has_not_stopped(
+    state: str, listed: str, expected: str, squeue: Squeue, tmp_path: Path
+) -> None:
+    squeue(f"7_0|{listed}\n8|{listed}\n")
+    task(tmp_path, "t", state=state, scheduler_job="7_0", started=1.0)
+    note_job(tmp_path, "t", "7_0")
+    assert seen(tmp_path)["t"][0] == "queued"
+    assert expected in seen(tmp_path)["t"][1]
+    task(tmp_path, "shell", state="stopped", scheduler_job="8", started=1.0)
+    if listed.startswith("RUNNING"):
+        assert seen(tmp_path)["shell"][0] == "stopped", "Ctrl-C in a shell that SLURM started, which goes on"
+
+
+def test_a_process_is_known_by_more_than_its_number(tmp_path: Path) -> None:
+    mark = process_mark(os.getpid())
+    place, _, start = mark.rpartition(" ")
+    fresh = {"state": "running", "pid": os.getpid(), "heartbeat": time.time()}
+    task(tmp_path, "silent", **{**fresh, "process": mark, "heartbeat": 1.0})
+    silent(tmp_path, "silent")
+    task(tmp_path, "taken over", **{**fresh, "process": f"{place} {int(start) + 1}"})
+    task(tmp_path, "ended", **{**fresh, "process": mark, "pid": 2**22 + 1})
+    task(tmp_path, "other namespace", **{**fresh, "process": f"x {mark}", "pid": 2**22 + 1})
+    task(tmp_path, "clock behind", **{**fresh, "heartbeat": time.time() - 4000})
+    task(tmp_path, "clock ahead", **{**fresh, "heartbeat": time.time() + 4000})
+    silent(tmp_path, "clock ahead")
+    states = {name: state for name, (state, _) in seen(tmp_path).items()}
+    running = {name for name, state in states.items() if state == "running"}
+    assert running == {"silent", "other namespace", "clock behind"}, states
+
+
+def silent(run: Path, name: str) -> None:
+    """Let the file system's clock say that the task last wrote long ago."""
+    os.utime(TaskStatus.path(run, name), (1, 1))
 
 
 def test_a_slurm_that_does_not_answer_changes_nothing(squeue: Squeue, tmp_path: Path) -> None:
     squeue("")
-    assert waiting_jobs() is None
+    assert waiting_jobs(os.getuid()) is None
     task(tmp_path, "t", scheduler_job="7_0")
     assert seen(tmp_path) == {"t": ("queued", "")}
 
 
 def test_a_task_that_its_dead_command_queued_will_never_begin(squeue: Squeue, tmp_path: Path) -> None:
     squeue("")
-    task(tmp_path, "dead", host=platform.node(), pid=2**22 - 1)
-    task(tmp_path, "alive", host=platform.node(), pid=os.getpid())
-    task(tmp_path, "elsewhere", host="another", pid=2**22 - 1)
+    mark = process_mark(os.getpid())
+    task(tmp_path, "dead", pid=2**22 - 1, process=mark)
+    task(tmp_path, "alive", pid=os.getpid(), process=mark)
+    task(tmp_path, "elsewhere", pid=2**22 - 1, process=f"another {mark}")
     states = {name: state for name, (state, _) in seen(tmp_path).items()}
     assert states == {"dead": "stopped", "alive": "queued", "elsewhere": "queued"}

@@ -2,7 +2,6 @@
 
 import io
 import os
-import platform
 import shlex
 import shutil
 import signal
@@ -131,7 +130,7 @@ class Local(Launcher):
             while waiting or running:
                 while waiting and len(running) < parallel:
                     gpu = min(gpus, key=[used for used, _ in running.values()].count, default=None)
-                    # A task is `python -m`, which would import a random.py of the working directory before Python's own.
+                    # A task is `python -m`, which would import a random.py of the working directory.
                     safe_path = _environment({"PYTHONSAFEPATH": "1"})
                     with _stderr_in(logs(tasks) / "launcher.err"), safe_path:
                         process = executor.submit(RunJobs(work, gpu), waiting[0])
@@ -293,10 +292,10 @@ def queue(tasks: Sequence[Task]) -> list[Path]:
         job, status = share.job, status_of(share, "queued")
         if not share.replays:
             status.tokens_left = int(TokensLeft(share, {cell.cell_id: () for cell in lacking(share)}))
-        status.host, status.pid = platform.node(), os.getpid()
+        status.sign()
         path = task_status.TaskStatus.path(job.run_directory, status.task)
         with suppress(OSError, ValueError):
-            if task_status.TaskStatus.read(path).seen(time.time()) == "running":
+            if task_status.TaskStatus.read(path).seen(path) == "running":
                 continue
         with plain_disk_errors(job.run_directory):
             task_status.job_file(job.run_directory, status.task).unlink(missing_ok=True)
@@ -421,7 +420,8 @@ def _jobs_ahead(jobs: Sequence[Job]) -> list[str]:
                 if task.scheduler_job is None:
                     ahead[f"process {task.pid} on {task.host}"] = None
                     continue
-                waiting = [job for job in task_status.noted_jobs(directory, task.task) if job in (ask() or {})]
+                listed = ask(task_status.owner_of(directory, task.task)) or {}
+                waiting = [job for job in task_status.noted_jobs(directory, task.task) if job in listed]
                 ahead |= dict.fromkeys(job.partition("_")[0] for job in waiting or [task.scheduler_job])
     found = [job for job in ahead if job.isdigit()]
     if found:

@@ -1,6 +1,5 @@
 """The status files of a sweep's tasks, `<run_directory>/status/<task>.json`: their one writer and their one reader."""
 
-import getpass
 import json
 import os
 import platform
@@ -12,6 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -62,6 +62,7 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     heartbeat: Seconds = 0.0  # seconds since the epoch at the last sign of life
     host: str = ""
     pid: Count = 0
+    process: str = ""  # its `process_mark`
     scheduler_job: str | None = None
     tokens: Count = 0  # live ones, decoded since `started`
     pace: Seconds = 0.0  # live tokens per second over the last minute
@@ -84,16 +85,32 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     def path(run_directory: Path, task: str) -> Path:
         return run_directory / STATUS_FOLDER / f"{task}.json"
 
-    @property
-    def is_gone(self) -> bool:
-        """True if the process that wrote this status ran on this machine and has ended."""
-        return bool(self.pid) and self.host == platform.node() and not is_alive(self.pid)
+    def sign(self) -> None:
+        """Write down that this process is at work on the task."""
+        self.host, self.pid, self.process = platform.node(), os.getpid(), process_mark(os.getpid())
 
-    def seen(self, now: float) -> State:
-        """The state seen from outside: a task that says "running" without a sign of life has stopped."""
-        if self.state != "running":
+    @property
+    def lives(self) -> bool | None:
+        """Whether the process that wrote this status is at work; None where only its signs of life can say.
+
+        A process number says nothing on another machine, after a restart, or in another namespace, as of a container.
+        """
+        here = process_mark(os.getpid())
+        if not self.process or self.process.rpartition(" ")[0] != here.rpartition(" ")[0]:
+            return None
+        return process_mark(self.pid) == self.process
+
+    def seen(self, path: Path) -> State:
+        """The state seen from outside, of the status in this file.
+
+        A task that says "running" has stopped if its process has ended or, where this machine cannot know that, if it
+        gave no sign of life for LOST_AFTER_S, by the writer's clock and by that of the file system.
+        """
+        if self.state != "running" or self.lives:
             return self.state
-        return "stopped" if self.is_gone or now - self.heartbeat >= LOST_AFTER_S else "running"
+        now, signs = time.time(), [self.heartbeat, path.stat().st_mtime]
+        is_silent = all(abs(now - sign) >= LOST_AFTER_S for sign in signs)  # a clock may be ahead
+        return "stopped" if self.lives is False or is_silent else "running"
 
 
 def task_name(model: str, benchmark: str, cell_ids: Iterable[str], shard: str) -> str:
@@ -109,14 +126,14 @@ def policy_label(settings: Mapping[str, Any]) -> str:
     return " ".join([str(settings["name"]), *values])
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        pass
-    return True
+def process_mark(pid: int) -> str:
+    """What no other process has: the machine's start, the namespace of its number, its own start; "" for none."""
+    with suppress(OSError, IndexError):
+        # The third field from the name's end on is the state; a process that nobody has waited for is dead.
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return "" if state == "Z" else f"{machine} {Path('/proc/self/ns/pid').readlink()} {fields[18]}"
+    return ""
 
 
 def read_tasks(run_directory: Path, on_bad: Callable[[Path], object] = lambda path: None) -> list[TaskStatus]:
@@ -124,15 +141,15 @@ def read_tasks(run_directory: Path, on_bad: Callable[[Path], object] = lambda pa
 
     A task that waits has stopped if the command that queued it has ended on this machine without submitting it.
     """
-    now, tasks = time.time(), []
+    tasks = []
     for path in sorted((run_directory / STATUS_FOLDER).glob("*.json")):
         try:
             task = TaskStatus.read(path)
+            task.state = task.seen(path)
         except (ValueError, OSError, RecursionError):
             on_bad(path)
             continue
-        task.state = task.seen(now)
-        if task.state == "queued" and task.is_gone and not scheduler_jobs(run_directory, task):
+        if task.state == "queued" and task.lives is False and not scheduler_jobs(run_directory, task):
             task.state, task.error = "stopped", "the command that queued this task ended before the task began."
         tasks.append(task)
     return tasks
@@ -174,7 +191,7 @@ class Reporter:
 
     def __enter__(self) -> Self:
         self.status.state, self.status.error = "running", None
-        self.status.host, self.status.pid = platform.node(), os.getpid()
+        self.status.sign()
         array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
         # As squeue names the job.
         self.status.scheduler_job = f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
@@ -252,13 +269,14 @@ REASONS = {
 Queue = dict[str, tuple[str, str]]
 
 
-def waiting_jobs() -> Queue | None:
-    """This user's jobs in SLURM's queue by id, as 12_3: state and reason; None where SLURM cannot be asked."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        return None
-    said = _said_by("squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--user={user}")
+def owner_of(run_directory: Path, task: str) -> int:
+    """The number of the user who started a task."""
+    return TaskStatus.path(run_directory, task).stat().st_uid
+
+
+def waiting_jobs(owner: int) -> Queue | None:
+    """A user's jobs in SLURM's queue by id, as 12_3: state and reason; None where SLURM cannot be asked."""
+    said = _said_by("squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--user={owner}")
     if said is None:
         return None
     rows = [line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2]
@@ -285,36 +303,51 @@ def note_job(run_directory: Path, task: str, job: str) -> None:
     replace_text(job_file(run_directory, task), "".join(f"{one}\n" for one in noted))
 
 
-def tasks_now(run_directory: Path, ask: Callable[[], Queue | None] = waiting_jobs) -> list[TaskStatus]:
+def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_jobs) -> list[TaskStatus]:
     """Read the tasks of a run directory, and correct the state of those under SLURM by its queue, which `ask` returns.
 
-    A task that waits has the reason in `error`. A task whose job has left the queue has stopped.
+    A task that waits has the reason in `error`. A task whose job has left the queue has stopped, unless it still gives
+    signs of life: the number of a job may be left over from an earlier one.
     """
     tasks = read_tasks(run_directory)
     unfinished = [task for task in tasks if task.state not in ("done", "failed")]
     jobs = {task.task: found for task in unfinished if (found := scheduler_jobs(run_directory, task))}
-    queue = ask() if jobs else None
+    ask = cache(ask)
     for task in unfinished:
         if noted := jobs.get(task.task):
+            owner = owner_of(run_directory, task.task)
+            queue = ask(owner)
             task.scheduler_job = next((job for job in noted if job in (queue or {})), noted[-1])
-            if queue is not None:
-                _correct(run_directory, task, task.scheduler_job, queue.get(task.scheduler_job))
+            if (listed := (queue or {}).get(task.scheduler_job)) is not None:
+                _show_queue(run_directory, task, *listed)
+            # SLURM may hide the jobs of others.
+            elif queue is not None and (task.state == "stopped" or (task.state == "queued" and owner == os.getuid())):
+                _show_left(run_directory, task, task.scheduler_job)
     return tasks
 
 
-def _correct(run_directory: Path, task: TaskStatus, job: str, found: tuple[str, str] | None) -> None:
-    if found is None:
-        with suppress(ValueError, OSError):  # the task may have ended since its file was read
-            if (now := TaskStatus.read(TaskStatus.path(run_directory, task.task))).state not in ("queued", "running"):
-                task.state, task.error = now.state, now.error
-                return
-        began = "while it ran" if task.started else "before it began"
-        reason = f"job {job} left SLURM's queue {began}: cancelled, killed, out of time or memory, or its node is gone."
-        said = end_of(run_directory / LOGS / f"{job}_0_log.err")
-        task.state, task.error = "stopped", f"{reason} Its output ends:\n{said}" if said else reason
-    elif found[0] == "SUSPENDED":
+def _show_left(run_directory: Path, task: TaskStatus, job: str) -> None:
+    with suppress(ValueError, OSError):  # the task may have ended since its file was read
+        if (now := TaskStatus.read(TaskStatus.path(run_directory, task.task))).state not in ("queued", "running"):
+            task.state, task.error = now.state, now.error
+            return
+    began = "while it ran" if task.started else "before it began"
+    reason = f"job {job} left SLURM's queue {began}: cancelled, killed, out of time or memory, or its node is gone."
+    said = end_of(run_directory / LOGS / f"{job}_0_log.err")
+    task.state, task.error = "stopped", f"{reason} Its output ends:\n{said}" if said else reason
+
+
+def _show_queue(run_directory: Path, task: TaskStatus, state: str, reason: str) -> None:
+    """Give a task that is not at work the state of its job; a job that was queued again is not at its end."""
+    if state == "SUSPENDED":
         task.state, task.error = "queued", "suspended in SLURM: scontrol resume lets it go on."
-    elif found[0] in ("PENDING", "REQUEUED") and task.state != "running":
-        state, reason = found
+    elif task.state == "running":
+        return
+    elif state == "COMPLETING":
+        task.state, task.error = "queued", "completing in SLURM: the job ends, or it is queued again."
+    elif state in ("PENDING", "REQUEUED"):
         words = REASONS.get(reason.partition(",")[0].strip("()"), reason)
         task.state, task.error = "queued", f"{state.lower()} in SLURM: {words}."
+    elif task.scheduler_job in noted_jobs(run_directory, task.task):  # not a shell that SLURM started
+        silent = "and the task gives no sign of life: it begins, or its machine stands still"
+        task.state, task.error = "queued", f"{state.lower()} in SLURM, {silent}."

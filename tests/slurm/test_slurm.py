@@ -145,8 +145,8 @@ def status(run: Path, cluster: dict[str, str]) -> dict[str, Any]:
 
 
 def running_tasks(run: Path) -> list[TaskStatus]:
-    tasks = [TaskStatus.read(path) for path in (run / "status").glob("*.json")]
-    return [task for task in tasks if task.seen(time.time()) == "running"]
+    tasks = [(path, TaskStatus.read(path)) for path in (run / "status").glob("*.json")]
+    return [task for path, task in tasks if task.seen(path) == "running"]
 
 
 def stop_two_tasks(run: Path) -> set[int]:

@@ -27,7 +27,7 @@ from kvsweep.analysis.report.tables import fidelity_text, summary_table
 from kvsweep.analysis.statistics.sentences import analyse
 from kvsweep.errors import UserError
 from kvsweep.records import whole_sizes
-from kvsweep.task_status import CellProgress, TaskStatus
+from kvsweep.task_status import CellProgress, TaskStatus, process_mark
 from tests.program import report as main
 
 MakeCell = Callable[..., Path]
@@ -415,7 +415,7 @@ def test_a_running_sweep_shows_what_is_graded_so_far(tmp_path: Path, make_cell: 
         (3, 4, True, "*"),
         *[(2, 2, True, "*")] * 3,
     ]
-    write_task(run, [full, *cells], heartbeat=0.0, pid=2**22 + 1)
+    write_task(run, [full, *cells], process=process_mark(os.getpid()), pid=2**22 + 1)
     assert '<span class="state">stopped</span>' in page_of(run)
 
 

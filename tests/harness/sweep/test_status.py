@@ -18,7 +18,7 @@ from kvsweep.errors import UserError
 from kvsweep.harness.sweep import status
 from kvsweep.harness.sweep.status import read_sweep
 from kvsweep.records import Grade
-from kvsweep.task_status import CellProgress, Reporter, TaskStatus, policy_label, task_name
+from kvsweep.task_status import CellProgress, Reporter, TaskStatus, policy_label, process_mark, task_name
 from tests.program import status as main
 
 
@@ -38,7 +38,8 @@ def task(
 
 def alive(**more: Any) -> dict[str, Any]:
     now = time.time()
-    return {"host": platform.node(), "pid": os.getpid(), "started": now - 10, "heartbeat": now, **more}
+    mark = process_mark(os.getpid())
+    return {"host": platform.node(), "pid": os.getpid(), "process": mark, "started": now - 10, "heartbeat": now, **more}
 
 
 def mark_done(run: Path, cell_id: str, completions: int = 5) -> None:
@@ -55,7 +56,8 @@ def test_every_state_is_told_apart(tmp_path: Path) -> None:
     task(tmp_path, "queued", cells={"b": (0, 5)}, tokens_left=500)
     task(tmp_path, "failed", cells={"c": (1, 5)}, error="boom", **alive(pace=7.0, tokens_left=300))
     task(tmp_path, "running", cells={"d": (1, 5)}, **alive(pid=2**22 + 1, pace=7.0, tokens_left=300))
-    task(tmp_path, "running", cells={"e": (1, 5)}, **alive(host="elsewhere", heartbeat=time.time() - 1000))
+    lost = task(tmp_path, "running", cells={"e": (1, 5)}, **alive(process="elsewhere", heartbeat=time.time() - 1000))
+    os.utime(TaskStatus.path(tmp_path, lost.task), (1, 1))
     task(tmp_path, "done", cells={"f": (5, 5)}, **alive())
     mark_done(tmp_path, "f")
     sweep = read_sweep(tmp_path)
@@ -251,7 +253,7 @@ def test_a_reporter_tells_how_it_ended(tmp_path: Path, monkeypatch: pytest.Monke
         begun = TaskStatus.read(path).heartbeat
         while TaskStatus.read(path).tokens != 42 or TaskStatus.read(path).heartbeat == begun:
             time.sleep(0.005)
-        assert TaskStatus.read(path).seen(time.time()) == "running"
+        assert TaskStatus.read(path).seen(path) == "running"
         assert TaskStatus.read(path).cells["a"].finished == 1
         assert (TaskStatus.read(path).tokens_left, TaskStatus.read(path).pace) == (7, 0)
     ended = time.monotonic()
