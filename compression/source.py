@@ -36,7 +36,7 @@ def source_files(policy_class: type) -> dict[Path, str]:
         path = Path(inspect.getsourcefile(module) or "")
         if path in found:
             continue
-        text = path.read_text(encoding="utf-8")
+        text = importlib.util.decode_source(path.read_bytes())
         found[path] = _hash_of_code(text)
         if is_own(policy_class):
             waiting += [other for other in _imported(text, module) if _belongs(other, policy_class)]

@@ -13,7 +13,6 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -217,11 +216,6 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
             # Hydra takes no KEY=VALUE behind an option that follows another one.
             sys.argv = [typed[0], *sorted(words, key=_is_option_or_its_value)]
             hydra.main(version_base="1.3", config_path=str(settings.CONF), config_name="config")(collect_typed)()
-        except (HydraException, BrokenPipeError):  # some of Hydra's errors are an OSError as well
-            raise
-        except OSError as error:
-            reason = f"results_dir cannot be written to ({error.strerror})"
-            raise UserError(f"{reason}: set results_dir= elsewhere.") from error
         finally:
             sys.argv = typed
 

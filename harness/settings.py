@@ -11,9 +11,11 @@ import inspect
 import re
 import sys
 import textwrap
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import yaml
@@ -39,24 +41,33 @@ _BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum
 
 def own_folder() -> Path | None:
     """The folder ./conf if `kvsweep init` made it: its choices stand beside those of the package."""
-    folder = Path.cwd() / "conf"
+    try:
+        folder = Path.cwd() / "conf"
+    except FileNotFoundError:  # it was deleted
+        return None
     return folder if (folder / "kvsweep.yaml").is_file() else None
 
 
 def conf_files(group: str) -> dict[str, Path]:
     """The YAML files of a group of the configuration by name, those of one's own folder too."""
-    files = {path.stem: path for path in (CONF / group).glob("*.yaml")} | own_conf_files(group)
+    files = {path.stem: path for path in _yaml_files(CONF / group)} | own_conf_files(group)
     return dict(sorted(files.items()))
 
 
 def own_conf_files(group: str) -> dict[str, Path]:
     """The YAML files of a group in one's own folder, by name; one that a shipped file has too raises a UserError."""
     own = own_folder()
-    files = sorted((own / group).glob("*.yaml")) if own else []
+    files = _yaml_files(own / group) if own else []
     for path in files:
         if (CONF / group / path.name).exists():
             raise UserError(f"{path} has the name of a shipped file, which would be taken in its place: rename it.")
     return {path.stem: path for path in files}
+
+
+def _yaml_files(folder: Path, *, below: bool = False) -> list[Path]:
+    """The YAML files of a folder, or of those below it too; hidden ones, as editors leave them, are no choices."""
+    found = folder.rglob("*.yaml") if below else folder.glob("*.yaml")
+    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
 def choices(group: str) -> list[str]:
@@ -68,7 +79,7 @@ def own_overrides() -> list[str]:
     own = own_folder()
     if own is None:
         return []
-    for path in sorted(own.rglob("*.yaml")):
+    for path in _yaml_files(own, below=True):
         _check_yaml(path)
     import_from(str(own.parent))
     return [f"hydra.searchpath=[{quoted(f'file://{own}')}]"]
@@ -113,9 +124,31 @@ def target_classes(section: str) -> list[type]:
     texts = [path.read_text() for path in conf_files(section).values()]
     found = []
     for path in sorted({target for text in texts for target in re.findall(r"^_target_: *(\S+)", text, re.MULTILINE)}):
-        module, _, name = path.rpartition(".")
-        with suppress(ImportError, AttributeError, ValueError):
-            found.append(getattr(importlib.import_module(module), name))
+        with suppress(ImportError, AttributeError):
+            found.append(getattr(_import(path), path.rpartition(".")[2]))
+    return found
+
+
+def _import(target: str) -> ModuleType:
+    """The module of the class that a `_target_` names.
+
+    Raises an ImportError that says what is wrong, with the file and line (its `path`) of a mistake in the user's code.
+    """
+    module = target.rpartition(".")[0]
+    try:
+        found = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SyntaxError):
+            raise ImportError(f"{error.filename}:{error.lineno}: {error.msg}", path=error.filename) from error
+        frames = [f"{one.filename}:{one.lineno}" for one in traceback.extract_tb(error.__traceback__)]
+        inside = [place for place in frames if not place.startswith(("<", __file__, importlib.__file__))]
+        if not inside:  # there is no such module
+            raise ImportError(str(error)) from error
+        raise ImportError(f"{inside[-1]}: {type(error).__name__}: {error}", path=inside[-1]) from error
+    if own := own_folder():
+        file, taken = own.parent / f"{module.replace('.', '/')}.py", getattr(found, "__file__", None) or "Python's own"
+        if file.is_file() and not taken.startswith(str(own.parent)):
+            raise ImportError(f"{taken} is taken in place of {file}, so rename that file")
     return found
 
 
@@ -182,12 +215,12 @@ def build_target(section: str, node: DictConfig | Mapping[str, Any], base: type)
 def target_class(section: str, node: DictConfig | Mapping[str, Any], base: type) -> type[Any]:
     """The dataclass that `_target_` of a section names; a UserError where it is no `base`."""
     path = str(node.get("_target_"))
-    module, _, name = path.rpartition(".")
     wanted = f"name a dataclass that extends {base.__module__}.{base.__qualname__}"
     try:
-        found = getattr(importlib.import_module(module), name, None)
-    except (ImportError, ValueError) as error:  # the empty text is no module's name
-        raise UserError(f"{section}._target_={path} cannot be imported ({error}): {wanted}.") from error
+        found = getattr(_import(path), path.rpartition(".")[2], None)
+    except ImportError as error:
+        mend = "correct that line" if error.path else wanted
+        raise UserError(f"{section}._target_={path} cannot be imported ({error}): {mend}.") from error
     if not (inspect.isclass(found) and issubclass(found, base) and dataclasses.is_dataclass(found)):
         raise UserError(f"{section}._target_={path} is no {section}: {wanted}.")
     return found
@@ -232,7 +265,10 @@ def plain_config_errors() -> Iterator[None]:
         own, _, mistake = str(error).partition("UserError raised while resolving interpolation: ")
         if mistake:
             raise UserError(mistake.split("\n")[0]) from error
-        if mistyped := re.match("Could not override '(.+?)'", own):
+        if mistyped := re.search("Could not override '(.+?)'", own):
+            if "@" in mistyped[1]:
+                mend = "begin the experiment's file with the line `# @package _global_`"
+                raise UserError(f"{mistyped[1]} is no setting: {mend}.") from error
             raise UserError(_unknown_key(mistyped[1])) from error
         if choice := re.search("Could not find '([^/']+)/(.+?)'", own):
             raise UserError(unknown_choice(choice[1], choice[2])) from error
@@ -246,7 +282,14 @@ def plain_config_errors() -> Iterator[None]:
 
 def unknown_choice(group: str, name: str, key: str | None = None) -> str:
     """The sentence for a name that a group of the configuration lacks; `key` is what named it, if not the group."""
-    names = choices(group)
+    inner, _, rest = name.rpartition("/")
+    if group == "hydra":
+        return f"hydra/{inner}={rest} is unknown: Hydra's own parts are there, and no plugin of that name is installed."
+    if inner in ("model", "benchmark", "policy", "launcher", "tracker", "decoding", "prompt", "engine"):
+        return f"conf/{group} names {inner}: {rest} in its defaults: write `- override /{inner}: {rest}` there."
+    own, names = own_folder(), choices(group)
+    if own and (file := own / group / f"{name}.yml").is_file():
+        return f"{key or group}={name} is unknown: name {file} {name}.yaml."
     return f"{key or group}={name} is unknown: {did_you_mean(name, names)}Choose from {', '.join(names)}."
 
 

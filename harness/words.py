@@ -59,6 +59,8 @@ def _hydra_word(word: str, hints: Hints, multirun: bool) -> str:
         raise UserError(
             f"{word} is a launcher of Hydra's: give launcher=local or launcher=slurm, which start the tasks."
         )
+    if key == "hydra.sweeper.params" or (plus and key.startswith("hydra.sweeper.params")):
+        raise UserError(f"{word} is the form of a file: write -m KEY=A,B on the command line.")
     if key.startswith("hydra"):
         return word
     kind = _kind_of(key, hints)

@@ -62,6 +62,18 @@ def test_an_end_in_one_sentence(
     assert capsys.readouterr().err == f"kvsweep x: error: {sentence}\n"
 
 
+def test_a_working_directory_that_was_deleted_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SystemExit) as ended, one_sentence("kvsweep x"):
+        Path("x").absolute()
+    assert ended.value.code == BAD_INPUT
+    assert capsys.readouterr().err.startswith("kvsweep x: error: the working directory was deleted")
+
+
 @pytest.mark.parametrize("error", [ValueError("a bug"), FileNotFoundError(errno.ENOENT, "a bug")])
 def test_other_errors_keep_their_traceback(error: Exception) -> None:
     with pytest.raises(type(error), match="a bug"), one_sentence("kvsweep x"):

@@ -1,5 +1,6 @@
 """Workers: a call that hangs, crashes or fills the memory costs its own result alone, and no process is left over."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -208,3 +209,12 @@ def test_a_worker_that_does_not_start_is_an_error_and_no_worker_is_left(monkeypa
         with pytest.raises(RuntimeError, match="no worker process started"):
             workers.map(abs, [(-1,)])
         assert set(multiprocessing.active_children()) <= others
+
+
+def test_a_machine_without_shared_locks_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", lacking)
+    with pytest.raises(UserError, match=r"^/dev/shm, .* cannot be used \(Read-only file system\)"):
+        Workers()

@@ -75,6 +75,8 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
     except OSError as error:
         if error.errno == errno.ENOMEM:
             _end(program, _TOO_SMALL, FAILED)
+        if error.errno == errno.ENOENT and not _has_working_directory():
+            _end(program, "the working directory was deleted: cd to a folder that is there.", BAD_INPUT)
         if error.errno not in _MENDABLE:
             raise
         place = f"{error.filename}: " if error.filename else ""
@@ -94,6 +96,13 @@ def _end(program: str, sentence: str, code: int) -> NoReturn:
     except OSError:
         _drop_stdout()
     sys.exit(code)
+
+
+def _has_working_directory() -> bool:
+    try:
+        return bool(os.getcwd())  # noqa: PTH109
+    except FileNotFoundError:
+        return False
 
 
 def _drop_stdout() -> None:

@@ -35,9 +35,7 @@ def plain_disk_errors(directory: Path) -> Iterator[None]:
     except UserError:
         raise
     except OSError as error:
-        place = directory
-        if isinstance(error, IsADirectoryError):  # a folder stands where the file belongs
-            place = error.filename2 or error.filename or directory
+        place = error.filename2 or error.filename or directory
         mend = "make room or set results_dir= elsewhere, then run the same command again"
         stays = "what is stored stays and is not made anew"
         raise UserError(f"{place} cannot be written to ({error.strerror}): {mend}; {stays}.") from error

@@ -33,6 +33,7 @@ class Workers:
             raise UserError(f"workers={workers} must be 1 or more; leave it out for the default of 2.")
         if not 0 < timeout_s < float("inf"):
             raise UserError(f"timeout={timeout_s} must be a number of seconds above 0; leave it out for 5.")
+        _check_semaphores()
         self._workers, self._timeout_s = workers, timeout_s
         self._pool: ProcessPool | None = None
         self._lock = threading.Lock()
@@ -93,6 +94,15 @@ class Workers:
                     raise UserError(f"no worker process can start ({error}): {mend}.") from error
                 self._pool = pool
             return self._pool
+
+
+def _check_semaphores() -> None:
+    """Refuse a machine on which processes can share no lock, before hours of work that would end there."""
+    try:
+        multiprocessing.get_context("fork").Lock()  # starts no process
+    except OSError as error:
+        place = f"/dev/shm, where worker processes share locks, cannot be used ({error.strerror})"
+        raise UserError(f"{place}: mount it writable and with room (docker's --shm-size).") from error
 
 
 def _end(pool: ProcessPool) -> None:

@@ -1,5 +1,6 @@
 """A section of the configuration becomes its dataclass, or one sentence that names the value and the allowed range."""
 
+import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +13,18 @@ from pydantic import Field
 
 from kvsweep.compression.policies.baselines import Window
 from kvsweep.compression.policy import Policy
+from kvsweep.compression.source import code_hash
 from kvsweep.errors import UserError
 from kvsweep.harness.command import init
-from kvsweep.harness.settings import build, build_target, compose_config, plain_config_errors, target_classes
+from kvsweep.harness.settings import (
+    build,
+    build_target,
+    choices,
+    compose_config,
+    plain_config_errors,
+    target_class,
+    target_classes,
+)
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.launch import Slurm
 from kvsweep.harness.words import hydra_words
@@ -220,6 +230,90 @@ def test_a_file_of_the_users_own_folder(
     with pytest.raises(UserError) as caught:
         compose_config("experiment=odd")
     assert str(caught.value).startswith(f"{path}{fault}" if fault[0] == ":" else f"{path} {fault.lstrip()}")
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    init(tmp_path / "own")
+    monkeypatch.chdir(tmp_path / "own")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for name in ("my_policies", "math"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.invalidate_caches()
+    return tmp_path / "own"
+
+
+def test_hidden_files_of_editors_and_file_systems_are_no_choices(own: Path) -> None:
+    (own / "conf/experiment/.#mine.yaml").symlink_to("me@machine.4711:1")
+    (own / "conf/experiment/._mine.yaml").write_bytes(b"\x00\x05\x16\x07")
+    (own / "conf/experiment/.ipynb_checkpoints").mkdir()
+    (own / "conf/experiment/.ipynb_checkpoints/mine-checkpoint.yaml").write_text("seed:\t- 1\n\tx: 2\n")
+    assert compose_config("experiment=mine").run_name == "mine"
+    assert not [name for name in choices("experiment") if name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("slip", "words"),
+    [
+        ("def broken(:", "my_policies.py:{}: "),
+        ("x = undefined_name", "my_policies.py:{}: NameError"),
+        ("raise ValueError('not yet')", "my_policies.py:{}: ValueError: not yet"),
+        ("import no_such_module", "my_policies.py:{}: ModuleNotFoundError"),
+        ("raise SystemExit(3)", "my_policies.py:{}: SystemExit: 3"),
+    ],
+)
+def test_a_slip_in_ones_own_code_has_file_and_line(own: Path, slip: str, words: str) -> None:
+    path = own / "my_policies.py"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, slip]) + "\n")
+    section = compose_config("policy=spread").policy
+    with pytest.raises(UserError) as caught:
+        build_target("policy", section, Policy)
+    assert f"{own}/{words.format(len(lines) + 1)}" in str(caught.value)
+    assert str(caught.value).endswith(": correct that line.")
+
+
+@pytest.mark.parametrize("head", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# J\xf6rg\n"])
+def test_ones_own_code_is_read_as_python_reads_it(own: Path, head: bytes) -> None:
+    path = own / "my_policies.py"
+    before = code_hash(target_class("policy", compose_config("policy=spread").policy, Policy))
+    path.write_bytes(head + path.read_bytes())
+    del sys.modules["my_policies"]
+    assert code_hash(target_class("policy", compose_config("policy=spread").policy, Policy)) == before
+
+
+def test_ones_own_file_with_the_name_of_pythons_is_named(own: Path) -> None:
+    (own / "statistics.py").write_text((own / "my_policies.py").read_text())
+    with pytest.raises(UserError, match=rf"statistics\.py is taken in place of {own}/statistics\.py, so rename"):
+        build_target("policy", {"_target_": "statistics.Spread"}, Policy)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("# @package _global_\ndefaults:\n  - /benchmark: mine\n", "use 'override benchmark: mine'"),
+        ("# @package _global_\ndefaults:\n  - benchmark: mine\n", "write `- override /benchmark: mine` there."),
+        ("defaults:\n  - override /benchmark: mine\n", "with the line `# @package _global_`."),
+    ],
+)
+def test_a_usual_slip_in_ones_own_experiment_has_its_way_out(own: Path, text: str, words: str) -> None:
+    (own / "conf/experiment/odd.yaml").write_text(text)
+    with pytest.raises(UserError) as caught, plain_config_errors():
+        compose_config("experiment=odd")
+    assert words in str(caught.value)
+
+
+def test_another_ending_of_yaml_and_a_sweeper_that_is_not_there(own: Path) -> None:
+    (own / "conf/experiment/odd.yml").write_text("seed: 1\n")
+    words = {
+        "experiment=odd": f"name {own}/conf/experiment/odd.yml odd.yaml.",
+        "hydra/sweeper=optuna": "no plugin of that",
+    }
+    for word, way_out in words.items():
+        with pytest.raises(UserError, match=f"^{word} is unknown: ") as caught, plain_config_errors():
+            compose_config(word)
+        assert way_out in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["my dir", "Jörg", "a,b=c", "x(1)", "ha#sh", "per%cent", "it's", 'qu"ote', "$x", "~"])

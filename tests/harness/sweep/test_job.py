@@ -226,8 +226,8 @@ def test_results_in_a_place_that_is_no_folder(
     (tmp_path / "file").write_text("")
     ended = kvsweep(*options, *tiny, *tiny_policy, f"results_dir={tmp_path / 'file'}")
     message = sentence_after_progress(ended)
-    assert "cannot be written to (Not a directory)" in message
-    assert "results_dir" in message
+    assert message.startswith(f"{tmp_path / 'file'}")
+    assert "Not a directory" in message
 
 
 def sentence_after_progress(ended: Any) -> str:
