@@ -7,7 +7,10 @@ from typing import NamedTuple
 
 
 class Language(NamedTuple):
-    """Patterns of the words around an answer: "the right answer is the option B"; `wrong` denies it."""
+    """Patterns of the words around an answer: "the right answer is the option B".
+
+    `wrong` denies it: anywhere before it in its clause, or with `$` right before it.
+    """
 
     answer: str
     right: str
@@ -28,11 +31,11 @@ LANGUAGES = {
                              "det|den", "alternativ(?:et)?", "väljer|velger|vælger"),
     "French": Language("réponse", "bonne|correcte|finale|exacte|juste", "mauvaise|fausse|incorrecte|pas", "est|serait",
                        "la|le", "l['’]option|option|choix|proposition|lettre", "choisis"),
-    "Spanish": Language("respuesta", "correcta|final|acertada", "incorrecta|equivocada|errónea|falsa", "es|sería",
-                        "la|el", "opción|alternativa|letra", "elijo|escojo"),
+    "Spanish": Language("respuesta", "correcta|final|acertada", r"incorrecta|equivocada|errónea|falsa|no\s*$",
+                        "es|sería", "la|el", "opción|alternativa|letra", "elijo|escojo"),
     "Portuguese": Language("resposta", "correta|correcta|certa|final", "errada|incorreta|não", "é|será|seria", "a|o",
                            "opção|alternativa|letra", "escolho"),
-    "Italian": Language("risposta", "corretta|esatta|giusta|finale", "sbagliata|errata", "è|sarebbe", "la|il",
+    "Italian": Language("risposta", "corretta|esatta|giusta|finale", r"sbagliata|errata|non\s*$", "è|sarebbe", "la|il",
                         "opzione|alternativa|lettera", "scelgo"),
     "Romanian": Language("răspuns(?:ul)?", "corect|final", "greșit|nu", "este", "", "varianta|opțiunea", "aleg"),
     "Polish": Language("odpowied(?:ź|zią)", "prawidłow[aą]|poprawn[aą]", "błędna|nie", "to|jest|brzmi", "", "opcja",
@@ -47,15 +50,16 @@ LANGUAGES = {
     "Hungarian": Language("válasz", "helyes", "helytelen|nem", "az?", "", "lehetőség", "választom"),
     "Vietnamese": Language("đáp án|câu trả lời", "đúng|cuối cùng|chính xác", "sai|không", "là", "",
                            "lựa chọn|phương án", "chọn"),
-    "Indonesian": Language("jawaban(?:nya)?", "(?:yang )?(?:benar|tepat)|akhir", "salah|bukan", "adalah|ialah", "",
-                           "pilihan|opsi", "memilih"),
+    "Indonesian": Language("jawaban(?:nya)?", "(?:yang )?(?:benar|tepat)|akhir", r"salah|bukan|tidak\s*$",
+                           "adalah|ialah", "", "pilihan|opsi", "memilih"),
     "Hindi": Language("उत्तर|जवाब", "सही|अंतिम", "गलत|नहीं", "है|होगा", "", "विकल्प", "चुनता हूँ"),
-    "Arabic": Language("الإجابة|الجواب", "الصحيحة?|النهائية?", "الخاطئة?|ليست?", "ه[يو]", "", "الخيار|الحرف", "أختار"),
+    "Arabic": Language("الإجابة|الجواب", "الصحيحة?|النهائية?", r"الخاطئة?|ليست?|لا\s*$", "ه[يو]", "",
+                       "الخيار|الحرف", "أختار"),
 }  # fmt: skip
 # Languages that write no spaces between these words.
 UNSPACED = {
-    "Chinese": Language("答案", "正确|正確|最终|最終", "错误|錯誤|不是|并非|排除", "应?[该該]?(?:是|为|為|选|選)", "",
-                        "选项|選項", "[选選][择擇]?"),
+    "Chinese": Language("答案", "正确|正確|最终|最終", "错误|錯誤|不是|并非|排除|不[能会可]?(?:应该)?$",
+                        "应?[该該]?(?:是|为|為|选|選)", "", "选项|選項", "[选選][择擇]?"),
     "Japanese": Language("答え|正解|解答", "正しい|最終的?な?", "間違った|誤った|ではな", "は", "", "選択肢", ""),
     "Korean": Language("정답|답", "올바른|최종", "틀린|잘못된|아니", "은|는", "", "선택지|보기", ""),
 }  # fmt: skip
@@ -97,7 +101,7 @@ def _stems(pattern: str) -> tuple[str, ...]:
 
 
 class _Plain(dict[int, str]):
-    """Letters, digits and brackets of other widths, fonts and scripts as plain ones, by Unicode's own tables.
+    """Letters, digits, brackets and points of other widths, fonts and scripts as plain ones, by Unicode's own tables.
 
     Letterlike symbols have meanings of their own: ℝ is no R.
     """
@@ -107,7 +111,7 @@ class _Plain(dict[int, str]):
         form, *parts = unicodedata.decomposition(char).split() or [""]
         if form in ("<wide>", "<narrow>", "<font>", "<circle>") and not 0x2100 <= code < 0x2150:
             plain = "".join(chr(int(part, 16)) for part in parts)
-            plain = plain if plain.isalnum() else {"(": " (", ")": ")", "[": "[", "]": "]"}.get(plain, char)
+            plain = plain if plain.isalnum() else {"(": " (", ")": ")", "[": "[", "]": "]", ".": "."}.get(plain, char)
         elif unicodedata.decimal(char, None) is not None:
             plain = str(unicodedata.decimal(char))
         self[code] = plain

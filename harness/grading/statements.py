@@ -131,7 +131,7 @@ _IMAGINED = re.compile(r"\b(?:if|had|were)\b(?=.*\bwould\b)", re.I | re.S)
 _TAKES_BACK = re.compile(r"\b(?:wait|hmm|actually)\b", re.I)
 _CHECKS = re.compile(r"\b(?:but|alternatively|let(?:'s| me (?!know)))\b", re.I)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\\$*<(])|(?<=[。！？])|\n\s*\n|\n(?=[A-Z*#<-])")
-_CLAUSE_START = re.compile(r"[.!?;:,\n](?:\s|$)")
+_CLAUSE_START = re.compile(r"[.!?;:,\n](?:\s|$)|[。！？；：，、]")
 _GOES_ON = re.compile(r",?\s+(?:which|because|since|where|so|not|as|but)\b|\s+[(—–]\s*[a-z]{3}")
 _ENDS = (*".!)]}*$>",)  # what a text ends with that does not break off
 _MARKS = " \t\n*-✅✓✔"

@@ -176,6 +176,7 @@ PAIRS = (
             ("B", "因此，正确选项是B。"), ("B", "所以答案是B。"), ("B", "正解はBです。"), ("B", "정답은 B입니다."),
             ("B", "Đáp án đúng là B."), ("B", "Svaret är B."), ("B", "Jawaban yang benar adalah B."), ("B", "选B。"),
             ("B", "La respuesta es la opción (B)."), ("B", "L'option correcte est B."), ("B", "Ich wähle B."),
+            ("B", "A不是素数，所以答案是B。"), ("B", "排除A、C、D，选B．"), ("B", "Como no hay fricción, la respuesta es B."),
             # Words that deny in one language are names in another.
             ("B", "Since $x \\ne 0$ the answer is B."), ("B", "For a frequency \\nu the correct option is B."),
         ),
@@ -183,6 +184,7 @@ PAIRS = (
             ("B", "Die Antwort ist nicht B."), ("B", "La réponse n'est pas B."), ("B", "La respuesta no es B."),
             ("B", "答案不是B。"), ("B", "Ответ не B."), ("B", "Die falsche Antwort ist B."), ("B", "错误答案：B"),
             ("B", "La risposta non è B."), ("B", "A resposta não é B."), ("B", "Svaret är inte B."), ("C", "选B。"),
+            ("B", "我不选B。"), ("B", "不应该选B。"), ("B", "No elijo B."), ("B", "Non scelgo B."), ("B", "Saya tidak memilih B."),
         ),
     ),
     Pairs(
