@@ -54,6 +54,7 @@ def test_help_fits_one_screen(script: str, columns: str, call: Run, monkeypatch:
     lines = ended.out.rstrip("\n").split("\n")
     assert f"{script} " in lines[0]
     assert len(lines) <= 60
+    assert all(line.isprintable() for line in lines)
     assert max(map(len, lines)) <= 110
 
 

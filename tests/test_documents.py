@@ -250,6 +250,19 @@ def test_the_table_of_policies_has_them_all() -> None:
         p.stem for p in CONF.glob("policy/dynts_*.yaml")
     }
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []
+    papers = re.findall(r"^\| `\w+`.*? \(\[\d{4}\.\d{5}\]", text, re.MULTILINE)
+    assert len(papers) == 1 + 19  # DynTS, and the 19 of the first lines
+    assert "21 other methods (19 of papers, the newest tokens, and chance)" in text
+
+
+def test_the_page_of_choices_has_every_benchmark_and_experiment() -> None:
+    page = (ROOT / "docs/choices.md").read_text()
+    for group, heading in (("benchmark", "Benchmarks"), ("experiment", "Experiments")):
+        table = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+        named = re.findall(
+            r"`(\w+)`", " ".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
+        )
+        assert sorted(named) == sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
 # --- Python and YAML ----------------------------------------------------------------------------------------

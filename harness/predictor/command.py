@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,16 @@ def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
         entry = {"stage": stage, "seconds": seconds, "outcome": outcome, **describe_process()}
         with (out / "provenance.jsonl").open("a") as file:
             file.write(json.dumps(entry) + "\n")
-        print(f"{stage}: {seconds} s, {json.dumps(outcome)}", flush=True)
+        print(f"{stage}: {seconds} s; {_words(outcome)}", flush=True)
+        if "head" in outcome:
+            name = settings.model.name
+            print(f"next: kvsweep model={name} policy=dynts model.predictor={outcome['head']}", flush=True)
+
+
+def _words(outcome: Mapping[str, Any]) -> str:
+    """The numbers and paths of a stage in one line, those of an inner mapping behind its name."""
+    pairs = ((name, _words(value) if isinstance(value, dict) else value) for name, value in outcome.items())
+    return ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in pairs)
 
 
 def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], LoadedModel]) -> dict[str, Any]:

@@ -243,6 +243,5 @@ def _warn_of_lost_questions(cells: Sequence[Cell], longest: int) -> None:
     pinned = [c.policy for c in cells if isinstance(c.policy, BudgetPolicy) and c.policy.question_rule == "pinned"]
     rooms = [room for policy in pinned if (room := policy.size - policy.newest_kept) < longest]
     if rooms:
-        fewer = f"keep fewer tokens beside the newest (from {min(rooms)}) than the longest question has ({longest})"
-        lost = "so question tokens are evicted too, as the published rule has it; policy.question=on_top keeps them"
-        print(f"note: {len(rooms)} of {len(cells)} cells pin the question and {fewer}, {lost}.", file=sys.stderr)
+        short = f"in {len(rooms)} of {len(cells)} cells a pinned question ({longest} tokens) has room for {min(rooms)}"
+        print(f"note: {short}: it is evicted too; policy.question=on_top keeps it.", file=sys.stderr)

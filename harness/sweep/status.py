@@ -303,6 +303,8 @@ def _share(sweep: SweepStatus) -> str:
 
 
 def _left(sweep: SweepStatus) -> str:
+    if sweep.state == "stopped":
+        return "nothing runs"
     left = "unknown" if sweep.seconds_left is None else timedelta(seconds=round(sweep.seconds_left))
     return f"left {left}" + (f", {sweep.tokens_per_second:.0f} tokens/s" if sweep.tokens_per_second else "")
 

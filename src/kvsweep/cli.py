@@ -29,7 +29,7 @@ _DIR = "DIR"
 _HEAD = """\
 kvsweep sweeps KV-cache compression of reasoning models: it decodes, grades and tests every setting.
 
-kvsweep -m experiment=demo launcher=local    a sweep of the embedded models, about a minute
+kvsweep -m experiment=demo launcher=local    a sweep of the embedded models, about two minutes
 kvsweep report results/runs/demo             its heatmaps and numbers, one HTML file
 kvsweep init DIR                             a folder of your own: a policy, problems and a sweep to change
 

@@ -70,6 +70,13 @@ def test_every_state_is_told_apart(tmp_path: Path) -> None:
     assert sorted(next(iter(t.cells)) for t in sweep.failed) == ["c", "d", "e"]
 
 
+def test_of_a_stopped_sweep_no_time_is_left_to_tell(tmp_path: Path, kvsweep: Callable[..., Any]) -> None:
+    task(tmp_path, "failed", cells={"c": (1, 5)}, error="boom", **alive(pace=7.0, tokens_left=300))
+    ended = kvsweep("status", str(tmp_path))
+    assert "nothing runs" in ended.out
+    assert "left " not in ended.out
+
+
 def test_a_done_that_never_came_is_not_done(tmp_path: Path) -> None:
     """The scheduler's COMPLETED, or our own word: without DONE the cell is not there."""
     task(tmp_path, "done", cells={"a": (5, 5)}, **alive())
