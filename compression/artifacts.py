@@ -5,7 +5,9 @@ model, and what else its maker recorded. Reading a card does not import torch.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 from kvsweep.files import digests, read_file, replace_text, replacing
 from kvsweep.kernels.implementation import Tensor
 
+_PLANNING: ContextVar[bool] = ContextVar("planning", default=False)
 _FLOATS, _IDS = ("F16", "BF16", "F32", "F64"), ("I64",)
 
 
@@ -23,9 +26,21 @@ def file_of(place: str | Path) -> Path:
     return path if path.suffix == ".safetensors" else path / "predictor.safetensors"
 
 
+@contextmanager
+def planning() -> Iterator[None]:
+    """Let policies lack artifacts that are not set, while a sweep is only estimated."""
+    token = _PLANNING.set(True)
+    try:
+        yield
+    finally:
+        _PLANNING.reset(token)
+
+
 def check(kind: str, place: str | None, maker: str) -> None:
     """Refuse a setting `policy.KIND` that names no artifact of its kind; `maker` is the command that makes one."""
     if place is None:
+        if _PLANNING.get():
+            return
         mend = f"make it with `{maker}` and name its place, or choose a policy that needs none"
         raise ValueError(f"policy.{kind} is not set and this model comes with none: {mend}.")
     if not file_of(place).is_file():

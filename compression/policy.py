@@ -187,7 +187,7 @@ class Policy(ABC):
     def files(self) -> dict[Path, str]:
         """The files of tensors that the policy reads, and the Python files of a user's policy, each with a hash."""
         code = source_files(type(self)) if is_own(type(self)) else {}
-        return code | {artifacts.file_of(place): artifacts.digest(place) for place in self._artifacts.values()}
+        return code | {artifacts.file_of(place): artifacts.digest(place) for place in self.placed.values()}
 
     def identity(self) -> dict[str, Any]:
         """Everything about the policy that can change a completion, for `cell_id`.
@@ -195,19 +195,26 @@ class Policy(ABC):
         An artifact stands by its contents, and a user's class by its name and a hash of its code. The package's own
         policies have no code here, so that an update keeps the ids; see `CellStore.begin_pass`.
         """
-        digests = {kind: artifacts.digest(place) for kind, place in self._artifacts.items()}
+        digests = {kind: artifacts.digest(place) for kind, place in self.placed.items()}
         cls = type(self)
         named = {"class": f"{cls.__module__}.{cls.__qualname__} {code_hash(cls)}"} if is_own(cls) else {}
         return dataclasses.asdict(self) | digests | named
 
     def load_artifacts(self) -> None:
         """Read the artifacts; raises ValueError where one holds numbers that are none of its kind."""
-        for place in self._artifacts.values():
+        for place in self.placed.values():
             artifacts.load_once(place)
 
     @property
-    def _artifacts(self) -> dict[str, str]:
-        return {kind: getattr(self, kind) for kind in self.ARTIFACTS}
+    def placed(self) -> dict[str, str]:
+        """The settings that name an artifact, each with its place."""
+        places = {kind: getattr(self, kind) for kind in self.ARTIFACTS}
+        return {kind: place for kind, place in places.items() if place is not None}
+
+    @property
+    def lacking(self) -> dict[str, str]:
+        """The settings whose artifact is not set, each with the command that makes one; only of `planning`."""
+        return {kind: maker for kind, maker in self.ARTIFACTS.items() if getattr(self, kind) is None}
 
 
 class SelectionError(ValueError):

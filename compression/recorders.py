@@ -127,6 +127,8 @@ class ScoreRecorder(RowRecorder):
 
 
 def importance_recorder(signal: PredictedImportance, cache: Slots) -> ScoreRecorder:
+    if cache.device.type == "meta":  # only a slot's bytes are counted, and the head may not be there yet
+        return ScoreRecorder(torch.Tensor.sum, cache)
     predictor = load_predictor(signal.directory, dtype=cache.shape.dtype).to(cache.device)
     return ScoreRecorder(partial(predictor, linear=cache.linear), cache)
 

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvsweep.command_line import check_engine
+from kvsweep.compression import artifacts
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.harness import settings
@@ -59,7 +61,8 @@ def sweep(words: Sequence[str]) -> None:
     # Hydra would refuse an option that is not its own.
     dry_run = "--dry-run" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--dry-run"]
-    jobs, launcher, plan = collect_jobs()
+    with artifacts.planning() if dry_run else nullcontext():
+        jobs, launcher, plan = collect_jobs()
     if not jobs:  # Hydra only printed something, as for -cjob
         return
     if dry_run:

@@ -177,14 +177,21 @@ def describe(shares: Sequence[Share]) -> str:
     parts = f" in {len(shares)} parts" if len(shares) > len(jobs) else ""
     total = f"{counted(len(jobs), 'job')}{parts}, {counted(len(cells), 'cell')}"
     here = card_here() if any(share.job.spec and not share.job.card for share in shares) else None
-    texts, hours = zip(*(_describe_share(share, here) for share in shares), strict=True)
+    first = {(share.job.run_directory, share.job.name): share for share in reversed(shares)}
+    told = [_describe_share(share, here, whole=share in first.values()) for share in shares]
+    texts, hours, tokens = zip(*told, strict=True)
     known = [one for one in hours if one is not None]
     together = f", {_priced(sum(known), shares[0].job)} in all" if len(known) == len(shares) > 1 else ""
-    return "\n".join([*texts, f"{total}{together}; nothing was run (--dry-run)."])
+    completions = sum(len(share.pairs) * len(share.job.cells) for share in shares)
+    left = f"{counted(completions, 'completion')}, {sum(tokens):.3g} tokens left to decode"
+    return "\n".join([*texts, f"{total}, {left}{together}; nothing was run (--dry-run)."])
 
 
-def _describe_share(share: Share, here: Card | None) -> tuple[str, float | None]:
-    """What there is to say of a share, and its hours on the job's card, or else on that of this machine."""
+def _describe_share(share: Share, here: Card | None, *, whole: bool) -> tuple[str, float | None, float]:
+    """What there is to say of a share, its hours on the job's card, or else on that of this machine, and its tokens.
+
+    `whole`: with what all shards of a job have in common.
+    """
     job, pairs, unfinished, cells = share.job, set(share.pairs), lacking(share), len(share.job.cells)
     missing = {cell.cell_id: len(pairs - stored_pairs(job.run_directory / cell.cell_id)) for cell in unfinished}
     question, (known, size) = _question_tokens(job), stored_texts(job)
@@ -198,11 +205,23 @@ def _describe_share(share: Share, here: Card | None) -> tuple[str, float | None]
     elif pace := measured_pace(job, job.cells):
         time = f"time: {sum(left) / pace / 3600:.2f} hours at {pace:.0f} tokens/s"
     fewer = f"{saving(lengths, [fork for group in groups for fork in group.forks]):.2f} times fewer than cell by cell"
-    return (
-        f"{job.name}, shard {job.shard}: {counted(cells, 'cell')} ({cells - len(unfinished)} done) of "
-        f"{counted(len(pairs), 'completion')}\n{_borrowed(job)}  memory: {_memory(job, question)}\n{_sizes(job)}"
-        f"  left to decode: {sum(left):.3g} tokens ({source}), {fewer}\n  {time}{disk}{_power(job)}"
-    ), hours
+    head = f"{job.name}, shard {job.shard}: {counted(cells, 'cell')} ({cells - len(unfinished)} done) of "
+    common, chances = (_common(job, question), _power(job)) if whole else ("", "")
+    tokens = f"left to decode: {sum(left):.3g} tokens ({source}), {fewer}"
+    text = f"{head}{counted(len(pairs), 'completion')}\n{common}  {tokens}\n  {time}{disk}{chances}"
+    return text, hours, sum(left)
+
+
+def _common(job: Job, question: int) -> str:
+    """Lines on what all shards of a job have in common: policies, what they lack, memory, sizes."""
+    names = Counter(cell.policy.name for cell in job.cells)
+    policies = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in names.items())
+    lacks = {(kind, maker) for cell in job.cells for kind, maker in cell.policy.lacking.items()}
+    lines = [
+        f"  lacking: policy.{kind}, which `{maker}` makes; without it the sweep is refused" for kind, maker in lacks
+    ]
+    lines = [f"  policies: {policies}", *sorted(lines), f"  memory: {_memory(job, question)}"]
+    return _borrowed(job) + "".join(f"{line}\n" for line in lines) + _sizes(job)
 
 
 def _tokens_of(groups: Sequence[Group], lengths: Sequence[int], missing: Mapping[str, int]) -> list[float]:

@@ -327,7 +327,7 @@ def check_tags(model: ModelConfig, policies: Sequence[Policy]) -> None:
 
 def check_predictors(model: ModelConfig, spec: ModelSpec, policies: Sequence[Policy]) -> None:
     """Refuse artifacts that were made for another model."""
-    for kind, place in sorted({(kind, getattr(policy, kind)) for policy in policies for kind in policy.ARTIFACTS}):
+    for kind, place in sorted({one for policy in policies for one in policy.placed.items()}):
         if other := other_model(artifacts.read_card(kind, place), model, spec):
             mend = f"give one made for this model (`kvsweep predictor`), or take policy=window, which needs no {kind}"
             yours = "model.name=NAME model.title=TITLE name a model of your own"

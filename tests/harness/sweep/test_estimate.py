@@ -1,6 +1,7 @@
 """The estimate of --dry-run against the work that the engine then did."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,23 @@ def test_the_command_measures_what_is_there(kvsweep: Callable[..., Any], tiny: l
     assert f"left to decode: {float(written):.3g} tokens" in ended.out, "one of two draws is stored"
     assert "tokens/s; disk:" in ended.out
     assert "(1 done)" in kvsweep(*arguments, "--dry-run").out
+
+
+@pytest.mark.parametrize("card", [[], ["card=h100"]])
+def test_a_sweep_is_estimated_before_its_head_is_made(card: list[str], kvsweep: Any, tmp_path: Path) -> None:
+    """Without the head the estimate is that with the head; the sweep itself is refused."""
+    words = ["policy=dynts", "grid.policy=[full,dynts]", "grid.keep_ratio=[0.2,0.4]", f"results_dir={tmp_path}", *card]
+    words += ["launcher=local", "launcher.shards=2"]
+    known, lacking = (kvsweep(*words, *head, "--dry-run") for head in ((), ("model.predictor=null",)))
+    assert (known.code, lacking.code) == (0, 0)
+    lines = lacking.out.splitlines()
+    [said] = [line for line in lines if "lacking" in line]
+    assert "policy.predictor, which `kvsweep predictor train` makes" in said
+    assert [line for line in lines if line != said] == known.out.splitlines()
+    assert "  policies: full, dynts (2)" in lines
+    each = [float(number) for number in re.findall(r"left to decode: (\S+) tokens", lacking.out)]
+    assert len(each) == 2
+    assert float(re.findall(r"(\S+) tokens left to decode", lines[-1])[0]) == pytest.approx(sum(each), rel=0.01)
+    ended = kvsweep(*words[:-2], "model.predictor=null")
+    assert ended.code == 2
+    assert not any(tmp_path.iterdir())
