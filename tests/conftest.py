@@ -370,3 +370,12 @@ def write_problems(tmp_path: Path) -> Callable[[Iterable[dict[str, Any]]], Path]
         return path
 
     return write
+
+
+@pytest.fixture
+def no_own_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No `my_policies` of another test's folder is imported, or can be found, before and after the test."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not Path(path, "my_policies.py").is_file()])
+    sys.modules.pop("my_policies", None)
+    yield
+    sys.modules.pop("my_policies", None)

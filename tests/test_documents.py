@@ -373,13 +373,10 @@ def test_the_policy_of_the_page_works_as_printed(
 
 
 @pytest.fixture
-def own_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_own_module: None) -> Path:
     """A folder of `kvsweep init` with the classes of docs/your_policy.md, each with its YAML."""
     init(tmp_path / "own")
     monkeypatch.chdir(tmp_path / "own")
-    # The module of a folder before this one would be imported in its place.
-    monkeypatch.delitem(sys.modules, "my_policies", raising=False)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if not Path(path, "my_policies.py").is_file()])
     Path("my_policies.py").write_text(the_block("python", "class Fading(BudgetPolicy)"))
     Path("conf/policy/spread.yaml").unlink()
     printed = the_block("yaml", "name: fading") + "\n"

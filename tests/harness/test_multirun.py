@@ -74,7 +74,11 @@ def test_jobs_that_share_some_cells(dry_run: Callable[..., Any]) -> None:
     ],
 )
 def test_words_and_options_in_any_order(
-    words: list[str], kvsweep: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    kvsweep: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_own_module: None,
 ) -> None:
     init(tmp_path / "mine")
     monkeypatch.chdir(tmp_path / "mine")
