@@ -76,6 +76,7 @@ def run_page(
         "questions": [(TITLES[place], MEANINGS[place]) for place in places],
         # All but the costs, which have a section, and the heatmaps, which the page has as buttons.
         "pictures": [one for one in pictures if not one.name.startswith(("cost", "heatmap", "difference"))],
+        "heatmaps": [one for one in pictures if one.name.startswith(("heatmap", "difference"))],
         "costs": [one for one in pictures if one.name.startswith("cost")],
         "cheapest": [
             f"{model_title(metrics, model)}: {cheapest_in_words(settings_by_bytes(metrics, model))}"
@@ -295,7 +296,7 @@ def _shortened(lines: list[str]) -> list[str]:
 def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
     """Names and values that describe the run, from the cells first and then from their provenance."""
     problems = run.completions.groupby("cell_id", observed=True)["problem_id"].nunique()
-    counted = metrics.assign(count=metrics["cell_id"].map(problems).fillna(0))
+    counted = metrics.assign(count=metrics["cell_id"].map(problems).fillna(metrics["problems"]))
     benchmarks = counted.groupby("benchmark_title", sort=False)["count"].max()
     facts = [
         ("models", _listed(metrics["model_title"])),

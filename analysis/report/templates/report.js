@@ -1,7 +1,7 @@
 "use strict";
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
 const cells = new Map(), arrived = new Map(), files = read("files"), allCells = read("cell-data"), names = Object.fromEntries(allCells.map((cell) => [cell.cell_id, cell]));
-const drill = document.getElementById("drill");
+const drill = document.getElementById("drill"), nonce = document.currentScript.nonce;
 let turn = null;
 const shown = 200;
 
@@ -17,7 +17,8 @@ const fileOf = (id) => new Promise((resolve) => {
   const script = document.createElement("script");
   arrived.set(id, resolve);
   script.src = files[id];
-  script.onerror = () => { drill.append(make("p", `${files[id]} is not beside this page.`, "alert")); };
+  script.nonce = nonce;
+  script.onerror = () => { drill.append(make("p", `${files[id]} cannot be loaded: it belongs beside this page, and the server has to hand it out.`, "alert")); };
   document.head.append(script);
 });
 

@@ -1,10 +1,14 @@
 """The report as a reader sees it, in headless Chromium."""
 
 import csv
+import http.server
 import json
 import re
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +59,62 @@ def run(tmp_path: Path, make_cell: MakeCell) -> Path:
             "".join(json.dumps({"schema": 1, **problem}) + "\n" for problem in problems)
         )
     return tmp_path / "run"
+
+
+@contextmanager
+def served(folder: Path, policy: str = "") -> Iterator[str]:
+    """The address of a web server that shows a folder, with a Content-Security-Policy of its own if one is given."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def end_headers(self) -> None:
+            if policy:
+                self.send_header("Content-Security-Policy", policy)
+            super().end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_files_beside_the_page_are_read_over_http_too(run: Path, browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsweep.analysis.report.drilldown.MAX_EMBEDDED_BYTES", 0)
+    page = build_report(run)
+    with served(page.parent) as address:
+        browser.get(f"{address}/report.html")
+        opened = browser.execute_async_script(
+            """const done = arguments[0];
+            document.querySelector("table.heatmap td button.cell").click();
+            const look = () => {
+              const shown = document.querySelector("#drill .pair, #drill .alert");
+              shown ? done(document.getElementById("drill").innerText) : setTimeout(look, 20);
+            };
+            look();"""
+        )
+    assert "DynTS 0.1 / 48" in opened
+    assert "cannot be loaded" not in opened
+
+
+def test_the_page_without_scripts_has_its_pictures_and_says_what_lacks(run: Path, browser: Any) -> None:
+    page = build_report(run)
+    # As Jenkins shows the pages of a build, but for the pictures' addresses.
+    policy = "sandbox allow-same-origin; default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    with served(page.parent, policy) as address:
+        browser.get(f"{address}/report.html")
+        [said] = browser.find_elements("css selector", "main noscript > p")
+        pictures = browser.find_elements("css selector", "main noscript img")
+        assert said.text.startswith("Scripts are off here")
+        assert pictures
+        assert all(picture.is_displayed() for picture in pictures)
+        assert not [one for one in browser.find_elements("css selector", ".screen, .bar") if one.is_displayed()]
+    assert any("'allow-scripts' permission is not set" in entry["message"] for entry in browser.get_log("browser"))
 
 
 @pytest.mark.parametrize("embedded", [True, False])

@@ -43,6 +43,16 @@ def formats(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr("kvsweep.analysis.figures.style.FORMATS", ("svg",))
 
 
+def test_a_page_of_scores_has_the_problems_of_its_table(tmp_path: Path) -> None:
+    problems = {"easy": 30, "hard": 198}
+    rows = [f"m,{name},p,{ratio},500,5000,{count},2,50" for name, count in problems.items() for ratio in (0.1, 0.2)]
+    heads = "model,benchmark,policy,keep_ratio,local_window,budget,problems,draws,pass_at_1"
+    (tmp_path / "s.csv").write_text("\n".join([heads, *rows]) + "\n")
+    main([str(tmp_path / "s.csv"), "--output", str(tmp_path / "page")])
+    html = (tmp_path / "page/report.html").read_text()
+    assert all(f"{name} ({count} problems)" in html for name, count in problems.items())
+
+
 def test_one_cell_alone(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1], [0], [1], [1]])
     page = build_report(tmp_path / "run")
