@@ -214,3 +214,14 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_leaves_are_named_by_their_path():
     assert dict(leaves({"a": {"b": 1, "c": {}}, "d": [2]})) == {"a.b": 1, "d": [2]}
+
+
+def test_line_ends_that_git_changed_are_no_part_of_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "grades.jsonl"
+    row = Grade(problem_id="p", draw=0, answer="1", gold="1", outcome="correct", correct=1)
+    append_row(path, row)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert [*read_rows(path, Grade)] == [row]
+    path.write_bytes(path.read_bytes().replace(b'"1"', b'"2"'))
+    with pytest.raises(UserError, match="was edited"):
+        [*read_rows(path, Grade)]

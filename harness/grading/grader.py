@@ -1,5 +1,6 @@
 """From a cell's completions to its grades: a pass without a model that can be repeated, judged in worker processes."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +9,7 @@ from typing import Any
 
 from kvsweep import records
 from kvsweep.command_line import counted
-from kvsweep.errors import UserError
+from kvsweep.errors import BrokenCell, OtherSchemaError, UserError
 from kvsweep.files import locked, make_folder, replace_text
 from kvsweep.harness.grading.answers import ANSWER_KINDS, AnswerKind, Job, Verdict, canonical_gold, judge
 from kvsweep.records import CELL_FILE, OUTCOMES, PROBLEMS_FILE, Completion, Grade, Outcome, Problem, Shard, shard_files
@@ -80,7 +81,7 @@ class Grader(Workers):
                 mend = "restore it, or delete the folder and run the cell again"
                 raise UserError(f"{stored} holds problem {problem_id!r}, and {records.PROBLEMS_FILE} does not; {mend}.")
         path = directory / shard.file(LENIENT_GRADES_FILE if lenient else records.GRADES_FILE)
-        old = {row.key: row for row in records.latest_rows([path], Grade)}
+        old, is_whole = _stored_grades(path)
 
         def counts(row: Grade) -> bool:
             fits = row.key in completions and row.rule == standard.id and row.gold == golds[row.problem_id]
@@ -91,12 +92,13 @@ class Grader(Workers):
         missing = [completion for key, completion in completions.items() if key not in grades]
         grades |= {row.key: row for row in self.grade(missing, standard)}
         ordered = [grades[key] for key in completions]
-        if ordered != list(old.values()):
+        if not is_whole or ordered != list(old.values()):
             make_folder(directory)
             with locked(path):
                 # A sweep that runs may have graded more completions meanwhile.
-                now = {row.key: row for row in records.latest_rows([path], Grade)}
-                newer = [row for key, row in now.items() if key not in grades and old.get(key) != row]
+                newer = [
+                    row for key, row in _stored_grades(path)[0].items() if key not in grades and old.get(key) != row
+                ]
                 replace_text(path, "".join(row.to_line(directory) for row in (*ordered, *newer)))
         return CellSummary(graded=len(missing), outcomes=Counter(row.outcome for row in ordered))
 
@@ -130,6 +132,15 @@ class Grader(Workers):
                 f"  stated in  {verdict.place}\n  extracted  {verdict.answer}\n  gold       {gold}\n"
                 f"  compared   {verdict.forms[0]}\n  with       {verdict.forms[1]}\n  decided by {verdict.rule}"
             )
+
+
+def _stored_grades(path: Path) -> tuple[dict[records.Pair, Grade], bool]:
+    """The grades of a file by pair, and whether it holds nothing else: what is broken follows from the texts anew."""
+    broken = list[records.BadLine]()
+    try:
+        return {row.key: row for row in records.latest_rows([path], Grade, on_bad=broken.append)}, not broken
+    except OtherSchemaError:
+        return {}, False
 
 
 def standard_of(cell: Mapping[str, Any], golds: dict[str, str], *, lenient: bool = False) -> Standard:
@@ -176,9 +187,19 @@ def grade(directory: Path, *, workers: int, timeout: float, regrade: bool, lenie
 def _cells(root: Path) -> list[Path]:
     if not root.is_dir():
         raise UserError(f"{root} is no folder; give the folder of a run, such as results/runs/demo.")
-    cells = sorted(path.parent for path in root.rglob(CELL_FILE))
+    cells, others = list[Path](), list[BrokenCell]()
+    for path in sorted(root.rglob(CELL_FILE)):
+        try:
+            records.read_cell(path.parent)
+        except BrokenCell as error:  # as a copy beside the cell is one, which no reader counts
+            others.append(error)
+        else:
+            cells.append(path.parent)
     if not cells:
-        raise UserError(f"{root} holds no folder with a {CELL_FILE}, so no cell; give the folder of a run.")
+        missing = UserError(f"{root} holds no folder with a {CELL_FILE}, so no cell; give the folder of a run.")
+        raise others[0] if others else missing
+    for other in others:
+        print(f"note: left out: {other}", file=sys.stderr)
     return cells
 
 

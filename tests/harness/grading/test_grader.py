@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +311,29 @@ class TestCell:
         assert grader.grade_cell(cell).graded == 0
         assert [row.draw for row in read_grades(cell)] == [1]
 
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda data: data.replace(b"\n", b"\r\n"),
+            lambda data: data + b"{broken}\n",
+            lambda data: b'{"schema": 1}\n' + data,
+            lambda data: b"{}\n" + data,
+            lambda data: data.replace(b'"schema":1', b'"schema":2'),
+            lambda data: data.replace(b'"correct":1', b'"correct":0'),
+            lambda data: b"\x00" * len(data),
+        ],
+    )
+    def test_damaged_grades_stop_nothing(
+        self, tmp_path: Path, grader: Grader, damage: Callable[[bytes], bytes]
+    ) -> None:
+        cell = write_cell(tmp_path / "cell", [completion(boxed(5)), completion(boxed(5), draw=1)], {"p": "5"})
+        grader.grade_cell(cell)
+        path = cell / "grades.jsonl"
+        whole = path.read_bytes()
+        path.write_bytes(damage(whole))
+        grader.grade_cell(cell)
+        assert path.read_bytes().replace(b"\r", b"") == whole
+
     def test_a_cell_without_completions_has_no_grades(self, tmp_path: Path, grader: Grader) -> None:
         cell = write_cell(tmp_path / "cell", [], {})
         assert grader.grade_cell(cell).rows == 0
@@ -325,8 +348,6 @@ class TestCell:
             ("problems.jsonl", '{"schema": 1, "id": "p"}\n', "problems.jsonl row 1"),
             ("completions.jsonl", '{broken}\n{"schema": 1}\n', "completions.jsonl:1"),
             ("completions.jsonl", '{"schema": 1, "problem_id": "p"}\n', "completions.jsonl row 1"),
-            ("grades.jsonl", '{"schema": 1}\n', "grades.jsonl row 1"),
-            ("grades.jsonl", "{}\n", "grades.jsonl:1 has no schema"),
             ("cell.yaml", None, "cell.yaml"),
             ("cell.yaml", "schema: 1\nbenchmark: {name: x}\n", "answer_kind"),
             ("cell.yaml", "]\n", "describes no cell"),
