@@ -30,6 +30,7 @@ from kvsweep.command_line import (
 from kvsweep.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
+PATH = f"{ROOT / 'src'}:{ROOT}"
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b1m\x7f\u202egnp.exe\u2028\ud83d"
 SHOWN = "\\x1b]0;owned\\x07\\x1b[2J\\x9b1m\\x7f\\u202egnp.exe\\u2028\\ud83d"
 MEND = "mend that or name another folder, then run the same command again."
@@ -60,6 +61,27 @@ def test_an_end_in_one_sentence(
         raise error
     assert ended.value.code == code
     assert capsys.readouterr().err == f"kvsweep x: error: {sentence}\n"
+
+
+def test_a_terminal_that_has_closed_is_no_error_of_the_command() -> None:
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "w") as terminal:
+        stream = VisibleStream(terminal)
+        os.close(master)
+        stream.write("x\n")
+        stream.flush()
+        with pytest.raises(OSError, match="Input/output error"):
+            terminal.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), slave)  # so that it can be closed
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&-"])
+def test_streams_that_were_closed_have_their_numbers(closed: str, tmp_path: Path) -> None:
+    code = "import os\nfrom kvsweep.command_line import one_sentence\nwith one_sentence('x'):\n"
+    code += f"    file = open({str(tmp_path / 'f')!r}, 'w')\n    print(file.fileno() > 2, os.dup(0) > 2, os.dup(2) > 2)"
+    command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | {"PYTHONPATH": PATH})
+    assert ended.stdout == "True True True\n", ended.stderr
 
 
 def test_a_working_directory_that_was_deleted_is_named(

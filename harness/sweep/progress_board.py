@@ -49,7 +49,8 @@ class Board:
     def _follow(self) -> None:
         try:
             # A process that lacks memory loses its board first; of the sweep itself the sweep speaks.
-            with suppress(MemoryError):
+            # A terminal may close under it.
+            with suppress(MemoryError, OSError):
                 self._show()
         finally:
             self._is_shown.set()  # after an error too, for which the sweep need not wait

@@ -50,6 +50,7 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
     SIGTERM and SIGHUP the same sentence, TERMINATED and HUNG_UP. A stdout that is or gets closed has FAILED and no
     sentence, also where the body ends with a status of its own. Other errors pass.
     """
+    _open_closed_streams()
     if sys.stdout is None:  # Python's value where stdout was closed before the process started, as by `>&-`
         sys.stdout = _closed_stdout()
     guard_streams()
@@ -110,6 +111,17 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _open_closed_streams() -> None:
+    """Give a stdin or stderr that was closed, as by `2>&-`, the null device: a file would get its number otherwise."""
+    for number, name, mode in ((0, "stdin", "r"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number)
+            if null != number:
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+
+
 def _closed_stdout() -> TextIO:
     """A stdout whose reader has gone. It has stdout's number, which a file that is opened later would get otherwise."""
     reader, writer = os.pipe()
@@ -139,11 +151,12 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 class VisibleStream:
     """A text stream that writes `visible` text to another stream, and is that stream in every other respect.
 
-    A carriage return stays only at the start of a write, where a progress bar has it.
+    A terminal that has closed takes no more words, and the command that was disowned goes on. A carriage return stays
+    only at the start of a write, where a progress bar has it.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream, self._is_terminal = stream, stream.isatty()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -155,8 +168,21 @@ class VisibleStream:
 
     def write(self, text: str) -> int:
         start = "\r" if text.startswith("\r") else ""
-        self._stream.write(start + visible(text.removeprefix(start)))
+        with self._while_there():
+            self._stream.write(start + visible(text.removeprefix(start)))
         return len(text)
+
+    def flush(self) -> None:
+        with self._while_there():
+            self._stream.flush()
+
+    @contextmanager
+    def _while_there(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not (self._is_terminal and error.errno == errno.EIO):
+                raise
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
