@@ -51,7 +51,7 @@ def sweep(words: Sequence[str]) -> None:
         raise UserError(f"{rerun} is no option here: provenance.json of a cell has the command to run again.")
     sys.argv = ["kvsweep", *words]
     # Without this Hydra prints its own errors and exits with code 1.
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     if not SHOWS.isdisjoint(argument.partition("=")[0] for argument in sys.argv[1:]):
         try:
             _compose(lambda config: None)

@@ -43,6 +43,8 @@ def hydra_words(words: Sequence[str], targets: Callable[[str], Sequence[type]], 
 
 
 def _hydra_word(word: str, hints: Hints, multirun: bool) -> str:
+    if word.endswith("\r"):  # of a script that Windows wrote
+        raise UserError(f"{word[:-1]}\\r ends in a carriage return: save the script with the line ends of Unix.")
     if word.startswith("-"):
         return word
     if word.startswith("~"):

@@ -121,11 +121,12 @@ class Local(Launcher):
         executor.update_parameters(timeout_min=60 * 24 * 365)
         waiting, running, failed = list(tasks), dict[submitit.Job[None], tuple[str | None, Task]](), 0
         gpus = _gpus_for([share.job for task in tasks for share in task])
-        parallel = self.parallel or len(gpus) or os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))  # those that this process was granted
+        parallel = self.parallel or len(gpus) or cores
         if gpus:
             print(f"launcher=local: {parallel} at once on {counted(len(gpus), 'GPU')}: {', '.join(gpus)}")
         # The processes share the cores; a process with more threads than cores is many times slower than one thread.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // min(parallel, len(tasks)))))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // min(parallel, len(tasks)))))
         try:
             while waiting or running:
                 while waiting and len(running) < parallel:

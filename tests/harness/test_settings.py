@@ -99,6 +99,11 @@ def test_a_target_that_is_a_policy() -> None:
     assert build_target("policy", {"_target_": path, **settings}, Policy) == Window(**settings)
 
 
+def test_a_word_of_a_script_with_windows_line_ends() -> None:
+    with pytest.raises(UserError, match=r"^policy=full\\r ends in a carriage return"):
+        hydra_words(["policy=full\r"], target_classes, multirun=False)
+
+
 UNREADABLE = """cannot be read: write '{0}="TEXT"' for a text, '{0}=[A,B]' for a list, within the shell's quotes."""
 TEXTS = ["1e5", "1_000", "1.50", "1e400", "12345e7", "00123", "null", "true", "ü", "½#", "\u2028", "[x]", "{a: 1}"]
 TEXTS += ["a b", "a,b", "lr=0.1,bs=2/p.jsonl", "a b(1)/x", "it's", 'a"b', "a\\", 'a\\"b', "x:y", "%"]
