@@ -96,7 +96,7 @@ def stated_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> Statement
         stated = Statement("the last number", re.findall(r"-?[0-9][0-9,.]*+|$", part)[-2:][0])
     if stated and kind == "integer":
         boxed = {parse_integer(value) for value in stated.value.split(", ")}  # 70 and 070 in two boxes are one answer
-        same = boxed.pop() if len(boxed) == 1 else parse_integer(stated.value)
+        same = parse_integer(stated.value) or (boxed.pop() if len(boxed) == 1 else None)
         stated = stated._replace(value=same or stated.value)
     return stated if stated and stated.value else None
 

@@ -177,8 +177,11 @@ def describe(shares: Sequence[Share]) -> str:
     parts = f" in {len(shares)} parts" if len(shares) > len(jobs) else ""
     total = f"{counted(len(jobs), 'job')}{parts}, {counted(len(cells), 'cell')}"
     here = card_here() if any(share.job.spec and not share.job.card for share in shares) else None
-    first = {(share.job.run_directory, share.job.name): share for share in reversed(shares)}
-    told = [_describe_share(share, here, whole=share in first.values()) for share in shares]
+    seen, told = set[tuple[str, ...]](), []
+    for share in shares:
+        own = (str(share.job.run_directory), *(cell.cell_id for cell in share.job.cells))
+        told.append(_describe_share(share, here, whole=own not in seen))
+        seen.add(own)
     texts, hours, tokens = zip(*told, strict=True)
     known = [one for one in hours if one is not None]
     together = f", {_priced(sum(known), shares[0].job)} in all" if len(known) == len(shares) > 1 else ""

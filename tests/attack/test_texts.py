@@ -203,6 +203,7 @@ def test_meaning(
     field: Field,
     kvsweep: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
+    no_own_module: None,
 ) -> None:
     """Of inputs that mean something else and their sound siblings, the former are refused and the latter are not."""
     place = field.scratch / "own"

@@ -80,6 +80,7 @@ def test_the_steps(tmp_path):
         ("full", True, False, True),
         ("window", True, False, False),
         ("window", True, False, True),
+        ("window", True, True, True),
     ]
     for row in rows:
         assert (row["evictions"] > 0) == (row["policy"] != "full"), row

@@ -70,7 +70,7 @@ SMALL = Sizes(
     most=4,
     question=8,
     limit=200,
-    steps=8,
+    steps=20,
     widths=(64, 32),
     policy={"keep_ratio": 0.4, "local_window": 16, "budget": 64},
 )
