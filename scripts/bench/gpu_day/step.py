@@ -70,7 +70,7 @@ SMALL = Sizes(
     most=4,
     question=8,
     limit=200,
-    steps=20,
+    steps=8,
     widths=(64, 32),
     policy={"keep_ratio": 0.4, "local_window": 16, "budget": 64},
 )
@@ -238,7 +238,7 @@ def clocked(engine: Engine, steps: int) -> dict[str, Any]:
     clock.settle()
     found |= {f"{name}_ms": 1000 * (getattr(clock, name) - seconds) / steps for name, seconds in before.items()}
     found |= {"call_ms_median": statistics.median(calls), "call_ms_most": max(calls)}
-    return found | {"steps": steps, "evictions": evictions(engine) - evicted}
+    return found | {"steps": steps, "evictions": evictions(engine) - evicted, "evictions_before": evicted - begun}
 
 
 def evictions(engine: Engine) -> int:
