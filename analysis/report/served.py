@@ -36,10 +36,10 @@ def other_prompts(run: Run) -> list[str]:
 
 def cut_by_server(run: Run) -> list[str]:
     """A sentence for each server that cut texts off before `decoding.max_new_tokens`."""
-    texts = _texts(run)
+    texts, early = _texts(run), cut_early(run)
     sentences = []
     for cell_id, ours in texts.groupby("cell_id", sort=False, observed=True):
-        cut = ours[cut_early(run).reindex(ours["row"]).to_numpy()]
+        cut = ours[early.reindex(ours["row"]).to_numpy()]
         if len(cut):
             limit = _limit(run, str(cell_id))
             room = ours["prompt_tokens"].max() + limit

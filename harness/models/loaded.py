@@ -179,31 +179,32 @@ class LoadedModel:
         if self.think_end_id is not None:
             return ids.index(self.think_end_id) if self.think_end_id in ids else None
         # A tag of several tokens may begin and end within one: the number of whole tokens in the text before it.
-        found = self.decode(ids).find(self.config.think_end) if self.config.think_end else -1
-        return None if found < 0 else self._tokens_within(ids, found)
+        text = self.decode(ids)
+        found = text.find(self.config.think_end) if self.config.think_end else -1
+        return None if found < 0 else self._tokens_within(ids, text, found)
 
     def tag_tokens(self, ids: list[int], thinking: int) -> int:
         """Tokens of the tag behind a thinking of so many tokens, up to its end; 1 where there is no such tag."""
         if self.think_end_id is not None or self.config.think_end is None or thinking == len(ids):
             return 1
-        end = self.decode(ids).find(self.config.think_end) + len(self.config.think_end)
-        return self._whole(ids, self._tokens_within(ids, end - 1) + 1)[0] - thinking
+        text = self.decode(ids)
+        end = text.find(self.config.think_end) + len(self.config.think_end)
+        return self._whole(ids, text, self._tokens_within(ids, text, end - 1) + 1)[0] - thinking
 
-    def _tokens_within(self, ids: list[int], chars: int) -> int:
-        """The most tokens from the start whose text is one of so many of the text's first characters, or fewer."""
+    def _tokens_within(self, ids: list[int], text: str, chars: int) -> int:
+        """The most tokens from the start of a text that are so many of its first characters, or fewer."""
         low, high = 0, len(ids)
         while low < high:
             middle = (low + high + 1) // 2
-            count, length = self._whole(ids, middle)
+            count, length = self._whole(ids, text, middle)
             low, high = (count, high) if length <= chars else (low, middle - 1)
         return low
 
-    def _whole(self, ids: list[int], count: int) -> tuple[int, int]:
+    def _whole(self, ids: list[int], text: str, count: int) -> tuple[int, int]:
         """Tokens, as few as `count` or more, whose characters the text begins with, and how many characters these are.
 
         A character may be several tokens, and what a part of these decodes to is nothing of the text.
         """
-        text = self.decode(ids)
         parts = ((size, self.decode(ids[:size])) for size in range(count, len(ids) + 1))
         return next((size, len(part)) for size, part in parts if text.startswith(part))
 

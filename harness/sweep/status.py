@@ -274,9 +274,9 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     if len(panels) > 1:
         counts.insert(0, f"{sum(panels)} of {len(panels)} panels")
     counts += [f"{states[state]} {state}" for state in ("running", "queued", "stopped", "failed") if states[state]]
-    done, wanted = sweep.finished + sweep.replayed, sweep.expected + sweep.to_replay
+    done, wanted = _stored(sweep)
     bar = Table.grid(padding=(0, 1))
-    bar.add_row(ProgressBar(total=max(wanted, 1), completed=done, width=30), _share(sweep))
+    bar.add_row(ProgressBar(total=wanted, completed=done, width=30), _share(sweep))
     return Group(
         bar,
         ", ".join(counts),
@@ -292,14 +292,19 @@ def sentence(sweep: SweepStatus) -> str:
     return visible("; ".join([f"{_share(sweep)}, {_left(sweep)}", *scores]))
 
 
+def _stored(sweep: SweepStatus) -> tuple[int, int]:
+    """Completions and replayed texts that are stored, and that there will be, at least 1."""
+    return sweep.finished + sweep.replayed, max(1, sweep.expected + sweep.to_replay)
+
+
 def _share(sweep: SweepStatus) -> str:
-    done, wanted = sweep.finished + sweep.replayed, sweep.expected + sweep.to_replay
+    done, wanted = _stored(sweep)
     replayed = f", {sweep.replayed} of {counted(sweep.to_replay, 'text')} replayed" if sweep.to_replay else ""
     # Until the first text ends, which takes minutes, the tokens show that the sweep goes on.
     tokens = sum(task.tokens for task in sweep.tasks if task.state == "running")
     begun = f", {tokens:,} tokens of texts that go on" if tokens and not sweep.finished else ""
     completions = f"{sweep.finished} of {counted(sweep.expected, 'completion')}"
-    return f"{percent(done / max(wanted, 1))}%, {completions}{replayed}{begun}"
+    return f"{percent(done / wanted)}%, {completions}{replayed}{begun}"
 
 
 def _left(sweep: SweepStatus) -> str:
