@@ -22,6 +22,7 @@ from kvsweep.compression import artifacts
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.harness import settings
+from kvsweep.harness.overrides import hydra_overrides
 from kvsweep.harness.rounds import ReplayPlan, run
 from kvsweep.harness.sweep.estimate import describe
 from kvsweep.harness.sweep.grid import AXES, policy_file
@@ -31,7 +32,6 @@ from kvsweep.harness.sweep.server import is_served
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.unused import refuse_unused, unused_settings
 from kvsweep.harness.toy.tasks import problems
-from kvsweep.harness.words import hydra_words
 from kvsweep.records import read_cells
 
 TEMPLATE = Path(__file__).resolve().parent / "template"
@@ -213,7 +213,7 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
     with settings.plain_config_errors():
         try:
             multirun = not {"-m", "--multirun"}.isdisjoint(typed)
-            words = hydra_words(typed[1:], settings.target_classes, multirun=multirun)
+            words = hydra_overrides(typed[1:], settings.target_classes, multirun=multirun)
             if not any(argument.startswith("hydra.searchpath=") for argument in typed):
                 words += settings.own_overrides()
             # Hydra takes no KEY=VALUE behind an option that follows another one.

@@ -21,7 +21,7 @@ from kvsweep.errors import UserError
 from kvsweep.escape import visible
 from kvsweep.files import replace_text
 from kvsweep.harness.benchmarks.golds import read_gold
-from kvsweep.harness.grading.answers import AnswerKind, Job
+from kvsweep.harness.grading.answers import AnswerKind, Ungraded
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.records import Pair
 from kvsweep.thinking import ThinkTags
@@ -114,7 +114,7 @@ def _regraded(read: Outputs, paths: Mapping[str, Path], asked: Asked, gold: Path
     return ours
 
 
-def _graded(grader: Grader, answers: Sequence[Answer], jobs: Iterator[Job | None]) -> Iterator[Answer]:
+def _graded(grader: Grader, answers: Sequence[Answer], jobs: Iterator[Ungraded | None]) -> Iterator[Answer]:
     """The answers with our grades; an answer without a text has none."""
     left = iter(answers)
     while batch := list(itertools.islice(jobs, _BATCH)):
@@ -151,7 +151,7 @@ def _tags_of_files(read: Outputs) -> dict[str, ThinkTags | None]:
 
 def _job(
     one: Answer, text: str | None, path: Path, gold: object, kind: AnswerKind, of_file: ThinkTags | None
-) -> Job | None:
+) -> Ungraded | None:
     if text is None:
         return None
     place = f"{path}: problem {visible(one.problem)!r:.60}, draw {one.draw} has"
@@ -165,7 +165,7 @@ def _job(
     tags = own.tags if own and (own.opens or of_file is None) else of_file
     rule = {"tags": dataclasses.asdict(tags)} if tags else {"answer_from": "whole_text"}
     ended = one.ending != "length" and (tags is None or tags.closing(text) is not None)
-    return Job(text=text, stop_reason="stop" if ended else "length", gold=right, kind=kind, rule=rule)
+    return Ungraded(text=text, stop_reason="stop" if ended else "length", gold=right, kind=kind, rule=rule)
 
 
 def _disagreements(name: str, theirs: Sequence[Answer], ours: Sequence[Answer]) -> Iterator[str]:

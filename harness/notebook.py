@@ -63,7 +63,7 @@ def generate(
     sampling = SamplingConfig(temperature=temperature, top_p=top_p)
     decoding = DecodingConfig(name="notebook", max_new_tokens=max_new_tokens, sampling=sampling)
     requests = [
-        Request(problem_id=str(number), draw=0, prompt_ids=model.prompt_ids(prompt), branches=branches)
+        Request(problem_id=str(number), draw=0, prompt_ids=model.dialogue.prompt_ids(prompt), branches=branches)
         for number, prompt in enumerate(prompts)
     ]
     engine = Engine.sized_for(requests, model, decoding=decoding, seed=seed, **options)

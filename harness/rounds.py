@@ -24,8 +24,8 @@ from kvsweep.command_line import LOCKED, counted
 from kvsweep.errors import UserError
 from kvsweep.files import replace_text
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.harness.replay.share import ReplayShare, replay_share, start_replay
-from kvsweep.harness.replay.texts import ReplayConfig
+from kvsweep.harness.replay.references import ReplayConfig
+from kvsweep.harness.replay.replay_share import ReplayShare, replay_share, start_replay
 from kvsweep.harness.sweep.cell import Cell, stored_pairs
 from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job, changed_code

@@ -28,7 +28,7 @@ from kvsweep.command_line import did_you_mean
 from kvsweep.errors import UserError
 from kvsweep.escape import folder_below
 from kvsweep.files import at_home
-from kvsweep.harness.words import hydra_words, quoted
+from kvsweep.harness.overrides import hydra_overrides, quoted
 from kvsweep.records import MOST
 
 WEIGHTS = Path(__file__).resolve().parent / "toy" / "weights"
@@ -114,7 +114,7 @@ def compose_config(*overrides: str, name: str = "config") -> DictConfig:
     from hydra import compose, initialize_config_dir  # hydra takes as long as the rest of this module
 
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        config = compose(name, [*own_overrides(), *hydra_words(overrides, target_classes, multirun=False)])
+        config = compose(name, [*own_overrides(), *hydra_overrides(overrides, target_classes, multirun=False)])
     fill_homes(config)
     return config
 

@@ -322,19 +322,19 @@ def compose() -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test if it loads a model."""
-    import kvsweep.harness.sweep.decode
+    import kvsweep.harness.sweep.fill
 
     def load(config: Any) -> None:
         pytest.fail(f"a model was loaded: {config.name}")
 
-    kvsweep.harness.sweep.decode.unload()
-    monkeypatch.setattr(kvsweep.harness.sweep.decode, "load_model", load)
+    kvsweep.harness.sweep.fill.unload()
+    monkeypatch.setattr(kvsweep.harness.sweep.fill, "load_model", load)
 
 
 @pytest.fixture
 def model_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the models that have been loaded, as they are loaded; none is left over from another test."""
-    import kvsweep.harness.sweep.decode
+    import kvsweep.harness.sweep.fill
     from kvsweep.harness.models.load import load_model
 
     loads: list[str] = []
@@ -343,10 +343,10 @@ def model_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         loads.append(config.name)
         return load_model(config)
 
-    kvsweep.harness.sweep.decode.unload()
-    monkeypatch.setattr(kvsweep.harness.sweep.decode, "load_model", load)
+    kvsweep.harness.sweep.fill.unload()
+    monkeypatch.setattr(kvsweep.harness.sweep.fill, "load_model", load)
     yield loads
-    kvsweep.harness.sweep.decode.unload()
+    kvsweep.harness.sweep.fill.unload()
 
 
 @pytest.fixture(scope="session")

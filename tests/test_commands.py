@@ -345,7 +345,7 @@ def test_the_table_has_every_status(call: Run) -> None:
 def test_the_job_after_a_failed_one_is_done(
     kvsweep: Run, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvsweep.harness.sweep import decode as decoding
+    from kvsweep.harness.sweep import fill as decoding
 
     decode = decoding.decode
 
@@ -366,7 +366,7 @@ def test_a_failed_job_is_status_1(jobs: int, start_kvsweep: Run, tiny: list[str]
     assert "`kvsweep`" in documented()[command_line.FAILED]
     # The second job's benchmark is whole.
     setup = (
-        "import kvsweep.harness.sweep.decode as run; decode = run.decode\n"
+        "import kvsweep.harness.sweep.fill as run; decode = run.decode\n"
         "def fail(work):\n"
         "    if work.share.job.benchmark.name == 'toy_add': raise RuntimeError('broken')\n"
         "    decode(work)\n"

@@ -12,7 +12,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from kvsweep.compression.policies.dynts import save_labels
+from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 from kvsweep.errors import UserError
@@ -101,6 +101,17 @@ def test_every_policy(name: str, compose: Callable[..., Any], tiny: list[str], t
     assert policy.name == name
     # rows and every are another spelling of keep_ratio and budget.
     assert set(config.policy) - {"_target_", "rows", "every"} == {field.name for field in fields(policy)}
+
+
+def test_a_policy_lies_in_the_file_of_its_name_or_its_family() -> None:
+    for file in (CONF / "policy").glob("*.yaml"):
+        module = yaml.safe_load(file.read_text())["_target_"].split(".")[-2]
+        ablations = {"no_question", "no_window", "bottom"}
+        assert (
+            file.stem == module
+            or file.stem.startswith(f"{module}_")
+            or (module == "dynts_ablations" and file.stem in ablations)
+        )
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])

@@ -8,7 +8,7 @@ import pandas as pd
 
 from kvsweep.errors import UserError
 from kvsweep.records import MOST_TOKENS
-from kvsweep.row_files import Row, rows_of_file
+from kvsweep.row_files import FileRow, rows_of_file
 
 SUMMARY_COLUMNS = ("model", "benchmark", "keep_ratio", "local_window", "problems", "draws", "pass_at_1")
 SETTING = ("model", "benchmark", "policy", "keep_ratio", "local_window", "budget")
@@ -46,7 +46,7 @@ def read_summary(path: Path) -> pd.DataFrame:
     return pd.DataFrame([row.values for row in rows])
 
 
-def _checked(row: Row) -> Row:
+def _checked(row: FileRow) -> FileRow:
     """The row with its numbers as numbers."""
     lacking = [name for name in SUMMARY_COLUMNS if name not in row.values]
     if lacking:
@@ -58,7 +58,7 @@ def _checked(row: Row) -> Row:
             raise UserError(f"{row.where} has no {name}; name it.")
     if values.get("policy") == "full" and not (values["keep_ratio"] and values["local_window"]):
         raise UserError(f"{row.where} is the full cache, which no grid of scores has; delete the row.")
-    return Row(row.where, values | {name: _number(row.where, name, values) for name in RANGES if name in values})
+    return FileRow(row.where, values | {name: _number(row.where, name, values) for name in RANGES if name in values})
 
 
 def _number(where: str, name: str, values: Mapping[str, str]) -> float | None:
@@ -75,7 +75,7 @@ def _number(where: str, name: str, values: Mapping[str, str]) -> float | None:
     return int(number) if allowed.whole else number
 
 
-def _refuse_fractions(path: Path, rows: list[Row]) -> None:
+def _refuse_fractions(path: Path, rows: list[FileRow]) -> None:
     """Refuse scores that are fractions: they would pass as percents, all of a grid below 1%."""
     way_out = "pass_at_1 is in percent; multiply by 100."
     scores = [row.values["pass_at_1"] for row in rows]
@@ -89,7 +89,7 @@ def _refuse_fractions(path: Path, rows: list[Row]) -> None:
             raise UserError(f"{row.where} has pass_at_1 {score}, but {one}, and {way_out}")
 
 
-def _refuse_repeated(rows: list[Row]) -> None:
+def _refuse_repeated(rows: list[FileRow]) -> None:
     seen: dict[Any, str] = {}
     for row in rows:
         first = seen.setdefault(tuple(row.values.get(name) for name in SETTING), row.where)
@@ -97,9 +97,9 @@ def _refuse_repeated(rows: list[Row]) -> None:
             raise UserError(f"{row.where} has the setting of {first}; delete one of the two.")
 
 
-def _refuse_mixed_sizes(rows: list[Row]) -> None:
+def _refuse_mixed_sizes(rows: list[FileRow]) -> None:
     """The noise floor of a model and benchmark is that of one count of answers."""
-    seen: dict[Any, Row] = {}
+    seen: dict[Any, FileRow] = {}
     for row in rows:
         first = seen.setdefault((row.values["model"], row.values["benchmark"]), row)
         for name in ("problems", "draws"):

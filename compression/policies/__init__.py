@@ -1,1 +1,1 @@
-"""The compression policies, one module for each or for a few of a kind."""
+"""The compression policies: conf/policy/NAME.yaml names the module and class of each."""

@@ -1,4 +1,4 @@
-"""TriAttention (arXiv 2604.04921): the rows that the mean queries of the future attend to."""
+"""TriAttention (arXiv 2604.04921): keep the tokens that the mean queries of the future attend to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ WRONG_OPTIONS: tuple[FieldName, ...] = ("wrong_1", "wrong_2", "wrong_3")
 # The settings that belong to one dataset alone.
 _OfDataset = Literal["hub_id", "revision", "split", "hub_config", "columns", "answer_after", "keep_if"]
 Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=1, strict=True)]
+StrictCount = Annotated[int, Field(ge=1, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class BenchmarkConfig:
     answer_kind: AnswerKind = "integer"
     source: Literal["toy", "file", "hub"]
     task: Text | None = None
-    count: Count = 120
+    count: StrictCount = 120
     hub_id: Text | None = None
     revision: Text | None = None
     split: Text | None = None
@@ -44,8 +44,8 @@ class BenchmarkConfig:
     prompt: Text = "bare"
     answer_from: AnswerFrom = "after_think"
     expected_hash: Text | None = None
-    expected_count: Count | None = None
-    limit: Count | None = None
+    expected_count: StrictCount | None = None
+    limit: StrictCount | None = None
 
     def __post_init__(self) -> None:
         needed = {"toy": "task", "file": "path", "hub": "hub_id"}[self.source]

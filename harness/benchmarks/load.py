@@ -22,7 +22,7 @@ from kvsweep.harness.benchmarks.options import (
     option_orders,
     option_text,
 )
-from kvsweep.harness.benchmarks.sources import Row, read_source
+from kvsweep.harness.benchmarks.sources import FileRow, read_source
 from kvsweep.harness.settings import CONF
 from kvsweep.records import Problem, content_hash
 from kvsweep.workers import Workers
@@ -117,7 +117,7 @@ def load_problems(config: BenchmarkConfig) -> Benchmark:
     return Benchmark(name=config.name, problems=chosen, content_hash=found, count=len(problems), origin=origin)
 
 
-def _of_local_file(rows: list[Row], config: BenchmarkConfig) -> BenchmarkConfig:
+def _of_local_file(rows: list[FileRow], config: BenchmarkConfig) -> BenchmarkConfig:
     """Without `answer_after` where a file in place of a hub dataset has the answers alone, in every row."""
     if config.source != "hub" or config.path is None or config.answer_after is None:
         return config
@@ -126,7 +126,7 @@ def _of_local_file(rows: list[Row], config: BenchmarkConfig) -> BenchmarkConfig:
     return config if worked else replace(config, answer_after=None)
 
 
-def _kept(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Row]:
+def _kept(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list[FileRow]:
     for column, text in (config.keep_if or {}).items():
         if rows and not any(column in row.values for row in rows):
             lacking = (
@@ -139,7 +139,7 @@ def _kept(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Row]:
     return rows
 
 
-def _problems(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Problem]:
+def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list[Problem]:
     if not rows:
         raise UserError(f"{origin} holds no problems; give data with at least one.")
     problem_column, answer_column = (_require(name, config, rows, origin) for name in ("problem", "answer"))
@@ -197,17 +197,17 @@ def _read_once(name: str) -> Prompt:
     return read_prompt(name)
 
 
-def _names(rows: list[Row]) -> str:
+def _names(rows: list[FileRow]) -> str:
     return ", ".join(dict.fromkeys(repr(key) for row in rows for key in row.values)) or "(none)"
 
 
-def _find(name: FieldName, config: BenchmarkConfig, rows: list[Row]) -> str | None:
+def _find(name: FieldName, config: BenchmarkConfig, rows: list[FileRow]) -> str | None:
     wanted = config.columns.get(name, name)
     candidates = () if wanted is None else (wanted, name)
     return next((column for column in candidates if any(column in row.values for row in rows)), None)
 
 
-def _require(name: FieldName, config: BenchmarkConfig, rows: list[Row], origin: str) -> str:
+def _require(name: FieldName, config: BenchmarkConfig, rows: list[FileRow], origin: str) -> str:
     column = _find(name, config, rows)
     if column is None:
         lacking = f"{origin} has no column {config.columns.get(name, name)!r}, its columns are {_names(rows)}"
@@ -215,7 +215,7 @@ def _require(name: FieldName, config: BenchmarkConfig, rows: list[Row], origin: 
     return column
 
 
-def _ids(rows: list[Row], texts: list[str], column: str | None) -> list[str]:
+def _ids(rows: list[FileRow], texts: list[str], column: str | None) -> list[str]:
     places = dict[str, str]()
     for row, text in zip(rows, texts, strict=True):
         problem_id = content_hash(text) if column is None else _id(row, column)
@@ -227,7 +227,7 @@ def _ids(rows: list[Row], texts: list[str], column: str | None) -> list[str]:
     return list(places)
 
 
-def _id(row: Row, column: str) -> str:
+def _id(row: FileRow, column: str) -> str:
     value = _value(row, column, "id", "give every problem one, or none any")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UserError(f"{row.where} has the id {value!r:.60}, which is no text or number; correct it.")
@@ -235,21 +235,21 @@ def _id(row: Row, column: str) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else _whole_text(str(value), row)
 
 
-def _problem_text(row: Row, column: str) -> str:
+def _problem_text(row: FileRow, column: str) -> str:
     value = _value(row, column, "problem text")
     if not isinstance(value, str):
         raise UserError(f"{row.where} has the problem {value!r:.60}, which is not text; correct it.")
     return _whole_text(value, row)
 
 
-def _warn(rows: list[Row], column: str) -> None:
+def _warn(rows: list[FileRow], column: str) -> None:
     """Name the first problem that has lost a backslash; a published benchmark is asked as it was published."""
     found = (f"{row.where} {fault}" for row in rows if (fault := text_warning(row.values[column])))
     if first := next(found, None):
         print(f"{first}; the problem is asked as it is.", file=sys.stderr)
 
 
-def _gold(row: Row, column: str, config: BenchmarkConfig, problem_id: str) -> str:
+def _gold(row: FileRow, column: str, config: BenchmarkConfig, problem_id: str) -> str:
     value = _value(row, column, f"answer of problem {problem_id!r:.60}")
     place = f"{row.where} has the answer {value!r:.60} of problem {problem_id!r:.60}, which"
     after = config.answer_after
@@ -265,14 +265,14 @@ def _gold(row: Row, column: str, config: BenchmarkConfig, problem_id: str) -> st
         raise UserError(f"{place} {error}; {mend}.") from None
 
 
-def _value(row: Row, column: str, meaning: str, way_out: str = "fill it in or delete the row") -> object:
+def _value(row: FileRow, column: str, meaning: str, way_out: str = "fill it in or delete the row") -> object:
     value = row.values.get(column)
     if value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip():
         raise UserError(f"{row.where} has no {meaning} in column {column!r}; {way_out}.")
     return value
 
 
-def _whole_text(text: str, row: Row) -> str:
+def _whole_text(text: str, row: FileRow) -> str:
     if fault := text_fault(text):
         raise UserError(f"{row.where} {fault}; correct it.")
     return text.strip()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from kvsweep.errors import UserError
-from kvsweep.harness.benchmarks.sources import Row
+from kvsweep.harness.benchmarks.sources import FileRow
 
 LETTERS = "ABCD"
 _OPTION_COLUMNS = {"choices", "options", "candidates"}
@@ -32,7 +32,7 @@ def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def check_options(choices: Sequence[str], row: Row, problem_id: str) -> None:
+def check_options(choices: Sequence[str], row: FileRow, problem_id: str) -> None:
     """Refuse equal options, options that carry letters of their own, and a letter in place of the right option."""
     place = f"{row.where} has, for problem {problem_id!r:.60},"
     if repeated := next((choice for choice in choices if choices.count(choice) > 1), None):
@@ -46,14 +46,14 @@ def check_options(choices: Sequence[str], row: Row, problem_id: str) -> None:
         raise UserError(f"{place} {fault}; delete these letters, since kvsweep writes its own.")
 
 
-def option_text(value: object, row: Row) -> str:
+def option_text(value: object, row: FileRow) -> str:
     """An option as text; a list or another value that is no text and no number is refused."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         raise UserError(f"{row.where} has the option {value!r:.60}, which is no text or number; correct it.")
     return str(value)
 
 
-def check_letter(row: Row, prompt: str, gold: str, problem_id: str) -> None:
+def check_letter(row: FileRow, prompt: str, gold: str, problem_id: str) -> None:
     """Refuse a letter as the gold of a problem that is asked without options."""
     for letter in LETTERS[: max(2, LETTERS.index(gold) + 1)]:
         # An article amid a line is no label, but "A) 6 J", "\textbf{(B)}" and "A or B" have some.
@@ -65,7 +65,7 @@ def check_letter(row: Row, prompt: str, gold: str, problem_id: str) -> None:
             raise UserError(f"{row.where} has {fault}; {mend}.")
 
 
-def check_lists(row: Row, text: str, problem_id: str, *, named: bool = False) -> None:
+def check_lists(row: FileRow, text: str, problem_id: str, *, named: bool = False) -> None:
     """Refuse a list of texts beside a problem that does not have them: options that no prompt would ask.
 
     With `named`, only in a column whose name says that it has options.

@@ -10,14 +10,14 @@ from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.models.hub import is_lfs_pointer, is_reachable
 from kvsweep.harness.settings import build
-from kvsweep.row_files import Row, rows_of_file
+from kvsweep.row_files import FileRow, rows_of_file
 
 # A folder with more entries is a disk or an archive rather than a data set, and takes minutes to list.
 MOST_ENTRIES = 10_000
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
-def read_source(config: BenchmarkConfig) -> tuple[list[Row], str, BenchmarkConfig]:
+def read_source(config: BenchmarkConfig) -> tuple[list[FileRow], str, BenchmarkConfig]:
     """Read the rows; say where they came from, and which configuration fits them, as the fallback has its own."""
     if config.path is not None:
         path = Path(config.path)
@@ -41,17 +41,17 @@ def read_source(config: BenchmarkConfig) -> tuple[list[Row], str, BenchmarkConfi
         return rows, _hub_origin(second), second
 
 
-def _read_toy(config: BenchmarkConfig) -> list[Row]:
-    from kvsweep.harness.toy import tasks, words
+def _read_toy(config: BenchmarkConfig) -> list[FileRow]:
+    from kvsweep.harness.toy import tasks, word_problems
 
-    task, known = str(config.task), [*tasks.TASKS, *words.BENCHMARKS]
+    task, known = str(config.task), [*tasks.TASKS, *word_problems.BENCHMARKS]
     if task not in known:
         raise UserError(f"benchmark.task={task} is unknown: choose one of {', '.join(known)}.")
-    toys = (words if task in words.BENCHMARKS else tasks).problems(task, count=config.count)
-    return [Row(f"toy {toy.id}", {"id": toy.id, "problem": toy.question, "answer": toy.answer}) for toy in toys]
+    toys = (word_problems if task in word_problems.BENCHMARKS else tasks).problems(task, count=config.count)
+    return [FileRow(f"toy {toy.id}", {"id": toy.id, "problem": toy.question, "answer": toy.answer}) for toy in toys]
 
 
-def _read_hub(config: BenchmarkConfig) -> list[Row]:
+def _read_hub(config: BenchmarkConfig) -> list[FileRow]:
     is_reachable()  # before datasets, which then answers from its cache at once where the hub does not answer
     import datasets
 
@@ -99,13 +99,13 @@ def _cache_fault(error: Exception) -> str | None:
     return f"the cache {cache} cannot be written to ({error.strerror}), so name another folder as HF_HOME"
 
 
-def _dataset_rows(data: Any, name: str) -> list[Row]:
+def _dataset_rows(data: Any, name: str) -> list[FileRow]:
     if isinstance(data, Mapping):
         raise UserError(f"{name} has the splits {', '.join(data)}; choose one with benchmark.split=NAME.")
-    return [Row(f"{name} row {number}", dict(row)) for number, row in enumerate(data, start=1)]
+    return [FileRow(f"{name} row {number}", dict(row)) for number, row in enumerate(data, start=1)]
 
 
-def _read_path(path: Path, split: str | None) -> list[Row]:
+def _read_path(path: Path, split: str | None) -> list[FileRow]:
     try:
         if not path.exists():
             raise UserError(f"benchmark.path={path} does not exist; give a file of problems.")
@@ -131,7 +131,7 @@ def _refuse_pointer(path: Path) -> None:
         raise UserError(f"{path} is a Git LFS pointer in place of the file; run `git lfs pull` in the clone.")
 
 
-def _read_folder(path: Path, split: str | None) -> list[Row]:
+def _read_folder(path: Path, split: str | None) -> list[FileRow]:
     """Rows of a folder that `datasets` saved, or of a folder of data files that `datasets` can load."""
     import datasets
 

@@ -325,15 +325,15 @@ class Engine:
             ids.pop()  # the token that was drawn from such logits means nothing
         stopped = not broken and ids[-1] in self.model.stop_ids
         cut_off: StopReason = "length" if len(ids) == self.decoding.max_new_tokens else "loop"
-        thinking = self.model.thinking_tokens(ids)
+        thinking = self.model.dialogue.thinking_tokens(ids)
         return Completion(
             problem_id=request.problem_id,
             draw=request.draw,
-            text=self.model.decode(ids[:-1] if stopped else ids),
+            text=self.model.dialogue.decode(ids[:-1] if stopped else ids),
             token_ids=ids,
             num_tokens=len(ids),
             prompt_tokens=len(request.prompt_ids),
-            thinking_tokens=len(ids) if thinking is None and self.model.thinks else thinking or 0,
+            thinking_tokens=len(ids) if thinking is None and self.model.dialogue.thinks else thinking or 0,
             stop_reason="not_finite" if broken else "stop" if stopped else cut_off,
             evictions=evictions,
             fork_step=evictions[0].step if evictions else None,
@@ -380,7 +380,7 @@ class Engine:
 
     def _view(self, slot: int, state: SlotState) -> CacheView:
         request, text = state.request, self.table.text(slot)
-        question_length, thinking = len(request.prompt_ids), self.model.thinking_tokens(text.tolist())
+        question_length, thinking = len(request.prompt_ids), self.model.dialogue.thinking_tokens(text.tolist())
         return view_slot(
             self.model,
             self.cache,

@@ -28,7 +28,7 @@ class Rule:
     lenient: bool = False  # grade truncated texts and unclosed thinking, and take the last number where no answer is
 
 
-class Job(NamedTuple):
+class Ungraded(NamedTuple):
     """One completion to judge: the arguments of `judge`."""
 
     text: str

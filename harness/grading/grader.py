@@ -11,7 +11,7 @@ from kvsweep import records
 from kvsweep.command_line import counted
 from kvsweep.errors import BrokenCell, OtherSchemaError, UserError
 from kvsweep.files import locked, make_folder, replace_text
-from kvsweep.harness.grading.answers import ANSWER_KINDS, AnswerKind, Job, Verdict, canonical_gold, judge
+from kvsweep.harness.grading.answers import ANSWER_KINDS, AnswerKind, Ungraded, Verdict, canonical_gold, judge
 from kvsweep.records import CELL_FILE, OUTCOMES, PROBLEMS_FILE, Completion, Grade, Outcome, Problem, Shard, shard_files
 from kvsweep.workers import Workers
 
@@ -43,15 +43,15 @@ class Standard:
     rule: dict[str, Any]
     id: str
 
-    def job(self, row: Completion) -> Job:
+    def job(self, row: Completion) -> Ungraded:
         gold = self.golds[row.problem_id]
-        return Job(text=row.text, stop_reason=row.stop_reason, gold=gold, kind=self.kind, rule=self.rule)
+        return Ungraded(text=row.text, stop_reason=row.stop_reason, gold=gold, kind=self.kind, rule=self.rule)
 
 
 class Grader(Workers):
     """Worker processes that grade whole cells: a hostile text costs no grade but that of its row."""
 
-    def judge(self, jobs: Sequence[Job]) -> list[Verdict]:
+    def judge(self, jobs: Sequence[Ungraded]) -> list[Verdict]:
         """Judge rows, in their order; a row that overran its limits twice is `grader_timeout`."""
         return [verdict or _KILLED for verdict in self.map(judge, jobs)]
 

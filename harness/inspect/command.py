@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsweep.errors import UserError
-from kvsweep.harness.inspect import text as texts
+from kvsweep.harness.inspect import inspected
 from kvsweep.records import CELL_FILE
 
 LIVE = "live"
@@ -16,17 +16,17 @@ PICTURES = ("importance", "attribution", "kept")
 
 def trace(source: Path, **asked: Any) -> None:
     """Draw the pictures of a text or a run, and print their files; the options are those of `kvsweep trace`."""
-    options = texts.TraceOptions(source=str(source), **asked)
+    options = inspected.TraceOptions(source=str(source), **asked)
     check(options)
     for path in draw_run(options) if options.show == "retention" else draw_text(options):
         print(path)
 
 
-def check(options: texts.TraceOptions) -> None:
-    texts.paragraphs([], options.split or texts.PARAGRAPHS)
-    texts.matches([], options.find or "")
+def check(options: inspected.TraceOptions) -> None:
+    inspected.paragraphs([], options.split or inspected.PARAGRAPHS)
+    inspected.matches([], options.find or "")
     if options.steps:
-        texts.given(options.steps)
+        inspected.given(options.steps)
         if options.find:
             raise UserError(f"--steps {options.steps} and --find {options.find} both name the columns: give one.")
     if options.map is not None:
@@ -39,7 +39,7 @@ def check(options: texts.TraceOptions) -> None:
         raise UserError(f"--question is for {LIVE} alone: give {LIVE} in place of {options.source}.")
 
 
-def draw_run(options: texts.TraceOptions) -> Iterator[Path]:
+def draw_run(options: inspected.TraceOptions) -> Iterator[Path]:
     folders = sorted(path.parent for path in Path(options.source).glob(f"*/{CELL_FILE}"))
     if not folders:
         raise UserError(f"{options.source} holds no cells: name a run's directory, such as results/runs/demo.")
@@ -48,14 +48,14 @@ def draw_run(options: texts.TraceOptions) -> Iterator[Path]:
     yield from draw_retention(options, folders)
 
 
-def draw_text(options: texts.TraceOptions) -> Iterator[Path]:
+def draw_text(options: inspected.TraceOptions) -> Iterator[Path]:
     """Draw the pictures of one text; yield the files. Bad input is refused before the model is loaded."""
     if options.source != LIVE and not Path(options.source).exists():
         raise UserError(f"{options.source} does not exist: give a cell's folder, a JSONL of texts, or {LIVE}.")
     if options.source == LIVE:
-        source = texts.live(options.overrides, options.problem, options.draw, options.question)
+        source = inspected.live(options.overrides, options.problem, options.draw, options.question)
     else:
-        stored = texts.of_cell if Path(options.source).is_dir() else texts.of_file
+        stored = inspected.of_cell if Path(options.source).is_dir() else inspected.of_file
         source = stored(Path(options.source), options.problem, options.draw, options.overrides)
     policies = source.policies(options.scores)
     for head in options.head:
@@ -74,7 +74,7 @@ def draw_text(options: texts.TraceOptions) -> Iterator[Path]:
     for name in PICTURES if options.show == "all" else [options.show]:
         try:
             yield from draw[name](options, text)
-        except texts.NotInText as missing:
+        except inspected.NotInText as missing:
             if options.show != "all":
                 raise
             print(f"{name} is left out: {missing}", file=sys.stderr)

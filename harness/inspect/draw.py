@@ -32,7 +32,7 @@ from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.errors import UserError
 from kvsweep.escape import file_name
 from kvsweep.files import replace_text
-from kvsweep.harness.inspect import text as texts
+from kvsweep.harness.inspect import inspected
 from kvsweep.harness.inspect.importance import cost, grad_x_input, importance, removal
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.recipe import LabelKind
@@ -41,11 +41,11 @@ from kvsweep.records import read_cell
 
 
 def draw_importance(
-    options: texts.TraceOptions, text: texts.InspectedText, policies: Sequence[BudgetPolicy] = ()
+    options: inspected.TraceOptions, text: inspected.InspectedText, policies: Sequence[BudgetPolicy] = ()
 ) -> Iterator[Path]:
     trace = text.trace
     sizes = {"question": trace.think_start, "answer": len(trace.token_ids) - trace.think_end}
-    steps = texts.numbers(averaged_steps(options, text), len(text.thinking))
+    steps = inspected.numbers(averaged_steps(options, text), len(text.thinking))
     layout = Layout(thinking=len(text.thinking), steps=steps, pieces=text.thinking, **sizes)
     labels: Sequence[LabelKind] = options.label or ["answer"]
     strips = importance(text, labels, options.head, policies, min_distance=options.min_distance)
@@ -63,31 +63,31 @@ def strip_title(column: str) -> str:
     return ", ".join([f"{kind}: {policy_title(policy) if kind == 'scores' else policy}", *more])
 
 
-def separator(options: texts.TraceOptions, text: texts.InspectedText) -> str:
-    return str(options.split or text.model.config.split or texts.PARAGRAPHS)
+def separator(options: inspected.TraceOptions, text: inspected.InspectedText) -> str:
+    return str(options.split or text.model.config.split or inspected.PARAGRAPHS)
 
 
-def averaged_steps(options: texts.TraceOptions, text: texts.InspectedText) -> list[range]:
+def averaged_steps(options: inspected.TraceOptions, text: inspected.InspectedText) -> list[range]:
     """The tokens of each step whose mean the strips show: those of --steps, else paragraphs, else derivations."""
     if options.steps:
-        steps, tokens = texts.given(options.steps), len(text.thinking)
+        steps, tokens = inspected.given(options.steps), len(text.thinking)
         if steps[-1].stop > tokens:
             beyond = f"goes beyond the thinking, whose tokens are 0 to {tokens - 1}"
             raise UserError(f"--steps {options.steps} {beyond}: shorten it.")
         return steps
-    steps = texts.paragraphs(text.thinking, separator(options, text))
-    if len(steps) == 1 and separator(options, text) == texts.PARAGRAPHS:
-        steps = texts.derivations(text.thinking)
+    steps = inspected.paragraphs(text.thinking, separator(options, text))
+    if len(steps) == 1 and separator(options, text) == inspected.PARAGRAPHS:
+        steps = inspected.derivations(text.thinking)
     if len(steps) == 1 and options.by == "step":
         mend = "name what separates its steps with --split REGEX, or their tokens with --steps A-B,C-D"
         raise UserError(f"the thinking of {text.trace.problem_id} is one step: {mend}.")
     return steps
 
 
-def draw_attribution(options: texts.TraceOptions, text: texts.InspectedText) -> Iterator[Path]:
+def draw_attribution(options: inspected.TraceOptions, text: inspected.InspectedText) -> Iterator[Path]:
     trace, model = text.trace, text.model
     if not trace.answered:
-        raise texts.NotInText(f"{trace.problem_id} never answers: there is no answer token to attribute.")
+        raise inspected.NotInText(f"{trace.problem_id} never answers: there is no answer token to attribute.")
     # The tag's last token is the first that is read without the step.
     start, start_of_answer = trace.think_start, trace.answer_start - 1
     steps = [range(start + step.start, start + step.stop) for step in attributed_steps(options, text)]
@@ -104,26 +104,27 @@ def draw_attribution(options: texts.TraceOptions, text: texts.InspectedText) -> 
     yield from save_figure(figure, options.out, name).values()
 
 
-def attributed_steps(options: texts.TraceOptions, text: texts.InspectedText) -> list[range]:
+def attributed_steps(options: inspected.TraceOptions, text: inspected.InspectedText) -> list[range]:
     """The tokens of each step to attribute: those of --find or --steps, else the equations with what they state."""
     if options.steps:
         return averaged_steps(options, text)
     if options.find:
-        if found := texts.matches(text.thinking, options.find):
+        if found := inspected.matches(text.thinking, options.find):
             return found
         raise UserError(f"--find {options.find} matches nothing in the thinking of {text.trace.problem_id}: change it.")
-    steps = texts.derivations(text.thinking, separator(options, text))
-    if not texts.matches(text.thinking):
-        parts = "paragraphs" if len(texts.paragraphs(text.thinking, separator(options, text))) > 1 else "sentences"
+    steps = inspected.derivations(text.thinking, separator(options, text))
+    if not inspected.matches(text.thinking):
+        parts = "paragraphs" if len(inspected.paragraphs(text.thinking, separator(options, text))) > 1 else "sentences"
         print(f"attribution: no equation like 3 x 4 = 12, so its columns are {len(steps)} {parts}", file=sys.stderr)
     return steps
 
 
-def draw_kept(options: texts.TraceOptions, text: texts.InspectedText) -> Iterator[Path]:
+def draw_kept(options: inspected.TraceOptions, text: inspected.InspectedText) -> Iterator[Path]:
     if text.completion is None:
-        raise texts.NotInText("a text from a file does not tell what its cache kept: give a cell's folder, or live.")
+        missing = "a text from a file does not tell what its cache kept: give a cell's folder, or live."
+        raise inspected.NotInText(missing)
     if not text.completion.evictions:
-        raise texts.NotInText("nothing was evicted from this completion: choose another, or a smaller budget.")
+        raise inspected.NotInText("nothing was evicted from this completion: choose another, or a smaller budget.")
     kept = read_kept(text.pieces, text.trace.think_start, text.completion.evictions)
     name = _name("kept", text)
     yield _table(kept_table(kept), options.out, name)
@@ -132,7 +133,7 @@ def draw_kept(options: texts.TraceOptions, text: texts.InspectedText) -> Iterato
     yield path
 
 
-def draw_retention(options: texts.TraceOptions, folders: Sequence[Path]) -> Iterator[Path]:
+def draw_retention(options: inspected.TraceOptions, folders: Sequence[Path]) -> Iterator[Path]:
     """Curves of the true importance that each policy held of its own texts, read with a full cache, and its Pass@1."""
     kind: LabelKind = options.label[0] if options.label else "answer"
     rows: list[dict[str, Any]] = []
@@ -145,7 +146,7 @@ def draw_retention(options: texts.TraceOptions, folders: Sequence[Path]) -> Iter
         correct.setdefault(policy, []).extend(grade.correct for _, _, grade in stored if grade)
         evicted = sorted((row for row in stored if row[1].evictions), key=lambda row: row[1].key)
         for question, completion, _ in evicted[: options.limit]:
-            source = texts.of_completion(folder, question, completion)
+            source = inspected.of_completion(folder, question, completion)
             text = source.read(loaded(source.model))
             if kind == "answer" and not text.trace.answered:
                 continue
@@ -169,7 +170,7 @@ def draw_retention(options: texts.TraceOptions, folders: Sequence[Path]) -> Iter
     yield from save_figure(retention_figure(evictions, policies, shares, title=title), options.out, name).values()
 
 
-def _name(picture: str, text: texts.InspectedText) -> str:
+def _name(picture: str, text: inspected.InspectedText) -> str:
     return f"{picture}_{file_name(text.trace.problem_id, f'draw{text.trace.draw}')}"
 
 

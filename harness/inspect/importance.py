@@ -15,7 +15,7 @@ from kvsweep.compression.recorders import load_predictor
 from kvsweep.compression.rows import Prefill
 from kvsweep.harness.decode.sampling import sequence_key
 from kvsweep.harness.decode.slots import view_slot
-from kvsweep.harness.inspect.text import InspectedText, NotInText
+from kvsweep.harness.inspect.inspected import InspectedText, NotInText
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import label_trace, read_whole
 from kvsweep.harness.predictor.recipe import LabelKind
@@ -82,7 +82,7 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
     for recorder in cache.recorders.values():
         recorder.on_token(torch.full_like(written, slot), written, hidden[written])
     seed = text.completion.seed if text.completion else 0
-    text_ids = torch.tensor([*trace.token_ids[:end], *model.think_end_ids[:1]], device=device)
+    text_ids = torch.tensor([*trace.token_ids[:end], *model.dialogue.think_end_ids[:1]], device=device)
     stream = sequence_key(seed, trace.problem_id, trace.draw, "select", 0)
     place: dict[str, Any] = {"problem_id": trace.problem_id, "draw": trace.draw, "text_ids": text_ids, "stream": stream}
     place |= {"question_length": trace.think_start, "answer_start": end}

@@ -18,9 +18,10 @@ from kvsweep.compression.cache import use_slot_attention
 from kvsweep.errors import UserError
 from kvsweep.harness.models.chat import TEMPLATES
 from kvsweep.harness.models.config import ROLES, ModelConfig
+from kvsweep.harness.models.dialogue import OTHER_QUESTION
 from kvsweep.harness.models.generation import unapplied_settings
 from kvsweep.harness.models.hub import adapter_files, check_tensors, from_place, lines_of
-from kvsweep.harness.models.loaded import OTHER_QUESTION, LoadedModel
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.probe import check_steps, merged
 from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec
 from kvsweep.harness.provenance import VISIBLE, named_gpus
@@ -156,7 +157,7 @@ def _check_planned(model: LoadedModel) -> None:
 
 def _check_text(model: LoadedModel) -> None:
     """Refuse tags that the tokenizer cannot write, no end token, and a chat template that is missing or fails."""
-    _ = model.think_end_ids
+    _ = model.dialogue.think_end_ids
     if not model.stop_ids:
         endless = f"model={model.config.name} names no end token, so that no text would end before its limit"
         raise UserError(f"{endless}: give eos_token_id in its generation_config.json, or name another model.")
@@ -165,9 +166,9 @@ def _check_text(model: LoadedModel) -> None:
         random = f"the chat template of model={model.config.name} draws at random ({drawn.group()})"
         raise UserError(f"{random}, so a question would differ each time: name another model, or correct the template.")
     _check_spaces(model)
-    model.asked(OTHER_QUESTION)  # a template may hold a shorter question by chance
+    model.dialogue.asked(OTHER_QUESTION)  # a template may hold a shorter question by chance
     try:
-        model.prompt_ids("?")
+        model.dialogue.prompt_ids("?")
     except UserError:
         raise
     except Exception as error:  # each kind of tokenizer fails in its own way
@@ -182,7 +183,7 @@ def _check_ends(model: LoadedModel) -> None:
         never = f"model={name} names the end tokens {list(known)}, and no model of {rows:,} tokens writes {beyond}"
         raise UserError(f"{never}: correct eos_token_id in its generation_config.json.")
     write = model.tokenizer.convert_ids_to_tokens
-    own = {"tokenizer": model.tokenizer.eos_token_id, "chat template": model.turn_end}
+    own = {"tokenizer": model.tokenizer.eos_token_id, "chat template": model.dialogue.turn_end}
     for place, end in own.items():
         if end is not None and end not in known:
             ends = f"texts of model={name} end at {' or '.join(map(str, write(list(known))))} alone"
@@ -198,11 +199,11 @@ def _check_spaces(model: LoadedModel) -> None:
     cut = model.tokenizer.backend_tokenizer.pre_tokenizer
     if model.config.gguf is None or not isinstance(cut, pre_tokenizers.Metaspace) or cut.prepend_scheme != "first":
         return
-    text = model.asked("?")
-    found = model.encode(text)
+    text = model.dialogue.asked("?")
+    found = model.dialogue.encode(text)
     cut.prepend_scheme = "always"
     try:
-        if model.encode(text) == found:
+        if model.dialogue.encode(text) == found:
             return
     finally:
         cut.prepend_scheme = "first"

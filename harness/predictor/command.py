@@ -64,7 +64,7 @@ def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], Loaded
     from kvsweep.harness.predictor.train import evaluate, train
 
     if stage == "statistics":
-        from kvsweep.harness.predictor.statistics import make_statistics
+        from kvsweep.harness.predictor.query_means import make_statistics
 
         return make_statistics(recipe, traces, load())
     if stage == "labels":

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from kvsweep.compression.policies.dynts import save_labels
+from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.compression.rows import Prefill
 from kvsweep.errors import UserError
 from kvsweep.files import replace_text, replacing

@@ -15,16 +15,16 @@ from msgspec.structs import replace
 from tqdm import tqdm
 
 from kvsweep import records
-from kvsweep.compression.policies.baselines import FullCache
+from kvsweep.compression.policies.full import FullCache
 from kvsweep.errors import UserError
 from kvsweep.files import replace_text
 from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.decode.request import Branch, Request
-from kvsweep.harness.grading.answers import AnswerKind, Job, canonical_gold
+from kvsweep.harness.grading.answers import AnswerKind, Ungraded, canonical_gold
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.predictor.recipe import PredictorSettings, read_manifest
-from kvsweep.harness.toy import tasks, words
+from kvsweep.harness.toy import tasks, word_problems
 from kvsweep.records import Completion, Grade, Problem, read_cell, read_rows, read_shards
 from kvsweep.thinking import ThinkTags, segment_text
 
@@ -103,7 +103,7 @@ def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: 
     problems, kind = trace_problems(settings)
     model, recipe = load(), settings.recipe
     branch = (Branch(cell_id="", policy=FullCache(name="full")),)
-    asked = {p.id: (model.prompt_ids(p.prompt), p.gold) for p in problems}
+    asked = {p.id: (model.dialogue.prompt_ids(p.prompt), p.gold) for p in problems}
     requests = [
         Request(problem_id=name, draw=draw, prompt_ids=prompt, branches=branch)
         for name, (prompt, _) in asked.items()
@@ -120,7 +120,9 @@ def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: 
     with Grader(workers=1) as grader:
         for _, completion in tqdm(engine.generate(requests), total=len(requests), desc="traces"):
             prompt, gold = asked[completion.problem_id]
-            row = Job(completion.text, completion.stop_reason, gold, kind, rule={"tags": asdict(model.config.tags)})
+            row = Ungraded(
+                completion.text, completion.stop_reason, gold, kind, rule={"tags": asdict(model.config.tags)}
+            )
             [verdict] = grader.judge([row])
             yield graded_trace(completion, model, prompt, verdict.outcome == "correct")
 
@@ -130,7 +132,11 @@ def trace_of(completion: Completion, model: LoadedModel, prompt: Sequence[int]) 
     ids = completion.token_ids[:-1] if completion.stop_reason == "stop" else completion.token_ids
     assert completion.thinking_tokens is not None
     thinking = min(completion.thinking_tokens, len(ids))
-    where = {"think_start": start, "think_end": start + thinking, "tag_tokens": model.tag_tokens(ids, thinking)}
+    where = {
+        "think_start": start,
+        "think_end": start + thinking,
+        "tag_tokens": model.dialogue.tag_tokens(ids, thinking),
+    }
     return Trace(problem_id=name, draw=draw, kept=True, token_ids=[*prompt, *ids], **where)
 
 
@@ -164,8 +170,8 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKi
     problems = []
     for task in recipe.toy_tasks:
         rng = Random(f"kvsweep-toy-traces-{recipe.seed}-{task}")
-        if task in words.KINDS:
-            stream = words.training_problems(task, rng)
+        if task in word_problems.KINDS:
+            stream = word_problems.training_problems(task, rng)
         else:
             stream = tasks.training_problems(task, rng, tasks.TASKS[task].eval_sizes)
         toys = [next(stream) for _ in range(recipe.toy_problems // len(recipe.toy_tasks))]
@@ -185,7 +191,7 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
         model = load()
         for question, completion, grade in read_graded(source):
             if grade is not None:
-                yield graded_trace(completion, model, model.prompt_ids(question), grade.correct == 1)
+                yield graded_trace(completion, model, model.dialogue.prompt_ids(question), grade.correct == 1)
         return
     tags = ThinkTags(start=settings.recipe.open_tag, end=settings.recipe.close_tag)
     texts, model = _by_question(source), load()
@@ -201,7 +207,7 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
             else:
                 gold = str(row.gold)
                 kind: AnswerKind = "expression" if canonical_gold(gold, "integer") is None else "integer"
-                [verdict] = grader.judge([Job(answer, "stop", gold, kind, rule={"answer_from": "whole_text"})])
+                [verdict] = grader.judge([Ungraded(answer, "stop", gold, kind, rule={"answer_from": "whole_text"})])
                 yield replace(trace, kept=verdict.outcome == "correct")
 
 
@@ -248,8 +254,12 @@ def trace_of_text(
     A text that does not think, close its thinking and answer raises a UserError, which calls the text `where`.
     """
     thinking, answer = (text[part] for part in segment_text(text, tags, name=where))
-    (name, draw), prompt = key, model.prompt_ids(question)
-    thought, said = (list(model.encode(part)) for part in (thinking, answer))
-    ids, start = [*prompt, *thought, *model.think_end_ids, *said], len(prompt)
-    where_it_thinks = {"think_start": start, "think_end": start + len(thought), "tag_tokens": len(model.think_end_ids)}
+    (name, draw), prompt = key, model.dialogue.prompt_ids(question)
+    thought, said = (list(model.dialogue.encode(part)) for part in (thinking, answer))
+    ids, start = [*prompt, *thought, *model.dialogue.think_end_ids, *said], len(prompt)
+    where_it_thinks = {
+        "think_start": start,
+        "think_end": start + len(thought),
+        "tag_tokens": len(model.dialogue.think_end_ids),
+    }
     return Trace(problem_id=name, draw=draw, kept=True, token_ids=ids, **where_it_thinks), answer

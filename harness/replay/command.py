@@ -9,8 +9,8 @@ import yaml
 from kvsweep import records
 from kvsweep.errors import UserError
 from kvsweep.files import at_home
-from kvsweep.harness.replay.share import read_jobs, replay_share, start_replay
-from kvsweep.harness.replay.texts import ReplayConfig
+from kvsweep.harness.replay.references import ReplayConfig
+from kvsweep.harness.replay.replay_share import read_jobs, replay_share, start_replay
 from kvsweep.harness.settings import build, build_target, compose_config
 from kvsweep.harness.sweep.launch import Launcher
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from kvsweep.compression.config import UNPACKED, CacheConfig
-from kvsweep.compression.policies.baselines import FullCache
+from kvsweep.compression.policies.full import FullCache
 from kvsweep.harness.decode.engine import Engine, Fed
 from kvsweep.harness.decode.memory import auto_slots
 from kvsweep.harness.decode.request import Branch, Request, grows
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.replay.texts import Text
+from kvsweep.harness.replay.references import Text
 from kvsweep.harness.sweep.cell import Cell
-from kvsweep.harness.sweep.decode import engine_of
+from kvsweep.harness.sweep.fill import engine_of
 from kvsweep.harness.sweep.job import Job
 from kvsweep.records import REPLAY_DISTANCES, REPLAY_ENTROPIES, Pair, Replay, ReplayBin
 
@@ -91,8 +91,8 @@ def replay(
                 _compare(model, references, [fed for fed in step if fed.since or job.cache.is_packed], tallies)
         for (cell_id, pair), tally in tallies.items():
             question, text = requests[pair].prompt_ids, list(requests[pair].forced)
-            thinking = model.thinking_tokens(text)
-            answer_start = len(text) if thinking is None else thinking + model.tag_tokens(text, thinking)
+            thinking = model.dialogue.thinking_tokens(text)
+            answer_start = len(text) if thinking is None else thinking + model.dialogue.tag_tokens(text, thinking)
             yield cell_id, _row(pair, len(question), answer_start, tally, references[pair])
 
 

@@ -15,10 +15,10 @@ from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, Request, needed_capacity
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.replay.share import ReplayShare, replay_share
-from kvsweep.harness.replay.texts import ReplayConfig
+from kvsweep.harness.replay.references import ReplayConfig
+from kvsweep.harness.replay.replay_share import ReplayShare, replay_share
 from kvsweep.harness.sweep.cell import Cell
-from kvsweep.harness.sweep.decode import engine_of, loaded
+from kvsweep.harness.sweep.fill import engine_of, loaded
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.store import CellStore
 from kvsweep.records import SECONDS_FILE, Timing

@@ -55,7 +55,7 @@ def execute(grader: Grader, share: Share, work: OpenCells) -> None:
     if share.job.spec is None:
         from kvsweep.harness.sweep.ask import ask as fill  # imports openai
     else:
-        from kvsweep.harness.sweep.decode import decode as fill  # imports torch
+        from kvsweep.harness.sweep.fill import decode as fill  # imports torch
 
     with graded_beside(grader, work.stores.values()):
         fill(work)

@@ -33,7 +33,7 @@ from kvsweep.harness.sweep.server import ServedModel, build_servers, is_served
 from kvsweep.kernels.implementation import Implementation, check_installed
 from kvsweep.records import WHOLE, Shard, content_hash, read_cells, read_provenance
 
-Seconds = Annotated[float, Field(gt=0, description="a number of seconds")]
+PositiveSeconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +49,8 @@ class TrackerConfig:
 
     kind: Literal["none", "wandb", "trackio", "mlflow"] = "none"
     project: str = "kvsweep"
-    interval_s: Seconds = 15.0
-    patience_s: Seconds = 20.0
+    interval_s: PositiveSeconds = 15.0
+    patience_s: PositiveSeconds = 20.0
 
     def __post_init__(self) -> None:
         if self.kind != "none" and find_spec(self.kind) is None:

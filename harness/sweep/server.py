@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
-from kvsweep.compression.policies.baselines import FullCache
+from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from kvsweep import records
 from kvsweep.command_line import LOCKED, counted
-from kvsweep.compression.source import code_hash
+from kvsweep.compression.source import code_hash, is_same_code
 from kvsweep.errors import BrokenCell, UserError, plain_disk_errors
 from kvsweep.files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
 from kvsweep.harness.sweep.cell import Cell, Done, file_sizes, stored_pairs
@@ -159,7 +159,7 @@ class CellStore:
 
     def _check_code(self, code: str, passes: Sequence[Mapping[str, Any]]) -> None:
         for earlier in passes:
-            if (other := earlier.get("policy_code", code)) != code:
+            if not is_same_code(other := earlier.get("policy_code", code), code):
                 begun = f"cell {self.cell.cell_id} was begun by other code of policy={self.cell.policy.name}"
                 mend = "go on with that code, or take another run_name for cells of this code"
                 raise UserError(f"{begun} ({other}, now {code}): {mend}.")

@@ -40,7 +40,7 @@ from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.rounds import ReplayPlan, run
 from kvsweep.harness.settings import compose_config
-from kvsweep.harness.sweep.decode import loaded
+from kvsweep.harness.sweep.fill import loaded
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline
 from kvsweep.harness.sweep.share import share_of
@@ -133,7 +133,7 @@ class PaperLoop(Peer):
 
     def __init__(self, job: Job, model: LoadedModel, policy: DynTS) -> None:
         self.pairs, self.model, self.seed = share_of(job).pairs, model, job.seed
-        prompts = {problem.id: model.prompt_ids(problem.prompt) for problem in job.benchmark.problems}
+        prompts = {problem.id: model.dialogue.prompt_ids(problem.prompt) for problem in job.benchmark.problems}
         prompts_of_pairs = [prompts[problem_id] for problem_id, _ in self.pairs]
         super().__init__(stock_network(job), prompts_of_pairs, policy, job.decoding)
 
@@ -156,7 +156,7 @@ class PaperLoop(Peer):
         return Completion(
             problem_id=pair[0],
             draw=pair[1],
-            text=self.model.decode(ids[:-1] if end else ids),
+            text=self.model.dialogue.decode(ids[:-1] if end else ids),
             token_ids=ids,
             num_tokens=len(ids),
             prompt_tokens=prompt_tokens,

@@ -87,7 +87,7 @@ def prepare(args: argparse.Namespace, problems: int) -> tuple[Job, LoadedModel, 
     overrides += [f"benchmark.count={problems}", f"benchmark.limit={problems}"]
     job = make_job(compose_config(*overrides, "grid.keep_ratio=[0.3]", "grid.local_window=[48]"))
     model = load_model(replace(job.model, threads=1))
-    return job, model, [model.prompt_ids(p.prompt) for p in job.benchmark.problems]
+    return job, model, [model.dialogue.prompt_ids(p.prompt) for p in job.benchmark.problems]
 
 
 def ours(
@@ -258,7 +258,7 @@ def packed(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     settings += ["policy.budget=128", "policy.local_window=64", "policy.keep_ratio=0.5", "grid.policy=[full,window]"]
     job = make_job(compose_config(*settings, f"decoding.max_new_tokens={args.tokens}"))
     model = load_model(replace(job.model, threads=1))
-    prompts = [model.prompt_ids(p.prompt) for p in job.benchmark.problems]
+    prompts = [model.dialogue.prompt_ids(p.prompt) for p in job.benchmark.problems]
     found = {}
     for cell, slots in itertools.product(job.cells, args.slots):
         for scheme in ("rotated", "plain", "kivi"):

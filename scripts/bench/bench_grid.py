@@ -52,7 +52,7 @@ def decode(job: Job, model: LoadedModel, batches: Sequence[tuple[Branch, ...]]) 
     tokens = 0
     for branches in batches:
         requests = [
-            Request(problem_id=p.id, draw=0, prompt_ids=model.prompt_ids(p.prompt), branches=branches)
+            Request(problem_id=p.id, draw=0, prompt_ids=model.dialogue.prompt_ids(p.prompt), branches=branches)
             for p in job.benchmark.problems
         ]
         engine = Engine.sized_for(requests, model, decoding=job.decoding, seed=job.seed)

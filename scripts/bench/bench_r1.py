@@ -33,8 +33,8 @@ from transformers import GenerationConfig, StaticCache
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.policies.baselines import FullCache
 from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 from kvsweep.harness.decode.engine import Engine

@@ -13,8 +13,8 @@ import time
 import torch
 from rounds import conclude
 
-from kvsweep.compression.policies.baselines import StreamingLLM
 from kvsweep.compression.policies.h2o import H2O
+from kvsweep.compression.policies.streaming_llm import StreamingLLM
 from kvsweep.harness.decode import engine as engine_module
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig

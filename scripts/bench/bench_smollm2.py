@@ -29,7 +29,7 @@ from rounds import ask, conclude
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
-from kvsweep.compression.policies.baselines import FullCache
+from kvsweep.compression.policies.full import FullCache
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.decode.engine import Engine
@@ -62,7 +62,7 @@ def main() -> None:
     found: list[dict[str, object]] = []
     for dtype in args.dtypes:
         model = load_model(replace(build(ModelConfig, "model", config.model), dtype=dtype, threads=1))
-        prompts = [model.prompt_ids(question.prompt) for question in questions]
+        prompts = [model.dialogue.prompt_ids(question.prompt) for question in questions]
         if args.profile:
             for slots in args.slots:
                 print(f"{dtype}, {slots} slots")

@@ -38,7 +38,7 @@ from tqdm import tqdm
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.provenance import describe_hardware
 from kvsweep.harness.settings import compose_config
-from kvsweep.harness.sweep import decode as decode_cells
+from kvsweep.harness.sweep import fill as decode_cells
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.share import share_of, status_of
 from kvsweep.harness.sweep.store import CellStore, OpenCells

@@ -70,14 +70,18 @@ def compare(job: Job, model: LoadedModel) -> Iterator[tuple[str, float, float, f
     ).eval()
     branches = tuple(Branch(cell_id=cell.policy.name, policy=cell.policy) for cell in job.cells)
     policies: list[Policy] = [branch.policy for branch in branches]
-    prompts = {p.id: model.prompt_ids(p.prompt) for p in job.benchmark.problems}
+    prompts = {p.id: model.dialogue.prompt_ids(p.prompt) for p in job.benchmark.problems}
     requests = [Request(problem_id=i, draw=0, prompt_ids=ids, branches=branches) for i, ids in prompts.items()]
     engine = FirstSelections.sized_for(requests, model, decoding=job.decoding, seed=job.seed)
     texts = {c.problem_id: c.token_ids for cell, c in engine.generate(requests) if cell == "full"}
     window = next(p.local_window for p in policies if hasattr(p, "local_window"))
     for problem, ids in prompts.items():
         length = policies[-1].trigger(len(ids)) + 1
-        answer = [*ids, *texts[problem]].index(model.think_end_id) if model.think_end_id in texts[problem] else 0
+        answer = (
+            [*ids, *texts[problem]].index(model.dialogue.think_end_id)
+            if model.dialogue.think_end_id in texts[problem]
+            else 0
+        )
         if answer <= length:  # no answer, or one that began before the eviction
             continue
         looked_up = look_ups(eager, model, ids, texts[problem])[..., len(ids) : length - window]
@@ -92,7 +96,7 @@ def compare(job: Job, model: LoadedModel) -> Iterator[tuple[str, float, float, f
 @torch.inference_mode()
 def look_ups(eager, model: LoadedModel, prompt: tuple[int, ...], text: list[int]) -> Tensor:
     """[layers, kv_heads, tokens] 1 where some query of the answer pays more than half of its attention."""
-    answer = len(prompt) + text.index(model.think_end_id)
+    answer = len(prompt) + text.index(model.dialogue.think_end_id)
     attentions = eager(torch.tensor([[*prompt, *text]]), output_attentions=True).attentions
     largest = torch.stack(attentions)[:, 0, :, answer:].amax(dim=2)  # [layers, q_heads, tokens]
     return (largest.unflatten(1, (model.shape.kv_heads, -1)).amax(dim=2) > CERTAIN).float()

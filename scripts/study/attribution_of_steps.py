@@ -15,7 +15,7 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from kvsweep.harness.inspect.importance import grad_x_input, removal
-from kvsweep.harness.inspect.text import InspectedText, token_range
+from kvsweep.harness.inspect.inspected import InspectedText, token_range
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.traces import trace_of_text

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvsweep.harness.grading.answers import AnswerKind, Job
+from kvsweep.harness.grading.answers import AnswerKind, Ungraded
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.workers import Workers
 
@@ -201,8 +201,8 @@ def hostile(count: int, grader: Grader) -> dict[str, object]:
     return {"texts": count, "seconds": seconds, "largest_worker_mib": largest, "outcomes": dict(outcomes)}
 
 
-def _job(text: str, gold: str, kind: AnswerKind) -> Job:
-    return Job(text=text, stop_reason="stop", gold=gold, kind=kind, rule={"answer_from": "whole_text"})
+def _job(text: str, gold: str, kind: AnswerKind) -> Ungraded:
+    return Ungraded(text=text, stop_reason="stop", gold=gold, kind=kind, rule={"answer_from": "whole_text"})
 
 
 if __name__ == "__main__":

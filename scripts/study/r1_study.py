@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 from replay_study import replay_timed
 
-from kvsweep.harness.replay.share import ReplayShare, replay_share
-from kvsweep.harness.replay.texts import ReplayConfig
+from kvsweep.harness.replay.references import ReplayConfig
+from kvsweep.harness.replay.replay_share import ReplayShare, replay_share
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.job import make_job
 

@@ -41,8 +41,8 @@ def jobs(
     out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str] = ()
 ) -> Iterator:
     """The replay of each panel, after its full cache has written the texts."""
-    from kvsweep.harness.replay.share import replay_share
-    from kvsweep.harness.replay.texts import ReplayConfig
+    from kvsweep.harness.replay.references import ReplayConfig
+    from kvsweep.harness.replay.replay_share import replay_share
     from kvsweep.harness.settings import compose_config
     from kvsweep.harness.sweep.execute import decode_all
     from kvsweep.harness.sweep.job import make_job
@@ -65,9 +65,9 @@ def jobs(
 
 def cpu_seconds(share: Any) -> float:
     """Run a share of a job; the CPU seconds of it, without those of loading its model."""
-    from kvsweep.harness.replay.share import ReplayShare, replay_all
-    from kvsweep.harness.sweep.decode import loaded
+    from kvsweep.harness.replay.replay_share import ReplayShare, replay_all
     from kvsweep.harness.sweep.execute import decode_all
+    from kvsweep.harness.sweep.fill import loaded
 
     loaded(share.job.model)
     begin = time.process_time()
@@ -96,8 +96,8 @@ def replay(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, s
 
 def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
     """Decode each panel's whole grid with forks, then replay it three times, in one process; note CPU seconds."""
-    from kvsweep.harness.replay.share import replay_share
-    from kvsweep.harness.replay.texts import ReplayConfig
+    from kvsweep.harness.replay.references import ReplayConfig
+    from kvsweep.harness.replay.replay_share import replay_share
     from kvsweep.harness.settings import compose_config
     from kvsweep.harness.sweep.job import make_job
     from kvsweep.harness.sweep.share import share_of
@@ -121,8 +121,8 @@ def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str
 
 def tokens(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
     """Replay the first tokens of the texts, and write how their KL ranks the cells of each panel like Pass@1 does."""
-    from kvsweep.harness.replay.share import replay_share
-    from kvsweep.harness.replay.texts import ReplayConfig
+    from kvsweep.harness.replay.references import ReplayConfig
+    from kvsweep.harness.replay.replay_share import replay_share
 
     replays, found = list(jobs(out, texts, experiment, panels, overrides)), []
     for most in FIRST_TOKENS:

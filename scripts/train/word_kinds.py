@@ -1,13 +1,13 @@
 """Two kinds of problems with which the training of smollm2_reasons began.
 
-After 162,000 tokens of these and of the kinds in `kvsweep.harness.toy.words` the model solved none of these at the
-sizes of an evaluation, so the rest of its training left them out, and no benchmark has them.
+After 162,000 tokens of these and of the kinds in `kvsweep.harness.toy.word_problems` the model solved none of these at
+the sizes of an evaluation, so the rest of its training left them out, and no benchmark has them.
 """
 
 from random import Random
 
-from kvsweep.harness.toy.words import KINDS as OF_BENCHMARKS
-from kvsweep.harness.toy.words import NAMES, Kind, Story, ask_sum, draw_thing, phrase
+from kvsweep.harness.toy.word_problems import KINDS as OF_BENCHMARKS
+from kvsweep.harness.toy.word_problems import NAMES, Kind, Story, ask_sum, draw_thing, phrase
 
 _PLACES = "mill church bridge school market harbor tower library garden bakery station castle inn farm"
 _WORDINGS = """\

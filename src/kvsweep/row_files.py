@@ -19,14 +19,14 @@ from kvsweep.files import MOST_BYTES, open_file
 _LONGEST = 2**31 - 1  # characters of a value in a CSV file, where Python allows 131,072
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     """One row: its place, such as FILE:LINE, and its values by column."""
 
     where: str
     values: dict[str, Any]
 
 
-def rows_of_file(path: Path, *, key: str | None = None) -> Iterator[Row]:
+def rows_of_file(path: Path, *, key: str | None = None) -> Iterator[FileRow]:
     """Yield the rows of a file, which its contents tell for Parquet, JSON lines, a JSON list, or else CSV.
 
     With a `key` also those of a JSON object that has them as a list under this key, and of a zip that has each as a
@@ -68,17 +68,17 @@ def _is_row(line: bytes, key: str | None) -> bool:
     return isinstance(found, dict) and not (key is not None and isinstance(found.get(key), list))
 
 
-def _json_row(text: str | bytes, where: str) -> Row:
+def _json_row(text: str | bytes, where: str) -> FileRow:
     try:
         values = _parsed(text, where)
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
         raise UserError(f"{where} is not a JSON object; correct or delete that line.")
-    return Row(where, values)
+    return FileRow(where, values)
 
 
-def _json_rows(path: Path, key: str | None) -> Iterator[Row]:
+def _json_rows(path: Path, key: str | None) -> Iterator[FileRow]:
     text = path.read_text(encoding="utf-8-sig")
     try:
         found = _parsed(text, str(path))
@@ -88,7 +88,7 @@ def _json_rows(path: Path, key: str | None) -> Iterator[Row]:
     rows = found.get(key) if isinstance(found, dict) else found
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path} holds no list of rows; write a JSON object a line, or a list of them.")
-    yield from (Row(f"{path} item {number}", row) for number, row in enumerate(rows, start=1))
+    yield from (FileRow(f"{path} item {number}", row) for number, row in enumerate(rows, start=1))
 
 
 def _parsed(text: str | bytes, where: str) -> Any:
@@ -108,7 +108,7 @@ def _refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
         raise UserError(f"{where} has the {noun} {repeated!r:.60} twice; rename or delete one.")
 
 
-def _zip_rows(path: Path, folder: str) -> Iterator[Row]:
+def _zip_rows(path: Path, folder: str) -> Iterator[FileRow]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.infolist() if member.filename.startswith(f"{folder}/")]
@@ -122,7 +122,7 @@ def _zip_rows(path: Path, folder: str) -> Iterator[Row]:
         raise UserError(f"{path} cannot be unpacked ({visible(str(error)):.80}); pack it anew.") from error
 
 
-def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
+def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[FileRow]:
     csv.field_size_limit(_LONGEST)
     reader, first_line = csv.DictReader(lines, strict=True), 2
     try:
@@ -134,13 +134,13 @@ def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
             # Otherwise a stray comma would shift a value into another column.
             if None in values or None in values.values():
                 raise UserError(f"{path}:{first_line} has not the header's count of cells; quote its commas.")
-            yield Row(f"{path}:{first_line}", values)
+            yield FileRow(f"{path}:{first_line}", values)
             first_line = reader.line_num + 1
     except csv.Error:
         raise UserError(f"{path}:{first_line} is not a CSV row; correct its quotes.") from None
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path) -> Iterator[FileRow]:
     from pyarrow import ArrowException, parquet
 
     try:
@@ -150,6 +150,6 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         for batch in file.iter_batches():
             for values in batch.to_pylist():
                 number += 1
-                yield Row(f"{path} row {number}", values)
+                yield FileRow(f"{path} row {number}", values)
     except ArrowException:
         raise UserError(f"{path} is not a Parquet file that can be read; write it again.") from None

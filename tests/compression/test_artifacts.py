@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvsweep.compression import artifacts
-from kvsweep.compression.policies.dynts import save_labels
+from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 
 Tensors = dict[str, torch.Tensor]

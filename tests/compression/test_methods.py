@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from kvsweep.compression.artifacts import load
-from kvsweep.compression.policies.h2o import LazyEviction
-from kvsweep.compression.policies.observation import CAOTE, RPC, LongFlow
-from kvsweep.compression.policies.rkv import GKV, LagKV
+from kvsweep.compression.policies.caote import CAOTE
+from kvsweep.compression.policies.gkv import GKV
+from kvsweep.compression.policies.lagkv import LagKV
+from kvsweep.compression.policies.lazyeviction import LazyEviction
+from kvsweep.compression.policies.longflow import LongFlow
+from kvsweep.compression.policies.rpc import RPC
 from kvsweep.compression.policies.triattention import TriAttention, save_statistics
 from kvsweep.compression.policy import CacheView, LastUse, RecentQueries
 from tests.compression.test_rivals import Cases, sized

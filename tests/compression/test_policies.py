@@ -10,23 +10,30 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvsweep.compression.policies.baselines import (
-    FullCache,
-    KeyDiff,
-    KNorm,
-    Random,
-    RandomHead,
-    SepLLM,
-    SepLLMDynTSCode,
-    StreamingLLM,
-    StreamingLLMDynTSCode,
-    Window,
-)
-from kvsweep.compression.policies.dynts import Bottom, DynTS, NoQuestion, NoWindow, Oracle, save_labels
-from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode, Inertia, LazyEviction, RaaS
-from kvsweep.compression.policies.observation import CAOTE, RPC, TOVA, LongFlow, SnapKV, SnapKVDynTSCode
-from kvsweep.compression.policies.rkv import GKV, RKV, LagKV, RKVDynTSCode, VaSE
+from kvsweep.compression.policies.caote import CAOTE
+from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policies.dynts_ablations import Bottom, NoQuestion, NoWindow
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.gkv import GKV
+from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
+from kvsweep.compression.policies.inertia import Inertia
+from kvsweep.compression.policies.keydiff import KeyDiff
+from kvsweep.compression.policies.knorm import KNorm
+from kvsweep.compression.policies.lagkv import LagKV
+from kvsweep.compression.policies.lazyeviction import LazyEviction
+from kvsweep.compression.policies.longflow import LongFlow
+from kvsweep.compression.policies.oracle import Oracle, save_labels
+from kvsweep.compression.policies.raas import RaaS
+from kvsweep.compression.policies.random import Random, RandomHead
+from kvsweep.compression.policies.rkv import RKV, RKVDynTSCode
+from kvsweep.compression.policies.rpc import RPC
+from kvsweep.compression.policies.sepllm import SepLLM, SepLLMDynTSCode
+from kvsweep.compression.policies.snapkv import SnapKV, SnapKVDynTSCode
+from kvsweep.compression.policies.streaming_llm import StreamingLLM, StreamingLLMDynTSCode
+from kvsweep.compression.policies.tova import TOVA
 from kvsweep.compression.policies.triattention import TriAttention, read_statistics, save_statistics
+from kvsweep.compression.policies.vase import VaSE
+from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import (
     AttentionMass,
     BudgetPolicy,
@@ -628,7 +635,7 @@ def test_kept_rows_equal_brute_force_on_an_embedded_models_cache(name, toy_qwen,
         return selection
 
     monkeypatch.setattr(type(policy), "select", select)
-    prompt = toy_qwen.prompt_ids(problems("add")[0].question)
+    prompt = toy_qwen.dialogue.prompt_ids(problems("add")[0].question)
     request = Request(problem_id="p", draw=0, prompt_ids=prompt, branches=(Branch(cell_id="c", policy=policy),))
     decoding = DecodingConfig(name="greedy", max_new_tokens=90, sampling=SamplingConfig(temperature=0))
     capacity = policy.capacity(len(prompt), 90)

@@ -13,19 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from kvsweep.compression.policies.baselines import (
-    KeyDiff,
-    KNorm,
-    SepLLM,
-    SepLLMDynTSCode,
-    StreamingLLM,
-    StreamingLLMDynTSCode,
-    Window,
-)
-from kvsweep.compression.policies.dynts import Bottom, DynTS, NoQuestion
+from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policies.dynts_ablations import Bottom, NoQuestion
 from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
-from kvsweep.compression.policies.observation import TOVA, SnapKV, SnapKVDynTSCode
-from kvsweep.compression.policies.rkv import RKV, RKVDynTSCode, VaSE
+from kvsweep.compression.policies.keydiff import KeyDiff
+from kvsweep.compression.policies.knorm import KNorm
+from kvsweep.compression.policies.rkv import RKV, RKVDynTSCode
+from kvsweep.compression.policies.sepllm import SepLLM, SepLLMDynTSCode
+from kvsweep.compression.policies.snapkv import SnapKV, SnapKVDynTSCode
+from kvsweep.compression.policies.streaming_llm import StreamingLLM, StreamingLLMDynTSCode
+from kvsweep.compression.policies.tova import TOVA
+from kvsweep.compression.policies.vase import VaSE
+from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import AttentionMass, CacheView, PredictedImportance, RecentQueries
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kvsweep.compression.policies.baselines import FullCache
+from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.h2o import H2O
 from kvsweep.compression.source import code_hash, is_own, source_files
 
 POLICY = '''"""A module."""
-from kvsweep.compression.policies.baselines import Window
+from kvsweep.compression.policies.window import Window
 import helper_of_mine
 
 

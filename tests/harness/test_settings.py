@@ -11,11 +11,12 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import Field
 
-from kvsweep.compression.policies.baselines import Window
+from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.source import code_hash
 from kvsweep.errors import UserError
 from kvsweep.harness.command import init
+from kvsweep.harness.overrides import hydra_overrides
 from kvsweep.harness.settings import (
     build,
     build_target,
@@ -27,7 +28,6 @@ from kvsweep.harness.settings import (
 )
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.launch import Slurm
-from kvsweep.harness.words import hydra_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def test_the_ends_of_a_range_are_taken() -> None:
         ("os.system", "is no policy"),
         ("json.JSONDecoder", "is no policy"),
         ("kvsweep.harness.benchmarks.config.BenchmarkConfig", "is no policy"),
-        ("kvsweep.compression.policies.baselines.Nothing", "is no policy"),
+        ("kvsweep.compression.policies.window.Nothing", "is no policy"),
         ("no_such_module.Mine", "cannot be imported (No module named 'no_such_module')"),
         ("no_module", "cannot be imported (Empty module name)"),
         (None, "cannot be imported (Empty module name)"),
@@ -101,7 +101,7 @@ def test_a_target_that_is_a_policy() -> None:
 
 def test_a_word_of_a_script_with_windows_line_ends() -> None:
     with pytest.raises(UserError, match=r"^policy=full\\r ends in a carriage return"):
-        hydra_words(["policy=full\r"], target_classes, multirun=False)
+        hydra_overrides(["policy=full\r"], target_classes, multirun=False)
 
 
 UNREADABLE = """cannot be read: write '{0}="TEXT"' for a text, '{0}=[A,B]' for a list, within the shell's quotes."""
@@ -143,7 +143,7 @@ def test_null_lists_mappings_numbers_and_quotes_keep_the_grammar_of_hydra(word: 
 
 def test_a_comma_separates_texts_of_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     words = ["run_name=1e5,ü", "model.device=cpu", "seed=1,2", "hydra.verbose=true", "-m", "benchmark=toy_add"]
-    made = hydra_words(words, target_classes, multirun=True)
+    made = hydra_overrides(words, target_classes, multirun=True)
     assert made == ['run_name="1e5","ü"', 'model.device="cpu"', *words[2:]]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsweep.compression.policies.baselines import Window
 from kvsweep.compression.policies.h2o import H2O
+from kvsweep.compression.policies.window import Window
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, Request, SamplingConfig
 from kvsweep.harness.decode.sampling import cuts

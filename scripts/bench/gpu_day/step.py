@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.policies.baselines import FullCache, Window
 from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.h2o import H2O
+from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import BudgetPolicy, Policy
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 from kvsweep.harness.decode.engine import Engine

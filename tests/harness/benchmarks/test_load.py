@@ -26,7 +26,7 @@ from kvsweep.harness.benchmarks.load import MOST_CHARS, PROMPTS, Benchmark, load
 from kvsweep.harness.benchmarks.options import option_orders
 from kvsweep.harness.settings import CONF, build
 from kvsweep.harness.sweep.job import make_job
-from kvsweep.harness.toy import tasks, words
+from kvsweep.harness.toy import tasks, word_problems
 from kvsweep.records import content_hash
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -140,7 +140,7 @@ class TestToy:
     def test_toy_problems_come_from_their_task(self, path: Path) -> None:
         benchmark = load_problems(BenchmarkConfig(**read_yaml(path)))
         task = path.stem.removeprefix("toy_")
-        toys = (tasks if task in tasks.TASKS else words).problems(task, count=120)
+        toys = (tasks if task in tasks.TASKS else word_problems).problems(task, count=120)
         assert [(p.id, p.prompt, int(p.gold)) for p in benchmark.problems] == [
             (toy.id, toy.question, toy.answer) for toy in toys
         ]

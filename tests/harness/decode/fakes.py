@@ -7,10 +7,16 @@ from types import SimpleNamespace
 import torch
 from transformers.cache_utils import DynamicCache
 
-from kvsweep.compression.policies.baselines import FullCache, Random, Window
-from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode, Inertia, LazyEviction
-from kvsweep.compression.policies.observation import RPC, SnapKV
-from kvsweep.compression.policies.rkv import GKV, RKVDynTSCode
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.gkv import GKV
+from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
+from kvsweep.compression.policies.inertia import Inertia
+from kvsweep.compression.policies.lazyeviction import LazyEviction
+from kvsweep.compression.policies.random import Random
+from kvsweep.compression.policies.rkv import RKVDynTSCode
+from kvsweep.compression.policies.rpc import RPC
+from kvsweep.compression.policies.snapkv import SnapKV
+from kvsweep.compression.policies.window import Window
 from kvsweep.compression.rows import CacheShape
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
@@ -44,6 +50,18 @@ def run(
     return dict(results), engine
 
 
+class FakeDialogue:
+    """Token 1 closes the thinking."""
+
+    thinks = True
+
+    def thinking_tokens(self, ids):
+        return ids.index(1) if 1 in ids else None
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+
 @dataclass
 class FakeModel:
     """A model of a few operations whose next token depends on every row its cache holds; for many small runs."""
@@ -52,17 +70,9 @@ class FakeModel:
 
     device = torch.device("cpu")
     stop_ids = (0,)
-    think_end_id = 1
+    dialogue = FakeDialogue()
     spec = SimpleNamespace(experts=False, fusable=True)
     shape = CacheShape(layers=1, q_heads=1, kv_heads=1, head_dim=4, dtype=torch.float64)
-
-    thinks = True
-
-    def thinking_tokens(self, ids):
-        return ids.index(self.think_end_id) if self.think_end_id in ids else None
-
-    def decode(self, ids):
-        return " ".join(map(str, ids))
 
     def check_length(self, tokens):
         """Any length will do."""

@@ -15,21 +15,28 @@ from hypothesis import strategies as st
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen2Config
 
 from kvsweep.compression.cache import use_slot_attention
-from kvsweep.compression.policies.baselines import (
-    KeyDiff,
-    KNorm,
-    Random,
-    RandomHead,
-    SepLLM,
-    StreamingLLM,
-    StreamingLLMDynTSCode,
-    Window,
-)
-from kvsweep.compression.policies.dynts import Bottom, DynTS, NoQuestion, NoWindow
-from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode, Inertia, LazyEviction, RaaS
-from kvsweep.compression.policies.observation import CAOTE, RPC, TOVA, LongFlow, SnapKV, SnapKVDynTSCode
-from kvsweep.compression.policies.rkv import GKV, RKV, LagKV, RKVDynTSCode, VaSE
+from kvsweep.compression.policies.caote import CAOTE
+from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policies.dynts_ablations import Bottom, NoQuestion, NoWindow
+from kvsweep.compression.policies.gkv import GKV
+from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
+from kvsweep.compression.policies.inertia import Inertia
+from kvsweep.compression.policies.keydiff import KeyDiff
+from kvsweep.compression.policies.knorm import KNorm
+from kvsweep.compression.policies.lagkv import LagKV
+from kvsweep.compression.policies.lazyeviction import LazyEviction
+from kvsweep.compression.policies.longflow import LongFlow
+from kvsweep.compression.policies.raas import RaaS
+from kvsweep.compression.policies.random import Random, RandomHead
+from kvsweep.compression.policies.rkv import RKV, RKVDynTSCode
+from kvsweep.compression.policies.rpc import RPC
+from kvsweep.compression.policies.sepllm import SepLLM
+from kvsweep.compression.policies.snapkv import SnapKV, SnapKVDynTSCode
+from kvsweep.compression.policies.streaming_llm import StreamingLLM, StreamingLLMDynTSCode
+from kvsweep.compression.policies.tova import TOVA
 from kvsweep.compression.policies.triattention import TriAttention, save_statistics
+from kvsweep.compression.policies.vase import VaSE
+from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import AttentionMass, CacheView, LastUse, RecentQueries, RowMemory
 from kvsweep.compression.recorders import ImportancePredictor, load_predictor, save_predictor
 from kvsweep.errors import UserError
@@ -39,7 +46,7 @@ from kvsweep.harness.decode.sampling import sequence_key, uniforms_of_rows
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.predictor.statistics import rotation_of
+from kvsweep.harness.predictor.query_means import rotation_of
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS, problems
 from kvsweep.records import held_percents
@@ -107,7 +114,7 @@ def toy(request):
     path = str(WEIGHTS / request.param)
     model = load_model(ModelConfig(name=request.param, title="Toy", path=path, threads=1))
     stock = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    texts = [model.prompt_ids(problems(task)[i].question) for i, task in enumerate(TASKS)]
+    texts = [model.dialogue.prompt_ids(problems(task)[i].question) for i, task in enumerate(TASKS)]
     return stock, model, [*texts, texts[0][:1], texts[1][:9]]
 
 
@@ -233,7 +240,9 @@ def decode_slowly(network, model, ids, policy, *, max_new_tokens, seed, problem_
                 token_ids=torch.tensor(text)[own],
                 separating=lambda own=own, text=text: model.separators[torch.tensor(text)[own]],
                 question_length=len(ids),
-                answer_start=len(ids) + answer.index(model.think_end_id) if model.think_end_id in answer else None,
+                answer_start=len(ids) + answer.index(model.dialogue.think_end_id)
+                if model.dialogue.think_end_id in answer
+                else None,
                 keys=[layer.keys[0] for layer in cache.layers],
                 values=[layer.values[0] for layer in cache.layers],
                 scaling=spy.scaling,
@@ -382,7 +391,7 @@ def test_eviction_of_an_embedded_model_equals_a_gathered_dynamic_cache(toy):
 )
 def test_an_embedded_models_completions_do_not_depend_on_slots_or_order(toy, tasks, tokens):
     _, model, _ = toy
-    texts = [model.prompt_ids(p.question) for task in list(TASKS)[:tasks] for p in problems(task)[:1]]
+    texts = [model.dialogue.prompt_ids(p.question) for task in list(TASKS)[:tasks] for p in problems(task)[:1]]
     rule = {"keep_ratio": 0.3, "local_window": 32, "budget": 96, "question": "on_top"}
     requests = ask(texts, FULL, Random(name="random", **rule), Window(name="window", **rule))
     options = {"sampling": SamplingConfig(temperature=0.6, top_p=0.95), "max_new_tokens": tokens}

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.config import UNPACKED, CacheConfig
-from kvsweep.compression.policies.baselines import FullCache, Window
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.rows import CacheShape
 from kvsweep.harness.decode import memory
@@ -24,8 +25,8 @@ from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, Samp
 from kvsweep.harness.decode.sampling import sample
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.settings import compose_config
-from kvsweep.harness.sweep.decode import loaded
 from kvsweep.harness.sweep.execute import decode_all
+from kvsweep.harness.sweep.fill import loaded
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.share import share_of
 

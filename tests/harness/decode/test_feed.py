@@ -64,7 +64,7 @@ def model_of(name):
 def texts_of(model):
     """Questions, and texts of ragged lengths that the model finds likely in parts."""
     dice, vocabulary = random.Random(1), model.network.config.vocab_size - 1
-    prompts = [model.prompt_ids(problem.question) for problem in problems("chain")[: len(LENGTHS)]]
+    prompts = [model.dialogue.prompt_ids(problem.question) for problem in problems("chain")[: len(LENGTHS)]]
     ends = [tuple(dice.randrange(3, vocabulary) for _ in range(length)) for length in LENGTHS]
     return [(prompt[:cut], (*prompt, *end)) for prompt, end, cut in zip(prompts, ends, (1, 20, 999, 999), strict=True)]
 

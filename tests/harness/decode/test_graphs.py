@@ -191,7 +191,9 @@ def embedded(name):
     policies = DynTS(name="dynts", predictor=head, **rule), H2O(name="h2o", **rule)
     branches = tuple(Branch(cell_id=policy.name, policy=policy) for policy in policies)
     requests = [
-        Request(problem_id=task, draw=0, prompt_ids=model.prompt_ids(problems(task)[0].question), branches=branches)
+        Request(
+            problem_id=task, draw=0, prompt_ids=model.dialogue.prompt_ids(problems(task)[0].question), branches=branches
+        )
         for task in TASKS
     ]
     return model, requests

@@ -13,8 +13,9 @@ import transformers
 
 from kvsweep.compression.cache import SLOT_ATTENTION, SlotCache
 from kvsweep.compression.config import CacheConfig, fixed_bytes
-from kvsweep.compression.policies.baselines import FullCache, Window
+from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.h2o import H2O
+from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import Selection
 from kvsweep.compression.rows import Prefill
 from kvsweep.errors import UserError

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from kvsweep.compression.cache import use_slot_attention
 from kvsweep.compression.config import CacheConfig
-from kvsweep.compression.policies.baselines import FullCache, Window
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.window import Window
 from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig

@@ -5,8 +5,9 @@ import torch
 
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.config import UNPACKED, CacheConfig
-from kvsweep.compression.policies.baselines import FullCache, Window
+from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.rkv import RKV
+from kvsweep.compression.policies.window import Window
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.config import ModelConfig

@@ -19,7 +19,7 @@ from typing import Any
 
 import sympy
 
-from kvsweep.harness.grading.answers import Job
+from kvsweep.harness.grading.answers import Ungraded
 from kvsweep.harness.grading.grader import Grader
 
 SYMBOLS = dict(zip("xyztw", sympy.symbols("x y z t w"), strict=True))
@@ -306,7 +306,7 @@ def measured(made: Iterable[Case], pool: Grader) -> dict[str, int]:
     for case in made:
         rows += [(case, False, mutant) for mutant in case.mutants] + [(case, True, right) for right in case.rewrites]
     jobs: Any = [
-        Job(text=f"So $\\boxed{{{answer}}}$", stop_reason="stop", gold=case.gold, kind=case.kind, rule=rule)  # type: ignore[arg-type]
+        Ungraded(text=f"So $\\boxed{{{answer}}}$", stop_reason="stop", gold=case.gold, kind=case.kind, rule=rule)  # type: ignore[arg-type]
         for case, _, answer in rows
     ]
     replies = [reply.outcome == "correct" for reply in pool.judge(jobs)]

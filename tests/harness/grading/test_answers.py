@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvsweep.harness.grading.answers import INTEGER_FORMS, Job, Rule, canonical_gold, judge, stated_answer
+from kvsweep.harness.grading.answers import INTEGER_FORMS, Rule, Ungraded, canonical_gold, judge, stated_answer
 from kvsweep.harness.grading.grader import LENIENT_GRADES_FILE, Grader, read_standard
 from kvsweep.harness.grading.statements import DECLARATIONS, find_statement, last_conclusion
 from kvsweep.records import Completion, Problem
@@ -305,7 +305,7 @@ class TestWorkers:
         texts = hostile_texts(40, seed=1)
         rule = {"answer_from": "whole_text"}
         jobs = [
-            Job(text=text, stop_reason="stop", gold=gold, kind=kind, rule=rule)  # type: ignore[arg-type]
+            Ungraded(text=text, stop_reason="stop", gold=gold, kind=kind, rule=rule)  # type: ignore[arg-type]
             for text in texts
             for kind, gold in (("integer", "5"), ("expression", "1/2"), ("letter", "C"))
         ]
@@ -316,7 +316,7 @@ class TestWorkers:
     def test_a_text_that_eats_memory_or_time_costs_its_row_alone(self) -> None:
         texts = [r"\boxed{5}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{5}"]
         rule = {"answer_from": "whole_text"}
-        jobs = [Job(text=text, stop_reason="stop", gold="5", kind="expression", rule=rule) for text in texts]
+        jobs = [Ungraded(text=text, stop_reason="stop", gold="5", kind="expression", rule=rule) for text in texts]
         with Grader(workers=1, timeout_s=3) as grader:
             outcomes = [reply.outcome for reply in grader.judge(jobs)]
         assert outcomes[0] == outcomes[2] == "correct"

@@ -16,7 +16,7 @@ from kvsweep.analysis.figures.completion import read_kept, retention
 from kvsweep.compression.recorders import load_predictor
 from kvsweep.errors import UserError
 from kvsweep.harness.inspect.importance import importance, removal
-from kvsweep.harness.inspect.text import derivations, live, of_cell, of_file
+from kvsweep.harness.inspect.inspected import derivations, live, of_cell, of_file
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.labels import label_trace
@@ -100,7 +100,7 @@ def test_a_run_is_no_cell_and_of_a_cell_the_first_answered_text_is_taken(kvsweep
     # Within 280 tokens the first problem is answered and the last is not.
     last_first = [*read_graded(full)][::-1]
     assert [row[2].answer is None for row in last_first] == [True, True, False]
-    monkeypatch.setattr("kvsweep.harness.inspect.text.read_graded", lambda folder: last_first)
+    monkeypatch.setattr("kvsweep.harness.inspect.inspected.read_graded", lambda folder: last_first)
     source = of_cell(full, None, 0)
     assert source.read(load_model(source.model)).trace.problem_id == "chain-000"
 
@@ -123,7 +123,7 @@ def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path, cap
     with pytest.raises(UserError, match="is not among the completions"):
         of_cell(folder, "nobody", 0)
     del row["check"]  # a row of another program has none
-    row |= {"token_ids": [text.model.think_end_id, *row["token_ids"]], "thinking_tokens": 0}
+    row |= {"token_ids": [text.model.dialogue.think_end_id, *row["token_ids"]], "thinking_tokens": 0}
     (folder / "completions.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(SystemExit):
         main([str(folder), "--out", str(out)])

@@ -10,7 +10,7 @@ from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
 from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.inspect.importance import cost, grad_x_input, policy_scores, removal
-from kvsweep.harness.inspect.text import InspectedText, NotInText
+from kvsweep.harness.inspect.inspected import InspectedText, NotInText
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.traces import Trace

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvsweep.errors import UserError
-from kvsweep.harness.inspect.text import of_cell
+from kvsweep.harness.inspect.inspected import of_cell
 
 
 @pytest.fixture(scope="module")

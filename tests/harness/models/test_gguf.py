@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvsweep.compression.policies.baselines import Window
+from kvsweep.compression.policies.window import Window
 from kvsweep.errors import UserError
 from kvsweep.harness.decode.request import Branch, Request, SamplingConfig
 from kvsweep.harness.models import hub
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import add_adapter, load_model
 from kvsweep.harness.settings import build, compose_config
-from kvsweep.harness.toy.words import problems
+from kvsweep.harness.toy.word_problems import problems
 from kvsweep.kernels import sampling
 from tests.harness.decode.fakes import FULL, run
 
@@ -136,7 +136,7 @@ def test_greedy_texts_are_generates(name: str) -> None:
     stock = AutoModelForCausalLM.from_pretrained(smollm2.config.checkpoint, dtype=torch.float32)
     if smollm2.config.adapter is not None:
         stock = add_adapter(stock, smollm2.config.adapter)
-    texts = [smollm2.prompt_ids(problem.question) for problem in problems("words", 8)]
+    texts = [smollm2.dialogue.prompt_ids(problem.question) for problem in problems("words", 8)]
     requests = [
         Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=(Branch(cell_id="full", policy=FULL),))
         for i, ids in enumerate(texts)
@@ -171,7 +171,7 @@ def test_logits_have_the_same_bits_in_every_number_of_slots_in_chunks_and_after_
 
     monkeypatch.setattr(sampling, "inverse_cdf", recording)
     window = Branch(cell_id="window", policy=Window(name="window", **RULE))
-    texts = [reasons.prompt_ids(problem.question) for problem in problems("words", 3)]
+    texts = [reasons.dialogue.prompt_ids(problem.question) for problem in problems("words", 3)]
 
     def logits_of(slots: int, branches: list[Branch], forced: list[tuple[int, ...]] | None = None):
         seen.clear()
@@ -202,7 +202,7 @@ def test_logits_have_the_same_bits_in_every_number_of_slots_in_chunks_and_after_
 def test_texts_do_not_depend_on_slots_nor_on_cells_beside_them(smollm2) -> None:
     rule = {"keep_ratio": 0.5, "local_window": 32, "budget": 64, "question": "free"}
     branches = [Branch(cell_id="full", policy=FULL), Branch(cell_id="window", policy=Window(name="window", **rule))]
-    texts = [smollm2.prompt_ids(problem.question) for problem in problems("records", 3)]
+    texts = [smollm2.dialogue.prompt_ids(problem.question) for problem in problems("records", 3)]
     options = {"max_new_tokens": 16, "sampling": SamplingConfig(temperature=0.6, top_p=0.95), "seed": 3}
 
     def texts_of(chosen: list[Branch], slots: int) -> dict:

@@ -144,9 +144,9 @@ def test_channels_are_the_thinking_and_the_answer_of_gpt_oss() -> None:
     text = "<|channel|>analysis<|message|>2+2 is 4<|end|><|start|>assistant<|channel|>final<|message|>4"
     thinking, answer = segment_text(text, model.config.tags)
     assert (text[thinking], text[answer]) == ("2+2 is 4<|end|><|start|>assistant", "4")
-    assert model.thinking_opened_by == "template"
+    assert model.dialogue.thinking_opened_by == "template"
     ids = model.tokenizer(text, add_special_tokens=False).input_ids
-    assert model.decode(ids[model.thinking_tokens(ids) :]).startswith("<|channel|>final<|message|>")
+    assert model.dialogue.decode(ids[model.dialogue.thinking_tokens(ids) :]).startswith("<|channel|>final<|message|>")
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -158,12 +158,12 @@ def test_a_small_copy_keeps_heads_groups_and_positions(name: str) -> None:
     assert model.shape.head_dim == 128
     assert model.network.config.rope_parameters == whole.rope_parameters
     text = "Größe of 7?\n"
-    ids = model.prompt_ids(text)
-    assert model.decode(list(ids)).endswith("<think>\n")
-    assert text in model.decode(list(ids))
-    assert model.decode([model.think_end_id]) == "</think>"
+    ids = model.dialogue.prompt_ids(text)
+    assert model.dialogue.decode(list(ids)).endswith("<think>\n")
+    assert text in model.dialogue.decode(list(ids))
+    assert model.dialogue.decode([model.dialogue.think_end_id]) == "</think>"
     assert model.stop_ids == (model.tokenizer.eos_token_id,)
-    assert model.thinking_opened_by == "template"
+    assert model.dialogue.thinking_opened_by == "template"
 
 
 def test_a_build_is_named_by_what_it_is_built_of() -> None:
@@ -181,12 +181,12 @@ def test_thinking_is_forced_where_the_template_does_not_open_it() -> None:
     forced = load_model(config("r1_llama_8b"))
     template = forced.tokenizer.chat_template
     forced.tokenizer.chat_template = template.replace("<think>\n", "")
-    assert forced.decode(list(forced.prompt_ids("?"))).endswith("<｜Assistant｜><think>\n")
-    assert forced.thinking_opened_by == "forced"
+    assert forced.decode(list(forced.dialogue.prompt_ids("?"))).endswith("<｜Assistant｜><think>\n")
+    assert forced.dialogue.thinking_opened_by == "forced"
     free = load_model(config("r1_llama_8b", force_think=False))
     free.tokenizer.chat_template = template.replace("<think>\n", "")
-    assert free.decode(list(free.prompt_ids("?"))).endswith("<｜Assistant｜>")
-    assert free.thinking_opened_by == "model"
+    assert free.decode(list(free.dialogue.prompt_ids("?"))).endswith("<｜Assistant｜>")
+    assert free.dialogue.thinking_opened_by == "model"
     assert forced.config.identity() != free.config.identity()
 
 

@@ -39,22 +39,22 @@ def test_the_thinking_ends_where_the_text_of_the_tag_begins(tag: str) -> None:
     write = model.tokenizer.encode
     for before in ("", "p=4", "1+2=3. The rest follows"):
         ids = [*write(before, add_special_tokens=False), *write(tag + "7", add_special_tokens=False)]
-        found = model.thinking_tokens(ids)
+        found = model.dialogue.thinking_tokens(ids)
         assert found is not None
-        assert model.decode(ids[:found]) == before
-        assert model.decode(ids[found:]).startswith(tag)
-        assert model.decode(ids[: found + model.tag_tokens(ids, found)]) == before + tag
-    assert model.thinking_tokens(write("p=4+2", add_special_tokens=False)) is None
-    assert (len(model.think_end_ids) == 1) == (tag == "</think>")
+        assert model.dialogue.decode(ids[:found]) == before
+        assert model.dialogue.decode(ids[found:]).startswith(tag)
+        assert model.dialogue.decode(ids[: found + model.dialogue.tag_tokens(ids, found)]) == before + tag
+    assert model.dialogue.thinking_tokens(write("p=4+2", add_special_tokens=False)) is None
+    assert (len(model.dialogue.think_end_ids) == 1) == (tag == "</think>")
     trace, answer = trace_of_text("1+2?", f"1+2=3{tag}7", ("p", 0), model.config.tags, model, "the text")
-    assert model.decode(trace.token_ids[trace.answer_start :]) == answer == "7"
+    assert model.dialogue.decode(trace.token_ids[trace.answer_start :]) == answer == "7"
 
 
 def test_a_model_without_a_tag_thinks_nothing(tiny_model_dir: Path) -> None:
     model = of_folder(tiny_model_dir, think_end=None, think_start=None)
-    assert not model.thinks
-    assert model.thinking_tokens([1, 2, 3]) is None
-    assert model.thinking_opened_by == "model"
+    assert not model.dialogue.thinks
+    assert model.dialogue.thinking_tokens([1, 2, 3]) is None
+    assert model.dialogue.thinking_opened_by == "model"
 
 
 def test_the_whole_text_is_the_answer_of_a_model_that_does_not_think(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_the_templates_own_system_prompt_is_left_alone() -> None:
     )
     model = of_bytes(think_end=None)
     model.tokenizer.chat_template = template
-    assert model.decode(list(model.prompt_ids("p=4"))) == "You are Tiny.[user]p=4>"
+    assert model.dialogue.decode(list(model.dialogue.prompt_ids("p=4"))) == "You are Tiny.[user]p=4>"
 
 
 def test_a_base_model_is_asked_the_bare_question(tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_base_model_is_asked_the_bare_question(tiny_model_dir: Path, tmp_path:
     with pytest.raises(UserError, match=r"model\.chat_template=none for a base model"):
         of_folder(folder)
     model = of_folder(folder, chat_template="none")
-    assert model.prompt_ids("p=4+2") == tuple(model.tokenizer("p=4+2").input_ids)
+    assert model.dialogue.prompt_ids("p=4+2") == tuple(model.tokenizer("p=4+2").input_ids)
     assert model.config.identity() != of_folder(tiny_model_dir).config.identity()
     with pytest.raises(UserError, match="broken"):
         of_folder(edited(tiny_model_dir, tmp_path / "n", "{{ raise_exception('broken template') }}"))
@@ -120,14 +120,14 @@ def test_a_template_that_closes_the_thinking_is_refused_and_a_variable_opens_it(
             of_folder(folder, force_think=forced)
     by_question = "{% set enable_thinking = 'no_think' not in messages[0]['content'] %}" + BLOCK
     sometimes = of_folder(edited(tiny_model_dir, tmp_path / "n", by_question))
-    assert sometimes.asked("p=4").endswith("<think>\n")
+    assert sometimes.dialogue.asked("p=4").endswith("<think>\n")
     with pytest.raises(UserError, match="closes the thinking"):
-        sometimes.prompt_ids("p=4 no_think")
+        sometimes.dialogue.prompt_ids("p=4 no_think")
     answers = of_folder(folder, think_end=None)
-    assert answers.decode(list(answers.prompt_ids("p=4"))).endswith("</think>\n\n")
+    assert answers.decode(list(answers.dialogue.prompt_ids("p=4"))).endswith("</think>\n\n")
     thinks = of_folder(folder, template={"enable_thinking": True}, force_think=True)
-    assert thinks.thinking_opened_by == "template"
-    assert thinks.asked("p=4").endswith("<a><think>\n")
+    assert thinks.dialogue.thinking_opened_by == "template"
+    assert thinks.dialogue.asked("p=4").endswith("<a><think>\n")
     plain = replace(thinks.config, template=None).identity()
     assert thinks.config.identity() == {**plain, "template": {"enable_thinking": True}}
 
@@ -145,8 +145,8 @@ def test_a_template_that_closes_the_thinking_is_refused_and_a_variable_opens_it(
 def test_what_the_prompt_opens_and_closes_is_read_behind_the_question(behind: str, found: str) -> None:
     model = of_bytes()
     model.tokenizer.chat_template = "Think in <think></think>. {{ messages[0]['content'] }}" + behind
-    text = model._templated("Is </think> a tag?")
-    assert model.thinking_behind("Is </think> a tag?", text) == found
+    text = model.dialogue._templated("Is </think> a tag?")
+    assert model.dialogue.thinking_behind("Is </think> a tag?", text) == found
 
 
 def test_a_variable_is_one_that_the_template_alone_reads(tiny_model_dir: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from kvsweep.harness.predictor.recipe import read_settings
 from kvsweep.harness.predictor.traces import trace_problems
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS
-from kvsweep.harness.toy.words import BENCHMARKS, problems
+from kvsweep.harness.toy.word_problems import BENCHMARKS, problems
 from kvsweep.records import read_rows
 from tests.program import predictor as main
 

@@ -13,7 +13,7 @@ from kvsweep.harness.decode.request import Branch
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.replay.measure import replay
-from kvsweep.harness.replay.texts import Text
+from kvsweep.harness.replay.references import Text
 from kvsweep.harness.settings import WEIGHTS, compose_config
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.toy.tasks import problems
@@ -43,8 +43,8 @@ def job_of(name, *more):
 def texts(model):
     found = []
     for number, problem in enumerate(problems("chain")[:2]):
-        following = model.prompt_ids(problems("regs")[number].question)
-        ids = (*following, model.think_end_id, *following[: 20 + number], model.stop_ids[0])
+        following = model.dialogue.prompt_ids(problems("regs")[number].question)
+        ids = (*following, model.dialogue.think_end_id, *following[: 20 + number], model.stop_ids[0])
         found.append(Text(pair=(problem.id, 0), prompt=problem.question, token_ids=ids))
     return found
 
@@ -81,14 +81,14 @@ def test_numbers_equal_those_of_transformers_under_a_mask(model, name, sinks):
     wanted = {text: [cell] for text in texts(model)}
     rows = dict(replay_by_text(model, job, wanted))
     for text in wanted:
-        row, question = rows[text.pair], model.prompt_ids(text.prompt)
+        row, question = rows[text.pair], model.dialogue.prompt_ids(text.prompt)
         following = torch.tensor(text.token_ids)
         full = plain(question, text.token_ids)
         found, evictions = (full, 0) if sinks is None else masked(question, text.token_ids, sinks)
         kl = (full.exp() * (full - found)).sum(-1)
         own, reference = (one.gather(-1, following[:, None])[:, 0] for one in (found, full))
         same = full.argmax(-1) == found.argmax(-1)
-        answer = text.token_ids.index(model.think_end_id) + 1
+        answer = text.token_ids.index(model.dialogue.think_end_id) + 1
         assert row.evictions == evictions
         assert (evictions > 1) == (name != "full")
         assert row.tokens == len(following)
@@ -130,7 +130,7 @@ def test_packed_rows_count_from_the_first_token(model, bits):
         list(engine.generate([request]))
         [logits] = engine.seen.values()
         found = torch.stack(logits).double().log_softmax(-1)[: len(text.token_ids)]
-        full = plain(model.prompt_ids(text.prompt), text.token_ids)
+        full = plain(model.dialogue.prompt_ids(text.prompt), text.token_ids)
         kl = (full.exp() * (full - found)).sum(-1)
         row = rows[cell.cell_id, text.pair]
         assert (row.evictions > 1) == (cell.policy.name == "window")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvsweep.compression.policies.baselines import FullCache, Window
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.window import Window
 from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.harness.sweep import card as cards
 from kvsweep.harness.sweep.card import CARDS, GIB, mean_rows, step_seconds

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.policies.baselines import FullCache, Random
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.random import Random
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec, read_architecture
 from kvsweep.harness.settings import CONF, WEIGHTS, build, compose_config

@@ -17,8 +17,8 @@ import yaml
 from torch import Tensor
 
 from kvsweep import loops
-from kvsweep.compression.policies.baselines import Random as RandomPolicy
-from kvsweep.compression.policies.baselines import Window
+from kvsweep.compression.policies.random import Random as RandomPolicy
+from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.harness.decode import slots as slot_table
@@ -175,7 +175,11 @@ def test_rows_are_consistent(
         assert row.num_tokens == len(row.token_ids) <= 40
         assert not set(row.token_ids[:-1]) & set(model.stop_ids)
         assert row.seed == 5
-        closing = row.token_ids.index(model.think_end_id) if model.think_end_id in row.token_ids else row.num_tokens
+        closing = (
+            row.token_ids.index(model.dialogue.think_end_id)
+            if model.dialogue.think_end_id in row.token_ids
+            else row.num_tokens
+        )
         assert row.thinking_tokens == closing
         assert row.text == model.tokenizer.decode(row.token_ids[: -1 if stopped else None])
     assert reasons == {"stop", "length"}, "the untrained model is to give both"
@@ -295,7 +299,7 @@ class Shuffled:
         self.policies = policies
         branches = tuple(Branch(cell_id=policy.name, policy=policy) for policy in policies)
         self.requests = [
-            Request(problem_id=p.id, draw=draw, prompt_ids=model.prompt_ids(p.question), branches=branches)
+            Request(problem_id=p.id, draw=draw, prompt_ids=model.dialogue.prompt_ids(p.question), branches=branches)
             for p in toy_problems("add", count=6)
             for draw in range(2)
         ]

@@ -18,13 +18,13 @@ import yaml
 from kvsweep import files
 from kvsweep.analysis.load import load_run
 from kvsweep.compression.artifacts import read_card
-from kvsweep.compression.policies.dynts import save_labels
+from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.errors import UserError
 from kvsweep.files import digests
 from kvsweep.harness.command import init
-from kvsweep.harness.inspect.text import of_cell
+from kvsweep.harness.inspect.inspected import of_cell
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.replay.share import read_jobs
+from kvsweep.harness.replay.replay_share import read_jobs
 from kvsweep.harness.settings import WEIGHTS, compose_config
 from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job, changed_code, make_job
@@ -253,7 +253,7 @@ def test_a_resume_with_other_weights_has_cells_of_its_own(place: Path, settings:
 def test_a_file_that_changes_while_the_model_is_loaded_stops_the_task(
     place: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvsweep.harness.sweep import decode as decode_cells
+    from kvsweep.harness.sweep import fill as decode_cells
 
     job, load = shipped(settings), decode_cells.load_model
 

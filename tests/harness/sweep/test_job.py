@@ -12,8 +12,10 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from kvsweep.compression.policies.baselines import FullCache, Random, Window
 from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.random import Random
+from kvsweep.compression.policies.window import Window
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig

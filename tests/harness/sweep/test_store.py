@@ -20,7 +20,7 @@ import yaml
 from kvsweep import records
 from kvsweep.analysis.export import export
 from kvsweep.analysis.load import load_run, load_texts
-from kvsweep.compression.policies.baselines import FullCache
+from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.source import code_hash
 from kvsweep.errors import OtherSchemaError, UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig

@@ -6,10 +6,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from kvsweep.errors import UserError
-from kvsweep.harness.inspect.text import derivations, given, matches, numbers, paragraphs, token_range
+from kvsweep.harness.inspect.inspected import derivations, given, matches, numbers, paragraphs, token_range
 from kvsweep.harness.settings import WEIGHTS, compose_config
 from kvsweep.harness.toy.tasks import TASKS, problems
-from kvsweep.harness.toy.words import KINDS
+from kvsweep.harness.toy.word_problems import KINDS
 from scripts.train.toy_completions import SOLVE
 
 

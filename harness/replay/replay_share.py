@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from kvsweep import records
 from kvsweep.errors import UserError
 from kvsweep.harness.provenance import describe_arithmetic, describe_process
-from kvsweep.harness.replay.texts import ReplayConfig, Text, read_texts
+from kvsweep.harness.replay.references import ReplayConfig, Text, read_texts
 from kvsweep.harness.sweep.execute import work_through
 from kvsweep.harness.sweep.job import UNTRACKED, Job, make_job, stored_config
 from kvsweep.harness.sweep.launch import Launcher, start
@@ -60,7 +60,7 @@ def replay_all(shares: Sequence[ReplayShare]) -> list[Exception]:
 def execute(share: ReplayShare, work: OpenCells) -> None:
     """Write the rows that the open cells lack, a text at a time; nothing is graded."""
     from kvsweep.harness.replay.measure import replay  # imports torch
-    from kvsweep.harness.sweep.decode import loaded
+    from kvsweep.harness.sweep.fill import loaded
 
     job, decoding_pass = share.job, describe_process()
     decoding_pass["arithmetic"] = describe_arithmetic(invariant=False, impl=job.impl, dtype=job.model.dtype)

@@ -120,6 +120,6 @@ def make_statistics(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel)
 def _texts(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> list[list[int]]:
     """Token ids of the texts, at most MOST_TOKENS of them in all."""
     if recipe.text:
-        return [list(model.encode(Path(recipe.text).read_text(encoding="utf-8-sig"))[:MOST_TOKENS])]
+        return [list(model.dialogue.encode(Path(recipe.text).read_text(encoding="utf-8-sig"))[:MOST_TOKENS])]
     starts = accumulate((len(trace.token_ids) for trace in traces), initial=0)
     return [trace.token_ids[: MOST_TOKENS - at] for trace, at in zip(traces, starts, strict=False) if at < MOST_TOKENS]

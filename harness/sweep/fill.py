@@ -55,7 +55,7 @@ def decode(work: OpenCells) -> None:
     decoding_pass["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
     _begin_passes(work, cells, model, decoding_pass)
     limit = job.decoding.max_new_tokens
-    lengths = {problem.id: len(model.prompt_ids(problem.prompt)) for problem in job.benchmark.problems}
+    lengths = {problem.id: len(model.dialogue.prompt_ids(problem.prompt)) for problem in job.benchmark.problems}
     longest = max(lengths.values())
     _check_lengths(model, lengths, limit)
     _warn_of_lost_questions(cells, longest)
@@ -108,7 +108,7 @@ def _begin_passes(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, de
     for cell in cells:
         provenance = {
             **job.provenance(cell),
-            "thinking_opened_by": model.thinking_opened_by,
+            "thinking_opened_by": model.dialogue.thinking_opened_by,
             "tokenizer": tokenizer,
             "bytes": sizes,
             "hardware": decoding_pass["hardware"],
@@ -143,7 +143,10 @@ def _requests(
     for pair in work.share.pairs:
         branches = tuple(Branch(cell_id=c.cell_id, policy=c.policy) for c in cells if work.lacks(c.cell_id, pair))
         if branches:
-            forced, prompt = tuple(known[pair].shared_ids) if pair in known else (), model.prompt_ids(prompts[pair[0]])
+            forced, prompt = (
+                tuple(known[pair].shared_ids) if pair in known else (),
+                model.dialogue.prompt_ids(prompts[pair[0]]),
+            )
             yield Request(problem_id=pair[0], draw=pair[1], prompt_ids=prompt, branches=branches, forced=forced)
 
 
@@ -220,7 +223,7 @@ def _not_finite(work: OpenCells, model: LoadedModel, completion: Completion) -> 
     job = work.share.job
     [prompt] = [p.prompt for p in job.benchmark.problems if p.id == completion.problem_id]
     texts = f"{counted(len(work.not_finite), 'text')} ended because logits were NaN or infinite"
-    place = f"first in {model.not_finite_in([*model.prompt_ids(prompt), *completion.token_ids])}"
+    place = f"first in {model.not_finite_in([*model.dialogue.prompt_ids(prompt), *completion.token_ids])}"
     mend = "take model.dtype=bfloat16 or float32, or look at the weights"
     return NotFiniteError(f"{job.name}: {texts}, {place}, for problem {completion.problem_id!r:.80}: {mend}.")
 

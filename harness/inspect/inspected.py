@@ -191,7 +191,7 @@ def of_completion(
     config = DictConfig(OmegaConf.merge(sections, OmegaConf.from_dotlist(list(overrides))))
 
     def read(loaded: LoadedModel) -> InspectedText:
-        trace = trace_of(completion, loaded, loaded.prompt_ids(question))
+        trace = trace_of(completion, loaded, loaded.dialogue.prompt_ids(question))
         return InspectedText(model=loaded, trace=trace, completion=completion, setting=setting_of(own), grade=grade)
 
     return TextSource(model=build(ModelConfig, "model", config.model), config=config, read=read)
@@ -234,9 +234,9 @@ def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: 
 
 
 def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> InspectedText:
-    from kvsweep.harness.sweep.decode import engine_of
+    from kvsweep.harness.sweep.fill import engine_of
 
-    [cell], prompt = job.cells, model.prompt_ids(problem.prompt)
+    [cell], prompt = job.cells, model.dialogue.prompt_ids(problem.prompt)
     branch = Branch(cell_id="", policy=cell.policy)
     request = Request(problem_id=problem.id, draw=draw, prompt_ids=prompt, branches=(branch,))
     ((_, completion),) = engine_of(job, [request], model, slots=1).generate([request])

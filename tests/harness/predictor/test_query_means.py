@@ -11,7 +11,7 @@ from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import read_whole
-from kvsweep.harness.predictor.statistics import QueryMeans, rotation_of
+from kvsweep.harness.predictor.query_means import QueryMeans, rotation_of
 from tests.harness.models.test_families import loaded
 from tests.program import predictor as main
 

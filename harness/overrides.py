@@ -33,16 +33,16 @@ _CLASSES = {
 }
 
 
-def hydra_words(words: Sequence[str], targets: Callable[[str], Sequence[type]], *, multirun: bool) -> list[str]:
+def hydra_overrides(words: Sequence[str], targets: Callable[[str], Sequence[type]], *, multirun: bool) -> list[str]:
     """The words for Hydra; `targets` gives the classes that a choice of a section, such as launcher, may name.
 
     With `multirun` a comma separates values of a text too. A word that Hydra would misread raises a UserError.
     """
     hints = cache(lambda section: list(_hints(section, targets)))
-    return [_hydra_word(word, hints, multirun) for word in words]
+    return [_hydra_override(word, hints, multirun) for word in words]
 
 
-def _hydra_word(word: str, hints: Hints, multirun: bool) -> str:
+def _hydra_override(word: str, hints: Hints, multirun: bool) -> str:
     if word.endswith("\r"):  # of a script that Windows wrote
         raise UserError(f"{word[:-1]}\\r ends in a carriage return: save the script with the line ends of Unix.")
     if word.startswith("-"):

@@ -53,8 +53,8 @@ class Text:
 
     def request(self, model: LoadedModel, tokens: int | None, branches: Iterable[Branch] = ()) -> Request:
         """The request that replays the text's first tokens, at most `tokens`, in each branch."""
-        ids = self.token_ids or model.encode(self.words)
-        (name, draw), prompt_ids = self.pair, model.prompt_ids(self.prompt)
+        ids = self.token_ids or model.dialogue.encode(self.words)
+        (name, draw), prompt_ids = self.pair, model.dialogue.prompt_ids(self.prompt)
         return Request(
             problem_id=name,
             draw=draw,

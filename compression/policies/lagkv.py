@@ -1,0 +1,46 @@
+"""LagKV (arXiv 2504.04704): keep the tokens whose keys and values stand out from those that follow."""
+
+from dataclasses import dataclass
+
+from kvsweep.compression.policy import CacheView, Count, HeadPolicy
+from kvsweep.kernels.implementation import Tensor, torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class LagKV(HeadPolicy):
+    """Parts of `lag` rows, each ranked by its spread after scaling to the range of the next part; needs no attention.
+
+    Equations 5 to 8, held to kvpress's lagkv_press.py. A part's keys are scaled, channel by channel, so that the next
+    part's lie in [0, 1]; the deviation over channels goes through a softmax over the part; keys and values are
+    averaged. A row's score is its rank within its part, from 0 to below 1. Sinks, the last whole part and what follows
+    it score 1. A cache too short for two parts keeps its newest rows.
+    """
+
+    SINKS = 4
+
+    lag: Count = 128
+
+    newest_kept = 0
+
+    def scores(self, view: CacheView) -> Tensor:
+        scores = torch.ones(len(view.keys), view.keys[0].shape[0], view.length, device=view.keys[0].device)
+        first = self.sinks_kept
+        parts = (view.length - first) // self.lag
+        if parts < 2:
+            scores[..., first:] = torch.arange(view.length - first) / (view.length - first)
+            return scores
+        ranked = slice(first, first + (parts - 1) * self.lag)
+        for layer, (keys, values) in enumerate(zip(view.keys, view.values, strict=True)):
+            spread = (self._spread(keys, parts) + self._spread(values, parts)) / 2
+            best_first = spread.sort(dim=-1, descending=True, stable=True).indices
+            rank = self.lag - 1 - best_first.argsort(dim=-1)
+            scores[layer, :, ranked] = rank.flatten(1) / self.lag
+        return scores
+
+    def _spread(self, rows: Tensor, parts: int) -> Tensor:
+        """[kv_heads, parts - 1, lag] of rows [kv_heads, length, head_dim]."""
+        first = self.sinks_kept
+        split = rows[:, first : first + parts * self.lag].double().unflatten(1, (parts, self.lag))
+        low, high = split[:, 1:].aminmax(dim=-2, keepdim=True)
+        # A channel that is constant in the next part would divide by zero.
+        return ((split[:, :-1] - low) / (high - low).clamp(min=1e-12)).std(dim=-1).softmax(dim=-1)

@@ -1,0 +1,45 @@
+"""DynTS with the true importance of a token in place of the predicted one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvsweep.compression import artifacts
+from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policy import (
+    CacheView,
+)
+from kvsweep.kernels.implementation import Tensor, torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oracle(DynTS):
+    """DynTS with the true importance of the full cache's text for the same problem and draw in place of predictions.
+
+    Labels are known of the full cache's text alone: tokens from the first difference on, and texts without labels
+    (wrong, cut off, never closed), have the head's score. `labels` is a file of `kvsweep predictor oracle`.
+    """
+
+    ARTIFACTS: ClassVar[Mapping[str, str]] = {**DynTS.ARTIFACTS, "labels": "kvsweep predictor oracle"}
+
+    labels: str | None
+
+    def importance(self, view: CacheView) -> Tensor:
+        """[length] true importance where the text is the labelled one and labelled, predicted importance elsewhere."""
+        predicted, tensors = super().importance(view), artifacts.load_once(str(self.labels))
+        pair = f"{view.problem_id}/{view.draw}"
+        if f"ids/{pair}" not in tensors:
+            return predicted
+        ids, label = (tensors[f"{part}/{pair}"].to(predicted.device) for part in ("ids", "labels"))
+        common = min(len(ids), len(view.text_ids))
+        same = int((ids[:common] == view.text_ids[:common]).long().cumprod(dim=0).sum())
+        true = label[view.positions.clamp(max=len(label) - 1)].to(predicted.dtype)
+        known = (view.positions < same) & ~true.isnan()
+        return torch.where(known, true, predicted)
+
+
+def save_labels(place: str, traces: Mapping[str, tuple[Tensor, Tensor]], card: Mapping[str, Any]) -> None:
+    """Write `{problem_id/draw: (token ids [length], labels [length], NaN where there is none)}`."""
+    tensors = {f"ids/{pair}": ids for pair, (ids, _) in traces.items()}
+    tensors |= {f"labels/{pair}": labels.float() for pair, (_, labels) in traces.items()}
+    artifacts.save("labels", place, tensors, card)

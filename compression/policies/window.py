@@ -1,0 +1,14 @@
+"""A sliding window: keep the newest tokens."""
+
+from dataclasses import dataclass
+
+from kvsweep.compression.policy import BudgetPolicy, CacheView
+from kvsweep.kernels.implementation import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window(BudgetPolicy):
+    """Sliding window over all rows that stay: the DynTS paper's "window", .4 * (5000 - 2000) + 2000 of 5000."""
+
+    def scores(self, view: CacheView) -> Tensor:
+        return view.positions.double()
