@@ -181,11 +181,11 @@ def test_thinking_is_forced_where_the_template_does_not_open_it() -> None:
     forced = load_model(config("r1_llama_8b"))
     template = forced.tokenizer.chat_template
     forced.tokenizer.chat_template = template.replace("<think>\n", "")
-    assert forced.decode(list(forced.dialogue.prompt_ids("?"))).endswith("<｜Assistant｜><think>\n")
+    assert forced.dialogue.decode(list(forced.dialogue.prompt_ids("?"))).endswith("<｜Assistant｜><think>\n")
     assert forced.dialogue.thinking_opened_by == "forced"
     free = load_model(config("r1_llama_8b", force_think=False))
     free.tokenizer.chat_template = template.replace("<think>\n", "")
-    assert free.decode(list(free.dialogue.prompt_ids("?"))).endswith("<｜Assistant｜>")
+    assert free.dialogue.decode(list(free.dialogue.prompt_ids("?"))).endswith("<｜Assistant｜>")
     assert free.dialogue.thinking_opened_by == "model"
     assert forced.config.identity() != free.config.identity()
 

@@ -124,7 +124,7 @@ def test_a_template_that_closes_the_thinking_is_refused_and_a_variable_opens_it(
     with pytest.raises(UserError, match="closes the thinking"):
         sometimes.dialogue.prompt_ids("p=4 no_think")
     answers = of_folder(folder, think_end=None)
-    assert answers.decode(list(answers.dialogue.prompt_ids("p=4"))).endswith("</think>\n\n")
+    assert answers.dialogue.decode(list(answers.dialogue.prompt_ids("p=4"))).endswith("</think>\n\n")
     thinks = of_folder(folder, template={"enable_thinking": True}, force_think=True)
     assert thinks.dialogue.thinking_opened_by == "template"
     assert thinks.dialogue.asked("p=4").endswith("<a><think>\n")

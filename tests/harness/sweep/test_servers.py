@@ -136,7 +136,7 @@ def test_rows_grades_and_requests(
     other = adder()
     again = kvsweep(*words, f"engine.url={other.url}", "engine.extra={min_p: null, foo: [1]}")
     assert "nothing to do" in again.out
-    assert not other.dialogue.asked
+    assert not other.asked
 
 
 def test_the_bare_prompt(
@@ -299,8 +299,8 @@ def test_what_is_no_completion_is_one_sentence(
     assert len(rows(tmp_path)) == 4
     good = adder()
     assert kvsweep(*words, f"engine.url={good.url}").code == 0
-    assert len(good.dialogue.asked) == 8
-    assert not {body["seed"] for body in good.dialogue.asked} & {body["seed"] for body in server.asked[:4]}
+    assert len(good.asked) == 8
+    assert not {body["seed"] for body in good.asked} & {body["seed"] for body in server.asked[:4]}
 
 
 @pytest.mark.parametrize("answer", [lambda handler, number: handler.say(400, "too long"), ended_by("content_filter")])
@@ -325,7 +325,7 @@ def test_a_question_that_is_refused_stops_no_other_one(
     assert len(rows(tmp_path)) == 10
     good = adder()
     assert kvsweep(*words, f"engine.url={good.url}").code == 0
-    assert len(good.dialogue.asked) == 2
+    assert len(good.asked) == 2
 
 
 def test_a_dead_server_stops_no_other_one(
@@ -344,7 +344,7 @@ def test_a_dead_server_stops_no_other_one(
     assert len(rows(tmp_path)) == 12
     revived = adder(port=dead.server_port)
     assert kvsweep(*words, servers).code == 0
-    assert (len(alive.dialogue.asked), len(revived.dialogue.asked)) == (12, 12)
+    assert (len(alive.asked), len(revived.asked)) == (12, 12)
 
 
 # A shell's background job ignores Ctrl-C from its start.
@@ -392,7 +392,7 @@ def test_a_killed_client_goes_on(
     assert stored == 6
     good = adder()
     assert kvsweep(*words, f"engine.url={good.url}").code == 0
-    assert len(good.dialogue.asked) == 12 - stored
+    assert len(good.asked) == 12 - stored
     assert len(rows(tmp_path)) == 12
 
 
