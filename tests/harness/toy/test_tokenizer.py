@@ -63,7 +63,7 @@ def test_saved_tokenizer_loads_the_same(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     loaded = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     text = r"a=4. Find a mod 10.</think>a is 4. \boxed{4}"
-    assert loaded.dialogue.encode(text) == tokenizer.encode(text)
-    assert loaded.dialogue.decode(loaded.dialogue.encode(text)) == text
+    assert loaded.encode(text) == tokenizer.encode(text)
+    assert loaded.decode(loaded.dialogue.encode(text)) == text
     assert loaded.chat_template == tokenizer.chat_template
     assert loaded.padding_side == "left"
