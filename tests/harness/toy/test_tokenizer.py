@@ -64,6 +64,6 @@ def test_saved_tokenizer_loads_the_same(tokenizer, tmp_path):
     loaded = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     text = r"a=4. Find a mod 10.</think>a is 4. \boxed{4}"
     assert loaded.encode(text) == tokenizer.encode(text)
-    assert loaded.decode(loaded.dialogue.encode(text)) == text
+    assert loaded.decode(loaded.encode(text)) == text
     assert loaded.chat_template == tokenizer.chat_template
     assert loaded.padding_side == "left"
