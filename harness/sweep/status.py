@@ -35,7 +35,8 @@ from kvsweep.command_line import FAILED, counted
 from kvsweep.errors import BrokenCell, UserError
 from kvsweep.escape import visible
 from kvsweep.files import read_file
-from kvsweep.task_status import CellProgress, State, TaskStatus, policy_label, tasks_now
+from kvsweep.harness.sweep.slurm_queue import tasks_now
+from kvsweep.task_status import CellProgress, State, TaskStatus, policy_label
 
 # A cell without DONE has the first of these states that one of its shards has; where all shards are done, it stopped.
 WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")

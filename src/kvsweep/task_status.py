@@ -3,15 +3,12 @@
 import json
 import os
 import platform
-import re
-import subprocess
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -167,6 +164,11 @@ def noted_jobs(run_directory: Path, task: str) -> list[str]:
     return []
 
 
+def note_job(run_directory: Path, task: str, job: str) -> None:
+    noted = [*noted_jobs(run_directory, task), job]
+    replace_text(job_file(run_directory, task), "".join(f"{one}\n" for one in noted))
+
+
 def scheduler_jobs(run_directory: Path, task: TaskStatus) -> list[str]:
     """The SLURM jobs of a task: those that were submitted for it, else the one that it runs in."""
     # The file is newer than what the last run of the same task left in its status.
@@ -242,112 +244,3 @@ def last_lines(error: BaseException) -> str:
     """The text to show of an error: one sentence for a user's mistake, the end of the traceback for any other error."""
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
     return str(error) if isinstance(error, UserError) else "\n".join(lines[-_SHOWN_LINES:])
-
-
-# SLURM's reasons in words that a user can act on; its other reasons are shown as they are.
-REASONS = {
-    "Resources": "no processors, memory or GPUs are free yet",
-    "Priority": "other jobs go first",
-    "Dependency": "the job that works on the same cells goes first",
-    "JobArrayTaskLimit": "other tasks of the array go first (launcher.parallel)",
-    "BeginTime": "SLURM has queued the task again, and the task goes on from its files",
-    "Nodes required for job are DOWN": "the nodes that it needs are down, drained or taken; the task goes on by itself",
-    "NodeDown": "the node is down; the task goes on when a node is there",
-    "ReqNodeNotAvail": "the node is down or reserved; the task goes on when it is back",
-    "PartitionDown": "the partition is down: wait, or scancel and submit with another launcher.partition",
-    "PartitionInactive": "the partition is inactive: wait, or scancel and submit with another launcher.partition",
-    "PartitionTimeLimit": "the partition allows less time: scancel, and submit with a lower launcher.timeout_min",
-    "PartitionNodeLimit": "the partition has no node that is large enough: scancel, and ask for less",
-    "BadConstraints": "no node can serve the task: scancel, and ask for less",
-    "DependencyNeverSatisfied": "the job that it waits for failed: scancel and submit again",
-    "JobHeldUser": "the job is held: scontrol release lets it go",
-    "launch failed requeued held": "the node failed to start the task: scontrol release lets it go",
-    "JobHeldAdmin": "an administrator holds the job: ask there",
-}
-
-
-Queue = dict[str, tuple[str, str]]
-
-
-def owner_of(run_directory: Path, task: str) -> int:
-    """The number of the user who started a task."""
-    return TaskStatus.path(run_directory, task).stat().st_uid
-
-
-def waiting_jobs(owner: int) -> Queue | None:
-    """A user's jobs in SLURM's queue by id, as 12_3: state and reason; None where SLURM cannot be asked."""
-    said = _said_by("squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--user={owner}")
-    if said is None:
-        return None
-    rows = [line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2]
-    return {job: (state, reason) for job, state, reason in rows}
-
-
-def _said_by(*words: str) -> str | None:
-    """What a program of SLURM's prints; None where there is none, or it fails or hangs."""
-    try:
-        return subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def most_array_tasks() -> int | None:
-    """The most tasks that SLURM takes as one array; None where SLURM cannot be asked or does not say."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)\s*$", _said_by("scontrol", "show", "config") or "", re.MULTILINE)
-    # An array counts from 0, and the setting is one above the highest index.
-    return int(found[1]) if found else None
-
-
-def note_job(run_directory: Path, task: str, job: str) -> None:
-    noted = [*noted_jobs(run_directory, task), job]
-    replace_text(job_file(run_directory, task), "".join(f"{one}\n" for one in noted))
-
-
-def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_jobs) -> list[TaskStatus]:
-    """Read the tasks of a run directory, and correct the state of those under SLURM by its queue, which `ask` returns.
-
-    A task that waits has the reason in `error`. A task whose job has left the queue has stopped, unless it still gives
-    signs of life: the number of a job may be left over from an earlier one.
-    """
-    tasks = read_tasks(run_directory)
-    unfinished = [task for task in tasks if task.state not in ("done", "failed")]
-    jobs = {task.task: found for task in unfinished if (found := scheduler_jobs(run_directory, task))}
-    ask = cache(ask)
-    for task in unfinished:
-        if noted := jobs.get(task.task):
-            owner = owner_of(run_directory, task.task)
-            queue = ask(owner)
-            task.scheduler_job = next((job for job in noted if job in (queue or {})), noted[-1])
-            if (listed := (queue or {}).get(task.scheduler_job)) is not None:
-                _show_queue(run_directory, task, *listed)
-            # SLURM may hide the jobs of others.
-            elif queue is not None and (task.state == "stopped" or (task.state == "queued" and owner == os.getuid())):
-                _show_left(run_directory, task, task.scheduler_job)
-    return tasks
-
-
-def _show_left(run_directory: Path, task: TaskStatus, job: str) -> None:
-    with suppress(ValueError, OSError):  # the task may have ended since its file was read
-        if (now := TaskStatus.read(TaskStatus.path(run_directory, task.task))).state not in ("queued", "running"):
-            task.state, task.error = now.state, now.error
-            return
-    began = "while it ran" if task.started else "before it began"
-    reason = f"job {job} left SLURM's queue {began}: cancelled, killed, out of time or memory, or its node is gone."
-    said = end_of(run_directory / LOGS / f"{job}_0_log.err")
-    task.state, task.error = "stopped", f"{reason} Its output ends:\n{said}" if said else reason
-
-
-def _show_queue(run_directory: Path, task: TaskStatus, state: str, reason: str) -> None:
-    """Give a task that is not at work the state of its job; a job that was queued again is not at its end."""
-    if state == "SUSPENDED":
-        task.state, task.error = "queued", "suspended in SLURM: scontrol resume lets it go on."
-    elif task.state == "running":
-        return
-    elif state == "COMPLETING":
-        task.state, task.error = "queued", "completing in SLURM: the job ends, or it is queued again."
-    elif state in ("PENDING", "REQUEUED"):
-        words = REASONS.get(reason.partition(",")[0].strip("()"), reason)
-        task.state, task.error = "queued", f"{state.lower()} in SLURM: {words}."
-    elif task.scheduler_job in noted_jobs(run_directory, task.task):  # not a shell that SLURM started
-        silent = "and the task gives no sign of life: it begins, or its machine stands still"
-        task.state, task.error = "queued", f"{state.lower()} in SLURM, {silent}."

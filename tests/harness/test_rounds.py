@@ -18,7 +18,7 @@ from kvsweep.analysis.statistics.noninferiority import decide_grid, decide_round
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.rounds import ReplayPlan, decided_cells, decode_round, run
 from kvsweep.harness.sweep import execute as executing
-from kvsweep.harness.sweep import launch
+from kvsweep.harness.sweep import slurm
 from kvsweep.harness.sweep.job import make_job, rounds_until
 from kvsweep.harness.sweep.launch import Inline
 from kvsweep.harness.sweep.share import share_of
@@ -199,7 +199,7 @@ def test_a_killed_run_ends_alike_with_other_shards(expected, settings, start_kvs
 def test_slurm_gets_an_array_for_each_round_that_waits_for_the_one_before(
     whole, settings, compose, monkeypatch, capsys
 ):
-    monkeypatch.setattr(launch.shutil, "which", lambda name: name)
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
     submitted = []
 
     class Executor(submitit.SlurmExecutor):
@@ -211,9 +211,9 @@ def test_slurm_gets_an_array_for_each_round_that_waits_for_the_one_before(
             submitted.append((self._make_submission_file_text("run", "uid"), function, tasks))
             return [submitit.SlurmJob("logs", f"{len(submitted)}00_{i}") for i, _ in enumerate(tasks)]
 
-    monkeypatch.setattr(launch.submitit, "SlurmExecutor", Executor)
+    monkeypatch.setattr(slurm.submitit, "SlurmExecutor", Executor)
     job = make_job(compose(*settings, DECIDED))
-    launcher = launch.Slurm(shards=2, additional={"dependency": "singleton", "exclude": "node7"})
+    launcher = slurm.Slurm(shards=2, additional={"dependency": "singleton", "exclude": "node7"})
     run([job], launcher, ReplayPlan())
     asked = [[line for line in text.splitlines() if "dependency" in line] for text, *_ in submitted]
     assert asked == [
@@ -222,7 +222,7 @@ def test_slurm_gets_an_array_for_each_round_that_waits_for_the_one_before(
     assert all("exclude=node7" in text for text, *_ in submitted)
     assert "submitted 2 tasks as job 300" in capsys.readouterr().out
     monkeypatch.setattr(
-        "kvsweep.task_status.waiting_jobs", lambda *_: {"200_0": "", "200_1": "", "300_0": "", "300_1": ""}
+        slurm.slurm_queue, "waiting_jobs", lambda *_: {"200_0": "", "200_1": "", "300_0": "", "300_1": ""}
     )
     for number, (_, function, tasks) in enumerate(submitted):  # SLURM would run them
         if number == 1:

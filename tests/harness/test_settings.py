@@ -27,7 +27,7 @@ from kvsweep.harness.settings import (
     target_classes,
 )
 from kvsweep.harness.sweep.job import make_job
-from kvsweep.harness.sweep.launch import Slurm
+from kvsweep.harness.sweep.slurm import Slurm
 
 
 @dataclass(frozen=True, kw_only=True)

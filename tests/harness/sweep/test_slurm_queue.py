@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvsweep.task_status import CellProgress, TaskStatus, note_job, process_mark, tasks_now, waiting_jobs
+from kvsweep.harness.sweep.slurm_queue import tasks_now, waiting_jobs
+from kvsweep.task_status import CellProgress, TaskStatus, note_job, process_mark
 
 Squeue = Callable[[str], None]
 
