@@ -23,7 +23,8 @@ from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.harness import settings
 from kvsweep.harness.overrides import hydra_overrides
-from kvsweep.harness.rounds import ReplayPlan, run
+from kvsweep.harness.rounds import run
+from kvsweep.harness.screen import ReplayPlan
 from kvsweep.harness.sweep.estimate import describe
 from kvsweep.harness.sweep.grid import AXES, policy_file
 from kvsweep.harness.sweep.job import Job, make_job

@@ -31,7 +31,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "harness.benchmarks": ("harness.grading", "harness.settings", "harness.toy", "harness.models", "ground"),
     "harness.decode": ("harness.settings", "harness.models", "compression", "kernels", "ground"),
 }
-for room in ("sweep", "judge", "notebook", "policy_check", "replay", "predictor", "inspect", "rounds", "command"):
+TOP = ("sweep", "judge", "notebook", "policy_check", "replay", "predictor", "inspect", "screen", "rounds", "command")
+for room in TOP:
     BELOW[f"harness.{room}"] = (*BELOW, "analysis")
 # The files of `kvsweep init`, which are copied and belong to no package.
 TEMPLATE = ROOT / "harness/template"

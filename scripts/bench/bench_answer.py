@@ -38,7 +38,8 @@ from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.harness.decode.sampling import sequence_key, uniform
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.rounds import ReplayPlan, run
+from kvsweep.harness.rounds import run
+from kvsweep.harness.screen import ReplayPlan
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.fill import loaded
 from kvsweep.harness.sweep.job import Job, make_job

@@ -16,7 +16,8 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.analysis.statistics.noninferiority import decide_grid, decide_rounds
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.harness.rounds import ReplayPlan, decided_cells, decode_round, run
+from kvsweep.harness.rounds import decided_cells, decode_round, run
+from kvsweep.harness.screen import ReplayPlan
 from kvsweep.harness.sweep import execute as executing
 from kvsweep.harness.sweep import slurm
 from kvsweep.harness.sweep.job import make_job, rounds_until

@@ -1,0 +1,120 @@
+"""What a sweep replays before it decodes (`replay=`), and the cells that it then leaves out (`screen=`).
+
+Known texts are replayed through every cell, and a screen leaves out the cells whose texts read worst. Both depend on
+stored rows and the command's settings alone, so the same command goes on where it stopped.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import msgspec
+from pydantic import StrictInt
+
+from kvsweep import records
+from kvsweep.errors import UserError
+from kvsweep.files import replace_text
+from kvsweep.harness.replay.references import ReplayConfig
+from kvsweep.harness.replay.replay_share import ReplayShare, replay_share, start_replay
+from kvsweep.harness.sweep.cell import Cell
+from kvsweep.harness.sweep.execute import decode_all
+from kvsweep.harness.sweep.job import Job
+from kvsweep.harness.sweep.launch import Launcher, start
+from kvsweep.harness.sweep.share import share_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayPlan:
+    """What a sweep replays.
+
+    Attributes:
+        replay: true replays known texts through every cell before the cells decode; only decodes nothing but the full
+            cache, whose texts these are.
+        screen: decode beside the full cache only so many cells, those of the lowest KL, or ("loss:X") those whose texts
+            lose at most X nats of log-likelihood per token; None decodes all.
+        texts: a file of texts in place of the full cache's own.
+    """
+
+    replay: Literal[True, False, "only"] = False
+    screen: StrictInt | str | None = None
+    texts: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.screen is not None and not (self.most or (self.loss is not None and 0 <= self.loss < math.inf)):
+            known = "a number of cells, or loss:X for those whose texts lose at most X nats of log-likelihood per token"
+            raise UserError(f"screen={self.screen} is unknown: give {known}, such as loss:0.002.")
+        if self.screen is not None and self.replay == "only":
+            raise UserError(f"screen={self.screen} chooses cells to decode, and replay=only decodes none: drop one.")
+        if self.texts is not None and not self.wanted:
+            raise UserError(f"texts={self.texts} goes with replay=true, replay=only or screen=N: add one of them.")
+
+    @property
+    def most(self) -> int | None:
+        """The most cells that are decoded beside the full cache."""
+        return self.screen if isinstance(self.screen, int) and self.screen > 0 else None
+
+    @property
+    def loss(self) -> float | None:
+        """The most nats of log-likelihood per token that the texts of a decoded cell lose."""
+        kind, _, bound = str(self.screen).partition(":")
+        try:
+            return float(bound) if kind == "loss" else None
+        except ValueError:
+            return None
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.replay or self.screen)
+
+
+def replayed(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list[Job]:
+    """Decode the full cache's texts, replay them through every cell; return the jobs of the cells to be decoded."""
+    if any(job.spec is None for job in jobs):
+        raise UserError(
+            "replay= and screen= replay texts through kvsweep's own cache: leave them out, or engine=openai."
+        )
+    if not launcher.waits:
+        raise UserError("replay= and screen= go on when the full cache has ended: take launcher=inline or local.")
+    if plan.texts is None:
+        full = [replace(job, cells=_full(job), rounds=(), margin=None, finish=False) for job in jobs]
+        if not all(job.cells for job in full):
+            needed = "replay= and screen= replay the full cache's texts"
+            raise UserError(f"{needed}: add full to grid.policy, or give texts=.")
+        start([([*map(share_of, full)], decode_all)], launcher)
+    replays = [replay_share(job, ReplayConfig(texts=plan.texts)) for job in jobs]
+    start_replay(replays, launcher)
+    if plan.replay == "only":
+        return []
+    chosen = [_screened(job, one, plan) for job, one in zip(jobs, replays, strict=True)]
+    return [job for job in chosen if job.cells]
+
+
+def _full(job: Job) -> tuple[Cell, ...]:
+    return tuple(cell for cell in job.cells if cell.policy.name == "full")
+
+
+def _screened(job: Job, replay: ReplayShare, plan: ReplayPlan) -> Job:
+    """The job with the full cache and the cells that the plan's screen leaves; the run's folder gets the other ones."""
+    from kvsweep.analysis.statistics.fidelity import fidelity, rows_of_cells
+
+    rows = rows_of_cells(job.run_directory, [cell.cell_id for cell in job.cells], replay.rows)
+    # An earlier replay may have given some cells more texts.
+    rows = rows[rows["problem_id"].isin([text.pair[0] for text in replay.texts])]
+    table = fidelity(rows).sort_values("kl", kind="stable")
+    table = table[~table["cell_id"].isin([cell.cell_id for cell in _full(job)])]
+    kept = table if plan.loss is None else table[-table["change"] <= plan.loss]
+    kept = kept if plan.most is None else kept[: plan.most]
+    out = table[~table["cell_id"].isin(kept["cell_id"])]
+    noted, rule = records.read_screen(job.run_directory), f"screen={plan.screen}"
+    known = {cell_id: note for cell_id, note in noted.items() if cell_id not in set(table["cell_id"])}
+    left_out: Any = out.itertuples()
+    for row in left_out:
+        known[row.cell_id] = records.Screened(rule=rule, texts=row.texts, kl=row.kl, loss=-row.change)
+    if known != noted:
+        replace_text(job.run_directory / records.SCREEN_FILE, json.dumps(msgspec.to_builtins(known), indent=1) + "\n")
+    if plan.screen is not None:
+        fewer = f"{len(out)} of {len(job.cells)} cells after {len(replay.texts)} replayed texts"
+        print(f"{job.name}: {rule} leaves out {fewer}; a cell left out may still be safe.")
+    return replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id not in set(out["cell_id"])))
