@@ -9,8 +9,8 @@ waits for the one before.
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -51,18 +51,20 @@ def run(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> None:
 def _run_rounds(jobs: Sequence[Job], launcher: Launcher) -> bool:
     """Launch the jobs round by round; False if no cell lacked anything.
 
-    A launcher that does not wait gets all rounds at once. A job whose round failed has no later rounds; the other jobs
-    go on, and then the first error is raised.
+    A launcher that does not wait gets all rounds at once, and a task then finds what it lacks. A job whose round failed
+    has no later rounds; the other jobs go on, and then the first error is raised.
     """
     started, failures = False, list[Exception]()
-    for number in range(max(len(_stages(job)) for job in jobs)):
-        parts, unfinished = _parts(jobs, number)
+    # A round has one stage of each job that has so many.
+    rounds = [[share for share in column if share] for column in zip_longest(*map(staged, jobs))]
+    for number, shares in enumerate(rounds):
+        parts, unfinished = _parts(shares)
         failures += [error for _, error in unfinished]
         try:
             if launcher.waits:
                 started |= start([(parts, decode_all)], launcher)
             elif any(map(lacking, parts)):
-                started = _submit(jobs, launcher, number)
+                started = start([(later, decode_stage) for later in rounds[number:]], launcher)
                 break
         except Exception as error:
             failures.append(error)
@@ -71,69 +73,87 @@ def _run_rounds(jobs: Sequence[Job], launcher: Launcher) -> bool:
     return started
 
 
-def _submit(jobs: Sequence[Job], launcher: Launcher, first: int) -> bool:
-    """Hand the rounds from the first unfinished one on to a launcher that does not wait; a task finds what it lacks."""
-    last = max(len(_stages(job)) for job in jobs)
-    rounds = [([*map(share_of, _with_round(jobs, n))], partial(decode_round, n)) for n in range(first, last)]
-    return start(rounds, launcher)
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of a job.
+
+    Attributes:
+        before: the draws of the stage before, after which cells are decided; 0 for the first stage.
+        draws: the draws per problem of the stage's cells at its end.
+        is_last: whether no stage follows.
+    """
+
+    before: int
+    draws: int
+    is_last: bool
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the decided cells go on too (`finish`)."""
+        return self.draws == self.before
 
 
-def _with_round(jobs: Sequence[Job], number: int) -> list[Job]:
-    return [job for job in jobs if number < len(_stages(job))]
+@dataclass(frozen=True, kw_only=True)
+class StageShare(Share):
+    """A job and its stage, of which the process finds the cells once the stage before has ended."""
+
+    stage: Stage
 
 
-def decode_round(number: int, shares: Sequence[Share]) -> list[Exception]:
-    """As `decode_all`, of the cells that the rounds before have not decided; the next round's task then waits."""
-    jobs = [share.job for share in shares]
-    parts, unfinished = _parts(jobs, number)
-    for job, error in unfinished:
-        _note(job, "stopped", str(error))
+def staged(job: Job) -> list[StageShare]:
+    """A share of the job for each of its stages: one for each round, and one for `finish`."""
+    ends = [*(job.rounds or [job.draws]), *[job.draws] * job.finish]
+    return [
+        StageShare(job=job, dealt=share_of(job).dealt, stage=Stage(before=before, draws=draws, is_last=n == len(ends)))
+        for n, (before, draws) in enumerate(zip([0, *ends], ends, strict=False), start=1)
+    ]
+
+
+def decode_stage(shares: Sequence[StageShare]) -> list[Exception]:
+    """As `decode_all`, of the cells that the stages before have not decided; the next round's task then waits."""
+    parts, unfinished = _parts(shares)
+    for share, error in unfinished:
+        _note(share, "stopped", str(error))
     failures = [*(error for _, error in unfinished), *decode_all(parts)]
-    for job in _with_round(jobs, number + 1):
-        _note(job, "queued")
+    for share in shares:
+        if not share.stage.is_last:
+            _note(share, "queued")
     return failures
 
 
-def _note(job: Job, state: State, error: str | None = None) -> None:
-    """Write a state into the status of a job's task, unless the task has failed or stopped."""
+def _note(share: Share, state: State, error: str | None = None) -> None:
+    """Write a state into the status of a share's task, unless the task has failed or stopped."""
     with suppress(OSError, ValueError):
-        status = TaskStatus.read(TaskStatus.path(job.run_directory, share_of(job).task))
+        status = TaskStatus.read(TaskStatus.path(share.job.run_directory, share.task))
         if status.state in ("queued", "done"):
             status.state, status.error = state, error
-            status.write(job.run_directory)
+            status.write(share.job.run_directory)
 
 
-def _parts(jobs: Sequence[Job], number: int) -> tuple[list[Share], list[tuple[Job, UnfinishedRoundError]]]:
-    """The shares of one round, and the jobs that cannot begin it, each with its error."""
-    parts, unfinished = list[Share](), list[tuple[Job, UnfinishedRoundError]]()
-    for job in _with_round(jobs, number):
+def _parts(shares: Sequence[StageShare]) -> tuple[list[Share], list[tuple[StageShare, UnfinishedRoundError]]]:
+    """What is left to decode of each stage, and the shares whose stage cannot begin, each with its error."""
+    parts, unfinished = list[Share](), list[tuple[StageShare, UnfinishedRoundError]]()
+    for share in shares:
         try:
-            parts.append(share_of(_part(job, number)))
+            parts.append(share_of(_part(share.job, share.stage)))
         except UnfinishedRoundError as error:
-            unfinished.append((job, error))
+            unfinished.append((share, error))
     return parts, unfinished
 
 
-def _stages(job: Job) -> list[int]:
-    """The draws per problem at the end of each round; the last stage of a job with `finish` has all cells again."""
-    return [*(job.rounds or [job.draws]), *[job.draws] * job.finish]
-
-
-def _part(job: Job, number: int) -> Job:
+def _part(job: Job, stage: Stage) -> Job:
     """The job of one stage, with the cells that the earlier ones have not decided; decided cells are marked DONE."""
-    stages = _stages(job)
-    part = replace(job, draws=stages[number])
-    if number == 0:
+    part = replace(job, draws=stage.draws)
+    if not stage.before:
         return part
-    decided = decided_cells(replace(job, draws=stages[number - 1]))
+    decided = decided_cells(replace(job, draws=stage.before))
     for cell in job.cells:
         if draws := decided.get(cell.cell_id):
             share = share_of(replace(job, cells=(cell,), draws=draws, rounds=()))
             if lacking(share):
                 with CellStore.of(share, cell) as store:
                     store.mark_done(job.problem_ids, draws)
-    is_finish = number == len(job.rounds)
-    return part if is_finish else replace(part, cells=tuple(c for c in job.cells if c.cell_id not in decided))
+    return part if stage.has_all else replace(part, cells=tuple(c for c in job.cells if c.cell_id not in decided))
 
 
 def decided_cells(job: Job) -> dict[str, int]:

@@ -16,7 +16,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.analysis.statistics.noninferiority import decide_grid, decide_rounds
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.harness.rounds import decided_cells, decode_round, run
+from kvsweep.harness.rounds import decided_cells, decode_stage, run, staged
 from kvsweep.harness.screen import ReplayPlan
 from kvsweep.harness.sweep import execute as executing
 from kvsweep.harness.sweep import slurm
@@ -239,8 +239,9 @@ def test_slurm_gets_an_array_for_each_round_that_waits_for_the_one_before(
 
 def test_a_round_that_waits_for_another_shard_says_so_in_its_status(settings, compose):
     job = replace(make_job(compose(*settings, DECIDED)), shard=Shard(index=1, count=2))
-    assert not decode_round(0, [share_of(job)])
-    [error] = decode_round(1, [share_of(job)])
+    first, second, _ = staged(job)
+    assert not decode_stage([first])
+    [error] = decode_stage([second])
     [task] = read_tasks(job.run_directory)
     assert task.state == "stopped"
     assert task.error == str(error)
@@ -251,8 +252,9 @@ def test_a_round_that_waits_for_another_shard_says_so_in_its_status(settings, co
 def test_in_one_task_a_job_that_cannot_go_on_leaves_the_others_status_alone(settings, compose):
     waits = replace(make_job(compose(*settings, DECIDED)), shard=Shard(index=1, count=2))
     other = replace(waits, shard=Shard(index=1, count=1), run_directory=waits.run_directory.parent / "other")
-    assert not decode_round(0, [*map(share_of, (waits, other))])
-    [error] = decode_round(1, [*map(share_of, (waits, other))])
+    first, second, _ = zip(*map(staged, (waits, other)), strict=True)
+    assert not decode_stage(first)
+    [error] = decode_stage(second)
     assert [(task.state, task.error) for task in read_tasks(waits.run_directory)] == [("stopped", str(error))]
     status = TaskStatus.read(TaskStatus.path(other.run_directory, share_of(other).task))
     assert (status.state, status.error) == ("queued", None)
