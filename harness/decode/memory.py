@@ -2,10 +2,7 @@
 
 import gc
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +11,7 @@ from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.rows import CacheShape
-from kvsweep.errors import UserError
+from kvsweep.granted import cgroup_rooms, slurm_rooms
 from kvsweep.harness.decode.request import DecodingConfig, Request, needed_capacity
 from kvsweep.harness.decode.slots import SlotTable
 from kvsweep.harness.models.loaded import LoadedModel
@@ -106,51 +103,3 @@ def free_memory(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(0, min([free, *cgroup_rooms(), *slurm_rooms(os.environ)]))
-
-
-def cgroup_rooms(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """Bytes that each control group around this process still allows; in a container its files lie at the mount."""
-    with suppress(OSError):
-        for line in groups.read_text().splitlines():
-            _, controllers, name = line.split(":", 2)
-            if controllers and "memory" not in controllers.split(","):
-                continue
-            top = mount / "memory" if controllers else mount
-            version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            limit, used = version_1 if controllers else ("memory.max", "memory.current")
-            own = top / name.lstrip("/")
-            for folder in [own, *own.parents]:
-                if folder.is_relative_to(top):
-                    with suppress(OSError, ValueError):  # a group without a limit says "max"
-                        yield int((folder / limit).read_text()) - int((folder / used).read_text()) + _file_pages(folder)
-
-
-def _file_pages(group: Path) -> int:
-    """Bytes of files in a group's memory, which the kernel gives up when memory is short."""
-    with suppress(OSError, ValueError):
-        found = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return int(found.get("total_inactive_file", found["inactive_file"]))
-    return 0
-
-
-def slurm_rooms(environment: Mapping[str, str]) -> Iterator[int]:
-    """Bytes that SLURM's limits of this job's memory leave; 0 stands for all of the node's memory."""
-    for name, count in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", _slurm_cpus(environment))):
-        if granted := _slurm_bytes(name, environment.get(name) or "0"):
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-            yield granted * count - pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _slurm_cpus(environment: Mapping[str, str]) -> int:
-    count = environment.get("SLURM_CPUS_ON_NODE") or "1"
-    if not re.fullmatch("[0-9]+", count):
-        raise UserError(f"SLURM_CPUS_ON_NODE={count} is no number of processors: write a whole number, or unset it.")
-    return int(count)
-
-
-def _slurm_bytes(name: str, size: str) -> int:
-    """The bytes of a size as srun reads it from its variables: a number of MiB, or of the unit behind it."""
-    found = re.fullmatch(r"([0-9]+)([KMGT]?)", size.strip().upper())
-    if found is None:
-        raise UserError(f"{name}={size} is no size of memory: write MiB, or a number with K, M, G or T, or unset it.")
-    return int(found[1]) << 10 * (1 + "KMGT".index(found[2] or "M"))

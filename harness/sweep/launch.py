@@ -21,6 +21,7 @@ from kvsweep import task_status
 from kvsweep.command_line import FAILED, counted, guard_streams
 from kvsweep.errors import UserError, plain_disk_errors
 from kvsweep.files import make_folder, open_file
+from kvsweep.granted import granted_cores
 from kvsweep.harness.provenance import VISIBLE, visible_gpus
 from kvsweep.harness.settings import import_from, own_folder
 from kvsweep.harness.sweep.estimate import TokensLeft
@@ -111,7 +112,7 @@ class Local(Launcher):
         executor.update_parameters(timeout_min=60 * 24 * 365)
         waiting, running, failed = list(tasks), dict[submitit.Job[None], tuple[str | None, Task]](), 0
         gpus = _gpus_for([share.job for task in tasks for share in task])
-        cores = len(os.sched_getaffinity(0))  # those that this process was granted
+        cores = granted_cores()
         parallel = self.parallel or len(gpus) or cores
         if gpus:
             print(f"launcher=local: {parallel} at once on {counted(len(gpus), 'GPU')}: {', '.join(gpus)}")

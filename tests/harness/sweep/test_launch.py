@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,35 @@ def test_a_signal_ends_the_processes_of_a_local_sweep(
     while is_running(running["pid"]):
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("granted", ["affinity", "SLURM"])
+def test_a_local_sweep_starts_no_more_processes_than_cores_were_granted(
+    start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path, granted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})" if granted == "affinity" else ""
+    if granted == "SLURM":
+        monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
+    words = [*tiny, "launcher=local", "launcher.shards=2", "draws=2", "policy=full", f"results_dir={tmp_path}"]
+    process = start_kvsweep(*words, setup=setup)
+    most, deadline = 0, time.monotonic() + 240
+    while process.poll() is None:
+        assert time.monotonic() < deadline
+        most = max(most, sum("submitit.local._local" in command for command in children(process.pid)))
+        time.sleep(0.05)
+    assert process.returncode == 0, process.communicate()[1]
+    assert most == 1
+    assert len(list(tmp_path.glob("default/*/completions-*of2.jsonl"))) == 2
+
+
+def children(pid: int) -> list[str]:
+    """The command lines of the processes that a process has started and that still live."""
+    found = []
+    with suppress(OSError):  # processes end meanwhile
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            found += [Path(f"/proc/{child}/cmdline").read_text() for child in task.read_text().split()]
+    return found
 
 
 @pytest.mark.slow
