@@ -22,11 +22,20 @@ from kvsweep.errors import UserError
 from kvsweep.harness.sweep import slurm_queue
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.launch import AtLeastOne, Launcher, Round, RunJobs, Task, Work, environment, logs, queue
+from kvsweep.harness.sweep.store import CellLockedError
 
 # Where a site sets SBATCH_EXPORT=NONE, srun would pass on nothing of what the script sets for the task.
 _PASS_ON = "export SLURM_EXPORT_ENV=ALL"
-# The options whose variables of sbatch (SBATCH_ACCOUNT for account) have another name.
-_VARIABLES = {"time": "timelimit", "mem": "mem_per_node", "array_parallelism": "array_inx", "signal_delay_s": "signal"}
+# The options whose variables of sbatch (SBATCH_ACCOUNT for account) have other names.
+_VARIABLES = {
+    "time": ["timelimit"],
+    "mem": ["mem_per_node", "mem_per_cpu", "mem_per_gpu"],
+    "gpus_per_node": ["gpus_per_node", "gpus", "gpus_per_task", "gpus_per_socket", "gres"],
+    "array_parallelism": ["array_inx"],
+    "signal_delay_s": ["signal"],
+}
+# SLURM's variables that name no job, but the cluster and the user.
+_OF_NO_JOB = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +107,12 @@ class Slurm(Launcher):
         executor = submitit.SlurmExecutor(folder=logs(tasks), max_num_timeout=self.max_requeues, python=python)
         executor.update_parameters(**{name: value for name, value in parameters.items() if value is not None})
         errors = submitit.core.utils
-        overruled = _overruled([*(name for name, value in parameters.items() if value is not None), *additional])
+        options = [name for name, value in parameters.items() if value is not None]
+        # The command does not wait, and a task that its time limit stops is queued again.
+        overruled = _overruled([*options, *additional, "wait", *["no_requeue"] * bool(self.max_requeues)])
         try:
             # submitit prints what sbatch says, and so does the error.
-            with redirect_stderr(io.StringIO()), environment(dict.fromkeys(overruled)):
+            with redirect_stderr(io.StringIO()), environment(dict.fromkeys([*overruled, *_of_another_job()])):
                 submitted = executor.map_array(RunJobs(work), [list(task) for task in tasks])
         except (FileNotFoundError, errors.FailedJobError, errors.FailedSubmissionError) as error:
             raise UserError(f"launcher=slurm cannot submit: {error}") from error
@@ -113,11 +124,18 @@ class Slurm(Launcher):
 
 def _overruled(names: Iterable[str]) -> list[str]:
     """The variables by which sbatch would set these options otherwise than the script does; prints a note of each."""
-    variables = [f"SBATCH_{_VARIABLES.get(name, name).upper().replace('-', '_')}" for name in names]
-    found = [variable for variable in variables if variable in os.environ]
+    words = [word for name in names for word in _VARIABLES.get(name, [name.replace("-", "_")])]
+    found = [variable for word in words if (variable := f"SBATCH_{word.upper()}") in os.environ]
     for variable in found:
         print(f"note: {variable}={os.environ[variable]} does not count; the launcher's settings do.", file=sys.stderr)
     return found
+
+
+def _of_another_job() -> list[str]:
+    """SLURM's variables of the job whose shell submits: srun would take that job's sizes for those of the new one."""
+    if not {"SLURM_JOB_ID", "SLURM_JOBID"} & os.environ.keys():
+        return []
+    return [name for name in os.environ if name.startswith(("SLURM_", "SLURMD_", "SRUN_")) and name not in _OF_NO_JOB]
 
 
 def _check_array(tasks: int) -> None:
@@ -130,25 +148,33 @@ def _check_array(tasks: int) -> None:
 
 
 def _jobs_ahead(jobs: Sequence[Job]) -> list[str]:
-    """The SLURM jobs that wait or run with cells of these jobs; prints a note of what happens to them."""
+    """The SLURM jobs that wait or run with cells of these jobs, with a note; another process at work is refused.
+
+    A task's job counts if it was submitted for the task or is in the queue; another number is left over from a shell.
+    """
     ahead: dict[str, None] = {}
     ask = cache(slurm_queue.waiting_jobs)
     for directory in dict.fromkeys(job.run_directory for job in jobs):
-        cells = {cell.cell_id for job in jobs if job.run_directory == directory for cell in job.cells}
         for task in slurm_queue.tasks_now(directory, ask):
-            if task.state in ("queued", "running") and cells & task.cells.keys():
-                if task.scheduler_job is None:
-                    ahead[f"process {task.pid} on {task.host}"] = None
-                    continue
-                listed = ask(slurm_queue.owner_of(directory, task.task)) or {}
-                waiting = [job for job in task_status.noted_jobs(directory, task.task) if job in listed]
-                ahead |= dict.fromkeys(job.partition("_")[0] for job in waiting or [task.scheduler_job])
-    found = [job for job in ahead if job.isdigit()]
-    if found:
-        print(f"note: job {', '.join(found)} works on the same cells; the new tasks wait until it has ended.")
-    if other := ", ".join(place for place in ahead if not place.isdigit()):
-        print(f"note: {other} works on the same cells; tasks that meet it there will fail: submit again then.")
-    return found
+            same = [job for job in jobs if job.run_directory == directory and _share_cells(job, task)]
+            if task.state not in ("queued", "running") or not same:
+                continue
+            noted = task_status.noted_jobs(directory, task.task)
+            listed = ask(slurm_queue.owner_of(directory, task.task)) or {}
+            if task.scheduler_job in {*noted, *listed}:
+                waiting = [job for job in noted if job in listed] or [task.scheduler_job]
+                ahead |= dict.fromkeys(job.partition("_")[0] for job in waiting)
+            elif any(not task.shard.endswith(f"/{job.shard.count}") or task.shard == str(job.shard) for job in same):
+                path = task_status.TaskStatus.path(directory, task.task)
+                mend = f"wait until it has ended, or stop it; if its machine is gone, delete {path}"
+                raise CellLockedError(f"process {task.pid} on {task.host} works on the same cells: {mend}.")
+    if ahead:
+        print(f"note: job {', '.join(ahead)} works on the same cells; the new tasks wait until it has ended.")
+    return [*ahead]
+
+
+def _share_cells(job: Job, task: task_status.TaskStatus) -> bool:
+    return any(cell.cell_id in task.cells for cell in job.cells)
 
 
 def most_array_tasks() -> int | None:

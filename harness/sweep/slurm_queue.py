@@ -41,7 +41,7 @@ def owner_of(run_directory: Path, task: str) -> int:
 
 def waiting_jobs(owner: int) -> Queue | None:
     """A user's jobs in SLURM's queue by id, as 12_3: state and reason; None where SLURM cannot be asked."""
-    said = said_by("squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--user={owner}")
+    said = said_by("squeue", "--noheader", "--all", "--array", "--format=%i|%T|%r", f"--user={owner}")
     if said is None:
         return None
     rows = [line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2]
@@ -50,8 +50,12 @@ def waiting_jobs(owner: int) -> Queue | None:
 
 def said_by(*words: str) -> str | None:
     """What a program of SLURM's prints; None where there is none, or it fails or hangs."""
+    # A user's variables of squeue, such as SQUEUE_STATES, would leave jobs out.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
-        return subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=20, check=True).stdout
+        return subprocess.run(
+            words, env=own, capture_output=True, text=True, errors="replace", timeout=20, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -92,7 +96,8 @@ def _show_left(run_directory: Path, task: TaskStatus, job: str) -> None:
 
 def _show_queue(run_directory: Path, task: TaskStatus, state: str, reason: str) -> None:
     """Give a task that is not at work the state of its job; a job that was queued again is not at its end."""
-    if state == "SUSPENDED":
+    is_own = task.scheduler_job in noted_jobs(run_directory, task.task)  # not the job of a shell, which may be over
+    if state == "SUSPENDED" and is_own:
         task.state, task.error = "queued", "suspended in SLURM: scontrol resume lets it go on."
     elif task.state == "running":
         return
@@ -101,6 +106,6 @@ def _show_queue(run_directory: Path, task: TaskStatus, state: str, reason: str) 
     elif state in ("PENDING", "REQUEUED"):
         words = REASONS.get(reason.partition(",")[0].strip("()"), reason)
         task.state, task.error = "queued", f"{state.lower()} in SLURM: {words}."
-    elif task.scheduler_job in noted_jobs(run_directory, task.task):  # not a shell that SLURM started
+    elif is_own:
         silent = "and the task gives no sign of life: it begins, or its machine stands still"
         task.state, task.error = "queued", f"{state.lower()} in SLURM, {silent}."

@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -196,6 +196,15 @@ def test_a_word_that_hydra_would_misread(word: str, sentence: str) -> None:
     with pytest.raises(UserError) as caught, plain_config_errors():
         compose_config(word)
     assert str(caught.value) == sentence
+
+
+def test_a_users_variable_of_hydra_changes_no_sentence(
+    kvsweep: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    ended = kvsweep("policy.nosuch=1")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "policy.nosuch is not a setting" in ended.err
 
 
 def test_a_list_that_is_a_single_name_and_a_variable_that_is_not_set() -> None:

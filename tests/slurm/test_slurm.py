@@ -196,7 +196,9 @@ def test_an_array_that_everything_happens_to_ends_complete(
 
 
 def test_a_task_runs_where_the_site_lets_jobs_inherit_nothing(cluster: dict[str, str], tmp_path: Path) -> None:
-    site = {**cluster, "SBATCH_EXPORT": "NONE"}
+    # The shell has variables of a job that is over.
+    shell = {"SLURM_JOB_ID": "99999", "SLURM_NTASKS": "4", "SLURM_GPUS": "7", "SLURM_CONSTRAINT": "none_such"}
+    site = {**cluster, **shell, "SBATCH_EXPORT": "NONE", "SBATCH_WAIT": "1", "SQUEUE_STATES": "COMPLETING"}
     # The checkout, and this cluster's own place; on a real one both are installed.
     setup = "launcher.setup=[{}]".format(",".join(f'"export {n}={cluster[n]}"' for n in ("PYTHONPATH", "SLURM_CONF")))
     words = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=1", "decoding.max_new_tokens=2", "policy=full"]

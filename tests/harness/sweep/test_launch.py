@@ -74,68 +74,6 @@ def test_a_launchers_settings_are_checked(
     assert sentence in ended.err
 
 
-@pytest.mark.parametrize(
-    ("config", "limit"),
-    [
-        ("MaxArraySize            = 3\nMaxJobCount = 9\n", 3),
-        ("MaxArraySize = 4\n", None),
-        ("nothing\n", None),
-        (None, None),
-    ],
-)
-def test_more_tasks_than_an_array_may_have_are_refused_before_one_is_queued(
-    config: str | None,
-    limit: int | None,
-    kvsweep: Callable[..., Any],
-    tiny: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    programs = {"srun": "true", "sbatch": "echo no such partition >&2; exit 1", "squeue": "exit 1"}
-    programs["scontrol"] = "exit 1" if config is None else f"cat <<'END'\n{config}END"
-    (tmp_path / "bin").mkdir()
-    for name, text in programs.items():
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    ended = kvsweep(*tiny, "policy=full", "launcher=slurm", "launcher.shards=4", f"results_dir={tmp_path}/runs")
-    assert ended.code == 2
-    if limit is None:
-        assert "launcher=slurm cannot submit" in ended.err
-        assert "no such partition" in ended.err
-    else:
-        said = (
-            f"4 tasks are more than this SLURM takes as one array, {limit} (MaxArraySize): set launcher.cells_per_task"
-        )
-        assert said in ended.err
-        assert not (tmp_path / "runs/default/logs").exists()
-    assert not list((tmp_path / "runs").glob("*/status/*.json"))
-
-
-def test_what_was_typed_beats_variables_of_sbatch_and_a_task_gets_what_its_script_sets(
-    kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sbatch = f"#!/bin/sh\nenv > {tmp_path}/seen\nfor last; do :; done; cp $last {tmp_path}/script; exit 1\n"
-    (tmp_path / "bin").mkdir()
-    for name, text in {"srun": "#!/bin/sh\n", "squeue": "#!/bin/sh\nexit 1\n", "sbatch": sbatch}.items():
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    beaten = {"SBATCH_TIMELIMIT": "7", "SBATCH_JOB_NAME": "mine", "SBATCH_CONSTRAINT": "old"}
-    for name, value in {**beaten, "SBATCH_ACCOUNT": "lab", "SBATCH_EXPORT": "NONE"}.items():
-        monkeypatch.setenv(name, value)
-    words = ["launcher=slurm", "launcher.timeout_min=20", "launcher.additional.constraint=h200"]
-    ended = kvsweep(*tiny, "policy=full", *words, f"results_dir={tmp_path}/runs")
-    seen, script = (tmp_path / "seen").read_text(), (tmp_path / "script").read_text()
-    for name, value in beaten.items():
-        assert f"{name}=" not in seen
-        assert f"note: {name}={value} does not count" in ended.err
-        assert os.environ[name] == value
-    assert "SBATCH_ACCOUNT=lab" in seen, "the launcher has no account of its own"
-    assert "#SBATCH --time=20\n" in script
-    assert script.index("export SLURM_EXPORT_ENV=ALL\n") < script.index("\nsrun ")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ignored", [False, True], ids=["foreground", "background of a shell"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

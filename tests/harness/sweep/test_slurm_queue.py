@@ -98,6 +98,27 @@ def test_the_queue_is_that_of_the_tasks_owner(squeue: Squeue, tmp_path: Path, mo
     assert seen(tmp_path)["t"] == ("queued", "")
 
 
+def test_a_users_variables_of_squeue_hide_no_job(
+    squeue: Squeue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue("7_0|PENDING|Resources\n")
+    program = tmp_path / "bin/squeue"
+    program.write_text(f"#!/bin/sh\necho $* > {tmp_path}/asked; test $SQUEUE_STATES || echo '7_0|PENDING|Resources'")
+    monkeypatch.setenv("SQUEUE_STATES", "RUNNING")
+    task(tmp_path, "t")
+    note_job(tmp_path, "t", "7_0")
+    assert seen(tmp_path)["t"][0] == "queued"
+    assert "--all" in (tmp_path / "asked").read_text().split(), "jobs of hidden partitions"
+
+
+def test_a_shells_job_says_nothing_of_a_task_at_work(squeue: Squeue, tmp_path: Path) -> None:
+    squeue("7|SUSPENDED|None\n8_0|SUSPENDED|None\n")
+    for name, job in (("shell", "7"), ("own", "8_0")):
+        task(tmp_path, name, state="running", scheduler_job=job, heartbeat=time.time(), started=1.0)
+    note_job(tmp_path, "own", "8_0")
+    assert {name: state for name, (state, _) in seen(tmp_path).items()} == {"shell": "running", "own": "queued"}
+
+
 @pytest.mark.parametrize(
     ("state", "listed", "expected"),
     [

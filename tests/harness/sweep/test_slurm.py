@@ -1,0 +1,143 @@
+"""Submissions to SLURM, beside programs that a test wrote in place of SLURM's."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsweep.command_line import LOCKED
+from kvsweep.harness.sweep.job import make_job
+from kvsweep.harness.sweep.share import share_of, status_of
+from kvsweep.records import Shard
+from kvsweep.task_status import TaskStatus
+
+Programs = Callable[..., None]
+SLURM = ("policy=full", "launcher=slurm")
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """`programs(sbatch="TEXT")` puts scripts of these texts in place of SLURM's programs; one without a text fails."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+
+    def write(**texts: str | None) -> None:
+        (tmp_path / "bin").mkdir()
+        for name in ("srun", "sbatch", "squeue", "scontrol"):
+            (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{texts.get(name) or 'exit 1'}\n")
+            (tmp_path / "bin" / name).chmod(0o755)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ("MaxArraySize            = 3\nMaxJobCount = 9\n", 3),
+        ("MaxArraySize = 4\n", None),
+        ("nothing\n", None),
+        (None, None),
+    ],
+)
+def test_more_tasks_than_an_array_may_have_are_refused_before_one_is_queued(
+    config: str | None,
+    limit: int | None,
+    kvsweep: Callable[..., Any],
+    tiny: list[str],
+    programs: Programs,
+    tmp_path: Path,
+) -> None:
+    programs(sbatch="echo no such partition >&2; exit 1", scontrol=config and f"cat <<'END'\n{config}END")
+    ended = kvsweep(*tiny, "policy=full", "launcher=slurm", "launcher.shards=4", f"results_dir={tmp_path}/runs")
+    assert ended.code == 2
+    if limit is None:
+        assert "launcher=slurm cannot submit" in ended.err
+        assert "no such partition" in ended.err
+    else:
+        said = (
+            f"4 tasks are more than this SLURM takes as one array, {limit} (MaxArraySize): set launcher.cells_per_task"
+        )
+        assert said in ended.err
+        assert not (tmp_path / "runs/default/logs").exists()
+    assert not list((tmp_path / "runs").glob("*/status/*.json"))
+
+
+def test_what_was_typed_beats_variables_of_sbatch_and_of_the_shells_job(
+    kvsweep: Callable[..., Any],
+    tiny: list[str],
+    programs: Programs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    programs(sbatch=f"env > {tmp_path}/seen\nfor last; do :; done; cp $last {tmp_path}/script; exit 1")
+    beaten = {"SBATCH_TIMELIMIT": "7", "SBATCH_JOB_NAME": "mine", "SBATCH_CONSTRAINT": "old", "SBATCH_MEM_PER_CPU": "9"}
+    beaten |= {"SBATCH_WAIT": "1", "SBATCH_NO_REQUEUE": "1", "SBATCH_GPUS": "2"}
+    # A shell that SLURM started, or its terminal after the job's end; its sizes would be srun's for the new job.
+    shell = {"SLURM_JOB_ID": "99999", "SLURM_NTASKS": "4", "SLURM_STEP_GRES": "gpu:7", "SLURM_EXCLUSIVE": "1"}
+    kept = {"SBATCH_ACCOUNT": "lab", "SBATCH_EXPORT": "NONE", "SLURM_CONF": "/site/slurm.conf"}
+    for name, value in {**beaten, **shell, **kept}.items():
+        monkeypatch.setenv(name, value)
+    words = [*SLURM, "launcher.timeout_min=20", "launcher.memory_gb=1", "launcher.additional.constraint=h200"]
+    ended = kvsweep(*tiny, *words, f"results_dir={tmp_path}/runs")
+    script = (tmp_path / "script").read_text()
+    seen = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines() if "=" in line)
+    assert not seen.keys() & {*beaten, *shell}
+    assert seen.items() >= kept.items(), "the launcher has no such setting of its own"
+    for name, value in beaten.items():
+        assert f"note: {name}={value} does not count" in ended.err
+    assert {**os.environ}.items() >= {**beaten, **shell}.items()
+    assert "#SBATCH --time=20\n" in script
+    assert script.index("export SLURM_EXPORT_ENV=ALL\n") < script.index("\nsrun ")
+
+
+@pytest.mark.parametrize(
+    ("at_work", "submitted", "expected"),
+    [
+        ("1/1", "1/1", "process {pid} on "),
+        ("1/1", "1/2", "process {pid} on "),
+        ("1/2", "1/2", "process {pid} on "),
+        ("1/2", "2/2", "launcher=slurm cannot submit"),
+    ],
+)
+def test_cells_that_a_process_writes_are_not_submitted(
+    at_work: str,
+    submitted: str,
+    expected: str,
+    kvsweep: Callable[..., Any],
+    compose: Callable[..., Any],
+    tiny: list[str],
+    programs: Programs,
+    tmp_path: Path,
+) -> None:
+    """No job can wait for a process that SLURM does not know, whatever number is left over in its SLURM_JOB_ID."""
+    programs(squeue="echo '7|RUNNING|None'")
+    words = [*tiny, "policy=full", f"results_dir={tmp_path}"]
+    job = replace(make_job(compose(*words)), shard=Shard.parse(at_work))
+    status = status_of(share_of(job), "running")
+    status.scheduler_job = "99999"
+    status.sign()
+    status.write(job.run_directory)
+    ended = kvsweep(*words, *SLURM, f"shard={submitted}")
+    assert expected.format(pid=os.getpid()) in ended.err
+    is_refused = "process" in expected
+    assert ended.code == (LOCKED if is_refused else 2)
+    path = TaskStatus.path(job.run_directory, status.task)
+    assert (f"if its machine is gone, delete {path}." in ended.err) == is_refused
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_shells_job_that_is_in_the_queue_goes_first(
+    kvsweep: Callable[..., Any], compose: Callable[..., Any], tiny: list[str], programs: Programs, tmp_path: Path
+) -> None:
+    programs(squeue="echo '99999|RUNNING|None'", sbatch=f"for last; do :; done; cp $last {tmp_path}/script; exit 1")
+    words = [*tiny, "policy=full", f"results_dir={tmp_path}/runs"]
+    job = make_job(compose(*words))
+    status = status_of(share_of(job), "running")
+    status.scheduler_job = "99999"
+    status.sign()
+    status.write(job.run_directory)
+    ended = kvsweep(*words, *SLURM)
+    assert "note: job 99999 works on the same cells" in ended.out
+    assert "#SBATCH --dependency=afterany:99999\n" in (tmp_path / "script").read_text()
