@@ -166,7 +166,9 @@ def fill_homes(node: DictConfig | ListConfig) -> None:
 
 def wrapped_choices(group: str) -> str:
     """The names in a group of the configuration, as `kvsweep --help` shows them."""
-    return textwrap.fill(", ".join(choices(group)), width=92, subsequent_indent=" " * 13)
+    return textwrap.fill(
+        ", ".join(choices(group)), width=105, initial_indent=" " * 13, subsequent_indent=" " * 13
+    ).lstrip()
 
 
 def completions(groups: Iterable[str], begun: str) -> list[str]:

@@ -31,8 +31,20 @@ BELOW: dict[str, tuple[str, ...]] = {
     "harness.benchmarks": ("harness.grading", "harness.settings", "harness.toy", "harness.models", "ground"),
     "harness.decode": ("harness.settings", "harness.models", "compression", "kernels", "ground"),
 }
-TOP = ("sweep", "judge", "notebook", "policy_check", "replay", "predictor", "inspect", "screen", "rounds", "command")
-for room in TOP:
+TOP = (
+    "sweep",
+    "judge",
+    "notebook",
+    "policy_check",
+    "replay",
+    "verify",
+    "predictor",
+    "inspect",
+    "screen",
+    "rounds",
+    "command",
+)
+for room in TOP.split():
     BELOW[f"harness.{room}"] = (*BELOW, "analysis")
 # The files of `kvsweep init`, which are copied and belong to no package.
 TEMPLATE = ROOT / "harness/template"

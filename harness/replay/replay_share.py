@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,28 +76,44 @@ def execute(share: ReplayShare, work: OpenCells) -> None:
         work.append(cell_id, row)
 
 
-def read_jobs(directory: Path) -> list[Job]:
-    """The jobs that wrote the cells of a run directory, as their provenance has them."""
-    found: dict[str, dict[str, Any]] = {}
-    folders: dict[str, set[str]] = {}  # the cells that each configuration has begun
+def begun_configs(
+    directory: Path, on_other: Callable[[Path, UserError], object]
+) -> list[tuple[dict[str, Any], set[str]]]:
+    """The configurations that wrote the cells of a run directory, each once, with the ids of the cells that it began.
+
+    A folder whose provenance names no such configuration goes to `on_other`, with the reason.
+    """
+    found: dict[str, tuple[dict[str, Any], set[str]]] = {}
     for folder, _ in records.read_cells(directory):
         for file in shard_files(folder, PROVENANCE_FILE).values():
-            config = stored_config(file)
+            try:
+                config = stored_config(file)
+            except UserError as reason:
+                on_other(folder, reason)
+                continue
             config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
             config |= {"shard": "1/1", "until": None, "finish": False}
             # Jobs that differ in their policies alone are one grid; a policy's own settings keep them apart.
-            key = records.content_hash(config)
-            found.setdefault(key, config)
-            folders.setdefault(key, set()).add(folder.name)
+            found.setdefault(records.content_hash(config), (config, set()))[1].add(folder.name)
+    return list(found.values())
+
+
+def read_jobs(directory: Path) -> list[Job]:
+    """The jobs that wrote the cells of a run directory, as their provenance has them."""
+
+    def refuse(folder: Path, reason: UserError) -> None:
+        raise reason
+
+    found = begun_configs(directory, refuse)
     if not found:
         raise UserError(f"{directory} holds no cell that a sweep has begun: give the folder of a run.")
     # The jobs of one model, benchmark and precision become one job.
-    begun = set[str]().union(*folders.values())
+    begun = set[str]().union(*(ids for _, ids in found))
     groups: dict[str, Job] = {}
-    for key, config in found.items():
+    for config, ids in found:
         job = make_job(OmegaConf.create(config))
         condition = records.content_hash([job.cells[0].describe()["condition"], job.cache.identity()])
-        if not folders[key] <= {cell.cell_id for cell in job.cells}:  # what has changed would be begun anew
+        if not ids <= {cell.cell_id for cell in job.cells}:  # what has changed would be begun anew
             job = replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id in begun))
         first = groups.setdefault(condition, job)
         cells = {cell.cell_id: cell for cell in (*first.cells, *job.cells)}

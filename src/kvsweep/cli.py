@@ -303,6 +303,26 @@ def export(**options: Any) -> None:
 
 @program.command()
 @_directory
+@option("--count", metavar="N", type=_above_0, default=8, help="Completions to decode again, over cells and problems.")
+@option("--seed", metavar="N", type=click.IntRange(0), default=0, help="Another seed draws other completions.")
+@option("--all", "every", is_flag=True, help="Decode all completions again.")
+@option("--json", "as_json", is_flag=True, help="Everything, for programs.")
+def verify(**options: Any) -> None:
+    """Whether stored results can be made again.
+
+    Seals, ids, weights, data and the policies' code are compared first, and the texts are graded again. Then drawn
+    completions of the run in DIR are decoded again by the same engine: the same bits, or the first token that differs
+    with the likely cause. Of a published folder with answers alone the numbers are computed again. Nothing of the run
+    is changed; DIR/report/verify.json has the result for the report. The exit status is 1 if a check fails, or a
+    completion differs or cannot be decoded; a server's texts cannot, and count as read.
+    """
+    from kvsweep.harness.verify.command import verify
+
+    sys.exit(verify(**options))
+
+
+@program.command()
+@_directory
 @_overrides
 @option("--time", "timed", is_flag=True, help="Seconds instead: each cell alone decodes the texts, in rounds.")
 def replay(**options: Any) -> None:

@@ -37,6 +37,7 @@ REPLAY_FILE = "replay.jsonl"
 SECONDS_FILE = "seconds.jsonl"
 SCREEN_FILE = "screen.json"
 DONE_FILE = "DONE"
+VERIFY_FILE = "verify.json"  # in the folder of the report
 Pair = tuple[str, int]
 _T = TypeVar("_T")
 
@@ -442,11 +443,15 @@ def _check_line_schema(line: bytes, where: str) -> None:
 
 def _check_seal(line: bytes, cell: str) -> None:
     """Raise a ValueError for a line whose check was not made of its other bytes and its cell."""
-    if _CHECK.search(line):
+    if is_sealed(line):
         body = line.rpartition(b',"check":')[0]
         # Git may give a checkout other line ends, which are no part of a row.
         if line.rstrip(b"\r\n") != body + _seal(body, cell):
             raise ValueError("its check does not fit: the row was edited, or belongs to another cell")
+
+
+def is_sealed(line: bytes) -> bool:
+    return _CHECK.search(line) is not None
 
 
 def check_schema(found: Mapping[str, Any], where: object) -> None:

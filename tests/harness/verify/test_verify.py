@@ -1,0 +1,220 @@
+"""`kvsweep verify`: the same bits, and the name of everything that is another than when the rows were made."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvsweep import records
+from kvsweep.harness.verify.again import drawn
+from kvsweep.records import Completion, Grade, Problem, content_hash, read_rows
+
+ROOT = Path(__file__).parents[3]
+STORED = ROOT / "tests" / "stored" / "8ed060b"
+PUBLISHED = sorted(path.parent for path in (ROOT / "results" / "published").glob("*/cells.csv"))
+FULL, DYNTS = "553cafc26b300795", "9d20523464c47f02"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Path(shutil.copytree(STORED, tmp_path / "run"))
+
+
+@pytest.fixture
+def verify(kvsweep):
+    def call(folder, *more):
+        ended = kvsweep("verify", str(folder), "--json", "--count", "1", *more)
+        assert ended.code in (0, 1), ended.err
+        found = json.loads(ended.out)
+        assert found["ok"] == (ended.code == 0)
+        return found
+
+    return call
+
+
+def checks(found, state):
+    return {check["name"]: check for check in found["checks"] if check["state"] == state}
+
+
+def everything(folder):
+    paths = [path for path in folder.rglob("*") if "report" not in path.relative_to(folder).parts]
+    return {path: (path.read_bytes() if path.is_file() else None, path.stat().st_mtime_ns) for path in paths}
+
+
+def rewrite(path, kind, change):
+    """Change the rows of a file; their seals are made again, as a forger would."""
+    rows = [change(number, row) for number, row in enumerate(read_rows(path, kind))]
+    path.write_text("".join(row.to_line(path.parent) for row in rows))
+
+
+def test_the_same_bits_and_nothing_of_the_run_is_changed(run, kvsweep):
+    before = everything(run)
+    ended = kvsweep("verify", str(run), "--count", "2")
+    assert ended.code == 0, ended.out
+    assert ended.out.splitlines()[-1].startswith("2 of 2 completions decoded again with the same bits; no check fails")
+    assert everything(run) == before
+    assert json.loads((run / "report" / records.VERIFY_FILE).read_text())["ok"]
+
+
+def test_an_edited_row_is_named(run, verify):
+    path = run / FULL / records.COMPLETIONS_FILE
+    path.write_text(path.read_text().replace('"draw":1', '"draw":3', 1))
+    found = verify(run)
+    assert not found["ok"]
+    assert list(checks(found, "fails")) == ["rows"]
+    [line] = checks(found, "fails")["rows"]["lines"]
+    assert f"{FULL}/completions.jsonl row" in line
+    assert "its check does not fit" in line
+
+
+def test_a_forged_token_is_found_with_the_gap_of_the_logits(run, verify):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from kvsweep.harness.settings import WEIGHTS
+
+    place, forged = 5, 7
+
+    def forge(number, row):
+        ids = [*row.token_ids[:place], forged, *row.token_ids[place + 1 :]]
+        return msgspec.structs.replace(row, token_ids=ids)
+
+    [first, *_] = read_rows(run / FULL / records.COMPLETIONS_FILE, Completion)
+    assert first.token_ids[place] != forged
+    rewrite(run / FULL / records.COMPLETIONS_FILE, Completion, forge)
+    for other in run.glob("*/"):
+        if other.name != FULL and (other / records.CELL_FILE).exists():
+            shutil.rmtree(other)
+    found = verify(run, "--all")
+    assert not found["ok"]
+    assert [one["state"] for one in found["decoded"]] == ["other"] * 4
+    one = next(one for one in found["decoded"] if (one["problem_id"], one["draw"]) == first.key)
+    assert (one["first_other"], one["fields"]) == (place, ["token_ids"])
+
+    from kvsweep.harness.models.load import load_model
+    from kvsweep.harness.verify.stored import read_run
+
+    job, _ = read_run(run).found[FULL]
+    prompt = next(problem.prompt for problem in job.benchmark.problems if problem.id == first.problem_id)
+    ids = [*load_model(job.model).prompt_ids(prompt), *first.token_ids[:place]]
+    network = AutoModelForCausalLM.from_pretrained(WEIGHTS / "toy_qwen", dtype=torch.float32)
+    logits = network(torch.tensor([ids])).logits[0, -1].detach()
+    assert one["gap"] == pytest.approx(float(logits[forged] - logits[first.token_ids[place]]), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("file", "kind", "change", "name"),
+    [
+        (records.PROBLEMS_FILE, Problem, {"gold": "12345"}, "problems"),
+        (records.GRADES_FILE, Grade, {"outcome": "correct", "correct": 1, "answer": "12345"}, "grades"),
+    ],
+)
+def test_a_forged_problem_or_grade_is_named(file, kind, change, name, run, verify, kvsweep):
+    assert kvsweep("grade", str(run)).code == 0  # by the rule of today
+    rewrite(run / DYNTS / file, kind, lambda number, row: msgspec.structs.replace(row, **change))
+    found = verify(run)
+    assert not found["ok"]
+    assert name in checks(found, "fails")
+    assert any("add-000" in line for line in checks(found, "fails")[name]["lines"])
+
+
+def test_other_code_and_another_kernel_set_are_named_and_are_no_fault_by_themselves(run, verify):
+    for path in run.glob("*/provenance*.json"):
+        stored = json.loads(path.read_text())
+        for one in stored["decoding_passes"]:
+            one["policy_code"] = "0" * 16
+            one["arithmetic"] = {**one["arithmetic"], "vector_instructions": "NEON"}
+        path.write_text(json.dumps(stored))
+    found = verify(run)
+    assert found["ok"]
+    assert "policy=h2o was decoded by code 0000000000000000" in str(checks(found, "differs")["policy code"]["lines"])
+    [one] = found["decoded"]
+    assert one["state"] == "same"
+    assert "another kernel set (NEON, now " in one["cause"]
+
+
+def test_a_changed_byte_of_the_weights_and_missing_weights_are_named(tiny, tiny_model_dir, tmp_path, kvsweep, verify):
+    weights = Path(shutil.copytree(tiny_model_dir, tmp_path / "weights"))
+    words = [f"model.path={weights}" if word.startswith("model.path=") else word for word in tiny]
+    ended = kvsweep(*words, "policy=full", "decoding.max_new_tokens=8", f"results_dir={tmp_path}", "run_name=own")
+    assert ended.code == 0, ended.err
+    run = tmp_path / "own"
+    assert verify(run)["ok"]
+    path = weights / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    found = verify(run)
+    assert not found["ok"]
+    assert list(checks(found, "fails")) == ["weights"]
+    assert "model.weights was " in checks(found, "fails")["weights"]["lines"][0]
+    assert found["decoded"] == []
+    shutil.rmtree(weights)
+    found = verify(run)
+    assert not found["ok"]
+    assert checks(found, "cannot").keys() >= {"weights", "data"}
+    assert str(weights) in next(iter(found["unread"].values()))
+
+
+def test_texts_of_a_server_are_graded_and_counted_as_read(run, verify):
+    for folder in (path.parent for path in [*run.glob("*/cell.yaml")]):
+        cell = records.read_cell(folder) | {"impl": "openai"}
+        (folder / "cell.yaml").write_text(json.dumps({"check": content_hash([folder.name, cell]), **cell}))
+        for path in folder.glob("provenance*.json"):
+            stored = json.loads(path.read_text())
+            stored["config"]["engine"] = {"_target_": "kvsweep.harness.sweep.server.Server"}
+            path.write_text(json.dumps(stored))
+    found = verify(run)
+    assert found["ok"]
+    assert found["decoded"] == []
+    assert all("server" in why for why in found["unread"].values())
+    assert "10 completions graded again" in str(found["checks"])
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: folder.name)
+def test_numbers_of_published_folders_follow_from_their_answers(folder, kvsweep):
+    ended = kvsweep("verify", str(folder))
+    if (folder / "answers.csv").exists():
+        assert ended.code == 0, ended.out
+        assert "holds    numbers" in ended.out
+    else:
+        assert (ended.code, "holds no cell" in ended.err) == (2, True)
+
+
+def test_a_changed_answer_of_a_published_folder_is_named(tmp_path, kvsweep):
+    folder = tmp_path / "hybrid"
+    shutil.copytree(ROOT / "results" / "published" / "hybrid", folder)
+    path = folder / "answers.csv"
+    head, first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([head, first[:-1] + ("0" if first[-1] == "1" else "1"), *rest]) + "\n")
+    ended = kvsweep("verify", str(folder))
+    assert ended.code == 1
+    assert f"{first.split(',')[0]}: pass_at_1 is " in ended.out
+
+
+def test_draws_go_over_cells_and_problems_and_change_with_the_seed():
+    stored = {f"cell{c}": [(f"p{p}", d) for p in range(4) for d in range(2)] for c in range(4)}
+    chosen = drawn(stored, 8, 0)
+    assert len(set(chosen)) == 8
+    assert set(Counter(cell for cell, _ in chosen).values()) == {2}
+    assert set(Counter(pair[0] for _, pair in chosen).values()) == {2}
+    assert set(Counter(pair[1] for _, pair in chosen).values()) == {4}
+    assert chosen == drawn(stored, 8, 0) != drawn(stored, 8, 1)
+    assert sorted(drawn(stored, 99, 3)) == sorted((cell, pair) for cell, pairs in stored.items() for pair in pairs)
+    assert drawn({}, 3, 0) == []
+
+
+@pytest.mark.slow
+def test_another_kernel_set_is_named_by_the_process_that_has_it(run):
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    words = [sys.executable, "-m", "kvsweep", "verify", str(run), "--count", "1", "--json"]
+    ended = subprocess.run(words, env=environment, cwd=run, capture_output=True, text=True, check=False)
+    [one] = json.loads(ended.stdout)["decoded"]
+    stored = json.loads((run / FULL / "provenance.json").read_text())["decoding_passes"][0]["arithmetic"]
+    assert f"another kernel set ({stored['vector_instructions']}, now DEFAULT)" in one["cause"]
