@@ -1,8 +1,9 @@
-"""`kvsweep report DIR`: DIR/report with cells.csv, the tables, the pictures, and one HTML file that holds all of it.
+"""`kvsweep report DIR`: DIR/report with numbers, card.json, tables, pictures, and one HTML file that holds all of it.
 
 pandas and the plotting libraries load slowly, so the functions that need them import them; `--help` does without.
 """
 
+import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +31,7 @@ def build_report(
     reload: float | None = None,
     tell: Callable[[str], object] | None = None,
 ) -> Path:
-    """Write cells.csv, tables.md, tables.tex, the figures as PNG, SVG and PDF, and report.html; return its path.
+    """Write cells.csv, card.json, tables.md, tables.tex, figures as PNG, SVG and PDF, and report.html; return its path.
 
     Args:
         directory: a run directory, finished or not, or a CSV of grids of which only the scores are known.
@@ -42,7 +43,7 @@ def build_report(
         tell: gets the best setting of each model and benchmark as a table in plain text.
     """
     from kvsweep.analysis.load import load_run
-    from kvsweep.analysis.report import drilldown, gallery, page, tables
+    from kvsweep.analysis.report import card, drilldown, gallery, page, tables
     from kvsweep.analysis.statistics.sentences import analyse, analyse_scores
 
     directory = Path(directory)
@@ -57,6 +58,7 @@ def build_report(
     replace_text(folder / "tables.tex", tables.latex(found.metrics))
     pictures = gallery.draw_all(found, folder, look)
     embedded, files = drilldown.drill_data(found.run, completions, folder)
+    replace_text(folder / "card.json", json.dumps(card.card(found), indent=2) + "\n")
     path = folder / "report.html"
     replace_text(path, page.run_page(found, pictures, embedded, files, reload))
     if tell and (verdicts := tables.headline_text(found.metrics)):

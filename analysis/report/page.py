@@ -1,7 +1,7 @@
 """The report's page: what the template shows, as texts, and what its scripts read, as data."""
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, get_args
 
@@ -12,7 +12,7 @@ from kvsweep.analysis import notation
 from kvsweep.analysis.figures import heatmap, style
 from kvsweep.analysis.load import Run, in_order
 from kvsweep.analysis.notation import MISSING, Look, Scale
-from kvsweep.analysis.report import drilldown, tables
+from kvsweep.analysis.report import card, drilldown, tables
 from kvsweep.analysis.report.gallery import Picture
 from kvsweep.analysis.report.rendering import render, script_json
 from kvsweep.analysis.statistics.grids import TITLES, beside_published, missing_cells
@@ -20,11 +20,8 @@ from kvsweep.analysis.statistics.metrics import SETTING, cheapest_in_words, mode
 from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings
 from kvsweep.command_line import counted
 from kvsweep.escape import in_one_line, visible
-from kvsweep.records import Screened, content_hash, leaves, read_screen
+from kvsweep.records import Screened, content_hash, read_screen
 
-# A setting that differs more often than this (a time stamp) says nothing about the run as a whole.
-MAX_VALUES = 4
-SHOWN_APART = ("expected", "draws", "rounds", "margin", "config", "decoding_passes")
 MAX_LISTED = 200
 
 # What the place of the question means.
@@ -51,10 +48,8 @@ def run_page(
         "heatmap-data": boards,
         "outcome-data": drilldown.outcome_maps(run),
     }
-    facts, floors = (
-        _facts(run, metrics),
-        [(verdict.title, verdict.floor) for verdict in found.verdicts if verdict.floor],
-    )
+    facts = card.rows(card.card(found), run)
+    floors = [(verdict.title, verdict.floor) for verdict in found.verdicts if verdict.floor]
     places = [place for place in metrics["question"].unique() if place in TITLES]
     page = {
         "found": found,
@@ -117,7 +112,7 @@ def _marks(boards: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 def _made_of(facts: dict[str, str]) -> str:
     """A line of the facts that a reader asks for first."""
-    names = ("benchmarks", "draws", "decoding", "hardware gpus", "hardware processor", "packages kvsweep")
+    names = ("protocol", "benchmarks", "draws", "decoding", "machine", "verified")
     return "; ".join(f"{name}: {facts[name]}" for name in names if facts.get(name))
 
 
@@ -291,40 +286,3 @@ def _cell(row: Any) -> str:
 def _shortened(lines: list[str]) -> list[str]:
     more = len(lines) - MAX_LISTED
     return lines if more <= 0 else [*lines[:MAX_LISTED], f"and {more} more"]
-
-
-def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
-    """Names and values that describe the run, from the cells first and then from their provenance."""
-    problems = run.completions.groupby("cell_id", observed=True)["problem_id"].nunique()
-    counted = metrics.assign(count=metrics["cell_id"].map(problems).fillna(metrics["problems"]))
-    benchmarks = counted.groupby("benchmark_title", sort=False)["count"].max()
-    facts = [
-        ("models", _listed(metrics["model_title"])),
-        ("benchmarks", _listed(f"{name} ({most:g} problems)" for name, most in benchmarks.items())),
-        ("policies", _listed(metrics["policy"])),
-        ("draws", _draws(metrics)),
-        ("decoding", _listed(metrics["decoding"])),
-        ("seed", _listed(metrics["seed"])),
-        ("completions", f"{metrics['completions'].sum():,}"),
-    ]
-    seen: dict[str, dict[str, None]] = {}
-    for record in run.provenance.values():
-        for one in record.get("decoding_passes", []):
-            seen.setdefault("command", {})[shlex.join(map(str, one.get("command", [])))] = None
-        for name, item in leaves({k: v for k, v in record.items() if k not in SHOWN_APART}):
-            if item not in (None, []):
-                seen.setdefault(name.replace(".", " ").replace("_", " "), {})[str(item)[:200]] = None
-    for name, values in seen.items():
-        facts.append((name, "; ".join(values) if len(values) <= MAX_VALUES else f"{len(values)} different values"))
-    return facts
-
-
-def _draws(metrics: pd.DataFrame) -> str:
-    listed = _listed(metrics["draws"].sort_values().map(notation.number))
-    rounds = [text.replace(" ", ", ") for text in metrics["rounds"].dropna().unique() if " " in text]
-    ends = "until a cell was decided, which leaves it fewer draws"
-    return f"{listed}; sequential: in rounds of {'; '.join(rounds)}, {ends}" if rounds else listed
-
-
-def _listed(values: Iterable[Any]) -> str:
-    return ", ".join(dict.fromkeys(str(value) for value in values))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from kvsweep import records
 from kvsweep.analysis.load import load_texts
-from kvsweep.analysis.report.build import REPORT_FOLDER
 from kvsweep.command_line import FAILED, check_engine, counted
 from kvsweep.errors import UserError
 from kvsweep.files import make_folder, replace_text
@@ -122,8 +121,10 @@ def _of_decoded(one: "Decoded") -> str:
 
 def _keep(directory: Path, text: str) -> None:
     """Leave the result beside the report, which names it; no file of the run is touched."""
+    path = directory.resolve() / VERIFY_FILE
     try:
-        replace_text(make_folder(directory.resolve() / REPORT_FOLDER) / VERIFY_FILE, f"{text}\n")
+        make_folder(path.parent)
+        replace_text(path, f"{text}\n")
     except OSError as error:
         print(f"note: the result is not kept for the report ({error.strerror or error}).", file=sys.stderr)
 

@@ -37,7 +37,7 @@ REPLAY_FILE = "replay.jsonl"
 SECONDS_FILE = "seconds.jsonl"
 SCREEN_FILE = "screen.json"
 DONE_FILE = "DONE"
-VERIFY_FILE = "verify.json"  # in the folder of the report
+VERIFY_FILE = "report/verify.json"  # of the run's directory, outside its cells
 Pair = tuple[str, int]
 _T = TypeVar("_T")
 
