@@ -177,6 +177,9 @@ def _without_shared_cells(jobs: Sequence[Job], plan: ReplayPlan) -> list[Job]:
 def _complete(config: DictConfig) -> list[str]:
     """Fill in what the command line's words leave open; return a note for a model that a path alone names."""
     words = [word.lstrip("+") for word in HydraConfig.get().overrides.task]
+    if config.get("protocol") and (twice := next((word for word in words if word.startswith("decoding=")), None)):
+        both = f"protocol={config.protocol.name} and {twice} both set the decoding"
+        raise UserError(f"{both}: leave one out, or give decoding.KEY=VALUE beside the protocol.")
     if not any(word.startswith(_NAMES_CELLS) for word in words):
         config.grid.policy = ["full", config.policy.name]
     placed = [

@@ -1,7 +1,7 @@
 """The configuration: the folders of its YAML files, and the way from their sections to checked dataclasses.
 
-`${embedded:NAME}` is a folder of the embedded weights and
-`${below:RESULTS_DIR,RUN_NAME}` the folder of a run.
+`${embedded:NAME}` is a folder of the embedded weights, `${below:RESULTS_DIR,RUN_NAME}` the folder of a run, and
+`${with_options:A,B}` B for a benchmark whose questions have options, else A.
 """
 
 import codecs
@@ -183,6 +183,11 @@ def completions(groups: Iterable[str], begun: str) -> list[str]:
 OmegaConf.register_new_resolver("embedded", lambda name: str(WEIGHTS / name), replace=True)
 OmegaConf.register_new_resolver(
     "below", lambda parent, name: str(folder_below(at_home(str(parent)), str(name), "run_name")), replace=True
+)
+OmegaConf.register_new_resolver(
+    "with_options",
+    lambda without, given, *, _root_: given if "wrong_1" in _root_.benchmark.columns else without,
+    replace=True,
 )
 _T = TypeVar("_T")
 

@@ -57,7 +57,7 @@ def test_every_group_of_the_configuration_has_its_test() -> None:
         "tracker",
         "engine",
     }
-    assert groups == {*GROUPS, "predictor"}
+    assert groups == {*GROUPS, "predictor", "protocol"}  # protocols: tests/harness/benchmarks/test_protocols.py
     assert all(names(group) for group in GROUPS)
 
 

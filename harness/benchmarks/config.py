@@ -9,6 +9,7 @@ from pydantic import Field
 from kvsweep.errors import UserError
 from kvsweep.harness.grading.answers import AnswerFrom, AnswerKind
 
+OptionOrder = Literal["balanced", "simple_evals", "nemo_skills"]
 FieldName = Literal["id", "problem", "answer", "wrong_1", "wrong_2", "wrong_3"]
 FIELDS: tuple[FieldName, ...] = ("id", "problem", "answer")
 
@@ -41,6 +42,7 @@ class BenchmarkConfig:
     fallback: Mapping[_OfDataset, Any] | None = None
     licence: Text | None = None
     option_seed: int = 0
+    option_order: OptionOrder = "balanced"
     prompt: Text = "bare"
     answer_from: AnswerFrom = "after_think"
     expected_hash: Text | None = None

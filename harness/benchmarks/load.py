@@ -147,7 +147,7 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list
     texts = [_problem_text(row, problem_column) for row in rows]
     _warn(rows, problem_column)
     ids = _ids(rows, texts, _find("id", config, rows))
-    orders = option_orders(ids, config.option_seed) if config.has_options else {}
+    orders = option_orders(ids, config.option_seed, config.option_order) if config.has_options else {}
     places = dict[tuple[str, ...], str]()
     asked: list[tuple[str, dict[str, str]]] = []
     golds = list[str]()

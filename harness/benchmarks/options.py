@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import random
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from kvsweep.errors import UserError
+from kvsweep.harness.benchmarks.config import OptionOrder
 from kvsweep.harness.benchmarks.sources import FileRow
 
 LETTERS = "ABCD"
@@ -14,18 +16,30 @@ _OPTION_COLUMNS = {"choices", "options", "candidates"}
 _LABEL = re.compile(r"\(?([A-D])[).:]\s")
 
 
-def option_orders(ids: Sequence[str], seed: int) -> dict[str, tuple[int, ...]]:
+def option_orders(ids: Sequence[str], seed: int, rule: OptionOrder = "balanced") -> dict[str, tuple[int, ...]]:
     """Order the options of each question: 0 is the right option, 1 to 3 are the wrong ones, listed as A, B, C, D.
 
-    The right options take the letters in turn, in the order of a hash of (seed, id), so that each letter is right
-    equally often, to within one. The wrong options follow in the order of a hash of (seed, id, number).
+    `balanced`: the right options take the letters in turn, in the order of a hash of (seed, id), so that each letter is
+    right equally often, to within one. The wrong options follow in the order of a hash of (seed, id, number). The other
+    rules draw one order after the other: simple-evals those of its first repeat, NeMo-Skills those of its rows.
     """
+    if rule != "balanced":
+        numbers = random.Random(seed)
+        return {problem_id: _drawn_order(numbers, rule) for problem_id in ids}
     orders = {}
     for rank, problem_id in enumerate(sorted(ids, key=lambda problem_id: _digest(seed, problem_id))):
         wrong = sorted((1, 2, 3), key=lambda number: _digest(seed, problem_id, number))
         place = rank % len(LETTERS)
         orders[problem_id] = (*wrong[:place], 0, *wrong[place:])
     return orders
+
+
+def _drawn_order(numbers: random.Random, rule: OptionOrder) -> tuple[int, ...]:
+    if rule == "simple_evals":
+        return tuple(numbers.sample(range(4), 4))
+    order = [1, 2, 3, 0]
+    numbers.shuffle(order)
+    return tuple(order)
 
 
 def _digest(*parts: object) -> str:

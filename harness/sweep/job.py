@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from kvsweep.command_line import counted
@@ -25,13 +25,13 @@ from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import BYTES, ModelSpec, read_spec
 from kvsweep.harness.provenance import command_line, describe_code
-from kvsweep.harness.settings import WEIGHTS, build, choices, plain, whole_number
+from kvsweep.harness.settings import WEIGHTS, build, choices, conf_files, plain, whole_number
 from kvsweep.harness.sweep.card import UNPRICED, Card, CostConfig, known_card
 from kvsweep.harness.sweep.cell import Cell, stored_scores
 from kvsweep.harness.sweep.grid import build_policies, policy_file
 from kvsweep.harness.sweep.server import ServedModel, build_servers, is_served
 from kvsweep.kernels.implementation import Implementation, check_installed
-from kvsweep.records import WHOLE, Shard, content_hash, read_cells, read_provenance
+from kvsweep.records import WHOLE, Shard, content_hash, leaves, read_cells, read_provenance
 
 PositiveSeconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 
@@ -164,7 +164,11 @@ def make_job(config: DictConfig) -> Job:
         **data,
         cells=tuple({cell.cell_id: cell for cell in cells}.values()),
         run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
-        resolved={**plain(config), "model": {**plain(config.model), "revision": settings["model"].revision}},
+        resolved={
+            **plain(config),
+            "model": {**plain(config.model), "revision": settings["model"].revision},
+            **named_protocol(config),
+        },
         command=command_line(),
     )
     if (count := job.draws * len(job.problem_ids)) > _MOST_PAIRS:
@@ -175,6 +179,18 @@ def make_job(config: DictConfig) -> Job:
     if job.model.revision != config.model.revision:
         _refuse_moved(job, config.model.revision or "main")
     return job
+
+
+def named_protocol(config: DictConfig) -> dict[str, Any]:
+    """The section `protocol` of a configuration that chose one; `changed` lists what it sets otherwise."""
+    if not (chosen := plain(config.get("protocol") or {})) or chosen["name"] not in choices("protocol"):
+        return {}
+    own = OmegaConf.load(conf_files("protocol")[chosen["name"]])
+    whole, values = OmegaConf.merge(config, own), cast(dict[str, Any], OmegaConf.to_container(own))
+    keys = [key for key, _ in leaves(values) if not key.startswith("protocol.")]
+    changed = [key for key in keys if OmegaConf.select(config, key) != OmegaConf.select(whole, key)]
+    lacking = [] if config.benchmark.name in chosen["benchmarks"] else ["benchmark.name"]
+    return {"protocol": chosen | {"changed": [f"{key}={OmegaConf.select(config, key)}" for key in lacking + changed]}}
 
 
 def _refuse_moved(job: Job, branch: str) -> None:

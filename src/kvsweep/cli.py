@@ -39,7 +39,7 @@ A sweep:
   kvsweep ... --dry-run                an estimate of time and memory; nothing is run
   kvsweep ... --cfg job                every key with its value; --info defaults-tree says where from
 """
-_GROUPS = ("experiment", "model", "benchmark", "policy", "decoding", "launcher", "tracker", "engine")
+_GROUPS = ("experiment", "protocol", "model", "benchmark", "policy", "decoding", "launcher", "tracker", "engine")
 _KEYS = """\
 Keys (KEY=VALUE), some of them:
   policy.keep_ratio policy.local_window policy.budget         what the cache keeps, and when it evicts
