@@ -6,7 +6,7 @@ A running sweep is a normal input: a cell without `DONE` is partial, a completio
 
 import json
 from array import array
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -373,10 +373,15 @@ def _same_settings(cells: list[_Cell]) -> list[str]:
     return [f"Cells {', '.join(ids)} {said}" for _, ids in same if len(ids) > 1]
 
 
+def is_served(settings: Mapping[str, Any]) -> bool:
+    """Whether a server wrote a cell's texts."""
+    return settings.get("policy", {}).get("kind") == "declared"
+
+
 def _has_copies(cell: _Cell) -> bool:
     """Whether a server ignores seed or temperature: its further draws then say nothing about chance."""
     decoding = (cell.provenance.get("config") or {}).get("decoding") or {}
-    if cell.settings["policy"].get("kind") != "declared" or decoding.get("temperature") == 0:
+    if not is_served(cell.settings) or decoding.get("temperature") == 0:
         return False
     return copied((problem, row.text, None) for (problem, _), row in load_texts(cell.folder).items()) is not None
 

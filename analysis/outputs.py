@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from sys import intern
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
 from pydantic import Field, TypeAdapter, ValidationError
@@ -42,7 +42,8 @@ class Answer(NamedTuple):
     """One answer: `correct` is 1 right, 0 wrong, None without a grade; gold and prompt as in the file, or None.
 
     `grade` names the score that `correct` is where a file names its scores; `text` tells equal texts of a file.
-    `thinking` is what the text shows of it, where texts are graded; `ending` is None where the file does not say it.
+    `thinking` is what the text shows of it, where texts are graded; `ending` is None where the file does not say it,
+    and the file's own reason where that is neither "stop" nor "length" (kvsweep.thinking.ending).
     """
 
     problem: str
@@ -53,7 +54,7 @@ class Answer(NamedTuple):
     gold: Any
     prompt: Any
     thinking: Thinking | None
-    ending: Literal["stop", "length"] | None
+    ending: str | None
 
     @property
     def key(self) -> Pair:
@@ -265,7 +266,8 @@ def _answer(row: Values, place: str, asked: Asked, text: str | None) -> Answer:
         raise UserError(f"{place} has the draw {visible(str(draw)):.40}: write a whole number from 0.") from None
     gold = gold[0] if isinstance(gold, list) and len(gold) == 1 else gold
     same, thinking = (None, None) if text is None else (hash(text), None if asked.graded else thinking_of(text))
-    told = gold, _first(row, PROMPT), thinking, ending(_first(row, _ENDING))
+    reason = _first(row, _ENDING)
+    told = gold, _first(row, PROMPT), thinking, ending(reason) or (reason and intern(visible(str(reason))[:40]))
     return Answer(problem, number, *_grade(row, place, asked), same, *told)
 
 

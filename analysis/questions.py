@@ -1,5 +1,6 @@
 """Whether two files of outputs are about the same questions: every column that both share is compared."""
 
+import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,17 +22,20 @@ def described(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return row if known is None else {name: row[name] for name in known & row.keys()}
 
 
+_WHOLE = re.compile(r"(-?)0*([0-9]+)(?:\.0*)?")  # AIME writes 070
+
+
 def plain(value: Any) -> str:
-    """A value without what makes no difference: spaces, a whole number's `.0`, ids of messages, and the model's own."""
+    """A value without what makes no difference: spaces, a whole number's zeros, ids of messages, the model's own."""
     if isinstance(value, list):
         parts = [part for part in value if not (isinstance(part, dict) and part.get("role") == "assistant")]
         return " ".join(filter(None, map(plain, parts)))
     if isinstance(value, dict):  # whose order says nothing, and a table has a null for what a row lacks
         names = [name for name in sorted(value, key=str) if name != "id" and value[name] is not None]
         return " ".join(f"{name}: {plain(value[name])}" for name in names)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return " ".join(str(value).split())
+    text = " ".join(str(value).split())
+    whole = _WHOLE.fullmatch(text)
+    return text if whole is None else "".join(whole.groups())
 
 
 _VARIES = -1  # no text has this hash

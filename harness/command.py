@@ -29,7 +29,7 @@ from kvsweep.harness.sweep.estimate import describe
 from kvsweep.harness.sweep.grid import AXES, policy_file
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline, Launcher, split
-from kvsweep.harness.sweep.server import is_served
+from kvsweep.harness.sweep.server import asks_servers
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.unused import refuse_unused, unused_settings
 from kvsweep.harness.toy.tasks import problems
@@ -86,7 +86,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         # Hydra prints lines of its own about an error that passes through it.
         try:
             with settings.plain_config_errors():
-                if not is_served(config):
+                if not asks_servers(config):
                     check_engine("a sweep")
                 settings.fill_homes(config)
                 notes.update([*_complete(config), *_not_swept()])
@@ -191,7 +191,7 @@ def _complete(config: DictConfig) -> list[str]:
     place = Path(str(OmegaConf.select(config, placed[-1]))).absolute().name
     if not (name := re.sub(r"[^\w.-]+", "_", place)):
         return []
-    taken = "the tags of thinking" if is_served(config) else "precision, tags and sizes"
+    taken = "the tags of thinking" if asks_servers(config) else "precision, tags and sizes"
     lent = f"takes {taken} of {config.model.name}"
     config.model.name = config.model.title = name
     return [f"note: model={name} {lent}: choose the nearest with model=."]

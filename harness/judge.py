@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from kvsweep.records import Pair
 from kvsweep.thinking import ThinkTags
 
 _NAMED = 4  # problems or answers that a note names
+_ENDS = ("stop", "length")
 _BATCH = 2000  # texts in memory while they are graded
 _DECIDE = '"Draws to decide" are the draws per problem that would show that an unclear setting is safe (90%).'
 _LEGEND = {
@@ -140,7 +142,7 @@ def _tags_of_files(read: Outputs) -> dict[str, ThinkTags | None]:
     for name, answers in read.items():
         own, theirs = closing[name], [*closing[name], *known.values()]
         found[name] = own[0] if own and known else None
-        unsure = any(one.text is not None and one.thinking is one.ending is None for one in answers)
+        unsure = any(one.text is not None and one.thinking is None and one.ending not in _ENDS for one in answers)
         if theirs and unsure and found[name] is None:
             share = f"{len(own):,} of {len(answers):,} texts close their thinking with {theirs[0].end}"
             why = "an answer and a text that was cut off in its thinking look alike"
@@ -262,6 +264,9 @@ def _notes(known: Mapping[str, Answer], own: Sequence[Answer], full: str, name: 
         yield f"{counted(len(alone), 'problem')} of {full} or {name} alone are left out: {shown}."
     if cut := sum(one.truncated for one in own):
         yield f"{name}: {counted(cut, 'answer')} of {len(own):,} were cut off, at their longest or in their thinking."
+    for reason, count in Counter(one.ending for one in own if one.ending not in (*_ENDS, None)).items():
+        ended = f"{counted(count, 'answer')} of {len(own):,} ended by {reason!r}, which is no known end or limit"
+        yield f"{name}: {ended}: the text alone says if it was cut off."
     if ungraded := sum(one.correct is None for one in own):
         yield f"{name}: {counted(ungraded, 'answer')} of {len(own):,} have no grade and are left out."
     if gap:

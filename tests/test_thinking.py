@@ -62,7 +62,29 @@ def test_other_signs_stay(text: str) -> None:
     assert thinking_of(text) is None
 
 
-def test_endings_of_programs() -> None:
-    assert [ending(one) for one in ("length", "max_tokens", "MAX_TOKENS", "stop", "end_turn", None, 5)] == [
-        *["length"] * 3, *["stop"] * 2, None, None,
-    ]  # fmt: skip
+LENGTH = ["length", "max_tokens", "max_new_tokens", "FinishReason.MAX_TOKENS", "FINISH_REASON_MAX_TOKENS"]
+LENGTH += [
+    "model_length",
+    "model_context_window_exceeded",
+    "limit",
+    {"type": "length", "length": 1024},
+    "stopped_limit",
+]
+STOP = ["stop", "end_turn", "STOP_SEQUENCE", "eos_token", "FinishReason.STOP", {"type": "stop", "matched": 151645}]
+NEITHER = [
+    None,
+    5,
+    "",
+    "abort",
+    "content_filter",
+    "tool_calls",
+    "unfinished",
+    "not_finished",
+    {"reason": "length"},
+    ["length"],
+]
+
+
+@pytest.mark.parametrize(("said", "reasons"), [("length", LENGTH), ("stop", STOP), (None, NEITHER)])
+def test_endings_of_programs(said: str | None, reasons: list[object]) -> None:
+    assert {str(reason): ending(reason) for reason in reasons} == dict.fromkeys(map(str, reasons), said)

@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import Run
+from kvsweep.analysis.load import Run, is_served
 from kvsweep.command_line import counted
 from kvsweep.escape import visible
 
@@ -55,20 +55,16 @@ def cut_by_server(run: Run) -> list[str]:
 
 def cut_early(run: Run) -> pd.Series:
     """Whether each of the run's completions is of a server and was cut off below `decoding.max_new_tokens`."""
-    limits = {name: _limit(run, name) for name in run.cells["cell_id"] if is_served(run, name)}
+    limits = {name: _limit(run, name) for name in run.cells["cell_id"] if is_served(run.settings.get(name, {}))}
     limit = run.completions["cell_id"].astype("object").map(limits).astype("float64")
     return (run.completions["stop_reason"] == "length") & (run.completions["num_tokens"] < limit)
 
 
 def _texts(run: Run) -> pd.DataFrame:
     """The completions of servers with the columns of their cells, and their place in the run as `row`."""
-    cells = run.cells[[is_served(run, name) for name in run.cells["cell_id"]]]
+    cells = run.cells[[is_served(run.settings.get(name, {})) for name in run.cells["cell_id"]]]
     own = run.completions.assign(row=run.completions.index)
     return own.merge(cells.drop(columns="completions"), on="cell_id")
-
-
-def is_served(run: Run, cell_id: str) -> bool:
-    return run.settings.get(cell_id, {}).get("policy", {}).get("kind") == "declared"
 
 
 def _limit(run: Run, cell_id: str) -> Any:

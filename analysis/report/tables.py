@@ -10,9 +10,9 @@ import pandas as pd
 
 from kvsweep import records
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import Run, in_order, load_run
+from kvsweep.analysis.load import Run, in_order, is_served, load_run
 from kvsweep.analysis.notation import MARKS, MISSING, STOPPED, UNFINISHED, UNPACKED, UNTOUCHED, WORSE
-from kvsweep.analysis.report.served import cut_by_server, cut_early, is_served, other_prompts
+from kvsweep.analysis.report.served import cut_by_server, cut_early, other_prompts
 from kvsweep.analysis.statistics.against_full import plan_of
 from kvsweep.analysis.statistics.fidelity import fidelity, replay_rows, timings
 from kvsweep.analysis.statistics.metrics import (
@@ -63,6 +63,7 @@ def warnings(run: Run, margin: float | None = None) -> dict[str, list[str]]:
     """What was seen in the texts, why it matters and what to type, by heading; `margin` is that of `cut_off`."""
     return {
         "Without answers": unanswered(run),
+        "Texts that ran to the limit": endless(run),
         "Full caches that were cut off": cut_off(run, margin),
         "Cut off by their server": cut_by_server(run),
         "Asked with other prompts": other_prompts(run),
@@ -105,15 +106,16 @@ def cut_off(run: Run, margin: float | None = None) -> list[str]:
                 f"{model} | {benchmark}: {cut.sum()} of {counted(len(cut), 'text')} of the full cache were cut off and "
                 "count as wrong, so that a setting may seem as good which is not. Raise decoding.max_new_tokens."
             )
-    return [*_endless(run, titles), *sentences]
+    return sentences
 
 
-def _endless(run: Run, titles: list[str]) -> list[str]:
+def endless(run: Run) -> list[str]:
     """A sentence for each model and benchmark whose texts nearly all ran to the limit, whatever the cache.
 
     The texts of a server end as the server has it.
     """
-    own = [not is_served(run, name) for name in run.cells["cell_id"]]
+    titles = ["model_title", "benchmark_title"]
+    own = [not is_served(run.settings.get(name, {})) for name in run.cells["cell_id"]]
     texts = run.completions.merge(run.cells.loc[own, ["cell_id", *titles]], on="cell_id")
     sentences = []
     for (model, benchmark), ours in texts.groupby(titles, sort=False):

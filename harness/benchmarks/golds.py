@@ -40,7 +40,6 @@ _UNFIT = (
     (r"[<>!]=|≈", r"a sign that LaTeX writes as \leq, \geq, \neq, or leaves out", "x <= 5"),
     (r"\d\s*\|\|", "two answers beside ||, so write one", "5 || five"),
     (r"^\d{4}-\d\d?-\d\d?$|^\d\d?/\d\d?/\d{4}$", "a date, which would be a difference or a fraction", "2024-01-01"),
-    (r"[\uff01-\uff5e]", "a full-width sign, so write the plain one", "2＋3"),
     (r"\d\s*\([A-Za-z]{3,}[^()]*\)$", "a number twice, or a remark", "12 (twelve)"),
 )  # fmt: skip
 

@@ -85,10 +85,10 @@ def declarations() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
         the = rf"(?:\s+(?-i:{one.the})(?=\s))?" if one.the else ""
         for kind, noun in (("", one.answer), ("letter", one.option)):
             subject = rf"{begin}(?:{noun})(?:{gap}(?:{one.right}))*"
-            verb = rf"(?:{gap}(?:{one.be}){end}(?:\s*:)?|\s*[:：])"
+            verb = rf"(?:{gap}(?:{one.be}){end}(?:\s*:)?|\s*:)"
             yield kind, rf"{subject}{verb}{the}(?:\s*(?:{one.option}))?[\s*_]*+", wrong, _stems(noun)
         if one.choose:
-            yield "letter", rf"{begin}(?:{one.choose}){end}[\s*_:：]*+", wrong, _stems(one.choose)
+            yield "letter", rf"{begin}(?:{one.choose}){end}[\s*_:]*+", wrong, _stems(one.choose)
 
 
 def _stems(pattern: str) -> tuple[str, ...]:
@@ -101,9 +101,9 @@ def _stems(pattern: str) -> tuple[str, ...]:
 
 
 class _Plain(dict[int, str]):
-    """Letters, digits, brackets and points of other widths, fonts and scripts as plain ones, by Unicode's own tables.
+    """Characters of other widths and fonts, and digits of other scripts, as plain ones, by Unicode's own tables.
 
-    Letterlike symbols have meanings of their own: ℝ is no R.
+    Letterlike symbols have meanings of their own: ℝ is no R. A wide mark but the comma has its space in it.
     """
 
     def __missing__(self, code: int) -> str:
@@ -111,7 +111,7 @@ class _Plain(dict[int, str]):
         form, *parts = unicodedata.decomposition(char).split() or [""]
         if form in ("<wide>", "<narrow>", "<font>", "<circle>") and not 0x2100 <= code < 0x2150:
             plain = "".join(chr(int(part, 16)) for part in parts)
-            plain = plain if plain.isalnum() else {"(": " (", ")": ")", "[": "[", "]": "]", ".": "."}.get(plain, char)
+            plain = f" {plain}" if plain == "(" else f"{plain} " if plain in {*":;!?"} else plain
         elif unicodedata.decimal(char, None) is not None:
             plain = str(unicodedata.decimal(char))
         self[code] = plain

@@ -93,16 +93,16 @@ _SURE = (
     r"(?:\s+(?:therefore|thus|then|hence|indeed|definitely|(?:un)?doubtedly|certainly|surely|clearly|simply|exactly|"
     r"(?:most\s+)?(?:likely|probably)))*+"
 )
-_SAYS = rf"[*_\"']*+(?:\s*+(?:[:：=是为は]|은)|\s+[-–—](?=\s)|\s+{_BE}{_SURE}\s*+:?+)[*_]*+"
+_SAYS = rf"[*_\"']*+(?:\s*+(?:[:=是为は]|은)|\s+[-–—](?=\s)|\s+{_BE}{_SURE}\s*+:?+)[*_]*+"
 _OF = r"(?:\s+(?:choice|option))?(?:\s+(?:to|for|of|among|from)\b(?:(?!answer is)[^.:?\n]){0,60}?)?"
-_HEADING = rf"^[#*_\s]*+(?:(?:the|my|final|correct)\s+)*(?:answers?|{answer_words()})[*_]*+\s*?[:：]?[*_]*+[ \t]*\n"
+_HEADING = rf"^[#*_\s]*+(?:(?:the|my|final|correct)\s+)*(?:answers?|{answer_words()})[*_]*+\s*?:?[*_]*+[ \t]*\n"
 # The value follows a pattern, or is its group: kind ("" for all), pattern and an example.
 DECLARATIONS: tuple[tuple[str, str, str], ...] = (
     ("", r"<answer>(?P<value>[^<]{1,500})</answer>", "<answer>72</answer>"),
     ("", r"(?<!\S)####[ \t]+", "#### 72"),
     ("", _HEADING, "**Final answer**\n\n72"),
     ("", rf"(?<![A-Za-z])answers?{_OF}{_SAYS}", "the answer is 72"),
-    ("number", r"^[#*_\s]*+(?:[a-z]+\s+){0,3}(?:result|solution)[*_]*+[:：][*_]*+(?![^\n]*[a-z]{2}[ \t])",
+    ("number", r"^[#*_\s]*+(?:[a-z]+\s+){0,3}(?:result|solution)[*_]*+:[*_]*+(?![^\n]*[a-z]{2}[ \t])",
      "**Result**: 72"),
     ("number", r"^A: ", "A: 72"),
     ("letter", rf"\b(?:choice|option){_OF}{_SAYS}", "the best option would be B"),
@@ -130,8 +130,8 @@ _DOUBTED = re.compile(
 _IMAGINED = re.compile(r"\b(?:if|had|were)\b(?=.*\bwould\b)", re.I | re.S)
 _TAKES_BACK = re.compile(r"\b(?:wait|hmm|actually)\b", re.I)
 _CHECKS = re.compile(r"\b(?:but|alternatively|let(?:'s| me (?!know)))\b", re.I)
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\\$*<(])|(?<=[。！？])|\n\s*\n|\n(?=[A-Z*#<-])")
-_CLAUSE_START = re.compile(r"[.!?;:,\n](?:\s|$)|[。！？；：，、]")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\\$*<(]|[^\x00-\x7f])|(?<=。)|\n\s*\n|\n(?=[A-Z*#<-])")
+_CLAUSE_START = re.compile(r"[.!?;:,\n](?:\s|$)|[。、]|,(?=[^\x00-\x7f])")
 _GOES_ON = re.compile(r",?\s+(?:which|because|since|where|so|not|as|but)\b|\s+[(—–]\s*[a-z]{3}")
 _ENDS = (*".!)]}*$>",)  # what a text ends with that does not break off
 _MARKS = " \t\n*-✅✓✔"
@@ -182,7 +182,7 @@ def _declared_value(text: str, match: re.Match[str], wrong: re.Pattern[str], kin
     value = _GOES_ON.split(value)[0]
     if kind == "integer":
         value = re.split(r",\s+[a-z]{2,}", value)[0]
-    names_it = _FORMULA.search(value) or number_of_words(_bare(value)) is not None or re.search(r"[:：=]\W*$", match[0])
+    names_it = _FORMULA.search(value) or number_of_words(_bare(value)) is not None or re.search(r"[:=]\W*$", match[0])
     return _fitting(value, kind) if names_it else None
 
 

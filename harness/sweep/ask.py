@@ -43,7 +43,7 @@ class _Message(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    finish_reason: str | None
+    finish_reason: Any
     error: Any = None
     message: _Message | None = None
     text: str | None = None

@@ -29,7 +29,7 @@ from kvsweep.harness.settings import WEIGHTS, build, choices, conf_files, plain,
 from kvsweep.harness.sweep.card import UNPRICED, Card, CostConfig, known_card
 from kvsweep.harness.sweep.cell import Cell, stored_scores
 from kvsweep.harness.sweep.grid import build_policies, policy_file
-from kvsweep.harness.sweep.server import ServedModel, build_servers, is_served
+from kvsweep.harness.sweep.server import ServedModel, asks_servers, build_servers
 from kvsweep.kernels.implementation import Implementation, check_installed
 from kvsweep.records import WHOLE, Shard, content_hash, leaves, read_cells, read_provenance
 
@@ -207,7 +207,7 @@ def _refuse_moved(job: Job, branch: str) -> None:
 
 def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list[Policy]]:
     """The fields of a job that its configuration alone decides, its benchmark's settings and its policies, checked."""
-    if is_served(config):
+    if asks_servers(config):
         model, policies = build_servers(config)
     else:
         model, policies = build(ModelConfig, "model", config.model), build_policies(config)

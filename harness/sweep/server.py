@@ -87,7 +87,7 @@ class ServedModel(ModelConfig):
 NAMES = ("name", "title", "think_start", "think_end")
 
 
-def is_served(config: DictConfig) -> bool:
+def asks_servers(config: DictConfig) -> bool:
     return OmegaConf.select(config, "engine._target_") is not None  # a run of an older version names no engine
 
 

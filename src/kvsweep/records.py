@@ -26,7 +26,7 @@ StopReason = Literal["stop", "length", "loop", "not_finite"]
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 # The number of the grader's rules; a change that changes a verdict raises it, and all grades are made again.
-GRADER = 6
+GRADER = 7
 CELL_FILE = "cell.yaml"
 PROVENANCE_FILE = "provenance.json"
 PROBLEMS_FILE = "problems.jsonl"

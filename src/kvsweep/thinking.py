@@ -140,14 +140,23 @@ def joined(thinking: str, answer: str | None, tags: ThinkTags, *, ended: bool) -
 
 # --- Ends ----------------------------------------------------------------------------------------------------
 
-_CUT_OFF = {"length", "max_tokens", "model_length", "max_length", "truncated", "max_output_tokens"}
-_STOPPED = {"stop", "stop_sequence", "end_turn", "eos", "eos_token", "completed", "finished"}
+# Words of reasons: "max_new_tokens", "FinishReason.MAX_TOKENS", "end_turn", "eos_token" are made of these alone.
+_CUT_OFF = {"length", "max", "limit", "truncated", "exceeded"}
+_STOPPED = {"stop", "stopped", "end", "ended", "eos", "complete", "completed", "finished"}
+_NEITHER = {"finish", "finishreason", "stopreason", "reason", "new", "output", "model", "context", "window", "token"}
+_NEITHER |= {"tokens", "sequence", "str", "word", "turn", "of", "text", "type"}
 
 
 def ending(reason: object) -> Literal["stop", "length"] | None:
-    """What a program's reason for the end of a text says; None for a reason that says neither, or none."""
-    named = str(reason).lower()
-    return "length" if named in _CUT_OFF else "stop" if named in _STOPPED else None
+    """What a program's reason for the end of a text says; None for one with a word that is not known, or without one.
+
+    SGLang's is an object with a `type`.
+    """
+    named = reason.get("type") if isinstance(reason, dict) else reason
+    words = set(re.findall("[a-z]+", named.lower())) if isinstance(named, str) else set[str]()
+    if not words <= _CUT_OFF | _STOPPED | _NEITHER:
+        return None
+    return "length" if words & _CUT_OFF else "stop" if words & _STOPPED else None
 
 
 # A token that ends a text or a turn, by its signs or its name. What closes a box belongs to the answer.

@@ -469,6 +469,16 @@ Side = Callable[[int, int], dict[str, Any]]
         # The model's own answer is no gold.
         (lambda p, d: {"gold": None, "answer": d}, lambda p, d: {"gold": None, "answer": d + 1}, 0, "other  safe"),
         # What makes no difference.
+        (lambda p, d: {"gold": "070"}, lambda p, d: {"gold": 70}, 0, "other  safe"),
+        (lambda p, d: {"gold": "0"}, lambda p, d: {"gold": "00.0"}, 0, "other  safe"),
+        (lambda p, d: {"gold": "70"}, lambda p, d: {"gold": "700"}, 2, "gold '70' and '700' for problem"),
+        # A reason that nobody knows.
+        (
+            lambda p, d: {"finish_reason": {"type": "stop"}},
+            lambda p, d: {"finish_reason": "abort" if p == d == 0 else "FinishReason.STOP"},
+            0,
+            "note: other: 1 answer of 320 ended by 'abort', which is no known end or limit: the text alone says",
+        ),
         (lambda p, d: {"gold": 7}, lambda p, d: {"gold": [" 7"]}, 0, "other  safe"),
         (lambda p, d: {"gold": math.nan}, lambda p, d: {"gold": math.nan}, 0, "other  safe"),
         (lambda p, d: {"draw": float(d)}, lambda p, d: {"draw": f"{d}.0"}, 0, "other  safe"),

@@ -8,7 +8,7 @@ import pytest
 
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.notation import chosen_label
-from kvsweep.analysis.report.tables import cut_off, latex, markdown, not_finite
+from kvsweep.analysis.report.tables import cut_off, endless, latex, markdown, not_finite
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from tests.program import report as main
 
@@ -54,7 +54,7 @@ def test_texts_that_nearly_all_run_to_the_limit_are_told_with_the_likely_cause(
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     rows = [{**line, "stop_reason": "stop"} if i < stopped else line for i, line in enumerate(lines)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    told = cut_off(load_run(tmp_path / "run"))
+    told = endless(load_run(tmp_path / "run"))
     assert len(told) == said
     assert all(f"Toy-Qwen | Chain: {20 - stopped} of 20 texts ran to the limit" in line for line in told)
 

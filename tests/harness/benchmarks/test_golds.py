@@ -35,13 +35,13 @@ UNFIT: list[tuple[Any, str]] = [
     ("5 m", r"\text{ m}"), ("-2.5 V", "one letter"), ("5cm", r"\text{ cm}"), ("10m/s", "beside its number"),
     ("5cm^2", "beside its number"), ("5 million", "digits"), ("2 thousand", "digits"), ("≈5", "LaTeX writes"),
     ("<= 5", "LaTeX writes"), ("x != 5", "LaTeX writes"), ("5 || five", "two answers"), ("1/2 or 0.5", "twice"),
-    ("5\u200e", "invisible"), ("\u202e5", "invisible"), ("2\u200e+x", "invisible"), ("2＋3", "full-width"),
+    ("5\u200e", "invisible"), ("\u202e5", "invisible"), ("2\u200e+x", "invisible"),
     ("-", "no number"), ("()", "no number"), ("...", "no expression"),
 ]  # fmt: skip
 # Answers of unusual form that can be equalled.
 FIT = (
     "7", "-7", 7, 7.5, Decimal("7.5"), "1,000", r"\$18.90", "17.5%", r"45^\circ", "45°", r"\boxed{5}", r"$\boxed{5}$",
-    "[7]", "{7}", "2×3", "½", "2½", "x⁴", "**12**", "５",
+    "[7]", "{7}", "2×3", "½", "2½", "x⁴", "**12**", "５", "2＋3",
     r"\{1,2\}", r"\{1\pm\sqrt{5},-2\}", "(-1,6)", "(3,4]", "]2,5[", r"(-\infty,2)\cup(3,\infty)", "x=5, y=6", "5 or 6",
     r"\text{(E)}", "B", r"\text{Evelyn}", "no solution", r"\text{none}", r"\text{June 20}", "July 4",
     r"\text{4:30 p.m.}", "5 apples and 3 pears", "4 cups of water", "The answer is 5.", "pi/3",

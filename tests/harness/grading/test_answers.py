@@ -25,6 +25,21 @@ def extract_answer(text: str, kind: Any, **rule: Any) -> str | None:
     return stated and stated.value
 
 
+def test_wide_characters_are_plain_ones() -> None:
+    """A box of full-width characters, U+FF01 to U+FF5E, has the verdict of the plain box."""
+    wide = {code: code + 0xFEE0 for code in range(0x21, 0x7F)}
+    found = [
+        (group.kind, gold, re.fullmatch(r"(.*\\boxed\{)([^{}]+)(\}.*)", text, re.DOTALL))
+        for group in PAIRS
+        for gold, text in (*group.accepted, *group.rejected)
+    ]
+    boxed = [(kind, gold, box.groups()) for kind, gold, box in found if box]
+    assert len(boxed) > 100
+    for kind, gold, (before, value, after) in boxed[::2]:
+        sides = [judge(f"</think>{before}{part}{after}", "stop", gold, kind) for part in (value, value.translate(wide))]
+        assert sides[0].outcome == sides[1].outcome, (gold, value)
+
+
 class TestExpressions:
     @pytest.mark.parametrize(
         ("answer", "gold"),
