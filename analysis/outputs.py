@@ -19,7 +19,7 @@ from kvsweep.errors import UserError
 from kvsweep.escape import visible
 from kvsweep.records import MOST, Pair
 from kvsweep.row_files import rows_of_file
-from kvsweep.thinking import DEFAULT_TAGS, Thinking, ending, joined, thinking_of
+from kvsweep.thinking import DEFAULT_TAGS, Thinking, ending, joined, thinking_of, without_end
 
 _PROBLEM = ("problem_id", "doc_id", "id", "problem_idx", "question_id", "problem")
 _DRAW = ("draw", "epoch", "sample", "repeat")
@@ -265,7 +265,9 @@ def _answer(row: Values, place: str, asked: Asked, text: str | None) -> Answer:
     except ValidationError:
         raise UserError(f"{place} has the draw {visible(str(draw)):.40}: write a whole number from 0.") from None
     gold = gold[0] if isinstance(gold, list) and len(gold) == 1 else gold
-    same, thinking = (None, None) if text is None else (hash(text), None if asked.graded else thinking_of(text))
+    same, thinking = None if text is None else hash(text), None
+    if text is not None and not asked.graded:
+        thinking = thinking_of(text) or thinking_of(without_end(text), named=False)
     reason = _first(row, _ENDING)
     told = gold, _first(row, PROMPT), thinking, ending(reason) or (reason and intern(visible(str(reason))[:40]))
     return Answer(problem, number, *_grade(row, place, asked), same, *told)

@@ -24,7 +24,6 @@ from kvsweep.files import replace_text
 from kvsweep.harness.benchmarks.golds import read_gold
 from kvsweep.harness.grading.answers import AnswerKind, Ungraded
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.records import Pair
 from kvsweep.thinking import ThinkTags
 
 _NAMED = 4  # problems or answers that a note names
@@ -105,13 +104,18 @@ def _regraded(read: Outputs, paths: Mapping[str, Path], asked: Asked, gold: Path
     golds, ours = {one.problem: one.gold for one in rows}, dict[str, list[Answer]]()
     if wrong := [one for one in rows if one.gold is None or one.gold != golds[one.problem]]:
         raise UserError(f"{gold} has not one gold for problem {visible(wrong[0].problem)!r:.60}: write one.")
+    known = _names_of_tags(read)
+    read = {name: [_with_known(one, known) for one in answers] for name, answers in read.items()}
     tags = _tags_of_files(read)
     with Grader() as grader:
         for name, path in paths.items():
             if all(one.text is None for one in read[name]):
                 raise UserError(f"{path} has no text: give --column text=NAME, or leave out --grades ours.")
             texts = read_texts(path, asked)
-            jobs = (_job(a, text, path, golds.get(a.problem, a.gold), kind, tags[name]) for a, text in texts)
+            jobs = (
+                _job(_with_known(a, known), text, path, golds.get(a.problem, a.gold), kind, tags[name])
+                for a, text in texts
+            )
             ours[name] = list(_graded(grader, read[name], jobs))
     return ours
 
@@ -125,6 +129,20 @@ def _graded(grader: Grader, answers: Sequence[Answer], jobs: Iterator[Ungraded |
             right = None if job is None else float(next(verdicts).outcome == "correct")
             ending = "length" if job and job.stop_reason == "length" else one.ending
             yield one._replace(correct=right, grade=None, ending=ending)
+
+
+def _names_of_tags(read: Outputs) -> set[ThinkTags]:
+    """Tags of any name that are of thinking: at least half of the texts of some file open with them, or close them."""
+    found = set[ThinkTags]()
+    for answers in read.values():
+        seen = Counter(one.thinking.tags for one in answers if one.thinking and one.thinking.closes)
+        found |= {tags for tags, count in seen.items() if 2 * count >= len(answers)}
+    return found
+
+
+def _with_known(one: Answer, known: set[ThinkTags]) -> Answer:
+    own = one.thinking
+    return one if own is None or own.named or own.tags in known else one._replace(thinking=None)
 
 
 def _tags_of_files(read: Outputs) -> dict[str, ThinkTags | None]:
@@ -185,16 +203,16 @@ def _verdicts(
 ) -> tuple[pd.DataFrame, list[str]]:
     """A row per setting: label, difference in points with both intervals, what is lost and won, declared bytes.
 
-    With it comes what a reader has to know of the pairs. A setting that lacks answers is not called safe. Golds,
-    prompts and names of grades that differ, and settings without a pair raise a UserError. The correction for the
-    number of settings, and the search for one to take, are those of a sweep (docs/report.md).
+    With it comes what a reader has to know of the pairs. Golds, prompts and names of grades that differ, and settings
+    without a pair raise a UserError. The correction for the number of settings, and the search for one to take, are
+    those of a sweep (docs/report.md).
     """
-    scores = dict(zip(outputs, score_array(graded(outputs), list(outputs)), strict=True))
+    known = {one.problem: one for one in outputs[baseline]}
+    shared = {name: [one for one in answers if one.problem in known] for name, answers in outputs.items()}
+    scores = dict(zip(outputs, score_array(graded(shared), list(outputs)), strict=True))
     full = scores.pop(baseline)
     losable = noninferiority.can_lose(full, margin)
-    gaps = {name: _lacking(outputs[name], outputs[baseline]) for name in scores}
-    known = {one.problem: one for one in outputs[baseline]}
-    told = [note for name in outputs for note in _notes(known, outputs[name], baseline, name, gaps.get(name))]
+    told = [note for name in outputs for note in _notes(known, outputs[name], baseline, name)]
     if not losable:
         told.insert(0, f"{baseline} is right in at most {notation.percent(margin)}%: nothing is safe beside it.")
     found = noninferiority.decide_grid(scores, full, margin=margin)
@@ -202,20 +220,19 @@ def _verdicts(
         raise UserError(f"{baseline} and {nothing[0]} share no graded pair of problem and draw: check ids and draws.")
     # A sequence from the largest cache down needs all sizes; without them Holm's procedure decides alone.
     chains = [sorted(scores, key=lambda name: -sizes[name])] if scores.keys() <= sizes.keys() else []
-    p_holds = {name: 1.0 if gaps[name] else one.p_holds for name, one in found.items()}
-    taken = noninferiority.hold_in_search(p_holds, chains)
-    rows = dict[str, dict[str, object]]()
+    taken = noninferiority.hold_in_search({name: one.p_holds for name, one in found.items()}, chains)
+    rows, whole = dict[str, dict[str, object]](), list[str]()
     for name, one in found.items():
         pairs = noninferiority.paired(scores[name], full)
-        lead = np.nanmean(pairs, 1)
-        told += _uneven(name, pairs, noninferiority.differences(scores[name], full))
+        lead = np.nansum(pairs, 1)
+        whole += [name] * bool(np.isfinite(pairs).all())
+        told += _uneven(name, baseline, pairs, noninferiority.differences(scores[name], full))
         elsewhere = noninferiority.decide(scores[name], full, margin=margin, population="like_these")
-        label = "unclear" if gaps[name] and one.label != "worse" else notation.chosen_label(one.label, name in taken)
         undecided = losable and one.label == "unclear"
         needed = f"{noninferiority.draws_to_hold(scores[name], full, margin=margin):,}" if undecided else ""
         rows[name] = {
             "setting": visible(name),
-            "label": label,
+            "label": notation.chosen_label(one.label, name in taken),
             "points": notation.percent(one.difference, signed=True),
             "interval": notation.interval(one.low, one.high, signed=True),
             "problems like these": notation.interval(elsewhere.low, elsewhere.high, signed=True),
@@ -233,44 +250,37 @@ def _verdicts(
         order = ["setting", "label", "points", "problems like these", "interval"]
         table = table[order + [name for name in table if name not in {*order, "draws to decide"}]]
     if sizes:
-        sized = [(sizes[name], one.difference, name) for name, one in found.items() if name in sizes and not gaps[name]]
+        sized = [(sizes[name], found[name].difference, name) for name in whole if name in sizes]
         best = pareto_front(pd.DataFrame(sized, columns=["bytes", "pass_at_1", "name"]), "bytes")["name"]
         table["best of its bytes"] = ["yes" if name in set(best) else "" for name in found]
     return table, told
 
 
-def _uneven(name: str, pairs: Floats, found: Floats) -> Iterator[str]:
-    """A sentence where problems have different numbers of pairs."""
-    lacks, unused = int(np.isnan(pairs).sum()), int(np.isfinite(found).sum() - np.isfinite(pairs).sum())
-    if lacks or unused:
-        each = f"{counted(pairs.shape[1], 'draw')} of each count ({unused:,} pairs are unused)"
-        lack = f"{lacks:,} that lack are lost in the lower end of the interval and won in the upper one"
-        yield f"{name}: problems have different numbers of answers; {each}, and {lack}."
+def _uneven(name: str, baseline: str, pairs: Floats, found: Floats) -> Iterator[str]:
+    """Sentences on pairs that lack, and on those of draws that few problems have."""
+    if lacks := int(np.isnan(pairs).sum()):
+        asked = f"{lacks:,} of {counted(pairs.size, 'pair')} with {baseline} lack"
+        ends = "they count as lost in the lower end of the interval and as won in the upper one"
+        yield f"{name}: {asked}. An engine may fail where it would be wrong, so {ends}."
+    if unused := int(np.isfinite(found).sum() - np.isfinite(pairs).sum()):
+        yield f"{name}: {counted(unused, 'pair')} are unused, of draws that few problems have."
 
 
-def _lacking(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Pair | None:
-    # An engine may fail where it would be wrong.
-    sides = [{one.key for one in side if one.correct is not None} for side in (answers, baseline)]
-    draws = sorted(set.intersection(*({draw for _, draw in side} for side in sides)))
-    asked = itertools.product(dict.fromkeys(one.problem for one in baseline), draws)
-    return next((pair for pair in asked if not all(pair in side for side in sides)), None)
-
-
-def _notes(known: Mapping[str, Answer], own: Sequence[Answer], full: str, name: str, gap: Pair | None) -> Iterator[str]:
+def _notes(known: Mapping[str, Answer], own: Sequence[Answer], full: str, name: str) -> Iterator[str]:
     for one in own:
         _check_alike(known.get(one.problem, one), one, full, name)
-    if alone := sorted(known.keys() ^ {one.problem for one in own}):
-        shown = ", ".join(repr(visible(one)) for one in alone[:_NAMED]) + ", ..." * (len(alone) > _NAMED)
-        yield f"{counted(len(alone), 'problem')} of {full} or {name} alone are left out: {shown}."
+    problems = {one.problem for one in own}
+    for said, alone in (("alone has", problems - known.keys()), ("lacks", known.keys() - problems)):
+        shown = ", ".join(repr(visible(one)) for one in sorted(alone)[:_NAMED]) + ", ..." * (len(alone) > _NAMED)
+        if alone:
+            yield f"{name} {said} {counted(len(alone), 'problem')} beside {full}: {shown}."
     if cut := sum(one.truncated for one in own):
         yield f"{name}: {counted(cut, 'answer')} of {len(own):,} were cut off, at their longest or in their thinking."
     for reason, count in Counter(one.ending for one in own if one.ending not in (*_ENDS, None)).items():
         ended = f"{counted(count, 'answer')} of {len(own):,} ended by {reason!r}, which is no known end or limit"
         yield f"{name}: {ended}: the text alone says if it was cut off."
     if ungraded := sum(one.correct is None for one in own):
-        yield f"{name}: {counted(ungraded, 'answer')} of {len(own):,} have no grade and are left out."
-    if gap:
-        yield f"{name} is not called safe: what has no grade may be what it loses, as draw {gap[1]} of {gap[0]!r:.60}."
+        yield f"{name}: {counted(ungraded, 'answer')} of {len(own):,} have no grade."
 
 
 def _check_alike(ours: Answer, theirs: Answer, baseline: str, name: str) -> None:

@@ -41,7 +41,7 @@ def test_a_text_shows_its_thinking(model: str) -> None:
     tags = ThinkTags(start=MODELS[model][0], end=MODELS[model][1])
     whole, cut = joined("is it 4", "5", tags, ended=True), joined("is it 4", None, tags, ended=False)
     for text, opens, closes in ((whole, True, True), (cut, True, False), (whole[len(str(tags.start)) :], False, True)):
-        assert thinking_of(text) == (tags, opens, closes)
+        assert thinking_of(text) == (tags, opens, closes, True)
         assert answer_part(text, tags) == answer_part(text, NO_TAGS) == ("5" if closes else None)
     # A thinking that speaks of another model's tag.
     if tags.end != "</think>":

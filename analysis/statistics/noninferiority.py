@@ -17,9 +17,9 @@ For problems `like_these`, the bound is Gaffke's (2005; Learned-Miller and Thoma
 of a mean of the problems' differences under Dirichlet weights, with the worst possible difference as one more problem.
 With one draw and no gains it is Clopper and Pearson's.
 
-A problem with fewer answers than others has the same weight (`paired`): what lacks counts as lost where the test is for
-safety, and as won where the test is for a loss. One more wrong answer of the cell raises no end of an interval. scipy
-loads slowly: functions import it.
+A pair that lacks (`paired`) counts as lost where the test is for safety, and as won where the test is for a loss: the
+tests then err no more than with all answers, whatever made the answers lack. One more wrong answer of the cell raises
+no end of an interval. scipy loads slowly: functions import it.
 """
 
 import itertools
@@ -61,7 +61,7 @@ class Decision:
     p_holds: float  # of the lower end's test: that the cell loses the margin or more
     p_loses: float  # of the upper end's test, by Holm: that it loses nothing
     settled: bool  # the interval lies on one side of -margin, and more draws cannot change what matters
-    draws: int  # per problem, from the first one, that the decision rests on; a problem may have fewer
+    draws: int  # per problem that the decision rests on; a problem may have fewer
 
 
 def decide(
@@ -109,8 +109,8 @@ def _decision(
         difference=test.difference,
         low=low,
         high=high,
-        p_holds=math.nan if not len(test.means) else min(1.0, looks * test.p_above(-margin)) if losable else 1.0,
-        p_loses=p_loses if len(test.means) else math.nan,
+        p_holds=math.nan if not len(test.pairs) else min(1.0, looks * test.p_above(-margin)) if losable else 1.0,
+        p_loses=p_loses if len(test.pairs) else math.nan,
         settled=is_safe or high < -margin,
         draws=test.pairs.shape[1],
     )
@@ -184,7 +184,7 @@ def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: 
 
 def problems_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
     """The problems `like_these` that `draws_to_hold`'s cell needs, with as many draws each as the scores have."""
-    means = mean_differences(cell, full)
+    means = paired_test(cell, full).means
     differ = max(float(means.var(ddof=1)) if len(means) > 1 else 0.0, 1 / len(means) ** 2)
     return max(2, math.ceil(pairs_to_hold(differ, margin=margin, level=level)))
 
@@ -201,38 +201,40 @@ def complete(scores: Floats, draws: int) -> bool:
 
 @dataclass(frozen=True)
 class PairedTest:
-    """The tests of one cell, by its `paired` differences, NaN for a pair that lacks, and the means of all pairs."""
+    """The tests of one cell, by its `paired` differences, NaN for a pair that lacks."""
 
     pairs: Floats
-    means: Floats
     population: Population
 
     @property
+    def means(self) -> Floats:
+        """The mean difference of each problem that has a pair."""
+        return np.nanmean(self.pairs[np.isfinite(self.pairs).any(1)], 1)
+
+    @property
     def difference(self) -> float:
-        means = np.nanmean(self.pairs, 1) if self.population == "these" else self.means
-        return float(means.mean()) if len(means) else math.nan
+        return float(self.means.mean()) if len(self.pairs) else math.nan
 
     def p_above(self, value: float) -> float:
         """p of the hypothesis that the true difference is at most `value`."""
-        if not len(self.means):
+        if not len(self.pairs):
             return 1.0
+        pairs = np.nan_to_num(self.pairs, nan=-1.0)  # a pair that lacks may be lost
         if self.population == "these":
-            won = (self.pairs > 0).sum()
-            lost = (~(self.pairs >= 0)).sum()  # a pair that lacks may be lost
-            return float(p_these(won, lost, -value * self.pairs.size))
+            return float(p_these((pairs > 0).sum(), (pairs < 0).sum(), -value * pairs.size))
         # The worst possible difference is one more problem.
-        steps, counts = np.unique(np.append(self.means, -1.0) - value, return_counts=True)
+        steps, counts = np.unique(np.append(pairs.mean(1), -1.0) - value, return_counts=True)
         return _chance_below_zero(steps, counts)
 
     def p_below(self, value: float) -> float:
         """p of the hypothesis that the true difference is at least `value`."""
-        return PairedTest(-self.pairs, -self.means, self.population).p_above(-value)
+        return PairedTest(-self.pairs, self.population).p_above(-value)
 
     def bound(self, level: float, *, side: int) -> float:
         """The lower (`side` -1) or upper (1) end of the interval, the farthest difference that is not rejected."""
         from scipy import optimize
 
-        if not len(self.means):
+        if not len(self.pairs):
             return math.nan
         p_value = self.p_above if side < 0 else self.p_below
         if p_value(float(side)) > level:
@@ -241,35 +243,25 @@ class PairedTest:
 
 
 def paired_test(cell: Floats, full: Floats, population: Population = "these") -> PairedTest:
-    return PairedTest(paired(cell, full), mean_differences(cell, full), population)
+    return PairedTest(paired(cell, full), population)
 
 
 def differences(cell: Floats, full: Floats) -> Floats:
-    """The cell's scores less the full cache's, [problems, draws], NaN without a pair; problems with one alone."""
+    """The cell's scores less the full cache's, [problems, draws], NaN without a pair."""
     draws = min(cell.shape[1], full.shape[1])
-    found = cell[:, :draws] - full[:, :draws]
-    return found[~np.isnan(found).all(1)]
-
-
-def mean_differences(cell: Floats, full: Floats) -> Floats:
-    """The mean difference of each problem that has a pair, over all pairs that it has."""
-    return np.nanmean(differences(cell, full), 1)
+    return cell[:, :draws] - full[:, :draws]
 
 
 def paired(cell: Floats, full: Floats) -> Floats:
-    """The differences of the first pairs of each problem, [problems, draws], NaN where a problem has fewer pairs.
+    """The differences of all pairs that were asked, [problems, draws], NaN where one lacks; none without a pair.
 
-    Every problem has the same weight, and a pair that lacks counts as the worst for what is tested. Of all numbers of
-    draws this one gives the narrowest interval where no answer differs, `(-log(LEVEL) + lacking pairs) / pairs`. It
-    depends on the gaps alone, never on the answers.
+    Asked is each problem in each draw that has at least half the pairs of the draw that has most: in a draw that a run
+    has only begun, nearly all would lack.
     """
     found = differences(cell, full)
-    counts = (~np.isnan(found)).sum(1)
-    each = np.arange(1, counts.max(initial=0) + 1)
-    lacking = np.maximum(0, each[:, None] - counts).sum(1)
-    draws = 1 + int(np.argmin((lacking - math.log(LEVEL)) / each)) if len(each) else 0
-    first = np.argsort(np.isnan(found), axis=1, kind="stable")[:, :draws]
-    return np.take_along_axis(found, first, 1)
+    counts = np.isfinite(found).sum(0)
+    most = counts.max(initial=0)
+    return found[: len(found) if most else 0, 2 * counts >= max(1, most)]
 
 
 def p_these(won: Any, lost: Any, losses: float) -> Floats:

@@ -159,29 +159,27 @@ def in_latex(text: str) -> str:
 _UNITS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"]
 _UNITS += ["fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_BELOW_100 = rf"(?:(?:{'|'.join(_TENS)})(?:[- ](?:{'|'.join(_UNITS[:9])}))?|{'|'.join(reversed(_UNITS))})"
-_BELOW_1000 = rf"(?:(?:{'|'.join(_UNITS[:9])}) hundred(?:(?: and)? {_BELOW_100})?|{_BELOW_100})"
-_WORDED = re.compile(
-    rf"(?:(?P<trillion>{_BELOW_1000}) trillion\b ?)?(?:(?P<billion>{_BELOW_1000}) billion\b ?)?"
-    rf"(?:(?P<million>{_BELOW_1000}) million\b ?)?(?:(?P<thousand>{_BELOW_1000}) thousand\b ?)?"
-    rf"(?:(?:and )?(?P<rest>{_BELOW_1000}))?"
-)
-
-
-def _small(text: str) -> int:
-    hundreds, _, rest = text.rpartition("hundred")
-    parts = re.findall("[a-z]+", rest)
-    small = sum(
-        _UNITS.index(part) + 1 if part in _UNITS else 10 * (_TENS.index(part) + 2) for part in parts if part != "and"
-    )
-    return small + (100 * (_UNITS.index(hundreds.strip()) + 1) if hundreds else 0)
+_SCALES = {"trillion": 10**12, "billion": 10**9, "million": 10**6, "thousand": 10**3}
+_BELOW = {name: number for number, name in enumerate(_UNITS, start=1)}
+_BELOW |= {
+    f"{ten} {name}".strip(): 10 * n + m for n, ten in enumerate(_TENS, 2) for m, name in enumerate(["", *_UNITS[:9]])
+}
+_BELOW |= {
+    f"{name} hundred {rest}".strip(): 100 * _BELOW[name] + number
+    for name in _UNITS[:9]
+    for rest, number in {"": 0, **_BELOW}.items()
+}
 
 
 def number_of_words(text: str) -> int | None:
     """The number that English words name, such as "forty-two" or "one hundred and five"; None for anything else."""
-    text = " ".join(text.lower().split())
-    found = _WORDED.fullmatch(text) if text else None
-    if text == "zero" or not found:
-        return 0 if text == "zero" else None
-    return sum(_SCALES.get(scale, 1) * _small(part) for scale, part in found.groupdict("").items() if part)
+    text, number = " ".join(text.lower().split()), 0
+    if text == "zero":
+        return 0
+    text = re.sub(r"(hundred|thousand|illion) and (?=\w)", r"\1 ", re.sub(r"(?<=ty)-", " ", text))
+    for scale, size in _SCALES.items():
+        before, found, behind = f"{text} ".partition(f" {scale} ")
+        if found:
+            number, text = number + size * _BELOW.get(before, -(10**16)), behind.strip()
+    number += _BELOW.get(text, 0 if number > 0 and not text else -(10**16))
+    return number if number > 0 else None

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, constrained_variance, p_these, paired
+from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, constrained_variance, p_these
 from kvsweep.harness.provenance import describe_machine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -136,12 +136,9 @@ def gaps_of(name: str, problems: int) -> np.ndarray:
 def in_gaps(won: np.ndarray, lost: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
     """How each way to count decides about tables [runs, problems, draws] whose problems have `counts` draws."""
     has = np.arange(won.shape[2]) < counts[:, None]
-    draws = paired(np.where(has, 1.0, np.nan), np.ones(has.shape)).shape[1]
-    ways = {
-        "lacking ones are lost (ours)": (won & has, lost | ~has, draws),
-        "as many as the fewest": (won, lost, counts.min()),
-    }
-    found = {name: ours(w[..., :n], o[..., :n], MARGIN * w.shape[1] * n) for name, (w, o, n) in ways.items()}
+    few = counts.min()
+    found = {"lacking ones are lost (ours)": ours(won & has, lost | ~has, MARGIN * has.size)}
+    found["as many as the fewest"] = ours(won[..., :few], lost[..., :few], MARGIN * len(counts) * few)
     found["all pairs alike"] = (
         p_these((won & has).sum((1, 2)), (lost & has).sum((1, 2)), MARGIN * counts.sum()) <= LEVEL
     )

@@ -4,14 +4,15 @@ The engine, servers and files of other programs are read by this module alone.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Literal, NamedTuple
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 from kvsweep.errors import UserError
 
 # How models write the tags around their thinking: a word within signs of the model's own, opening and closing.
-_WORDS = r"(?:\w+[:_])?(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad)"
+_THINKING = r"(?:\w+[:_])?(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad)"
 _SHAPES = (
     ("<|begin_of_{}|>", "<|end_of_{}|>"),
     ("<|start_{}|>", "<|end_{}|>"),
@@ -19,10 +20,10 @@ _SHAPES = (
     ("<|{}|>", "<|/{}|>"),
     ("<{}>", "</{}>"),
     ("◁{}▷", "◁/{}▷"),
+    ("[{}]", "[/{}]"),
 )
-# Those of Magistral, gpt-oss (also where special tokens are left out), Gemma 4, MedGemma, Granite 3.2 and Apriel.
+# Those of gpt-oss (also where special tokens are left out), Gemma 4, MedGemma, Granite 3.2 and Apriel.
 _FIXED = (
-    ("[THINK]", "[/THINK]"),
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
     (None, "assistantfinal"),
     ("<|channel>thought", "<channel|>"),
@@ -30,6 +31,9 @@ _FIXED = (
     ("Here is my thought process:", "Here is my response:"),
     ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
 )
+
+
+_WORDS = 5  # with the opening tag, from which on the words within a tag of any name may be thinking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,27 +55,29 @@ DEFAULT_TAGS = ThinkTags()
 
 
 class Thinking(NamedTuple):
-    """The tags of a text's thinking, and which of the two stand in the text."""
+    """The tags of a text's thinking, which of the two stand in the text, and whether their name is one of thinking."""
 
     tags: ThinkTags
     opens: bool
     closes: bool
+    named: bool = True
 
 
-def _pattern() -> re.Pattern[str]:
+def _pattern(words: str, fixed: Sequence[tuple[str | None, str]] = ()) -> re.Pattern[str]:
     """Any tag; the group's name has the number of its pair behind `o` for an opening and `c` for a closing tag."""
-    shaped = [re.escape(tag).replace(r"\{\}", f"(?i:{_WORDS})") for pair in _SHAPES for tag in pair]
+    shaped = [re.escape(tag).replace(r"\{\}", f"(?i:{words})") for pair in _SHAPES for tag in pair]
     shaped = [re.sub("start_|end_", r"(?i:\g<0>)", tag) for tag in shaped]
-    named = enumerate([*shaped, *(tag and re.escape(tag) for pair in _FIXED for tag in pair)])
+    named = enumerate([*shaped, *(tag and re.escape(tag) for pair in fixed for tag in pair)])
     return re.compile("|".join(f"(?P<{'oc'[n % 2]}{n // 2}>{tag})" for n, tag in named if tag))
 
 
-_TAG = _pattern()
+_TAG, _ANY_TAG = _pattern(_THINKING, _FIXED), _pattern(r"(?!answer|box)\w{1,40}")
 
 
-@cache
-def _tags(number: int, written: str, opens: bool) -> ThinkTags:
-    """The pair of tags of which one is `written` so."""
+@lru_cache
+def _tags(group: str, written: str) -> ThinkTags:
+    """The pair of tags of which one, of this group of the pattern, is `written` so."""
+    number, opens = int(group[1:]), group[0] == "o"
     if number >= len(_SHAPES):
         start, end = _FIXED[number - len(_SHAPES)]
         return ThinkTags(start=start, end=end)
@@ -82,20 +88,31 @@ def _tags(number: int, written: str, opens: bool) -> ThinkTags:
     return ThinkTags(start=written, end=tag) if opens else ThinkTags(start=tag, end=written)
 
 
-@cache
-def _thinking(tags: ThinkTags, opens: bool, closes: bool) -> Thinking:
-    return Thinking(tags, opens, closes)  # one object for all texts of a kind
+@lru_cache
+def _thinking(*fields: Any) -> Thinking:
+    return Thinking(*fields)  # one object for all texts of a kind
 
 
-def thinking_of(text: str) -> Thinking | None:
-    """The thinking that a text itself shows, by the tag it begins with, or else its first closing one; None without."""
-    found = [(match.start(), match.lastgroup or "", match[0]) for match in _TAG.finditer(text)]
-    if not found:
+def thinking_of(text: str, *, named: bool = True) -> Thinking | None:
+    """The thinking that a text itself shows, by the tag it begins with, or else its first closing one; None without.
+
+    With `named=False` the tag may have any name: other texts of the same model tell if it is one of thinking. Then it
+    closes if there are words within and something behind, which headings and marks around a whole text have not.
+    """
+    matches = (_TAG if named else _ANY_TAG).finditer(text)
+    found = [(match.start(), match.lastgroup or "", _tags(match.lastgroup or "", match[0])) for match in matches]
+    if found and found[0][1][0] == "o" and not text[: found[0][0]].strip():
+        tags: ThinkTags | None = found[0][2]
+    else:
+        closing = (tags for _, group, tags in found if group[0] == "c" and (named or str(tags.start) not in text))
+        tags = next(closing, found[0][2] if named and found else None)
+    if tags is None:
         return None
-    begins = found[0][1][0] == "o" and not text[: found[0][0]].strip()
-    _, name, written = found[0] if begins else next((one for one in found if one[1][0] == "c"), found[0])
-    tags = _tags(int(name[1:]), written, name[0] == "o")
-    return _thinking(tags, tags.start is not None and tags.start in text, tags.closing(text) is not None)
+    end, opens = tags.closing(text), tags.start is not None and tags.start in text
+    if end is not None and not named:
+        behind = text[end + len(tags.end or "") :].strip()
+        end = end if behind and len(text[:end].split()) >= _WORDS else None
+    return _thinking(tags, opens, end is not None, named)
 
 
 def answer_part(text: str, tags: ThinkTags = DEFAULT_TAGS) -> str | None:

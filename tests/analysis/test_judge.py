@@ -176,6 +176,11 @@ CUT = {
         "<|channel|>analysis<|message|>" + GUESS,
         "<|channel|>analysis<|message|>" + GUESS + "<|end|><|start|>assistant<|channel|>final<|message|>\\boxed{%d}",
     ),
+    "a tag of any name": (f"<analysis>{GUESS}", f"<analysis>{GUESS}</analysis>It is \\boxed{{%d}}."),
+    "any name, the prompt opens": (
+        f"H<sub>2</sub>: {GUESS}",
+        f"H<sub>2</sub>: {GUESS}[/CoT]\\boxed{{%d}}",
+    ),
     "concludes nothing": ("[THINK]" + GUESS + "[/THINK]I cannot say.", "[THINK]" + GUESS + "[/THINK]\\boxed{%d}</s>"),
 }
 
@@ -191,6 +196,25 @@ def test_a_guess_in_the_thinking_is_no_answer(
 
     full, small = outputs("full.jsonl", 0), outputs("small.jsonl", 6)
     assert "small worse  -20.0" in judge(full, small, "--grades", "ours", "--kind", "integer")[1]
+
+
+MARKS = {
+    "a heading": "<b>Solution</b>\nThe answer is %d.",
+    "around all": "<p>We add both of them and get \\boxed{%d}.</p>",
+    "around the answer": "<answer>I add them up and get \\boxed{%d}</answer>",
+    "a box": "<|begin_of_box|>%d<|end_of_box|> is what all of the numbers make together.",
+    "units": "It is 4 m<sup>2</sup> in all of it, so that \\boxed{%d} is the answer.",
+}
+
+
+@pytest.mark.parametrize("text", MARKS.values(), ids=MARKS)
+def test_a_tag_that_is_none_of_thinking_takes_no_answer_away(
+    text: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    items = [{"id": p, "gold": str(p), "text": text % p} for p in range(30)]
+    lost = [item | {"text": text % 99} if item["id"] < 6 else item for item in items]
+    files = [write(tmp_path / f"{name}.jsonl", side) for name, side in (("full", items), ("other", lost))]
+    assert "other worse  -20.0" in judge(*files, "--grades", "ours", "--kind", "integer")[1]
 
 
 @pytest.mark.parametrize("closed", [0, 3])
@@ -216,7 +240,7 @@ def test_what_has_no_text_is_ungraded(judge: Callable[..., tuple[int, str, str]]
     other = [*full[:-1], {"id": 29, "gold": "29", "text": None, "error": "content_filter"}]
     files = [write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other)]
     code, out, _ = judge(*files, "--grades", "ours", "--kind", "integer")
-    assert (code, "note: other: 1 answer of 30 have no grade and are left out." in out) == (4, True)
+    assert (code, "note: other: 1 answer of 30 have no grade." in out) == (4, True)
 
 
 def test_the_repeats_of_lm_evaluation_harness_are_draws(tmp_path: Path) -> None:
@@ -430,8 +454,15 @@ def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(
     code, out, _ = judge(write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other))
     expected = {"more draws": 0, "more problems": 0, "worse": 1}.get(way, 4)
     assert code == expected
-    said = "note: other is not called safe: what has no grade may be what it loses, as draw 0 of" in out
+    said = "note: other: 40 of 400 pairs with full lack. An engine may fail where it would be wrong" in out
     assert said == (way not in ("more draws", "more problems"))
+
+
+def test_one_answer_that_lacks_leaves_a_file_safe(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    full = write(tmp_path / "full.jsonl", rows(60, 8))
+    for lacking, code in ((1, 0), (16, 4)):  # of 24 that a file may lose
+        other = write(tmp_path / "other.jsonl", rows(60, 8)[lacking:])
+        assert judge(full, other)[0] == code
 
 
 Side = Callable[[int, int], dict[str, Any]]
@@ -441,7 +472,7 @@ Side = Callable[[int, int], dict[str, Any]]
     ("full", "other", "code", "said"),
     [
         # Two other draws of each problem lack: an engine that fails where it would be wrong.
-        (lambda p, d: {}, lambda p, d: {"left out": (p + d) % 4 == 0}, 4, "other is not called safe"),
+        (lambda p, d: {}, lambda p, d: {"left out": (p + d) % 4 == 0}, 4, "other: 80 of 320 pairs with full lack"),
         (lambda p, d: {}, lambda p, d: {"left out": d > 5}, 0, "other  safe"),
         (lambda p, d: {"text": f"{p}"}, lambda p, d: {"text": f"{p}!"}, 4, "other has the same text in all draws"),
         (lambda p, d: {"text": f"{p} {d}"}, lambda p, d: {"text": f"{p}!"}, 4, "other has the same text in all draws"),
@@ -620,7 +651,7 @@ def test_what_is_lost_is_counted_where_points_are(judge: Callable[..., tuple[int
     code, out, _ = judge(write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other))
     [line] = [line.split() for line in out.splitlines() if line.startswith("  other")]
     assert (code, line[2], line[-4:]) == (1, "-35.0", ["12", "0", "30", "8"])
-    assert "what it loses, as draw 1 of 'p0'." in out
+    assert "note: other: 7 of 240 pairs with full lack." in out
 
 
 def test_a_sample_that_ended_in_an_error_has_no_grade(tmp_path: Path) -> None:
@@ -670,9 +701,9 @@ def test_what_does_not_pair_is_named(judge: Callable[..., tuple[int, str, str]],
     other = rows(31, 8, stop_reason="length")
     other[0]["correct"] = None
     _, out, _ = judge(full, write(tmp_path / "other.jsonl", other))
-    assert "note: 1 problem of full or other alone are left out: 'p30'." in out
+    assert "note: other alone has 1 problem beside full: 'p30'." in out
     assert "note: other: 248 answers of 248 were cut off, at their longest or in their thinking." in out
-    assert "note: other: 1 answer of 248 have no grade and are left out." in out
+    assert "note: other: 1 answer of 248 have no grade." in out
 
 
 BAD_FILES: dict[str, tuple[bytes, str]] = {

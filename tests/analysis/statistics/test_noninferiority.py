@@ -1,5 +1,6 @@
 """The test of non-inferiority: Clopper and Pearson, exact Poisson tails, Holm by statsmodels, monotony, errors."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -52,8 +53,8 @@ def test_about_problems_like_these_the_p_is_that_of_dirichlet_weights() -> None:
 @pytest.mark.parametrize("size", [1, 5, 200, 1319, 25_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_about_problems_like_these_the_p_is_exact_however_many_they_are(size: int) -> None:
     for lost in {0, 1, 2, size // 20, size // 2} & set(range(size)):
-        losses = PairedTest(np.zeros((size, 1)), np.repeat([-1.0, 0.0], [lost, size - lost]), "like_these")
-        gains = PairedTest(losses.pairs, -losses.means, "like_these")
+        losses = PairedTest(np.repeat([[-1.0], [0.0]], [lost, size - lost], 0), "like_these")
+        gains = PairedTest(-losses.pairs, "like_these")
         for p in (0.99, 0.6, 0.3, 0.025, 1e-3, 1e-6):
             share = stats.beta.isf(p, lost + 1, size - lost)
             assert losses.p_above(-share) == pytest.approx(p, rel=1e-8)
@@ -227,14 +228,32 @@ def test_answers_that_lack_are_lost_below_and_won_above() -> None:
     assert found.low == pytest.approx(decide(worst, full).low, abs=1e-8)
     assert found.high == pytest.approx(decide(full, worst).high, abs=1e-8)
     assert found.p_holds == decide(worst, full).p_holds
-    # Its first answers count, wherever they stand.
-    cell[0] = [np.nan] * 6 + [0.0, 1.0]
-    assert (decide(cell, full).draws, decide(cell, full).difference) == (8, pytest.approx(-1 / 60))
-    # Where a third lacks half, the draws that all have say more.
+    # A draw that few problems have was not asked; a problem that lacks wholly was.
     cell = full.copy()
-    cell[::3, 4:] = np.nan
-    assert decide(cell, full).draws == 4
-    assert decide(cell, full).low == decide(full[:, :4], full[:, :4]).low
+    cell[:16, 7] = np.nan
+    assert decide(cell, full) == decide(full[:, :7], full[:, :7])
+    cell[15] = full[15]
+    assert decide(cell, full).draws == 8
+    cell, worst[0] = full.copy(), 0
+    cell[0] = np.nan
+    assert decide(cell, full).low == pytest.approx(decide(worst, full).low, abs=1e-8)
+    nothing = decide(np.full((30, 8), np.nan), full)
+    assert (nothing.label, math.isnan(nothing.difference)) == ("unclear", True)
+
+
+@pytest.mark.parametrize("population", POPULATIONS)
+@pytest.mark.parametrize("seed", range(20))
+def test_no_gap_makes_a_setting_look_better_or_worse(seed: int, population: Population) -> None:
+    """Whatever the reason why answers lack, the interval holds that of all answers, and so errs no more often."""
+    rng = np.random.default_rng(seed)
+    cell, full = (rng.random((2, 30, 8)) < rng.random((30, 1))).astype(float)
+    found = decide(cell, full, population=population)
+    for lacking in (cell < full, cell > full, cell == 0, full == 1):
+        some = decide(np.where(lacking & (rng.random(cell.shape) < 0.5), np.nan, cell), full, population=population)
+        assert some.draws == 8
+        assert some.low <= found.low + 1e-8
+        assert some.high >= found.high - 1e-8
+        assert some.p_holds >= found.p_holds - 1e-8
 
 
 def test_the_four_labels() -> None:
