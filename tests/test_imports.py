@@ -44,7 +44,7 @@ TOP = (
     "rounds",
     "command",
 )
-for room in TOP.split():
+for room in TOP:
     BELOW[f"harness.{room}"] = (*BELOW, "analysis")
 # The files of `kvsweep init`, which are copied and belong to no package.
 TEMPLATE = ROOT / "harness/template"

@@ -102,7 +102,7 @@ def test_a_forged_token_is_found_with_the_gap_of_the_logits(run, verify):
 
     job, _ = read_run(run).found[FULL]
     prompt = next(problem.prompt for problem in job.benchmark.problems if problem.id == first.problem_id)
-    ids = [*load_model(job.model).prompt_ids(prompt), *first.token_ids[:place]]
+    ids = [*load_model(job.model).dialogue.prompt_ids(prompt), *first.token_ids[:place]]
     network = AutoModelForCausalLM.from_pretrained(WEIGHTS / "toy_qwen", dtype=torch.float32)
     logits = network(torch.tensor([ids])).logits[0, -1].detach()
     assert one["gap"] == pytest.approx(float(logits[forged] - logits[first.token_ids[place]]), abs=1e-3)
