@@ -26,15 +26,14 @@ MARKS = {
     STOPPED: "decided early: fewer draws, so the score leans the way of its label",
     UNSURE: "a reading of the published figure is doubted",
 }
-# The marks of the labels of a setting, and the label of one that is safe by itself and was chosen among many.
 DECISION_MARKS = {"safe": SAFE, "small loss": SMALL_LOSS, "worse": WORSE}
-MAY_BE_SAFE = "may be safe"
 
 # The width of a column of a paper, and of a printed page between its margins, 18 cm, in inches.
 COLUMN_WIDTH, PAGE_WIDTH = 3.3, 18 / 2.54
 
-# The axes of a sweep as they are named in a sentence, in this order.
-AXES = {"keep_ratio": "keep ratio", "local_window": "window", "budget": "budget"}
+# The axes of a sweep as they are named in a sentence, in this order. What papers call the KV budget is what stays; the
+# key `budget` is the length at which eviction fires.
+AXES = {"keep_ratio": "keep ratio", "local_window": "window", "budget": "trigger"}
 
 # An equation between numbers, such as `3 x 4 = 12`.
 EQUATION = r"\d+(?:\s*[-+*/×·x]\s*\d+)+\s*=\s*-?\d+"
@@ -62,8 +61,10 @@ class Look:
     """How the figures of a report are drawn."""
 
     width: float = COLUMN_WIDTH  # of a figure, in inches; the text keeps its size
+    row: float = PAGE_WIDTH  # of a row of heatmaps at most, in inches
     columns: int | None = None  # heatmaps in a row; None takes as many as the width holds
     scale: Scale = "own"  # of the heatmaps' colours
+    marks: bool = False  # draw into the heatmaps what their captions say: verdicts, full caches, spans of chance
     interval: bool = False  # write the 95% interval under each value of a heatmap
     map: str | None = None  # a colour map of matplotlib for scores; None takes the figures' own
 
@@ -79,11 +80,6 @@ def rows(table: Any) -> Iterator[Any]:
 def missing(value: Any) -> bool:
     """Say if a number is None or NaN."""
     return value is None or math.isnan(float(value))
-
-
-def chosen_label(label: str, recommendable: bool) -> str:
-    """The label of a setting that was chosen among many: one that is safe by itself may be so by luck."""
-    return MAY_BE_SAFE if label in ("safe", "small loss") and not recommendable else label
 
 
 def number(value: Any) -> str:
@@ -123,22 +119,34 @@ def p_equals(p: float) -> str:
 
 
 def axes(values: Any) -> str:
-    """Name those axes that `values` (a mapping or a row) has: "keep ratio 0.3, window 48, budget 128"."""
+    """Name those axes that `values` (a mapping or a row) has: "keep ratio 0.3, window 48, trigger 128"."""
     known = {name: values[name] for name in AXES if name in values and not missing(values[name])}
     return ", ".join(f"{AXES[name]} {number(value)}" for name, value in known.items())
 
 
-def setting(row: Any, *, budget: bool = True) -> str:
-    """Name a row's policy setting: "DynTS 0.3 / 48, budget 128, question=free", or without the budget."""
+def setting(row: Any, *, trigger: bool = True) -> str:
+    """Name a row's policy setting: "DynTS 0.3 / 48, trigger 128, question=free", or without the trigger."""
     sizes = [getattr(row, name, None) for name in ("keep_ratio", "local_window")]
     name = " / ".join(number(size) for size in sizes if not missing(size))
-    parts = [f"{policy_title(row.policy)} {name}".rstrip(), axes({"budget": row.budget}) if budget else "", row.variant]
+    parts = [
+        f"{policy_title(row.policy)} {name}".rstrip(),
+        axes({"budget": row.budget}) if trigger else "",
+        row.variant,
+    ]
     return ", ".join(part for part in parts if part)
 
 
 def setting_of(policy: Mapping[str, Any]) -> str:
-    """Name the policy section of a cell.yaml: "DynTS 0.3 / 48, budget 128"."""
+    """Name the policy section of a cell.yaml: "DynTS 0.3 / 48, trigger 128"."""
     return setting(SimpleNamespace(policy=policy["name"], variant="", **{name: policy.get(name) for name in AXES}))
+
+
+def marks(texts: Iterable[str]) -> dict[str, int]:
+    """How many of the texts have each mark, in the order of MARKS; that of a small loss holds that of a safe cell."""
+    found = list(texts)
+    others = [text.replace(SMALL_LOSS, "") for text in found]
+    counts = {mark: sum(mark in text for text in (found if mark == SMALL_LOSS else others)) for mark in MARKS}
+    return {mark: count for mark, count in counts.items() if count}
 
 
 def state_marks(row: Any) -> str:

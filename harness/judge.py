@@ -30,9 +30,11 @@ _NAMED = 4  # problems or answers that a note names
 _ENDS = ("stop", "length")
 _BATCH = 2000  # texts in memory while they are graded
 _DECIDE = '"Draws to decide" are the draws per problem that would show that an unclear setting is safe (90%).'
+# The label of a file that is safe by itself and was given among others.
+_MAY_BE_SAFE = "may be safe"
 _LEGEND = {
     "unclear": "Unclear: too few answers, or some lack, as a note says.",
-    notation.MAY_BE_SAFE: "May be safe: by itself, but of so many settings one may be so by luck; add draws or files.",
+    _MAY_BE_SAFE: "May be safe: by itself, but of so many settings one may be so by luck; add draws or files.",
     "small loss": "Small loss: surely loses, and less than the margin.",
     "worse": "Worse: surely loses; how much is open.",
 }
@@ -85,7 +87,7 @@ def judge(
         replace_text(html, judged_page(table, words, told, outputs, baseline, texts))
         print(html)
     labels = set(table["label"])
-    return FAILED if "worse" in labels else UNCLEAR if labels & {"unclear", notation.MAY_BE_SAFE} else 0
+    return FAILED if "worse" in labels else UNCLEAR if labels & {"unclear", _MAY_BE_SAFE} else 0
 
 
 def _named(files: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
@@ -232,7 +234,7 @@ def _verdicts(
         needed = f"{noninferiority.draws_to_hold(scores[name], full, margin=margin):,}" if undecided else ""
         rows[name] = {
             "setting": visible(name),
-            "label": notation.chosen_label(one.label, name in taken),
+            "label": _MAY_BE_SAFE if one.label in ("safe", "small loss") and name not in taken else one.label,
             "points": notation.percent(one.difference, signed=True),
             "interval": notation.interval(one.low, one.high, signed=True),
             "problems like these": notation.interval(elsewhere.low, elsewhere.high, signed=True),

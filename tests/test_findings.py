@@ -770,7 +770,7 @@ def test_a_toy_question_is_nearly_half_of_the_demos_budget() -> None:
     question = (cells["mean_peak_length"] - cells["mean_tokens"]).mean()
     budget = yaml.safe_load((PUBLISHED.parents[1] / "conf/experiment/demo.yaml").read_text())["policy"]["budget"]
     assert question / budget == pytest.approx(0.45, abs=0.02)
-    assert "nearly half as long as the demo's budget" in page("docs/sweep.md")
+    assert "nearly half as long as the demo's trigger" in page("docs/sweep.md")
 
 
 def test_the_traces_of_r1() -> None:

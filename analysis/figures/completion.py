@@ -163,7 +163,9 @@ class Kept:
 def read_kept(pieces: Sequence[str], prompt: int, evictions: Sequence[Eviction]) -> Kept:
     """Decode the tokens that each eviction of a completion left; raises a UserError if none is stored."""
     if not evictions:
-        raise UserError("this completion was never evicted: all of it stayed; choose another, or a smaller budget.")
+        raise UserError(
+            "this completion was never evicted: all of it stayed; choose another, or a smaller policy.budget."
+        )
     held = np.full((len(evictions), len(pieces)), np.nan)
     for row, eviction in zip(held, evictions, strict=True):
         percents = held_percents(eviction.held)[: len(pieces)]

@@ -6,6 +6,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 import matplotlib
 import numpy as np
@@ -17,14 +18,25 @@ from matplotlib.figure import Figure
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.figures import style
-from kvsweep.analysis.notation import DEFAULT_LOOK, MISSING, PAGE_WIDTH, UNFINISHED, UNGRADED, UNSURE, Look
+from kvsweep.analysis.notation import (
+    COLUMN_WIDTH,
+    DEFAULT_LOOK,
+    MISSING,
+    PAGE_WIDTH,
+    UNFINISHED,
+    UNGRADED,
+    UNSURE,
+    Look,
+)
 from kvsweep.analysis.statistics.grids import PolicyGrid
 from kvsweep.analysis.statistics.inference import NoiseFloor
 from kvsweep.analysis.statistics.metrics import mean_over_benchmarks, model_title
 from kvsweep.analysis.statistics.sentences import PanelVerdict
 
-# The size of the numbers in points; the widest panel, a letter of its title and one of an axis in inches.
-SIZE, WIDEST, TITLE, LETTER = 6.5, 3.55, 0.051, 0.046
+# The size of the numbers in points; a letter of a panel's title and one of an axis in inches.
+SIZE, TITLE, LETTER = 6.5, 0.051, 0.046
+# In inches: the widest panel, what it has beside its cells, and the height of a row of cells, at least and at most.
+WIDEST, BESIDE, LOW, HIGH = COLUMN_WIDTH, 0.6, 0.25, 0.38
 
 # The columns of metrics that a heatmap reads; means over benchmarks and published scores lack some of them.
 READ = ["cell_id", "policy", "status", "completions", "graded", "ungraded", "evicted", "packed", "bits", "decision"]
@@ -40,7 +52,7 @@ def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataF
     """What a heatmap shows of each cell: cell_id, value, label, mark, error and interval at these places, in order.
 
     The rows of metrics are indexed by their places. The value is Pass@1 in percent, or the difference to the full cache
-    in points, NaN where it is unknown. The label is the value as a text with the marks of its state, `mark` that of the
+    in points, NaN where it is unknown. The label is the value as a text, `mark` has the marks of its state and of its
     verdict, and `error` the standard error of Pass@1, with the number of graded completions where more are to come.
     """
     names = ["diff_to_full", "these_low", "these_high"] if difference else ["pass_at_1", "ci_low", "ci_high"]
@@ -51,8 +63,8 @@ def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataF
         blank = UNGRADED if notation.missing(row.pass_at_1) and row.completions else MISSING
         some = f" ({row.graded})" if row.status != "done" or row.ungraded > 0 else ""
         texts = {
-            "label": notation.percent(value, signed=difference) + notation.state_marks(row) if known else blank,
-            "mark": notation.DECISION_MARKS.get(row.decision, "") if known else "",
+            "label": notation.percent(value, signed=difference) if known else blank,
+            "mark": notation.state_marks(row) + notation.DECISION_MARKS.get(row.decision, "") if known else "",
             "error": "" if difference or notation.missing(row.se) else f"±{notation.percent(row.se)}{some}",
             "interval": "" if notation.missing(low) else f"{100 * low:.0f} to {100 * high:.0f}",
         }
@@ -93,6 +105,12 @@ class Panel:
     @property
     def pale(self) -> bool:
         return self.floor is not None and not self.floor.signal
+
+    @property
+    def plain(self) -> "Panel":
+        """The panel as a paper shows it: its title and a number in each cell, in full colours."""
+        rows = [name.removesuffix(UNSURE) for name in self.rows]
+        return replace(self, note="", cells=self.cells.assign(mark=""), rows=rows, full=self.full.head(0), floor=None)
 
     @property
     def lines(self) -> list[str]:
@@ -152,14 +170,13 @@ def grid_figure(
     difference = look.scale == "diff_from_full"
     what = "Pass@1 minus the full cache's, in points, on the same pairs" if difference else "Pass@1 in %"
     scale = "each panel has its own colour scale" if look.scale == "own" else "one colour scale for all panels"
-    notes = [f"{what}; {scale}"]
+    notes = [what, scale]
     notes += [f"below each value {'the interval of its verdict' if difference else 'its 95% interval'}"] * look.interval
-    caption = f"{model_title(metrics, model)}, {grid.title}: {what}"
     panels = grid_panels(grid, model, metrics, look, verdicts)
     errors = grid.cells.loc[grid.cells["model"] == model, "se"].dropna()
     if not (difference or look.interval or errors.empty):
         notes.append(f"standard error of a value {notation.percent(errors.min())} to {notation.percent(errors.max())}")
-    return _heatmaps(panels, caption, look, notes)
+    return _heatmaps(panels, f"{model_title(metrics, model)}, {grid.title}", look, notes)
 
 
 def _floor(panel: Panel, verdicts: Sequence[PanelVerdict]) -> NoiseFloor | None:
@@ -177,7 +194,7 @@ def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
     title = f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks"
     look = replace(look, columns=None, scale="own", interval=False)
     panel = replace(_panel(grid, mean, full, title, look), rows=_windows(grid, rows))
-    return _heatmaps([panel], f"{title}, {grid.title}: Pass@1", look, ["Pass@1 in %"])
+    return _heatmaps([panel], f"{title}, {grid.title}", look, ["Pass@1 in %"])
 
 
 def published_figure(
@@ -185,7 +202,7 @@ def published_figure(
 ) -> Figure:
     """Draw per benchmark the scores of `grids.published_grid`, ours on the same scale, and ours minus theirs."""
     found: list[Panel] = []
-    look = replace(look, columns=3 if look.width > 5 else 1, scale="own", interval=False)
+    look = replace(look, columns=3 if look.row > 5 else 1, scale="own", interval=False)
     for benchmark, rows in published.groupby("benchmark", sort=False):
         ours = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
         name = f"{model_title(metrics, model)} | {ours['benchmark_title'].iloc[0]}"
@@ -199,8 +216,8 @@ def published_figure(
         gap = replace(own, title="ours minus published", note=note, cells=points, scale="", difference=True)
         found += [replace(theirs, scale=str(benchmark)), replace(own, scale=str(benchmark)), gap]
     scale = "published and ours have one colour scale per row, the differences one for all rows"
-    caption = f"{model_title(metrics, model)}, {grid.title}: Pass@1 beside the published scores"
-    return _heatmaps(found, caption, look, ["Pass@1 in %, differences in points", scale])
+    notes = ["Pass@1 in % beside the published scores, differences in points", scale]
+    return _heatmaps(found, f"{model_title(metrics, model)}, {grid.title}", look, notes)
 
 
 def _full_cells(rows: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
@@ -244,13 +261,19 @@ def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]
 
 
 @matplotlib.rc_context(style.STYLE)
-def _heatmaps(panels: list[Panel], caption: str, look: Look, notes: list[str]) -> Figure:
+def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> Figure:
+    """Draw panels; the figure's label, its caption, has the name, the notes and what `look.marks` draws."""
+    caption = _caption(panels, name, notes)
+    if not look.marks:
+        panels = [panel.plain for panel in panels]
     labels = [_labels(panel, look) for panel in panels]
-    columns = min(look.columns or _fitting_columns(panels, labels, look.width), len(panels))
+    columns = min(look.columns or _fitting_columns(panels, labels, look.row), len(panels))
     lines = 1 + max(text.count("\n") for texts in labels for text in texts.flat)
-    width = min(look.width, columns * WIDEST)
+    width = min(look.row, columns * WIDEST)
     above = 0.15 * max(len(panel.lines) for panel in panels) + 0.32
-    high = (0.13 + 0.12 * lines) * len(panels[0].rows) + above
+    cell = 0.75 * (width / columns - BESIDE) / len(panels[0].columns)
+    most = HIGH if columns == len(panels) else LOW  # several rows of panels share a page
+    high = (0.12 * (lines - 1) + min(max(cell, LOW), most)) * len(panels[0].rows) + above
     figure, grid = style.panels(width, len(panels), columns, row=high, rest=0.4)
     for place, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         together = [number for other in panels if other.scale == panel.scale for number in other.numbers]
@@ -259,8 +282,6 @@ def _heatmaps(panels: list[Panel], caption: str, look: Look, notes: list[str]) -
         # The colours lie evenly around zero, and the bar shows those between the ends of the data.
         if bar is not None and panel.difference and np.nanmax(np.abs(together)) > 0:
             bar.ax.set_ylim(min(0, np.nanmin(together)), max(0, np.nanmax(together)))
-        if bar is not None and (place % columns == columns - 1 or place == len(panels) - 1):
-            bar.set_label("points" if panel.difference else "Pass@1")
         if place % columns == 0:
             axes.set_ylabel("Local Window Size")
         elif panel.rows == panels[place - 1].rows:
@@ -268,33 +289,48 @@ def _heatmaps(panels: list[Panel], caption: str, look: Look, notes: list[str]) -
         if place + columns >= len(panels):
             axes.set_xlabel("Ratio")
     figure.set_label(caption)
-    texts = [text for panel, own in zip(panels, labels, strict=True) for text in (panel.note, *panel.rows, *own.flat)]
-    stroke = any(panel.level == panel.level for panel in panels)
-    pale = "a pale panel is one whose settings may differ by chance alone (p of 0.05 or more)"
-    notes += [pale] * any(panel.pale for panel in panels)
-    notes += [*["a stroke on the colour bar is the full cache"] * stroke, *style.marks(texts)]
-    style.footnote(figure, "   ".join(notes))
+    if look.marks:
+        _write_marks(figure, panels, labels, notes)
     return figure
 
 
+def _caption(panels: list[Panel], name: str, notes: list[str]) -> str:
+    """The name and the notes, each panel's full cache and chance, and how many cells have each mark."""
+    told = [f"{panel.title.rpartition(' | ')[2]}: {', '.join(panel.lines[1:])}" for panel in panels if panel.lines[1:]]
+    texts = [text for panel in panels for text in (panel.matrix("label") + panel.matrix("mark")).flat]
+    texts += [UNSURE for panel in panels for name in panel.rows if name.endswith(UNSURE) for _ in panel.columns]
+    of = sum(len(panel.cells) for panel in panels)
+    counts = [f"{count} of {of} cells: {notation.MARKS[mark]}" for mark, count in notation.marks(texts).items()]
+    return ". ".join([f"{name}: {'; '.join(notes)}", *told, *counts]) + "."
+
+
+def _write_marks(figure: Figure, panels: list[Panel], labels: list[np.ndarray], notes: list[str]) -> None:
+    """Explain below a figure what it shows beside the scores."""
+    texts = [text for panel, own in zip(panels, labels, strict=True) for text in (panel.note, *panel.rows, *own.flat)]
+    stroke = any(panel.level == panel.level for panel in panels)
+    pale = "a pale panel is one whose settings may differ by chance alone (p of 0.05 or more)"
+    told = ["; ".join(notes), *[pale] * any(panel.pale for panel in panels)]
+    told += [*["a stroke on the colour bar is the full cache"] * stroke, *style.marks(texts)]
+    style.footnote(figure, "   ".join(told))
+
+
 def _labels(panel: Panel, look: Look) -> np.ndarray:
-    """The texts in the cells, [windows, ratios], with the marks of their labels, and the interval if it is wanted."""
+    """The texts in the cells, [windows, ratios]: labels with their marks, and the interval if it is wanted."""
     texts = panel.matrix("label") + panel.matrix("mark")
     intervals = panel.matrix("interval")
     return np.where(intervals != "", texts + "\n" + intervals, texts) if look.interval else texts
 
 
 def _fitting_columns(panels: list[Panel], labels: list[np.ndarray], width: float) -> int:
-    """The most panels in a row whose texts fit; four panels lie in one row, or two and two."""
+    """How many panels of a row have room for their texts, in rows of about the same length."""
     ratios = panels[0].columns
     letters = max(len(line) for text in (*np.ravel(labels), *(f"{r} " for r in ratios)) for line in text.split("\n"))
     titles = max(len(text) for panel in panels for text in panel.lines)
     cell_width = len(ratios) * 0.52 * SIZE * letters / 72
     # Beside its cells a panel has a colour bar, and the first one of a row the names of its windows.
     windows = LETTER * max(len(name) for panel in panels for name in panel.rows)
-    fits = int((width - 0.2 - windows) / max(cell_width + 0.45, TITLE * titles))
-    counts = [4, 2, 1] if len(panels) == 4 else [len(panels), 4, 3, 2, 1]
-    return next(count for count in counts if count <= max(fits, 1))
+    fits = max(1, int((width - 0.2 - windows) / max(cell_width + 0.45, TITLE * titles)))
+    return ceil(len(panels) / ceil(len(panels) / fits))
 
 
 def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, float], cmap: str) -> Colorbar | None:

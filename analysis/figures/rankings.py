@@ -151,9 +151,9 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
 @matplotlib.rc_context(style.STYLE)
 def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: Look = DEFAULT_LOOK) -> Figure:
     """Draw a model's KL per setting (a `fidelity` table), nearest first, and that of cells by `fidelity_bins`."""
-    # A budget that all settings share stands in the title.
+    # A trigger that all settings share stands in the title.
     budgets = table["budget"].dropna().unique()
-    named = table.assign(setting=[notation.setting(row, budget=len(budgets) > 1) for row in table.itertuples()])
+    named = table.assign(setting=[notation.setting(row, trigger=len(budgets) > 1) for row in table.itertuples()])
     wide = look.width > 5
     nearest = named.groupby("setting")["kl"].mean().sort_values().index[: MOST if wide else MOST_IN_A_COLUMN]
     high = 0.13 * len(nearest) + 0.9
@@ -182,7 +182,7 @@ def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: L
         axes[kind].yaxis.set_major_formatter("{x:g}")
         style.tidy(axes[kind], grid="both")
     style.legend_below(figure)
-    shared = f", budget {notation.number(budgets[0])}" if len(budgets) == 1 else ""
+    shared = f", trigger {notation.number(budgets[0])}" if len(budgets) == 1 else ""
     most = "" if len(nearest) == named["setting"].nunique() else f", the {len(nearest)} nearest settings"
     said = f"{title}{shared}: KL of replayed texts with 95% intervals{most}; the darker a line, the nearer its cell"
     figure.set_label(said)

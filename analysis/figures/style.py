@@ -91,9 +91,10 @@ def footnote(figure: Figure, text: str) -> None:
 
 def marks(texts: Iterable[str]) -> list[str]:
     """Explain the marks that these texts hold, and the sign of the standard error."""
-    shown = "".join(texts)
-    meanings = {**notation.MARKS, "±": "standard error over problems"}
-    return [f"{mark}\N{NO-BREAK SPACE}{meaning}" for mark, meaning in meanings.items() if mark in shown]
+    shown = list(texts)
+    meanings = {mark: notation.MARKS[mark] for mark in notation.marks(shown)}
+    meanings |= {"±": "standard error over problems"} if any("±" in text for text in shown) else {}
+    return [f"{mark}\N{NO-BREAK SPACE}{meaning}" for mark, meaning in meanings.items()]
 
 
 def panels(

@@ -1,4 +1,4 @@
-"""Pass@1 against what a setting takes: its budget, its cache length, its bytes, its speed."""
+"""Pass@1 against what a setting takes: its trigger, its cache length, its bytes, its speed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ from kvsweep.analysis.statistics.metrics import (
 )
 
 POLICY = ["policy", "variant"]
-# What a line of the budgets has in common, and how many lines there are.
+# What a line of the triggers has in common, and how many lines there are.
 LINE = [*POLICY, "keep_ratio", "local_window"]
 MAX_LINES = 8
 # Policies that the memory's legend names, the best first; the others are grey, and the front's points have their names.
@@ -51,7 +51,7 @@ def tradeoff(
 ) -> Figure | None:
     """Draw a model's Pass@1 with its standard error against one of `COSTS`; None where the run has nothing to compare.
 
-    Against the budget and the speed there is a panel per benchmark, and for the budget one of their mean. Against
+    Against the trigger and the speed there is a panel per benchmark, and for the trigger one of their mean. Against
     memory and bytes, one panel shows means over benchmarks with the Pareto front and the names of the policies on it.
     The speed needs `timed`, the table of `fidelity.timings`.
     """
@@ -94,28 +94,28 @@ def tradeoff(
     return figure
 
 
-def _budgets(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
-    """A line for each setting that ran at two budgets or more, of those with the most budgets."""
+def _triggers(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
+    """A line for each setting that ran at two triggers or more, of those with the most."""
     scored = ours[ours["pass_at_1"].notna()]
     compressed = scored[scored["budget"].notna()]
     budgets = compressed.groupby(LINE, dropna=False, sort=False)["budget"].nunique()
     budgets = budgets[budgets >= 2].sort_values(ascending=False, kind="stable").head(MAX_LINES)
     chosen = compressed.merge(budgets.index.to_frame(index=False), on=LINE)
     full = scored[(scored["policy"] == "full") & scored["condition"].isin(chosen["condition"])]
-    names = list(dict.fromkeys(notation.setting(row, budget=False) for row in chosen.itertuples()))
+    names = list(dict.fromkeys(notation.setting(row, trigger=False) for row in chosen.itertuples()))
     panels = []
     for title, rows in benchmark_views(pd.concat([chosen, full])) if names else []:
         points = rows.dropna(subset="pass_at_1")
-        # Points at one budget stand side by side, so that no error bar hides another.
+        # Points at one trigger stand side by side, so that no error bar hides another.
         aside = 0.02 * np.ptp(points["budget"].dropna()) * (np.arange(len(names)) - (len(names) - 1) / 2)
-        setting = pd.Series([notation.setting(row, budget=False) for row in points.itertuples()], points.index)
+        setting = pd.Series([notation.setting(row, trigger=False) for row in points.itertuples()], points.index)
         lines: list[Line] = []
         for place, name in enumerate(names):
             line = points[setting == name].drop_duplicates("budget").sort_values("budget")
             look = {"linewidth": 1.2, **style.look_of(place)}
             lines.append((name, line.assign(budget=line["budget"] + aside[place]), look))
         panels.append((title, points, lines))
-    return "budget", panels
+    return "trigger of evictions", panels
 
 
 def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
@@ -208,7 +208,7 @@ def _speeds(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
 
 # Of each cost the column, the label of its axis, and what finds the figure's title and panels.
 COSTS: dict[str, tuple[str, str, Callable[[pd.DataFrame], tuple[str, list[Panel]]]]] = {
-    "budget": ("budget", "budget (tokens)", _budgets),
+    "budget": ("budget", "trigger of evictions (tokens)", _triggers),
     "memory": ("mean_cache_length", "mean cache length (tokens)", _memory),
     "bytes": ("kv_bytes_mean", "keys and values of a text, mean over its steps (log scale)", _bytes),
     "speed": ("tokens_per_second", "tokens/s of the whole batch, median over rounds", _speeds),
@@ -257,7 +257,7 @@ def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
     front = front[front["policy"] != "full"]
     speed = column == "tokens_per_second"
     for row in notation.rows(front if speed else front.drop_duplicates(POLICY, keep="last")):
-        name = notation.setting(row, budget=False) if speed else notation.policy_title(row.policy, row.variant)
+        name = notation.setting(row, trigger=False) if speed else notation.policy_title(row.policy, row.variant)
         for x, y, side in NAME_PLACES:
             at = (getattr(row, column), 100 * row.pass_at_1)
             text = axes.annotate(name, at, (x, y), textcoords="offset points", ha=side, va="center", fontsize=6.5)

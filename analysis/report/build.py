@@ -85,7 +85,13 @@ def follow(directory: Path, seconds: float, make: Callable[[], Path]) -> None:
 
 
 def report(
-    directory: Path, output: Path | None, completions: int, margin: float | None, watch: float | None, **look: Any
+    directory: Path,
+    output: Path | None,
+    completions: int,
+    margin: float | None,
+    watch: float | None,
+    width: float | None,
+    **look: Any,
 ) -> None:
     """Make the report of a run or of a CSV of scores, and again while the sweep runs if `watch` names seconds."""
     is_table = directory.is_file()
@@ -100,7 +106,7 @@ def report(
         directory,
         folder=output,
         margin=None if margin is None else margin / 100,
-        look=Look(**look),
+        look=Look(**look) if width is None else Look(width=width, row=width, **look),
         completions=completions,
         tell=print,
         reload=watch,

@@ -27,8 +27,8 @@ MAX_LISTED = 200
 # What the place of the question means.
 MEANINGS = {
     "free": "its tokens compete with all others",
-    "pinned": "its tokens are always kept and count to the budget",
-    "on_top": "its tokens are always kept beside the budget",
+    "pinned": "its tokens are always kept and count to trigger and KV budget",
+    "on_top": "its tokens are always kept and do not count to the trigger",
 }
 
 
@@ -104,10 +104,7 @@ def _marks(boards: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """The marks that occur in the heatmaps, with their meanings."""
     panels = [panel for board in boards for panel in board["panels"]]
     cells = chain.from_iterable([*panel["full"], *chain(*dict(panel["rows"]).values())] for panel in panels)
-    written = " ".join(f"{label}{mark}" for _, label, mark, *_ in cells)
-    alone = written.replace(notation.SMALL_LOSS, "")  # which holds the mark of another label
-    occurs = {mark: mark in (written if mark == notation.SMALL_LOSS else alone) for mark in notation.MARKS}
-    return [(mark, meaning) for mark, meaning in notation.MARKS.items() if occurs[mark]]
+    return [(mark, notation.MARKS[mark]) for mark in notation.marks(f"{label}{mark}" for _, label, mark, *_ in cells)]
 
 
 def _made_of(facts: dict[str, str]) -> str:

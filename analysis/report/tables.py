@@ -29,12 +29,8 @@ from kvsweep.escape import file_name
 
 MARKED = "; ".join(f"{mark} {MARKS[mark]}" for mark in (UNFINISHED, MISSING, UNTOUCHED, UNPACKED))
 NOTE = f"Pass@1 in %, ± standard error over problems; {MARKED}"
-SUMMARY_NOTE = (
-    "0.3 / 48: keep_ratio / local_window; evicted: texts in which eviction acted; rows left: after an eviction, "
-    "the question among them"
-)
 CAPTION = f"{NOTE}; {STOPPED} {MARKS[STOPPED]}"
-CAPTION += f"; {WORSE} worse than the full cache; bold: the best compressed setting"
+CAPTION += f"; {WORSE} worse than the full cache; bold: the highest score of a compressed cache"
 
 FIDELITY_NOTE = (
     "kl, change: KL divergence, and change of the text's log-likelihood, in nats per token, texts as clusters; "
@@ -50,13 +46,27 @@ BEST_BEGIN, BEST_END = "⟦", "⟧"
 
 
 def summary_table(directory: Path | str) -> str:
-    """Pass@1 ± standard error in percent as plain text, per model: settings by benchmarks, and rows left."""
+    """Pass@1 ± standard error in percent as plain text, per model: settings by benchmarks, and the KV budget."""
     run = load_run(directory)
     scores = cell_scores(run)
     models = scores["model"].unique()
     tables = [_aligned(score_table(scores, model).assign(**_evictions(scores, model))) for model in models]
     notes = [f"note: {sentence}" for sentences in warnings(run).values() for sentence in sentences]
-    return "\n\n".join([*tables, "\n".join([NOTE, SUMMARY_NOTE, *notes])])
+    return "\n\n".join([*tables, "\n".join([NOTE, *_legend(scores), *notes])])
+
+
+def _legend(scores: pd.DataFrame) -> list[str]:
+    """What the names and columns of a table of settings mean; nothing for a table without one."""
+    found = scores[scores["budget"].notna()]
+    sized = found[found["keep_ratio"].notna() & found["local_window"].notna()]
+    named = [
+        f"{notation.number(row.keep_ratio)} / {notation.number(row.local_window)}: keep ratio / local window"
+        for row in notation.rows(sized.head(1))
+    ]
+    beside = " beside the question" if (found["question"] == "on_top").any() else ""
+    words = [*named, f"trigger: cached tokens{beside} at which eviction fires (policy.budget)"]
+    words += ["KV budget: tokens left after an eviction, the question among them", "evicted: texts that lost tokens"]
+    return ["; ".join(words)] if len(found) else []
 
 
 def warnings(run: Run, margin: float | None = None) -> dict[str, list[str]]:
@@ -142,19 +152,19 @@ def not_finite(run: Run) -> list[str]:
 
 
 def not_evicted(run: Run) -> list[str]:
-    """A sentence for each model and benchmark where nothing was evicted, with budgets that would evict."""
+    """A sentence for each model and benchmark where nothing was evicted, with triggers that would evict."""
     cells = run.cells.loc[run.cells["budget"].notna(), ["cell_id", "model_title", "benchmark_title", "question"]]
     texts = run.completions.merge(cells, on="cell_id").dropna(subset=["peak_length", "prompt_tokens"])
-    # The last step evicts nothing, and a question that lies on top is no part of what the budget counts.
+    # The last step evicts nothing, and a question that lies on top is no part of what the trigger counts.
     texts["length"] = texts["peak_length"] - 1 - texts["prompt_tokens"].where(texts["question"] == "on_top", 0)
     sentences = []
     for (model, benchmark), ours in texts.groupby(["model_title", "benchmark_title"], sort=False):
         lengths = ours["length"]
         if ours["evictions"].sum() == 0 and lengths.max() > 1:
-            budgets = [int(lengths.max()) - 1, max(1, int(lengths.median()) // 2)]
-            would = [f"policy.budget={size} would evict in {(lengths > size).sum()}" for size in budgets]
+            triggers = [int(lengths.max()) - 1, max(1, int(lengths.median()) // 2)]
+            would = [f"policy.budget={size} would evict in {(lengths > size).sum()}" for size in triggers]
             sentences.append(
-                f"{model} | {benchmark}: nothing was evicted, because no cache outgrew its budget. "
+                f"{model} | {benchmark}: nothing was evicted, because no cache outgrew its trigger. "
                 f"Of {counted(len(lengths), 'text')} {', '.join(would)}."
             )
     return sentences
@@ -171,22 +181,31 @@ def headline(metrics: pd.DataFrame) -> pd.DataFrame:
     return metrics.loc[chosen]
 
 
+def chosen_as(row: Any) -> str:
+    """Why `headline` has a setting."""
+    return "recommended" if row.recommendable else "loses least"
+
+
 def headline_text(metrics: pd.DataFrame) -> str:
     """`headline` for the terminal; empty if nothing can be compared yet."""
+    shown = list(notation.rows(headline(metrics)))
     rows = [
         {
             "model": row.model_title,
             "benchmark": row.benchmark_title,
-            "verdict": notation.chosen_label(row.decision, row.recommendable),
+            "verdict": row.decision,
+            "chosen as": chosen_as(row),
             "vs full, points": notation.percent(row.diff_to_full, signed=True),
             "interval": notation.interval(row.these_low, row.these_high, signed=True),
-            "saved at peak": _saved(row.kept_memory),
-            "in mean": _saved(row.kept_memory_mean),
-            "best setting": notation.setting(row),
+            "memory saved, peak": _saved(row.kept_memory),
+            "mean": _saved(row.kept_memory_mean),
+            "setting": notation.setting(row),
         }
-        for row in notation.rows(headline(metrics))
+        for row in shown
     ]
-    return pd.DataFrame(rows).to_string(index=False) if rows else ""
+    lucky = any(row.decision in ("safe", "small loss") and not row.recommendable for row in shown)
+    luck = "\nA setting that is safe and not recommended may be so by luck, as one of many."
+    return pd.DataFrame(rows).to_string(index=False) + luck * lucky if rows else ""
 
 
 def _saved(kept: float) -> str:
@@ -201,7 +220,7 @@ def _evictions(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
     counts = settings[["evicted", "completions"]].sum(min_count=1)
     kept = settings["mean_length_after"].mean()
     shares = counts["evicted"].map(notation.number) + " of " + counts["completions"].astype("str")
-    return {"evicted": shares.where(counts["evicted"].notna(), MISSING), "rows left": kept.map(notation.decimal)}
+    return {"evicted": shares.where(counts["evicted"].notna(), MISSING), "KV budget": kept.map(notation.decimal)}
 
 
 def markdown(metrics: pd.DataFrame) -> str:
@@ -264,7 +283,7 @@ def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
         "largest peak": rows["max_peak_length"].map(notation.number),
         "mean peak": rows["mean_peak_length"].map(notation.decimal),
         "at an eviction": rows["mean_length_before"].map(notation.decimal),
-        "just after it": rows["mean_length_after"].map(notation.decimal),
+        "just after it (KV budget)": rows["mean_length_after"].map(notation.decimal),
         "mean over steps": rows["mean_cache_length"].map(notation.decimal),
         "peak memory, % of full": rows["kept_memory"].map(notation.percent),
         "mean memory, % of full": rows["kept_memory_mean"].map(notation.percent),

@@ -32,7 +32,7 @@ class PolicyGrid:
 
     @property
     def title(self) -> str:
-        """The policy, budget, variant and question, as "dynts, budget 128, question pinned"."""
+        """The policy, budget, variant and question, as "dynts, trigger 128, question pinned"."""
         title = notation.setting(self)
         return title if "question=" in self.variant else f"{title}, {question_title(self.cells)}".removesuffix(", ")
 
@@ -77,14 +77,15 @@ class SharedSetting:
 
     @property
     def title(self) -> str:
-        """The setting in words, as "keep ratio 0.3, window 48, budget 128, question pinned"."""
+        """The setting in words, as "keep ratio 0.3, window 48, trigger 128, question pinned"."""
         size = notation.axes(vars(self)) or "the policies' own settings"
         return f"{size}, {question_title(self.cells)}".removesuffix(", ")
 
     @property
     def file_part(self) -> str:
         """The setting as part of a file's name, as "ratio0.3_window48_budget128"."""
-        size = notation.axes(vars(self)).replace("keep ", "").replace(", ", "_").replace(" ", "")
+        sizes = {"ratio": self.keep_ratio, "window": self.local_window, "budget": self.budget}
+        size = "_".join(f"{name}{notation.number(n)}" for name, n in sizes.items() if not notation.missing(n))
         return f"{size}_question_{self.question}" if self.question else size
 
     @property

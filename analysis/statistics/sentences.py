@@ -160,11 +160,14 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
         least = (
             f"{notation.percent(-chosen['diff_to_full'])} points ({notation.axes(chosen[POINT])}, {_interval(chosen)})"
         )
-        return [f"Every setting is worse; the best loses {least}.", f"{_size(known)}."]
+        return [f"Every setting is worse; the nearest loses {least}.", f"{_size(known)}."]
     else:
-        alone = " in a search through all of them" if labels & {"safe", "small loss"} else ""
-        nearest = f"The nearest is {notation.axes(chosen[POINT])} ({_difference(chosen)})."
-        headline = f"No setting is shown to be safe{alone}, that is, to lose {less}. {nearest} {_to_show(chosen)}"
+        count = int(known["decision"].isin(["safe", "small loss"]).sum())
+        some = f"of {counted(len(known), 'setting')} {count}, each by itself, {'is' if count == 1 else 'are'} shown"
+        luck = f"No setting is recommended: {some} to lose {less}, which may be luck in a search through all of them."
+        none = luck if count else f"No setting is shown to be safe, that is, to lose {less}."
+        nearest = f"The nearest is {notation.axes(chosen[POINT])} ({chosen['decision']}, {_difference(chosen)})."
+        headline = f"{none} {nearest} {_to_show(chosen)}"
     return [headline, _counts(known), _levels(known), _population(chosen)]
 
 

@@ -124,7 +124,7 @@ def draw_kept(options: inspected.TraceOptions, text: inspected.InspectedText) ->
         missing = "a text from a file does not tell what its cache kept: give a cell's folder, or live."
         raise inspected.NotInText(missing)
     if not text.completion.evictions:
-        raise inspected.NotInText("nothing was evicted from this completion: choose another, or a smaller budget.")
+        raise inspected.NotInText("nothing was evicted here: choose another completion, or a smaller policy.budget.")
     kept = read_kept(text.pieces, text.trace.think_start, text.completion.evictions)
     name = _name("kept", text)
     yield _table(kept_table(kept), options.out, name)

@@ -42,7 +42,7 @@ A sweep:
 _GROUPS = ("experiment", "protocol", "model", "benchmark", "policy", "decoding", "launcher", "tracker", "engine")
 _KEYS = """\
 Keys (KEY=VALUE), some of them:
-  policy.keep_ratio policy.local_window policy.budget         what the cache keeps, and when it evicts
+  policy.keep_ratio policy.local_window policy.budget         what stays, and the trigger of evictions
   policy.question policy.sinks grid.question grid.sinks       free, pinned or on_top; first tokens kept
   grid.policy grid.keep_ratio grid.local_window grid.budget   lists, as 'grid.keep_ratio=[0.1,0.2]'
   cache.bits cache.scheme cache.group cache.residual          how rows are stored; -m cache.bits=16,8,4
@@ -168,7 +168,13 @@ _above_0 = click.IntRange(min=1)
 @option("--scale", type=click.Choice(["own", "shared", "diff_from_full"]), default="own", help="Heatmaps' colours.")
 @option("--interval", is_flag=True, help="Write the 95% interval under each value of the heatmaps.")
 @option("--columns", metavar="N", type=_above_0, help="Heatmaps in a row; by default as many as fit.")
-@option("--width", metavar="INCHES", type=_Number(3, 60), default=3.3, help="Width of the figures.")
+@option("--marks", is_flag=True, help="Draw verdicts, full caches and chance spans into the heatmaps.")
+@option(
+    "--width",
+    metavar="INCHES",
+    type=_Number(3, 60),
+    help="Width of the figures; by default 3.3, a row of heatmaps 7.1.",
+)
 @option("--map", metavar="NAME", help="A colour map of matplotlib; by default YlGnBu, safe for colour-blind readers.")
 @option(
     "--margin",

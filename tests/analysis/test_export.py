@@ -92,7 +92,7 @@ def test_the_card_describes_what_is_there(make_cell: MakeCell) -> None:
     assert "`r1` (max_new_tokens 400, temperature 0.6). Code: commit 0123abcd." in card.text
     # Mean over problems of the mean over draws: (1/2 + 1) / 2 and (1/2 + 1/2) / 2.
     (full,) = [line for line in card.text.splitlines() if "| full cache |" in line]
-    (dynts,) = [line for line in card.text.splitlines() if "| DynTS 0.3 / 48, budget 128 |" in line]
+    (dynts,) = [line for line in card.text.splitlines() if "| DynTS 0.3 / 48, trigger 128 |" in line]
     assert full.endswith("| 4 | 75.0 | 0.0 |")
     assert dynts.endswith("| 4 (unfinished) | 50.0 | 0.0 |")
     described = {

@@ -5,7 +5,8 @@ const COLUMNS = {
   policy: (cell) => [cell.policy, cell.variant].filter(Boolean).join(", "),
   "keep ratio": (cell) => number(cell.keep_ratio),
   window: (cell) => number(cell.local_window),
-  budget: (cell) => number(cell.budget),
+  trigger: (cell) => number(cell.budget),
+  "KV budget": (cell) => decimal(cell.mean_length_after, 1),
   draws: (cell) => number(cell.draws),
   "Pass@1 ± SE": (cell) => plusMinus(cell.pass_at_1, cell.se),
   "95% interval": (cell) => (cell.graded ? `${percent(cell.ci_low)} to ${percent(cell.ci_high)}` : MISSING),
@@ -55,10 +56,10 @@ const VIEWS = {
   "cost and gain": ["Pass@1 ± SE", "kept memory %", "kept memory, % of own text", "kept rows %", "kept rows, % of own text", "peak rows, all problems", "bytes (declared)", "KiB of a text", "tokens per answer", "tokens per solved", "tokens, × full"],
   lengths: ["tokens", "tokens, × full", "evictions", "evicted %", "kept memory %", "pass@k", "majority", "95% interval"],
   endings: ["truncated %", "looping", "no answer %", "timed out %", "status"],
-  settings: ["model", "benchmark", "policy", "keep ratio", "window", "budget", "draws"],
+  settings: ["model", "benchmark", "policy", "keep ratio", "window", "trigger", "KV budget", "draws"],
   all: Object.keys(COLUMNS),
 };
-const CACHE = ["keep ratio", "window", "budget", "bytes (declared)", "where evicted", "elsewhere", "evictions", "evicted %", "kept memory %", "kept memory, % of own text", "kept rows %", "kept rows, % of own text", "peak rows, all problems", "KiB of a text", "looping"];
+const CACHE = ["keep ratio", "window", "trigger", "KV budget", "bytes (declared)", "where evicted", "elsewhere", "evictions", "evicted %", "kept memory %", "kept memory, % of own text", "kept rows %", "kept rows, % of own text", "peak rows, all problems", "KiB of a text", "looping"];
 const TEXTS = ["model", "benchmark", "policy"];
 const mostDraws = Math.max(1, ...allCells.flatMap(Object.keys).filter((name) => /^pass_at_\d+$/.test(name)).map((name) => Number(name.slice(8))));
 // Of a server's cache nothing is known but what is declared: a page of servers alone has no columns for the rest.

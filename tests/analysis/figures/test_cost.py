@@ -38,7 +38,7 @@ def test_a_cell_is_drawn_while_ten_texts_write(tmp_path: Path, make_cell: Callab
     assert str(figure.get_label()).endswith(ending)
     named = {line.get_label(): np.asarray(line.get_ydata()) for line in lengths.lines}
     # Two cells of equal lengths share a line; nine texts are too few.
-    assert list(named) == ["DynTS 0.2 / 48, budget 128", "full cache"]
+    assert list(named) == ["DynTS 0.2 / 48, trigger 128", "full cache"]
     held, full = named.values()
     assert full.tolist() == list(range(40, 241))
     assert held[[0, 89, 90, 200]].tolist() == [40, 129, 73, 126]

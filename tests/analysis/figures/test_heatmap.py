@@ -22,7 +22,7 @@ from kvsweep.analysis.figures.heatmap import (
 )
 from kvsweep.analysis.figures.style import save_figure, shade
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.notation import PAGE_WIDTH, Look
+from kvsweep.analysis.notation import Look
 from kvsweep.analysis.report.page import cell_data, heatmaps
 from kvsweep.analysis.statistics.grids import GRID_FILE, REFERENCE, find_grids, missing_cells, published_grid
 from kvsweep.analysis.statistics.metrics import cell_metrics
@@ -31,6 +31,7 @@ from kvsweep.analysis.statistics.sentences import analyse, analyse_scores
 MakeCell = Callable[..., Path]
 
 RATIOS, WINDOWS = (0.1, 0.3, 0.5), (16, 48)
+MARKED = Look(marks=True)
 
 
 @pytest.fixture
@@ -80,7 +81,9 @@ def test_largest_window_on_top_and_ratio_ascending(metrics: pd.DataFrame) -> Non
 
 
 def test_missing_partial_and_ungraded_cells_are_marked(metrics: pd.DataFrame) -> None:
-    figure = grid_figure(find_grids(metrics)[0], "toy_qwen", metrics)
+    plain = texts_by_place(panels(grid_figure(find_grids(metrics)[0], "toy_qwen", metrics))[1])
+    assert (plain[(0.5, 1.5)], plain[(1.5, 1.5)], plain[(2.5, 1.5)]) == ("–", "28.6", "?")
+    figure = grid_figure(find_grids(metrics)[0], "toy_qwen", metrics, MARKED)
     axes = panels(figure)[1]
     printed = texts_by_place(axes)
     assert (printed[(0.5, 1.5)], printed[(1.5, 1.5)], printed[(2.5, 1.5)]) == ("–", "28.6*", "?")
@@ -93,9 +96,27 @@ def test_missing_partial_and_ungraded_cells_are_marked(metrics: pd.DataFrame) ->
 
 
 def test_titles_and_the_full_cache_score(metrics: pd.DataFrame) -> None:
-    first, second = panels(grid_figure(find_grids(metrics)[0], "toy_qwen", metrics))
+    first, second = panels(grid_figure(find_grids(metrics)[0], "toy_qwen", metrics, MARKED))
     assert first.get_title() == "Toy-Qwen | Chain\nfull cache 75.0 ± 25.0"
     assert second.get_title().startswith("Toy-Qwen | Add\n")
+
+
+def test_by_default_an_image_has_only_titles_numbers_axes_and_bars(metrics: pd.DataFrame) -> None:
+    figure = grid_figure(find_grids(metrics)[0], "toy_qwen", metrics)
+    assert [axes.get_title() for axes in panels(figure)] == ["Toy-Qwen | Chain", "Toy-Qwen | Add"]
+    assert len(figure.axes) == 4, "a colour bar each"
+    assert figure.get_supxlabel() == figure.get_suptitle() == ""
+    assert len({axes.get_subplotspec().rowspan for axes in panels(figure)}) == 1, "one row"
+    first = panels(figure)[0]
+    # The colours reach to the cells' scores, 14.3 to 57.1, and not to the full cache's, which nothing shows.
+    assert first.collections[0].get_clim() == (pytest.approx(100 / 7), pytest.approx(400 / 7))
+    assert not any(axes.lines for axes in figure.axes)
+    caption = str(figure.get_label())
+    assert caption.startswith(
+        "Toy-Qwen, DynTS, trigger 128, question on top: Pass@1 in %; each panel has its own colour scale"
+    )
+    assert "Chain: full cache 75.0 ± 25.0." in caption
+    assert caption.endswith("1 of 12 cells: no result. 1 of 12 cells: not graded yet. 1 of 12 cells: not finished.")
 
 
 @pytest.mark.slow
@@ -107,7 +128,7 @@ def test_the_page_and_the_figure_draw_the_same_cells(tmp_path: Path, metrics: pd
         board, others = heatmaps(found, scale)
         for panel, axes in zip(
             board["panels"],
-            panels(grid_figure(grid, "toy_qwen", metrics, Look(scale=scale), found.verdicts)),
+            panels(grid_figure(grid, "toy_qwen", metrics, Look(scale=scale, marks=True), found.verdicts)),
             strict=True,
         ):
             buttons = [cell for _, row in panel["rows"] for cell in row]
@@ -136,8 +157,8 @@ def test_the_page_and_the_figure_draw_the_same_cells(tmp_path: Path, metrics: pd
             (table,) = others["panels"]
             assert [(name, [cell[1] for cell in row]) for name, row in table["rows"]] == [
                 ("full cache", ["75.0", "75.0"]),
-                ("random 0.3 / 16, budget 128", ["50.0", "–"]),
-                ("random 0.3 / 48, budget 128", ["50.0", "–"]),
+                ("random 0.3 / 16, trigger 128", ["50.0", "–"]),
+                ("random 0.3 / 48, trigger 128", ["50.0", "–"]),
             ]
             # Each column has a scale of its own, and a value alone the middle of it.
             assert [cell[4] for cell in table["rows"][0][1]] == [
@@ -160,7 +181,7 @@ def test_a_scale_reaches_to_all_its_numbers_and_has_a_width() -> None:
 
 
 def test_the_mean_lacks_what_one_benchmark_lacks(metrics: pd.DataFrame) -> None:
-    (axes,) = panels(mean_figure(find_grids(metrics)[0], "toy_qwen", metrics))
+    (axes,) = panels(mean_figure(find_grids(metrics)[0], "toy_qwen", metrics, MARKED))
     printed = texts_by_place(axes)
     assert axes.get_title().startswith("Toy-Qwen | mean of 2 benchmarks\nfull cache 75.0")
     assert [printed[(x, 1.5)] for x in (0.5, 1.5, 2.5)] == ["–", "28.6*", "–"]
@@ -173,7 +194,7 @@ def test_the_published_grids_have_the_papers_form() -> None:
     (grid,) = found.grids
     drawn = {}
     for model in found.models:
-        figure = grid_figure(grid, model, found.metrics, Look(width=PAGE_WIDTH))
+        figure = grid_figure(grid, model, found.metrics, verdicts=found.verdicts)
         axes = [one for one in figure.axes if " | " in one.get_title()]
         drawn[model] = [one.get_title() for one in axes]
         assert len(figure.axes) == 8, "each panel has its own colour bar"
@@ -183,12 +204,17 @@ def test_the_published_grids_have_the_papers_form() -> None:
         assert {one.get_xlabel() for one in axes} == {"Ratio"}
         # Of Llama's figure the windows 500 and 3000 are doubted: one reading of AIME24 swaps them, and that reading is
         # the only one of the other panels. Of Qwen's a second reading has other windows.
-        windows = [label.get_text() for label in axes[0].get_yticklabels()]
+        assert [label.get_text() for label in axes[0].get_yticklabels()] == ["3000", "2000", "1000", "500"]
+        many = 40 if "llama" in model else 80
+        assert f" {many} of 80 cells: a reading of the published figure is doubted." in str(figure.get_label())
+        assert "AIME24: span 1" in str(figure.get_label())
+        marked = grid_figure(grid, model, found.metrics, MARKED)
+        windows = [label.get_text() for label in marked.axes[0].get_yticklabels()]
         assert windows == (
             ["3000‡", "2000", "1000", "500‡"] if "llama" in model else ["3000‡", "2000‡", "1000‡", "500‡"]
         )
-        assert "‡\xa0a reading of the published figure is doubted" in figure.get_supxlabel()
-        assert "full cache" not in figure.get_supxlabel()
+        assert "‡\xa0a reading of the published figure is doubted" in marked.get_supxlabel()
+        assert "full cache" not in marked.get_supxlabel()
         assert [label.get_text() for label in axes[3].get_xticklabels()] == ["0.1", "0.2", "0.3", "0.4", "0.5"]
         # The rows of window 2000 as the paper's figure prints them.
         printed = [[texts_by_place(one)[x + 0.5, 1.5] for x in range(5)] for one in axes]
@@ -216,7 +242,7 @@ PUBLISHED_2000 = {
 
 
 def test_a_run_of_the_papers_axes_stands_beside_the_published_scores(tmp_path: Path, make_cell: MakeCell) -> None:
-    place = {"model": "r1_qwen_7b", "model_title": "R1-Qwen", "benchmark": "aime24", "benchmark_title": "AIME'24"}
+    place = {"model": "r1_qwen_7b", "model_title": "R1-Qwen", "benchmark": "aime24", "benchmark_title": "AIME24"}
     for ratio in (0.3, 0.4):
         for window in (1000, 2000, 2500):
             make_cell([[1], [0]], policy="dynts", keep_ratio=ratio, local_window=window, budget=5000, **place)
@@ -224,10 +250,10 @@ def test_a_run_of_the_papers_axes_stands_beside_the_published_scores(tmp_path: P
     (grid,) = find_grids(table)
     published = published_grid(grid, "r1_qwen_7b")
     assert published is not None
-    theirs, ours, gap = published_figure(grid, "r1_qwen_7b", table, published, Look(width=7)).axes[:3]
+    theirs, ours, gap = published_figure(grid, "r1_qwen_7b", table, published).axes[:3]
     assert [one.get_title().split("\n")[0] for one in (theirs, ours, gap)] == [
-        "R1-Qwen | AIME'24, published",
-        "R1-Qwen | AIME'24, ours",
+        "R1-Qwen | AIME24, published",
+        "R1-Qwen | AIME24, ours",
         "ours minus published",
     ]
     # Windows 2500 (which the paper lacks), 2000 and 1000 from the top; 45.3 and 42.0, 47.3 and 52.0 are the paper's.
@@ -243,13 +269,13 @@ def test_a_run_of_the_papers_axes_stands_beside_the_published_scores(tmp_path: P
 
 def test_the_flags_of_the_heatmaps(metrics: pd.DataFrame) -> None:
     (grid,) = find_grids(metrics)
-    plain = grid_figure(grid, "toy_qwen", metrics)
+    plain = grid_figure(grid, "toy_qwen", metrics, MARKED)
     assert "each panel has its own colour scale" in plain.get_supxlabel().replace("\n", " ")
     assert "95%" not in plain.get_supxlabel()
-    look = Look(width=5, columns=1, scale="shared", interval=True, map="RdYlGn")
+    look = Look(row=5, columns=1, scale="shared", interval=True, map="RdYlGn", marks=True)
     figure = grid_figure(grid, "toy_qwen", metrics, look)
     first, second = panels(figure)
-    assert figure.get_figwidth() == 3.55  # no panel is wider
+    assert figure.get_figwidth() == 3.3  # no panel is wider
     assert first.get_subplotspec().colspan == second.get_subplotspec().colspan
     assert first.collections[0].get_clim() == second.collections[0].get_clim()
     assert first.collections[0].get_cmap().name == "RdYlGn"
@@ -269,7 +295,7 @@ def test_a_panel_within_chance_is_pale_and_says_so(tmp_path: Path, make_cell: Ma
             make_cell(right, policy="dynts", keep_ratio=ratio, local_window=16, benchmark=benchmark)
     found = analyse(load_run(tmp_path / "run"))
     (grid,) = found.grids
-    figure = grid_figure(grid, "toy_qwen", found.metrics, verdicts=found.verdicts)
+    figure = grid_figure(grid, "toy_qwen", found.metrics, MARKED, found.verdicts)
     chain, groups = panels(figure)
     assert "\nspan 75.0, p < 0.001\nby chance " in chain.get_title()
     assert "\nspan 0.0, p = 1.000\nby chance " in groups.get_title()
@@ -277,7 +303,9 @@ def test_a_panel_within_chance_is_pale_and_says_so(tmp_path: Path, make_cell: Ma
     assert chain.collections[0].get_facecolors()[:, :3].min() < 0.2  # type: ignore[attr-defined]
     assert groups.collections[0].cmap([0.0, 0.5, 1.0])[:, :3].min() >= 2 / 3
     assert "a pale panel" in figure.get_supxlabel()
-    assert "a pale panel" not in grid_figure(grid, "toy_qwen", found.metrics).get_supxlabel()
+    assert "a pale panel" not in grid_figure(grid, "toy_qwen", found.metrics, MARKED).get_supxlabel()
+    _, plain = panels(grid_figure(grid, "toy_qwen", found.metrics, verdicts=found.verdicts))
+    assert plain.collections[0].cmap([0.0, 0.5, 1.0])[:, :3].min() < 0.2, "full colours"  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -285,7 +313,7 @@ def test_the_papers_scores_have_their_own_spans() -> None:
     found = analyse_scores(REFERENCE / GRID_FILE)
     for grid in found.grids:
         for model in grid.models:
-            drawn = panels_of_any(grid_figure(grid, model, found.metrics, verdicts=found.verdicts))
+            drawn = panels_of_any(grid_figure(grid, model, found.metrics, MARKED, found.verdicts))
             assert len(drawn) == 4
             for axes in drawn:
                 values = axes.collections[0].get_array()

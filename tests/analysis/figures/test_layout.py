@@ -154,9 +154,9 @@ def test_figures_of_policies_fit(tmp_path: Path, make_cell: MakeCell, width: flo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("interval", [False, True])
+@pytest.mark.parametrize(("marks", "interval"), [(False, False), (True, False), (True, True)])
 def test_figures_of_a_grid_fit(
-    tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, width: float, interval: bool
+    tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, width: float, marks: bool, interval: bool
 ) -> None:
     for b, place in enumerate({**place, "model": "r1_qwen_7b", "model_title": "R1-Qwen"} for place in PLACES):
         make_cell([[1]] * 30, **place)
@@ -174,7 +174,8 @@ def test_figures_of_a_grid_fit(
         return {"svg": Path(__file__)}
 
     monkeypatch.setattr(gallery, "save_figure", keep)
-    gallery.draw_all(analyse(load_run(tmp_path / "run")), tmp_path, Look(width=width, interval=interval))
+    look = Look(width=width, row=width, marks=marks, interval=interval)
+    gallery.draw_all(analyse(load_run(tmp_path / "run")), tmp_path, look)
     assert list(drawn) == ["heatmap", "published", "difference", "mean", "cost", "budget", "memory", "noise"]
     assert {name: wrong for name, figure in drawn.items() if (wrong := faults(figure))} == {}
     assert all(figure.get_figwidth() <= width + 1e-9 for figure in drawn.values())
@@ -187,7 +188,8 @@ def test_figures_of_a_grid_fit(
     assert all(axes.has_data() or axes.images for axes in every)
     assert all(max(axes.get_yticks()) <= 100 for axes in every if "Pass@1 (%)" in axes.get_ylabel())
     if width > 7:
-        assert drawn["heatmap"].get_figwidth() == pytest.approx(width)
+        # With intervals two panels of a column's width stand in a row.
+        assert drawn["heatmap"].get_figwidth() == pytest.approx(2 * COLUMN_WIDTH if interval else width)
 
 
 @pytest.mark.slow
@@ -214,7 +216,7 @@ def test_figures_of_replayed_texts_fit(width: float) -> None:
     assert names == [f"{policy_title(policy)} {ratio} / 2000" for policy, ratio in settings[: len(names)]]
     assert len(names) == (60 if width > 5 else 40)
     title = str(figure.get_label())
-    assert title.startswith("Toy-Qwen, budget 5000: KL of replayed texts")
+    assert title.startswith("Toy-Qwen, trigger 5000: KL of replayed texts")
     assert f"the {len(names)} nearest settings" in title
 
 

@@ -60,7 +60,7 @@ def names(figure: Figure) -> list[str]:
 def test_only_settings_of_three_policies_are_shared(metrics: pd.DataFrame) -> None:
     (setting,) = shared_settings(metrics)
     assert (setting.budget, setting.keep_ratio, setting.local_window) == (128, 0.3, 48)
-    assert setting.title == "keep ratio 0.3, window 48, budget 128, question on top"
+    assert setting.title == "keep ratio 0.3, window 48, trigger 128, question on top"
     assert setting.file_part == "ratio0.3_window48_budget128"
     assert setting.policies == 4
     assert set(setting.cells["policy"]) == {"full", "dynts", "window", "unheard_of", "snapkv"}

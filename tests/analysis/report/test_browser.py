@@ -143,7 +143,7 @@ def test_the_page_works_offline(run: Path, browser: Any, embedded: bool, monkeyp
     assert opened.count("window.hacked = 1") >= 6
     assert "number 1?" in opened
     assert re.search(r"full cache\n+correct, answer 4, 201 tokens\n", opened)
-    assert re.search(r"DynTS 0.1 / 48, budget 128\n+wrong, answer 4, 201 tokens, 2 evictions\n", opened)
+    assert re.search(r"DynTS 0.1 / 48, trigger 128\n+wrong, answer 4, 201 tokens, 2 evictions\n", opened)
     assert browser.execute_script("return window.hacked") is None
     assert not browser.execute_script("return document.querySelectorAll('img[src=x]').length")
     assert requests(browser) == set()
@@ -368,7 +368,7 @@ def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(run: P
     browser.execute_script("document.querySelectorAll('#list button')[2].click()")
     assert browser.execute_script(opened) == "p2, draw 0"
     heads = "return [...document.querySelectorAll('#drill .pair h4')].map((head) => head.textContent)"
-    assert browser.execute_script(heads) == ["full cache", "Toy-Qwen | Chain: DynTS 0.1 / 48, budget 128"]
+    assert browser.execute_script(heads) == ["full cache", "Toy-Qwen | Chain: DynTS 0.1 / 48, trigger 128"]
     assert browser.execute_script(CHECKS)[1] == []
     # A search leaves the completions that have its words, and its letters (p and n are keys) open no other completion.
     field = browser.find_element("css selector", "#drill input[type=search]")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvsweep.analysis.notation import MARKS, MAY_BE_SAFE
+from kvsweep.analysis.notation import MARKS
 from kvsweep.analysis.report.build import build_report
 from tests.analysis.report.screen import open_sections, set_size
 from tests.program import report as main
@@ -69,12 +69,21 @@ def test_the_headline_names_the_best_setting_in_words_and_numbers(
     cells = browser.execute_script(texts)
     assert len(cells) == 4
     rows = list(csv.DictReader((page.parent / "cells.csv").open()))
-    for verdict, difference, saved, setting, counted in cells:
+    for verdict, chosen, difference, saved, setting, counted in cells:
         ratio, window = re.search(r"DynTS (\S+) / (\S+),", setting).groups()  # type: ignore[union-attr]
         (row, *_) = (row for row in rows if (row["keep_ratio"], row["local_window"]) == (ratio, f"{window}.0"))
+        assert verdict.lstrip("✓() †") == row["decision"]
+        # The heatmap's cell has the mark and the word of the same label.
+        mark, spoken = browser.execute_script(
+            """const cell = document.querySelector(`#boards [data-cell="${arguments[0]}"]`);
+            return [cell.querySelector("b")?.textContent ?? "", cell.title.split(", ")];""",
+            row["cell_id"],
+        )
+        assert verdict.startswith(mark)
+        assert row["decision"] in spoken
         alone = row["decision"] in ("safe", "small loss") and row["recommendable"] == "False"
-        assert verdict.lstrip("✓() †") == (MAY_BE_SAFE if alone else row["decision"])
-        assert not (alone and "✓" in verdict)
+        assert chosen.startswith("recommended" if row["recommendable"] == "True" else "loses least")
+        assert alone == chosen.endswith("settings one may be safe by luck")
         points, low, high = (f"{100 * float(row[name]):+.1f}" for name in ("diff_to_full", "these_low", "these_high"))
         assert difference.replace("+0.0", "0.0") == f"{points} points ({low} to {high})".replace("+0.0", "0.0")
         peak, mean = (f"{100 - 100 * float(row[name]):.1f}%" for name in ("kept_memory", "kept_memory_mean"))

@@ -88,8 +88,8 @@ def test_a_partial_sweep_says_what_is_missing(tmp_path: Path, make_cell: MakeCel
     folder = build_report(tmp_path / "run").parent
     html = (folder / "report.html").read_text()
     assert "6 of 7 cells are done, 1 unfinished, 3 missing from the grids, 1 completion not graded yet." in html
-    assert "Toy-Qwen | Chain: DynTS 0.4 / 48, budget 128: 1 of 9 completions" in html
-    assert "Toy-Qwen | Chain: DynTS 0.2 / 16, budget 128" in html
+    assert "Toy-Qwen | Chain: DynTS 0.4 / 48, trigger 128: 1 of 9 completions" in html
+    assert "Toy-Qwen | Chain: DynTS 0.2 / 16, trigger 128" in html
     assert "No full-cache cell" in html
     for suffix in ("png", "svg", "pdf"):
         assert (folder / f"heatmap_toy_qwen_dynts_128.{suffix}").stat().st_size > 1000
@@ -118,16 +118,16 @@ def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
             make_cell([[1], [0]], policy=policy, done=benchmark == "toy_chain", expected=2, **place)
     folder = build_report(tmp_path / "run").parent
     html = (folder / "report.html").read_text()
-    setting = "Toy-Qwen | Chain, keep ratio 0.3, window 48, budget 128, question on top"
+    setting = "Toy-Qwen | Chain, keep ratio 0.3, window 48, trigger 128, question on top"
     assert f"<b>{setting}</b>: 0 of 3 pairs differ. The best, DynTS, is not shown to be better than" in html
     assert "Toy-Qwen | mean of 2 benchmarks" in html
     table = html[html.index("<h3>Equal memory") : html.index('<h2 id="scores">')]
-    assert table.count("DynTS 0.3 / 48, budget 128") == 3
+    assert table.count("DynTS 0.3 / 48, trigger 128") == 3
     # 201 steps: 40 to 129, and 73 to 129, and 73 to 127.
     held = [*range(40, 130), *range(73, 130), *range(73, 127)]
     mean, share = sum(held) / 201, sum(held) / sum(range(40, 241))
     assert f"<td>{mean:.1f}</td><td>53.8</td><td>{100 * share:.1f}</td>" in table
-    assert "Toy-Qwen: Pass@1 per policy at keep ratio 0.3, window 48, budget 128" in html
+    assert "Toy-Qwen: Pass@1 per policy at keep ratio 0.3, window 48, trigger 128" in html
     for name in ("policies_toy_qwen_ratio0.3_window48_budget128", "memory_toy_qwen"):
         for suffix in ("png", "svg", "pdf"):
             assert (folder / f"{name}.{suffix}").stat().st_size > 1000
@@ -141,7 +141,7 @@ def test_policies_without_keep_ratio_or_window(tmp_path: Path, make_cell: MakeCe
         cell["policy"] = {"name": policy, "budget": 128, "sinks": 4} if policy == "sepllm" else {"name": policy}
         (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
     html = build_report(tmp_path / "run").read_text()
-    assert '<td class="text">SepLLM, budget 128</td><td>50.0 ± 50.0</td>' in html
+    assert '<td class="text">SepLLM, trigger 128</td><td>50.0 ± 50.0</td>' in html
     assert '<td class="text">H2O</td><td>50.0 ± 50.0</td>' in html
     assert summary_table(tmp_path / "run").splitlines()[1].startswith("H2O ")
 
@@ -160,7 +160,7 @@ def test_bar_charts_that_are_too_many_are_named(
     assert len(list(page.parent.glob("policies_*.png"))) == 1
     html = page.read_text()
     assert "Settings without a bar chart, there are too many: 1" in html
-    assert "<li>keep ratio 0.2, window 48, budget 128, question on top</li>" in html
+    assert "<li>keep ratio 0.2, window 48, trigger 128, question on top</li>" in html
 
 
 def test_a_report_is_not_written_through_a_link_of_the_run(tmp_path: Path, make_cell: MakeCell) -> None:
@@ -289,7 +289,7 @@ def test_a_cell_without_evictions_is_marked_as_the_full_cache(tmp_path: Path, ma
     assert "50.0 ± 50.0=" in marked[0]
     page = build_report(tmp_path / "run").read_text()
     marked = {cell["setting"]: cell["marks"] for cell in page_data(page, "cell-data")}
-    assert [name for name, marks in marked.items() if marks == "="] == ["DynTS 0.5 / 48, budget 128"]
+    assert [name for name, marks in marked.items() if marks == "="] == ["DynTS 0.5 / 48, trigger 128"]
     assert (tmp_path / "run" / "report" / "tables.tex").read_text().count("$^{=}$") == 2  # the cell and the caption
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.notation import chosen_label
 from kvsweep.analysis.report.tables import cut_off, endless, latex, markdown, not_finite
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from tests.program import report as main
@@ -25,9 +24,9 @@ def test_tables_mark_the_best_and_what_loses(tmp_path: Path, make_cell: MakeCell
     lines = markdown(table).splitlines()
     assert lines[2] == "| full cache | 100.0 ± 0.0 | 100.0 ± 0.0 | 100.0 ± 0.0 |"
     best, score = "**100.0 ± 0.0**", "16.7 ± 6.9"
-    assert lines[3] == f"| DynTS 0.3 / 48, budget 128 | {best} | {best} | {best} |"
-    assert lines[4] == rf"| window 0.3 / 48, budget 128 | {score}† | {score}\* | 16.7 ± 4.9\* |"
-    assert "† worse than the full cache; bold: the best compressed setting" in lines[-1]
+    assert lines[3] == f"| DynTS 0.3 / 48, trigger 128 | {best} | {best} | {best} |"
+    assert lines[4] == rf"| window 0.3 / 48, trigger 128 | {score}† | {score}\* | 16.7 ± 4.9\* |"
+    assert "† worse than the full cache; bold: the highest score of a compressed cache" in lines[-1]
     tex = latex(table)
     assert tex.startswith("\\begin{table}\n\\caption{Pass@1 in \\%, $\\pm$ standard error")
     assert "\\label{tab:toy_qwen}" in tex
@@ -105,18 +104,3 @@ def test_a_flag_out_of_range_is_one_sentence(
     error = capsys.readouterr().err
     assert (stop.value.code, error.count("\n")) == (2, 1)
     assert said in error
-
-
-@pytest.mark.parametrize(
-    ("decision", "recommendable", "said"),
-    [
-        ("safe", True, "safe"),
-        ("safe", False, "may be safe"),
-        ("small loss", True, "small loss"),
-        ("small loss", False, "may be safe"),
-        ("unclear", False, "unclear"),
-        ("worse", False, "worse"),
-    ],
-)
-def test_a_setting_that_is_safe_by_itself_alone_may_be_safe(decision: str, recommendable: bool, said: str) -> None:
-    assert chosen_label(decision, recommendable) == said

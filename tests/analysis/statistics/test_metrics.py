@@ -255,7 +255,7 @@ def test_bytes_and_the_cheapest_that_holds(metrics):
     settings = settings_by_bytes(metrics, "toy_qwen")
     assert list(settings["bits"][settings["safe"]].drop_duplicates()) == [8, 16]
     said = cheapest_in_words(settings)
-    assert "DynTS 0.3 / 48, budget 128, bits=8" in said
+    assert "DynTS 0.3 / 48, trigger 128, bits=8" in said
     assert "2.5 MiB of weights" in said
     assert cheapest_in_words(settings[settings["bits"] == 4]) == "By bytes, no setting is shown to be safe in a search."
 

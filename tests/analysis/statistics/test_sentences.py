@@ -114,7 +114,7 @@ def test_the_smallest_cache_that_is_safe_is_recommended(tmp_path: Path, make_cel
     assert lines[0].startswith("Recommended: keep ratio 0.4")
     lines = verdict_lines(tmp_path / "run", margin=0.005).splitlines()
     assert lines[0].startswith("No setting is shown to be safe, that is, to lose less than 0.5 points against the full")
-    assert "The nearest is keep ratio 0.4, window 48 (difference +0.0 points" in lines[0]
+    assert "The nearest is keep ratio 0.4, window 48 (unclear, difference +0.0 points" in lines[0]
     assert "draws per problem would show it, or" in lines[0]
     assert lines[1].endswith("0 are safe, 2 are unclear, 2 are worse.")
 
@@ -135,7 +135,7 @@ def test_nothing_is_recommended_beside_a_full_cache_that_solves_nothing(tmp_path
 def test_where_every_setting_loses_none_is_recommended(tmp_path: Path, make_cell: MakeCell) -> None:
     panel(make_cell, [60, 20, 12])
     lines = verdict_lines(tmp_path / "run").splitlines()
-    assert lines[0].startswith("Every setting is worse; the best loses 12.0 points (keep ratio 0.3, window 48, ")
+    assert lines[0].startswith("Every setting is worse; the nearest loses 12.0 points (keep ratio 0.3, window 48, ")
     assert "safe" not in "".join(lines)
 
 

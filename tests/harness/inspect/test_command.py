@@ -96,7 +96,7 @@ def test_a_run_is_no_cell_and_of_a_cell_the_first_answered_text_is_taken(kvsweep
         for name in ("full", "window")
     )
     assert f"{full.name} (toy_chain, full cache)" in str(said.value)
-    assert f"{window.name} (toy_chain, window 0.4 / 32, budget 256)" in str(said.value)
+    assert f"{window.name} (toy_chain, window 0.4 / 32, trigger 256)" in str(said.value)
     # Within 280 tokens the first problem is answered and the last is not.
     last_first = [*read_graded(full)][::-1]
     assert [row[2].answer is None for row in last_first] == [True, True, False]
@@ -299,11 +299,11 @@ def test_a_live_completion_is_the_cells(kvsweep, tiny, tiny_policy, model, tmp_p
     main(["live", *settings, "--question", "a=1. Find a.", "--show", "all", "--label", "far_max", "--out", str(out)])
     said = capsys.readouterr()
     assert "tokens (" in said.err
-    assert "draw 0\nwindow 0.4 / 8, budget 64" in said.err
+    assert "draw 0\nwindow 0.4 / 8, trigger 64" in said.err
     assert live(settings, None, 0, "a=1. Find a.").read(model).completion.text in said.err
     assert "\n\nanswer none; " in said.err  # there is no reference answer to compare with
     problem = live(settings, None, 0).read(model)
-    assert problem.title.endswith("budget 64, truncated")
+    assert problem.title.endswith("trigger 64, truncated")
     assert problem.summary.split("\n\n")[-1].startswith("answer none for ")
     table = pd.read_csv(out / "importance_question_draw0.csv", keep_default_na=False)
     question = live(settings, None, 0, "a=1. Find a.").read(model)
