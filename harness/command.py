@@ -25,10 +25,11 @@ from kvsweep.harness import settings
 from kvsweep.harness.overrides import hydra_overrides
 from kvsweep.harness.rounds import run
 from kvsweep.harness.screen import ReplayPlan
-from kvsweep.harness.sweep.estimate import describe
+from kvsweep.harness.sweep.card import NOTHING_ASSUMED, UNPRICED
 from kvsweep.harness.sweep.grid import AXES, policy_file
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline, Launcher, split
+from kvsweep.harness.sweep.plan import describe
 from kvsweep.harness.sweep.server import asks_servers
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.unused import refuse_unused, unused_settings
@@ -67,11 +68,11 @@ def sweep(words: Sequence[str]) -> None:
     if not jobs:  # Hydra only printed something, as for -cjob
         return
     if dry_run:
-        print(describe([share for task in split([*map(share_of, jobs)], launcher) for share in task]))
+        print(describe(split([*map(share_of, jobs)], launcher), launcher))
         if any(job.rounds and not job.finish for job in jobs):
             print("With until=decided this is the most that can come: a decided cell gets no more draws.")
-    elif any(job.card or job.cost.per_hour for job in jobs):
-        raise UserError("card= and cost.per_hour= say what to estimate, and nothing is decoded there: add --dry-run.")
+    elif any(job.card or job.cost != UNPRICED or job.assume != NOTHING_ASSUMED for job in jobs):
+        raise UserError("card=, cost.* and assume.* say what to estimate, and nothing is decoded there: add --dry-run.")
     else:
         run(jobs, launcher, plan)
 

@@ -59,6 +59,17 @@ class CostConfig:
 UNPRICED = CostConfig()
 
 
+@dataclass(frozen=True, kw_only=True)
+class AssumeConfig:
+    """What an estimate takes for granted: tokens of a text on average, and tokens per second of one task."""
+
+    tokens: Annotated[int, Field(ge=1)] | None = None
+    tokens_per_second: Annotated[float, Field(gt=0, description="a number of tokens")] | None = None
+
+
+NOTHING_ASSUMED = AssumeConfig()
+
+
 def known_card(name: str) -> Card:
     if name not in CARDS:
         raise UserError(f"card={name} is unknown: choose {', '.join(CARDS)}, or leave it out on the machine itself.")

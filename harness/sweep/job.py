@@ -26,7 +26,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import BYTES, ModelSpec, read_spec
 from kvsweep.harness.provenance import command_line, describe_code
 from kvsweep.harness.settings import WEIGHTS, build, choices, conf_files, plain, whole_number
-from kvsweep.harness.sweep.card import UNPRICED, Card, CostConfig, known_card
+from kvsweep.harness.sweep.card import NOTHING_ASSUMED, UNPRICED, AssumeConfig, Card, CostConfig, known_card
 from kvsweep.harness.sweep.cell import Cell, stored_scores
 from kvsweep.harness.sweep.grid import build_policies, policy_file
 from kvsweep.harness.sweep.server import ServedModel, asks_servers, build_servers
@@ -89,6 +89,7 @@ class Job:
     inputs: Mapping[Path, str] = field(default_factory=dict)  # the weights' files in the cells' ids, with their hashes
     card: Card | None = None  # the GPU of the estimate of --dry-run
     cost: CostConfig = UNPRICED
+    assume: AssumeConfig = NOTHING_ASSUMED
     command: str = "kvsweep"
     tracker: TrackerConfig = UNTRACKED
 
@@ -224,6 +225,7 @@ def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list
         "tracker": build(TrackerConfig, "tracker", config.tracker),
         "card": None if config.get("card") is None else known_card(str(config.card)),
         "cost": build(CostConfig, "cost", config.get("cost", {})),
+        "assume": build(AssumeConfig, "assume", config.get("assume", {})),
         # Not check_available: the machine that submits a job to SLURM need not have a GPU.
         "impl": checked_implementation(config.impl, check_installed),
     }

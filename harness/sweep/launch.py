@@ -63,6 +63,19 @@ class Launcher(ABC):
         for job in jobs:
             checked_implementation(job.impl, check_available)
 
+    @property
+    def gpus_of_a_task(self) -> int:
+        """The GPUs that a scheduler reserves for a task and counts; 0 without a scheduler."""
+        return 0
+
+    def at_once(self, tasks: Sequence[Task]) -> int:
+        """How many of the tasks run at the same time, at most."""
+        return 1
+
+    def preview(self, tasks: Sequence[Task], hours: Sequence[float | None]) -> list[str]:
+        """Lines on how the tasks would be started, which take so many hours each, or None where nothing says it."""
+        return []
+
     @abstractmethod
     def start(self, rounds: Sequence[Round]) -> None:
         """Mark the first round's tasks as queued, and start them; a later round begins when the one before has ended.
@@ -97,6 +110,10 @@ class Local(Launcher):
             unseen = f"needs a GPU, and launcher=local sees none ({VISIBLE} and nvidia-smi name them)"
             raise UserError(f"model.device={cuda[0]} {unseen}: make one visible, or set model.device=cpu.")
 
+    def at_once(self, tasks: Sequence[Task]) -> int:
+        gpus = _gpus_for([share.job for task in tasks for share in task])
+        return self.parallel or len(gpus) or granted_cores()
+
     def start(self, rounds: Sequence[Round]) -> None:
         """Run the tasks; raises a FailedTasksError after the last one if any failed."""
         [(tasks, work)] = rounds
@@ -112,8 +129,7 @@ class Local(Launcher):
         executor.update_parameters(timeout_min=60 * 24 * 365)
         waiting, running, failed = list(tasks), dict[submitit.Job[None], tuple[str | None, Task]](), 0
         gpus = _gpus_for([share.job for task in tasks for share in task])
-        cores = granted_cores()
-        parallel = self.parallel or len(gpus) or cores
+        parallel, cores = self.at_once(tasks), granted_cores()
         if gpus:
             print(f"launcher=local: {parallel} at once on {counted(len(gpus), 'GPU')}: {', '.join(gpus)}")
         # The processes share the cores; a process with more threads than cores is many times slower than one thread.
@@ -298,4 +314,8 @@ def queue(tasks: Sequence[Task]) -> list[Path]:
 
 def logs(tasks: Sequence[Task]) -> Path:
     """The folder in which submitit keeps its scripts, pickles and outputs."""
-    return make_folder(tasks[0][0].job.run_directory / task_status.LOGS)
+    return make_folder(log_folder(tasks))
+
+
+def log_folder(tasks: Sequence[Task]) -> Path:
+    return tasks[0][0].job.run_directory / task_status.LOGS

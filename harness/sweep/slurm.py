@@ -21,7 +21,18 @@ from kvsweep.command_line import counted
 from kvsweep.errors import UserError
 from kvsweep.harness.sweep import slurm_queue
 from kvsweep.harness.sweep.job import Job
-from kvsweep.harness.sweep.launch import AtLeastOne, Launcher, Round, RunJobs, Task, Work, environment, logs, queue
+from kvsweep.harness.sweep.launch import (
+    AtLeastOne,
+    Launcher,
+    Round,
+    RunJobs,
+    Task,
+    Work,
+    environment,
+    log_folder,
+    logs,
+    queue,
+)
 from kvsweep.harness.sweep.store import CellLockedError
 
 # Where a site sets SBATCH_EXPORT=NONE, srun would pass on nothing of what the script sets for the task.
@@ -54,6 +65,8 @@ class Slurm(Launcher):
     max_requeues: Annotated[int, Field(ge=0)] = 20
     signal_delay_s: AtLeastOne = 120
     setup: Sequence[str] = ()
+    python: str | None = None
+    srun_args: Sequence[str] = ()
     additional: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -87,6 +100,30 @@ class Slurm(Launcher):
 
     def _submit(self, tasks: Sequence[Task], work: Work, ahead: Sequence[str]) -> list[submitit.Job[None]]:
         """Hand the tasks to SLURM as one array, which waits for the end of the jobs `ahead`."""
+        parameters, python = self._parameters(ahead), self._python()
+        executor = submitit.SlurmExecutor(folder=logs(tasks), max_num_timeout=self.max_requeues, python=python)
+        executor.update_parameters(**parameters)
+        errors = submitit.core.utils
+        # The command does not wait, and a task that its time limit stops is queued again.
+        options = [*parameters, *parameters.get("additional_parameters", {}), "wait"]
+        overruled = _overruled([*options, *["no_requeue"] * bool(self.max_requeues)])
+        try:
+            # submitit prints what sbatch says, and so does the error.
+            with redirect_stderr(io.StringIO()), environment(dict.fromkeys([*overruled, *_of_another_job()])):
+                submitted = executor.map_array(RunJobs(work), [list(task) for task in tasks])
+        except (FileNotFoundError, errors.FailedJobError, errors.FailedSubmissionError) as error:
+            raise UserError(f"launcher=slurm cannot submit: {error}") from error
+        for task, entry in zip(tasks, submitted, strict=True):
+            for share in task:
+                task_status.note_job(share.job.run_directory, share.task, entry.job_id)
+        return submitted
+
+    def _python(self) -> str:
+        """What starts the interpreter of a task: as with PYTHONSAFEPATH, which a task may not inherit."""
+        return f"{self.python or shlex.quote(sys.executable)} -P"
+
+    def _parameters(self, ahead: Sequence[str]) -> dict[str, Any]:
+        """The parameters of submitit for an array that waits for the end of the jobs `ahead`."""
         additional = dict(self.additional)
         if ahead:
             own = [str(additional["dependency"])] if "dependency" in additional else []
@@ -100,26 +137,56 @@ class Slurm(Launcher):
             "time": self.timeout_min,
             "array_parallelism": self.parallel or 1000,
             "setup": [_PASS_ON, *self.setup],
+            "srun_args": list(self.srun_args) or None,
             "additional_parameters": additional or None,
         }
-        # As PYTHONSAFEPATH does, for a task that may not inherit this environment.
-        python = f"{shlex.quote(sys.executable)} -P"
-        executor = submitit.SlurmExecutor(folder=logs(tasks), max_num_timeout=self.max_requeues, python=python)
-        executor.update_parameters(**{name: value for name, value in parameters.items() if value is not None})
-        errors = submitit.core.utils
-        options = [name for name, value in parameters.items() if value is not None]
-        # The command does not wait, and a task that its time limit stops is queued again.
-        overruled = _overruled([*options, *additional, "wait", *["no_requeue"] * bool(self.max_requeues)])
-        try:
-            # submitit prints what sbatch says, and so does the error.
-            with redirect_stderr(io.StringIO()), environment(dict.fromkeys([*overruled, *_of_another_job()])):
-                submitted = executor.map_array(RunJobs(work), [list(task) for task in tasks])
-        except (FileNotFoundError, errors.FailedJobError, errors.FailedSubmissionError) as error:
-            raise UserError(f"launcher=slurm cannot submit: {error}") from error
-        for task, entry in zip(tasks, submitted, strict=True):
-            for share in task:
-                task_status.note_job(share.job.run_directory, share.task, entry.job_id)
-        return submitted
+        return {name: value for name, value in parameters.items() if value is not None}
+
+    @property
+    def gpus_of_a_task(self) -> int:
+        return self.gpus
+
+    def at_once(self, tasks: Sequence[Task]) -> int:
+        return self.parallel or len(tasks)
+
+    def preview(self, tasks: Sequence[Task], hours: Sequence[float | None]) -> list[str]:
+        """The script that sbatch would get, the array's size and time, and a warning if the time is too short."""
+        executor = _Preview(folder=log_folder(tasks), python=self._python())
+        executor.update_parameters(**self._parameters([]))
+        rounds = any(share.job.rounds for task in tasks for share in task)
+        told = f"{counted(len(tasks), 'task')}, {min(self.at_once(tasks), len(tasks))} at once"
+        time = f"each for at most {self.timeout_min} minutes"
+        array = f"sbatch would get {'for each round ' * rounds}one array of {told}, {time}:"
+        script = executor.script(len(tasks)).splitlines()
+        lines = [f"  {line}" for line in script if line and not line.startswith(("# ", "#!"))]
+        return [array, *lines, *self._too_short(hours)]
+
+    def _too_short(self, hours: Sequence[float | None]) -> list[str]:
+        """A warning if the longest task takes more hours than launcher.timeout_min allows."""
+        longest, limit = max((one for one in hours if one is not None), default=0.0), self.timeout_min / 60
+        if longest <= limit:
+            return []
+        times = ceil(longest / limit) - 1
+        ends = f"SLURM stops it {counted(times, 'time')}, and it goes on when it is queued again"
+        if times > self.max_requeues:
+            ends = f"after {self.max_requeues} requeues (launcher.max_requeues) it would not have ended"
+        mend = f"set launcher.timeout_min={ceil(60 * longest * 1.3)} or more launcher.shards"
+        takes = (
+            f"the longest task takes {longest:.1f} hours, launcher.timeout_min={self.timeout_min} allows {limit:.3g}"
+        )
+        return [f"warning: {takes}: {ends}; {mend}."]
+
+
+class _Preview(submitit.SlurmExecutor):
+    """Writes the script that sbatch would get, also on a machine without SLURM."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 1
+
+    def script(self, tasks: int) -> str:
+        self.parameters.update({"map_count": tasks} if tasks > 1 else {})
+        return self._make_submission_file_text(self._submitit_command_str, "")
 
 
 def _overruled(names: Iterable[str]) -> list[str]:

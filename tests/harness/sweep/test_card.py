@@ -64,10 +64,12 @@ def test_each_group_has_its_slots_speed_and_hours(dry_run: Callable[..., Any]) -
     )
     assert ended.out.count("    full cache: 58 slots, ") == 2
     assert ended.out.count("    20 cells: 188 slots, ") == 2
-    jobs = [float(line.split()[0]) for line in ended.out.splitlines() if " hours and " in line and "in all" in line]
-    last = ended.out.splitlines()[-1]
-    assert sum(jobs[:2]) == pytest.approx(float(last.partition(" hours")[0].split()[-1]), abs=0.02)
-    assert "at cost.per_hour=2.5 in all; nothing was run (--dry-run)." in last
+    rows = [line.split()[-3:-1] for line in ended.out.splitlines() if line.startswith(("r1_qwen_7b toy", "in all"))]
+    *groups, whole = [(float(hours), float(price)) for hours, price in rows[2:]]
+    assert len(groups) == 4
+    assert whole[0] == pytest.approx(sum(hours for hours, _ in groups), abs=0.03)
+    assert whole[1] == pytest.approx(2.5 * whole[0], abs=0.03)
+    assert ended.out.splitlines()[-1].endswith("nothing was run (--dry-run).")
 
 
 @pytest.mark.parametrize(
@@ -134,5 +136,5 @@ def test_on_a_gpu_the_card_is_the_one_that_is_there(
     monkeypatch.setattr(cards, "_first_gpu", lambda: "NVIDIA H200")
     assert "on one H200, by arithmetic" in dry_run(*HEATMAP).out
     monkeypatch.setattr(cards, "_first_gpu", lambda: "Some GPU")
-    assert "time and disk: not known until a cell has stored something" in dry_run(*HEATMAP).out
+    assert "speed: not known until a cell has stored something; card=h100 or assume" in dry_run(*HEATMAP).out
     assert all(10 * GIB < card.memory < 200 * GIB for card in CARDS.values())

@@ -16,10 +16,21 @@ from kvsweep.compression.policies.random import Random
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec, read_architecture
 from kvsweep.harness.settings import CONF, WEIGHTS, build, compose_config
-from kvsweep.harness.sweep import estimate
+from kvsweep.harness.sweep import plan
 from kvsweep.harness.sweep.estimate import TokensLeft, first_eviction, forked_tokens, saving
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.share import share_of
+
+
+def table_of(output: str) -> list[dict[str, str]]:
+    """The rows of the table, whose columns are two spaces or more apart or have no space in their heads."""
+    lines = output.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.strip().startswith("completions"))
+    heads = re.findall(r"tokens at most|disk, MiB|\S+", lines[start])
+    rows = lines[start + 1 : lines.index("", start)]
+    found = [line.rsplit(maxsplit=len(heads)) for line in rows]
+    plain = ([name, *(value.replace(",", "") for value in values)] for name, *values in found)
+    return [{"name": name, **dict(zip(heads, values, strict=True))} for name, *values in plain]
 
 
 def test_forked_tokens_by_hand() -> None:
@@ -69,6 +80,31 @@ def test_the_first_eviction_of_a_policy() -> None:
     assert first_eviction(on_top, 20) == 50
     never = Random(name="random", keep_ratio=1.0, local_window=8, budget=50)
     assert first_eviction(never, 20) is None
+
+
+def test_what_is_assumed_gives_tokens_hours_a_price_and_the_hours_of_all_tasks(
+    kvsweep: Callable[..., Any], tmp_path: Path, no_model: None
+) -> None:
+    """Of two jobs of 6 and 8 texts, a full cache and a cell that forks at 128: by hand, at 10 tokens a second."""
+    words = ["-m", "model=toy_qwen", "benchmark=toy_chain,toy_add", "benchmark.limit=6", "policy.question=on_top"]
+    words += ["grid.policy=[full,window]", "policy.budget=128", "policy.local_window=16", "--dry-run"]
+    words += ["decoding.max_new_tokens=400", "assume.tokens=200", "assume.tokens_per_second=10", "cost.per_hour=2"]
+    ended = kvsweep(*words, "launcher=local", "launcher.shards=3", "launcher.parallel=2", f"results_dir={tmp_path}")
+    assert ended.code == 0, ended.err
+    *groups, whole = table_of(ended.out)
+    assert [group["completions"] for group in groups] == ["6"] * 4
+    # The full cache writes its texts whole, and the window the 72 or 272 tokens behind its fork.
+    assert [float(group["expected"]) for group in groups] == [6 * 200, 6 * 72] * 2
+    most = [float(group["tokens at most"]) for group in groups]
+    assert most == pytest.approx([6 * 400, 6 * 272] * 2, rel=0.01)
+    hours = 2 * 6 * (200 + 72) / 10 / 3600
+    assert sum(most) == pytest.approx(float(whole["tokens at most"]), rel=0.01)
+    assert whole["name"] == "in all, 2 tasks at once"
+    assert float(whole["price"]) == pytest.approx(2 * hours, abs=0.01)
+    assert float(whole["hours"]) == pytest.approx(hours / 2, abs=0.01)
+    assert "GPU-hours" not in whole
+    refused = kvsweep(*words, "assume.tokens=401", f"results_dir={tmp_path}")
+    assert "assume.tokens=401 is more than decoding.max_new_tokens=400 lets a text have" in refused.err
 
 
 GRID = ["grid.policy=[random,window]", "grid.keep_ratio=[0.3,0.5]", "policy.local_window=16", "policy.budget=128"]
@@ -149,7 +185,7 @@ def test_a_folder_of_weights_that_borrows_an_embedded_models_settings_is_said(
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
 def test_no_shipped_model_borrows_settings(name: str) -> None:
     model = build(ModelConfig, "model", compose_config(f"model={name}").model)
-    assert estimate._borrowed(Mock(model=model)) == ""
+    assert plan._borrowed(Mock(model=model)) == []
 
 
 def test_the_command_measures_what_is_there(kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path) -> None:
@@ -159,8 +195,12 @@ def test_the_command_measures_what_is_there(kvsweep: Callable[..., Any], tiny: l
     assert "1 cell (0 done) of 6 completions" in ended.out
     [rows] = tmp_path.glob("default/*/completions.jsonl")
     written = sum(json.loads(line)["num_tokens"] for line in rows.read_text().splitlines())
-    assert f"left to decode: {float(written):.3g} tokens" in ended.out, "one of two draws is stored"
-    assert "tokens/s; disk:" in ended.out
+    last = table_of(ended.out)[-1]
+    assert float(last["expected"]) == pytest.approx(written, rel=0.01), "one of two draws is stored"
+    assert last["completions"] == "3"
+    size = rows.stat().st_size
+    assert float(last["disk, MiB"]) == pytest.approx(size / 2**20, abs=0.05)
+    assert " tokens/s measured" in ended.out
     assert "(1 done)" in kvsweep(*arguments, "--dry-run").out
 
 
@@ -176,9 +216,13 @@ def test_a_sweep_is_estimated_before_its_head_is_made(card: list[str], kvsweep: 
     assert "policy.predictor, which `kvsweep predictor train` makes" in said
     assert [line for line in lines if line != said] == known.out.splitlines()
     assert "  policies: full, dynts (2)" in lines
-    each = [float(number) for number in re.findall(r"left to decode: (\S+) tokens", lacking.out)]
-    assert len(each) == 2
-    assert float(re.findall(r"(\S+) tokens left to decode", lines[-1])[0]) == pytest.approx(sum(each), rel=0.01)
+    *groups, whole = table_of(lacking.out)
+    assert [group["name"] for group in groups] == ["toy_qwen toy_chain, full cache", "toy_qwen toy_chain, 2 cells"]
+    assert float(whole["tokens at most"]) == pytest.approx(
+        sum(float(group["tokens at most"]) for group in groups), rel=0.01
+    )
+    assert whole["expected"] == "?", "nothing is stored, and nothing assumed"
+    assert "in 2 tasks" in lines[-1]
     ended = kvsweep(*words[:-2], "model.predictor=null")
     assert ended.code == 2
     assert not any(tmp_path.iterdir())

@@ -92,6 +92,24 @@ def test_what_was_typed_beats_variables_of_sbatch_and_of_the_shells_job(
     assert script.index("export SLURM_EXPORT_ENV=ALL\n") < script.index("\nsrun ")
 
 
+def test_a_dry_run_shows_the_script_that_sbatch_gets_and_that_the_time_is_too_short(
+    kvsweep: Callable[..., Any], tiny: list[str], programs: Programs, tmp_path: Path
+) -> None:
+    programs(sbatch=f"for last; do :; done; cp $last {tmp_path}/script; exit 1")
+    words = [*tiny, *SLURM, "launcher.timeout_min=20", "launcher.shards=3", "launcher.srun_args=['--mpi=none']"]
+    words += ["launcher.python='apptainer exec image.sif python'", f"results_dir={tmp_path}/runs"]
+    shown = kvsweep(*words, "--dry-run", "assume.tokens_per_second=0.01").out
+    assert not (tmp_path / "runs").exists()
+    assert "cannot submit" in kvsweep(*words).err
+    script = (tmp_path / "script").read_text().splitlines()
+    lines = [line for line in script if line and not line.startswith(("# ", "#!"))]
+    assert [line.removeprefix("  ") for line in shown.splitlines() if line.startswith("  ")][-len(lines) :] == lines
+    assert "sbatch would get one array of 3 tasks, 3 at once, each for at most 20 minutes:" in shown
+    assert "warning: the longest task takes 1.1 hours, launcher.timeout_min=20 allows 0.333: SLURM stops it 3 " in shown
+    assert lines[-1].startswith("srun ")
+    assert " --mpi=none apptainer exec image.sif python -P -u -m submitit.core._submit " in lines[-1]
+
+
 @pytest.mark.parametrize(
     ("at_work", "submitted", "expected"),
     [
