@@ -41,7 +41,7 @@ def check(kind: str, place: str | None, maker: str) -> None:
     if place is None:
         if _PLANNING.get():
             return
-        mend = f"make it with `{maker}` and name its place, or choose a policy that needs none"
+        mend = f"make it with `{maker}` and name its place by policy.{kind}=PLACE, or choose a policy that needs none"
         raise ValueError(f"policy.{kind} is not set and this model comes with none: {mend}.")
     if not file_of(place).is_file():
         raise ValueError(f"policy.{kind}={place} holds no {kind}: make it with `{maker}` and name its place.")

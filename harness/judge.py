@@ -94,9 +94,11 @@ def _named(files: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
     # Programs name the outputs of each run alike, in a folder for each.
     stems, folders = [path.stem for path in files], [path.absolute().parent.name for path in files]
     titles = list(names) or (folders if len(set(stems)) < len(stems) == len(set(folders)) else stems)
-    if len(files) < 2 or not len(files) == len(titles) == len(set(titles)):
+    if len(files) < 2:
+        raise UserError(f"{counted(len(files), 'file')} cannot be compared: give two or more, the baseline first.")
+    if not len(files) == len(titles) == len(set(titles)):
         given = f"{counted(len(files), 'file')} and the names {visible(', '.join(titles))}"
-        raise UserError(f"{given}: give two files or more, and each a --name of its own.")
+        raise UserError(f"{given}: give each file a --name of its own.")
     return dict(zip(titles, files, strict=True))
 
 

@@ -111,7 +111,7 @@ def test_a_stream_shows_what_would_act_on_a_terminal() -> None:
     stream = VisibleStream(under)
     print(f"a\tb {ESCAPES}", file=stream)
     stream.writelines(["\rbar", "a\rb"])
-    assert under.getvalue() == f"a\tb {SHOWN}\n\rbara\\rb"
+    assert under.getvalue() == f"a\tb {SHOWN}\n\nbara\\rb", "a progress bar begins a line of a log"
     assert stream.write(ESCAPES) == len(ESCAPES)
 
 

@@ -52,9 +52,9 @@ SEQUENTIAL = "YlGnBu"
 # Red below zero and blue above it: colour-blind readers tell the two apart.
 DIVERGING = "RdBu"
 
-# Okabe and Ito's colours, with indigo for their yellow, which is too light in print. Seven colours and eleven markers
-# tell 77 policies apart; neighbours differ in both.
-LINE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#332288")
+# Okabe and Ito's colours, with indigo for their yellow, which is too light in print, and Tol's wine and olive. Nine
+# colours and eleven markers tell 99 policies apart; neighbours differ in both.
+LINE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#332288", "#882255", "#999933")
 MARKERS = "osD^vPX<>ph"
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 # Letters in an inch of a note; inches of a letter in a legend.

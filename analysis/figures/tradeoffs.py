@@ -137,7 +137,7 @@ def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
             label = ", ".join(filter(None, (name, _part_name(line, parts[key]))))
             shade = matplotlib.colormaps["viridis"](0.85 * place / max(1, len(parts[key]) - 1))
             apart = {"marker": style.MARKERS[place % len(style.MARKERS)], "color": shade} if several else {}
-            lines.append((f"{label}  {100 * line['pass_at_1'].max():.1f}", line, look | WHITE_EDGE | apart))
+            lines.append((f"{label}, best {100 * line['pass_at_1'].max():.1f}", line, look | WHITE_EDGE | apart))
     if not lines:
         return "", []
     lines.sort(key=lambda line: -line[1]["pass_at_1"].max())
@@ -222,9 +222,15 @@ def _front(points: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def _draw_front(axes: Axes, points: pd.DataFrame, column: str, most: float) -> None:
-    """Draw the full cache and the Pareto front; the axis begins at 0, or where the data does if it is logarithmic."""
+    """Draw the full cache and the Pareto front.
+
+    The axis begins at 0, or before the data if that is logarithmic or lies in the upper half of the axis.
+    """
     axes.margins(x=0.05)
-    axes.set_xlim(axes.get_xlim() if column == "kv_bytes_mean" else (0, 1.05 * most))
+    least = points[column].min()
+    apart = column != "tokens_per_second" and most / 2 < least < most
+    start = least - 0.1 * (most - least) if apart else 0.0
+    axes.set_xlim(axes.get_xlim() if column == "kv_bytes_mean" else (start, most + 0.05 * (most - start)))
     for row in notation.rows(points[points["policy"] == "full"].head(1)):
         cost = getattr(row, column)
         at = size(cost) if column == "kv_bytes_mean" else f"{notation.decimal(cost, 0)} tokens"

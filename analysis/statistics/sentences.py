@@ -163,8 +163,8 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
         return [f"Every setting is worse; the nearest loses {least}.", f"{_size(known)}."]
     else:
         count = int(known["decision"].isin(["safe", "small loss"]).sum())
-        some = f"of {counted(len(known), 'setting')} {count}, each by itself, {'is' if count == 1 else 'are'} shown"
-        luck = f"No setting is recommended: {some} to lose {less}, which may be luck in a search through all of them."
+        alone = f"{count} of {len(known)} {'is' if count == 1 else 'are'} shown, each alone"
+        luck = f"No setting is recommended: {alone}, to lose {less}, which may be luck in a search through all of them."
         none = luck if count else f"No setting is shown to be safe, that is, to lose {less}."
         nearest = f"The nearest is {notation.axes(chosen[POINT])} ({chosen['decision']}, {_difference(chosen)})."
         headline = f"{none} {nearest} {_to_show(chosen)}"

@@ -22,7 +22,7 @@ class DynTS(BudgetPolicy):
     that is neither pinned nor on top scores 0.
     """
 
-    ARTIFACTS: ClassVar[Mapping[str, str]] = {"predictor": "kvsweep predictor train"}
+    ARTIFACTS: ClassVar[Mapping[str, str]] = {"predictor": "kvsweep predictor all"}
     QUESTION: ClassVar[Question] = "pinned"
     THINKS: ClassVar[bool] = True
 

@@ -112,7 +112,7 @@ def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
         blocks += [line for line in lines if line not in said]
         said |= {line for line in lines if line.startswith(_SAID_ONCE)}
     cells = {(plan.job.run_directory, cell.cell_id) for plan in plans.values() for cell in plan.job.cells}
-    jobs = counted(len({(plan.job.run_directory, plan.job.name) for plan in plans.values()}), "job")
+    jobs = counted(len(plans), "job")
     total = f"{jobs} in {counted(len(tasks), 'task')}, {counted(len(cells), 'cell')}; nothing was run (--dry-run)."
     at_once = min(launcher.at_once(tasks), len(tasks))
     table = _table([part for task in parts for part in task], hours, at_once, launcher.gpus_of_a_task, shares[0].job)

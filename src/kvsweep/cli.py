@@ -85,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # The program draws files alone. A notebook's kernel hands its own backend to the commands that are started there,
     # and matplotlib cannot be imported where that is not installed.
     os.environ["MPLBACKEND"] = "agg"
+    if sys.stderr is not None and not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_MININTERVAL", "60")  # a bar in a log has a line a minute
     if COMPLETE in os.environ:
         sys.exit(shell_complete(program, {}, "kvsweep", COMPLETE, os.environ[COMPLETE]))
     name = words[0] if words and words[0] in program.commands else ""
@@ -370,6 +372,7 @@ def predictor(**options: Any) -> None:
     all         these four stages
     oracle      write the labels for policy=oracle_answer and policy=oracle_far_max
     statistics  write the mean queries for policy=triattention, from recipe.text=FILE or the traces
+
     \b
     recipe=toy|r1         settings for the embedded models, or the paper's (conf/predictor/)
     recipe.out=DIR        folder of the traces, labels and heads

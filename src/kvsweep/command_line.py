@@ -152,7 +152,7 @@ class VisibleStream:
     """A text stream that writes `visible` text to another stream, and is that stream in every other respect.
 
     A terminal that has closed takes no more words, and the command that was disowned goes on. A carriage return stays
-    only at the start of a write, where a progress bar has it.
+    only at the start of a write, where a progress bar has it; in a log the bar begins a line there.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -167,9 +167,9 @@ class VisibleStream:
         return self._stream
 
     def write(self, text: str) -> int:
-        start = "\r" if text.startswith("\r") else ""
+        bar = text.startswith("\r")
         with self._while_there():
-            self._stream.write(start + visible(text.removeprefix(start)))
+            self._stream.write(("\r" if self._is_terminal else "\n") * bar + visible(text[bar:]))
         return len(text)
 
     def flush(self) -> None:

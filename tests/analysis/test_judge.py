@@ -818,7 +818,7 @@ def test_a_zip_that_is_a_bomb_or_no_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["FULL"], "1 file and the names full: give two files or more, and each a --name of its own."),
+        (["FULL"], "1 file cannot be compared: give two or more, the baseline first."),
         (["FULL", "FULL"], "2 files and the names full, full: give two files"),
         (["FULL", "OTHER", "--name", "x"], "2 files and the names x: give"),
         (["FULL", "OTHER", "--full", "none"], "none names none of the files: choose from full, other."),

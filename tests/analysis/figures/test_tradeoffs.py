@@ -72,12 +72,18 @@ def test_accuracy_against_memory(tmp_path: Path, metrics: pd.DataFrame) -> None:
     assert figure is not None
     drawn = curves(figure)
     # The best first, and with each its best score.
-    scores = ["DynTS  100.0", "window  100.0", "SnapKV  50.0", "unheard_of  25.0", "SnapKV (DynTS code)  0.0"]
+    scores = [
+        "DynTS, best 100.0",
+        "window, best 100.0",
+        "SnapKV, best 50.0",
+        "unheard_of, best 25.0",
+        "SnapKV (DynTS code), best 0.0",
+    ]
     assert list(drawn) == scores
     lengths = metrics[(metrics["policy"] == "dynts") & (metrics["benchmark"] == "toy_chain")]["mean_cache_length"]
-    assert sorted(drawn["DynTS  100.0"][0]) == pytest.approx(sorted(lengths))
-    assert sorted(drawn["DynTS  100.0"][1]) == pytest.approx([75, 100])
-    assert drawn["unheard_of  25.0"][1] == pytest.approx([25])
+    assert sorted(drawn["DynTS, best 100.0"][0]) == pytest.approx(sorted(lengths))
+    assert sorted(drawn["DynTS, best 100.0"][1]) == pytest.approx([75, 100])
+    assert drawn["unheard_of, best 25.0"][1] == pytest.approx([25])
     (front,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "Pareto front")
     assert front.get_drawstyle() == "steps-post"
     # All compressed cells hold the same here, so the best of them is the whole front.
@@ -95,7 +101,7 @@ def test_a_grid_of_one_policy_names_its_lines(tmp_path: Path, make_cell: MakeCel
             make_cell([[1], [0]], policy="dynts", keep_ratio=ratio, local_window=window, done=window == 16, expected=2)
     figure = tradeoff("memory", read(tmp_path), "toy_qwen")
     assert figure is not None
-    assert list(curves(figure)) == ["DynTS*, window 16  50.0", "DynTS*, window 48  50.0"]
+    assert list(curves(figure)) == ["DynTS*, window 16, best 50.0", "DynTS*, window 48, best 50.0"]
     assert str(figure.get_label()).startswith(
         "Toy-Qwen: Pass@1 ± standard error against memory (* not finished), Chain"
     )
@@ -116,12 +122,19 @@ def boxes_of_names(figure: Figure) -> list[Any]:
     return [text.get_window_extent() for text in figure.axes[0].texts]
 
 
-def test_memory_begins_at_nothing_and_shows_the_full_cache(metrics: pd.DataFrame) -> None:
+def test_memory_begins_before_its_points_where_they_lie_in_the_upper_half(metrics: pd.DataFrame) -> None:
+    full = metrics["policy"] == "full"
+    for length, start in ((80, 80 - 0.1 * 60), (69, 0), (140, 0)):
+        figure = tradeoff("memory", metrics.assign(mean_cache_length=np.where(full, 140, length)), "toy_qwen")
+        assert figure is not None
+        assert figure.axes[0].get_xlim()[0] == pytest.approx(start)
+
+
+def test_memory_shows_the_full_cache(metrics: pd.DataFrame) -> None:
     figure = tradeoff("memory", metrics, "toy_qwen")
     assert figure is not None
     (axes,) = figure.axes
-    left, right = axes.get_xlim()
-    assert (left, right > 140) == (0, True)
+    assert axes.get_xlim()[1] > 140
     stars = [line for line in axes.get_lines() if line.get_marker() == "*"]
     assert [(list(star.get_xdata()), list(star.get_ydata())) for star in stars] == [([140], [75])]
 
