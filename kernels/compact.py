@@ -1,7 +1,7 @@
 """Eviction in one launch, in place: the Triton kernel of `kernels.reference.compact_layers`.
 
-Rows move towards the front and are taken in order, so no block loads rows that an earlier block has overwritten; a
-barrier separates a block's loads from its stores.
+Rows move only towards the front, and each block takes them in order, so no block loads a row that an earlier block has
+overwritten. A barrier separates a block's loads from its stores.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ WORDS = 32
 
 
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
-    """The reference's operation, for tensors of one layout whose rows begin at multiples of 16 bytes, or of 4."""
+    """Do `kernels.reference.compact_layers` for tensors of one layout; rows begin at multiples of 16 or 4 bytes."""
     first, kept = rows[0], keep.shape[-1]
     size = first.element_size()
     words = first.shape[-1] * size // 4
@@ -41,7 +41,7 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
 
 @lru_cache(maxsize=1024)
 def _on_device(pointers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Copy the pointers to the device; cached, since a slot's never change and each copy would make the host wait."""
+    """Copy the pointers to the device; cached, because they never change and a copy makes the host wait."""
     return torch.tensor(pointers, dtype=torch.int64, device=device)
 
 
@@ -50,8 +50,8 @@ def _move_rows(
     pointers, keep, kept, stride_head, stride_row, units, per_layer,
     UNIT: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    # Strides and widths come in units of 16 bytes (four words of 32 bits), so that the compiler sees the alignment; in
-    # units of one word where rows do not have it.
+    # Strides and widths are counted in units of 16 bytes (four 32-bit words), so that the compiler sees the alignment,
+    # or in units of one word if rows are not aligned to 16 bytes.
     tensor, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     base = tl.load(pointers + tensor).to(tl.pointer_type(tl.int32))
     base = tl.multiple_of(base, 4 * UNIT)

@@ -1,7 +1,7 @@
 """Split-K flash decoding over slots: the Triton kernel of `kernels.reference.decode_attention`.
 
-Each program attends over one chunk of one slot's rows, and a second kernel joins the chunks of a head. The grid depends
-on slots and capacity alone, and the kernels read the lengths on the device, so that a CUDA graph can replay them.
+Each program attends over one chunk of one slot's rows; a second kernel joins the chunks of a head. The grid depends
+only on slots and capacity, and the kernels read the lengths on the device, so that a CUDA graph can replay them.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ CHUNK = 512
 
 
 def block(dtype: torch.dtype) -> int:
-    """Rows per product: fewer in float32, where registers hold the operands."""
+    """Rows per product: fewer in float32, because registers hold the operands."""
     return 16 if dtype == torch.float32 else 64
 
 
@@ -32,7 +32,7 @@ def decode_attention(
     sinks: Tensor | None = None,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The reference's operation; dead rows are never read and may hold NaN, and a length of 0 gives zeros."""
+    """Do `kernels.reference.decode_attention`. Dead rows are never read and may hold NaN; a length of 0 gives zeros."""
     slots, kv_heads, capacity, head_dim = keys.shape
     assert keys.stride() == values.stride(), "keys and values share one layout"
     assert keys.stride(-1) == 1, "the numbers of a row are contiguous"
@@ -50,7 +50,7 @@ def decode_attention(
 
 
 def scratch(query: Tensor, chunks: int, logits: int) -> list[Tensor]:
-    """Memory for what `join` takes: part, peak, total, and `logits` numbers for each query head."""
+    """Allocate what `join` takes: part, peak, total, and `logits` numbers for each query head."""
     sizes = (chunks, query.shape[-1]), (chunks,), (chunks,), (logits,)
     return [torch.empty(*query.shape[:2], *size, dtype=torch.float32, device=query.device) for size in sizes]
 
@@ -58,9 +58,9 @@ def scratch(query: Tensor, chunks: int, logits: int) -> list[Tensor]:
 def join(
     query: Tensor, parts: list[Tensor], lengths: Tensor, sinks: Tensor | None, return_mass: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Join the chunks of each head: output as the query, and from the logits, if it is wanted, the mass.
+    """Join the chunks of each head; return the output, shaped as the query, and the attention mass if it is wanted.
 
-    `parts` are those of `scratch`: part [slots, q_heads, chunks, head_dim], peak and total [slots, q_heads, chunks],
+    `parts` comes from `scratch`: part [slots, q_heads, chunks, head_dim], peak and total [slots, q_heads, chunks],
     logits [slots, q_heads, capacity]; lengths [slots, kv_heads]; sinks [q_heads].
     """
     part, peak, total, logits = parts
@@ -119,9 +119,9 @@ def _attend_chunk(
 
 @triton.jit
 def attend_rows(q, k, v, live, scaling, top, weight, mixed, SOFTCAP: tl.constexpr):
-    """Take a block of rows, of which each query sees those that are `live`, into a running softmax per query head.
+    """Add a block of rows to a running softmax per query head; each query sees the rows that are `live`.
 
-    Returns its logits, then the largest logit so far, and relative to that the sum of weights and of weighted values.
+    Returns the block's logits, the largest logit so far, and the sums of weights and of weighted values relative to it.
     """
     logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
     if SOFTCAP is not None:
@@ -181,12 +181,12 @@ def _sum_group(
 
 
 def tokens_at_once(dtype: torch.dtype, group_padded: int) -> int:
-    """Tokens of a program, whose queries make a whole tile: fewer in float32, where registers hold the operands."""
+    """Tokens per program, so that their queries fill a tile: fewer in float32, because registers hold the operands."""
     return max(1, (16 if dtype == torch.float32 else 64) // group_padded)
 
 
 def warps(dtype: torch.dtype, dim: int, return_mass: bool) -> int:
-    """Warps of a program: with 4, masses in float32 and wide heads in 16 bits would spill registers."""
+    """Warps per program: with 4, attention masses in float32 and wide heads in 16 bits would spill registers."""
     if dtype == torch.float32:
         return 16 if return_mass else 4
     return 8 if dim > 128 else 4

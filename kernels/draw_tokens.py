@@ -1,9 +1,9 @@
-"""Drawing a token as one program a row: the Triton kernel of `kernels.sampling.draw_tokens`.
+"""Draw one token per row, one program per row: the Triton kernel of `kernels.sampling.draw_tokens`.
 
-A program reads its row alone, in one order. So a token does not depend on the other rows. No program waits for another,
-and nothing of the size of the logits is written. The weights are exp(logit / temperature - the largest one), as in the
-reference, but without its division by their sum. Where the sums of both round to different sides of top_p or of the
-drawn number, the token may be another one.
+A program reads only its own row, in one order, so a token does not depend on the other rows. No program waits for
+another, and no memory of the logits' size is written. The weights are exp(logit / temperature - the largest one), as in
+the reference, but they are not divided by their sum. Where the two sums round to different sides of top_p or of the
+drawn number, the token may differ from the reference's.
 """
 
 import torch
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK, WARPS = 4096, 16
-# Low bits of a logit in float32 that are zero in every number of the type (of float16: 13).
+# Low bits of a logit in float32 that are zero for every number of the dtype (float16: 13).
 ZERO_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 12}
 
 
@@ -50,7 +50,7 @@ def _draw(
     if TOP_P:
         over, many = _kept(logits, vocabulary, peak, temperature, edge, SHIFT, BLOCK)
         if TOP_K and K_FIRST:
-            # Of the tokens that equal the last of the k, only as many count as belong to them.
+            # Among tokens that equal the k-th largest, count only as many as fit into k.
             above, fewer = _kept(logits, vocabulary, peak, temperature, edge + 1, SHIFT, BLOCK)
             over = above + (over - above) * ((top_k - fewer).to(tl.float64) / (many - fewer).to(tl.float64))
             edge = tl.maximum(
@@ -70,16 +70,16 @@ def _logits(logits, start, vocabulary, BLOCK: tl.constexpr):
 
 @triton.jit
 def _weights(logits, start, vocabulary, peak, temperature, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Ranks and weights of a block's tokens; a rank is a whole number that is ordered as the logits."""
+    """Return ranks and weights of a block's tokens. A rank is a whole number, ordered as the logits."""
     x = _logits(logits, start, vocabulary, BLOCK)
     weights = tl.exp(tl.div_rn(x, temperature) - tl.div_rn(peak, temperature))
-    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)  # of zero and minus zero, zero
+    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)  # zero for zero and minus zero
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT, weights
 
 
 @triton.jit
 def _kept(logits, vocabulary, peak, temperature, edge, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of weights, and the number, of tokens from a rank on."""
+    """Return the sum of weights and the number of tokens from a rank on."""
     weight, number = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocabulary, BLOCK):
         ranks, weights = _weights(logits, start, vocabulary, peak, temperature, SHIFT, BLOCK)
@@ -93,9 +93,9 @@ def _edge(
     logits, vocabulary, peak, temperature, most, many,
     BY_WEIGHT: tl.constexpr, BY_NUMBER: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The lowest rank above which the tokens weigh less than `most`, are fewer than `many`, or both.
+    """Return the lowest rank above which the tokens weigh less than `most`, are fewer than `many`, or both.
 
-    Two bits of it are found in each reading of the row, by three ranks that divide what is left into quarters.
+    A 4-way search: each reading of the row tests three ranks and finds two bits of the result.
     """
     low = tl.full([], -(1 << (31 - SHIFT)), tl.int32)
     quarter = tl.full([], 1 << (30 - SHIFT), tl.int32)
@@ -144,7 +144,7 @@ def _uniform(key, counter):
 
 @triton.jit
 def _inverse(logits, vocabulary, peak, temperature, edge, number, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """The token at which the weights from a rank on, in the order of the vocabulary, pass a share of their sum."""
+    """Return the token where the cumulative weights from a rank on, in vocabulary order, pass a share of the sum."""
     total = tl.full([], 0, tl.float64)
     for start in range(0, vocabulary, BLOCK):
         total += _block_sum(logits, start, vocabulary, peak, temperature, edge, SHIFT, BLOCK)
@@ -152,7 +152,7 @@ def _inverse(logits, vocabulary, peak, temperature, edge, number, SHIFT: tl.cons
     passed = tl.full([], 0, tl.int32)
     for start in range(0, vocabulary, BLOCK):
         sum_ += _block_sum(logits, start, vocabulary, peak, temperature, edge, SHIFT, BLOCK)
-        below = (sum_ <= target) & (sum_ < total)  # never the last block that weighs anything
+        below = (sum_ <= target) & (sum_ < total)  # never true for the last block with a weight
         before = tl.where(below, sum_, before)
         passed += below.to(tl.int32)
     start = passed * BLOCK
@@ -161,7 +161,7 @@ def _inverse(logits, vocabulary, peak, temperature, edge, number, SHIFT: tl.cons
     beyond = (before + tl.cumsum(kept.to(tl.float64), 0) > target) & (kept > 0)
     inside = tl.arange(0, BLOCK)
     first, last = tl.min(tl.where(beyond, inside, BLOCK)), tl.max(tl.where(kept > 0, inside, 0))
-    # The block's sum and its last cumulative sum may round to two sides of the target.
+    # The block's sum and its last cumulative sum may round to different sides of the target.
     return tl.minimum(start + tl.minimum(first, last), vocabulary - 1).to(tl.int64)
 
 

@@ -1,4 +1,4 @@
-"""The switch between the reference operations and the Triton kernels. Neither falls back to the other."""
+"""Choose the reference operations or the Triton kernels. Neither falls back to the other."""
 
 import os
 from importlib import import_module
@@ -28,7 +28,7 @@ Operations = ModuleType
 
 
 def check_installed(impl: str) -> None:
-    """Raise a ValueError for an unknown implementation, or for Triton where it is not installed."""
+    """Raise ValueError for an unknown implementation, or for Triton if it is not installed."""
     if impl not in ("torch", "triton"):
         raise ValueError(f"impl={impl} is unknown: choose torch or triton.")
     if impl == "triton" and find_spec("triton") is None:
@@ -36,7 +36,7 @@ def check_installed(impl: str) -> None:
 
 
 def check_available(impl: str) -> None:
-    """As `check_installed`, and raise a ValueError where Triton has neither a GPU nor its interpreter."""
+    """Like `check_installed`; also raise ValueError if Triton has neither a GPU nor its interpreter."""
     check_installed(impl)
     if impl == "torch" or os.environ.get("TRITON_INTERPRET") == "1":
         return
@@ -47,7 +47,7 @@ def check_available(impl: str) -> None:
 
 
 def operations(impl: Implementation = "torch") -> Operations:
-    """Import the operations of one implementation; a ValueError where `check_available` refuses it."""
+    """Import the operations of one implementation; raises ValueError if `check_available` refuses it."""
     check_available(impl)
     if impl == "torch":
         from kvsweep.kernels import reference

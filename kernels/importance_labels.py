@@ -1,7 +1,7 @@
 """Column sums and maxima of causal attention in two passes: the Triton kernel of importance labels and prompt mass.
 
-The first pass computes the log-sum-exp of every query's row. In the second, a program owns a block of keys of a key
-head: no atomic additions, and no length x length matrix.
+The first pass computes the log-sum-exp of every query's row. In the second pass each program owns a block of keys of
+one key head: no atomic additions, and no length x length matrix.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ BLOCK = 64
 def _reduce_columns(
     query: Tensor, key: Tensor, *, scaling: float, first_query: int, min_distance: int, largest: bool, block: int = 0
 ) -> Tensor:
-    """The reference's reduction; `block` has no effect, because the kernels' tile is fixed."""
+    """The reference's reduction; the kernels' tile is fixed, so `block` has no effect."""
     kv_heads, length, head_dim = key.shape
     q_heads, query, key = query.shape[0], query.contiguous(), key.contiguous()
     norm = torch.empty(q_heads, length, dtype=torch.float32, device=key.device)
@@ -44,7 +44,7 @@ def _logits(
     query, key, q_head, head, rows, cols, scaling, length,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Logits [rows, cols]; each product takes `DEPTH` numbers of a row at a time."""
+    """Return logits [rows, cols]; each product takes `DEPTH` numbers of a row."""
     logits = tl.zeros([BLOCK, BLOCK], tl.float32)
     q_at = (q_head.to(tl.int64) * length + rows)[:, None] * DIM
     k_at = (head.to(tl.int64) * length + cols)[:, None] * DIM

@@ -1,6 +1,6 @@
-"""A matrix product whose tiles depend on the weight alone: the Triton kernel of `kernels.reference.linear`.
+"""A matrix product with tiles that depend only on the weight: the Triton kernel of `kernels.reference.linear`.
 
-A program runs over the whole inner dimension in order, so a token's outputs have the same bits in every batch.
+Each program runs over the whole inner dimension in order, so a token's outputs have the same bits in every batch.
 """
 
 import torch
@@ -10,15 +10,16 @@ from torch import Tensor
 
 from kvsweep.kernels.tiles import upcast
 
-STAGES = 3  # loads in flight: a weight is read once, so the time is that of its loads
+STAGES = 3  # loads in flight: each weight is read once, so loading takes all the time
 _MANY_COLUMNS = 16384
 
 
 def tile(weight: Tensor) -> dict[str, int]:
-    """Tokens, columns and depth of a tile, by the weight alone.
+    """Choose tokens, columns and depth of a tile from the weight.
 
-    A weight is read once for 64 tokens, which a tensor core multiplies as fast as 16. Other units multiply float32:
-    there fewer tokens are computed in vain, and a narrow weight has fewer columns a tile, and so more programs.
+    A weight is read once for 64 tokens, which a tensor core multiplies as fast as 16. float32 runs on other units:
+    there a tile has fewer tokens, to compute fewer in vain, and fewer columns of a narrow weight, to make more
+    programs.
     """
     if weight.dtype != torch.float32:
         return {"TOKENS": 64, "COLUMNS": 64, "DEPTH": 128}
@@ -31,7 +32,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     output = torch.empty(tokens, outs, dtype=inputs.dtype, device=inputs.device)
     how = {**tile(weight), "BIAS": bias is not None, "UPCAST": upcast(inputs.dtype)}
     how |= {"num_warps": 4, "num_stages": STAGES}
-    # Neighbours share the weight's rows, so that where there are more tokens, they find them in the GPU's cache.
+    # Neighbouring programs share the weight's rows, so with more tokens they find these in the GPU's cache.
     _multiply[(triton.cdiv(tokens, how["TOKENS"]), triton.cdiv(outs, how["COLUMNS"]))](
         inputs, weight, weight if bias is None else bias, output, tokens, outs, inputs.shape[1], weight.stride(0), **how
     )

@@ -1,6 +1,6 @@
-"""Split-K flash decoding over packed rows: the Triton kernel of `kernels.reference.packed_attention`.
+"""Split-K flash decoding over a quantized cache: the Triton kernel of `kernels.reference.packed_attention`.
 
-As `kernels.decode_attention`, which adds up rows and joins chunks; here a program unpacks its rows in registers.
+Works as `kernels.decode_attention`, which adds up rows and joins chunks; here a program unpacks rows in registers.
 """
 
 import torch
@@ -12,8 +12,8 @@ from kvsweep.kernels.decode_attention import CHUNK, attend_rows, join, scratch
 from kvsweep.kernels.row_format import RowForms
 from kvsweep.kernels.tiles import padded, upcast
 
-BLOCK = 16  # rows per product; with more, the numbers of two unpacked tiles do not fit into the registers
-WARPS = 8  # with 4, the levels of a row, of which two and more share a byte, would spill registers
+BLOCK = 16  # rows per product; the numbers of two larger unpacked tiles do not fit into the registers
+WARPS = 8  # with 4 warps, a row's levels (two or more share a byte) would spill registers
 
 
 def packed_attention(
@@ -31,7 +31,7 @@ def packed_attention(
     sinks: Tensor | None = None,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The reference's operation; dead rows are never read and may hold any bytes."""
+    """Do `kernels.reference.packed_attention`. Dead rows are never read and may hold any bytes."""
     slots, kv_heads, capacity, _ = keys.shape
     dim = newest.shape[-1]
     rows = (keys, values, newest, positions)
@@ -108,7 +108,7 @@ def _attend_packed(
 
 @triton.jit
 def _unpacked(packed, fields, at, dims, mask, BITS: tl.constexpr, SHARE: tl.constexpr):
-    # `at` is the byte at which a row begins, and `fields` the same memory in units of float16.
+    # `at` is the byte where a row begins; `fields` is the same memory in units of float16.
     GROUP_BYTES: tl.constexpr = SHARE * BITS // 8 + 4
     PER_BYTE: tl.constexpr = 8 // BITS
     group = dims // SHARE * GROUP_BYTES

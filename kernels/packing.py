@@ -1,4 +1,4 @@
-"""Rows of keys and values as bytes and back, as both implementations pack them, and the rotation of outliers."""
+"""Quantize rows of keys and values to bytes and back, for both implementations; rotate heads to spread outliers."""
 
 from functools import reduce
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 from kvsweep.kernels.row_format import RowFormat
 
-# Rounding to float16 changes a number by at most 2^-11 of the number or, below float16's normal numbers, by 2^-25. A
-# number less these margins, then rounded, is below the number; one with them added is above.
+# Rounding to float16 changes a number by at most 2^-11 of the number or, below float16's normal numbers, by 2^-25. So a
+# number minus these margins stays below itself after rounding, and a number plus these margins stays above.
 _MARGIN, _LEAST = 2.0**-10, 2.0**-24
 _UNPACK = {4: torch.ops.quantized.embedding_bag_4bit_unpack, 2: torch.ops.quantized.embedding_bag_2bit_unpack}
 
 
 def rotation(head_dim: int) -> tuple[Tensor, Tensor]:
-    """The Hadamard rotation of a head and its inverse, both symmetric, [head_dim, head_dim], float32.
+    """Return the Hadamard rotation of a head and its inverse, both symmetric, [head_dim, head_dim], float32.
 
-    QuaRot (2404.00456), section 3: Sylvester's construction, of a power of two. Its factor is a power of two in place
-    of a root, so that bfloat16 holds every entry and the two are exact inverses.
+    QuaRot (2404.00456), section 3: Sylvester's construction; head_dim is a power of two. The factor is a power of two,
+    not a root, so that bfloat16 holds every entry and the two matrices are exact inverses.
     """
     power, whole = head_dim.bit_length() - 1, torch.ones(1, 1)
     for _ in range(power):
@@ -27,10 +27,10 @@ def rotation(head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 def pack_rows(rows: Tensor, form: RowFormat) -> Tensor:
-    """The bytes [..., row_bytes] of rows [..., head_dim].
+    """Quantize rows [..., head_dim] to bytes [..., row_bytes].
 
-    The numbers of a group become the nearest of 2^bits levels, which enclose the group after zero and step are rounded:
-    no number changes by more than half a step.
+    The numbers of a group go to the nearest of 2^bits levels. The levels enclose the group after zero and step are
+    rounded, so no number changes by more than half a step.
     """
     numbers = rows.float().unflatten(-1, (-1, form.group))
     low, high = numbers.aminmax(dim=-1, keepdim=True)
@@ -43,10 +43,10 @@ def pack_rows(rows: Tensor, form: RowFormat) -> Tensor:
 
 
 def unpack_rows(packed: Tensor, form: RowFormat) -> Tensor:
-    """The numbers of packed rows [..., row_bytes] in float32, [..., head_dim]."""
+    """Return the numbers of quantized rows [..., row_bytes] in float32, [..., head_dim]."""
     groups = packed.reshape(-1, form.group_bytes).contiguous()
     if groups.device.type == "cpu" and form.bits in _UNPACK:
-        # fbgemm's loop, several times as fast as the operations below.
+        # fbgemm's loop is several times as fast as the operations below.
         numbers = _UNPACK[form.bits](groups)
     else:
         levels, fields = (part.contiguous() for part in groups.split([form.group_bytes - 4, 4], dim=1))

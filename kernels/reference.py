@@ -1,7 +1,7 @@
 """The cache operations in plain torch: the specification that the Triton kernels are tested against.
 
-A slot's rows at or beyond its length are dead. They must be finite, because attention gives them a weight of zero, and
-zero times NaN is NaN; `compression.cache.SlotCache` keeps them finite.
+A slot's rows at or beyond its length are dead. Dead rows must be finite: attention gives them a weight of zero, and
+zero times NaN is NaN. `compression.cache.SlotCache` keeps them finite.
 """
 
 import math
@@ -18,44 +18,44 @@ from kvsweep.kernels.packing import unpack_rows
 from kvsweep.kernels.row_format import HEAD_BLOCK, ROW_BLOCK, TOKEN_BLOCK, RowFormat, RowForms, whole_blocks
 from kvsweep.kernels.sampling import draw_tokens as draw_tokens
 
-# Whether `decode_attention` itself stops at each slot's length: then a step of a given number of slots always launches
-# the same work, which a CUDA graph can replay.
+# True if `decode_attention` itself stops at each slot's length. A step of a given number of slots then always launches
+# the same work, so that a CUDA graph can replay it.
 RAGGED = False
 
-Attended = tuple[Tensor, Tensor | None]  # output, and the mass where it is wanted
+Attended = tuple[Tensor, Tensor | None]  # output, and the attention mass if it is wanted
 
 # Rows per product of weights and values, by the bytes of a number. torch splits the sum of a larger product at places
 # that depend on the number of rows.
 _VALUES_BLOCK = {8: 128, 4: 128, 2: 1024}
-# Numbers of 16 bits that a processor widens together, for as many slots as they make: they stay in its cache.
+# 16-bit numbers to widen together, which gives the number of slots at a time: they stay in the processor's cache.
 _WIDENED_NUMBERS = 1 << 20
 # With at most this many query heads per key head the product's bits do not depend on HEAD_BLOCK, so none are added.
 _FEW_HEADS = 2
 
-# A product of a weight of more numbers than this has so many outputs that other rounding shows in one token of them.
+# With a weight of more numbers than this, one token has enough outputs that other rounding shows in one of them.
 _TELLING = 1 << 16
 
-# Tokens and earlier rows in steps of which the mask of chunks grows.
+# The mask of chunks grows in steps of this many tokens and earlier rows.
 _MASK_BLOCK = 512
 
-# Numbers that are unpacked together, for as many slots as they make: they stay in the processor's cache.
+# Numbers to unpack together, which gives the number of slots at a time: they stay in the processor's cache.
 _UNPACKED_NUMBERS = 1 << 20
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Convert to float32. float64 stays, for results exact enough to test the Triton kernels."""
+    """Convert to float32. float64 stays float64, exact enough to test the Triton kernels."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Product of inputs [tokens, width] and weight [outputs, width], plus bias [outputs]: [tokens, outputs].
+    """Multiply inputs [tokens, width] by weight [outputs, width] and add bias [outputs]: [tokens, outputs].
 
-    On the CPU a token's outputs have the same bits in every batch and at every place in it, on every processor: see
-    `_product`. Tokens that fill no whole block of `kernels.row_format.TOKEN_BLOCK` are filled up with zeros.
+    On any CPU a token's outputs have the same bits in every batch and at every place in it: see `_product`. Zeros fill
+    the tokens up to whole blocks of `kernels.row_format.TOKEN_BLOCK`.
     """
     if inputs.device.type != "cpu":
         return functional.linear(inputs, weight, bias)
-    inputs, tokens = inputs.contiguous(), len(inputs)  # numbers that lie otherwise are added otherwise
+    inputs, tokens = inputs.contiguous(), len(inputs)  # another memory layout would be added in another order
     filled = whole_blocks(tokens, TOKEN_BLOCK)
     product = _product(filled, weight, bias)
     if filled == tokens:
@@ -67,7 +67,7 @@ Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def _across(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product with the tokens as columns, which other loops of a BLAS library run over."""
+    """Return the product with the tokens as columns: a BLAS library uses other loops for it."""
     columns = inputs.t()
     found = weight @ columns if bias is None else torch.addmm(bias[:, None], weight, columns)
     return found.t().contiguous()
@@ -77,16 +77,16 @@ def _in_blocks(product: Product, block: int, inputs: Tensor, weight: Tensor, bia
     return torch.cat([product(part, weight, bias) for part in inputs.split(block)])
 
 
-# By shape, which decides, with the processor, which routine of torch multiplies.
+# The product for each shape: shape and processor decide which routine of torch multiplies.
 _products: dict[tuple[object, ...], Product] = {}
 
 
 def _product(tokens: int, weight: Tensor, bias: Tensor | None) -> Product:
-    """The fastest product of so many tokens in which a token's outputs do not depend on its place, nor on the others.
+    """Return the fastest product of `tokens` tokens that gives a token the same outputs at every place, in every batch.
 
-    A BLAS library rounds a row by its place where the rows fill no whole block of its kernel: MKL's AVX2 kernels and
-    OpenBLAS's do, AVX-512 kernels seldom do. So each shape is tried once: with equal rows as inputs, all rows of the
-    result must be equal, and equal to those of one block of tokens. One token at a time always passes.
+    If rows do not fill a block of its kernel, a BLAS library may round a row by its place: MKL's AVX2 kernels and
+    OpenBLAS's kernels do, AVX-512 kernels seldom. So each shape is tried once: with equal rows as inputs, all rows of
+    the result must be equal, and equal to the rows of one block of tokens. One token at a time always passes.
     """
     shape = (tokens, weight.shape, weight.stride(), weight.dtype, bias is None, torch.get_num_threads())
     if shape not in _products:
@@ -100,7 +100,7 @@ def _product(tokens: int, weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def _alike(product: Product, in_a_block: Product, tokens: int, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether equal tokens all get the outputs that the first of a block gets; tried on a few random tokens."""
+    """True if equal tokens all get the outputs of the first token of a block; tried on a few random tokens."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(1 if weight.numel() > _TELLING else 4):
         token = torch.randn(1, weight.shape[1], generator=generator).to(weight.dtype)
@@ -111,12 +111,12 @@ def _alike(product: Product, in_a_block: Product, tokens: int, weight: Tensor, b
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """The logits squeezed between minus and plus `softcap` (Gemma 2); None: as they are."""
+    """Squeeze the logits between minus and plus `softcap` (Gemma 2); None leaves them unchanged."""
     return logits if softcap is None else (logits / softcap).tanh() * softcap
 
 
 def attention_weights(logits: Tensor, sinks: Tensor | None) -> Tensor:
-    """Probabilities [..., rows] of each query, float32 at least; `sinks` [..., 1] is a logit beside the rows."""
+    """Return each query's probabilities [..., rows], float32 or wider; `sinks` [..., 1] is a logit beside the rows."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     if sinks is None:
         return logits.softmax(dim=-1, dtype=wide)
@@ -143,8 +143,8 @@ def decode_attention(
     rows; `softcap` as in `capped`. Returns output [slots, q_heads, head_dim], and with `return_mass` the probabilities
     summed over each group of query heads, [slots, kv_heads, capacity].
 
-    Logits are float32 at least, also of rows in 16 bits: biases of queries and keys (Qwen2) lift all logits of a row of
-    queries far above their differences, which 8 or 11 bits would round away.
+    Logits are float32 or wider, also for 16-bit rows: biases of queries and keys (Qwen2) lift all logits of a query far
+    above their differences, which 8 or 11 bits would round away.
     """
     how: dict[str, Any] = {"scaling": scaling, "return_mass": return_mass, "sinks": sinks, "softcap": softcap}
     if keys.itemsize == 2 and keys.device.type == "cpu":
@@ -168,7 +168,7 @@ def decode_attention(
 
 
 def _attend_widened(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, how: dict[str, Any]) -> Attended:
-    """Attend in float32 over rows of 16 bits, a few slots at a time; a processor's own products round logits."""
+    """Attend in float32 over 16-bit rows, a few slots at a time; a processor's 16-bit products would round logits."""
     few = max(1, _WIDENED_NUMBERS // keys[0].numel())
     parts = zip(*(tensor.split(few) for tensor in (query, keys, values, lengths)), strict=True)
     found = [decode_attention(_wide(q), _wide(k), _wide(v), its, **how) for q, k, v, its in parts]
@@ -177,9 +177,9 @@ def _attend_widened(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor
 
 
 def _logits(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
-    """Scaled products [..., queries, rows] of query [..., queries, head_dim] and keys [..., rows, head_dim].
+    """Return scaled products [..., queries, rows] of query [..., queries, head_dim] and keys [..., rows, head_dim].
 
-    float32 at least; on a GPU the product of 16-bit numbers is written in float32, so that no row is copied.
+    float32 or wider. On a GPU the product of 16-bit numbers is written in float32, so that no row is copied.
     """
     columns = keys.transpose(-1, -2)
     if keys.is_cuda and keys.itemsize == 2:
@@ -189,8 +189,8 @@ def _logits(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
     query, columns = _wide(query) * scaling, _wide(columns)
     copies = 1
     if keys.device.type == "cpu":
-        # Several threads share a product of fewer matrices than threads, and split the rows at a place that depends on
-        # their number. With a matrix for each thread they do not.
+        # If there are fewer matrices than threads, threads share a product and split the rows at a place that depends
+        # on their number. With one matrix per thread they do not split.
         batch = torch.broadcast_shapes(query.shape[:-2], columns.shape[:-2])
         copies = -(-torch.get_num_threads() // math.prod(batch))
     if copies == 1:
@@ -209,14 +209,14 @@ def chunk_attention(
     softcap: float | None = None,
     window: int | None = None,
 ) -> Attended:
-    """Attention of the newest tokens of one slot, each over the rows up to its own: `decode_attention` in a chunk.
+    """Attention of the newest tokens of one slot, each over the rows up to its own: `decode_attention` for a chunk.
 
     query [tokens, q_heads, head_dim]; keys and values [kv_heads, rows, head_dim], the tokens' own rows last; `window`:
-    how many of the newest rows a token sees, None: all. Returns output [tokens, q_heads, head_dim] and mass [tokens,
-    kv_heads, rows] or None.
+    the number of newest rows that a token sees, None: all. Returns output [tokens, q_heads, head_dim] and attention
+    mass [tokens, kv_heads, rows] or None.
     """
     tokens, kv_heads, rows = len(query), *keys.shape[:2]
-    # Minus infinity where a row lies behind a token, else 0, [tokens, rows].
+    # Minus infinity at rows behind a token, else 0; [tokens, rows].
     most, earlier = whole_blocks(tokens, _MASK_BLOCK), whole_blocks(rows - tokens, _MASK_BLOCK)
     begin = earlier - (rows - tokens)
     unseen = _mask(most, earlier, query.dtype, query.device)[:tokens, begin : begin + rows]
@@ -240,7 +240,7 @@ def _mask(tokens: int, earlier: int, dtype: torch.dtype, device: torch.device) -
 
 
 def _mix(weights: Tensor, values: Tensor) -> Tensor:
-    """The product of weights [..., group, rows] and values [..., rows, head_dim], summed block by block of rows."""
+    """Multiply weights [..., group, rows] by values [..., rows, head_dim], summed in blocks of rows."""
     block = _VALUES_BLOCK[values.itemsize]
     blocks = zip(weights.split(block, dim=-1), values.split(block, dim=-2), strict=True)
     return reduce(torch.add, (torch.matmul(weight, value) for weight, value in blocks))
@@ -258,13 +258,13 @@ def packed_attention(
     forms: RowForms,
     **how: Any,
 ) -> Attended:
-    """`decode_attention` over rows of which the oldest are packed. Query, rows and output are all rotated, or none is.
+    """`decode_attention` with the oldest rows quantized. Query, rows and output are all rotated, or none is.
 
     query [slots, q_heads, head_dim]; keys, values: the bytes of the first `counts` keys and values, [slots, kv_heads,
     capacity, bytes]; newest: keys and values of the other rows, [slots, 2, kv_heads, residual, head_dim], where the row
     of the token at position p lies at p % residual; positions in the text, [slots, kv_heads, capacity]; counts: packed
     rows, [slots, kv_heads]; lengths [slots], each from 1 to capacity; `how` are the keywords of `decode_attention`. The
-    bytes of dead rows, and all of `newest`, must stand for finite numbers, as zeros do.
+    bytes of dead rows, and all of `newest`, must encode finite numbers, as zeros do.
     """
 
     def unpack(slots: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -286,7 +286,7 @@ def kivi_attention(
     forms: RowForms,
     **how: Any,
 ) -> Attended:
-    """`decode_attention` over rows stored as `whole_kivi_rows` describes them; the rest as in `packed_attention`."""
+    """`decode_attention` over rows stored as in `whole_kivi_rows`; other arguments as in `packed_attention`."""
     group = forms[0].head_dim
 
     def unpack(slots: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -298,8 +298,8 @@ def kivi_attention(
 
 
 def _of_slots(packed: Tensor, slots: Tensor, rows: int) -> Tensor:
-    """The bytes of the first `rows` rows of some slots."""
-    # Words are copied several times as fast as bytes, and by index_select twice as fast as by brackets.
+    """Return the bytes of the first `rows` rows of some slots."""
+    # Copying words is several times as fast as copying bytes, and index_select is twice as fast as brackets.
     return packed[:, :, :rows].view(torch.int32).index_select(0, slots).view(torch.uint8)
 
 
@@ -311,10 +311,10 @@ def _attend_unpacked(
     kv_heads: int,
     how: dict[str, Any],
 ) -> Attended:
-    """Attend over a few slots at a time: `unpack` makes the first rows of some, and none has more than `rows`."""
+    """Attend over a few slots at a time; `unpack` returns the first rows of some slots, at most `rows`."""
     few = max(1, _UNPACKED_NUMBERS // (kv_heads * rows * query.shape[-1]))
     output, masses = torch.empty_like(query), _wide(query[:0]).new_zeros(len(query), kv_heads, rows)
-    # Slots of like lengths go together, because as many rows are unpacked for each as the longest of them has.
+    # Slots of similar length go together: each is unpacked up to the length of the longest of them.
     for slots in lengths.argsort(stable=True).split(few):
         longest = min(rows, whole_blocks(int(lengths[slots[-1]]), ROW_BLOCK))
         keys, values = unpack(slots, longest)
@@ -327,7 +327,7 @@ def _attend_unpacked(
 def whole_rows(
     keys: Tensor, values: Tensor, newest: Tensor, positions: Tensor, counts: Tensor, *, forms: RowForms
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of `packed_attention` in the precision of `newest`, [slots, kv_heads, capacity, head_dim]."""
+    """Return keys and values of `packed_attention` in `newest`'s precision, [slots, kv_heads, capacity, head_dim]."""
     capacity, residual = keys.shape[2], newest.shape[3]
     at = counts[..., None] + torch.arange(residual, device=counts.device)  # [slots, kv_heads, residual]
     lies = positions.gather(-1, at.clamp(max=capacity - 1)) % residual
@@ -339,10 +339,10 @@ def whole_rows(
 def whole_kivi_rows(
     keys: Tensor, values: Tensor, newest: Tensor, counts: Tensor, *, forms: RowForms
 ) -> tuple[Tensor, Tensor]:
-    """The rows of a cache whose keys are packed channel by channel, [slots, kv_heads, capacity, head_dim] each.
+    """Return the rows of a cache with keys quantized per channel, [slots, kv_heads, capacity, head_dim] each.
 
-    `keys` are the bytes of a channel of each group, [slots, kv_heads, groups, head_dim, bytes], `values` those of as
-    many rows, [slots, kv_heads, rows, bytes]. The rows from `counts` on (whole groups, [slots]) lie in `newest`,
+    `keys` is the bytes of a channel of each group, [slots, kv_heads, groups, head_dim, bytes]; `values` the bytes of
+    the values, [slots, kv_heads, rows, bytes]. The rows from `counts` on (whole groups, [slots]) lie in `newest`,
     [slots, 2, kv_heads, room, head_dim], row i at i % room; all its numbers are finite.
     """
     room = newest.shape[3]
@@ -354,14 +354,14 @@ def whole_kivi_rows(
 
 
 def _unpacked(packed: Tensor, form: RowFormat, room: int, like: Tensor) -> Tensor:
-    """The numbers of packed rows [slots, kv_heads, rows, bytes] as `like`, and `room` rows of zeros for the newest."""
-    words = pad(packed.view(torch.int32), (0, 0, 0, room))  # copied several times as fast as bytes
+    """Quantized rows [slots, kv_heads, rows, bytes] in `like`'s dtype, then `room` rows of zeros for the newest."""
+    words = pad(packed.view(torch.int32), (0, 0, 0, room))  # copying words is several times as fast as copying bytes
     return unpack_rows(words.view(torch.uint8), form).to(like.dtype)
 
 
 def _fill(rows: Sequence[Tensor], newest: Tensor, at: Tensor, lies: Tensor) -> None:
-    """Write the newest keys and values that lie at `lies` to `at`, [slots, kv_heads, rows] each."""
-    # Row by row of flat memory, which is copied several times as fast as by an index for each dimension.
+    """Copy the newest keys and values from places `lies` to rows `at`, [slots, kv_heads, rows] each."""
+    # Copying row by row in flat memory is several times as fast as an index for each dimension.
     heads = torch.arange(at.shape[0] * at.shape[1], device=at.device).view(*at.shape[:2], 1)
     at, lies = (heads * rows[0].shape[2] + at).flatten(), (heads * newest.shape[3] + lies).flatten()
     for to, new in zip(rows, newest.unbind(1), strict=True):
@@ -369,10 +369,10 @@ def _fill(rows: Sequence[Tensor], newest: Tensor, at: Tensor, lies: Tensor) -> N
 
 
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
-    """Move the kept rows of one slot to its front in all layers, in place and in order, over the rows that lay there.
+    """Move the kept rows of one slot to the front in all layers, in place and in order.
 
-    `rows` are as many tensors for each layer in turn, [kv_heads, capacity, width]; `keep` are sorted indices of rows,
-    [kept] or [layers, kv_heads, kept].
+    `rows` has the same number of tensors for each layer in turn, [kv_heads, capacity, width]; `keep` has sorted row
+    indices, [kept] or [layers, kv_heads, kept].
     """
     kept = keep.shape[-1]
     for index, tensor in enumerate(rows):
@@ -393,14 +393,14 @@ def observation_scores(
     pooling: int = 1,
     pool: Literal["mean", "max"] = "mean",
 ) -> Tensor:
-    """Mean attention that the queries of the newest tokens pay to the rows before them, pooled over neighbouring rows.
+    """Mean attention of the newest tokens' queries to the rows before them, pooled over neighbouring rows.
 
     queries [q_heads, window, head_dim] of the newest `window` rows, oldest first; keys [kv_heads, length, head_dim],
-    one slot's live rows, the window's own at the end. Returns [kv_heads, group, length - window], float32 at least.
+    one slot's live rows, the window's own at the end. Returns [kv_heads, group, length - window], float32 or wider.
 
-    `past_only`: softmax over the rows before the window (R-KV), not over all rows that a query may see (SnapKV).
-    `pool_logits`: the largest logit of each group of query heads before the softmax (R-KV); group is then 1. A pooled
-    score is the mean (SnapKV) or the maximum (R-KV) of `pooling` rows, an odd number; zeros pad both ends.
+    `past_only`: softmax over only the rows before the window (R-KV), not over all rows that a query may see (SnapKV).
+    `pool_logits`: take the largest logit of each group of query heads before the softmax (R-KV); group is then 1. A
+    pooled score is the mean (SnapKV) or maximum (R-KV) of `pooling` rows, an odd number; zeros pad both ends.
     """
     kv_heads, length, head_dim = keys.shape
     window = queries.shape[1]
@@ -421,9 +421,9 @@ def observation_scores(
 def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
     """How much each key repeats other keys (R-KV, 2505.24133, released code): softmax of its mean cosine similarity.
 
-    In each row of the cosine matrix the diagonal counts as zero, and so does the last column above the threshold: the
-    newest of several similar tokens is no repetition. In a row without one, column 0 counts as zero. keys [kv_heads,
-    length, head_dim]; returns [kv_heads, length], float32 at least, summing to 1 per head.
+    Two entries in each row of the cosine matrix count as zero: the diagonal, and the last column above the threshold
+    (else column 0), because the newest of several similar tokens is no repetition. keys [kv_heads, length, head_dim];
+    returns [kv_heads, length], float32 or wider, summing to 1 per head.
     """
     unit = functional.normalize(_wide(keys), dim=-1, eps=1e-8)
     cosine = torch.matmul(unit, unit.transpose(-1, -2))
@@ -438,7 +438,7 @@ def _reduce_columns(
 ) -> Tensor:
     """Sum or maximum of each column of causal attention, over the queries from `first_query` on and over each group.
 
-    A query counts for the keys at least `min_distance` positions before it. A column without such a query is 0.
+    A query counts for keys at least `min_distance` positions before it. A column without such a query is 0.
     """
     kv_heads, length, head_dim = key.shape
     grouped = query.reshape(kv_heads, -1, length, head_dim)
@@ -473,7 +473,7 @@ def causal_mass(
 ) -> Tensor:
     """Attention probability that each key of a prompt receives, summed over queries and over each group of query heads.
 
-    query [q_heads, length, head_dim], key [kv_heads, length, head_dim]; returns [kv_heads, length], float32 at least.
+    query [q_heads, length, head_dim], key [kv_heads, length, head_dim]; returns [kv_heads, length], float32 or wider.
     `block`: queries and keys per tile; `reduce_columns` sums the columns, and the Triton kernel passes its own.
     """
     return reduce_columns(query, key, scaling=scaling, first_query=0, min_distance=0, largest=False, block=block)
@@ -490,16 +490,16 @@ def importance_labels(
     block: int = 512,
     reduce_columns: Callable[..., Tensor] = _reduce_columns,
 ) -> Tensor:
-    """How much attention one layer of a finished text pays to each earlier token, per key head.
+    """Attention that one layer of a finished completion pays to each earlier token, per key head.
 
-    `answer`: mean probability over the queries of the answer, a query's own token counting zero (DynTS, 2601.18383,
+    `answer`: mean probability over the queries of the answer; a query's own token counts zero (DynTS, 2601.18383,
     section 3). `far_max`: the largest probability from any query at least `min_distance` positions later. `later`: the
     mean over those queries. Mean and maximum also run over the query heads of a group, not over key heads or layers.
 
     query [q_heads, length, head_dim] and key [kv_heads, length, head_dim] are rotated; `answer_start` is the position
     of the answer's first token; `block` and `reduce_columns` as in `causal_mass`. Returns [kv_heads, length], float32
-    at least; for `far_max` and `later` NaN where no query is far enough away. Extra memory is a few times q_heads *
-    (block * block + length) floats.
+    or wider; for `far_max` and `later` NaN if no query is far enough away. Extra memory: a few times q_heads * (block *
+    block + length) floats.
     """
     length, group = query.shape[1], query.shape[0] // key.shape[0]
     first_query, distance = (answer_start, 1) if kind == "answer" else (0, min_distance)

@@ -1,17 +1,17 @@
-"""The bytes of a packed row. Importing this does not import torch."""
+"""The byte format of a quantized ("packed") row. Importing this module does not import torch."""
 
 from dataclasses import dataclass
 
-_FIELDS = 4  # bytes of a step and a zero, in float16
+_FIELDS = 4  # bytes of a step and a zero, both float16
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowFormat:
-    """A key or value of one head as bytes: for each group of its numbers the levels, then a step, then a zero.
+    """A quantized key or value of one head: for each group of numbers the levels, then a step, then a zero.
 
-    A number is zero + step * level. 8 // bits levels share a byte, the first one in its lowest bits. Step and zero are
-    float16. A group of 4 or 2 bits thus is a row of fbgemm's, which torch unpacks on the CPU. A ValueError refuses a
-    head that does not divide into groups, and groups that do not fill whole words of 4 bytes.
+    A number is zero + step * level. A byte holds 8 // bits levels, the first one in its lowest bits. Step and zero are
+    float16. A group of 4 or 2 bits has the layout of an fbgemm row, which torch unpacks on the CPU. Raises ValueError
+    if groups do not divide the head, or do not fill whole words of 4 bytes.
     """
 
     bits: int  # of a level: 8, 4 or 2
@@ -32,7 +32,7 @@ class RowFormat:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a packed row: head_dim * bits / 8 + 4 * head_dim / group."""
+        """Bytes of a quantized row: head_dim * bits / 8 + 4 * head_dim / group."""
         return self.head_dim // self.group * self.group_bytes
 
     @property
@@ -43,15 +43,15 @@ class RowFormat:
 RowForms = tuple[RowFormat, RowFormat]  # of a key and of a value
 
 
-# Rows of attention. If their number is a multiple of this, a slot's rows are added in the same order, whatever the
-# number of dead rows behind them.
+# Rows per block of attention. If the number of rows is a multiple of this, a slot's rows are added in the same order,
+# whatever the number of dead rows behind them.
 ROW_BLOCK = 32
-# Tokens of a matrix product (`kernels.reference.linear`). Products of fewer than 16 tokens use other routines of MKL on
+# Tokens per block of a matrix product (`kernels.reference.linear`). For fewer than 16 tokens MKL uses other routines on
 # processors with AVX-512, which round differently.
 TOKEN_BLOCK = 16
-HEAD_BLOCK = 4  # query heads per key head; zeros fill them up
+HEAD_BLOCK = 4  # query heads per key head; zeros fill up the rest
 
 
 def whole_blocks(count: int, block: int) -> int:
-    """The smallest multiple of `block` that is at least `count`."""
+    """Return the smallest multiple of `block` that is at least `count`."""
     return -(-count // block) * block

@@ -1,20 +1,20 @@
-"""Drawing tokens in plain torch: one uniform number per token, and one inverse CDF.
+"""Draw tokens in plain torch, with one uniform number per token and one inverse CDF.
 
-The number is a pure function of its stream's key and of a counter. This is the specification of `kernels.draw_tokens`.
+The number is computed only from its stream's key and a counter. `kernels.draw_tokens` implements this specification.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
-# In a larger vocabulary, finding the edge of the nucleus is faster than sorting.
+# For a larger vocabulary, a search for the nucleus's edge is faster than sorting.
 _SORTED = 1024
-# SplitMix64's constants, as the int64 of the same bits.
+# SplitMix64's constants, as int64 with the same bits.
 _GOLDEN, _MIX_1, _MIX_2 = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def uniform(keys: Tensor | int, counters: Tensor) -> Tensor:
-    """Numbers in [0, 1), float64, for the streams `keys` at `counters` (int64, broadcast together).
+    """Return numbers in [0, 1), float64, for the streams `keys` at `counters` (int64, broadcast together).
 
     SplitMix64 (Steele, Lea, Flood 2014) of key + (counter + 1) * golden ratio; the top 53 bits make the number.
     """
@@ -41,10 +41,10 @@ def inverse_cdf(
 ) -> Tensor:
     """Draw a token id [rows] for each row of logits [rows, vocabulary] with uniforms [rows].
 
-    `temperature` 0 takes the largest logit. `top_k` 0 keeps all. `k_first` measures the nucleus `top_p` on what top_k
-    keeps, else both cuts are made in the whole distribution. The cumulative sum runs in the order of the vocabulary: in
-    the order of probability, rounding could exchange two nearly equal tokens. For the same reason tokens of equal
-    probability at the edge of a cut are kept together.
+    `temperature` 0 takes the largest logit; `top_k` 0 keeps all. `k_first`: apply the nucleus `top_p` to what top_k
+    keeps; otherwise apply both cuts to the whole distribution. The cumulative sum runs in vocabulary order: in the
+    order of probability, rounding could swap two nearly equal tokens. For the same reason, tokens of equal probability
+    at the edge of a cut are kept together.
     """
     if temperature == 0:
         return logits.argmax(dim=-1)
@@ -52,13 +52,13 @@ def inverse_cdf(
     if top_p < 1 or 0 < top_k < probabilities.shape[-1]:
         probabilities = probabilities.where(probabilities >= _least_kept(probabilities, top_p, top_k, k_first), 0.0)
     cumulative = probabilities.double().cumsum(dim=-1)
-    # A target is strictly below the total, so that a tail of zeros is never chosen.
+    # A target is strictly below the total, so a tail of zeros is never chosen.
     targets = uniforms[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, targets, right=True).clamp_(max=cumulative.shape[-1] - 1).squeeze(-1)
 
 
 def _least_kept(probabilities: Tensor, top_p: float, top_k: int, k_first: bool) -> Tensor:
-    """The lowest probability that top_k and top_p keep, [rows, 1]."""
+    """Return the lowest probability that top_k and top_p keep, [rows, 1]."""
     if not top_k and probabilities.shape[-1] > _SORTED:
         return _nucleus_edge(probabilities, top_p)
     descending = _largest(probabilities, min(top_k or _SORTED, probabilities.shape[-1]))
@@ -70,9 +70,9 @@ def _least_kept(probabilities: Tensor, top_p: float, top_k: int, k_first: bool) 
 
 
 def _nucleus_edge(probabilities: Tensor, top_p: float) -> Tensor:
-    """The lowest number, [rows, 1], such that all probabilities above it sum to less than `top_p`.
+    """Return the lowest number, [rows, 1], such that all probabilities above it sum to less than `top_p`.
 
-    A binary search over the bits of float32, which are ordered as their numbers: no sort, no wait for the device.
+    A binary search over float32's bits, which have the order of their numbers: no sort, no wait for the device.
     """
     low = torch.zeros(len(probabilities), 1, dtype=torch.int32, device=probabilities.device)
     high = torch.full_like(low, 0x3F800000)  # 1.0
@@ -85,7 +85,7 @@ def _nucleus_edge(probabilities: Tensor, top_p: float) -> Tensor:
 
 
 def _largest(probabilities: Tensor, count: int) -> Tensor:
-    """The largest `count` probabilities of each row, descending; for all of them, sorting is faster than topk."""
+    """Return the `count` largest probabilities of each row, descending; for all, sorting is faster than topk."""
     if count < probabilities.shape[-1]:
         return probabilities.topk(count, dim=-1).values
     if probabilities.device.type == "cpu":  # numpy sorts with vector instructions, torch does not
@@ -94,5 +94,5 @@ def _largest(probabilities: Tensor, count: int) -> Tensor:
 
 
 def _shift_right(value: Tensor, bits: int) -> Tensor:
-    """Shift right logically; the shift of int64 is arithmetic."""
+    """Shift right and fill with zeros; int64's own shift fills with the sign."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)

@@ -22,7 +22,7 @@ def observation_scores(
     pooling: int = 1,
     pool: Literal["mean", "max"] = "mean",
 ) -> Tensor:
-    """The reference's operation, without a window x length matrix."""
+    """Do `kernels.reference.observation_scores` without a window x length matrix."""
     kv_heads, length, head_dim = keys.shape
     queries, window = queries.contiguous(), queries.shape[1]
     group, past = queries.shape[0] // kv_heads, length - window
@@ -49,7 +49,7 @@ def _logits(
     WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
     DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Logits [window, cols] of one query head, or the largest over the query heads of a group."""
+    """Return logits [window, cols] of one query head, or the largest over a group's query heads."""
     steps = tl.arange(0, WINDOW_PADDED)
     k_at = head.to(tl.int64) * stride_head + cols.to(tl.int64)[:, None] * stride_row
     logits = tl.full([WINDOW_PADDED, BLOCK], float("-inf"), tl.float32)
@@ -108,7 +108,7 @@ def _pooled_scores(
     its_norm = tl.load(norm + row * WINDOW + steps, mask=steps < WINDOW, other=float("inf"))
     cols = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     pooled = tl.zeros([BLOCK], tl.float32)
-    # Tiles cannot be shifted, so each neighbour's score is computed anew, from keys that are still in the GPU's cache.
+    # Tiles cannot be shifted, so each neighbour's score is computed again; its keys are still in the GPU's cache.
     for shift in range(-(POOLING // 2), POOLING // 2 + 1):
         near = cols + shift
         seen = (near >= 0) & (near < past)
@@ -160,7 +160,7 @@ def _last_similar(
         cosines = tl.where(rows[:, None] == cols[None, :], 0.0, cosines)
         similar = (cosines > threshold) & (cols < length)[None, :]
         best = tl.max(tl.where(similar, cols[None, :], 0), 1)
-        # A row that has found no similar key by the first block loses column 0, whatever its cosine.
+        # A row without a similar key, once the first block is reached, loses column 0 at any cosine.
         new = (found == 0) & ((best > 0) | (first == 0))
         value = tl.sum(tl.where(cols[None, :] == best[:, None], cosines, 0.0), 1)
         found, cosine = tl.where(new, best, found), tl.where(new, value, cosine)

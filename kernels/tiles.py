@@ -1,4 +1,4 @@
-"""Tile sizes that the Triton kernels share, and the precision of their arithmetic."""
+"""Tile sizes and arithmetic precision that the Triton kernels share."""
 
 import os
 
@@ -16,16 +16,16 @@ def upcast(dtype: torch.dtype) -> bool:
 
 
 def padded(width: int) -> int:
-    """The smallest power of two that holds `width` and that `tl.dot` accepts, at least 16."""
+    """Return the smallest power of two that holds `width` and that `tl.dot` accepts, at least 16."""
     return max(16, 1 << (width - 1).bit_length())
 
 
 def row_tile(dtype: torch.dtype, width: int) -> dict[str, int]:
-    """The constants to multiply rows of `width` numbers, DEPTH at once: all; 16 in float32, to spare registers."""
+    """Constants to multiply rows of `width` numbers: DEPTH at a time is all, in float32 16 to save registers."""
     depth = 16 if dtype == torch.float32 else padded(width)
     return {"DIM": width, "DIM_PADDED": padded(width), "DEPTH": depth}
 
 
 def stages(dtype: torch.dtype) -> int:
-    """Loads in flight (`num_stages`): float32 leaves no registers for a second one."""
+    """Loads in flight (`num_stages`): one in float32, which leaves no registers for a second."""
     return 1 if dtype == torch.float32 else 2

@@ -11,5 +11,5 @@ from kvsweep.kernels.packed_attention import packed_attention as packed_attentio
 from kvsweep.kernels.scores import observation_scores as observation_scores
 from kvsweep.kernels.scores import redundancy as redundancy
 
-# As in the reference; here attention itself stops at each slot's length.
+# Unlike the reference, attention itself stops at each slot's length.
 RAGGED = True
