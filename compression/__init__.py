@@ -1,1 +1,1 @@
-"""Policies that choose the rows of a key-value cache to keep, and the cache that holds them."""
+"""Cache policies, which choose the tokens of a KV cache to keep, and the cache that stores these tokens."""

@@ -1,7 +1,7 @@
-"""Files that a policy needs and that a model was needed to make: importance predictors, query statistics, labels.
+"""Artifacts: files that a policy needs and that a command makes with the model (predictors, query statistics, labels).
 
-An artifact is a file of tensors (safetensors), with a card beside it: a JSON object of its kind, the hidden_size of its
-model, and what else its maker recorded. Reading a card does not import torch.
+An artifact is a file of tensors (safetensors) with a card beside it. A card is a JSON object: the kind of artifact, the
+model's hidden_size, and what the maker recorded. Reading a card does not import torch.
 """
 
 import json
@@ -21,14 +21,14 @@ _FLOATS, _IDS = ("F16", "BF16", "F32", "F64"), ("I64",)
 
 
 def file_of(place: str | Path) -> Path:
-    """The artifact's file: `place` itself, or predictor.safetensors in the folder `place`."""
+    """Return the artifact's file: `place` itself, or predictor.safetensors in the folder `place`."""
     path = Path(place)
     return path if path.suffix == ".safetensors" else path / "predictor.safetensors"
 
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """Let policies lack artifacts that are not set, while a sweep is only estimated."""
+    """Let policies leave their artifacts unset inside this context, where a sweep is only estimated."""
     token = _PLANNING.set(True)
     try:
         yield
@@ -37,7 +37,7 @@ def planning() -> Iterator[None]:
 
 
 def check(kind: str, place: str | None, maker: str) -> None:
-    """Refuse a setting `policy.KIND` that names no artifact of its kind; `maker` is the command that makes one."""
+    """Raise ValueError if `policy.KIND` names no artifact of this kind; `maker` is the command that makes it."""
     if place is None:
         if _PLANNING.get():
             return
@@ -49,7 +49,7 @@ def check(kind: str, place: str | None, maker: str) -> None:
 
 
 def _check_shapes(kind: str, place: str, card: Mapping[str, Any]) -> None:
-    """Refuse a file whose tensors have other names, shapes or types than those of its kind; no tensor is read."""
+    """Raise ValueError if tensor names, shapes or dtypes do not fit the kind. No tensor is read."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -68,7 +68,7 @@ def _check_shapes(kind: str, place: str, card: Mapping[str, Any]) -> None:
 
 
 def _shapes(kind: str, card: Mapping[str, Any], found: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """The shapes that the tensors of an artifact must have, by name."""
+    """Return the required shape of each tensor of an artifact, by name."""
     if kind == "predictor":
         widths = card.get("widths")
         sizes = [card["hidden_size"], *(widths if isinstance(widths, list) else [None]), 1]
@@ -93,7 +93,7 @@ def read_card(kind: str, place: str | Path) -> dict[str, Any]:
 
 
 def save(kind: str, place: str | Path, tensors: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
-    """Write the tensors, and the card with its kind beside them."""
+    """Write the tensors, and beside them the card with its kind."""
     from safetensors.torch import save_file
 
     path = file_of(place)
@@ -117,7 +117,7 @@ def load(place: str | Path) -> dict[str, Tensor]:
 
 
 def load_once(place: str | Path) -> dict[str, Tensor]:
-    """The tensors of an artifact, kept in memory for as long as the file stays the same."""
+    """Return the tensors of an artifact. They stay in memory until the file changes."""
     return _load(place, digest(place))
 
 
@@ -127,5 +127,5 @@ def _load(place: str | Path, digest: str) -> dict[str, Tensor]:
 
 
 def digest(place: str | Path) -> str:
-    """A hash of an artifact's tensors, in which the card has no part."""
+    """Return a hash of an artifact's tensors, without the card."""
     return digests([file_of(place)])[0]

@@ -1,8 +1,8 @@
 """The slot cache: one fixed block of memory for the keys and values of all sequences being decoded.
 
-A slot holds one sequence in `capacity` rows of keys and values per layer, which `compression.storage` keeps; its first
-`length` rows are live. An eviction moves the kept rows to the front and lowers the length. So the capacity depends on
-the budget and not on the length of the text.
+A slot holds one sequence: `capacity` rows of keys and values per layer, stored by `compression.storage`. A row is one
+cached token; the first `length` rows are live. An eviction moves the kept rows to the front and lowers the length. So
+the capacity depends on the budget, not on the length of the text.
 """
 
 import itertools
@@ -25,13 +25,13 @@ from kvsweep.kernels.reference import chunk_attention
 
 
 class SlotCache(Slots, Cache):
-    """The slots of all layers, with each slot's length, the original positions of its rows, and the recorded signals.
+    """All layers' slots, each slot's length, the original positions of the rows, and the recorded signals.
 
-    The first `live` slots take part in a step. A caller that ends a sequence copies the last live slot over it (`copy`)
-    and lowers `live`. With `per_head` each layer and head has positions of its own, for a policy that keeps different
-    rows in each. With `invariant` each slot gets the same bits whatever the other slots hold; the caller then steps
-    with a multiple of `kernels.row_format.TOKEN_BLOCK` tokens. A ValueError where such heads, or `impl`, cannot have
-    the precision that `config` gives the rows.
+    The first `live` slots take part in a step. To end a sequence, the caller copies the last live slot over it (`copy`)
+    and lowers `live`. `per_head`: each layer and head has its own positions, for a policy that keeps different rows per
+    head. `invariant`: a slot's bits do not depend on the other slots; the caller then steps with a multiple of
+    `kernels.row_format.TOKEN_BLOCK` tokens. Raises ValueError if `per_head` or `impl` does not support the precision in
+    `config`.
     """
 
     layers: list[Any]
@@ -69,29 +69,29 @@ class SlotCache(Slots, Cache):
 
     @staticmethod
     def bytes_per_slot(shape: CacheShape, capacity: int, config: CacheConfig = UNPACKED) -> int:
-        """Bytes that one slot takes: its rows (`CacheConfig.bytes_per_slot`) and what has a fixed size."""
+        """Bytes of one slot: its rows (`CacheConfig.bytes_per_slot`) and the memory of fixed size."""
         sizes = {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
         rows = config.bytes_per_slot(**sizes, itemsize=shape.dtype.itemsize, capacity=capacity)
         return rows + fixed_bytes(shape, shape.dtype.itemsize)
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of memory that the rows, windows and states of all slots hold."""
+        """Bytes that the rows, windows and states of all slots take."""
         return sum(tensor.untyped_storage().nbytes() for tensor in (*self.storage.tensors, *self._fixed))
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All memory that goes with a slot, [slots, ...] each: rows, windows, states, positions, recorded signals."""
+        """All memory that belongs to slots, [slots, ...] each: rows, windows, states, positions, recorded signals."""
         recorded = [tensor for recorder in self.recorders.values() for tensor in recorder.tensors]
         stored = [*self.storage.tensors, *self.storage.columns, *self._fixed]
         return [*stored, *recorded, self.positions, self.device_lengths]
 
     @property
     def longest_chunk(self) -> int | None:
-        """The most tokens of a slot that one step may feed; None where there is no limit."""
+        """The most tokens of one slot that a step may feed; None if there is no limit."""
         return 1 if self.linears else self.storage.longest_chunk
 
-    # What transformers' linear layers read of each token's slot: the convolution's inputs, and the sum over the text.
+    # transformers' linear layers read these states of each token's slot: the convolution's inputs, the recurrent sum.
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
         return self.layers[layer_idx].read(0)
 
@@ -99,7 +99,7 @@ class SlotCache(Slots, Cache):
         return self.layers[layer_idx].read(1)
 
     def admit(self, prefill: Prefill) -> int:
-        """Copy a prompt, or an empty `Prefill`, into the first slot after the live ones; make it live and return it."""
+        """Copy a prefilled prompt, or an empty `Prefill`, into the first free slot; make it live and return it."""
         slot, length = self.live, prefill.length
         self.live += 1
         self._set_length(slot, length)
@@ -144,9 +144,9 @@ class SlotCache(Slots, Cache):
         self._set_length(slot, keep.shape[-1])
 
     def held(self, slot: int, text_length: int, *, per_head: bool) -> list[int]:
-        """How much of each position 0 .. text_length - 1 of the text the slot holds, as runs `[percent, count, ...]`.
+        """Return how much of each text position 0 .. text_length - 1 the slot holds, as runs `[percent, count, ...]`.
 
-        Percent of the (layer, kv head) pairs that hold the position, rounded to a multiple of 10.
+        The percentage counts the (layer, kv head) pairs that hold the position, rounded to a multiple of 10.
         """
         positions = self.positions[slot, ..., : int(self.lengths[slot])]
         positions = positions.flatten(0, 1) if per_head else positions[0, :1]
@@ -168,7 +168,7 @@ class SlotCache(Slots, Cache):
 
 
 SLOT_ATTENTION = "slot"
-# Arguments that transformers hands down and that change nothing in what a token sees.
+# transformers passes these arguments; they do not change what a token attends to.
 _INERT = {"dropout", "output_attentions", "output_hidden_states", "output_router_logits", "position_ids", "use_cache"}
 
 
@@ -188,12 +188,12 @@ def slot_attention(
     prefill: Prefill | PaddedPrefill | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend one step over `slot_cache`; without it, prefill prompts or the next chunk of one, causally.
+    """Attend one step over `slot_cache`; without it, prefill prompts or the next chunk of a prompt, causally.
 
     query [prompts, q_heads, tokens, head_dim], in a step [tokens, q_heads, 1, head_dim]; key and value as the cache's
-    `update` returned them; `s_aux`: the layer's sinks; `slot_shape` says which layers are windows. Returns ([prompts,
-    tokens, q_heads, head_dim], None). The cache's recorders, or `prefill`, take in what the layer computed. What would
-    be computed wrongly is a ValueError: a step without `slot_cache`, a window or an argument that is not known here.
+    `update` returned them; `s_aux`: the layer's attention sinks; `slot_shape` says which layers are windows. Returns
+    ([prompts, tokens, q_heads, head_dim], None). The cache's recorders, or `prefill`, record the layer's queries, keys
+    and attention. Raises ValueError for a step without `slot_cache` and for an unknown window or argument.
     """
     given = {"attention_mask": attention_mask, **others}
     if unknown := sorted(name for name in given.keys() - _INERT if given[name] is not None):
@@ -233,7 +233,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor
 
 
 def use_slot_attention(model: nn.Module) -> None:
-    """Make a transformers model decode over a `SlotCache`; over any other cache it prefills causally."""
+    """Make a transformers model attend over a `SlotCache`; with any other cache the model prefills causally."""
     from transformers import AttentionInterface  # with transformers' models, which take as long to import as torch
 
     AttentionInterface.register(SLOT_ATTENTION, slot_attention)

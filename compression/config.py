@@ -1,4 +1,4 @@
-"""What a cache stores for each kind of layer, and in which precision. Importing this does not import torch."""
+"""What a cache stores for each kind of layer, and in which precision. Importing this module does not import torch."""
 
 import math
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from kvsweep.kernels.row_format import ROW_BLOCK, RowFormat, RowForms, whole_blo
 Scheme = Literal["rotated", "plain", "kivi"]
 Width = Literal[8, 4, 2]
 
-# full: rows that policies compete for; window: the newest rows alone; linear: a state of fixed size.
+# full: rows that policies choose from; window: only the newest rows; linear: a state of fixed size.
 LayerKind = Literal["full", "window", "linear"]
 
 
 def ring(window: int) -> int:
-    """Rows that a window layer allocates for a slot: whole blocks, of which the first `window` are used."""
+    """Return the rows that a window layer allocates per slot: whole blocks, of which the first `window` are used."""
     return whole_blocks(window, ROW_BLOCK)
 
 
 def fixed_bytes(shape: Any, itemsize: int) -> int:
-    """Bytes that a slot takes whatever its length: the windows' rows, and the linear layers' states.
+    """Bytes that a slot takes at any length: the windows' rows, and the linear layers' states.
 
-    `shape` is a `CacheShape` or a `ModelSpec`. A linear layer's second state has 4 bytes a number, all else `itemsize`.
+    `shape` is a `CacheShape` or a `ModelSpec`. A linear layer's second state has 4 bytes per number, others `itemsize`.
     """
     rows = ring(shape.window) * 2 * shape.kv_heads * shape.head_dim * itemsize
     states = sum(math.prod(size) * width for size, width in zip(shape.states, (itemsize, 4), strict=False))
@@ -32,16 +32,16 @@ def fixed_bytes(shape: Any, itemsize: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """How the rows of a cache are stored; a ValueError refuses bits of keys alone or of values alone.
+    """How a cache stores its rows: in the model's precision, or quantized ("packed").
 
-    `scheme` says what is rounded together. "plain": neighbouring numbers of a row. "rotated": the same after a Hadamard
-    rotation of the head, which spreads outliers (QuaRot, 2404.00456, section 3). "kivi": each channel of the keys over
-    neighbouring tokens, values as "plain" (KIVI, 2402.02750, section 3). The rows of the `residual` newest tokens (with
-    "kivi": the newest rows, the older ones packed `group` at a time) stay in the model's own precision.
+    Raises ValueError if only keys or only values are quantized. `scheme`: which numbers share a scale. "plain":
+    neighbours in a row. "rotated": the same after a Hadamard rotation, which spreads outliers (QuaRot, 2404.00456,
+    section 3). "kivi": keys per channel over neighbouring tokens, values as "plain" (KIVI, 2402.02750, section 3). The
+    `residual` newest tokens stay in the model's precision; "kivi" quantizes older rows `group` at a time.
     """
 
-    bits: Literal[16, 8, 4, 2] = 16  # of a stored number; 16: every row in the model's own precision
-    key_bits: Width | None = None  # where keys differ from `bits`
+    bits: Literal[16, 8, 4, 2] = 16  # bits per stored number; 16: the model's own precision
+    key_bits: Width | None = None  # for keys, if they differ from `bits`
     value_bits: Width | None = None
     scheme: Scheme = "rotated"
     group: Annotated[int, Field(ge=1)] = 32  # neighbouring numbers that share a zero and a step
@@ -62,13 +62,13 @@ class CacheConfig:
 
     @property
     def title(self) -> str:
-        """The bits and the scheme behind a name: "", " 4 bits", " 4 and 2 bits, kivi"."""
+        """Return the text behind a policy's name: "", " 4 bits", " 4 and 2 bits, kivi"."""
         bits = " and ".join(map(str, dict.fromkeys(self.widths)))
         return f" {bits} bits{'' if self.scheme == 'rotated' else f', {self.scheme}'}" if self.is_packed else ""
 
     @property
     def whole_rows(self) -> int:
-        """The most rows that a slot holds in the model's own precision, if any row is packed."""
+        """The most rows of a slot that stay in the model's precision, if older rows are quantized."""
         return self.residual + (self.group if self.scheme == "kivi" else 0)
 
     def check_implementation(self, impl: str) -> None:
@@ -76,7 +76,7 @@ class CacheConfig:
             raise ValueError("cache.scheme=kivi has no Triton kernel: give impl=torch, or another scheme.")
 
     def forms(self, head_dim: int) -> RowForms | None:
-        """The bytes of a key ("kivi": of a channel of `group` keys) and of a value, if any is packed."""
+        """Row formats of keys ("kivi": of `group` keys of a channel) and values; None if nothing is quantized."""
         if not self.is_packed:
             return None
         if self.scheme == "rotated" and head_dim & (head_dim - 1):
@@ -88,11 +88,11 @@ class CacheConfig:
         return key, value
 
     def bytes_per_slot(self, *, layers: int, kv_heads: int, head_dim: int, itemsize: int, capacity: int) -> int:
-        """Bytes of keys and values that one slot of `capacity` rows takes: layers * kv_heads times those of a head.
+        """Bytes of keys and values in one slot of `capacity` rows: layers * kv_heads times the bytes of one head.
 
-        Unpacked: 2 * capacity * head_dim * itemsize. Packed: capacity * (bytes of a key + bytes of a value) + 2 *
-        whole_rows * head_dim * itemsize, where a key or value takes head_dim * bits / 8 + 4 * head_dim / group; with
-        "kivi" only whole groups of the capacity count.
+        Not quantized: 2 * capacity * head_dim * itemsize. Quantized: capacity * (bytes of a key + bytes of a value) + 2
+        * whole_rows * head_dim * itemsize; a key or value takes head_dim * bits / 8 + 4 * head_dim / group bytes.
+        "kivi" counts only the whole groups of the capacity.
         """
         forms, whole = self.forms(head_dim), 2 * head_dim * itemsize
         if not forms:
@@ -102,7 +102,7 @@ class CacheConfig:
         return layers * kv_heads * (packed + self.whole_rows * whole)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that change completions, for `cell_id`: none where no row is packed."""
+        """The settings that change completions, for `cell_id`; empty if nothing is quantized."""
         if not self.is_packed:
             return {}
         keys, values = self.widths

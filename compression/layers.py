@@ -1,4 +1,4 @@
-"""The layers of a slot cache: rows for which policies compete, windows, and the states of linear layers."""
+"""The layers of a slot cache: full attention (policies choose its rows), sliding windows, and linear layers' states."""
 
 import weakref
 from collections.abc import Mapping
@@ -14,21 +14,21 @@ from kvsweep.compression.storage import Storage, WholeRows, few_tokens, filled
 
 
 class _Layer(CacheLayerMixin):
-    """What transformers' attention modules expect of a cache layer, over memory that the cache has allocated."""
+    """The interface that transformers' attention modules expect of a cache layer, over memory of the slot cache."""
 
     def __init__(self, cache: Slots) -> None:
         super().__init__()
-        # A cycle would keep the memory of all slots until Python next collects.
+        # A strong reference would be a cycle, which keeps the slots' memory until Python next collects garbage.
         self.is_initialized, self._cache = True, weakref.proxy(cache)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the memory is allocated."""
+        """Do nothing: the memory is allocated already."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         raise NotImplementedError("a slot cache has a length per slot, which no single mask size can express")
 
     def get_seq_length(self) -> int:
-        """Rows of the longest slot. After an eviction a text is longer, so callers must pass position_ids."""
+        """Rows of the longest slot. After an eviction the text is longer, so callers must pass position_ids."""
         return self._cache.longest
 
     def get_max_length(self) -> int:
@@ -36,7 +36,7 @@ class _Layer(CacheLayerMixin):
 
 
 class SlotLayer(_Layer):
-    """A full layer, whose rows [slots, kv_heads, capacity, head_dim] policies see."""
+    """A layer of full attention: rows [slots, kv_heads, capacity, head_dim], of which a policy keeps some."""
 
     def __init__(self, cache: Slots, storage: Storage, index: int) -> None:
         super().__init__(cache)
@@ -45,12 +45,12 @@ class SlotLayer(_Layer):
         self._storage, self._index = storage, index
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the row of each token of the step, [tokens or more, kv_heads, 1, head_dim]; return the new rows."""
+        """Write one row per token of the step, [tokens or more, kv_heads, 1, head_dim]; return the new rows."""
         self._storage.write(self._index, key_states, value_states)
         return key_states, value_states
 
     def attend(self, query: Tensor, how: Mapping[str, Any]) -> Tensor:
-        """Attend (`Storage.attend`), and let the recorders take in what each token attended to."""
+        """Attend (`Storage.attend`), and pass each token's attention to the recorders."""
         output, masses = self._storage.attend(self._index, query, how)
         for piece, mass in zip(self._cache.pieces, masses, strict=True):
             self._cache.observe(self._index, piece, query[piece.tokens], mass)
@@ -58,7 +58,7 @@ class SlotLayer(_Layer):
 
 
 class WindowLayer(_Layer):
-    """The newest `window` rows of each slot in a ring: the row of the token at position p lies at p % window."""
+    """The newest `window` rows of each slot in a ring buffer: the token at position p lies in row p % window."""
 
     def __init__(self, cache: Slots) -> None:
         super().__init__(cache)
@@ -77,12 +77,12 @@ class WindowLayer(_Layer):
             memory[slot, :, at] = newest
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Take the row of each token of the step, [tokens or more, kv_heads, 1, head_dim]; `attend` writes them."""
+        """Take one row per token of the step, [tokens or more, kv_heads, 1, head_dim]; `attend` writes the rows."""
         self._new = key_states[:, :, 0], value_states[:, :, 0]
         return key_states, value_states
 
     def attend(self, query: Tensor, how: Mapping[str, Any]) -> Tensor:
-        """As `Storage.attend`, over the window that ends with each token: [tokens or more, q_heads, head_dim]."""
+        """Like `Storage.attend`, over the window that ends with each token: [tokens or more, q_heads, head_dim]."""
         cache = self._cache
         lengths = (cache.step_positions + 1).clamp(max=self.window)
         if len(cache.pieces) == 1 and cache.pieces[0].count == 1:
@@ -95,10 +95,10 @@ class WindowLayer(_Layer):
         return filled(parts, len(query))
 
     def _chunk(self, query: Tensor, lengths: Tensor, tokens: slice, how: Mapping[str, Any]) -> list[Tensor]:
-        """Attend with the tokens of one slot, each over the ring as it is after the token's own row is written."""
+        """Attend with the tokens of one slot: each sees the ring as it is after the token's own row is written."""
         cache, slot = self._cache, self._cache.step_slots[tokens][0]
         positions, places = cache.step_positions[tokens], torch.arange(cache.reach, device=query.device)
-        # Positions of the rows at each place of the ring, for each token; new rows lie behind the ring's own.
+        # Position of the row in each place of the ring, for each token; the new rows lie behind the ring.
         held = positions[:, None] - (positions[:, None] - places) % self.window
         is_new = (held >= positions[0]) & (places < self.window)
         at = torch.where(is_new, ring(self.window) + held - positions[0], places)
@@ -118,23 +118,23 @@ class WindowLayer(_Layer):
 
 
 class LinearLayer(LinearAttentionLayer):
-    """The state of each slot in a layer of linear attention or of convolutions, as transformers' modules update it."""
+    """Each slot's state in a layer of linear attention or convolutions, which transformers' modules update."""
 
     def __init__(self, cache: Slots) -> None:
         super().__init__()
-        # The inputs of the convolution, [slots, width, kernel], and the recurrent state, if there is one.
+        # The convolution's inputs, [slots, width, kernel], and the recurrent state if the layer has one.
         states = zip(cache.shape.states, cache.shape.state_dtypes, strict=True)
         self.tensors = [torch.zeros(cache.slots, *size, dtype=dtype, device=cache.device) for size, dtype in states]
-        # Where `record_past` is true, the modules hand every state to `update_conv_state` and change none in place.
+        # If `record_past` is true, the modules pass every state to `update_conv_state` and change none in place.
         self.has_previous_state, self.record_past, self._cache = {0: True}, True, weakref.proxy(cache)
 
     def admit(self, slot: int, states: list[Tensor] | None) -> None:
-        """Write the states of a prompt; None: of a text without a token, which are zero."""
+        """Write the states after a prompt; None: zeros, for a text without tokens."""
         for index, tensor in enumerate(self.tensors):
             tensor[slot] = 0 if states is None else states[index]
 
     def read(self, index: int) -> Tensor:
-        """A state of each token's slot, [tokens, ...], zero beyond the step's own tokens."""
+        """Return a state of each token's slot, [tokens, ...]; zero beyond the step's own tokens."""
         found = self.tensors[index][self._cache.step_slots]
         beyond = self._cache.step_tokens - len(found)
         return torch.cat([found, found.new_zeros(beyond, *found.shape[1:])]) if beyond else found
@@ -142,13 +142,13 @@ class LinearLayer(LinearAttentionLayer):
     def update_conv_state(
         self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: object
     ) -> Tensor:
-        """Append the step's inputs [tokens or more, width, 1] to those of the convolution, and return both."""
+        """Append the step's inputs [tokens or more, width, 1] to the convolution's inputs, and return both."""
         whole = torch.cat([self.read(0), conv_states], dim=-1)
         self._write(0, whole[..., -self.tensors[0].shape[-1] :])
         return whole
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: object) -> Tensor:
-        """Take the step's new states, [tokens or more, ...]."""
+        """Store the step's new states, [tokens or more, ...]."""
         self._write(1, recurrent_states)
         return recurrent_states
 

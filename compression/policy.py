@@ -1,4 +1,4 @@
-"""The interface of a policy: from one sequence's cache at an eviction it chooses the rows that stay."""
+"""The interface of a cache policy, which chooses the rows of one sequence's cache that stay at an eviction."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from kvsweep.kernels.implementation import Operations, Tensor, operations, torch
 
 
 class Signal:
-    """Names something to record. Signals are frozen and hashable; equal signals share a recorder."""
+    """A quantity that the engine records. Signals are frozen and hashable; equal signals share a recorder."""
 
     def allocate(self, cache: Any) -> Any:
-        """The recorder of a signal of your own; those of the signals below stand in `compression.recorders`.
+        """Return the recorder of a user's signal; `compression.recorders` has the recorders of the signals below.
 
-        Only take memory on `cache.device`: to count a slot's bytes it is torch's meta device, which holds no numbers.
+        Take memory only on `cache.device`: on torch's meta device, which stores no numbers, it counts a slot's bytes.
         """
         raise NotImplementedError(f"{type(self).__name__} has no recorder: define allocate(cache).")
 
@@ -39,10 +39,10 @@ class PredictedImportance(Signal):
 
 @dataclass(frozen=True)
 class AttentionMass(Signal):
-    """Attention probability that each row has received, [layers, kv_heads, length], summed over queries and groups.
+    """Attention probability that each row has received, summed over queries and groups: [layers, kv_heads, length].
 
-    The prefill of the prompt counts. What an evicted row received is discarded with it (H2O, 2306.14048, section 4).
-    What came before a step weighs `decay`: 1 counts all queries alike, 0 only the newest (InertiaKV, 2609.03515).
+    The prefill of the prompt counts. The sum of an evicted row is discarded with it (H2O, 2306.14048, section 4). Each
+    step multiplies earlier sums by `decay`: 1 counts all queries alike, 0 only the newest (InertiaKV, 2609.03515).
     """
 
     decay: float = 1.0
@@ -57,10 +57,10 @@ class RecentQueries(Signal):
 
 @dataclass(frozen=True)
 class LastUse(Signal):
-    """When each row was last used, and the longest interval between two uses, [2, layers, kv_heads, length] positions.
+    """Position of each row's last use, and longest interval between two uses: [2, layers, kv_heads, length].
 
-    A query uses a row if the query heads of a group together pay the row at least `threshold`. The prefill of the
-    prompt counts as one use of its rows (LazyEviction, 2506.15969).
+    A query uses a row if the query heads of a group together pay it attention of at least `threshold`. The prefill of
+    the prompt counts as one use of its rows (LazyEviction, 2506.15969).
     """
 
     threshold: float
@@ -68,7 +68,7 @@ class LastUse(Signal):
 
 @dataclass(frozen=True)
 class RowMemory(Signal):
-    """A number per row that a policy writes at an eviction, [layers, kv_heads, length]; NaN where none was written."""
+    """A number per row that a policy writes at an eviction, [layers, kv_heads, length]; NaN before it is written."""
 
     policy: str
 
@@ -80,7 +80,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 @cache
 def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
-    """What checks the type and range of each field of a policy's class."""
+    """Return the pydantic adapter that checks type and range, for each field of a policy class."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: TypeAdapter(hints[field.name]) for field in dataclasses.fields(cls)}
 
@@ -89,8 +89,8 @@ def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
 class CacheView:
     """One sequence's cache at the moment of eviction.
 
-    Tensors per row are [length] for a policy that keeps the same rows in all layers and heads, and
-    [layers, kv_heads, length] for one with `per_head`.
+    Tensors per row are [length] for a policy that keeps the same rows in all layers and heads, and [layers, kv_heads,
+    length] for a policy with `per_head`.
     """
 
     problem_id: str
@@ -98,15 +98,15 @@ class CacheView:
     text_ids: Tensor  # prompt and text so far, [text length]
     positions: Tensor  # original index of each row's token in the text, ascending
     token_ids: Tensor  # each row's token, shaped as positions
-    question_length: int  # tokens of the prompt, at positions 0 .. question_length - 1
-    answer_start: int | None  # position of the closing thinking tag, or None while the sequence is thinking
+    question_length: int  # prompt tokens, at positions 0 .. question_length - 1
+    answer_start: int | None  # position of the closing thinking tag; None while the sequence still thinks
     keys: Sequence[Tensor]  # rotated keys of each layer, [kv_heads, length, head_dim]
     values: Sequence[Tensor]
     scaling: float  # factor of the model's attention logits
-    signals: Mapping[Signal, Tensor]  # the recording of each signal that the policy names
-    # Whether each row's token is punctuation, a line break or a space, shaped as positions.
+    signals: Mapping[Signal, Tensor]  # what was recorded for each signal that the policy names
+    # True if a row's token is punctuation, a line break or a space; shaped as positions.
     separating: Callable[[], Tensor]
-    # Numbers in [0, 1), shaped as positions, a pure function of (seed, problem, draw, eviction, position, layer, head).
+    # Numbers in [0, 1), shaped as positions, computed only from (seed, problem, draw, eviction, position, layer, head).
     uniform: Callable[[], Tensor]
     evictions: int = 0  # the sequence's evictions so far
     operations: Operations = field(default_factory=operations)
@@ -117,22 +117,22 @@ class CacheView:
 
     @property
     def separators(self) -> Tensor:
-        """True at punctuation, line breaks and spaces, shaped as positions."""
+        """True at punctuation, line breaks and spaces; shaped as positions."""
         return self.separating()
 
     @property
     def question(self) -> Tensor:
-        """True at prompt tokens, shaped as positions."""
+        """True at prompt tokens; shaped as positions."""
         return self.positions < self.question_length
 
     @property
     def answer(self) -> Tensor:
-        """True at the closing thinking tag and all after it, shaped as positions."""
+        """True at the closing thinking tag and all tokens behind it; shaped as positions."""
         return self.positions < 0 if self.answer_start is None else self.positions >= self.answer_start
 
     @property
     def evicted_before(self) -> bool:
-        """True from the second eviction on: the newest row lies beyond the number of rows."""
+        """True from the second eviction on: the newest position then exceeds the number of rows."""
         return int(self.positions.flatten()[-1]) >= self.length
 
 
@@ -141,19 +141,19 @@ class Selection:
     """The outcome of an eviction."""
 
     keep: Tensor  # sorted indices of the rows to keep, [kept] for all layers and heads or [layers, kv_heads, kept]
-    # What each row is to remember until the next eviction, [layers, kv_heads, length], for each `RowMemory`.
+    # A number per row to remember until the next eviction, [layers, kv_heads, length], for each `RowMemory`.
     written: Mapping[Signal, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(ABC):
-    """Decides which tokens stay. Its fields are those of its YAML in conf/policy; it holds no sequence's state.
+    """A cache policy decides which tokens stay. Its fields are the keys of conf/policy/NAME.yaml.
 
-    A field's annotation says its type and range (pydantic's Field). A mistake is a ValueError.
+    It stores nothing of a sequence. A field's annotation gives type and range (pydantic's Field), else ValueError.
     """
 
-    ARTIFACTS: ClassVar[Mapping[str, str]] = {}  # settings that name an artifact, each with the command that makes one
-    per_head: ClassVar[bool] = False  # whether each layer and key head keeps rows of its own
+    ARTIFACTS: ClassVar[Mapping[str, str]] = {}  # settings that name an artifact: the command that makes it
+    per_head: ClassVar[bool] = False  # True if each layer and key head keeps different rows
 
     name: str
 
@@ -169,31 +169,31 @@ class Policy(ABC):
 
     @property
     def signals(self) -> tuple[Signal, ...]:
-        """Recordings of every token that `select` needs."""
+        """The recordings that `select` needs of every token."""
         return ()
 
     @abstractmethod
     def trigger(self, question_length: int, evictions: int = 0) -> int | None:
-        """Cache length in tokens that, once reached by a step, makes the next evict, after `evictions`; None never."""
+        """Return the cache length that makes the next step evict, after `evictions` evictions; None: never."""
 
     @abstractmethod
     def capacity(self, question_length: int, max_new_tokens: int) -> int:
-        """Rows that one sequence needs at its longest."""
+        """Return the most rows that one sequence needs."""
 
     @abstractmethod
     def select(self, view: CacheView) -> Selection:
-        """Choose the rows to keep."""
+        """Return the rows to keep."""
 
     def files(self) -> dict[Path, str]:
-        """The files of tensors that the policy reads, and the Python files of a user's policy, each with a hash."""
+        """Return the artifacts and a user's Python files that the policy reads, each with a hash."""
         code = source_files(type(self)) if is_own(type(self)) else {}
         return code | {artifacts.file_of(place): artifacts.digest(place) for place in self.placed.values()}
 
     def identity(self) -> dict[str, Any]:
-        """Everything about the policy that can change a completion, for `cell_id`.
+        """Return everything about the policy that can change a completion, for `cell_id`.
 
-        An artifact stands by its contents, and a user's class by its name and a hash of its code. The package's own
-        policies have no code here, so that an update keeps the ids; see `CellStore.begin_pass`.
+        An artifact is given by a hash of its contents, a user's class by its name and a hash of its code. The code of
+        kvsweep's own policies is left out, so that an update keeps the ids; see `CellStore.begin_pass`.
         """
         digests = {kind: artifacts.digest(place) for kind, place in self.placed.items()}
         cls = type(self)
@@ -201,24 +201,24 @@ class Policy(ABC):
         return dataclasses.asdict(self) | digests | named
 
     def load_artifacts(self) -> None:
-        """Read the artifacts; raises ValueError where one holds numbers that are none of its kind."""
+        """Read the artifacts; raises ValueError if one contains invalid numbers."""
         for place in self.placed.values():
             artifacts.load_once(place)
 
     @property
     def placed(self) -> dict[str, str]:
-        """The settings that name an artifact, each with its place."""
+        """Return the path of each artifact that is set, by setting."""
         places = {kind: getattr(self, kind) for kind in self.ARTIFACTS}
         return {kind: place for kind, place in places.items() if place is not None}
 
     @property
     def lacking(self) -> dict[str, str]:
-        """The settings whose artifact is not set, each with the command that makes one; only of `planning`."""
+        """Return the settings without an artifact, with the command that makes one; filled only inside `planning`."""
         return {kind: maker for kind, maker in self.ARTIFACTS.items() if getattr(self, kind) is None}
 
 
 class SelectionError(ValueError):
-    """A policy's scores or selection are none that an eviction can follow; the sentence says what they must be."""
+    """An eviction cannot use a policy's scores or selection; the message says what they must be."""
 
 
 def _check_shape(scores: Any, view: CacheView) -> None:
@@ -237,7 +237,7 @@ def _check_shape(scores: Any, view: CacheView) -> None:
 
 
 def _checked(scores: Tensor, view: CacheView, outside: int) -> Tensor:
-    """The scores of the `outside` rows that compete; a SelectionError where they lack a row, or are NaN."""
+    """Return the scores of the `outside` rows that compete; raises SelectionError if a score is missing or NaN."""
     if scores.shape[-1] < outside:
         lacking = f"scores name {scores.shape[-1]} of the {view.length} cached tokens, of which {outside} compete"
         raise SelectionError(f"{lacking}: return a score for each of these.")
@@ -249,7 +249,7 @@ def _checked(scores: Tensor, view: CacheView, outside: int) -> Tensor:
 
 
 def check_selection(selection: Selection, view: CacheView) -> None:
-    """Raise a SelectionError unless `keep` names rows of the view, ascending and each once."""
+    """Raise SelectionError unless `keep` names rows of the view in ascending order, each once."""
     keep, heads = selection.keep, tuple(view.positions.shape[:-1])
     wanted = f"keep must be whole numbers of 0 to {view.length - 1}, ascending, each once"
     if tuple(keep.shape[:-1]) not in ((), heads) or keep.dtype != torch.int64 or not keep.shape[-1]:
@@ -260,28 +260,28 @@ def check_selection(selection: Selection, view: CacheView) -> None:
 
 
 def _least_step(keep: Tensor) -> list[Tensor]:
-    """The least difference between neighbours, less one: below zero where they do not ascend."""
+    """Return the smallest difference between neighbours, minus one: negative if they do not ascend."""
     return [keep.diff(dim=-1).amin() - 1] if keep.shape[-1] > 1 else []
 
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetPolicy(Policy):
-    """A policy that cuts the cache to a fixed size: rows that stay for certain, and the highest scores of the rest.
+    """A policy that cuts the cache to a fixed size: pinned rows, then the highest scores of the other rows.
 
-    All policies have the size of DynTS's rule: `local_window` newest tokens and `keep_ratio` of the rest, rounded down.
-    Rows that stay for certain (`newest_kept`, sinks) are each method's own, within that size. Eviction fires at
-    `budget` tokens; the published trigger looks at the length before the step, so budget + 1 tokens are pruned.
+    All these policies keep the size of DynTS's rule: the `local_window` newest tokens, and `keep_ratio` of the others,
+    rounded down. Each method has its own pinned rows (`newest_kept`, sinks) within this size. Eviction fires at
+    `budget` tokens; the published code tests the length before the step, so budget + 1 tokens are pruned.
 
-    `question` is the place of the prompt's tokens. "free": they compete by their scores. "pinned": they stay, inside
-    the size, before any other row that competes, and so do the first `sinks` tokens of the text. "on_top": they stay
-    beside the size, and budget, ratio and window apply to the generated tokens alone. None: as the authors have it.
+    `question` says what happens to prompt tokens. "free": they compete by their scores. "pinned": they stay, inside the
+    size, before any other row that competes, and so do the first `sinks` tokens of the text. "on_top": they stay beside
+    the size, and budget, ratio and window count only generated tokens. None: the authors' choice.
     """
 
-    # The settings that all policies of a grid share; `rows` and `every` are another spelling of ratio and budget.
+    # The settings that all policies of a grid share; `rows` and `every` set ratio and budget in another form.
     SHARED: ClassVar[tuple[str, ...]] = ("keep_ratio", "local_window", "budget", "rows", "every", "question", "sinks")
-    QUESTION: ClassVar[Question] = "free"  # as the policy's authors have it, here and in SINKS
+    QUESTION: ClassVar[Question] = "free"  # the authors' choice, like SINKS
     SINKS: ClassVar[int] = 0
-    THINKS: ClassVar[bool] = False  # whether the method tells the answer from the thinking before it
+    THINKS: ClassVar[bool] = False  # True if the method treats the answer and the thinking before it differently
 
     keep_ratio: Annotated[float, Field(gt=0, le=1, description="the fraction kept")]
     local_window: Annotated[int, Field(ge=1, description="a number of tokens")]
@@ -317,18 +317,18 @@ class BudgetPolicy(Policy):
         return self.budget + self._on_top(question_length)
 
     def capacity(self, question_length: int, max_new_tokens: int) -> int:
-        """One row over the trigger, or over a longer question; all rows when the ratio frees none."""
+        """Largest cache length: trigger + 1 (prompt + 1 if longer), or the whole text if an eviction frees nothing."""
         unpruned = question_length + max_new_tokens
         fullest = max(self.budget + self._on_top(question_length), question_length) + 1
         return min(fullest, unpruned) if self.length_after(fullest, question_length) < fullest else unpruned
 
     def length_after(self, length: int, question_length: int, evictions: int = 0) -> int:
-        """Rows right after an eviction at `length` rows, by DynTS's released rule, rounding included."""
+        """Return the rows left by an eviction at `length` rows: DynTS's released rule with its rounding."""
         outside = max(0, length - self._on_top(question_length) - self.local_window)
         return length - outside + int(outside * self.keep_ratio)
 
     def select(self, view: CacheView) -> Selection:
-        """Keep the newest rows (`newest_kept`) and the highest scores of the rest; equal scores go by position."""
+        """Keep the `newest_kept` newest rows and the highest scores of the others; position breaks ties."""
         outside = max(self._on_top(view.question_length), view.length - self.newest_kept)
         scores = _checked(self.ranking(view), view, outside)
         kept = self.length_after(view.length, view.question_length, view.evictions)
@@ -338,10 +338,10 @@ class BudgetPolicy(Policy):
         return Selection(keep=torch.cat([best, newest], dim=-1), written=self.written(view))
 
     def ranking(self, view: CacheView) -> Tensor:
-        """The scores, infinite at sinks and at a question that stays."""
+        """Return the scores, infinite at sinks and at prompt tokens that stay."""
         scores = self.scores(view)
         _check_shape(scores, view)
-        scores = scores if scores.is_floating_point() else scores.double()  # of which some may be infinite
+        scores = scores if scores.is_floating_point() else scores.double()  # pinned rows become infinite below
         first = view.question_length if self.question_rule != "free" else 0
         positions = view.positions[..., : scores.shape[-1]]
         return scores.masked_fill(positions < max(first, self.sinks_kept), float("inf"))
@@ -352,18 +352,18 @@ class BudgetPolicy(Policy):
 
     @property
     def size(self) -> int:
-        """Rows that stay of budget + 1, a question on top not counted."""
+        """Rows that stay of budget + 1 rows, not counting a question on top."""
         return self.local_window + int((self.budget + 1 - self.local_window) * self.keep_ratio)
 
     @abstractmethod
     def scores(self, view: CacheView) -> Tensor:
-        """Importance of each row: the higher, the rather the row stays; infinity pins the row.
+        """Return the importance of each row: higher scores stay, infinity pins the row.
 
-        [length], or [layers, kv_heads, length] with `per_head`; rows among the newest kept may be left out.
+        Shape [length], or [layers, kv_heads, length] with `per_head`; the `newest_kept` newest rows may be left out.
         """
 
     def written(self, view: CacheView) -> Mapping[Signal, Tensor]:
-        """Numbers to remember with the rows (`Selection.written`)."""
+        """Return numbers to store with the rows (`Selection.written`)."""
         return {}
 
     def _on_top(self, question_length: int) -> int:
@@ -372,16 +372,16 @@ class BudgetPolicy(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadPolicy(BudgetPolicy):
-    """A policy whose scores are [layers, kv_heads, length]: each layer and key head keeps rows of its own."""
+    """A policy with scores [layers, kv_heads, length]: each layer and key head keeps different rows."""
 
     per_head = True
 
 
 def size_of(*, rows: int, every: int, local_window: int) -> dict[str, Any]:
-    """The keep_ratio and budget with which each eviction leaves `rows` rows, and the next comes `every` tokens later.
+    """Return keep_ratio and budget such that each eviction leaves `rows` rows and the next comes `every` tokens later.
 
-    The ratio is the decimal of fewest digits with which BudgetPolicy's rounding gives exactly `rows`, of the
-    rows + every + 1 that are pruned.
+    The ratio has the fewest digits for which BudgetPolicy's rounding gives exactly `rows` of the rows + every + 1 rows
+    that are pruned.
     """
     if rows <= local_window:
         none = f"policy.rows={rows} leaves no row beside policy.local_window={local_window}"

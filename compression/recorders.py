@@ -1,6 +1,6 @@
 """Recorders: the memory of each signal, for all slots of a cache.
 
-The slot cache calls its recorders as texts grow and rows are evicted; `Recorder.tensors` move with their slot.
+The slot cache calls its recorders as texts grow and rows are evicted. `Recorder.tensors` move with their slot.
 """
 
 import itertools
@@ -21,9 +21,9 @@ from kvsweep.kernels.reference import attention_weights, capped
 
 
 class ImportancePredictor(nn.Module):
-    """Bias-free multilayer perceptron with Softplus after each layer (DynTS section 4; released widths 8192, 2048, 1).
+    """Multilayer perceptron without biases, Softplus after each layer (DynTS section 4; released widths 8192, 2048, 1).
 
-    It reads the model's last hidden state after the final norm. A layer of width 1 follows the hidden `widths`.
+    Input is the model's last hidden state after the final norm. A layer of width 1 follows the hidden `widths`.
     """
 
     def __init__(self, hidden_size: int, widths: Sequence[int] = (8192, 2048)) -> None:
@@ -33,11 +33,11 @@ class ImportancePredictor(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(i, o, bias=False) for i, o in itertools.pairwise(sizes))
 
     def forward(self, hidden: Tensor, linear: Callable[..., Tensor] = functional.linear) -> Tensor:
-        """Map hidden states [..., hidden_size] to importance scores [...], all positive; `linear` multiplies."""
+        """Map hidden states [..., hidden_size] to positive importance scores [...]; `linear` computes the products."""
         for weight in self.parameters():
-            # With one column the product's rounding depends on the number of tokens; with 16 columns it does not.
+            # With one column the product rounds differently for each number of tokens; with 16 columns it does not.
             columns = weight if len(weight) > 1 else weight.expand(16, -1)
-            # Softplus. torch's own softplus rounds the last few numbers of a tensor differently from the others.
+            # Softplus. torch's softplus rounds the last few numbers of a tensor differently from the others.
             hidden = -functional.logsigmoid(-linear(hidden, columns))
         return hidden[..., 0]
 
@@ -57,7 +57,7 @@ def load_predictor(directory: str | Path, *, dtype: torch.dtype = torch.float32)
 
 
 class Recorder:
-    """Memory of one signal. `tensors` hold it, [slots, ...] each."""
+    """The memory of one signal: `tensors`, [slots, ...] each."""
 
     needs_mass = False
 
@@ -65,34 +65,31 @@ class Recorder:
         self.tensors = tensors
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        """Begin a sequence in a slot whose prompt is prefilled."""
+        """Start a sequence in a slot, from its prefilled prompt."""
 
     def on_row(self, slots: Tensor, at: Tensor, positions: Tensor) -> None:
-        """Prepare for a step that will write row `at` of `slots`, at original `positions`, [tokens] each."""
+        """Prepare for a step that will write row `at` of `slots`, at original `positions`; [tokens] each."""
 
     def on_token(self, slots: Tensor, at: Tensor, hidden: Tensor) -> None:
-        """Take in a step that wrote row `at` of `slots`, [tokens] each, with `hidden` [tokens or more, width]."""
+        """Record a step that wrote row `at` of `slots`, [tokens] each, with `hidden` [tokens or more, width]."""
 
     def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
-        """Take in the attention of the same number of tokens in each of some slots, in their order.
-
-        positions [slots, tokens], query [slots, tokens, q_heads, head_dim], mass [slots, tokens, kv_heads, rows].
-        """
+        """Record the attention of some slots, each with the same number of tokens, in order."""
 
     def write(self, slot: int, values: Tensor) -> None:
-        """Take in what a policy writes at an eviction, a number for each live row, [layers, kv_heads, length]."""
+        """Store the numbers that a policy writes at an eviction, one per live row: [layers, kv_heads, length]."""
         raise NotImplementedError
 
     def evict(self, slot: int, keep: Tensor) -> None:
-        """Forget the rows of a slot that are not in `keep`, [kept] or [layers, kv_heads, kept]."""
+        """Drop the rows of a slot that are not in `keep`, [kept] or [layers, kv_heads, kept]."""
 
     def read(self, slot: int, length: int, newest: int) -> Tensor:
-        """Return the signal of a slot's `length` live rows; `newest` is the position of the last."""
+        """Return the signal of a slot's `length` live rows; `newest` is the position of the last row."""
         raise NotImplementedError
 
 
 class RowRecorder(Recorder):
-    """Numbers per row, [slots, ..., capacity] each; `fill` stands where a row has none yet."""
+    """Numbers per row, [slots, ..., capacity] each; a row without a number holds `fill`."""
 
     fill: float = torch.nan
 
@@ -110,13 +107,13 @@ class RowRecorder(Recorder):
 
 
 def _per_head(cache: Slots, fill: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A number per row, layer and key head, [slots, layers, kv_heads, capacity]."""
+    """Allocate a number per row, layer and key head: [slots, layers, kv_heads, capacity]."""
     size = (cache.slots, cache.shape.layers, cache.shape.kv_heads, cache.capacity)
     return torch.full(size, fill, dtype=dtype, device=cache.device)
 
 
 class ScoreRecorder(RowRecorder):
-    """One number per row: `score` of the last hidden state of the step that wrote the row."""
+    """One number per row: `score` of the last hidden state in the step that wrote the row."""
 
     def __init__(self, score: Callable[[Tensor], Tensor], cache: Slots) -> None:
         self.score = score
@@ -127,14 +124,14 @@ class ScoreRecorder(RowRecorder):
 
 
 def importance_recorder(signal: PredictedImportance, cache: Slots) -> ScoreRecorder:
-    if cache.device.type == "meta":  # only a slot's bytes are counted, and the head may not be there yet
+    if cache.device.type == "meta":  # only bytes are counted; the predictor may not exist yet
         return ScoreRecorder(torch.Tensor.sum, cache)
     predictor = load_predictor(signal.directory, dtype=cache.shape.dtype).to(cache.device)
     return ScoreRecorder(partial(predictor, linear=cache.linear), cache)
 
 
 class MassRecorder(RowRecorder):
-    """The attention that each row has received, per layer and key head; `decay` weighs what came before a step."""
+    """The attention that each row has received, per layer and key head; each step multiplies old sums by `decay`."""
 
     needs_mass = True
     fill = 0.0
@@ -156,7 +153,7 @@ class MassRecorder(RowRecorder):
             self.total[slot, layer, :, : prefill.length] = received
 
     def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
-        """Add what each token's queries pay, one token after the other: sums in another order would round otherwise."""
+        """Add the attention of each token's queries, token by token: another order of the sum rounds differently."""
         assert mass is not None
         total = self.total[slots, layer, :, : mass.shape[-1]]
         for paid in mass.unbind(dim=1):
@@ -166,9 +163,9 @@ class MassRecorder(RowRecorder):
 
 
 class UseRecorder(RowRecorder):
-    """The query that last paid each row at least `threshold`, and the longest interval between two such queries.
+    """The last query that paid each row at least `threshold`, and the longest interval between two such queries.
 
-    A row begins as if used by the query before its own, the prompt's rows by its last (LazyEviction, temp_cacheobs.py).
+    A new row counts as used by the query before it, a prompt's rows by its last query (LazyEviction, temp_cacheobs.py).
     """
 
     needs_mass = True
@@ -187,7 +184,7 @@ class UseRecorder(RowRecorder):
         self.interval[slots, :, :, at] = 0
 
     def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
-        """Note the rows that each token's queries use; a row that is yet to be written gets no attention."""
+        """Record the rows that each token's queries use; a row that is not written yet gets no attention."""
         assert mass is not None
         part = slots, layer, slice(None), slice(mass.shape[-1])
         now = positions[..., None, None].int()  # [slots, tokens, 1, 1]
@@ -202,7 +199,7 @@ class UseRecorder(RowRecorder):
 
 
 class MemoryRecorder(RowRecorder):
-    """A number per row, layer and key head that a policy writes at an eviction; NaN until then."""
+    """A number per row, layer and key head that a policy writes at an eviction; NaN before."""
 
     def __init__(self, signal: RowMemory, cache: Slots) -> None:
         super().__init__(_per_head(cache, self.fill))
@@ -212,7 +209,7 @@ class MemoryRecorder(RowRecorder):
 
 
 class QueryRecorder(Recorder):
-    """The queries of the newest `window` tokens, in a ring: the query of position p lies at p % window."""
+    """The queries of the newest `window` tokens in a ring buffer: the query at position p lies at p % window."""
 
     def __init__(self, signal: RecentQueries, cache: Slots) -> None:
         shape, self.window = cache.shape, signal.window
@@ -245,7 +242,7 @@ RECORDERS: Mapping[type[Signal], Callable[[Any, Slots], Recorder]] = {
 
 
 def recorder_of(signal: Signal, cache: Slots) -> Recorder:
-    """The recorder of a signal, with memory for all slots of a cache."""
+    """Return the recorder of a signal, with memory for all slots of a cache."""
     make = RECORDERS.get(type(signal))
     return make(signal, cache) if make else signal.allocate(cache)
 
@@ -260,10 +257,10 @@ def decayed_mass(
     softcap: float | None = None,
     block: int = 512,
 ) -> Tensor:
-    """Causal attention that each key of a prompt receives, a query's weight `decay` times that of the next.
+    """Return the causal attention that each key of a prompt receives, weighted: each query `decay` times the next.
 
     query [q_heads, length, head_dim], key [kv_heads, length, head_dim]; returns [kv_heads, length], summed over queries
-    and each group of query heads. Blocks of queries whose weight float32 cannot tell from 0 are left out.
+    and each group of query heads. Blocks of queries with a weight that float32 rounds to 0 are left out.
     """
     kv_heads, length, _ = key.shape
     grouped, keys = query.float().unflatten(0, (kv_heads, -1)), key.float()[:, None]
@@ -284,8 +281,8 @@ def decayed_mass(
 def keep_columns(columns: Tensor, keep: Tensor) -> None:
     """Move the kept entries of per-row numbers [..., capacity] to the front, in place.
 
-    `keep` is [kept], or [layers, kv_heads, kept] for numbers of that shape. Numbers [capacity], one for all heads,
-    become NaN when each head keeps rows of its own.
+    `keep` is [kept], or [layers, kv_heads, kept] for numbers of that shape. Numbers [capacity], shared by all heads,
+    become NaN if each head keeps different rows.
     """
     kept = keep.shape[-1]
     if keep.dim() == 1:

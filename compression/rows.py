@@ -1,4 +1,4 @@
-"""Key-value rows: their shape, and the rows that a prefill leaves behind."""
+"""Key-value rows (one row is one cached token): their shape, and the rows that a prefill produces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from kvsweep.compression.config import LayerKind
 
 @dataclass(frozen=True, kw_only=True)
 class CacheShape:
-    """The numbers that decide the size of a cache: layers, heads per layer, width of a head, precision."""
+    """The sizes that decide how large a cache is: layers, heads per layer, head width, precision."""
 
-    layers: int  # of full attention, whose rows policies see
+    layers: int  # layers of full attention, where policies choose the rows
     q_heads: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    kinds: tuple[LayerKind, ...] = ()  # of each layer of the network; empty where all are full
-    window: int = 0  # rows of a window layer, the newest ones
-    # Sizes of a slot's state in a linear layer: a convolution's inputs, then a sum over the text (float32).
+    kinds: tuple[LayerKind, ...] = ()  # of each layer of the network; empty if all are full
+    window: int = 0  # rows of a window layer
+    # Shapes of a slot's state in a linear layer: the convolution's inputs, then the recurrent sum (float32).
     states: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -35,7 +35,7 @@ class CacheShape:
 
 
 class Prefill:
-    """The rows and queries of a prefilled prompt, filled in layer by layer, and chunk by chunk after `begin_chunk`."""
+    """Rows and queries of a prefilled prompt, filled in layer by layer; `begin_chunk` starts the next chunk."""
 
     def __init__(self, *, keep_queries: bool = True) -> None:
         self.rows: list[tuple[Tensor, Tensor]] = []  # keys and values of each full layer, [kv_heads, length, head_dim]
@@ -48,7 +48,7 @@ class Prefill:
         self._layer = self._window = self._tokens = 0
 
     def begin_chunk(self) -> None:
-        """Expect the first layer again, for the tokens that follow."""
+        """Expect the first layer again, for the next chunk of tokens."""
         self._layer = self._window = 0
 
     def observe(
@@ -60,14 +60,14 @@ class Prefill:
         sinks: Tensor | None = None,
         softcap: float | None = None,
     ) -> None:
-        """Take in a full layer, [1, heads, tokens, head_dim] each: this chunk's queries, all keys and values so far."""
+        """Record a full layer, [1, heads, tokens, head_dim] each: this chunk's queries, all keys and values so far."""
         layer, self._layer, self.scaling, self.softcap = self._layer, self._layer + 1, scaling, softcap
         self.rows[layer : layer + 1], self.sinks[layer : layer + 1] = [(key[0], value[0])], [sinks]
         if self.keep_queries:
             self.queries[layer : layer + 1] = [torch.cat([*self.queries[layer : layer + 1], query[0]], dim=1)]
 
     def observe_window(self, query: Tensor, key: Tensor, value: Tensor, window: int) -> None:
-        """Take in a window layer, as `observe` does; of its rows the newest `window` stay."""
+        """Record a window layer, as `observe` does; only its newest `window` rows stay."""
         layer, self._window = self._window, self._window + 1
         self._tokens += 0 if layer else query.shape[2]
         self.windows[layer : layer + 1] = [(key[0, :, -window:].clone(), value[0, :, -window:].clone())]
@@ -78,14 +78,14 @@ class Prefill:
 
 
 class PaddedPrefill:
-    """The prefill of several prompts in one forward, padded at their ends, which no prompt token attends to."""
+    """The prefill of several prompts in one forward. Padding lies at the end; no prompt token attends to it."""
 
     def __init__(self, prefills: Sequence[Prefill], lengths: Sequence[int]) -> None:
         own = [(slice(row, row + 1), slice(None), slice(length)) for row, length in enumerate(lengths)]
         self.parts = list(zip(prefills, own, strict=True))
 
     def observe(self, query: Tensor, key: Tensor, value: Tensor, *how: Any) -> None:
-        """Take in a full layer of all prompts, [prompts, heads, longest, head_dim] each, as `Prefill.observe` does."""
+        """Record a full layer of all prompts, [prompts, heads, longest, head_dim] each, as `Prefill.observe` does."""
         for prefill, one in self.parts:
             prefill.observe(query[one], key[one], value[one], *how)
 

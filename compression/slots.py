@@ -1,4 +1,4 @@
-"""The slots of a cache: how long each one is, which take part in a step, and where a step's tokens are written."""
+"""The slots of a cache: their lengths, which slots take part in a step, and where a step's tokens are written."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from kvsweep.kernels.row_format import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
 
 
 def uploaded(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """Whole numbers on the device, [count]; the host does not wait for the copy."""
+    """Copy whole numbers to the device, [count]; the host does not wait."""
     return torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """`count` tokens in each of neighbouring slots: a whole decode step, or a slot's part of one that feeds texts."""
+    """`count` tokens in each of neighbouring slots: a whole decode step, or one slot's part of a feeding step."""
 
     slots: slice
     tokens: slice
@@ -29,17 +29,17 @@ class Piece:
 
 
 class Slots:
-    """The part of `compression.cache.SlotCache` that its storage, its layers and its recorders know.
+    """The part of `compression.cache.SlotCache` that its storage, layers and recorders use.
 
-    `positions` are the original position of each row, [slots, layers or 1, kv_heads or 1, capacity]. Lengths lie on the
-    host and on the device, so that the host never waits. `linear` multiplies in a step; with `invariant` its bits do
-    not depend on the batch. Of a step's tokens, [tokens] each, `step_slots` are the slots, `write_at` the rows there,
-    `step_positions` the original positions, `step_lengths` the rows that each token sees; `step_tokens` are computed.
+    `positions` is the original position of each row, [slots, layers or 1, kv_heads or 1, capacity]. Host and device
+    both have the lengths, so the host never waits. `linear` multiplies in a step; with `invariant` its bits do not
+    depend on the batch. For a step's tokens, [tokens] each: `step_slots` is the slot, `write_at` the row in it,
+    `step_positions` the original position, `step_lengths` the rows that the token sees; `step_tokens` is their number.
     """
 
-    needs_mass = False  # whether some recorder needs the attention that each row receives
+    needs_mass = False  # True if a recorder needs the attention that each row receives
     pieces: list[Piece]  # the parts of the current step
-    reach: int  # rows of a window's ring that attention is given
+    reach: int  # rows of a window's ring buffer that attention reads
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Slots:
         return int(self.lengths[: self.live].max(initial=0))
 
     def seen(self, slots: slice) -> int:
-        """Rows of each of these slots that attention is given, at least those of the longest slot among them."""
+        """Rows of each of these slots that attention reads: at least the longest slot's length."""
         if self.ragged:
             return self.capacity
         longest = int(self.lengths[slots].max(initial=0))
@@ -88,13 +88,13 @@ class Slots:
         self.place_step(positions)
 
     def count_step(self) -> None:
-        """The host's part of `begin_step`: each live slot is one row longer."""
+        """The host's part of `begin_step`: add one row to each live slot."""
         self.lengths[: self.live] += 1
 
     def place_step(self, positions: Tensor) -> None:
-        """The device's part of `begin_step`, for at least the live slots; a free slot among them writes its row 0.
+        """The device's part of `begin_step`, for at least the live slots; a free slot writes its row 0.
 
-        Of what the host knows only the number of `positions` counts here, so that a CUDA graph can replay it.
+        Of the host's numbers only the count of `positions` is used here, so that a CUDA graph can replay this part.
         """
         whole = slice(len(positions))
         slots = self.slot_ids[whole]
@@ -105,8 +105,8 @@ class Slots:
     def begin_chunks(self, counts: Mapping[int, int], positions: Tensor) -> None:
         """Make room for the next `counts[slot]` tokens of each slot, at original `positions` [tokens], slot by slot.
 
-        The layers then write and attend as in a step, each token over the rows up to its own. A ValueError refuses more
-        rows than a slot's capacity, and several tokens of a slot in a model with linear layers.
+        The layers then write and attend as in a step; each token sees the rows up to its own. Raises ValueError for
+        more rows than a slot's capacity, and for several tokens of a slot in a model with linear layers.
         """
         pieces, begin = list[Piece](), 0
         if "linear" in self.shape.kinds and any(count > 1 for count in counts.values()):
@@ -125,7 +125,7 @@ class Slots:
         self._place(pieces, at.repeat_interleave(sizes, output_size=begin), write_at, positions)
 
     def _place(self, pieces: list[Piece], slots: Tensor, write_at: Tensor, positions: Tensor) -> None:
-        """Note the tokens of a step: the slot of each, its row there, and its original position, [tokens] each."""
+        """Store each token's slot, row in the slot, and original position for the step, [tokens] each."""
         self.pieces, self.step_slots, self.write_at, self.step_positions = pieces, slots, write_at, positions
         self.step_lengths = write_at + 1
         self.step_tokens = whole_blocks(len(slots), TOKEN_BLOCK) if self.invariant and not self.ragged else len(slots)

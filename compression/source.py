@@ -1,4 +1,4 @@
-"""The code of a policy as part of what made a cell: which Python files decide, and a hash of what they say."""
+"""A policy's code as part of a cell's identity: the Python files that decide, and a hash of their code."""
 
 import ast
 import importlib.util
@@ -14,7 +14,7 @@ from kvsweep.records import content_hash
 _PACKAGE = __name__.partition(".")[0]
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _INSTALLED = {"site-packages", "dist-packages"}
-# Hashes of files that were divided without another change: what was hashed before, and what may be hashed since.
+# Files that were split without another change: the earlier hash, and the hashes that stand for the same code.
 _DIVIDED = {
     "51e013485bbff8fd": "11e8aade46d5c7ac 4e2a93657cf45564 744b780790768107",
     "d27f22bd378465eb": "456a7ecc2e035784 53bf084413eccf99 c2b51fa733339c00 ce6e1a6c7fe98bb7 d2b83b105bfb24a9",
@@ -27,16 +27,16 @@ _DIVIDED = {
 
 
 def is_own(policy_class: type) -> bool:
-    """Whether a policy's class is a user's, and none of this package."""
+    """True if a policy's class is the user's and not kvsweep's."""
     return policy_class.__module__.partition(".")[0] != _PACKAGE
 
 
 def source_files(policy_class: type) -> dict[Path, str]:
-    """The Python files that a policy's class is made of, each with a hash of its code.
+    """Return the Python files that define a policy's class, each with a hash of its code.
 
-    These are the modules of the class and of the classes above it, but for `compression.policy`, and of a user's class
-    also what these modules import from the same folder or the same installed package. Comments, docstrings and layout
-    are not part of the hash.
+    These are the modules of the class and its base classes, except `compression.policy`; for a user's class also the
+    modules that these import from the same folder or installed package. The hash ignores comments, docstrings and
+    layout.
     """
     modules = {sys.modules[cls.__module__] for cls in policy_class.__mro__}
     waiting = [module for module in modules if _belongs(module, policy_class)]
@@ -58,12 +58,12 @@ def code_hash(policy_class: type) -> str:
 
 
 def is_same_code(earlier: str, now: str) -> bool:
-    """Whether two hashes of one policy's code stand for the same code."""
+    """True if two hashes of one policy's code stand for the same code."""
     return now == earlier or now in _DIVIDED.get(earlier, "").split()
 
 
 def _belongs(module: ModuleType, policy_class: type) -> bool:
-    """Whether a module is of the folder or installed package of a class; for this package, of compression.policies."""
+    """True if a module is in the class's folder or installed package; for our policies, in compression.policies."""
     if not is_own(policy_class):
         return module.__name__.startswith(f"{_PACKAGE}.compression.policies")
     home = Path(inspect.getfile(policy_class)).resolve().parent
@@ -76,7 +76,7 @@ def _belongs(module: ModuleType, policy_class: type) -> bool:
 
 
 def _imported(text: str, module: ModuleType) -> Iterator[ModuleType]:
-    """The modules that a module's import statements name, wherever in the file they stand."""
+    """Yield the modules that a module imports, anywhere in the file."""
     package = module.__name__ if hasattr(module, "__path__") else module.__name__.rpartition(".")[0]
     return (sys.modules[name] for name in _imported_names(text, package) if name in sys.modules)
 

@@ -1,6 +1,6 @@
-"""The memory of a cache's rows: all in the model's own precision, or all but the newest packed.
+"""The memory of a cache's rows: all in the model's precision, or quantized ("packed") except for the newest.
 
-The cache says which slots step, which rows stay and how long a slot is; a storage holds the rows and attends over them.
+The cache decides which slots step, which rows stay and how long a slot is; a storage holds the rows and attends.
 """
 
 import weakref
@@ -18,26 +18,26 @@ from kvsweep.compression.slots import Piece, Slots
 from kvsweep.kernels.packing import pack_rows, rotation
 from kvsweep.kernels.reference import Attended, whole_kivi_rows, whole_rows
 
-# Tokens of a chunk for which each row is held once more, so that little memory beside the cache is needed.
+# A chunk's rows are copied for each of its tokens, for this many tokens at a time: little extra memory is needed.
 _COPIED_TOKENS = 16
 
 
 class Storage(ABC):
     """The rows of all slots and layers."""
 
-    tensors: Sequence[Tensor]  # the memory of the rows, [slots, ...] each
-    columns: Sequence[Tensor] = ()  # numbers that go with a slot, [slots, ...] each
+    tensors: Sequence[Tensor]  # memory of the rows, [slots, ...] each
+    columns: Sequence[Tensor] = ()  # other numbers of a slot, [slots, ...] each
     longest_chunk: int | None = None  # the most tokens of a slot that one step may write; None: no limit
 
     def __init__(self, cache: Slots) -> None:
-        self.cache: Slots = weakref.proxy(cache)  # a cycle would keep the rows until Python next collects
+        self.cache: Slots = weakref.proxy(cache)  # a strong reference would keep the rows until Python collects garbage
 
     @abstractmethod
     def admit(self, slot: int, prefill: Prefill) -> None:
         """Write a prompt's rows into a slot."""
 
     def place(self) -> None:  # noqa: B027
-        """Make room for the rows of a step's tokens, where they do not lie behind the older rows."""
+        """Make room for the rows of a step's tokens, unless they lie behind the older rows."""
 
     @abstractmethod
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -46,8 +46,8 @@ class Storage(ABC):
     def attend(self, layer: int, query: Tensor, how: Mapping[str, Any]) -> tuple[Tensor, list[Tensor | None]]:
         """Attend with one query per token, [tokens or more, q_heads, head_dim], each over the rows up to its own.
 
-        `how` names the layer's `scaling`, `sinks` and `softcap`. Returns output [tokens or more, q_heads, head_dim],
-        zero beyond the step's tokens, and for each piece its mass [tokens, kv_heads, rows] if the cache needs it.
+        `how` has the layer's `scaling`, `sinks` and `softcap`. Returns output [tokens or more, q_heads, head_dim], zero
+        beyond the step's tokens, and for each piece its attention mass [tokens, kv_heads, rows] if the cache needs it.
         """
         how = {**how, "return_mass": self.cache.needs_mass}
         parts = [self._attend(layer, piece, query[piece.tokens], how) for piece in self.cache.pieces]
@@ -59,17 +59,17 @@ class Storage(ABC):
 
     @abstractmethod
     def keep(self, slot: int, keep: Tensor) -> None:
-        """Move the kept rows of a slot to its front; `keep` is [kept] or [layers, kv_heads, kept]."""
+        """Move the kept rows of a slot to the front; `keep` is [kept] or [layers, kv_heads, kept]."""
 
     @abstractmethod
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values of a slot, [kv_heads, length, head_dim], as attention sees them."""
+        """Return a layer's keys and values of a slot, [kv_heads, length, head_dim], as attention reads them."""
 
 
 class WholeRows(Storage):
-    """Every row in the model's own precision: per layer, keys and values are [slots, kv_heads, capacity, head_dim].
+    """Every row in the model's precision: per layer, keys and values are [slots, kv_heads, capacity, head_dim].
 
-    Dead rows must be finite, since attention gives them a weight of zero, and zero times NaN is NaN.
+    Dead rows must be finite: attention gives them a weight of zero, and zero times NaN is NaN.
     """
 
     def __init__(self, cache: Slots) -> None:
@@ -101,8 +101,8 @@ class WholeRows(Storage):
         if not cache.invariant and not (cache.operations.RAGGED and given.keys() & {"sinks", "softcap"}):
             rows = int(cache.lengths[piece.slots.start])
             return cache.operations.chunk_attention(query, keys[0, :, :rows], values[0, :, :rows], **given)
-        # As many decode steps over the same rows, which round as if they came one after the other. Of rows that are not
-        # copied as they lie, torch's product would make a copy that lies otherwise, and rounds otherwise.
+        # Attend in this many decode steps over the same rows, so that the result rounds as in single steps. A copy of
+        # the rows in another layout would round differently in torch's product.
         parts = []
         for few, lengths in few_tokens(query, cache.step_lengths[piece.tokens]):
             copies = [rows.expand(len(few), -1, -1, -1) for rows in (keys, values)]
@@ -119,27 +119,27 @@ class WholeRows(Storage):
 
 
 class _Packing(Storage):
-    """Packed rows, but for the `newest` tokens' [slots, layers, 2, kv_heads, room, head_dim]."""
+    """Quantized rows, except the `newest` tokens: [slots, layers, 2, kv_heads, room, head_dim]."""
 
     def __init__(self, cache: Slots, config: CacheConfig) -> None:
         super().__init__(cache)
         shape, self.room = cache.shape, config.whole_rows
         self.forms: Any = config.forms(shape.head_dim)
-        # As many tokens as stay in their own precision, so that no row of a chunk is packed before the next chunk.
+        # A chunk has at most `residual` tokens, so that no row of the chunk is quantized before the next chunk.
         self.residual = self.longest_chunk = config.residual
         size = (cache.slots, shape.layers, 2, shape.kv_heads, self.room, shape.head_dim)
         self.newest = torch.zeros(size, dtype=shape.dtype, device=cache.device)
 
     def _bytes(self, *size: int) -> Tensor:
-        """Memory for each layer and head of a slot."""
+        """Allocate memory for each layer and head of a slot."""
         return self.newest.new_zeros(*self.newest.shape[:2], self.newest.shape[3], *size, dtype=torch.uint8)
 
     def _attend_then(
         self, query: Tensor, packed: Tensor, whole: Tensor, counts: Tensor, lengths: Tensor, how: Mapping[str, Any]
     ) -> Attended:
-        """Attend over a slot's rows [2, kv_heads, rows, head_dim]: each token sees a row as it was then.
+        """Attend over a slot's rows [2, kv_heads, rows, head_dim]: each token sees a row as it was at its own step.
 
-        A row is whole until it is among the token's `counts` packed rows, [tokens, kv_heads or 1].
+        A row is in full precision until it is one of the token's `counts` quantized rows, [tokens, kv_heads or 1].
         """
         numbers, parts = torch.arange(packed.shape[2], device=counts.device), []
         for few, then, ends in few_tokens(query, counts, lengths):
@@ -150,17 +150,18 @@ class _Packing(Storage):
 
 
 class PackedRows(_Packing):
-    """The rows of the newest `residual` tokens of a text in the model's own precision, all older rows packed.
+    """The newest `residual` tokens in the model's precision, all older rows quantized.
 
-    A row is packed once, when its token is `residual` tokens old; an eviction moves its bytes as they are. With
-    `scheme=rotated` rows are stored rotated (`kernels.packing.rotation`) after their rotary embedding; the query of a
-    step is rotated as the keys are, and the output back.
+    A row is quantized once, when its token is `residual` tokens old; an eviction moves its bytes unchanged.
+    `scheme=rotated` stores rows rotated (`kernels.packing.rotation`) after their rotary embedding, rotates the query of
+    a step in the same way, and rotates the output back.
 
     Attributes:
         packed: bytes of the keys and of the values, [slots, layers, kv_heads, capacity, bytes] each.
         newest: the token at position p lies at p % residual, where an eviction leaves it.
         counts: packed rows of each slot, [slots, 1, 1], or [slots, layers, kv_heads] where each head keeps rows of its
             own. They come first: rows lie in the order of their positions.
+
     """
 
     def __init__(self, cache: Slots, config: CacheConfig) -> None:
@@ -172,7 +173,7 @@ class PackedRows(_Packing):
         self._forth, self._back = (None if one is None else one.to(cache.device, cache.shape.dtype) for one in both)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        """Pack all rows but those of the newest tokens, which go to `newest`."""
+        """Quantize all rows except the newest tokens' rows, which go to `newest`."""
         old = max(0, prefill.length - self.residual)
         self.counts[slot] = old
         for memory in self.tensors:
@@ -185,38 +186,38 @@ class PackedRows(_Packing):
             self.newest[slot, layer, :, :, lie] = rows[..., old:, :]
 
     def place(self) -> None:
-        """Pack the rows that the new tokens make too old, whose places the new rows take."""
+        """Quantize the rows that the new tokens make too old; the new rows take their places."""
         cache = self.cache
         self._lie, self._leaving = cache.step_positions % self.residual, []
         for piece in cache.pieces:
             slots, rows = piece.slots, torch.arange(piece.count, device=self.counts.device)
             now = cache.step_positions[piece.tokens].view(-1, 1, 1, 1, piece.count)  # [slots, 1, 1, 1, tokens]
-            behind = self.counts[slots][..., None] + rows  # the rows that may leave, [slots, layers, kv_heads, tokens]
+            behind = self.counts[slots][..., None] + rows  # rows that may leave, [slots, layers, kv_heads, tokens]
             written = cache.step_lengths[piece.tokens].view(-1, piece.count)[:, -1, None, None, None]
             at = behind.clamp(max=cache.capacity - 1)
             known = cache.positions[slots].gather(-1, at)
-            # An eviction may have dropped older rows; then the next ones are younger, and fewer leave.
+            # If an eviction has dropped older rows, the next rows are younger, and fewer are quantized.
             left = (behind < written)[..., None] & (known[..., None] + self.residual <= now)
             counts = self.counts[slots][..., None] + left.sum(-2)  # packed rows at each token
             shape = -1, cache.shape.layers, cache.shape.kv_heads, -1
             at, lie = (one.expand(*shape)[..., None] for one in (at, known % self.residual))
             lie = lie[:, :, None].expand(-1, -1, 2, -1, -1, self.newest.shape[-1])
             old = self.newest[slots].gather(4, lie)
-            # A row that stays is packed in vain behind the packed rows, where nobody reads it.
+            # A row that stays is also written behind the packed rows, where nothing reads it.
             for memory, packed in zip(self.packed, self._pack(old.unbind(2)), strict=True):
                 memory[slots].scatter_(3, at.expand(packed.shape), packed)
             self._leaving.append((counts, at, old))
             self.counts[slots] = counts[..., -1]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write the rows, rotated, among the newest."""
+        """Write the rows, rotated, into `newest`."""
         rows = self._multiplied(
             torch.cat([keys, values], dim=2), self._forth
         )  # [tokens or more, kv_heads, 2, head_dim]
         self.newest[self.cache.step_slots, layer, :, :, self._lie] = rows[: len(self._lie)].transpose(1, 2)
 
     def attend(self, layer: int, query: Tensor, how: Mapping[str, Any]) -> tuple[Tensor, list[Tensor | None]]:
-        """Attend in the rotated space over the packed and the newest rows."""
+        """Attend over the packed and the newest rows, all rotated."""
         output, masses = super().attend(layer, self._multiplied(query, self._back), how)
         return self._multiplied(output, self._back), masses
 
@@ -234,8 +235,8 @@ class PackedRows(_Packing):
         return self._attend_then(query, packed, whole, counts.T, lengths, how)
 
     def keep(self, slot: int, keep: Tensor) -> None:
-        """Compact the packed rows. Rows in `newest` stay where they are; the cache moves their positions."""
-        # `keep` also names rows that are not packed; the bytes that move for them lie behind the packed rows, unread.
+        """Compact the packed rows. Rows in `newest` stay in place; the cache moves their positions."""
+        # `keep` also names rows that are not packed. Bytes moved for them lie behind the packed rows and are not read.
         for memory in self.packed:
             self.cache.operations.compact_layers(list(memory[slot]), keep)
         self.counts[slot] = (keep < self.counts[slot, ..., None]).sum(-1)
@@ -246,32 +247,33 @@ class PackedRows(_Packing):
         return keys, values
 
     def _rows(self, layer: int, slots: slice, seen: int) -> tuple[Tensor, ...]:
-        """The first `seen` rows of a layer as `packed_attention` takes them: bytes, newest, positions, counts."""
+        """The first `seen` rows of a layer, as `packed_attention` takes them: bytes, newest, positions, counts."""
         kv_heads, index = self.newest.shape[3], min(layer, self.counts.shape[1] - 1)
         packed = (memory[slots, layer, :, :seen] for memory in self.packed)
         positions = self.cache.positions[slots, index, :, :seen].expand(-1, kv_heads, -1)
         return *packed, self.newest[slots, layer], positions, self.counts[slots, index].expand(-1, kv_heads)
 
     def _pack(self, rows: Iterable[Tensor]) -> list[Tensor]:
-        """Bytes of keys and values, [..., head_dim] each."""
+        """Return the bytes of keys and values, [..., head_dim] each."""
         return [pack_rows(one, form) for one, form in zip(rows, self.forms, strict=True)]
 
     def _multiplied(self, rows: Tensor, by: Tensor | None) -> Tensor:
-        # With `invariant` the number of rows is a multiple of TOKEN_BLOCK, or the rows are those of a single slot.
+        # With `invariant` the number of rows is a multiple of TOKEN_BLOCK, or all rows are one slot's.
         return rows if by is None else self.cache.linear(rows.reshape(-1, rows.shape[-1]), by).view(rows.shape)
 
 
 class KiviRows(_Packing):
-    """The newest rows in the model's own precision, older keys packed channel by channel, older values token by token.
+    """The newest rows in the model's precision; older keys quantized per channel, older values per token.
 
     KIVI (2402.02750, section 3): a zero and a step for each channel of `group` neighbouring keys. `group` rows are
-    packed together as soon as `residual` rows follow them. KIVI itself does not evict; here an eviction makes new
-    groups of the kept rows and packs again the keys that are not a whole group of before; values move as they are.
+    quantized together as soon as `residual` rows follow them. KIVI itself does not evict; here an eviction makes new
+    groups of the kept rows, and quantizes again the keys that do not form a group from before. Values move unchanged.
 
     Attributes:
         keys: the bytes of a channel of each group, [slots, layers, kv_heads, groups, head_dim, bytes].
         values: the bytes of as many values, [slots, layers, kv_heads, rows, bytes].
         newest: row i lies at i % room.
+
     """
 
     def __init__(self, cache: Slots, config: CacheConfig) -> None:
@@ -289,7 +291,7 @@ class KiviRows(_Packing):
             self._lay(slot, layer, torch.stack(rows))
 
     def place(self) -> None:
-        """Pack the groups that the new tokens complete, whose places the new rows take."""
+        """Quantize the groups that the new tokens complete; the new rows take their places."""
         cache, self._leaving = self.cache, dict[int, tuple[int, Tensor]]()
         for piece in cache.pieces:
             for slot in range(*piece.slots.indices(cache.slots)):
@@ -319,7 +321,7 @@ class KiviRows(_Packing):
         return self._attend_then(query, packed, whole, counts[:, None], lengths, how)
 
     def keep(self, slot: int, keep: Tensor) -> None:
-        """Lay the kept rows out anew."""
+        """Write the kept rows again, in new groups."""
         length, kept = int(self.cache.lengths[slot]), keep.shape[-1]
         old, count = self._packed_rows(length), self._packed_rows(kept)
         for layer in range(self.keys.shape[1]):
@@ -343,7 +345,7 @@ class KiviRows(_Packing):
         return max(0, length - self.residual) // self.group * self.group
 
     def _rows(self, layer: int, slots: slice, seen: int) -> tuple[Tensor, Tensor, Tensor]:
-        """A layer's groups of the first `seen` rows, and all newest."""
+        """Return a layer's groups of the first `seen` rows, and all newest rows."""
         groups = min(-(-seen // self.group), self.keys.shape[3])
         rows = self.values[slots, layer, :, : groups * self.group]
         return self.keys[slots, layer, :, :groups], rows, self.newest[slots, layer]
@@ -358,25 +360,25 @@ class KiviRows(_Packing):
         self.newest[slot, layer].index_copy_(-2, self._lies(count, rows.shape[-2]), rows[..., count:, :])
 
     def _pack(self, slot: int, layer: int, first: int, rows: Tensor) -> None:
-        """Pack whole groups of rows, [2, kv_heads, rows, head_dim], to row `first` on."""
+        """Quantize whole groups of rows [2, kv_heads, rows, head_dim], and write them from row `first` on."""
         keys, end = rows[0].unflatten(1, (-1, self.group)).transpose(-1, -2), first + rows.shape[-2]
         self.keys[slot, layer, :, first // self.group : end // self.group] = pack_rows(keys, self.forms[0])
         self.values[slot, layer, :, first:end] = pack_rows(rows[1], self.forms[1])
 
 
 def few_tokens(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Columns of numbers per token, [tokens, ...] each, a few tokens at a time."""
+    """Yield columns of numbers per token, [tokens, ...] each, a few tokens at a time."""
     return zip(*(column.split(_COPIED_TOKENS) for column in columns), strict=True)
 
 
 def joined(parts: Sequence[Attended]) -> Attended:
-    """The attention of parts one after the other, of which all have a mass or none."""
+    """Join the attention of consecutive parts; either all have a mass or none has."""
     outputs, masses = zip(*parts, strict=True)
     return torch.cat(outputs), None if masses[0] is None else torch.cat(masses)
 
 
 def filled(outputs: Sequence[Tensor], tokens: int) -> Tensor:
-    """The outputs of the parts of a step, with zeros up to so many tokens."""
+    """Join the outputs of a step's parts, filled up with zeros to `tokens` tokens."""
     output = outputs[0] if len(outputs) == 1 else torch.cat(list(outputs))
     beyond = tokens - len(output)
     return pad(output, (0, 0, 0, 0, 0, beyond)) if beyond else output

@@ -1,4 +1,4 @@
-"""A policy tried on small caches made from a seed, before a sweep: each fault of its code is named in one sentence."""
+"""Try a policy on small seeded caches before a sweep; each fault of its code is named in one sentence."""
 
 import inspect
 import traceback
@@ -27,12 +27,12 @@ from kvsweep.compression.recorders import decayed_mass
 
 HEAD_DIM = 8
 _LONG = 2048  # tokens
-_SEPARATORS = (0, 1, 2)  # of the 50 tokens of the caches
+_SEPARATORS = (0, 1, 2)  # token ids of the 50 in the caches
 _TENSORS = ("text_ids", "positions", "token_ids", "keys", "values", "signals")
 
 
 class Trial(NamedTuple):
-    """A cache to try a policy on: its name, shape and numbers; `evictions` are those before, which leave gaps."""
+    """A cache to try a policy on: its name, shape and numbers; `evictions` earlier evictions have left gaps."""
 
     name: str
     policy: Policy
@@ -41,7 +41,7 @@ class Trial(NamedTuple):
     group: int = 2  # query heads of a key head
     question: int = 12  # tokens
     evictions: int = 0
-    equal: bool = False  # whether all keys, values and queries are alike
+    equal: bool = False  # True if all keys, values and queries are equal
 
     @property
     def length(self) -> int | None:
@@ -51,15 +51,15 @@ class Trial(NamedTuple):
 
     @property
     def promised(self) -> int | None:
-        """Rows that stay at most; None for a policy that does not say."""
+        """The most rows that may stay; None if the policy does not say."""
         if not isinstance(self.policy, BudgetPolicy) or self.length is None:
             return None
         return self.policy.length_after(self.length, self.question, self.evictions)
 
     def arrays(self) -> dict[str, Tensor]:
-        """Keys and values [layers, kv_heads, length, head_dim], queries of every row, positions, token ids."""
+        """Return keys and values [layers, kv_heads, length, head_dim], queries of every row, positions, token ids."""
         length, numbers = int(self.length or 0), torch.Generator().manual_seed(20240)
-        gaps = self.evictions * length // 2  # the oldest tokens behind the question are gone
+        gaps = self.evictions * length // 2  # the oldest tokens behind the question are evicted
         late = torch.arange(length) >= self.question
         positions = torch.arange(length) + gaps * late
 
@@ -78,7 +78,7 @@ class Trial(NamedTuple):
         }
 
     def view(self) -> CacheView:
-        """The view of the cache, made anew from the same numbers at each call."""
+        """The view of the cache, built again from the same numbers at each call."""
         found = self.arrays()
         heads = (self.layers, self.kv_heads) if self.policy.per_head else ()
         positions, token_ids = (found[name].repeat(*heads, 1) for name in ("positions", "token_ids"))
@@ -102,7 +102,7 @@ class Trial(NamedTuple):
         )
 
     def _recorded(self, signal: Signal, found: Mapping[str, Tensor]) -> Tensor:
-        """What the recorder of a signal would hold for these rows; random where the rows do not say."""
+        """Return what a signal's recorder would hold for these rows; random if the rows do not determine it."""
         numbers, shape = torch.Generator().manual_seed(3), found["keys"].shape[:-1]
         positions, drawn = found["positions"], torch.rand(shape, generator=numbers)
         drawn = torch.ones_like(drawn) if self.equal else drawn
@@ -118,14 +118,14 @@ class Trial(NamedTuple):
                 pause = ((positions[-1] - positions) * drawn).int()
                 return torch.stack([positions.int() + pause, pause])
             case RowMemory():
-                # Rows that came after the latest eviction have no number yet.
+                # Rows written after the latest eviction have no number yet.
                 return torch.where(positions < positions[-1] - self.question, drawn, torch.nan * torch.ones(()))
         own = f"signal {type(signal).__name__} has a recorder of your own, which these caches do not have"
         raise ValueError(f"policy={self.policy.name}: {own}: try the policy in a sweep with benchmark.limit=1.")
 
 
 def trials(policy: Policy) -> list[Trial]:
-    """One layer, several, many heads, ties, a second eviction, tiny and long, each as long as the policy's trigger."""
+    """One layer, several, many heads, ties, a second eviction, tiny, long: caches at the policy's trigger."""
     if policy.trigger(1) is None:
         raise ValueError(f"policy={policy.name} never evicts: there is nothing to check.")
     found = [
@@ -143,7 +143,7 @@ def trials(policy: Policy) -> list[Trial]:
 
 
 def _sized(policy: BudgetPolicy, budget: int) -> BudgetPolicy | None:
-    """The policy with another budget and a window that fits; None if its other settings do not fit."""
+    """Return the policy with another budget and a window that fits; None if its other settings do not fit."""
     try:
         return replace(policy, budget=budget, local_window=min(policy.local_window, budget // 4))
     except ValueError:
@@ -151,10 +151,10 @@ def _sized(policy: BudgetPolicy, budget: int) -> BudgetPolicy | None:
 
 
 def check(tried: Sequence[Trial], golden: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The rows that the policy keeps of each cache, by its name; a ValueError names the first fault.
+    """Return the rows that the policy keeps of each cache, by name; raises ValueError at the first fault.
 
-    `golden` are the rows that another program keeps, by the cache's name. Each cache is tried twice, the second time in
-    another order: what a policy keeps must depend on nothing but the view.
+    `golden` has the rows that another program keeps, by the cache's name. Each cache is tried twice, the second time in
+    another order: the kept rows may depend only on the view.
     """
     kept = {trial.name: _select(trial) for trial in tried}
     for trial in reversed(tried):
@@ -177,7 +177,7 @@ def _select(trial: Trial) -> Tensor:
         check_selection(selection, view)
     except SelectionError as error:
         raise _fault(trial, str(error).rstrip(".")) from error
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # the user's code may raise anything
         raise _fault(trial, f"{_place(error, trial.policy)} raises {type(error).__name__}: {error}"[:400]) from error
     if changed := [name for name in _TENSORS if not _equal(getattr(view, name), getattr(before, name))]:
         raise _fault(trial, f"it changes view.{changed[0]} in place: work on a copy (clone)")
@@ -195,7 +195,7 @@ def _fault(trial: Trial, sentence: str) -> ValueError:
 
 
 def _place(error: Exception, policy: Policy) -> str:
-    """The line of the policy's own files that an error came through last, else the last line at all."""
+    """Return the last line of the policy's own files in the traceback, or the traceback's last line."""
     frames = traceback.extract_tb(error.__traceback__)
     files = {inspect.getsourcefile(cls) for cls in type(policy).__mro__ if issubclass(cls, Policy)} - {
         inspect.getsourcefile(Policy)
@@ -205,7 +205,7 @@ def _place(error: Exception, policy: Policy) -> str:
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
-    """Whether tensors, or all tensors of two lists or mappings, have the same numbers; NaN equals itself."""
+    """True if tensors, or all tensors of two lists or mappings, are equal; NaN equals NaN."""
     if torch.is_tensor(ours):
         return ours.shape == theirs.shape and torch.equal(ours.nan_to_num(-1e9), theirs.nan_to_num(-1e9))
     pairs: Iterable[tuple[Any, Any]] = zip(ours, theirs, strict=False)

@@ -9,11 +9,11 @@ from kvsweep.kernels.implementation import Tensor, torch
 
 @dataclass(frozen=True, kw_only=True)
 class CAOTE(ObservationPolicy):
-    """a / (1 - a) * |v - o|: the error of the output o = sum of a * v if the row alone goes, per layer and head.
+    """a / (1 - a) * |v - o|: how much the output o = sum of a * v changes if only this row goes, per layer and head.
 
-    The attention a is that of the observation window over the rows before it, averaged over queries and over each group
-    of heads. The formula is the paper's (section 3); window, softmax and clamp are held to Random-Attention's engine
-    (kvcompress/engine/cache_utils.py, mode caote), not to the authors' own code.
+    a is the attention of the observation window over the rows before it, averaged over queries and over each group of
+    heads. The formula is the paper's (section 3). Window, softmax and clamp are tested against Random-Attention's
+    engine (kvcompress/engine/cache_utils.py, mode caote), not against the authors' code.
     """
 
     observation_window: Count = 64

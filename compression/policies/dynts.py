@@ -1,4 +1,4 @@
-"""DynTS (arXiv 2601.18383): keep the thinking tokens that a small head predicts the answer will attend to."""
+"""DynTS (arXiv 2601.18383): keep the thinking tokens that a small predictor finds important for the answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from kvsweep.kernels.implementation import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class DynTS(BudgetPolicy):
-    """Question and answer tokens first, then thinking tokens by predicted importance (paper section 4, released code).
+    """Keep question and answer tokens first, then thinking tokens by predicted importance (section 4, released code).
 
-    `predictor` is the directory of an importance predictor for this model, which scores no question token. A question
-    that is neither pinned nor on top scores 0.
+    `predictor` is the folder of an importance predictor for this model. The predictor scores no question token: a
+    question token that competes (`question=free`) scores 0.
     """
 
     ARTIFACTS: ClassVar[Mapping[str, str]] = {"predictor": "kvsweep predictor all"}
@@ -36,5 +36,5 @@ class DynTS(BudgetPolicy):
         return self.importance(view).masked_fill(view.question, 0.0).masked_fill(view.answer, float("inf"))
 
     def importance(self, view: CacheView) -> Tensor:
-        """[length] predicted importance, NaN at prompt tokens."""
+        """Return predicted importance, [length]; NaN at prompt tokens."""
         return view.signals[self.signals[0]]

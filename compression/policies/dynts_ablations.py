@@ -1,4 +1,4 @@
-"""DynTS's ablations (arXiv 2601.18383): each changes one part of the rule. One more is `random.Random`."""
+"""DynTS's ablations (arXiv 2601.18383): each changes one part of the rule. `random.Random` is another ablation."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from kvsweep.kernels.implementation import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class NoQuestion(DynTS):
-    """The question's tokens score 0, below every predicted importance, and are the first to go."""
+    """Question tokens score 0, below every predicted importance, so they are evicted first."""
 
     QUESTION: ClassVar[Question] = "free"
 
@@ -23,14 +23,14 @@ class NoQuestion(DynTS):
 
 @dataclass(frozen=True, kw_only=True)
 class NoWindow(DynTS):
-    """Only the last token is certain to stay; the window's room goes to the predictor's choice."""
+    """Only the last token stays for certain; the predictor also chooses the rows of the local window."""
 
     newest_kept = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bottom(DynTS):
-    """The lowest scores stay. Question and answer go first, as in the authors' code; else (not "free") they stay."""
+    """Keep the lowest scores. Question and answer go first, as in the authors' code; unless "free" they stay."""
 
     QUESTION: ClassVar[Question] = "free"
 

@@ -7,7 +7,7 @@ from kvsweep.compression.policy import CacheView, Policy, Selection
 
 @dataclass(frozen=True, kw_only=True)
 class FullCache(Policy):
-    """Keeps everything: the baseline of every comparison."""
+    """Keep every token."""
 
     def trigger(self, question_length: int, evictions: int = 0) -> int | None:
         return None

@@ -1,4 +1,4 @@
-"""G-KV (arXiv 2512.00504): R-KV that remembers how much attention a token had at earlier evictions."""
+"""G-KV (arXiv 2512.00504): R-KV that also remembers each token's attention at earlier evictions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ from kvsweep.kernels.implementation import Tensor, functional
 class GKV(LessRedundancy, ObservationPolicy):
     """mix * memory - (1 - mix) * redundancy, per layer and head (gkv/model/compression/score_based.py).
 
-    Importance is the attention of the window's queries over all rows that each sees: the largest of each group of
-    heads, averaged over the queries, divided by the largest row's. A row's memory is its importance, or `decay` times
-    what it remembers from the eviction before if that is more. Redundancy is R-KV's, divided by the largest row's. Held
-    to the released code in plain torch; its Triton kernel spares one similar row per block instead.
+    Importance is the attention of the window's queries over all rows that each query sees: the largest in each group of
+    heads, averaged over queries, divided by the largest row's. A row's memory is its importance or, if larger, `decay`
+    times its memory at the eviction before. Redundancy is R-KV's, divided by the largest row's. Tested against the
+    released code in plain torch; the released Triton kernel instead spares one similar row per block.
     """
 
     MEMORY = RowMemory("gkv")
@@ -45,7 +45,7 @@ class GKV(LessRedundancy, ObservationPolicy):
         return self.mixed(self.max_pooled(self._remembered(view)), redundancy / redundancy.amax(dim=-1, keepdim=True))
 
     def written(self, view: CacheView) -> Mapping[Signal, Tensor]:
-        """The memory of the rows outside the window, before pooling; those in the window remember nothing yet."""
+        """Return the memory of the rows outside the window, before pooling; rows of the window have no memory yet."""
         return {self.MEMORY: functional.pad(self._remembered(view), (0, self.observation_window), value=float("nan"))}
 
     def _remembered(self, view: CacheView) -> Tensor:
@@ -53,5 +53,5 @@ class GKV(LessRedundancy, ObservationPolicy):
         grouped = attention.unflatten(1, (view.keys[0].shape[0], -1)).amax(dim=2)
         importance = grouped.mean(dim=2)[..., : -self.observation_window]
         importance = importance / importance.amax(dim=-1, keepdim=True)
-        # fmax takes the importance where nothing is remembered, which is NaN.
+        # NaN stands where nothing is remembered; fmax then takes the importance.
         return importance.fmax(self.decay * view.signals[self.MEMORY][..., : -self.observation_window])

@@ -1,4 +1,4 @@
-"""H2O (arXiv 2306.14048): keep the tokens that received most attention so far."""
+"""H2O (arXiv 2306.14048): keep the tokens that have received the most attention so far."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from kvsweep.kernels.implementation import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class H2O(HeadPolicy):
-    """Heavy hitters by attention accumulated over all queries so far, the prompt's among them (section 4).
+    """Score: attention summed over all queries so far, including the prompt's (heavy hitters, section 4).
 
-    Query heads of a group are summed. The share `recent` of the rows, rounded, goes to the newest tokens.
+    The query heads of a group are summed. The newest tokens take the share `recent` of the kept rows, rounded.
     """
 
     recent: Fraction = 0.5
@@ -28,7 +28,7 @@ class H2O(HeadPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class H2ODynTSCode(BudgetPolicy):
-    """H2O as the DynTS code has it: the attention of the newest query alone, averaged over layers and heads."""
+    """H2O as in the DynTS code: only the newest query's attention, averaged over layers and heads."""
 
     signals = (RecentQueries(1),)
 

@@ -1,4 +1,4 @@
-"""InertiaKV (arXiv 2609.03515): keep the tokens that received most attention lately."""
+"""InertiaKV (arXiv 2609.03515): keep the tokens that received the most attention lately."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from kvsweep.kernels.implementation import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Inertia(HeadPolicy):
-    """Attention accumulated over all queries so far, each step's weighing `decay` times the next one's.
+    """Score: attention summed over all queries so far; each step weighs `decay` times as much as the next step.
 
-    With decay 1 these are H2O's scores, with decay 0 those of the newest query. Query heads of a group are summed. How
-    sure: m = decay * m + (1 - decay) * attention is known from a summary; neither paper nor code was read. The factor
-    1 - decay changes no order and is left out; decay is the paper's alpha. That the local window stays is our choice.
+    Decay 1 gives H2O's scores, decay 0 the newest query's. Query heads of a group are summed. Source: a summary gives
+    the rule m = decay * m + (1 - decay) * attention; we read neither paper nor code. The factor 1 - decay is left out:
+    it does not change the order. `decay` is the paper's alpha. Keeping the local window is our choice.
     """
 
     decay: Fraction = 0.8

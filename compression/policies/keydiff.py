@@ -8,7 +8,7 @@ from kvsweep.kernels.implementation import Tensor, functional, torch
 
 @dataclass(frozen=True, kw_only=True)
 class KeyDiff(HeadPolicy):
-    """Minus the cosine to the mean of the normalised keys, per layer and head (section 4); no row stays for certain."""
+    """Minus the cosine to the mean normalised key, per layer and head (section 4); any row may be evicted."""
 
     newest_kept = 0
 

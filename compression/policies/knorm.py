@@ -8,9 +8,9 @@ from kvsweep.kernels.implementation import Tensor, torch
 
 @dataclass(frozen=True, kw_only=True)
 class KNorm(HeadPolicy):
-    """Minus the Euclidean norm of the key, per layer and head (section 3; l2compress cache.py). Any row may go.
+    """Minus the Euclidean norm of the key, per layer and head (section 3; l2compress cache.py). Any row may be evicted.
 
-    The first layer gives a token the same norm wherever it stands; rounding then decides, as in the authors' code.
+    In the first layer a token has the same norm at every position; rounding then decides, as in the authors' code.
     """
 
     newest_kept = 0

@@ -1,4 +1,4 @@
-"""LagKV (arXiv 2504.04704): keep the tokens whose keys and values stand out from those that follow."""
+"""LagKV (arXiv 2504.04704): keep the tokens with keys and values that differ most from the rows behind them."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from kvsweep.kernels.implementation import Tensor, torch
 
 @dataclass(frozen=True, kw_only=True)
 class LagKV(HeadPolicy):
-    """Parts of `lag` rows, each ranked by its spread after scaling to the range of the next part; needs no attention.
+    """Rank each part of `lag` rows by its spread, after scaling to the range of the next part; no attention is needed.
 
-    Equations 5 to 8, held to kvpress's lagkv_press.py. A part's keys are scaled, channel by channel, so that the next
-    part's lie in [0, 1]; the deviation over channels goes through a softmax over the part; keys and values are
-    averaged. A row's score is its rank within its part, from 0 to below 1. Sinks, the last whole part and what follows
-    it score 1. A cache too short for two parts keeps its newest rows.
+    Equations 5 to 8, tested against kvpress's lagkv_press.py. Keys are scaled per channel so that the next part's keys
+    lie in [0, 1]; the standard deviation over channels goes through a softmax over the part. Values are treated alike,
+    and both are averaged. A row's score is its rank within the part, from 0 to below 1. Sinks, the last whole part and
+    the rows behind it score 1. A cache too short for two parts keeps its newest rows.
     """
 
     SINKS = 4
@@ -38,9 +38,9 @@ class LagKV(HeadPolicy):
         return scores
 
     def _spread(self, rows: Tensor, parts: int) -> Tensor:
-        """[kv_heads, parts - 1, lag] of rows [kv_heads, length, head_dim]."""
+        """Return the spread [kv_heads, parts - 1, lag] of rows [kv_heads, length, head_dim]."""
         first = self.sinks_kept
         split = rows[:, first : first + parts * self.lag].double().unflatten(1, (parts, self.lag))
         low, high = split[:, 1:].aminmax(dim=-2, keepdim=True)
-        # A channel that is constant in the next part would divide by zero.
+        # Without the clamp, a channel that is constant in the next part would divide by zero.
         return ((split[:, :-1] - low) / (high - low).clamp(min=1e-12)).std(dim=-1).softmax(dim=-1)

@@ -10,11 +10,11 @@ from kvsweep.kernels.implementation import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class LazyEviction(RaaS):
-    """The rows that are likely to be used again, from their last use and the longest interval between two uses.
+    """Score how likely each row is to be used again: from its last use and its longest interval between two uses.
 
-    2 / (1 + exp(1 + age / (interval + 1e-5))), where age is the time since the last use, and 2 / (1 + exp(interval -
-    1)) more if the row was ever used. The local window stays. Held to a copy of the released code (kv_utils.py,
-    temp_cacheobs.py), which compares each query head's attention with the threshold; here a group's are summed.
+    2 / (1 + exp(1 + age / (interval + 1e-5))), plus 2 / (1 + exp(interval - 1)) if the row was ever used; age is the
+    time since the last use. The local window stays. Tested against a copy of the released code (kv_utils.py,
+    temp_cacheobs.py), which compares each query head's attention with the threshold; here a group's heads are summed.
     """
 
     QUESTION: ClassVar[Question] = "free"

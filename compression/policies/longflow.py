@@ -11,9 +11,9 @@ from kvsweep.kernels.implementation import Tensor, torch
 class LongFlow(HeadPolicy):
     """Attention of the newest query times the 1-norm of the value, summed over the heads of a layer.
 
-    All heads of a layer keep the same rows. Held to the released kernel (triton_kernel/attention.py), where a row goes
-    at every step and the newest competes too; here many rows go at the budget, and the newest stays. The code's pruning
-    of long prompts by SnapKV is left out.
+    All heads of a layer keep the same rows. Tested against the released kernel (triton_kernel/attention.py). There one
+    row is evicted at every step, and the newest row competes; here many rows are evicted at the budget, and the newest
+    stays. We leave out the code's pruning of long prompts by SnapKV.
     """
 
     signals = (RecentQueries(1),)

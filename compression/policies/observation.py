@@ -1,4 +1,4 @@
-"""The bases of policies that score tokens by the attention of the newest queries."""
+"""Base classes of policies that score tokens by the attention of the newest queries."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +42,7 @@ class Observation(BudgetPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationPolicy(HeadPolicy, Observation):
-    """Scores per layer and head, pooled over `pooling` neighbours; the window's own rows stay for certain."""
+    """Scores per layer and head, pooled over `pooling` neighbours; the window's own rows always stay."""
 
     pooling: Pooling
 
@@ -58,13 +58,13 @@ class ObservationPolicy(HeadPolicy, Observation):
 
 @dataclass(frozen=True, kw_only=True)
 class DynTSCodeObservation(Observation):
-    """Scores as the DynTS code has them: one per token; the local window stays for certain.
+    """Scores as in the DynTS code: one per token; the local window always stays.
 
-    That code starts to sum one query early: it takes one more than the window's at the first eviction, later two more.
+    That code sums one query too many: the window's queries and one more at the first eviction, two more later.
     """
 
     def summed_attention(self, view: CacheView) -> Tensor:
-        """[length] attention of the newest queries, averaged over layers and query heads, summed over the queries."""
+        """Attention [length] of the newest queries, averaged over layers and query heads, summed over the queries."""
         newest = self.observation_window + (2 if view.evicted_before else 1)
         return newest_attention(view, self._queries, newest).sum(dim=2).mean(dim=(0, 1))
 
@@ -74,7 +74,7 @@ class DynTSCodeObservation(Observation):
 
 
 def newest_attention(view: CacheView, recorded: RecentQueries, newest: int) -> Tensor:
-    """[layers, q_heads, newest, length] causal attention of the newest queries over all rows, float32 at least."""
+    """Causal attention [layers, q_heads, newest, length] of the newest queries over all rows, float32 or wider."""
     layers = []
     for queries, keys in zip(view.signals[recorded], view.keys, strict=True):
         kv_heads, length, head_dim = keys.shape

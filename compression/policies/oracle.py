@@ -1,4 +1,4 @@
-"""DynTS with the true importance of a token in place of the predicted one."""
+"""DynTS with the true importance of each token in place of the predicted importance."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from kvsweep.kernels.implementation import Tensor, torch
 
 @dataclass(frozen=True, kw_only=True)
 class Oracle(DynTS):
-    """DynTS with the true importance of the full cache's text for the same problem and draw in place of predictions.
+    """DynTS with true importance: labels from the full cache's completion of the same problem and draw.
 
-    Labels are known of the full cache's text alone: tokens from the first difference on, and texts without labels
-    (wrong, cut off, never closed), have the head's score. `labels` is a file of `kvsweep predictor oracle`.
+    Tokens from the first difference to that completion on keep the predictor's score; so do completions without labels
+    (wrong, truncated, thinking not closed). `labels` is a file of `kvsweep predictor oracle`.
     """
 
     ARTIFACTS: ClassVar[Mapping[str, str]] = {**DynTS.ARTIFACTS, "labels": "kvsweep predictor oracle"}
@@ -25,7 +25,7 @@ class Oracle(DynTS):
     labels: str | None
 
     def importance(self, view: CacheView) -> Tensor:
-        """[length] true importance where the text is the labelled one and labelled, predicted importance elsewhere."""
+        """Return importance [length]: the label where the text equals the labelled completion, else the prediction."""
         predicted, tensors = super().importance(view), artifacts.load_once(str(self.labels))
         pair = f"{view.problem_id}/{view.draw}"
         if f"ids/{pair}" not in tensors:
@@ -39,7 +39,7 @@ class Oracle(DynTS):
 
 
 def save_labels(place: str, traces: Mapping[str, tuple[Tensor, Tensor]], card: Mapping[str, Any]) -> None:
-    """Write `{problem_id/draw: (token ids [length], labels [length], NaN where there is none)}`."""
+    """Write `{problem_id/draw: (token ids [length], labels [length])}`; a label is NaN where none exists."""
     tensors = {f"ids/{pair}": ids for pair, (ids, _) in traces.items()}
     tensors |= {f"labels/{pair}": labels.float() for pair, (_, labels) in traces.items()}
     artifacts.save("labels", place, tensors, card)

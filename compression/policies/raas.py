@@ -11,11 +11,11 @@ from kvsweep.kernels.implementation import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class RaaS(HeadPolicy):
-    """The rows that were used last stay, per layer and head (Algorithm 1): a cache of least recently used rows.
+    """Keep the most recently used rows, per layer and head (Algorithm 1): a cache of least recently used rows.
 
-    A step uses a row if it pays the row at least `threshold`, here summed over each group of query heads. Here rows
-    stay one by one, the local window stays, and many rows go at the budget; there rows stay in pages of 16, and one
-    goes. How sure: the rule of the paper's first version, from summaries; in the final one a step uses half the rows.
+    A step uses a row if the row gets attention of at least `threshold`, here summed over each group of query heads.
+    Here single rows and the local window stay, and many rows go at the budget; the paper keeps pages of 16 rows and
+    drops one page. Source: summaries of the paper's first version; in the final version a step uses half the rows.
     """
 
     QUESTION: ClassVar[Question] = "pinned"
@@ -27,6 +27,6 @@ class RaaS(HeadPolicy):
         return (LastUse(self.threshold),)
 
     def scores(self, view: CacheView) -> Tensor:
-        """The position of the query that used the row last."""
+        """Return the position of the query that last used each row."""
         last, _ = view.signals[LastUse(self.threshold)]
         return last.double()

@@ -1,4 +1,4 @@
-"""Chance, which any scoring must beat: for all heads at once, or per head (Random Attention, arXiv 2609.03430)."""
+"""Random scores, a baseline for every policy: for all heads at once, or per head (Random Attention, 2609.03430)."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ from kvsweep.kernels.implementation import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Random(BudgetPolicy):
-    """DynTS's rule with chance in place of the predicted importance, drawn anew at each eviction (paper, ablations).
+    """DynTS with random numbers in place of predicted importance, drawn again at each eviction (paper, ablations).
 
-    With `question="free"`, as the authors have it, any token outside the window may go; else the answer stays as well.
+    With `question="free"`, as in the authors' code, any token outside the window may go; else the answer stays too.
     """
 
     def scores(self, view: CacheView) -> Tensor:
@@ -20,7 +20,7 @@ class Random(BudgetPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomHead(HeadPolicy):
-    """Uniform numbers, drawn anew at every eviction for each layer and key head (released code, mode random_pp)."""
+    """Uniform numbers, drawn again at every eviction per layer and key head (released code, mode random_pp)."""
 
     QUESTION = "pinned"
 

@@ -1,4 +1,4 @@
-"""R-KV (arXiv 2505.24133): keep the tokens that the newest queries attend to and that repeat no other token."""
+"""R-KV (arXiv 2505.24133): keep the tokens that the newest queries attend to and that do not repeat other tokens."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from kvsweep.kernels.implementation import Tensor, functional, torch
 
 @dataclass(frozen=True, kw_only=True)
 class LessRedundancy(Observation):
-    """mix * importance (pooled over `pooling`) - (1 - mix) * redundancy (keys of a cosine above `threshold`)."""
+    """mix * importance (pooled over `pooling`) - (1 - mix) * redundancy (keys with cosine above `threshold`)."""
 
     observation_window: Count = 8
     pooling: Pooling = 7
@@ -28,10 +28,10 @@ class LessRedundancy(Observation):
 
 @dataclass(frozen=True, kw_only=True)
 class RKV(LessRedundancy, ObservationPolicy):
-    """Importance less redundancy, per layer and head (rkv/compression/r1_kv.py).
+    """Importance minus redundancy, per layer and head (rkv/compression/r1_kv.py).
 
-    Importance: logits of the window's queries, the largest of each group of heads, softmax over the rows before the
-    window, mean over queries, max-pooled. Redundancy is computed over all rows. The paper has `mix` 0.1.
+    Importance: logits of the window's queries, the largest in each group of heads, softmax over the rows before the
+    window, mean over queries, max-pooled. Redundancy is computed over all rows. The paper sets `mix` to 0.1.
     """
 
     mix: Fraction = 0.07
@@ -43,12 +43,12 @@ class RKV(LessRedundancy, ObservationPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class RKVDynTSCode(LessRedundancy, DynTSCodeObservation):
-    """R-KV as the DynTS code has it: summed attention, max-pooled, less redundancy averaged over layers and heads."""
+    """R-KV as in the DynTS code: summed attention, max-pooled, minus redundancy averaged over layers and heads."""
 
     mix: Fraction = 0.1
 
     def scores(self, view: CacheView) -> Tensor:
-        """[rows outside the local window] scores; of all rows where the window covers them all and none competes."""
+        """Scores of the rows outside the local window; of all rows if the window covers them and none competes."""
         outside = view.length - (self.local_window if self.local_window < view.length else 0)
         attention = self.summed_attention(view)[None, :outside] / self.observation_window
         return self.mixed(self.max_pooled(attention)[0], self.redundancy(view).mean(dim=(0, 1))[:outside])

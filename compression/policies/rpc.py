@@ -1,4 +1,4 @@
-"""Reasoning Path Compression: scores like SnapKV's, with a cache that grows with the text."""
+"""Reasoning Path Compression (RPC): SnapKV's scores, with a cache that grows with the text."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -10,14 +10,14 @@ from kvsweep.kernels.implementation import Tensor, functional, torch
 
 @dataclass(frozen=True, kw_only=True)
 class RPC(ObservationPolicy):
-    """Reasoning Path Compression: at each eviction int((budget + 1 - local_window) * keep_ratio) rows more stay.
+    """RPC: each eviction lets the cache grow by int((budget + 1 - local_window) * keep_ratio) rows.
 
     Trigger and size grow together, so that about `keep_ratio` of the text stays. The published P, R and c (1024, 32, 4)
     are budget P + R - 1, local_window and observation_window R, keep_ratio 1 / c.
 
     Scores (rpc/rpc_utils.py): softmax of the window's queries over the rows between question and window, averaged over
-    the queries and all heads of a layer, mean-pooled. All heads of a layer keep the same rows. Held to the released
-    code, which counts the newest query twice and leaves out the oldest of the window.
+    the queries and all heads of a layer, mean-pooled. All heads of a layer keep the same rows. Tested against the
+    released code, which counts the newest query twice and leaves out the oldest query of the window.
     """
 
     QUESTION = "on_top"
@@ -33,7 +33,7 @@ class RPC(ObservationPolicy):
         return super().length_after(length - grown, question_length) + grown
 
     def capacity(self, question_length: int, max_new_tokens: int) -> int:
-        """The most rows of the longest text, found by going through its evictions."""
+        """Return the most rows of the longest text, by simulating its evictions."""
         unpruned = question_length + max_new_tokens
         written = length = fullest = question_length
         for evictions in range(max_new_tokens):
@@ -47,7 +47,7 @@ class RPC(ObservationPolicy):
         return max(fullest, unpruned - written + due)
 
     def scores(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, rows outside the window] pooled attention, the same for all heads of a layer."""
+        """Return pooled attention [layers, kv_heads, rows outside the window], equal for all heads of a layer."""
         how = {"scaling": view.scaling, "past_only": True, "pooling": self.pooling}
         score, layers = partial(view.operations.observation_scores, **how), []
         for layer, (queries, keys) in enumerate(zip(view.signals[self._queries], view.keys, strict=True)):

@@ -8,15 +8,15 @@ from kvsweep.kernels.implementation import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class SepLLM(BudgetPolicy):
-    """First tokens, the local window, and of the separators between them the newest, as many as there is room for.
+    """First tokens, the local window, and the newest separators between them, as many as there is room for.
 
-    Separators are punctuation, line breaks and spaces. Room that they do not fill stays empty, as in the authors' code.
+    Separators are punctuation, line breaks and spaces. Room without a separator stays empty, as in the authors' code.
     """
 
     SINKS = 4
 
     def select(self, view: CacheView) -> Selection:
-        """Of the rows that have room those that are pinned, a separator, or in the window."""
+        """Of the rows that have room, keep the pinned rows, the separators and the window."""
         keep = super().select(view).keep
         stays = self.ranking(view) > -float("inf")
         stays[view.length - self.local_window :] = True
@@ -28,6 +28,6 @@ class SepLLM(BudgetPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class SepLLMDynTSCode(SepLLM):
-    """SepLLM as the DynTS code has it: no initial tokens."""
+    """SepLLM as in the DynTS code: no initial tokens."""
 
     SINKS = 0

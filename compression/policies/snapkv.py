@@ -9,10 +9,10 @@ from kvsweep.kernels.implementation import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class SnapKV(ObservationPolicy):
-    """Attention of the observation window, averaged over its queries, smoothed, averaged over each group of heads.
+    """Attention of the observation window, averaged over its queries, mean-pooled, averaged over each group of heads.
 
-    Section 4 and the released code (snapkv/monkeypatch/snapkv_utils.py), whose softmax runs over all rows a query sees;
-    average pooling. There the cache is pruned once, after the prefill; here at every eviction.
+    Section 4 and the released code (snapkv/monkeypatch/snapkv_utils.py): its softmax runs over all rows that a query
+    sees. The released code prunes once, after the prefill; this policy prunes at every eviction.
     """
 
     observation_window: Count = 32
@@ -24,7 +24,7 @@ class SnapKV(ObservationPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class SnapKVDynTSCode(DynTSCodeObservation):
-    """SnapKV as the DynTS code has it: attention summed over queries, averaged over layers and heads, not pooled."""
+    """SnapKV as in the DynTS code: attention summed over queries, averaged over layers and heads, not pooled."""
 
     observation_window: Count = 32
 

@@ -7,9 +7,9 @@ from kvsweep.compression.policies.window import Window
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingLLM(Window):
-    """Sinks and a sliding window (streaming_llm/kv_cache.py), which together have the size of the other policies.
+    """Sinks and a sliding window (streaming_llm/kv_cache.py), together as large as the other policies' caches.
 
-    The authors' code renumbers positions inside the cache; here tokens keep theirs, as in the DynTS code.
+    The authors' code renumbers positions inside the cache; here tokens keep their positions, as in the DynTS code.
     """
 
     SINKS = 4
@@ -17,7 +17,7 @@ class StreamingLLM(Window):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingLLMDynTSCode(StreamingLLM):
-    """StreamingLLM as the DynTS code has it: the window alone has the size of the other policies."""
+    """StreamingLLM as in the DynTS code: the window without the sinks is as large as the other policies' caches."""
 
     SINKS = 10
 

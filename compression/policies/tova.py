@@ -9,10 +9,10 @@ from kvsweep.kernels.implementation import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class TOVA(HeadPolicy):
-    """Attention of the last query alone, averaged over all heads of a layer; each layer keeps rows of its own.
+    """Attention of only the last query, averaged over all heads of a layer; each layer keeps its own rows.
 
-    Section 3.2 and the released code (src/tova_cache.py), where a row goes at every step; here many at the budget. With
-    `keep_last` the last row stays for certain, as in kvpress.
+    Section 3.2 and the released code (src/tova_cache.py). That code evicts one row at every step; here many rows are
+    evicted at the budget. `keep_last`: the last row always stays, as in kvpress.
     """
 
     keep_last: bool = False

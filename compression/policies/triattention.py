@@ -1,4 +1,4 @@
-"""TriAttention (arXiv 2604.04921): keep the tokens that the mean queries of the future attend to."""
+"""TriAttention (arXiv 2604.04921): keep the tokens that the model's mean queries would attend to in the future."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ _DELAYS = tuple(2**power for power in range(17))
 
 @dataclass(frozen=True, kw_only=True)
 class TriAttention(HeadPolicy):
-    """The mean logit of a query 1, 2, 4, ... 65,536 tokens later, and how far single queries may stray from it.
+    """Mean logit of a query 1, 2, 4, ... 65,536 tokens later, plus a bound on how far single queries deviate from it.
 
-    Section 4, released code (pruning_utils.py, triattention.py), mode per_head. Two channels of a head make a complex
-    number that the position turns. E[q] is the mean query before it is turned, w the inverse frequency, P the next
-    position, p the row's own, and a the angle from the key to E[q], neither turned. The score is the sum over pairs,
-    averaged over delays d, of |E[q]| |k| cos(w (P - p + d) + a) + (E|q| - |E[q]|) |k|. Each query head's scores get
-    mean 0 and deviation 1 over the rows that compete; the largest of a group counts. The released code's angles in
-    float32 move a score by up to 0.001, and its statistics leave out Qwen3's norm of the queries.
+    Section 4, released code (pruning_utils.py, triattention.py), mode per_head. Two channels of a head are one complex
+    number, which the rotary embedding turns. E[q] is the mean query before rotation, w the inverse frequency, P the
+    next position, p the row's position, and a the angle from the unrotated key to E[q]. The score is the sum over
+    channel pairs, averaged over delays d, of |E[q]| |k| cos(w (P - p + d) + a) + (E|q| - |E[q]|) |k|. Each query head's
+    scores are standardised over the rows that compete; the largest score in a group counts. The released code computes
+    angles in float32, which moves a score by up to 0.001, and its statistics leave out Qwen3's norm of the queries.
     """
 
     ARTIFACTS: ClassVar[Mapping[str, str]] = {"statistics": "kvsweep predictor statistics"}
@@ -36,7 +36,7 @@ class TriAttention(HeadPolicy):
         stats = read_statistics(str(self.statistics), view.positions.device)
         delays = view.positions.flatten()[-1] + 1 + torch.tensor(_DELAYS, device=view.positions.device)
         angles = delays[:, None] * stats["inverse_frequencies"]
-        # A key's own rotation cancels with that of its distance, so rotated keys meet a query rotated to the future.
+        # A rotated key and a query rotated to its future position multiply as at their distance, so keys stay rotated.
         future = torch.polar(torch.ones_like(angles), angles).mean(dim=0) * stats["mean"]  # [layers, q_heads, pairs]
         query = torch.cat([future.real, future.imag], dim=-1).float()
         stray = (stats["mean_size"] - stats["mean"].abs()).float()
@@ -51,7 +51,7 @@ class TriAttention(HeadPolicy):
         return scores.mean(dim=0, keepdim=True).expand_as(scores) if self.share_layers else scores
 
     def _standardised(self, scores: Tensor, view: CacheView) -> Tensor:
-        """Scores [layers, kv_heads, group, length] with mean 0 and deviation 1 over the rows that compete."""
+        """Return scores [layers, kv_heads, group, length] with mean 0 and deviation 1 over the rows that compete."""
         competes = (view.question.logical_not() | (self.question_rule == "free"))[:, :, None]
         count = competes.sum(dim=-1, keepdim=True)
         shifted = scores - (scores * competes).sum(dim=-1, keepdim=True) / count
@@ -62,8 +62,8 @@ class TriAttention(HeadPolicy):
 def save_statistics(place: str, tensors: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
     """Write the statistics of a model's queries before rotation.
 
-    `tensors`: mean (complex) and mean_size [layers, q_heads, head_dim / 2], inverse_frequencies [head_dim / 2] and
-    attention_scaling [] of the model's rotation.
+    `tensors`: mean (complex) and mean_size, [layers, q_heads, head_dim / 2]; the rotation's inverse_frequencies
+    [head_dim / 2] and attention_scaling [].
     """
     mean = tensors["mean"]
     parts = {**tensors, "mean_real": mean.real, "mean_imaginary": mean.imag}
@@ -71,6 +71,6 @@ def save_statistics(place: str, tensors: Mapping[str, Tensor], card: Mapping[str
 
 
 def read_statistics(place: str, device: "torch.device") -> dict[str, Tensor]:
-    """The tensors of `save_statistics`, in float64."""
+    """Return the tensors of `save_statistics`, in float64."""
     tensors = {name: tensor.to(device).double() for name, tensor in artifacts.load_once(place).items()}
     return {**tensors, "mean": torch.complex(tensors["mean_real"], tensors["mean_imaginary"])}

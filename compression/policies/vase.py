@@ -1,4 +1,4 @@
-"""VaSE: keep large values, and draw the other tokens at random by their attention."""
+"""VaSE: keep large values, and sample the other tokens by their attention."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from kvsweep.kernels.implementation import Tensor, torch
 
 @dataclass(frozen=True, kw_only=True)
 class VaSE(ObservationPolicy):
-    """Large values protected, the rest drawn without replacement in proportion to the newest queries' attention.
+    """Protect large values; sample the other rows without replacement, in proportion to the newest queries' attention.
 
-    Released code, mode range_sink_sample_attn: a value's size is its range (largest less smallest component); the sinks
-    count as largest; attention is the softmax over the rows before the window, averaged over queries, smoothed,
-    averaged over each group of heads. Of all rows that stay, the share `large` goes to large values. The draw is by
-    exponential races on counter-based numbers, which have the same probabilities.
+    Released code, mode range_sink_sample_attn. A value's size is its range (largest minus smallest component); sinks
+    count as largest. Attention is the softmax over the rows before the window, averaged over queries, pooled, averaged
+    over each group of heads. Large values take the share `large` of all kept rows. Exponential races on counter-based
+    random numbers draw the sample, with the same probabilities.
     """
 
     SINKS = 4
@@ -24,19 +24,19 @@ class VaSE(ObservationPolicy):
     large: Fraction = 0.25
 
     def scores(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, rows outside the window]: infinite where protected, else the draw's order."""
+        """[layers, kv_heads, rows outside the window]: infinite at protected rows, else the order of the draw."""
         weights = self.weights(view)
-        # The largest of weight-scaled exponentials draws without replacement in proportion to the weights.
+        # The largest weight-scaled exponentials are a draw without replacement in proportion to the weights.
         uniform = view.uniform()[..., : weights.shape[-1]].clamp(min=1e-12)
         race = weights.double().log() - (-uniform.double().log()).log()
         return race.masked_fill(self.protected(view), float("inf"))
 
     def weights(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, rows outside the window] what a row's chance of being drawn is proportional to."""
+        """Weights of the draw, [layers, kv_heads, rows outside the window]: proportional to a row's chance."""
         return self.attention(view, past_only=True).mean(dim=2)
 
     def protected(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, rows outside the window] true at the rows of the largest values."""
+        """True at the rows with the largest values, [layers, kv_heads, rows outside the window]."""
         outside = view.length - self.observation_window
         values = torch.stack(list(view.values))[:, :, :outside].float()
         spread = values.amax(dim=-1) - values.amin(dim=-1)

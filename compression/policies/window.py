@@ -8,7 +8,7 @@ from kvsweep.kernels.implementation import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Window(BudgetPolicy):
-    """Sliding window over all rows that stay: the DynTS paper's "window", .4 * (5000 - 2000) + 2000 of 5000."""
+    """A sliding window: the DynTS paper's "window" keeps .4 * (5000 - 2000) + 2000 of 5000 rows."""
 
     def scores(self, view: CacheView) -> Tensor:
         return view.positions.double()
