@@ -1,1 +1,1 @@
-"""Requests to completions."""
+"""Decoding: from requests to completions."""

@@ -1,4 +1,4 @@
-"""Seconds that the parts of decoding take, and counts of steps and tokens."""
+"""Measure the seconds of each part of decoding, and count steps and tokens."""
 
 import time
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ import torch
 
 
 class Clock:
-    """Seconds and counts of one engine's work so far. On a GPU the seconds of a part are measured on the device.
+    """Seconds and counts of one engine's work so far. On a GPU the device measures the seconds of a part.
 
-    `scoring` is the predictor at every step (in `forward` if the step was captured) and the policies' selection; an
-    `eviction` moves rows; `first_token` are the wall seconds until the first step had drawn its tokens. The tokens of a
-    trunk count once for all its branches.
+    `scoring`: the predictor at every step (part of `forward` if the step was captured), and the policies' selection.
+    `eviction`: moving rows. `first_token`: wall seconds until the first step has drawn its tokens. A trunk's tokens
+    count once for all its branches.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -28,7 +28,7 @@ class Clock:
 
     @property
     def host(self) -> float:
-        """Seconds outside all parts: what the host does alone, and the time in which a GPU waits for it."""
+        """Seconds outside all parts: the host's own work, and a GPU's wait for the host."""
         return self.wall - self.prefill - self.forward - self.sampling - self.scoring - self.eviction
 
     @contextmanager
@@ -48,7 +48,7 @@ class Clock:
             self._add(name, time.perf_counter() - start)
 
     def settle(self) -> None:
-        """Add the times that the device has measured by now. Never waits for the device."""
+        """Add the times that the device has measured by now, without waiting for the device."""
         done = [event for event in self._events if event[2].query()]
         for name, begin, end in done:
             self._add(name, begin.elapsed_time(end) / 1000)

@@ -1,4 +1,4 @@
-"""Decoding over slots: continuous batching in which each sequence is evicted alone, by its own policy.
+"""Decoding over slots: continuous batching, where each sequence's own policy evicts from it.
 
 A policy says what to keep, the cache moves the rows, the engine says when. `harness.decode.slots` does the bookkeeping.
 """
@@ -32,7 +32,7 @@ from kvsweep.records import Completion, Eviction, StopReason
 
 
 def is_invariant(setting: bool | None, spec: ModelSpec, device: torch.device, impl: Implementation) -> bool:
-    """The setting, or its default: true on the CPU without experts. True is refused where bits depend on the slots."""
+    """Return the setting or its default: true on the CPU without experts. Refuse true if bits depend on the slots."""
     on_cpu = device.type == "cpu"
     if setting and spec.experts:
         experts = f"invariant=true cannot hold for the experts of model type {spec.family}"
@@ -43,31 +43,31 @@ def is_invariant(setting: bool | None, spec: ModelSpec, device: torch.device, im
     return on_cpu and not spec.experts if setting is None else setting
 
 
-# Known tokens of one slot, and of all slots, that one step feeds: enough to fill the processor.
+# Known tokens that one step feeds, of one slot and of all slots: enough to keep the processor busy.
 _MOST_FED, _MOST_FED_AT_ONCE = 512, 8192
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fed:
-    """Known tokens of a request's text that a step of `Engine.replay` has fed, for the cells that share them."""
+    """Known tokens of a request that a step of `Engine.replay` has fed, and the last hidden states."""
 
     request: Request
     cell_ids: tuple[str, ...]
-    start: int  # index of the first token that the states predict, in the request's `forced`
+    start: int  # index in `forced` of the first token that the states predict
     hidden: Tensor  # last hidden states, [tokens, hidden_size]
-    since: range | None  # for each of these tokens, the tokens fed since the last eviction; None before the first one
-    evictions: int  # of the text so far
+    since: range | None  # for each of these tokens, the tokens fed since the last eviction; None before the first
+    evictions: int  # of the completion so far
 
 
 class Engine:
-    """Writes completions for requests whose branches may each have another policy.
+    """Writes completions for requests; each branch of a request may have another policy.
 
-    On a GPU the host runs ahead: it starts a step before it has read which texts the step before ended. A text that
-    ended gets one token too many, which is dropped. The host waits only for an eviction and at the length limit.
+    On a GPU the host runs ahead: it starts a step before it has read which completions the last step ended. An ended
+    completion gets one extra token, which is dropped. The host waits only for an eviction and at the length limit.
 
-    `slots` sequences are decoded at once, in `capacity` rows each, at least what any request's policy needs; `policies`
-    are those of all requests to come; `invariant` (None: on the CPU) makes a completion bit for bit the same whatever
-    else is decoded with it; `seed` begins the key of every sequence's random numbers.
+    The engine decodes `slots` sequences at once, each in `capacity` rows, at least what any request's policy needs;
+    `policies` are those of all later requests. `invariant` (None: true on the CPU) makes a completion bit for bit the
+    same whatever is decoded beside it. `seed` starts the key of every sequence's random numbers.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Engine:
         alone = self.cache.invariant or bool(self.cache.linears)
         self.prefiller = Prefiller(model, keep_queries=bool(self.cache.recorders), alone=alone)
         self.stop_ids = torch.tensor(model.stop_ids, device=device)
-        # Whether the host may start a step before it has read the ends of the last one, and whether those are unread.
+        # True if the host may start a step before it has read the ends of the last one; true while these are unread.
         self.ahead, self.unread = device.type == "cuda", False
         self.graphs: StepGraphs | None = None
         if StepGraphs.can_capture(model, self.cache):
@@ -117,7 +117,7 @@ class Engine:
         cache: CacheConfig = UNPACKED,
         **options: Any,
     ) -> Self:
-        """Make an engine with the capacity, signals and, unless given, slots for the requests, and other options."""
+        """Make an engine for the requests: their capacity, their signals and, unless given, their slots."""
         model.check_length(max(len(request.prompt_ids) for request in requests) + decoding.max_new_tokens)
         return cls(
             model,
@@ -135,7 +135,7 @@ class Engine:
 
     @torch.inference_mode()
     def steps(self, requests: Iterable[Request]) -> Iterator[list[tuple[str, Completion]]]:
-        """As `generate`, but yield after every step the completions that ended with it, most often none."""
+        """Like `generate`, but after every step yield a list of the completions that ended with it, usually empty."""
         queue = self._queue(requests)
         while queue or self.table.free < self.table.slots:
             with self.clock.time("wall"):
@@ -146,9 +146,9 @@ class Engine:
 
     @torch.inference_mode()
     def replay(self, requests: Iterable[Request]) -> Iterator[list[Fed]]:
-        """Feed every request's text to all of its branches, which evict as in decoding; yield each step's parts.
+        """Feed every request's tokens to all its branches, which evict as in decoding; yield each step's parts.
 
-        The requests must have been made with `replayed`. Between two evictions a text goes through in chunks.
+        Requests must be made with `replayed`. Between two evictions, tokens are fed in chunks.
         """
         queue = self._queue(requests)
         while queue or self.table.free < self.table.slots:
@@ -159,15 +159,15 @@ class Engine:
             yield fed
 
     def _queue(self, requests: Iterable[Request]) -> deque[Request]:
-        """The requests; in an engine that has no room to fork, one for each branch."""
+        """Return the requests; if the engine has no room to fork, one request per branch."""
         alone = self.table.slots == 1
         return deque(chain.from_iterable(request.split() for request in requests) if alone else requests)
 
     def feed(self, texts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
-        """Append known tokens to live slots' texts, in one step; return each slot's last hidden states [tokens, width].
+        """Append known tokens to live slots in one step; return each slot's last hidden states [tokens, width].
 
-        The states at index i predict token i: the slot is fed its text's last token and all of these but the last one.
-        The caller evicts; a slot takes at most `SlotTable.room` tokens up to its next eviction.
+        The state at index i predicts token i: the slot is fed its last token and all of these but the last one. The
+        caller evicts; until its next eviction a slot takes at most `SlotTable.room` tokens.
         """
         slots, counts = list(texts), [len(ids) for ids in texts.values()]
         device = self.model.device
@@ -188,7 +188,7 @@ class Engine:
         return dict(zip(slots, hidden[: len(tokens)].split(counts), strict=True))
 
     def _feed_live(self) -> list[Fed]:
-        """Feed the live slots what their texts have up to the next eviction; evict, and take out the texts that end."""
+        """Feed each live slot its known tokens up to its next eviction; evict; remove completions that end."""
         begun = {slot: int(self.table.generated[slot]) for slot in range(self.cache.live)}
         room, texts = max(1, _MOST_FED_AT_ONCE // max(1, len(begun))), {}
         for slot, start in begun.items():
@@ -221,16 +221,16 @@ class Engine:
         return min(_MOST_FED, self.cache.longest_chunk or _MOST_FED)
 
     def _step(self, queue: deque[Request]) -> list[tuple[str, Completion]]:
-        """Fill the slots, write one token in each, evict; return the completions that are known to have ended."""
+        """Fill the slots, write one token in each, evict; return the completions that have ended."""
         self._fill(queue)
-        if not self.cache.live:  # a long question is still being prefilled
+        if not self.cache.live:  # a long prompt is still being prefilled
             return []
         logits = self._forward()
         with self.clock.time("sampling"):
             self._sample(logits)
         completions = self._finish_ended(late=1) if self.unread else []
         self.table.ends.send(self.cache.live)
-        # An eviction must not touch a text that has ended, and at the length limit there is no room for one more token.
+        # An eviction must not change an ended completion, and at the length limit there is no row for another token.
         self.unread = self.ahead and not (self.table.due().any() or self.table.full().any())
         if not self.unread:
             completions += self._finish_ended(late=0)
@@ -239,7 +239,7 @@ class Engine:
         return completions
 
     def _fill(self, queue: deque[Request]) -> None:
-        """Fork parked trunks, then begin new requests: a parked trunk holds a slot in which nothing is written."""
+        """Fork parked trunks, then start new requests: a parked trunk occupies a slot without writing."""
         while self.table.waiting and (slot := self.table.fork()) is not None:
             if self.table.due()[slot]:
                 self._evict(slot)
@@ -259,7 +259,7 @@ class Engine:
             self._read_ahead(slot, request.forced)
 
     def _read_ahead(self, slot: int, known: Sequence[int]) -> None:
-        """Feed a new text's known tokens in chunks, all but the last one before its end and its first eviction."""
+        """Feed a new request's known tokens in chunks, up to the last before its end or first eviction."""
         end = min(len(known), self.table.room(slot)) - 1
         for start in range(0, end, self._most_fed):
             self.feed({slot: known[start : min(start + self._most_fed, end)]})
@@ -273,7 +273,7 @@ class Engine:
         return self.graphs(self._decode, live, room=self.table.slots - self.table.waiting)[:live]
 
     def _decode(self, rows: int) -> Tensor:
-        """Do the device's part of `_forward` for the first `rows` slots, at least the live ones."""
+        """Do the device's part of `_forward` for the first `rows` slots, which include all live slots."""
         tokens, positions = self.table.tokens[:rows], self.table.positions[:rows]
         with self.clock.time("forward"):
             self.cache.place_step(positions)
@@ -284,12 +284,12 @@ class Engine:
         return logits
 
     def _hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Last hidden states [tokens or more, hidden_size] of the tokens of a step, which the cache has begun."""
+        """Return last hidden states [tokens or more, hidden_size] of a step's tokens; the cache has begun the step."""
         beyond = self.cache.step_tokens - len(tokens)
         return self.model.step_hidden(pad(tokens, (0, beyond)), pad(positions, (0, beyond)), self.cache)
 
     def _sample(self, logits: Tensor) -> None:
-        """Draw every live slot's next token from logits [live, vocabulary], and flag the texts that it ends."""
+        """Draw each live slot's next token from logits [live, vocabulary], and flag the completions that it ends."""
         live = self.cache.live
         positions = self.table.positions[:live]
         positions += 1
@@ -305,7 +305,7 @@ class Engine:
         self.table.ends.flags[:live] |= self.table.broken[:live]
 
     def _finish_ended(self, *, late: int) -> list[tuple[str, Completion]]:
-        """Take out the texts that ended `late` steps ago, for each of their branches, without the tokens since."""
+        """Remove the completions that ended `late` steps ago, for each branch, and drop the tokens drawn since."""
         ended, found = self.table.ends.read(), []
         if not late:
             ended = ended | self.table.full()
@@ -322,7 +322,7 @@ class Engine:
         request, evictions = self.table[slot].request, self.table[slot].evictions
         ids, broken = self.table.text(slot).tolist(), bool(self.table.broken[slot])
         if broken:
-            ids.pop()  # the token that was drawn from such logits means nothing
+            ids.pop()  # a token drawn from logits that are not finite means nothing
         stopped = not broken and ids[-1] in self.model.stop_ids
         cut_off: StopReason = "length" if len(ids) == self.decoding.max_new_tokens else "loop"
         thinking = self.model.dialogue.thinking_tokens(ids)
@@ -342,7 +342,7 @@ class Engine:
         )
 
     def _evict_due(self) -> None:
-        """Evict every live slot that is due. A trunk is parked instead, until its branches can fork."""
+        """Evict from every live slot that is due. A trunk is parked instead, until its branches can fork."""
         for slot in reversed(np.flatnonzero(self.table.due()).tolist()):
             if self.table[slot].is_trunk:
                 self.table.park(slot)
@@ -350,7 +350,7 @@ class Engine:
                 self._evict(slot)
 
     def _evict(self, slot: int) -> None:
-        """Let the policy of a slot's only branch select the rows to keep, and free the others."""
+        """Let the policy of a slot's only branch select the rows to keep, and free the other rows."""
         state = self.table[slot]
         with self.clock.time("scoring"):
             view = self._view(slot, state)
@@ -359,7 +359,7 @@ class Engine:
         if kept < view.length:
             with self.clock.time("eviction"):
                 self.cache.evict(slot, selection)
-            held: list[int] = []  # of a replay nobody looks at the kept tokens
+            held: list[int] = []  # nothing reads the kept tokens of a replay
             if not state.request.replayed:
                 self.table.forget_forced(slot)
                 text_length = len(state.request.prompt_ids) + step
@@ -368,7 +368,7 @@ class Engine:
             self.table.add_eviction(slot, eviction)
 
     def _selected(self, state: SlotState, view: CacheView, slot: int) -> Selection:
-        """What the policy of a slot's only branch selects; a UserError names a policy whose selection cannot be."""
+        """Return the selection of a slot's policy; an invalid one raises UserError with the policy's name."""
         policy, request = state.branches[0].policy, state.request
         try:
             selection = policy.select(view)
@@ -391,7 +391,7 @@ class Engine:
             text_ids=torch.cat([uploaded(request.prompt_ids, text.device), text]),
             question_length=question_length,
             answer_start=None if thinking is None else question_length + thinking,
-            # A stream of its own, so that the policy does not repeat the numbers that drew the tokens.
+            # Another stream than the one that drew the tokens, so that the policy does not repeat its numbers.
             stream=sequence_key(self.seed, request.problem_id, request.draw, "select", len(state.evictions)),
             evictions=len(state.evictions),
         )

@@ -1,7 +1,7 @@
-"""CUDA graphs of the decode step, one per number of slots; replaying them spares a GPU the wait for kernel launches.
+"""CUDA graphs of the decode step, one per number of slots: a replay saves the GPU the wait for kernel launches.
 
-A graph reads and writes the memory of its capture, for a fixed number of slots. So the number of slots of a step is
-rounded up to a bucket. The step then also computes on some free slots, whose results are never read.
+A graph reads and writes the memory of its capture, for a fixed number of slots. So a step's number of slots is rounded
+up to a bucket. The step then also computes some free slots; their results are never read.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ Step = Callable[[int], Tensor]
 
 
 class StepGraphs:
-    """Runs a step eagerly or by replaying its graph.
+    """Runs a step eagerly or replays its graph.
 
-    The first step of a bucket runs eagerly, which also compiles its kernels; the second is captured. `timer` times a
+    A bucket's first step runs eagerly, which also compiles its kernels; the second step is captured. `timer` times a
     replay.
     """
 
@@ -30,13 +30,13 @@ class StepGraphs:
 
     @staticmethod
     def can_capture(model: LoadedModel, cache: SlotCache) -> bool:
-        # A graph can hold a step that never waits for the device, as the fused one.
+        # A graph can hold a step that never waits for the device, such as the fused step.
         return model.device.type == "cuda" and cache.ragged and model.spec.fusable
 
     def __call__(self, step: Step, live: int, room: int) -> Tensor:
-        """Run a step; return logits of `live` slots or more. If the bucket exceeds `room`, run `live` eagerly.
+        """Run a step; return logits of `live` slots or more. If the bucket exceeds `room`, run `live` slots eagerly.
 
-        `step`, the same in all calls, feeds one token to each of a number of slots, never waits for the device, and
+        All calls pass the same `step`. It feeds one token to each of a number of slots, never waits for the device, and
         returns logits [slots, vocabulary].
         """
         rows = bucket(live, self.slots)
@@ -62,7 +62,7 @@ class StepGraphs:
 
 
 def bucket(live: int, slots: int) -> int:
-    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16 and so on that is at least `live`, and at most `slots`."""
+    """Return the smallest of 1, 2, 3, 4, 6, 8, 12, 16 and so on that is at least `live`, and at most `slots`."""
     power = 1 << (live - 1).bit_length()
     between = power * 3 // 4
     return min(between if live <= between else power, slots)

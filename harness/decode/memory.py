@@ -17,16 +17,16 @@ from kvsweep.harness.decode.slots import SlotTable
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import ModelSpec
 
-# More slots gain little (CPU: results/published/benchmarks.md; CUDA: a guess until it is measured).
+# Beyond this number, more slots gain little (CPU: results/published/benchmarks.md; CUDA: a guess, not measured).
 MOST_SLOTS = {"cpu": 64, "cuda": 256}
 MEMORY_SHARE = 0.8
-# A logit as the network gives it, as float32 and as drawing changes it: probabilities, and sums in float64 (a test
-# counts what drawing holds at once).
+# Bytes for each logit: the network's own, its float32 copy, probabilities, and sums in float64 while a token is drawn
+# (a test counts the memory that drawing takes at once).
 BYTES_PER_LOGIT = 28
 
 
 class AutoSlots(NamedTuple):
-    """A number of slots to decode with, and its arithmetic as a sentence."""
+    """A number of slots to decode with, and a sentence that shows its arithmetic."""
 
     slots: int
     reason: str
@@ -40,9 +40,9 @@ def auto_slots(
     *,
     wanted: int | None = None,
 ) -> AutoSlots:
-    """As many slots as fit into the free memory, at most `MOST_SLOTS` and one per completion, or `wanted`.
+    """Return the number of slots that fit into free memory: at most `MOST_SLOTS`, one per completion, or `wanted`.
 
-    On a GPU memory that Python has not collected yet is released first.
+    On a GPU, first release memory that Python has not collected yet.
     """
     if model.device.type == "cuda":
         release_memory()
@@ -59,9 +59,9 @@ def auto_slots(
 
 
 def slot_bytes(shape: CacheShape, requests: Sequence[Request], decoding: DecodingConfig, config: CacheConfig) -> int:
-    """Bytes that a slot of `Engine.sized_for` takes on the device: rows, positions, recorded signals and the text.
+    """Bytes that a slot of `Engine.sized_for` takes on the device: rows, positions, signals, and the text.
 
-    They are counted on a cache and a table of one slot that have shapes and no memory (torch's meta device).
+    They are counted on a cache and a table of one slot that have shapes but no memory (torch's meta device).
     """
     device, policies = torch.device("meta"), policies_of(requests)
     capacity = needed_capacity(requests, decoding)
@@ -71,12 +71,12 @@ def slot_bytes(shape: CacheShape, requests: Sequence[Request], decoding: Decodin
 
 
 def fitting_slots(free: float, each: int) -> int:
-    """Slots of so many bytes each that fit into the share of free memory that is given to them."""
+    """Return how many slots of `each` bytes fit into the share of `free` bytes that slots may take."""
     return int(max(0, free) * MEMORY_SHARE) // each
 
 
 def step_bytes(spec: ModelSpec) -> int:
-    """Bytes that a step needs for each slot beside the cache: those of its logits, until a token is drawn."""
+    """Bytes beside the cache that a step needs per slot: its logits, until a token is drawn."""
     return BYTES_PER_LOGIT * spec.vocab_size
 
 
@@ -85,20 +85,20 @@ def policies_of(requests: Iterable[Request]) -> list[Policy]:
 
 
 def slot_cache(shape: CacheShape, policies: Sequence[Policy], **options: Any) -> SlotCache:
-    """A cache that records what these policies need; the options are `SlotCache`'s."""
+    """Return a cache that records the signals of these policies; the options are `SlotCache`'s."""
     signals = dict.fromkeys(signal for policy in policies for signal in policy.signals)
     return SlotCache(shape, signals=signals, per_head=any(policy.per_head for policy in policies), **options)
 
 
 def release_memory() -> None:
-    """Give back what nothing refers to: Python's cycles, and the blocks that torch keeps of a GPU."""
+    """Release unused memory: Python's reference cycles, and the GPU blocks that torch keeps."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that could still be allocated on the device; for a CPU at most what control groups and SLURM leave."""
+    """Bytes that can still be allocated on the device; on a CPU within the limits of control groups and SLURM."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

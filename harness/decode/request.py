@@ -1,4 +1,4 @@
-"""The input of the engine: how to decode, and requests with their branches. Importing this does not import torch."""
+"""The engine's input: how to decode, and requests with branches. Importing this module does not import torch."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -16,18 +16,18 @@ from kvsweep.records import Completion
 SamplingOrder = Literal["top_k_then_top_p", "top_p_then_top_k"]
 ORDERS: tuple[SamplingOrder, ...] = get_args(SamplingOrder)
 
-# Logits divided by a lower temperature would leave the range of float32.
+# Logits divided by a lower temperature would exceed float32's range.
 _COLDEST = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """The way in which tokens are drawn."""
+    """How tokens are drawn."""
 
     temperature: float  # divides the logits; 0 takes the most likely token
     top_p: float = 1.0  # probability of the nucleus, in (0, 1]; the token that crosses it is kept
     top_k: int = 0  # number of most likely tokens kept; 0 keeps all
-    # Whether the nucleus is measured on the renormalised top k (transformers, vLLM) or the whole distribution (DynTS).
+    # The nucleus is computed from the renormalised top k (transformers, vLLM) or from the whole distribution (DynTS).
     order: SamplingOrder = "top_k_then_top_p"
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """How completions are sampled and cut off: at `max_new_tokens`, with `stop_on_loop` where they end in a loop."""
+    """How completions are sampled and truncated: at `max_new_tokens`, and with `stop_on_loop` when they loop."""
 
     name: str
     max_new_tokens: int
@@ -59,7 +59,7 @@ class DecodingConfig:
 
 
 def build_decoding(node: DictConfig) -> DecodingConfig:
-    """Build the decoding from its flat section, which holds all fields, those of the sampling included."""
+    """Build the decoding from its flat section, which also has the fields of the sampling."""
     values = {str(name): value for name, value in node.items()}
     own = {name: values.pop(name) for name in set(values) & {"name", "max_new_tokens", "stop_on_loop"}}
     return build(DecodingConfig, "decoding", own | {"sampling": build(SamplingConfig, "decoding", values)})
@@ -67,7 +67,7 @@ def build_decoding(node: DictConfig) -> DecodingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """One cell's wish for a completion, and the policy that evicts from it."""
+    """A cell that wants a completion, and the policy that evicts from it."""
 
     cell_id: str
     policy: Policy
@@ -75,18 +75,18 @@ class Branch:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One problem and draw, wanted by one cell or more.
+    """One problem and draw, wanted by one or more cells.
 
-    The engine writes the tokens that all branches share once, as a trunk, and forks each branch where its policy first
-    evicts. A text that ends earlier is every branch's.
+    The engine writes the tokens that all branches share once, as a trunk, and forks a branch when its policy first
+    evicts. A completion that ends before is every branch's completion.
     """
 
     problem_id: str
     draw: int
     prompt_ids: tuple[int, ...]
     branches: tuple[Branch, ...]
-    forced: tuple[int, ...] = ()  # first tokens that are known already (`Completion.shared_ids`), up to an eviction
-    replayed: bool = False  # whether `forced` is the whole text, which every branch is given also after its evictions
+    forced: tuple[int, ...] = ()  # first tokens, known already (`Completion.shared_ids`), up to an eviction
+    replayed: bool = False  # True: `forced` is the whole completion, fed to every branch also after evictions
 
     @property
     def key(self) -> tuple[str, int]:
@@ -94,7 +94,7 @@ class Request:
 
     @cached_property
     def prefilled_ids(self) -> tuple[int, ...]:
-        """The prompt without its last token, which the first step feeds."""
+        """The prompt without its last token; the first step feeds the last token."""
         return self.prompt_ids[:-1]
 
     def split(self) -> Iterator[Self]:  # for an engine that has no room to fork
@@ -102,7 +102,7 @@ class Request:
 
 
 def is_untouched(completion: Completion, policy: Policy) -> bool:
-    """True if a completion is what this policy's own cell would have written: neither evicts anything from it."""
+    """True if this policy's own cell would have written the same completion: no eviction in either."""
     trigger = policy.trigger(completion.prompt_tokens)
     assert completion.peak_length is not None
     # The last step evicts nothing. The step before it found peak_length - 2 rows, and evicts if it found `trigger`.
@@ -110,12 +110,12 @@ def is_untouched(completion: Completion, policy: Policy) -> bool:
 
 
 def grows(policy: Policy, longest: int, limit: int) -> bool:
-    """True if a text of `limit` tokens behind a question of `longest` may need all rows, or more than first evicted."""
+    """True if a completion of `limit` tokens after `longest` prompt tokens may need all rows, or more than at first."""
     capacity, trigger = policy.capacity(longest, limit), policy.trigger(longest)
     return capacity == longest + limit or trigger is None or capacity > max(trigger, longest) + 1
 
 
 def needed_capacity(requests: Iterable[Request], decoding: DecodingConfig) -> int:
-    """Rows per slot that suffice for every branch of the requests, a whole number of attention's blocks."""
+    """Rows per slot that every branch of the requests can run with, a multiple of attention's block."""
     rows = max(b.policy.capacity(len(r.prompt_ids), decoding.max_new_tokens) for r in requests for b in r.branches)
     return whole_blocks(rows, ROW_BLOCK)

@@ -1,6 +1,6 @@
-"""The streams of random numbers, and how the settings of a decoding draw a token.
+"""The streams of random numbers, and drawing a token with a decoding's settings.
 
-A number is a pure function of (seed, problem, draw, position). So two cells write the same tokens until one of them
+A number is computed only from (seed, problem, draw, position). So two cells write the same tokens until one of them
 evicts, and a completion is the same after a resume, in any order of requests, with any number of slots.
 """
 
@@ -15,23 +15,23 @@ from kvsweep.kernels.sampling import inverse_cdf, uniform
 
 
 def sequence_key(*parts: object) -> int:
-    """Hash the parts that name a stream of uniform numbers to its key, a signed integer of 64 bits."""
+    """Hash the parts that name a stream of uniform numbers; return its key, a signed 64-bit integer."""
     text = "\x1f".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
 def uniforms_of_rows(stream: int, positions: Tensor) -> Tensor:
-    """A uniform number per cache row, by position [length]; with [layers, kv_heads, length] by layer and head too."""
+    """A uniform number per cache row: by position [length], or by layer and head too [layers, kv_heads, length]."""
     if positions.dim() == 1:
         return uniform(stream, positions)
     layers, heads, _ = positions.shape
     grid = torch.arange(layers * heads, device=positions.device).view(layers, heads, 1)
-    # Positions are below 2**32, so every (layer, head) has a range of counters of its own.
+    # Positions are below 2**32, so each (layer, head) has its own range of counters.
     return uniform(stream, positions + ((grid + 1) << 32))
 
 
 def cuts(config: SamplingConfig) -> dict[str, Any]:
-    """The settings that `draw_tokens` of both implementations takes."""
+    """Return the settings that `draw_tokens` of both implementations takes."""
     k_first = config.order == "top_k_then_top_p"
     return {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k, "k_first": k_first}
 

@@ -1,4 +1,4 @@
-"""The slot table: which sequence each slot holds, and the numbers that decoding keeps per slot."""
+"""The slot table: the sequence in each slot, and the numbers that decoding keeps per slot."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class SlotState:
 
 
 class EndFlags:
-    """A flag per slot: whether the latest step ended the slot's text. The device sets it, the host reads it later."""
+    """A flag per slot: true if the latest step ended its completion. The device sets it, the host reads it later."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.flags = torch.zeros(slots, dtype=torch.bool, device=device)
@@ -51,31 +51,31 @@ class EndFlags:
         self._live = 0
 
     def send(self, live: int) -> None:
-        """Begin to copy the flags of the live slots to the host."""
+        """Start copying the flags of the live slots to the host."""
         self._live = live
         self._on_host[:live].copy_(self.flags[:live], non_blocking=True)
         if self._event is not None:
             self._event.record()
 
     def read(self) -> Any:
-        """Wait for the flags that were sent last, and return them, [live]."""
+        """Wait for the flags that were sent last; return them, [live]."""
         if self._event is not None:
             self._event.synchronize()
         return self._on_host[: self._live].numpy()
 
 
 class SlotTable:
-    """The sequences in the slots of a cache, and a column of each number that decoding keeps per slot.
+    """The sequences in a cache's slots, and columns of the numbers that decoding keeps per slot.
 
     Slots 0 to `cache.live` - 1 decode. A trunk that waits for a free slot to fork into is parked at the upper end,
     below the `waiting` trunks parked before it. The slots in between are free.
 
-    On the host lie `generated`, the tokens written; `forced`, how many of the first the request gives; `limits`, at
-    which the text is cut off; `triggers`, the cache length that makes the next step evict. On the device lie `tokens`
-    and `positions`, what to feed next; `streams`, the keys of random numbers; `written` [slots, max_new_tokens], where
-    the tokens that a request gives lie from the start; `counts` and `given`, as `generated` and `forced`; `ends`;
-    `broken`, whether the newest token was drawn from logits that are not finite; and `agreeing`: for each period of a
-    loop, the tokens at the end of the text that equal the token one period before, [slots, periods].
+    On the host: `generated`, the tokens written; `forced`, the number of first tokens that the request gives; `limits`,
+    the length at which the completion is truncated; `triggers`, the cache length at which the next step evicts. On the
+    device: `tokens` and `positions` to feed next; `streams`, the keys of random numbers; `written` [slots,
+    max_new_tokens], with a request's given tokens from the start; `counts` and `given`, equal to `generated` and
+    `forced`; `ends`; `broken`, true if the newest token's logits were not finite; `agreeing` [slots, periods]: for each
+    period of a loop, how many last tokens equal the token one period earlier.
     """
 
     def __init__(self, cache: SlotCache, *, max_new_tokens: int, find_loops: bool = False) -> None:
@@ -105,23 +105,23 @@ class SlotTable:
         return self.slots - self.cache.live - self.waiting
 
     def due(self) -> np.ndarray:
-        """Live slots whose length had reached their trigger before the latest step (the published rule), [live]."""
+        """Return a mask of live slots with a length that had reached the trigger before the latest step, [live]."""
         live = self.cache.live
-        # The token that the step fed must be a generated one, so an overlong question is not evicted before it.
+        # The step must have fed a generated token, so an overlong prompt is not evicted before the first one.
         return (self.cache.lengths[:live] - 1 >= self.triggers[:live]) & (self.generated[:live] > 1)
 
     def room(self, slot: int) -> int:
-        """Tokens that a slot can be fed, the last of which makes it due."""
+        """Return the tokens that a slot can be fed until it is due, the last included."""
         return max(int(self.triggers[slot]) + 1 - int(self.cache.lengths[slot]), 2 - int(self.generated[slot]), 1)
 
     def full(self) -> np.ndarray:
-        """Live slots whose text has reached its limit, [live]."""
+        """Return a mask of live slots at their length limit, [live]."""
         return self.generated[: self.cache.live] >= self.limits[: self.cache.live]
 
     def has_room(self, request: Request) -> bool:
-        """True if a slot is free and, for a request of several branches, the branches will find room to fork.
+        """True if a slot is free and, for a request of several branches, the branches will find slots to fork into.
 
-        Trunks take at most half of the slots, and none begins while the table has branches enough to fill every slot.
+        Trunks take at most half of the slots, and none starts while the table has enough branches to fill every slot.
         """
         if not self.free or len(request.branches) == 1:
             return self.free > 0
@@ -131,7 +131,7 @@ class SlotTable:
         return len(trunks) < max(1, self.slots // 2) and unforked < self.slots
 
     def admit(self, request: Request, prefill: Prefill, *, stream: int) -> int:
-        """Begin a request whose prompt is prefilled; the next step feeds the prompt's last token. Return the slot."""
+        """Start a request with a prefilled prompt; the next step feeds the prompt's last token. Return the slot."""
         slot = self.cache.admit(prefill)
         self._seat(slot, SlotState(request, list(request.branches)))
         self.generated[slot], self.counts[slot] = 0, 0
@@ -143,7 +143,7 @@ class SlotTable:
         return slot
 
     def forget_forced(self, slot: int) -> None:
-        """Draw the slot's tokens from here on: an eviction has changed what they would be."""
+        """From here on, draw the slot's tokens: an eviction has changed what they would be."""
         self._force(slot, 0)
 
     def _force(self, slot: int, tokens: int) -> None:
@@ -151,7 +151,7 @@ class SlotTable:
         self.given[slot] = tokens
 
     def append(self, drawn: Tensor) -> Tensor:
-        """Write the token drawn for each live slot, [live], or the given one; return what was written, [live]."""
+        """Write each live slot's drawn token, [live], or its given token; return the written tokens, [live]."""
         live = self.cache.live
         rows, counts = self.cache.slot_ids[:live], self.counts[:live]
         if (self.generated[:live] < self.forced[:live]).any():
@@ -163,7 +163,7 @@ class SlotTable:
         return drawn
 
     def extend(self, slots: Sequence[int], counts: Sequence[int], ids: Tensor) -> None:
-        """Write known tokens behind the slots' texts, `counts` of `ids`; all but the last of each have been fed."""
+        """Write `counts` known tokens of `ids` to each slot; all of a slot's tokens but the last have been fed."""
         device = ids.device
         at, sizes = uploaded(slots, device), uploaded(counts, device)
         ends = sizes.cumsum(0)
@@ -179,14 +179,14 @@ class SlotTable:
                 self._count_agreeing(slice(slot, slot + 1), count)
 
     def looping(self) -> Tensor:
-        """Take the tokens appended last into account; return which live texts loop (`loops.find_loop`), [live]."""
+        """Count the newest tokens for loops; return which live completions loop (`loops.find_loop`), [live]."""
         live = slice(self.cache.live)
         self._count_agreeing(live, 1)
         needed = (LEAST_REPEATS * self._periods).clamp(min=LEAST_TOKENS)
         return (self.agreeing[live] + self._periods >= needed).any(-1)
 
     def _count_agreeing(self, slots: slice, count: int) -> None:
-        """Take the newest `count` tokens of the slots' texts into account."""
+        """Count the newest `count` tokens of the slots for loops."""
         places = self.counts[slots, None] - 1 - torch.arange(count, device=self.counts.device)  # newest first
         before = places[..., None] - self._periods  # [slots, count, periods]
         rows = self.cache.slot_ids[slots, None]
@@ -195,7 +195,7 @@ class SlotTable:
         self.agreeing[slots] = unbroken.sum(dim=1) + self.agreeing[slots] * unbroken[:, -1]
 
     def add_eviction(self, slot: int, eviction: Eviction) -> None:
-        """Note an eviction of a slot, after which its trigger may be another."""
+        """Record an eviction of a slot, and set the slot's next trigger."""
         self[slot].evictions.append(eviction)
         self._seat(slot, self[slot])
 
@@ -203,7 +203,7 @@ class SlotTable:
         return self.written[slot, : self.generated[slot]]
 
     def release(self, slot: int) -> None:
-        """End the sequence of a live slot, and move the last live slot into its place."""
+        """End a live slot's sequence, and move the last live slot into its place."""
         self.cache.live -= 1
         if slot != self.cache.live:
             self._copy(self.cache.live, slot)
@@ -220,7 +220,7 @@ class SlotTable:
         self.waiting += 1
 
     def fork(self) -> int | None:
-        """Make a due branch of the lowest parked trunk live, all of it if none is due; return its slot if any."""
+        """Make a due branch of the lowest parked trunk live, or the whole trunk if none is due; return its slot."""
         parked, slot = self.slots - self.waiting, self.cache.live
         trunk = self[parked]
         due = [branch for branch in trunk.branches if self.cache.lengths[parked] > trunk.trigger(branch)]
@@ -229,7 +229,7 @@ class SlotTable:
             self._copy(parked, slot)
         elif not resumes:
             return None
-        # Without a free slot, `parked` is the slot behind the live ones and needs no copy to become live.
+        # If no slot is free, `parked` is the slot behind the live ones, and becomes live without a copy.
         self.cache.live += 1
         if resumes:
             self.waiting -= 1
@@ -257,10 +257,10 @@ class SlotTable:
 def view_slot(
     model: LoadedModel, cache: SlotCache, slot: int, policy: Policy, *, text_ids: Tensor, stream: int, **named: Any
 ) -> CacheView:
-    """The view of a slot that its policy selects from.
+    """Return the view of a slot from which its policy selects.
 
-    `text_ids` [text length] are prompt and text so far, of which the last token is not fed yet; `stream` is the key of
-    the policy's random numbers; `named` are the fields of `CacheView` that a cache does not know.
+    `text_ids` [text length] is prompt and completion so far; the last token is not fed yet. `stream` is the key of the
+    policy's random numbers. `named` has the fields of `CacheView` that a cache does not know.
     """
     length = int(cache.lengths[slot])
     positions = cache.positions[slot, ..., :length]
@@ -284,7 +284,7 @@ def view_slot(
 
 
 class _Layers(Sequence[Tensor]):
-    """Each layer's keys (0) or values (1) of a slot, read when they are asked for, since most policies look at few."""
+    """Each layer's keys (0) or values (1) of a slot, read on demand, since most policies read few of them."""
 
     def __init__(self, cache: SlotCache, slot: int, which: int) -> None:
         self.cache, self.slot, self.which = cache, slot, which
@@ -299,17 +299,17 @@ class _Layers(Sequence[Tensor]):
         return self.cache.storage.read(range(len(self))[layer], self.slot, self.length)[self.which]
 
 
-# Enough tokens to fill the processor, few enough that the decoding slots hardly wait.
+# Enough tokens to keep the processor busy, few enough that the decoding slots hardly wait.
 STEP_TOKENS = 2048
 _Ids = tuple[int, ...]
 
 
 class Prefiller:
-    """Prefills at most `step_tokens` tokens per call: several short prompts side by side, or a chunk of a long one.
+    """Prefills at most `step_tokens` tokens per call: several short prompts together, or a chunk of a long one.
 
-    The tokens of a call include padding. The draws and cells of a problem share one prefill. `keep_queries`: whether
-    some recorder needs the prompts' queries. `alone`: whether each prompt is prefilled alone, because its rows must not
-    depend on the prompts beside it (products may round otherwise), or because linear layers would read the padding.
+    A call's tokens include padding. A problem's draws and cells share one prefill. `keep_queries`: true if a recorder
+    needs the prompts' queries. `alone`: prefill each prompt alone, because its rows must not depend on other prompts
+    (products may round differently), or because linear layers would read the padding.
     """
 
     def __init__(self, model: LoadedModel, *, keep_queries: bool, alone: bool = False) -> None:
@@ -322,7 +322,7 @@ class Prefiller:
         self.done = {ids: prefill for ids, prefill in self.done.items() if ids in wanted}
 
     def advance(self, wanted: Iterable[_Ids]) -> None:
-        """Prefill as many tokens as one call may, of the wanted prompts that are not done, in their order."""
+        """Prefill as many tokens as one call may, from the wanted prompts that are not done, in order."""
         missing = [ids for ids in dict.fromkeys(wanted) if ids not in self.done]
         if not missing:
             return
