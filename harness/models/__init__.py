@@ -1,1 +1,1 @@
-"""Models: configuration, loading, the fused step, thinking tags."""
+"""Models: configuration, loading, the fused decode step, and thinking tags."""

@@ -1,4 +1,4 @@
-"""Chat templates and control tokens: how a question becomes the text that a model reads, and nothing but a question."""
+"""Chat templates and control tokens: make a prompt from a question, and let a question be only text."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from kvsweep.harness.models.chat_process import BYTES, SECONDS
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Stand for a control token before a text: one that leaves the blanks behind it, and one that takes them.
+# These characters stand for a control token before a text: one that leaves the blanks behind it, one that takes them.
 _STAND_BEFORE = ("\ue000", "\ue001")
-_BRACKETED = re.compile(r"<\S.*>|\[\S.*\]", re.DOTALL)  # as <tool_call> and [INST]
+_BRACKETED = re.compile(r"<\S.*>|\[\S.*\]", re.DOTALL)  # such as <tool_call> and [INST]
 
 
 class TemplateFault(Exception):
-    """What is wrong with a chat template, in words that follow its name."""
+    """A fault of a chat template, in words that follow the template's name."""
 
 
 class _Process:
-    """The process that renders templates: started once, and again after one that exceeded its limits."""
+    """The process that renders templates: started once, and again after a template exceeded its limits."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -38,7 +38,7 @@ class _Process:
         self._lock = threading.Lock()
 
     def ask(self, question: dict[str, Any]) -> dict[str, str]:
-        """The process's answer; a fault if a limit of the system ended the process."""
+        """Return the process's answer; raise TemplateFault if a limit of the system ended the process."""
         with self._lock:
             process = self._running()
             assert process.stdin is not None
@@ -46,7 +46,7 @@ class _Process:
             try:
                 print(json.dumps(question), file=process.stdin, flush=True)
                 line = process.stdout.readline()
-            except BaseException:  # Ctrl-C: an answer that nobody has read must not answer the next question
+            except BaseException:  # after Ctrl-C an unread answer must not be taken for the next one
                 process.kill()
                 process.wait()
                 raise
@@ -57,14 +57,14 @@ class _Process:
             return {"fault": f"it needs more than {SECONDS} seconds or {BYTES >> 30} GiB of memory"}
 
     def start(self) -> None:
-        """Start the process, which imports for a second, so that the first question need not wait for it."""
+        """Start the process early: its imports take a second, which the first question then does not wait for."""
         with self._lock:
             self._running()
 
     def _running(self) -> subprocess.Popen[str]:
-        # A fork shares the pipes, so it gets a process of its own.
+        # A fork shares the pipes, so each forked process starts its own.
         if self._process is None or self._parent != os.getpid() or self._process.poll() is not None:
-            # -P: no module of the folder that the user is in.
+            # -P: import no module from the user's current folder.
             command = [sys.executable, "-P", "-m", "kvsweep.harness.models.chat_process"]
             self._process = subprocess.Popen(
                 command,
@@ -90,13 +90,13 @@ atexit.register(TEMPLATES.end)
 def templated(
     tokenizer: PreTrainedTokenizerFast, *texts: str, today: str, variables: Mapping[str, Any], asks: bool = True
 ) -> str:
-    """Texts of a user and an assistant by turns in the tokenizer's chat template; a TemplateFault if it fails.
+    """Render texts of user and assistant in turn with the tokenizer's chat template; raises TemplateFault if it fails.
 
-    `variables` are handed to the template. The text reaches to where the model writes, if it `asks`.
+    The template gets `variables`. If it `asks`, the result ends where the model writes.
     """
     try:
         template = tokenizer.get_chat_template()
-    except ValueError as error:  # there is none, or several and no default
+    except ValueError as error:  # no template, or several without a default
         raise TemplateFault(str(error).splitlines()[0]) from error
     if unread := [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", template)]:
         raise TemplateFault(f"it reads no variable {', '.join(unread)}, which model.template sets")
@@ -108,9 +108,9 @@ def templated(
 
 
 class ControlTokens:
-    """The tokens that structure a chat: special ones, tags of the thinking, and other added ones within brackets.
+    """The tokens that structure a chat: special tokens, thinking tags, and other added tokens within brackets.
 
-    A word that was added to a vocabulary structures nothing.
+    Other words that were added to a vocabulary are not control tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, tags: Collection[str | None] = ()) -> None:
@@ -122,26 +122,26 @@ class ControlTokens:
         }
         self._strips = {token.content for token in tokenizer.added_tokens_decoder.values() if token.rstrip}
         longest_first = sorted(self._texts.values(), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # (?!) is found nowhere
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # (?!) matches nothing
 
     def found_in(self, text: str) -> str | None:
-        """A control token that the tokenizer reads in a text; None if there is none."""
+        """Return a control token that the tokenizer reads in a text; None if there is none."""
         if found := self._pattern.search(text):
             return found.group()
-        # A tokenizer may read some tokens in other spellings.
+        # A tokenizer may also read other spellings of a token.
         ids = self._control_ids(self._tokenizer(text, add_special_tokens=False).input_ids)
         return str(self._tokenizer.convert_ids_to_tokens(min(ids))) if ids else None
 
     def first_in(self, ids: list[int]) -> int | None:
-        """The first control token among the ids; None if there is none."""
+        """Return the first control token among the ids; None if there is none."""
         return next((i for i in ids if i in self._texts), None)
 
     def encode_between(self, edges: list[str], question: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a template's texts with a question between them, in which nothing is a control token.
+        """Token ids of a template's texts with a question between them; no part of the question is a control token.
 
-        The plain part reaches to the template's control tokens around the question, where a tokenizer cuts a text
-        anyway: so the ids at the question's edges are those of the whole text. A ValueError if the tokenizer makes
-        control tokens of plain text.
+        The plain part reaches to the template's control tokens around the question. A tokenizer cuts a text there
+        anyway, so the ids at the question's edges equal those of the whole text. Raises ValueError if the tokenizer
+        makes control tokens from plain text.
         """
         backend = self._tokenizer.backend_tokenizer
         backend.no_truncation()
@@ -159,9 +159,9 @@ class ControlTokens:
         return list(backend.post_process(merged, add_special_tokens=add_special_tokens).ids)
 
     def _plain(self, text: str, before: str) -> Encoding:
-        """A text without control tokens as it is read behind the control token `before`, if any.
+        """Encode a text without control tokens, as it is read behind the control token `before`, if any.
 
-        A tokenizer may write a space in front of a whole text alone, and a token may take the blanks behind it.
+        A tokenizer may write a space only in front of a whole text, and a token may take the blanks behind it.
         """
         if not set(_STAND_BEFORE).isdisjoint(text):
             raise ValueError("the text holds a character of Unicode's private use")
@@ -173,14 +173,14 @@ class ControlTokens:
         return encoding
 
     def _control_ids(self, ids: list[int]) -> set[int]:
-        """The control tokens among the ids, without the token that a tokenizer writes for unknown characters."""
+        """Return the control tokens among the ids, except the token for unknown characters."""
         return self._texts.keys() & set(ids) - {self._tokenizer.unk_token_id}
 
     @cached_property
     def _plain_tokenizer(self) -> Tokenizer:
-        """The tokenizer without its control tokens, and with what stands for one before a text.
+        """Return the tokenizer without control tokens, and with the characters that stand for one before a text.
 
-        Its own option knows special tokens alone.
+        The tokenizer's own option knows only special tokens.
         """
         whole = json.loads(self._tokenizer.backend_tokenizer.to_str())
         kept = [token for token in whole["added_tokens"] if token["id"] not in self._texts]

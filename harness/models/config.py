@@ -1,4 +1,4 @@
-"""The configuration of a model and its identity. Importing this does not import torch."""
+"""A model's configuration and identity. Importing this module does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,20 +15,20 @@ from kvsweep.harness.models.hub import adapter_files, commit_of, converted, find
 from kvsweep.records import content_hash
 from kvsweep.thinking import ThinkTags
 
-# What a stand-in tokenizer must have a token for.
+# Roles for which a stand-in tokenizer must have a token.
 ROLES = ("bos", "eos", "user", "assistant")
 
-# What kvsweep itself hands to a chat template.
+# Variables that kvsweep itself passes to a chat template.
 _NOT_VARIABLES = {"messages", "tools", "documents", "chat_template", "add_generation_prompt"}
 
-# What a chat template asks for today's date by, and the files beside *.jinja that may hold one.
+# The call by which a template asks for today's date, and the files beside *.jinja that may hold a template.
 _DATE, _TEMPLATES = "strftime_now", ("tokenizer_config.json", "chat_template.json")
 _CHECKPOINT_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A model: conf/model/base/model.yaml describes its fields; a contradiction raises a UserError."""
+    """A model. conf/model/base/model.yaml describes the fields; a contradiction raises UserError."""
 
     name: str
     title: str
@@ -47,13 +47,13 @@ class ModelConfig:
     chat_template: Literal["own", "none"] = "own"
     template: Mapping[str, Any] | None = field(default=None, hash=False)
     today: str = "2026-01-01"
-    # Mappings have no hash. Equality still compares them.
+    # A mapping has no hash; equality still compares it.
     config: Mapping[str, Any] | None = field(default=None, hash=False)
     special_tokens: Mapping[str, str] | None = field(default=None, hash=False)
     safetensors_only: bool = True
     predictor: str | None = None
     statistics: str | None = None
-    # Read by conf/policy and conf/decoding alone.
+    # Only conf/policy and conf/decoding read this field.
     sizes: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class ModelConfig:
 
     @property
     def is_built(self) -> bool:
-        """True if the model is built from `config` alone, with random weights and a stand-in tokenizer."""
+        """True if the model is built from `config`, with random weights and a stand-in tokenizer."""
         return self.random_weights and self.config is not None
 
     @property
@@ -95,17 +95,17 @@ class ModelConfig:
 
     @property
     def checkpoint(self) -> str:
-        """The folder or the hub id that weights and tokenizer are read from; a GGUF file is converted to a folder."""
+        """The folder or hub id of weights and tokenizer; a GGUF file is converted to a folder."""
         return self.place if self.gguf is None else str(converted(find_gguf(self.gguf)))
 
     @property
     def commit(self) -> str | None:
-        """The commit of a model on the hub, whatever `revision` names; None for a folder, a file or a built model."""
+        """The commit of a hub model, whatever `revision` names; None for a folder, a file or a built model."""
         on_hub = self.gguf is None and not self.is_built and not Path(self.place).is_dir() and is_id(self.place)
         return commit_of(self.place, self.revision) if on_hub else None
 
     def files(self) -> dict[Path, str]:
-        """The files of checkpoint and adapter on this disk, each with the hash of all contents up to its end."""
+        """The files of checkpoint and adapter on this disk, each with the hash of its contents."""
         adapter = adapter_files(self.adapter) if self.adapter is not None else []
         return {**self._checkpoint_files(), **dict(zip(adapter, digests(adapter), strict=True))}
 
@@ -119,14 +119,14 @@ class ModelConfig:
         return dict(zip(files, digests(files, named=True), strict=True))
 
     def identity(self) -> dict[str, Any]:
-        """Everything about the model that can change a completion: weights, precision, tag that ends the thinking."""
+        """Everything about the model that can change a completion: weights, precision, the closing thinking tag."""
         if self.is_built:
             weights = f"random@{content_hash([dict(self.config or {}), dict(self.special_tokens or {})])}"
         else:
             weights = [f"{self.place}@{self.commit or self.revision}", *self._checkpoint_files().values()][-1]
         if self.adapter is not None:
             weights = content_hash([weights, digests(adapter_files(self.adapter))[-1]])
-        # Only where it acts, so that cells that are older than the setting keep their cell_id.
+        # Named only if it acts, so that cells from before this setting keep their cell_id.
         forced = {"force_think": True, "think_start": self.think_start} if self.force_think else {}
         file = find_gguf(self.gguf) if self.gguf is not None and not self.is_built else None
         scaled = {"gguf_rope": True} if file is not None and scales_rope(file) else {}
@@ -138,7 +138,7 @@ class ModelConfig:
         return {"weights": weights, **run, **forced, **bare, **given, **scaled, **dated}
 
     def _may_read_the_date(self) -> bool:
-        """Whether the chat template is seen to ask for today's date, or lies on the hub and another date is set."""
+        """True if the chat template asks for today's date, or lies on the hub and another date is set."""
         if self.is_built or self.chat_template == "none":
             return False
         if self.gguf is not None:
@@ -150,5 +150,5 @@ class ModelConfig:
         return any(names(file, _DATE) for file in files if file.is_file())
 
     def describe(self) -> dict[str, Any]:
-        """The model's entry in cell.yaml: names, identity, and the tags by which grading finds the answer."""
+        """The model's entry in cell.yaml: names, identity, and the tags that grading uses to find the answer."""
         return {"name": self.name, "title": self.title, "think_start": self.think_start, **self.identity()}

@@ -1,4 +1,4 @@
-"""What a model is asked, and what its tokens say: the chat template, the tokenizer, and the tags of the thinking."""
+"""A model's prompt and tokens in text: chat template, tokenizer, and thinking tags."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kvsweep.harness.models.config import ModelConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Stand in for a question and an answer where only the template's own text is wanted; no template has them.
+# Placeholders for a question and an answer, to see the template's own text; no template contains them.
 OTHER_QUESTION = "what kvsweep asks in place of a question"
 _OTHER_ANSWER = "what kvsweep answers in place of a model"
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A model's tokenizer and chat template. `embedded` is the number of token ids that the model embeds."""
+    """A model's tokenizer and chat template. `embedded` is how many token ids the model embeds."""
 
     config: ModelConfig
     tokenizer: PreTrainedTokenizerFast
@@ -29,7 +29,7 @@ class Dialogue:
 
     @cached_property
     def think_end_ids(self) -> tuple[int, ...]:
-        """Token ids of the tag that closes the thinking, if any; a UserError where the tokenizer cannot write it."""
+        """Token ids of the closing thinking tag, if any; raises UserError if the tokenizer cannot write it."""
         tag = self.config.think_end
         if tag is None:
             return ()
@@ -49,16 +49,16 @@ class Dialogue:
         return self.config.think_end is not None
 
     def thinking_tokens(self, ids: list[int]) -> int | None:
-        """Tokens before the tag that closes the thinking; None where the text has no such tag."""
+        """Count the tokens before the closing thinking tag; None if the completion has no tag."""
         if self.think_end_id is not None:
             return ids.index(self.think_end_id) if self.think_end_id in ids else None
-        # A tag of several tokens may begin and end within one: the number of whole tokens in the text before it.
+        # A tag of several tokens may begin and end inside a token: count the whole tokens of the text before it.
         text = self.decode(ids)
         found = text.find(self.config.think_end) if self.config.think_end else -1
         return None if found < 0 else self._tokens_within(ids, text, found)
 
     def tag_tokens(self, ids: list[int], thinking: int) -> int:
-        """Tokens of the tag behind a thinking of so many tokens, up to its end; 1 where there is no such tag."""
+        """Count the tokens of the tag behind `thinking` tokens, up to its end; 1 if there is no tag."""
         if self.think_end_id is not None or self.config.think_end is None or thinking == len(ids):
             return 1
         text = self.decode(ids)
@@ -66,7 +66,7 @@ class Dialogue:
         return self._whole(ids, text, self._tokens_within(ids, text, end - 1) + 1)[0] - thinking
 
     def _tokens_within(self, ids: list[int], text: str, chars: int) -> int:
-        """The most tokens from the start of a text that are so many of its first characters, or fewer."""
+        """Return the most tokens from the start of a text that cover at most its first `chars` characters."""
         low, high = 0, len(ids)
         while low < high:
             middle = (low + high + 1) // 2
@@ -75,23 +75,23 @@ class Dialogue:
         return low
 
     def _whole(self, ids: list[int], text: str, count: int) -> tuple[int, int]:
-        """Tokens, as few as `count` or more, whose characters the text begins with, and how many characters these are.
+        """Return the fewest tokens, `count` or more, that end between characters of the text, and their characters.
 
-        A character may be several tokens, and what a part of these decodes to is nothing of the text.
+        A character may take several tokens; some of these tokens decode to other text than the character.
         """
         parts = ((size, self.decode(ids[:size])) for size in range(count, len(ids) + 1))
         return next((size, len(part)) for size, part in parts if text.startswith(part))
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
-        """Token ids of one user message in the chat template, up to where the model begins to think.
+        """Return token ids of one user message in the chat template, up to where the model starts to think.
 
-        Nothing in the message is a control token, whatever it holds.
+        No part of the message becomes a control token.
         """
         # A stored question may hold half a character, which a tokenizer refuses.
         prompt = prompt.encode(errors="replace").decode()
         text = self.asked(prompt)
         add_special_tokens = self.config.chat_template == "none"
-        # One call wherever it is right, since a tokenizer may merge characters across the question's edges.
+        # One call wherever that is right, since a tokenizer may merge characters across the question's edges.
         if (found := self._control_tokens.found_in(prompt)) is None:
             return self.encode(text, add_special_tokens=add_special_tokens)
         try:
@@ -108,9 +108,9 @@ class Dialogue:
         return ControlTokens(self.tokenizer, (self.config.think_start, self.config.think_end))
 
     def _edges(self, prompt: str, text: str) -> tuple[list[str], str]:
-        """What the template writes around a question, and the question as it stands in the text.
+        """Return the template's texts around a question, and the question as the template writes it.
 
-        The question itself may occur in the template, so the edges are those of another question.
+        The template may contain the question's own words, so another question shows where the edges are.
         """
         edges = self.asked(OTHER_QUESTION).split(OTHER_QUESTION)
         for question in (prompt, prompt.strip()):
@@ -119,7 +119,7 @@ class Dialogue:
         raise ValueError("the chat template writes other text around this question")
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
-        """Token ids of a text; a UserError for an id beyond the model's embedding, as added tokens may have."""
+        """Return token ids of a text; raises UserError for an id beyond the model's embedding (added tokens)."""
         return self._embedded(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
 
     def _embedded(self, ids: Sequence[int]) -> tuple[int, ...]:
@@ -134,17 +134,17 @@ class Dialogue:
 
     @cached_property
     def thinking_opened_by(self) -> Literal["template", "forced", "model"]:
-        """The writer of the tag that opens the thinking: the chat template, `force_think`, or the model itself."""
+        """Who writes the opening thinking tag: the chat template, `force_think`, or the model itself."""
         if self.thinking_behind(OTHER_QUESTION, self._templated(OTHER_QUESTION)) == "open":
             return "template"
         return "forced" if self.config.force_think else "model"
 
     def thinking_behind(self, prompt: str, text: str) -> Literal["open", "closed", "unopened"]:
-        """Whether a text that asks a question, behind the question, leaves the thinking open, closes it, or neither."""
+        """Return whether the prompt behind its question leaves the thinking open, closes it, or neither."""
         if not self.thinks:
             return "unopened"
-        behind = self._behind_question  # since a question may be a tag, and the template has the last one
-        if not text.endswith(behind):  # it depends on the question
+        behind = self._behind_question  # a question may contain a tag; the template's tag comes last
+        if not text.endswith(behind):  # this part depends on the question
             behind = text.rpartition(prompt.strip() or text)[2]
         opened, closed = (behind.rfind(tag) if tag else -1 for tag in (self.config.think_start, self.config.think_end))
         return "unopened" if opened == closed == -1 else "closed" if closed > opened else "open"
@@ -155,26 +155,26 @@ class Dialogue:
 
     @cached_property
     def turn_end(self) -> int | None:
-        """The control token that the chat template writes behind an answer; None where none is seen."""
+        """The control token that the chat template writes behind an answer; None if it writes none."""
         if self.config.chat_template == "none":
             return None
         turn = (OTHER_QUESTION, _OTHER_ANSWER)
         try:
             always_asks = self._templated(OTHER_QUESTION, asks=False) == self._templated(OTHER_QUESTION)
             text = self._templated(*turn, *turn[:always_asks], asks=False)
-        except UserError:  # it takes no answer
+        except UserError:  # the template takes no answer
             return None
         before, _, behind = text.partition(_OTHER_ANSWER)
-        if always_asks:  # so that the text ends with what opens an answer: look between two turns instead
+        if always_asks:  # then the text ends with what opens an answer: look between two turns instead
             behind = behind.partition(OTHER_QUESTION)[0]
             if before.partition(OTHER_QUESTION)[0].endswith(behind):
-                return None  # it opens a turn
+                return None  # this token opens a turn
         return self._control_tokens.first_in(list(self.encode(behind)))
 
     def asked(self, prompt: str) -> str:
-        """The text that asks a question, with the tag that opens the thinking where the template writes none.
+        """Return the prompt text, with the opening thinking tag if the template does not write it.
 
-        A template that leaves the question out or changes it raises a UserError: all problems would be one prompt.
+        Raises UserError for a template that leaves out or changes the question: all problems would be one prompt.
         """
         text = self._templated(prompt)
         if prompt.strip() not in text:

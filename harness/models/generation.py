@@ -1,9 +1,9 @@
-"""The settings of a model's generation_config that transformers' `generate` applies and kvsweep does not."""
+"""Settings of a model's generation_config that transformers' `generate` applies and kvsweep does not."""
 
 from typing import Any
 
-# Each with the value that changes nothing, as an empty list does. Without temperature, top_k, top_p and the lengths,
-# which are settings of the run.
+# Each setting with its neutral value (an empty list is neutral too). Temperature, top_k, top_p and lengths are settings
+# of the run, so they are not here.
 _NEUTRAL: dict[str, Any] = {
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale", "num_beams"), 1),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
@@ -12,7 +12,7 @@ _NEUTRAL: dict[str, Any] = {
     **dict.fromkeys(("watermarking_config", "max_time")),
     **dict.fromkeys(("remove_invalid_values", "token_healing"), False),
 }
-# The settings that act only on tokens drawn at random.
+# Settings that act only on tokens drawn at random.
 _NEUTRAL_DRAWN: dict[str, Any] = {
     "typical_p": 1,
     "top_h": None,
@@ -21,7 +21,7 @@ _NEUTRAL_DRAWN: dict[str, Any] = {
 
 
 def unapplied_settings(generation: Any) -> list[str]:
-    """The settings of a generation_config that would change what `generate` writes, as `name=value`."""
+    """Return the settings of a generation_config that would change what `generate` writes, as `name=value`."""
     neutral = _NEUTRAL | (_NEUTRAL_DRAWN if getattr(generation, "do_sample", None) else {})
     values = {name: getattr(generation, name, None) for name in neutral}
     return [f"{name}={value!r:.60}" for name, value in values.items() if value not in (None, [], neutral[name])]

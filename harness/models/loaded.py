@@ -1,4 +1,4 @@
-"""A model that decodes over slots, and its tokenizer."""
+"""A model that decodes over slots, with its tokenizer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Layer:
-    """A decoder layer's modules, some with their weights fused."""
+    """The modules of a decoder layer, some with fused weights."""
 
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -37,14 +37,14 @@ class _Layer:
         self.gate_up = _shared([mlp.gate_proj, mlp.up_proj], "weight")  # [2 * intermediate_size, hidden_size]
         self.out, self.down = attention.o_proj, mlp.down_proj
         self.norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
-        # Qwen3's, of queries and keys.
+        # Qwen3 normalises queries and keys.
         self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
 
 
 class FusedStep:
-    """The decode step of a network whose spec is `fusable`. It fuses the weights in place: they become views."""
+    """The decode step of a network with a `fusable` spec. Weights are fused in place and become views."""
 
-    # The engine calls this in inference mode. Tensors made in inference mode could never be used with autograd again.
+    # The engine calls this in inference mode. Tensors made in inference mode can never be used with autograd again.
     @torch.inference_mode(False)
     def __init__(self, network: Any) -> None:
         base = network.base_model
@@ -55,10 +55,10 @@ class FusedStep:
         self.layers = [_Layer(layer) for layer in base.layers]
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        """Last hidden states [tokens, hidden_size] of tokens at positions [tokens], a step that `cache` has begun."""
+        """Last hidden states [tokens, hidden_size] of tokens at positions [tokens]; `cache` has begun the step."""
         states = functional.embedding(tokens, self.embedding.weight)
         cos, sin = self.rotary(states, positions[:, None])  # [live, 1, head_dim]
-        # The rotation exchanges the halves of a head and negates one; the sine takes the sign here.
+        # The rotation swaps the halves of a head and negates one half; here the sine gets the sign.
         sin = torch.cat([-sin[..., : self.head_dim // 2], sin[..., self.head_dim // 2 :]], dim=-1)
         for index, layer in enumerate(self.layers):
             states = states + self._attend(index, layer, _normalized(layer.norm, states), cos, sin, cache)
@@ -81,7 +81,7 @@ class FusedStep:
 
 
 def _shared(modules: list[nn.Linear], name: str) -> Tensor:
-    """Concatenate a parameter of the modules into one tensor, and make the parameters views of it."""
+    """Concatenate a parameter of the modules into one tensor; the parameters become views of it."""
     parts: list[Tensor] = [getattr(module, name) for module in modules]
     whole = torch.cat([part.detach() for part in parts])
     for module, view in zip(modules, whole.split([len(part) for part in parts]), strict=True):
@@ -94,13 +94,13 @@ def _normalized(norm: Any, states: Tensor) -> Tensor:
 
 
 Linear = Callable[..., Tensor]
-# The names in transformers of the layers that a prompt's cache is made of.
+# transformers' names of the layers that make up a prompt's cache.
 _LAYER_TYPES = {"full": "full_attention", "window": "sliding_attention", "linear": "linear_attention"}
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A causal language model ready to decode over slots, and its tokenizer."""
+    """A causal language model that is ready to decode over slots, and its tokenizer."""
 
     config: ModelConfig
     network: PreTrainedModel
@@ -119,7 +119,7 @@ class LoadedModel:
         return self.spec.cache_shape(self.config.dtype)
 
     def check_length(self, tokens: int) -> None:
-        """Raise a UserError for a text that exceeds the model's rotary embeddings, table of positions or window."""
+        """Raise UserError for a text longer than the model's rotary embeddings, position table or window."""
         if self.spec.limited and self.spec.positions is not None and tokens > self.spec.positions:
             needed = f"a text may take {tokens} tokens, prompt and completion"
             most = f"{self.config.name} can be decoded over slots up to {self.spec.positions} alone"
@@ -146,7 +146,7 @@ class LoadedModel:
     def separators(self) -> Tensor:
         """[vocabulary] true at SepLLM's separators: one punctuation mark or line break, spaces, the text's start."""
         start, marks = getattr(self.tokenizer, "bos_token_id", None), {"", *".,?!;:\n"}
-        # Behind another token, since a tokenizer may leave out a space at a text's start.
+        # Encode behind another token, since a tokenizer may drop a space at a text's start.
         first = self.tokenizer.encode("a", add_special_tokens=False)
         before, every = self.dialogue.decode(first), range(self.spec.vocab_size)
         texts = [self.dialogue.decode([*first, i]).removeprefix(before) for i in every]
@@ -154,7 +154,7 @@ class LoadedModel:
         return torch.tensor(separate, device=self.device)
 
     def forget_spec(self) -> None:
-        """Let the facts of the network's config be read again, which has changed."""
+        """Read the network's config again, after it has changed."""
         for name in ("spec", "shape", "_cache_config"):
             self.__dict__.pop(name, None)
 
@@ -180,23 +180,23 @@ class LoadedModel:
 
     @cached_property
     def _cache_config(self) -> Any:
-        """The network's config with the layers of `spec`: transformers' caches obey fields that a family ignores."""
+        """The network's config with `spec`'s layers: transformers' caches obey fields that some families ignore."""
         config = copy.copy(self.network.config)
         config.layer_types = [_LAYER_TYPES[kind] for kind in self.spec.layer_kinds]
         config.sliding_window = self.spec.window or None
         return config
 
     def check_rows(self, needed: str) -> None:
-        """Raise a UserError for a model without a layer of full attention, whose rows `needed` says are needed."""
+        """Raise UserError for a model without a full attention layer; `needed` says what needs its rows."""
         if not self.spec.layers:
             none = f"model={self.config.name} has no layer of full attention, and {needed}"
             raise UserError(f"{none}: choose another model.")
 
     def read(self, ids: Tensor, start: int, prefill: Prefill | PaddedPrefill, cache: DynamicCache | None) -> Tensor:
-        """Read prompts, or the next chunk of one, from position `start` on: last hidden states, after the final norm.
+        """Read prompts, or the next chunk of one, from position `start` on; return normed last hidden states.
 
-        ids [prompts, tokens]; `prefill` observes; `cache` (`new_cache`) carries what was read from one chunk to the
-        next, and may be None for a model without linear layers.
+        ids [prompts, tokens]. `prefill` observes. `cache` (`new_cache`) passes what was read from one chunk to the
+        next; it may be None for a model without linear layers.
         """
         positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand(len(ids), -1)
         given = {"past_key_values": cache, "prefill": prefill, "slot_shape": self.shape, "use_cache": cache is not None}
@@ -210,7 +210,7 @@ class LoadedModel:
         return hidden
 
     def not_finite_in(self, ids: Sequence[int]) -> str:
-        """The part of the network whose output for this text is the first that is not finite, for a message."""
+        """Name the first part of the network with an output that is not finite for this text, for a message."""
         layers = next(
             module
             for module in self.network.modules()
@@ -235,13 +235,13 @@ class LoadedModel:
         return "the cache" if logits.isfinite().all() else "the product behind the last layer"
 
     def check_finite(self, hidden: Tensor, ids: Sequence[int], text: str) -> None:
-        """Raise a UserError that names the layer if last hidden states of a text are NaN or infinite."""
+        """Raise UserError, naming the layer, if last hidden states of a text are NaN or infinite."""
         if not bool(hidden.isfinite().all()):
             place = f"{text} has hidden states that are NaN or infinite, first in {self.not_finite_in(ids)}"
             raise UserError(f"{place}: take model.dtype=bfloat16 or float32, or look at the weights.")
 
     def logits(self, hidden: Tensor, linear: Linear = functional.linear) -> Tensor:
-        """Logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""
+        """Return logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""
         if self._own_head is not None:
             return self._own_head(hidden, linear)
         head = self.network.get_output_embeddings()
@@ -253,9 +253,9 @@ class LoadedModel:
 
 
 class StepProducts:
-    """The products of a network's `nn.Linear` modules, which a step hands to the cache's own operation.
+    """Give the products of a network's `nn.Linear` modules to the cache's own operation during a step.
 
-    Outside of `by` they are torch's, for prompts, whose tokens are read alone.
+    Outside of `by` they are torch's own products, for prompts, which are read one at a time.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -278,7 +278,7 @@ class StepProducts:
 
 
 class OwnHead:
-    """A network's own forward, which may scale or cap the logits, with given hidden states and a given last product."""
+    """A network's own forward (it may scale or cap the logits) from given hidden states, with a given product."""
 
     def __init__(self, network: Any) -> None:
         head = network.get_output_embeddings()
@@ -288,7 +288,7 @@ class OwnHead:
         self._network.__dict__["_modules"] = {**network._modules, **parts}
 
     def __call__(self, hidden: Tensor, linear: Linear) -> Tensor:
-        """Logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""
+        """Return logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""
         self._given.states, self._product.linear = hidden[None], linear
         return self._network(inputs_embeds=hidden[None], use_cache=False).logits[0]
 

@@ -1,7 +1,7 @@
-"""The check of a loaded model: two steps over a slot cache are held to the network's own code.
+"""Check a loaded model: compare two steps over a slot cache with the network's own code.
 
-The check's text is short and reaches beyond all the same: while the check runs, the network's windows are shrunk to a
-few tokens, and the text's positions begin so late that the steps lie beyond the length that the model was made for.
+The text is short but reaches the limits: during the check the network's windows shrink to a few tokens, and positions
+start so late that the steps lie beyond the model's original length.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,18 +19,18 @@ from kvsweep.errors import UserError
 from kvsweep.harness.models.hub import lines_of
 from kvsweep.harness.models.loaded import LoadedModel
 
-# Tokens of the check's text, and of them those of the prompt.
+# Tokens of the check's text, and how many of them are the prompt.
 _CHECKED, _PROMPT = 9, 7
-_KEPT = (0, 1, 4, 6, 7)  # of the 8 rows before the last token
+_KEPT = (0, 1, 4, 6, 7)  # among the 8 rows before the last token
 _WINDOW = 4  # the longest window during the check
-# The largest root mean square of the differences, in standard deviations of the logits; 16 bits round far more.
+# The largest root mean square difference, in standard deviations of the logits; 16 bits round much more.
 _ALLOWED = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
 @torch.inference_mode()
 def check_steps(model: LoadedModel) -> None:
-    """Hold two decode steps, the second after an eviction, to the network's own code; a UserError where they differ."""
-    # Earlier versions read the state of a delta rule elsewhere than from the cache.
+    """Compare two decode steps, one after an eviction, with the network's own code; raises UserError if they differ."""
+    # Earlier versions of transformers read a delta rule's state from elsewhere than the cache.
     if len(model.shape.states) > 1 and not hasattr(transformers.Cache, "get_recurrent_state"):
         needs = "has a delta rule, which needs transformers 5.21 or later"
         installed = f"{transformers.__version__} is installed"
@@ -44,7 +44,7 @@ def check_steps(model: LoadedModel) -> None:
             expected = _own_logits(model, ids, at, prefill)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # Each architecture fails in its own way.
+    except Exception as error:  # each architecture fails in its own way
         raise _refused(model, f"fails over a slot cache ({lines_of(error)[0].rstrip('.')[:200]})") from error
     difference = _difference(found, expected)
     if not difference <= _ALLOWED[model.config.dtype]:
@@ -53,7 +53,7 @@ def check_steps(model: LoadedModel) -> None:
 
 @torch.no_grad()
 def merged(wrapped: Any) -> Any:
-    """The network of a PeftModel with its adapter merged; a ValueError if it has other logits than peft's unmerged."""
+    """Return a PeftModel's network with the adapter merged; ValueError if its logits differ from peft's unmerged."""
     network = wrapped.get_base_model()
     ids = _text(wrapped.device, network.config.get_text_config().vocab_size)
     expected = wrapped.eval()(input_ids=ids, use_cache=False).logits.float()
@@ -70,7 +70,7 @@ def _text(device: torch.device, rows: int) -> Tensor:
 
 
 def _difference(found: Tensor, expected: Tensor) -> Tensor:
-    """The root mean square of the differences, in standard deviations of the expected logits."""
+    """Return the root mean square difference, in standard deviations of the expected logits."""
     return (found - expected).square().mean().sqrt() / expected.std().clamp(min=1e-12)
 
 
@@ -80,8 +80,8 @@ def _refused(model: LoadedModel, what: str) -> UserError:
 
 @contextmanager
 def _short_windows(model: LoadedModel) -> Iterator[None]:
-    """Shrink the windows in the network's config and modules, whoever reads them, and read the model's spec again."""
-    _ = model.fused_step  # fused or not as the model's own spec says
+    """Shrink the windows in the network's config and modules, and read the model's spec again."""
+    _ = model.fused_step  # decide on the fused step by the model's original spec
     holders: list[Any] = [model.network.config, *model.network.modules()]
     windows = [(holder, getattr(holder, "sliding_window", None)) for holder in holders]
     long = [(holder, window) for holder, window in windows if isinstance(window, int) and window > _WINDOW]
@@ -110,7 +110,7 @@ def _first_position(model: LoadedModel) -> int:
 
 
 def _steps(model: LoadedModel, ids: Tensor, at: Tensor, prefill: Prefill) -> Tensor:
-    """Logits [2, vocabulary] of the last two tokens, each a step over a slot cache, with an eviction between them."""
+    """Return logits [2, vocabulary] of the last two tokens, each one step over a slot cache, an eviction in between."""
     cache = SlotCache(model.shape, slots=1, capacity=_CHECKED, device=model.device)
     model.read(ids[:, :_PROMPT], int(at[0]), prefill, model.new_cache())
     _check_rows(model, prefill)
@@ -126,7 +126,7 @@ def _steps(model: LoadedModel, ids: Tensor, at: Tensor, prefill: Prefill) -> Ten
 
 
 def _check_rows(model: LoadedModel, prefill: Prefill) -> None:
-    """Refuse a network whose layers compute rows of other shapes than its config says."""
+    """Refuse a network with layers that compute rows of other shapes than its config says."""
     heads = {"q": model.shape.q_heads, "k": model.shape.kv_heads, "v": model.shape.kv_heads}
     rows = [("q", query) for query in prefill.queries]
     rows += [pair for layer in (*prefill.rows, *prefill.windows) for pair in zip("kv", layer, strict=True)]
@@ -145,9 +145,9 @@ def _check_rows(model: LoadedModel, prefill: Prefill) -> None:
 
 
 def _own_logits(model: LoadedModel, ids: Tensor, at: Tensor, prefill: Prefill) -> Tensor:
-    """The same logits by the network's own code: with its own masks, then with those that hide the evicted rows."""
+    """Return the same logits from the network's own code: with its own masks, then with the evicted rows masked."""
     network, shape = model.network, model.shape
-    # In 16 bits transformers' eager attention rounds logits and overflows; its sdpa does neither, and has no softcap.
+    # In 16 bits transformers' eager attention rounds logits and overflows; its sdpa does not, but has no softcap.
     plain = type(network)._supports_sdpa and prefill.softcap is None
     network.set_attn_implementation("sdpa" if plain else "eager")
     reads = [(ids[:, :-1], at[None, :-1], None), (ids, at[None], _masks(network, shape))]
@@ -162,7 +162,7 @@ def _own_logits(model: LoadedModel, ids: Tensor, at: Tensor, prefill: Prefill) -
 
 
 def _masks(network: Any, shape: CacheShape) -> Any:
-    """What each token does not see, as the network's code takes it: one mask, or one for each kind of layer."""
+    """Return what each token does not see, as the network's code takes it: one mask, or one per kind of layer."""
     later = torch.ones(_CHECKED, _CHECKED, dtype=torch.bool, device=network.device).triu(1)
     evicted = later.clone()
     evicted[-1, [i for i in range(_CHECKED - 1) if i not in _KEPT]] = True

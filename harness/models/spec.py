@@ -1,4 +1,4 @@
-"""The facts of a model that a slot cache depends on, read once from its config, and the refusal of other models."""
+"""The facts about a model that a slot cache needs, read once from its config; other models are refused."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 _FULL: dict[str, LayerKind] = {"full_attention": "full", "attention": "full"}
 _WINDOW: dict[str, LayerKind] = {"sliding_attention": "window"}
-# The families whose config.json names every size, once it has these fields.
+# With these fields, these families' config.json gives every size.
 _PLAIN = {"llama", "qwen2", "qwen3"}
 _SIZES = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("vocab_size", "max_position_embeddings"),
 )
-# The families that tests/harness/models/test_families.py decodes as transformers' `generate` does.
+# Families that tests/harness/models/test_families.py decodes like transformers' `generate`.
 FAMILIES = _PLAIN | {
     *("apertus", "arcee", "aria_text", "bitnet", "cohere", "cohere2", "dots1", "ernie4_5", "ernie4_5_moe"),
     *("exaone4", "flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode"),
@@ -35,21 +35,21 @@ FAMILIES = _PLAIN | {
     *("persimmon", "phi", "phi3", "phimoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe"),
     *("qwen3_next", "seed_oss", "smollm3", "solar_open", "starcoder2"),
 }
-# Where each family's own attention code in transformers finds windows of `sliding_window`. A family that is not named
-# here has full attention alone, and its code reads neither `sliding_window` nor `layer_types`.
-# In the layers that `layer_types` calls sliding_attention:
+# Layers where each family's own attention code in transformers uses `sliding_window`. Other families have only full
+# attention, and their code reads neither `sliding_window` nor `layer_types`. In the layers that `layer_types` calls
+# sliding_attention:
 _TYPED = {"cohere2", "dots1", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3"}
 _TYPED |= {"qwen2", "qwen2_moe", "qwen3", "smollm3"}
 # In every layer:
 _WINDOWED = {"ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2"}
-# Of both, the families that have windows only if `use_sliding_window` is true; the others do not read this field.
+# Families, of both groups, with windows only if `use_sliding_window` is true; others do not read this field.
 _SWITCHED = {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"}
-# The name in `layer_types` of a family's linear layers.
+# What `layer_types` calls a family's linear layers.
 _LINEAR = {"lfm2": "conv", "lfm2_moe": "conv"}
 _LINEAR |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), "linear_attention")
-# Multimodal wrappers, of which the text model alone is read: it has a family of its own.
+# Multimodal wrappers; only the text model is read, which has its own family.
 _WRAPPERS = {"gemma3", "qwen3_5", "qwen3_5_moe"}
-# Families with a table of positions, which has no row for a longer text.
+# Families with a position table, which has no row for a longer text.
 _TABLES = {"gpt2", "gpt_bigcode"}
 _FIXED_ROPES = {"default", "linear", "llama3", "yarn"}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -57,30 +57,28 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A model that a slot cache serves."""
+    """A model that a slot cache supports."""
 
     family: str  # the config's model_type
     layer_kinds: tuple[LayerKind, ...]
-    window: int  # 0 where no layer has one
+    window: int  # 0 if no layer has one
     states: tuple[tuple[int, ...], ...]
     q_heads: int
     kv_heads: int
     head_dim: int
     hidden_size: int
     vocab_size: int
-    positions: (
-        int | None
-    )  # tokens of the longest text that the model was made for, None where its config names no number
-    limited: bool  # whether a text longer than `positions` would be decoded otherwise than by the model's own code
-    plain_head: bool  # whether the logits are one product of the last hidden states
-    fusable: bool  # whether `harness.models.loaded.FusedStep` computes the model's step
-    experts: bool  # whether tokens are routed to experts, whose products depend on the tokens beside a text
-    tied: bool  # whether the weights of the logits are those of the embedding
-    parameters: int | None  # without norms and offsets; None for a family whose layers may have others
+    positions: int | None  # tokens of the longest text that the model was made for; None if its config gives no number
+    limited: bool  # True: beyond `positions`, decoding would differ from the model's own code
+    plain_head: bool  # True: the logits are one product of the last hidden states
+    fusable: bool  # True: `harness.models.loaded.FusedStep` computes the model's step
+    experts: bool  # True: tokens are routed to experts, and products depend on the other tokens
+    tied: bool  # True: the logits use the embedding's weights
+    parameters: int | None  # without norms and offsets; None for a family that may have other layers
 
     @classmethod
     def of(cls, config: Any) -> ModelSpec:
-        """The spec of a transformers config or plain config.json; a UserError where no slot cache serves the model."""
+        """Return the spec of a transformers config or a config.json; raises UserError if no slot cache supports it."""
         facts = _Facts(config)
         family = str(facts["model_type"])
         for field, what in _REFUSED_FIELDS.items():
@@ -93,7 +91,7 @@ class ModelSpec:
         ropes = _rope_types(facts["rope_parameters"] or facts["rope_scaling"])
         positions = _longest(facts, ropes)
         named, window = _layers(facts, family)
-        # A window of all positions is full attention, as long as no text is longer.
+        # A window as long as all positions is full attention, as long as no text is longer.
         acts = window is not None and (positions is None or window < positions)
         kinds = [kind if acts or kind != "window" else "full" for kind in named]
         if unknown := sorted(ropes - _FIXED_ROPES - {"dynamic", "longrope"}):
@@ -121,7 +119,7 @@ class ModelSpec:
         )
 
     @property
-    def layers(self) -> int:  # of full attention, whose rows policies see
+    def layers(self) -> int:  # layers of full attention, where policies choose the rows
         return self.layer_kinds.count("full")
 
     def cache_shape(self, dtype: str) -> CacheShape:
@@ -153,7 +151,7 @@ def _refused(family: str, what: str) -> UserError:
 
 
 class _Facts:
-    """The fields of a config, None where it lacks one."""
+    """The fields of a config; a missing field is None."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -169,7 +167,7 @@ class _Facts:
 
 
 def _parameters(facts: _Facts) -> int | None:
-    """The weights of a plain family's products and embedding; None where its config does not name all sizes."""
+    """Count the weights of a plain family's products and embedding; None if its config does not give all sizes."""
     if not isinstance(inner := facts["intermediate_size"], int):
         return None
     hidden, heads = facts.size("hidden_size"), facts.size("num_attention_heads")
@@ -182,9 +180,9 @@ def _parameters(facts: _Facts) -> int | None:
 
 
 def _layers(facts: _Facts, family: str) -> tuple[list[LayerKind], int | None]:
-    """The kinds of the layers and the size of the windows, None without any, as the family's own code reads a config.
+    """Return the kinds of the layers and the window size (None without windows), as the family's own code reads them.
 
-    A UserError where this code fails, or where its implementations of attention read a config differently.
+    Raises UserError if this code fails, or if its attention implementations read a config differently.
     """
     count = facts.size("num_hidden_layers")
     window = facts["sliding_window"]
@@ -212,7 +210,7 @@ def _layers(facts: _Facts, family: str) -> tuple[list[LayerKind], int | None]:
 
 
 def _states(facts: _Facts) -> tuple[tuple[int, ...], ...]:
-    """The sizes of a linear layer's states: a short convolution's inputs, or these and a delta rule's sum."""
+    """Return the shapes of a linear layer's states: a short convolution's inputs, or also a delta rule's sum."""
     if facts["conv_L_cache"]:
         return ((facts.size("hidden_size"), facts.size("conv_L_cache")),)
     keys = facts.size("linear_num_key_heads") * facts.size("linear_key_head_dim")
@@ -222,13 +220,13 @@ def _states(facts: _Facts) -> tuple[tuple[int, ...], ...]:
 
 
 def _rope_types(rope: Mapping[str, Any] | None) -> set[str]:
-    """The types of the rotary embeddings, which a config names for all layers or for each kind of layer."""
+    """Return the types of the rotary embeddings, given for all layers or for each kind of layer."""
     parts = [part for part in (rope or {}).values() if isinstance(part, Mapping)] or [rope or {}]
     return {str(part.get("rope_type", part.get("type", "default"))) for part in parts}
 
 
 def _longest(facts: _Facts, ropes: set[str]) -> int | None:
-    """Tokens of the longest text whose positions the model embeds as its authors' code does."""
+    """Return the tokens of the longest text that the model embeds as in its authors' code."""
     rope = facts["rope_parameters"] or facts["rope_scaling"] or {}
     numbers = [facts["max_position_embeddings"]]
     if not ropes <= _FIXED_ROPES:
@@ -237,11 +235,11 @@ def _longest(facts: _Facts, ropes: set[str]) -> int | None:
 
 
 def read_spec(config: ModelConfig) -> ModelSpec:
-    """The spec of a model whose weights need not lie on this disk.
+    """Return a model's spec; the weights need not lie on this disk.
 
-    It comes from the checkpoint's config.json on this disk; for an id on the hub that was never downloaded, from
-    `config`, which `load_model` compares with the download. A config that does not name all sizes is read by
-    transformers. A config that cannot be had, or of a model that a slot cache does not serve, raises a UserError.
+    The spec comes from the checkpoint's config.json on this disk. For a hub id that was never downloaded, it comes from
+    `config`, which `load_model` compares with the download. If a config does not give all sizes, transformers reads it.
+    Raises UserError for a config that cannot be read, or a model that no slot cache supports.
     """
     if config.is_built:
         return ModelSpec.of(read_architecture(config))
@@ -255,7 +253,7 @@ def read_spec(config: ModelConfig) -> ModelSpec:
 
 
 def _is_plain(fields: Any) -> bool:
-    """True if the fields of a config.json are all that a spec needs, without the defaults of transformers."""
+    """True if a config.json has every field that a spec needs, without transformers' defaults."""
     if not isinstance(fields, Mapping) or fields.get("model_type") not in _PLAIN or "per_layer_config" in fields:
         return False
     if fields.get("use_sliding_window") and "layer_types" not in fields:
@@ -267,7 +265,7 @@ def _is_plain(fields: Any) -> bool:
 
 
 def read_architecture(config: ModelConfig) -> Any:
-    """The transformers config of a model, built from `config` or read; a UserError where `ModelSpec` refuses it."""
+    """Return a model's transformers config, built from `config` or read; UserError if `ModelSpec` refuses it."""
     from transformers import AutoConfig
 
     try:
@@ -294,12 +292,12 @@ def read_architecture(config: ModelConfig) -> Any:
 def _build_architecture(config: ModelConfig) -> Any:
     from transformers import AutoConfig
 
-    # transformers changes the dictionaries of rotary embeddings, and the model's identity is a hash of `config`.
+    # transformers changes the dictionaries of rotary embeddings, and the model's identity hashes `config`.
     values = copy.deepcopy(dict(config.config or {}))
     kind = values.pop("model_type")
     try:
         architecture = AutoConfig.for_model(kind, **values)
-    except Exception as error:  # Each architecture checks its own fields and raises what it likes.
+    except Exception as error:  # each architecture checks its fields and raises its own errors
         why = lines_of(error)[-1].strip().rstrip(".")[:200]
         raise UserError(f"model.config cannot be built as {kind} ({why}): correct its fields.") from error
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
