@@ -1,1 +1,1 @@
-"""Toy models that are small enough to embed, and the reasoning tasks they were trained on."""
+"""Toy models that are small enough to embed, and the reasoning tasks that they were trained on."""

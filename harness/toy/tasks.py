@@ -1,8 +1,8 @@
-"""Five generated reasoning tasks: problems to evaluate on and to train on.
+"""Five generated reasoning tasks, with problems for evaluation and for training.
 
-Every answer is a number. It needs facts that were worked out far back in the thinking, which never sums them up at its
-end, so a model whose cache dropped the wrong tokens cannot answer. Only the thinking of `restated` repeats all values
-every two steps. Arithmetic is modulo 10; only `add` carries.
+Every answer is a number. It needs facts from far back in the thinking, which the end of the thinking does not repeat,
+so a model cannot answer if its cache dropped the wrong tokens. Only `restated` repeats all values, every two steps.
+Arithmetic is modulo 10; only `add` carries.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ class ToyProblem(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A kind of question: how to ask one of a given size, what its answer is, and the sizes of both sets."""
+    """A kind of question: how to ask one of a given size, its answer, and the sizes for training and evaluation."""
 
     ask: Callable[[Random, int], str]
     answer: Callable[[str], int]
@@ -42,7 +42,7 @@ def _ask_chain(rng: Random, size: int) -> str:
     names = "abcdefghijklmnop"
     parts = [f"{name}={rng.randrange(10)}." for name in names[:2]]
     for index in range(2, 2 + size):
-        # From the second sum on, one operand is derived: a derived value does not stand in the question.
+        # From the second sum on, one operand is a derived value, which the question does not contain.
         left = names[rng.randrange(2, index)] if index > 2 else names[rng.randrange(2)]
         right = rng.choice([name for name in names[:index] if name != left])
         pair = [left, right]
@@ -60,7 +60,7 @@ def _answer_chain(question: str) -> int:
 
 def _ask_add(rng: Random, size: int) -> str:
     columns = [(rng.randrange(10), rng.randrange(10)) for _ in range(size - 1)]
-    # The last column is the highest digit. It is not 0 and carries nothing out, so the sum has `size` digits.
+    # The last column is the highest digit. It is not 0 and carries nothing, so the sum has `size` digits.
     high = rng.randrange(1, 9)
     columns.append((high, rng.randrange(9 - high)))
     named = zip("abcdefghij", columns, strict=False)
@@ -92,13 +92,13 @@ def _answer_regs(question: str) -> int:
 
 
 def _ask_restated(rng: Random, size: int) -> str:
-    # One more word than `regs`, by which the model knows that it is to restate.
+    # One word more than `regs`, which tells the model to restate.
     return _ask_regs(rng, size).replace("Set ", "Set all ", 1)
 
 
 def _ask_groups(rng: Random, size: int) -> str:
     names = "pqrst"
-    # Items of a group differ, so that "the item after 4" names one place.
+    # Items of a group differ, so "the item after 4" has one meaning.
     groups = [f"{name}={'+'.join(str(item) for item in rng.sample(range(1, 10), size))}." for name in names]
     return f"Sum {' '.join(groups)} Find {'+'.join(rng.sample(names, 3))} mod 10."
 
@@ -108,8 +108,8 @@ def _answer_groups(question: str) -> int:
     return _sum_asked_for(question, {name: sum(map(int, items.split("+"))) for name, items in sums})
 
 
-# Evaluation goes one size beyond training: within the trained sizes the full cache makes next to no errors, and a
-# benchmark without errors would hide a gain. `add` stays within them, because one size further its accuracy is near 0.
+# Evaluation goes one size beyond training: on the trained sizes the full cache hardly errs, and without errors a
+# benchmark cannot show a gain. `add` stays within them; its accuracy is near 0 one size further.
 TASKS: dict[str, Task] = {
     "chain": Task(ask=_ask_chain, answer=_answer_chain, train_sizes=range(3, 11), eval_sizes=range(7, 12)),
     "add": Task(ask=_ask_add, answer=_answer_add, train_sizes=range(3, 10), eval_sizes=range(6, 10)),
@@ -120,13 +120,13 @@ TASKS: dict[str, Task] = {
 
 
 def is_held_out(question: str) -> bool:
-    """True for the questions kept for evaluation and never trained on: 1 in 16 of all, chosen by a hash."""
+    """True for the questions kept for evaluation and never trained on: 1 in 16, chosen by a hash."""
     return hashlib.sha256(question.encode()).digest()[0] < 256 // 16
 
 
-@lru_cache  # the jobs of a sweep ask for the same problems, and most of those drawn are thrown away
+@lru_cache  # a sweep's jobs ask for the same problems, and most drawn problems are thrown away
 def problems(task: str, count: int = EVAL_COUNT, seed: int = 0) -> tuple[ToyProblem, ...]:
-    """The evaluation problems of a task: distinct, held out of training, and the same on each machine."""
+    """Return a task's evaluation problems: distinct, held out of training, the same on every machine."""
     spec, rng = TASKS[task], Random(f"kvsweep-toy-{task}-eval-{seed}")
     found: dict[str, ToyProblem] = {}
     while len(found) < count:
@@ -138,7 +138,7 @@ def problems(task: str, count: int = EVAL_COUNT, seed: int = 0) -> tuple[ToyProb
 
 
 def training_problems(task: str, rng: Random, sizes: Sequence[int]) -> Iterator[ToyProblem]:
-    """An endless stream of problems for training; no question of an evaluation set is among them."""
+    """Yield problems for training without end; none is a question of an evaluation set."""
     spec, number = TASKS[task], 0
     while True:
         size = rng.choice(sizes)

@@ -1,7 +1,7 @@
-"""Problems in sentences for a language model: two kinds of reasoning, with worked solutions, and records to look up.
+"""Problems in sentences for a language model: two kinds of reasoning with worked solutions, and records to look up.
 
-A solution leaves some of its facts where they stood: in the question, or far back in the steps. Evaluation has wordings
-of its own (the last of each block below), things of its own, and in all kinds but `schedule` larger sizes.
+A solution needs facts that only the question or much earlier steps contain. Evaluation has its own wordings (the last
+of each block below) and things, and in all kinds but `schedule` larger sizes.
 """
 
 import itertools
@@ -41,7 +41,7 @@ class Story(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of story: its writer, and its sizes for training and for evaluation."""
+    """A kind of story: its writer, and its sizes for training and evaluation."""
 
     write: Callable[[Random, int, bool], Story]
     train_sizes: Sequence[int]
@@ -57,7 +57,7 @@ def draw_thing(rng: Random, held_out: bool) -> str:
 
 
 def ask_sum(rng: Random, names: list[str], values: dict[str, int], said: list[str], steps: list[str]) -> Story:
-    """The story whose last sentence, which has a place for the names, asks for the sum of two values."""
+    """Return the story; its last sentence, with gaps for names, asks for the sum of two values."""
     first, second = rng.sample(names, 2)
     x, y = values[first], values[second]
     question = " ".join(said).format(f"{first} and {second}")
@@ -106,7 +106,7 @@ def _records(rng: Random, size: int, held_out: bool) -> Story:
     numbers = {city: rng.randrange(2, 10) for city in cities}
     said = [f"The number of {city} is {number}." for city, number in numbers.items()]
     asked = rng.choice(cities)
-    # Told once, the facts are too hard for SmolLM2: it answers 28 of 40 such questions.
+    # Told only once, the facts are too hard for SmolLM2: it answers 28 of 40 such questions.
     return Story(f"{' '.join([*said, *rng.sample(said, size)])}\nWhat is the number of {asked}?", (), numbers[asked])
 
 
@@ -116,12 +116,12 @@ KINDS: dict[str, Kind] = {
     "records": Kind(write=_records, train_sizes=(), eval_sizes=range(4, 7)),
 }
 
-# The kinds that a benchmark takes in turn. Of `schedule` with 9 jobs smollm2_reasons solves 1 of 8.
+# The kinds that a benchmark alternates. Of `schedule` with 9 jobs smollm2_reasons solves 1 of 8.
 BENCHMARKS = {"words": ("compare", "schedule"), "records": ("records",)}
 
 
 def problems(benchmark: str, count: int) -> list[ToyProblem]:
-    """The problems of a benchmark: distinct, in wordings that no training has, and the same on each machine."""
+    """Return a benchmark's problems: distinct, in wordings that no training uses, the same on every machine."""
     rng, kinds = Random(f"kvsweep-{benchmark}-eval"), [KINDS[name] for name in BENCHMARKS[benchmark]]
     found: dict[str, ToyProblem] = {}
     while len(found) < count:
@@ -134,7 +134,7 @@ def problems(benchmark: str, count: int) -> list[ToyProblem]:
 
 
 def training_problems(kind: str, rng: Random) -> Iterator[ToyProblem]:
-    """An endless stream of problems of the sizes of an evaluation, in wordings and with things that it never has."""
+    """Yield problems without end, as large as in evaluation, but with other wordings and things."""
     for number in itertools.count():
         size = rng.choice(KINDS[kind].eval_sizes)
         question, _, answer = KINDS[kind].write(rng, size, False)
