@@ -1,1 +1,1 @@
-"""From a model's own correct traces to an importance head for it: traces, labels, train, eval."""
+"""Train an importance predictor from a model's own correct traces: traces, labels, train, eval."""

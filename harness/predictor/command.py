@@ -1,4 +1,4 @@
-"""The command `kvsweep predictor`. Each stage goes on where it stopped, and loads the model after its own input."""
+"""The command `kvsweep predictor`. Each stage resumes where it stopped, and loads the model after its input."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
 
 STAGES = ("traces", "labels", "train", "eval")
-ALONE = ("oracle", "statistics")  # no head needs these stages, so `all` leaves them out
+ALONE = ("oracle", "statistics")  # no predictor needs these stages, so `all` leaves them out
 
 
 def make(stage: str, overrides: Sequence[str]) -> None:
-    """Work through one stage, or through all that a head needs (`all`)."""
+    """Run one stage, or all stages that a predictor needs (`all`)."""
     run(read_settings(overrides), STAGES if stage == "all" else [stage])
 
 
@@ -47,13 +47,13 @@ def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
 
 
 def _words(outcome: Mapping[str, Any]) -> str:
-    """The numbers and paths of a stage in one line, those of an inner mapping behind its name."""
+    """Return a stage's numbers and paths as one line; those of an inner mapping follow its name."""
     pairs = ((name, _words(value) if isinstance(value, dict) else value) for name, value in outcome.items())
     return ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in pairs)
 
 
 def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], LoadedModel]) -> dict[str, Any]:
-    """Work through one stage; return what it made. A stage without its input is refused before torch is imported."""
+    """Run one stage and return what it made. A stage without input is refused before torch is imported."""
     recipe = settings.recipe
     if stage == "traces":
         return {"kept": make_traces(settings, load)}

@@ -1,4 +1,4 @@
-"""Stage 2: labels and last hidden states of the thinking, one forward a trace; faulty shards raise a UserError."""
+"""Stage 2: labels and last hidden states of the thinking, one forward per trace; UserError for faulty shards."""
 
 import hashlib
 import json
@@ -28,8 +28,8 @@ Labeled = tuple[bool, Tensor, dict[LabelKind, Tensor]]  # held out, hidden state
 class LabelPass(Prefill):
     """Receives each layer's queries and keys during a forward, and keeps only the sums of their labels.
 
-    Extra memory in bytes, for a text of L tokens: 4 L kv_heads (kinds + 2) for sums and one layer's columns, and about
-    16 q_heads (block^2 + L) for tiles, whatever the number of layers: 150 MB for 16,384 tokens of an 8B Llama.
+    Extra bytes for a text of L tokens: 4 L kv_heads (kinds + 2) for sums and one layer's columns, and about 16 q_heads
+    (block^2 + L) for tiles, for any number of layers: 150 MB for 16,384 tokens of an 8B Llama.
     """
 
     def __init__(self, answer_start: int, min_distance: int, kinds: Sequence[LabelKind], impl: Implementation) -> None:
@@ -40,7 +40,7 @@ class LabelPass(Prefill):
         self.layers = 0
 
     def observe(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, *extras: Any) -> None:
-        """Add one full layer, [1, heads, length, head_dim] each; `extras`, sinks or a softcap, raise a UserError."""
+        """Add one full layer, [1, heads, length, head_dim] each; raises UserError for `extras` (sinks, softcap)."""
         if any(extra is not None for extra in extras):
             plain = "importance labels are of plain attention, without sinks or a softcap"
             raise UserError(f"{plain}: choose another model.")
@@ -57,7 +57,7 @@ class LabelPass(Prefill):
 
 
 def read_whole(model: LoadedModel, token_ids: Sequence[int], prefill: Prefill) -> Tensor:
-    """The last hidden states [length, hidden_size] of a whole text, read in one forward that `prefill` observes."""
+    """Read a text in one forward, which `prefill` observes; return the last hidden states [length, hidden_size]."""
     model.check_length(len(token_ids))
     ids = torch.tensor([token_ids], device=model.device)
     hidden = model.read(ids, 0, prefill, model.new_cache() if model.shape.states else None)[0]
@@ -69,7 +69,7 @@ def read_whole(model: LoadedModel, token_ids: Sequence[int], prefill: Prefill) -
 def label_trace(
     model: LoadedModel, trace: Trace, min_distance: int, kinds: Sequence[LabelKind], impl: Implementation = "torch"
 ) -> tuple[Tensor, dict[LabelKind, Tensor]]:
-    """The thinking tokens' last hidden states [T, hidden_size] and labels [T], NaN where a token has none."""
+    """Return the thinking tokens' last hidden states [T, hidden_size] and labels [T], NaN without a label."""
     if kinds:
         model.check_rows("labels are attention to its rows")
     labels = LabelPass(trace.answer_start, min_distance, kinds, impl)
@@ -79,7 +79,7 @@ def label_trace(
 
 
 def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict[str, Any]:
-    """Write the missing shards of labels; return the manifest. Other labels in the folder raise a UserError."""
+    """Write the missing label shards; return the manifest. Raises UserError if the folder has other labels."""
     hidden_size = model.spec.hidden_size
     tokens = sum(t.think_end - t.think_start for t in traces)
     mib = tokens * (hidden_size * model.shape.dtype.itemsize + 4 * len(LABEL_KINDS)) / 2**20
@@ -104,7 +104,7 @@ def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict
 
 
 def _about(path: Path) -> str:
-    """What a shard says of itself. It is one text, as safetensors writes several in any order."""
+    """Return a shard's description as one text, because safetensors writes several in any order."""
     try:
         with safe_open(path, framework="pt") as file:
             return (file.metadata() or {}).get("about", "")
@@ -146,7 +146,7 @@ def read_shard(recipe: Recipe, manifest: Mapping[str, Any], number: int) -> Iter
 
 
 def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str, Any]) -> Path:
-    """Write the traces' texts and targets to the file that the policy `oracle` reads; return its path."""
+    """Write the traces' tokens and targets to the file that the policy `oracle` reads; return its path."""
     if manifest["data"] != data_hash(traces):
         raise UserError(f"{recipe.out} holds labels of other traces: run kvsweep predictor labels first.")
     rows = (row for number in range(manifest["shards"]) for row in read_shard(recipe, manifest, number))
@@ -162,14 +162,14 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
 
 
 def target(labels: Mapping[LabelKind, Tensor], kinds: Sequence[LabelKind]) -> Tensor:
-    """The sum of one trace's standardised labels of these kinds, scaled to 0 to 1; NaN where a token lacks a label.
+    """Return the sum of a trace's standardised labels of these kinds, scaled to 0 to 1; NaN where a label is missing.
 
-    DynTS (2601.18383) teaches z-scores, shifted and scaled, because its Softplus head gives nothing below zero.
+    DynTS (2601.18383) trains on z-scores, shifted and scaled, because its Softplus output is never below zero.
     """
     return standardise(torch.stack([standardise(labels[kind].float()) for kind in kinds]).sum(dim=0))
 
 
 def standardise(label: Tensor) -> Tensor:
-    """One trace's label shifted and scaled to 0 to 1, as its z-scores would be. NaN stays; a constant label is 0."""
+    """Shift and scale one trace's label to 0 to 1, like its z-scores. NaN stays; a constant label becomes 0."""
     known = label[~label.isnan()]
     return (label - known.min()) / (known.max() - known.min()).clamp(min=1e-12) if len(known) else label

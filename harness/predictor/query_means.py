@@ -1,4 +1,4 @@
-"""A stage of its own: the mean queries of a model, which the policy triattention expects in the future."""
+"""A separate stage: a model's mean queries, with which the policy triattention predicts future queries."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -16,18 +16,18 @@ from kvsweep.harness.predictor.labels import read_whole
 from kvsweep.harness.predictor.recipe import Recipe
 from kvsweep.harness.predictor.traces import Trace
 
-# The released code reads one text of at most so many tokens (TriAttention, 2604.04921, scripts/calibrate.py).
+# The released code reads one text of at most this many tokens (TriAttention, 2604.04921, scripts/calibrate.py).
 MOST_TOKENS = 32_768
 _BLOCK = 4096
-# The position and the number of tokens by which a model's rotation is tried, and what rounding may change of a query.
+# Position and number of tokens for a test of a model's rotation, and how much rounding may change a query.
 _FAR, _TEXTS = 57, 8
 _ROUNDING = {"float32": 1e-3, "bfloat16": 0.03, "float16": 5e-3}
 
 
 class QueryMeans(Prefill):
-    """Receives each layer's queries during a forward and sums them, turned back to before their rotation.
+    """Receives each layer's queries during a forward, undoes their rotation, and sums them.
 
-    `frequencies` are the model's inverse ones, [head_dim / 2]; `scaling` is the rotation's factor on queries and keys.
+    `frequencies` is the model's inverse frequencies, [head_dim / 2], `scaling` the rotation's factor on queries.
     """
 
     def __init__(self, frequencies: Tensor, scaling: float) -> None:
@@ -51,17 +51,17 @@ class QueryMeans(Prefill):
         self.sums[layer : layer + 1] = [sums]
 
     def result(self) -> dict[str, Tensor]:
-        """The mean query (complex) and the mean size of a query, [layers, q_heads, head_dim / 2] each."""
+        """Return the mean query (complex) and a query's mean size, [layers, q_heads, head_dim / 2] each."""
         mean, size = torch.stack(self.sums, dim=1) / self.tokens
         return {"mean": mean, "mean_size": size.real}
 
 
 def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
-    """The inverse frequencies [head_dim / 2] and the factor of a model's rotation.
+    """Return the inverse frequencies [head_dim / 2] and the factor of a model's rotation.
 
-    A UserError for a model that is not seen to turn the first half of each head against the second by these angles, in
-    every full layer and as its last change: some families pair neighbouring channels, turn the other way, norm
-    afterwards, or leave layers out.
+    Raises UserError unless every full layer's last change to queries turns the first half of each head against the
+    second by these angles: some families pair neighbouring channels, turn the other way, normalise afterwards, or leave
+    layers out.
     """
     rotary: Any = getattr(model.network.base_model, "rotary_emb", None)
     frequencies = getattr(rotary, "inv_freq", torch.empty(0))
@@ -87,9 +87,9 @@ def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
 
 @torch.inference_mode()
 def _queries_at(model: LoadedModel, position: int) -> list[Tensor]:
-    """Each full layer's queries [tokens, q_heads, head_dim] of some texts of one token at a position, in float64.
+    """Return each full layer's queries [tokens, q_heads, head_dim] of one-token texts at a position, in float64.
 
-    A token that stands alone sees itself, so its layers' inputs do not depend on the position.
+    A single token attends only to itself, so its layers' inputs do not depend on the position.
     """
     texts = []
     for token in range(5, model.spec.vocab_size, max(1, model.spec.vocab_size // _TEXTS)):
@@ -101,7 +101,7 @@ def _queries_at(model: LoadedModel, position: int) -> list[Tensor]:
 
 @torch.inference_mode()
 def make_statistics(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> dict[str, Any]:
-    """Write the means of the queries of a text file, or of the traces, to recipe.out/statistics.safetensors."""
+    """Write the mean queries of a text file, or of the traces, to recipe.out/statistics.safetensors."""
     model.check_rows("statistics are of its queries")
     frequencies, scaling = rotation_of(model)
     means = QueryMeans(frequencies, scaling)
@@ -118,7 +118,7 @@ def make_statistics(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel)
 
 
 def _texts(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> list[list[int]]:
-    """Token ids of the texts, at most MOST_TOKENS of them in all."""
+    """Return token ids of the texts, at most MOST_TOKENS in total."""
     if recipe.text:
         return [list(model.dialogue.encode(Path(recipe.text).read_text(encoding="utf-8-sig"))[:MOST_TOKENS])]
     starts = accumulate((len(trace.token_ids) for trace in traces), initial=0)

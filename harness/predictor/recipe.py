@@ -26,7 +26,7 @@ AtLeastTwo = Annotated[int, Field(ge=2)]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The settings of the stages that make a head. `conf/predictor/base/recipe.yaml` describes each field."""
+    """The settings of the stages that make a predictor. `conf/predictor/base/recipe.yaml` describes each field."""
 
     out: Path
     toy_problems: int | None
@@ -68,7 +68,7 @@ class Recipe:
 
     @property
     def manifest(self) -> Path:
-        """The file that names the traces and the model of the label shards."""
+        """The file that names the label shards' traces and model."""
         return self.labels / "cache.json"
 
     @property
@@ -78,7 +78,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictorSettings:
-    """A recipe, with the model and the decoding that it is for, and the benchmark whose problems it uses, if any."""
+    """A recipe with its model and decoding, and the benchmark of its problems, if any."""
 
     recipe: Recipe
     model: ModelConfig
@@ -88,7 +88,7 @@ class PredictorSettings:
 
 @plain_config_errors()
 def read_settings(arguments: Sequence[str]) -> PredictorSettings:
-    """Compose conf/predictor/<recipe>.yaml (by default the model's, else toy) with overrides, and refuse wrong ones."""
+    """Compose conf/predictor/<recipe>.yaml (default: the model's, else toy) with overrides; refuse wrong ones."""
     if options := [argument for argument in arguments if argument.startswith("-")]:
         raise UserError(f"{options[0]} is no option of kvsweep predictor: give settings as KEY=VALUE, or --help.")
     models = [a.partition("=")[2] for a in arguments if a.startswith("model=")]
@@ -97,7 +97,7 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
     if name not in choices("predictor"):
         raise UserError(f"recipe={name} is unknown: choose from {', '.join(choices('predictor'))}.")
     config = compose_config(*(a for a in arguments if not a.startswith("recipe=")), name=f"predictor/{name}")
-    # conf/predictor/r1.yaml leaves the file open, which only the writing of traces needs.
+    # conf/predictor/r1.yaml leaves out the file, which only the stage that writes traces needs.
     benchmark = config.get("benchmark")
     chosen = benchmark and (benchmark.path is not None or benchmark.source != "file")
     return PredictorSettings(
@@ -109,7 +109,7 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
 
 
 def read_manifest(settings: PredictorSettings, path: Path, stage: str) -> dict[str, Any]:
-    """What a stage wrote of its output; a manifest that is missing, broken or of another model raises a UserError."""
+    """Read a stage's manifest; raises UserError if it is missing, broken or of another model."""
     try:
         manifest = json.loads(path.read_bytes())
         weights = manifest["model"]["weights"]

@@ -1,4 +1,4 @@
-"""Stage 1: correct traces of a model that close their thinking, written here or taken from stored texts."""
+"""Stage 1: correct traces that close their thinking, written by the model here or taken from stored completions."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ TRACES_FILE, ORIGIN_FILE = "traces.jsonl", "traces.json"
 
 
 class Trace(records.PairRow, frozen=True, kw_only=True):
-    """A reasoning text as token ids: the question, the thinking, its closing tag, the answer."""
+    """A reasoning trace as token ids: question, thinking, closing tag, answer."""
 
-    sealed: ClassVar[bool] = False  # traces belong to no cell
-    kept: bool  # False for a text that gives no labels; its token ids are not stored
-    token_ids: list[int]  # the whole text, without its stop token, which is never fed
-    think_start: int  # position of the first thinking token, which is the length of the question
-    think_end: int  # position of the closing tag; the end of the text where the thinking is never closed
+    sealed: ClassVar[bool] = False  # a trace belongs to no cell
+    kept: bool  # False for a completion without labels; its token ids are not stored
+    token_ids: list[int]  # all tokens, without the stop token, which is never fed
+    think_start: int  # position of the first thinking token: the length of the question
+    think_end: int  # position of the closing tag; the end of the text if the thinking is never closed
     tag_tokens: int = 1  # tokens of the closing tag
 
     @property
@@ -54,7 +54,7 @@ class Trace(records.PairRow, frozen=True, kw_only=True):
 
 
 class TextRow(records.Row, frozen=True, kw_only=True):
-    """A row of a JSONL of texts; its id is by default its line's number, and gold or correct say whether to keep it."""
+    """A row of a JSONL of texts. Its id is by default the line number; gold or correct decides whether it is kept."""
 
     id: str
     problem: str
@@ -81,7 +81,7 @@ def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) ->
 
 
 def _origin(settings: PredictorSettings) -> dict[str, Any]:
-    """What decides the traces, but for the problems: their number may grow."""
+    """Return what decides the traces, except the problems, because their number may grow."""
     recipe, model = settings.recipe, {"model": settings.model.identity()}
     if recipe.import_from:
         return {**model, "import_from": str(Path(recipe.import_from).absolute())}
@@ -89,7 +89,7 @@ def _origin(settings: PredictorSettings) -> dict[str, Any]:
 
 
 def read_traces(settings: PredictorSettings) -> list[Trace]:
-    """The model's kept traces, in the order of problem and draw; none, or another model's, raise a UserError."""
+    """Return the model's kept traces, by problem and draw; raises UserError if there are none or another model's."""
     file = settings.recipe.out / TRACES_FILE
     kept = sorted((trace for trace in read_rows(file, Trace) if trace.kept), key=lambda trace: trace.key)
     if not kept:
@@ -99,7 +99,7 @@ def read_traces(settings: PredictorSettings) -> list[Trace]:
 
 
 def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: set[records.Pair]) -> Iterator[Trace]:
-    """Let the model write the traces that are not done, with its full cache, and grade them."""
+    """Let the model write the traces that are missing, with its full cache, and grade them."""
     problems, kind = trace_problems(settings)
     model, recipe = load(), settings.recipe
     branch = (Branch(cell_id="", policy=FullCache(name="full")),)
@@ -141,7 +141,7 @@ def trace_of(completion: Completion, model: LoadedModel, prompt: Sequence[int]) 
 
 
 def graded_trace(completion: Completion, model: LoadedModel, prompt: Sequence[int], correct: bool) -> Trace:
-    """The trace of a completion. It is kept if the completion is correct, thinks, answers, and evicted nothing."""
+    """Return a completion's trace, kept if it is correct, thinks, answers, and evicted nothing."""
     trace = trace_of(completion, model, prompt)
     if correct and trace.answered and trace.think_end - trace.think_start > 1 and not completion.evictions:
         return trace
@@ -150,7 +150,7 @@ def graded_trace(completion: Completion, model: LoadedModel, prompt: Sequence[in
 
 
 def read_graded(folder: Path) -> Iterator[tuple[str, Completion, Grade | None]]:
-    """Yield the question, completion and grade of each pair of a cell, from the pair's last rows."""
+    """Yield question, completion and grade of each pair of a cell, from the pair's last rows."""
     questions = {problem.id: problem.prompt for problem in read_rows(folder / records.PROBLEMS_FILE, Problem)}
     grades = {grade.key: grade for grade in records.read_grades(folder)}
     for completion in read_shards(folder, records.COMPLETIONS_FILE, Completion):
@@ -161,7 +161,7 @@ def read_graded(folder: Path) -> Iterator[tuple[str, Completion, Grade | None]]:
 
 
 def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKind]:
-    """The problems to write traces on, and their kind of answer. A toy problem among them belongs to no evaluation."""
+    """Return the problems of the traces and their kind of answer. Toy problems never overlap the evaluation set."""
     recipe = settings.recipe
     if recipe.toy_problems is None:
         if settings.benchmark is None:
@@ -180,7 +180,7 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKi
 
 
 def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
-    """Traces from a cell's folder, or a JSONL of problem, text, and gold or correct; a lack raises a UserError."""
+    """Yield traces from a cell's folder or a JSONL of problem, text, and gold or correct; UserError without them."""
     source = Path(str(settings.recipe.import_from))
     is_cell = (source / records.CELL_FILE).is_file()
     if not is_cell and not source.is_file():
@@ -212,14 +212,14 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
 
 
 def check_cell(folder: Path, model: ModelConfig) -> None:
-    """Refuse the cell of another model, or of a server, whose cells name no weights."""
+    """Refuse the cell of another model, or of a server (a server's cell names no weights)."""
     if read_cell(folder)["model"].get("weights") != model.identity()["weights"]:
         other = f"{model.place} holds other weights than {folder} was run with, or none"
         raise UserError(f"{other}: name the folder of its own with model.path=DIR.")
 
 
 def _by_question(source: Path) -> dict[records.Pair, tuple[str, TextRow]]:
-    """Each row and its place. A question has its first row's id, so that its texts are held out together."""
+    """Return each row with its place. Rows of a question share the first row's id, to be held out together."""
     ids: dict[str, str] = {}
     counts: Counter[str] = Counter()
     found: dict[records.Pair, tuple[str, TextRow]] = {}
@@ -237,7 +237,7 @@ def _by_question(source: Path) -> dict[records.Pair, tuple[str, TextRow]]:
 
 
 def read_texts(path: Path) -> Iterator[tuple[str, TextRow]]:
-    """Yield the rows of a JSONL of texts, each behind its place; a row that is no text raises a UserError."""
+    """Yield the place and row of each line in a JSONL of texts; raises UserError for an invalid row."""
     for number, values in enumerate(read_rows(path), start=1):
         where = f"{path}:{number}"
         try:
@@ -249,9 +249,9 @@ def read_texts(path: Path) -> Iterator[tuple[str, TextRow]]:
 def trace_of_text(
     question: str, text: str, key: records.Pair, tags: ThinkTags, model: LoadedModel, where: str
 ) -> tuple[Trace, str]:
-    """A text behind its question in the chat template, with the model's own tags; and the text's answer.
+    """Return a trace of a text behind its question in the chat template, with the model's tags, and its answer.
 
-    A text that does not think, close its thinking and answer raises a UserError, which calls the text `where`.
+    Raises UserError, which calls the text `where`, unless it thinks, closes its thinking and answers.
     """
     thinking, answer = (text[part] for part in segment_text(text, tags, name=where))
     (name, draw), prompt = key, model.dialogue.prompt_ids(question)

@@ -1,4 +1,4 @@
-"""Stages 3 and 4: fit the head, and measure how well it ranks the tokens of traces that it was not fitted to."""
+"""Stages 3 and 4: fit the predictor, and measure how well it ranks the tokens of held-out traces."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -22,13 +22,13 @@ from kvsweep.harness.predictor.labels import Labeled, read_shard, target
 from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe
 from kvsweep.harness.provenance import describe_code
 
-# Eval counts how many of the true top 20% of the tokens lie in the predicted top 20%, 30%, ... and compares the means
-# of true and predicted importance in ten equal parts of the thinking.
+# Eval counts how many of the true top 20% of tokens are in the predicted top 20%, 30%, ..., and compares the mean true
+# and predicted importance in ten equal parts of the thinking.
 TOP, DEPTHS, BINS = 0.2, (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), 10
 
 
 def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
-    """Fit the head by mean squared error and write a checkpoint after each epoch; return the head's directory."""
+    """Fit the predictor by mean squared error; write a checkpoint after each epoch; return its folder."""
     recipe, model, device = settings.recipe, settings.model, device_of(settings.model)
     names = ("label", "widths", "epochs", "lr", "weight_decay", "batch", "rank_weight", "held_out", "seed")
     fixed = {name: manifest[name] for name in ("data", "min_distance")} | {n: getattr(recipe, n) for n in names}
@@ -96,12 +96,12 @@ def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Write eval.json: how the head ranks held-out tokens, and its calibration; a lack of either raises a UserError."""
+    """Write eval.json: ranking and calibration on held-out traces; UserError without a predictor or such traces."""
     try:
         head, card = load_predictor(recipe.head), read_card("predictor", recipe.head)
     except ValueError as error:
         raise UserError(f"{recipe.head} holds no head: run kvsweep predictor train first.") from error
-    # A head that was fitted to a trace says nothing by ranking it well.
+    # A predictor says nothing by ranking well a trace that it was fitted to.
     if not {"data": manifest["data"], "held_out": recipe.held_out}.items() <= card.items():
         other = f"{recipe.head} was fitted to other traces, or with recipe.held_out={card.get('held_out')}"
         raise UserError(f"{other}: run kvsweep predictor train again.")
