@@ -1,1 +1,1 @@
-"""Known texts fed again through every cell: fidelity and seconds, without a token drawn."""
+"""Replay (teacher forcing): feed known completions through every cell to measure fidelity and seconds."""

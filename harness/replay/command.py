@@ -1,4 +1,4 @@
-"""The command `kvsweep replay`, and the replays of a sweep, which come before it decodes its cells or screen them."""
+"""The command `kvsweep replay`, and the replays that a sweep runs before it decodes or screens its cells."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,14 +19,14 @@ _TIMED = ("slots", "memory_gb", "rounds")
 
 
 def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
-    """Replay texts through every cell of a run, or (`timed`) measure each cell's seconds."""
+    """Replay completions through every cell of a run, or (`timed`) measure each cell's seconds."""
     if not directory.is_dir():
         raise UserError(f"{directory} is no folder: give the folder of a run, such as results/runs/demo.")
     try:
         own = {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in overrides)}
     except yaml.YAMLError as error:
         raise UserError(f"{' '.join(overrides)} cannot be read as KEY=VALUE: see kvsweep replay --help.") from error
-    if own.get("texts") is not None:  # a path, as it was typed
+    if own.get("texts") is not None:  # a path, as the user typed it
         own["texts"] = at_home([word for word in overrides if word.startswith("texts=")][-1].partition("=")[2])
     rest = [word for word in overrides if word.partition("=")[0] not in (*_OWN, *_TIMED)]
     known = [word for word in rest if word.startswith(("launcher=", "launcher.", "shard="))]

@@ -1,4 +1,4 @@
-"""From texts to rows: each cell's next-token distributions beside the full cache's, token by token, none stored."""
+"""Compare each cell's next-token distributions with the full cache's, token by token; no distribution is stored."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,13 +21,13 @@ from kvsweep.harness.sweep.job import Job
 from kvsweep.records import REPLAY_DISTANCES, REPLAY_ENTROPIES, Pair, Replay, ReplayBin
 
 _FULL = Branch(cell_id="full", policy=FullCache(name="full"))
-# Texts whose states the full cache holds at once, and numbers of logits computed at once.
+# Completions that the full cache holds at once, and logits computed at once.
 _TEXTS, _LOGITS = 4, 1 << 25
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The full cache's reading of a text: last hidden states [tokens, width], and numbers per token."""
+    """What the full cache computes for a completion: last hidden states [tokens, width], and numbers per token."""
 
     hidden: Tensor
     loglik: np.ndarray
@@ -35,7 +35,7 @@ class Reference:
 
 
 class Tally:
-    """Numbers per token of one text in one cell, [tokens] each: those of the full cache until the cell evicts."""
+    """Numbers per token of one completion in one cell, [tokens] each; until the cell evicts, the full cache's."""
 
     def __init__(self, full: Reference) -> None:
         tokens = len(full.loglik)
@@ -50,9 +50,9 @@ Tallies = Mapping[tuple[str, Pair], Tally]  # by cell_id and pair
 def replay(
     model: LoadedModel, job: Job, wanted: Mapping[Text, Sequence[Cell]], tokens: int | None
 ) -> Iterator[tuple[str, Replay]]:
-    """Yield (cell_id, row) for every wanted text and cell; a text's rows come together.
+    """Yield (cell_id, row) for every wanted completion and cell; the rows of a completion come together.
 
-    Products need not have equal bits here, so they are torch's own; the same texts and cells give the same numbers.
+    Products are torch's own, because equal bits are not needed here; the same completions and cells give equal numbers.
     """
     requests = {}
     for one, cells in wanted.items():
@@ -71,7 +71,7 @@ def replay(
         return [replace(requests[pair], branches=(_FULL,)) for pair in pairs]
 
     def part(pairs: Iterable[Pair], growing: bool) -> list[Request]:
-        """Requests for the cells that need slots as long as the text, or for the others; the full cache needs none."""
+        """Requests for cells with slots as long as the completion, or for the others; the full cache needs none."""
         asked = []
         for request in (requests[pair] for pair in pairs):
             others = [b for b in request.branches if b.policy.name != "full" or job.cache.is_packed]
@@ -87,7 +87,7 @@ def replay(
         tallies = {(b.cell_id, pair): Tally(references[pair]) for pair in pairs for b in requests[pair].branches}
         for growing, feeding in engines.items():
             for step in feeding.replay(part(pairs, growing)):
-                # Until its first eviction an unpacked cell reads what the full cache reads.
+                # Until its first eviction, a cell that is not quantized reads the same rows as the full cache.
                 _compare(model, references, [fed for fed in step if fed.since or job.cache.is_packed], tallies)
         for (cell_id, pair), tally in tallies.items():
             question, text = requests[pair].prompt_ids, list(requests[pair].forced)
@@ -118,7 +118,7 @@ def _read(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> di
 
 @torch.inference_mode()
 def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Sequence[Fed], tallies: Tallies) -> None:
-    """Take these parts of a step into account, each for all cells that share it."""
+    """Add these parts of a step to the tallies of all cells that share them."""
     if not step:
         return
     parts = [(fed, slice(fed.start, fed.start + len(fed.hidden))) for fed in step]
@@ -129,7 +129,7 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
         model.check_finite(fed.hidden, [*asked.prompt_ids, *asked.forced[: at.stop]], text)
     found = torch.cat([fed.hidden for fed, _ in parts])
     following = torch.tensor([i for fed, at in parts for i in fed.request.forced[at]])
-    # Many cells read the same token of a text in a step; the full cache's distribution is computed once.
+    # Many cells read the same token in a step; the full cache's distribution is computed once for all of them.
     texts = {pair: number << 32 for number, pair in enumerate(references)}
     tokens = [texts[fed.request.key] + np.arange(at.start, at.stop) for fed, at in parts]
     _, first, token_of = np.unique(np.concatenate(tokens), return_index=True, return_inverse=True)

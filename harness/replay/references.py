@@ -1,4 +1,4 @@
-"""The texts of a replay: the full cache's own, or those of a file."""
+"""The completions of a replay: the full cache's own, or those of a file."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-    """What is replayed: the first `limit` texts, and the first `tokens` tokens of each; None for all.
+    """What to replay: the first `limit` completions and the first `tokens` tokens of each; None for all.
 
-    `texts` is a file of lines with id, problem and text; None for the full cache's texts of the same sweep.
+    `texts` is a file of lines with id, problem and text; None for the full cache's completions in the same sweep.
     """
 
     texts: str | None = None
@@ -35,7 +35,7 @@ class ReplayConfig:
 
     @property
     def file(self) -> str:
-        """The name of the cells' file of rows. Other texts have another file, so that rows are never mixed."""
+        """The name of the cells' file of rows. Each source has its own file, so that rows are never mixed."""
         parts = [] if self.texts is None else [Path(self.texts).stem, _digest(self.texts)]
         parts += [] if self.tokens is None else [f"first{self.tokens}"]
         stem, suffix = records.REPLAY_FILE.split(".")
@@ -44,7 +44,7 @@ class ReplayConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A question and the text that follows it: token ids, or the words of a file."""
+    """A question and its completion: token ids, or a file's text."""
 
     pair: Pair
     prompt: str
@@ -52,7 +52,7 @@ class Text:
     words: str = ""
 
     def request(self, model: LoadedModel, tokens: int | None, branches: Iterable[Branch] = ()) -> Request:
-        """The request that replays the text's first tokens, at most `tokens`, in each branch."""
+        """Return the request that replays at most `tokens` first tokens of the completion in each branch."""
         ids = self.token_ids or model.dialogue.encode(self.words)
         (name, draw), prompt_ids = self.pair, model.dialogue.prompt_ids(self.prompt)
         return Request(
@@ -72,7 +72,7 @@ class _Line(Row, frozen=True, kw_only=True):
 
 
 def read_texts(job: Job, config: ReplayConfig) -> list[Text]:
-    """The texts of the replay's file, else of the full cache of the job's own conditions."""
+    """Return the completions in the replay's file, else those of the full cache under the job's conditions."""
     path, limit = config.texts, config.limit
     found = _of_file(Path(path))[:limit] if path is not None else _of_full_cache(job, limit)
     if len({text.pair for text in found}) < len(found):
@@ -90,7 +90,7 @@ def _of_file(path: Path) -> list[Text]:
 
 
 def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
-    """The first draw of the first problems, as the full cache of the job's own conditions wrote them."""
+    """Return the full cache's first draw of the first problems, under the job's conditions."""
     folder = _full_cell(job)
     questions = {problem.id: problem.prompt for problem in read_rows(folder / records.PROBLEMS_FILE, Problem)}
     wanted = set(islice(job.problem_ids, limit))

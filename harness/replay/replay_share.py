@@ -1,4 +1,4 @@
-"""A replay as a share of a job: the same cells, launchers, shards and locks; it writes rows of replayed texts."""
+"""A replay as a share of a job: same cells, launchers, shards and locks, but it writes rows of replayed completions."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from kvsweep.records import PROVENANCE_FILE, shard_files
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayShare(Share):
-    """The replay of texts, of at most `tokens` tokens of each, through the cells of a job."""
+    """A share that replays at most `tokens` tokens of each completion through the cells of a job."""
 
     texts: Sequence[Text]
     tokens: int | None
 
 
 def replay_share(job: Job, config: ReplayConfig) -> ReplayShare:
-    """The replay of all texts through a job's cells; a cell gets as many texts whatever its draws."""
+    """Return the share that replays all completions through a job's cells: the same number at any number of draws."""
     texts = read_texts(job, config)
     job = replace(job, rounds=(), finish=False, draws=1, tracker=UNTRACKED)
     pairs = [text.pair for text in texts]
@@ -40,7 +40,7 @@ def replay_share(job: Job, config: ReplayConfig) -> ReplayShare:
 
 
 def start_replay(shares: Sequence[ReplayShare], launcher: Launcher) -> None:
-    """Start replays by a launcher, and print what they found, or the command that shows their progress."""
+    """Start replays with a launcher; print the results, or the command that shows their progress."""
     start([(shares, replay_all)], launcher)
     for directory, file in dict.fromkeys((share.job.run_directory, share.rows) for share in shares):
         if launcher.waits:
@@ -53,12 +53,12 @@ def start_replay(shares: Sequence[ReplayShare], launcher: Launcher) -> None:
 
 
 def replay_all(shares: Sequence[ReplayShare]) -> list[Exception]:
-    """Write the rows that the shares' cells lack; return the errors of the shares that failed."""
+    """Write the missing rows of the shares' cells; return the errors of the shares that failed."""
     return work_through(shares, execute)
 
 
 def execute(share: ReplayShare, work: OpenCells) -> None:
-    """Write the rows that the open cells lack, a text at a time; nothing is graded."""
+    """Write the open cells' missing rows, completion by completion; nothing is graded."""
     from kvsweep.harness.replay.measure import replay  # imports torch
     from kvsweep.harness.sweep.fill import loaded
 
@@ -79,9 +79,9 @@ def execute(share: ReplayShare, work: OpenCells) -> None:
 def begun_configs(
     directory: Path, on_other: Callable[[Path, UserError], object]
 ) -> list[tuple[dict[str, Any], set[str]]]:
-    """The configurations that wrote the cells of a run directory, each once, with the ids of the cells that it began.
+    """Return each configuration that wrote cells of a run directory, with the ids of the cells that it started.
 
-    A folder whose provenance names no such configuration goes to `on_other`, with the reason.
+    `on_other` gets each folder whose provenance names no such configuration, with the reason.
     """
     found: dict[str, tuple[dict[str, Any], set[str]]] = {}
     for folder, _ in records.read_cells(directory):
@@ -93,13 +93,13 @@ def begun_configs(
                 continue
             config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
             config |= {"shard": "1/1", "until": None, "finish": False}
-            # Jobs that differ in their policies alone are one grid; a policy's own settings keep them apart.
+            # Jobs that differ only in their policies are one grid; policies' own settings keep them apart.
             found.setdefault(records.content_hash(config), (config, set()))[1].add(folder.name)
     return list(found.values())
 
 
 def read_jobs(directory: Path) -> list[Job]:
-    """The jobs that wrote the cells of a run directory, as their provenance has them."""
+    """Return the jobs that wrote the cells of a run directory, from the cells' provenance."""
 
     def refuse(folder: Path, reason: UserError) -> None:
         raise reason
@@ -107,13 +107,13 @@ def read_jobs(directory: Path) -> list[Job]:
     found = begun_configs(directory, refuse)
     if not found:
         raise UserError(f"{directory} holds no cell that a sweep has begun: give the folder of a run.")
-    # The jobs of one model, benchmark and precision become one job.
+    # Jobs with the same model, benchmark and precision become one job.
     begun = set[str]().union(*(ids for _, ids in found))
     groups: dict[str, Job] = {}
     for config, ids in found:
         job = make_job(OmegaConf.create(config))
         condition = records.content_hash([job.cells[0].describe()["condition"], job.cache.identity()])
-        if not ids <= {cell.cell_id for cell in job.cells}:  # what has changed would be begun anew
+        if not ids <= {cell.cell_id for cell in job.cells}:  # a cell that has changed would start again
             job = replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id in begun))
         first = groups.setdefault(condition, job)
         cells = {cell.cell_id: cell for cell in (*first.cells, *job.cells)}
@@ -124,7 +124,7 @@ def read_jobs(directory: Path) -> list[Job]:
 
 
 def _name_others(directory: Path, others: set[str], begun: set[str]) -> None:
-    """Say which cells cannot be made again; a UserError if they are all."""
+    """Print which cells cannot be made again; raises UserError if that is all of them."""
     reason = "because the weights or the code of its policy have changed"
     if others == begun:
         raise UserError(f"no cell of {directory} can be replayed, {reason}: restore them.")

@@ -1,4 +1,4 @@
-"""Timing of each cell alone: known texts token by token, the cell's own evictions, in rounds beside the full cache."""
+"""Time each cell: known completions token by token with the cell's own evictions, in rounds beside the full cache."""
 
 import itertools
 import time
@@ -23,15 +23,15 @@ from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.store import CellStore
 from kvsweep.records import SECONDS_FILE, Timing
 
-# Rows of the longest slot over which the seconds of steps are collected together.
+# Step times are collected together per this many rows of the longest slot.
 _ROWS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeConfig:
-    """How seconds are measured: texts side by side in the middle batch, and rounds, in which every cell has its turn.
+    """How to measure seconds: the completions side by side in the middle batch, and rounds, one turn per cell each.
 
-    `memory_gb` is the memory of keys and values that the largest batch fills; None leaves that batch out.
+    `memory_gb` is the memory of keys and values that the largest batch fills; None leaves out this batch.
     """
 
     slots: Annotated[int, Field(ge=1, description="a number of texts")] = 8
@@ -40,7 +40,7 @@ class TimeConfig:
 
 
 def measure_seconds(jobs: Sequence[Job], replayed: ReplayConfig, config: TimeConfig) -> None:
-    """Append rows to the cells' seconds.jsonl, round by round, so that a slow minute of the machine meets all cells."""
+    """Append rows to the cells' seconds.jsonl, round by round, so that a slow minute affects all cells."""
     with tqdm(total=len(jobs) * config.rounds, unit="round") as progress:
         for job in jobs:
             if not any(cell.policy.name == "full" for cell in job.cells):
@@ -71,12 +71,12 @@ def _turn(model: LoadedModel, share: ReplayShare, cell: Cell, config: TimeConfig
         raise UserError(f"{too_small} of {job.name}: give more memory.")
     for why, slots in batches.items():
         batch = list(itertools.islice(itertools.cycle(requests), slots))
-        # No name here refers to the engine, so that its memory is free before the next one's is taken.
+        # No name keeps the engine, so that its memory is free before the next engine takes its own.
         yield _time(engine_of(replace(job, decoding=decoding), requests, model, slots), batch, why, number)
 
 
 def _time(engine: Engine, requests: Sequence[Request], why: Literal["one", "given", "memory"], number: int) -> Timing:
-    """Decode the requests side by side, from their first to their last token."""
+    """Decode the requests side by side, from first to last token; return the timing."""
     device, clock = engine.model.device, engine.clock
     on_gpu = device.type == "cuda"
     if on_gpu:
@@ -85,7 +85,7 @@ def _time(engine: Engine, requests: Sequence[Request], why: Literal["one", "give
     cpu, rows, steps, before = time.process_time(), 0, 0, 0.0
 
     def note() -> float:
-        """Count the steps since the last note, all with about `rows` rows; return the engine's seconds so far."""
+        """Count the steps since the last call, all at about `rows` rows; return the engine's seconds so far."""
         if on_gpu:
             torch.cuda.synchronize(device)
         clock.settle()
