@@ -1,1 +1,1 @@
-"""One completion looked into."""
+"""Inspect single completions: pictures and numbers of `kvsweep trace`."""

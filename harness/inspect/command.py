@@ -1,4 +1,4 @@
-"""The command `kvsweep trace`: pictures of one completion, or of a run's completions, and their numbers."""
+"""The command `kvsweep trace`: pictures and numbers of one completion, or of a run's completions."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ PICTURES = ("importance", "attribution", "kept")
 
 
 def trace(source: Path, **asked: Any) -> None:
-    """Draw the pictures of a text or a run, and print their files; the options are those of `kvsweep trace`."""
+    """Draw the pictures of a completion or a run, and print their files; options as in `kvsweep trace --help`."""
     options = inspected.TraceOptions(source=str(source), **asked)
     check(options)
     for path in draw_run(options) if options.show == "retention" else draw_text(options):
@@ -49,7 +49,7 @@ def draw_run(options: inspected.TraceOptions) -> Iterator[Path]:
 
 
 def draw_text(options: inspected.TraceOptions) -> Iterator[Path]:
-    """Draw the pictures of one text; yield the files. Bad input is refused before the model is loaded."""
+    """Draw the pictures of one completion; yield the files. Bad input is refused before the model is loaded."""
     if options.source != LIVE and not Path(options.source).exists():
         raise UserError(f"{options.source} does not exist: give a cell's folder, a JSONL of texts, or {LIVE}.")
     if options.source == LIVE:

@@ -1,6 +1,6 @@
-"""The pictures of `kvsweep trace` and their numbers. The functions compute, `analysis.figures` draws.
+"""The pictures of `kvsweep trace` and their numbers. These functions compute; `analysis.figures` draws.
 
-Each yields the files that it wrote: the table before the picture is drawn, because the numbers took the work.
+Each function yields the files that it wrote, the table first, because computing the numbers takes the time.
 """
 
 import sys
@@ -57,7 +57,7 @@ def draw_importance(
 
 
 def strip_title(column: str) -> str:
-    """Name a strip as a reader knows its policy: "scores: H2O" for the column `scores: h2o`."""
+    """Return a strip's title with the policy's usual name: "scores: H2O" for the column `scores: h2o`."""
     kind, _, source = column.partition(": ")
     policy, *more = source.split(", ")
     return ", ".join([f"{kind}: {policy_title(policy) if kind == 'scores' else policy}", *more])
@@ -68,7 +68,7 @@ def separator(options: inspected.TraceOptions, text: inspected.InspectedText) ->
 
 
 def averaged_steps(options: inspected.TraceOptions, text: inspected.InspectedText) -> list[range]:
-    """The tokens of each step whose mean the strips show: those of --steps, else paragraphs, else derivations."""
+    """Tokens of each step that the strips average over: the steps of --steps, else paragraphs, else derivations."""
     if options.steps:
         steps, tokens = inspected.given(options.steps), len(text.thinking)
         if steps[-1].stop > tokens:
@@ -88,7 +88,7 @@ def draw_attribution(options: inspected.TraceOptions, text: inspected.InspectedT
     trace, model = text.trace, text.model
     if not trace.answered:
         raise inspected.NotInText(f"{trace.problem_id} never answers: there is no answer token to attribute.")
-    # The tag's last token is the first that is read without the step.
+    # The tag's last token is the first token that is read without the step.
     start, start_of_answer = trace.think_start, trace.answer_start - 1
     steps = [range(start + step.start, start + step.stop) for step in attributed_steps(options, text)]
     if options.method == "removal":
@@ -105,7 +105,7 @@ def draw_attribution(options: inspected.TraceOptions, text: inspected.InspectedT
 
 
 def attributed_steps(options: inspected.TraceOptions, text: inspected.InspectedText) -> list[range]:
-    """The tokens of each step to attribute: those of --find or --steps, else the equations with what they state."""
+    """Tokens of each step to attribute: the steps of --find or --steps, else equations with their conclusions."""
     if options.steps:
         return averaged_steps(options, text)
     if options.find:
@@ -134,7 +134,7 @@ def draw_kept(options: inspected.TraceOptions, text: inspected.InspectedText) ->
 
 
 def draw_retention(options: inspected.TraceOptions, folders: Sequence[Path]) -> Iterator[Path]:
-    """Curves of the true importance that each policy held of its own texts, read with a full cache, and its Pass@1."""
+    """Draw how much true importance (from the full cache) each policy kept of its own completions, and its Pass@1."""
     kind: LabelKind = options.label[0] if options.label else "answer"
     rows: list[dict[str, Any]] = []
     curves: list[tuple[np.ndarray, np.ndarray]] = []

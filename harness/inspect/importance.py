@@ -1,4 +1,4 @@
-"""Importance of a text's thinking tokens: true labels, the predictions of heads, and the scores of policies."""
+"""Importance of a completion's thinking tokens: true labels, predictors' predictions, and policies' scores."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,11 +29,11 @@ def importance(
     *,
     min_distance: int = 32,
 ) -> dict[str, np.ndarray]:
-    """Importance of the thinking tokens, [thinking] by title: true labels, each head's and each policy's scores.
+    """Return the importance of thinking tokens, [thinking] by title: true labels, predictions, policies' scores.
 
-    The labels are those of the text read with a full cache. A text that never answers has no label of kind `answer`,
-    and raises NotInText if nothing else is asked for. That kind costs only the answer's queries; the others cost every
-    query, so that 7,000 tokens take a minute on a CPU instead of seconds.
+    The full cache gives the labels. A completion that never answers has no label of kind `answer`; it raises NotInText
+    if nothing else is asked for. The kind `answer` costs only the answer's queries. The other kinds cost every query,
+    so that 7,000 tokens take a minute on a CPU, not seconds.
     """
     known = [kind for kind in kinds if text.trace.answered or kind != "answer"]
     if not known and not heads and not policies:
@@ -54,11 +54,11 @@ def importance(
 
 @torch.inference_mode()
 def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list[Tensor]:
-    """Each policy's scores of the thinking tokens, [thinking], where the thinking ends and nothing was evicted.
+    """Return each policy's scores of the thinking tokens, [thinking], at the end of thinking without evictions.
 
     Scores per layer and head are averaged over both. A pinned row counts as its head's highest other score; the newest
-    rows, which a policy leaves unscored, have NaN. A policy that scores from more of the newest rows than the text has,
-    or from each step's attention, raises NotInText.
+    rows, which a policy does not score, have NaN. Raises NotInText for a policy that needs more newest rows than the
+    completion has, or the attention of each step.
     """
     if not policies:
         return []
@@ -77,7 +77,7 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
     per_head = any(policy.per_head for policy in policies)
     cache = SlotCache(model.shape, slots=1, capacity=end, device=device, signals=signals, per_head=per_head)
     slot = cache.admit(prefill)
-    # Admission takes the whole text for a prompt; the recorders learn here which of its tokens were generated.
+    # The cache admits the whole text as a prompt; the recorders learn here which tokens were generated.
     written = torch.arange(trace.think_start, end, device=device)
     for recorder in cache.recorders.values():
         recorder.on_token(torch.full_like(written, slot), written, hidden[written])
@@ -96,19 +96,19 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
 
 
 def _pinned_as_highest(scores: Tensor) -> Tensor:
-    """Replace infinite scores [..., length] by the highest (lowest) finite one of their row, NaN if it has none."""
+    """Replace infinite scores [..., length] with the highest (lowest) finite one of the row, NaN if it has none."""
     finite = scores.isfinite()
     lowest = scores.where(finite, torch.inf).amin(dim=-1, keepdim=True)
     highest = scores.where(finite, -torch.inf).amax(dim=-1, keepdim=True)
     return scores.clamp(lowest, highest).where(highest.isfinite(), torch.nan)
 
 
-# Tokens of the answer that every slot is fed at once.
+# Answer tokens that are fed to every slot at once.
 _FED = 64
 
 
 def cost(model: LoadedModel, length: int, answer_start: int, steps: int, slots: int) -> str:
-    """The work and the memory that `removal` will take, as a sentence."""
+    """Return a sentence on the work and memory that `removal` will take."""
     slots = min(slots, steps + 1)
     batches = -(-(steps + 1) // slots)
     mib = slots * SlotCache.bytes_per_slot(model.shape, length) / 2**20
@@ -124,9 +124,9 @@ def removal(
 ) -> Tensor:
     """Log-probability of each answer token minus its log-probability without each step, [answer, steps], float32.
 
-    A positive number means that the step supports the token. The later tokens keep their positions. `answer_start` is
-    the position of the closing tag's last token, the first that is read without the step; the result's rows are the
-    tokens behind it. `steps` are text positions below it, of which `slots` are removed at once.
+    A positive number: the step supports the token. Later tokens keep their positions. `answer_start` is the position of
+    the closing tag's last token, the first token read without the step; the result has a row for each token behind it.
+    `steps` are text positions before it; `slots` of them are removed at once.
     """
     prefill = Prefill(keep_queries=False)
     read_whole(model, token_ids[:answer_start], prefill)
@@ -145,7 +145,7 @@ def removal(
 
 
 def _read_answer(model: LoadedModel, token_ids: Sequence[int], answer_start: int, cache: SlotCache) -> Tensor:
-    """Log-probability of each answer token in each live slot, [answer, live]."""
+    """Return the log-probability of each answer token in each live slot, [answer, live]."""
     rows, answer = [], torch.tensor(token_ids[answer_start:], device=model.device)
     positions = torch.arange(answer_start, len(token_ids) - 1, device=model.device)
     for at in positions.split(cache.longest_chunk or _FED):
@@ -160,7 +160,7 @@ def _read_answer(model: LoadedModel, token_ids: Sequence[int], answer_start: int
 def grad_x_input(model: LoadedModel, token_ids: Sequence[int], answer_start: int, steps: Sequence[range]) -> Tensor:
     """Gradient of each answer token's log-probability times the embeddings, summed over each step, [answer, steps].
 
-    A linear estimate of the sign of `removal`'s, which includes what later tokens took from the step. One forward, and
+    A linear estimate with `removal`'s sign, including what later tokens took from the step. It costs one forward, and
     one backward per answer token.
     """
     ids = torch.tensor([token_ids], device=model.device)

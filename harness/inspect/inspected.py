@@ -1,4 +1,4 @@
-"""A text to inspect: a stored completion of a cell, a row of a JSONL of texts, or a completion written on the spot."""
+"""A completion to inspect: a stored one of a cell, a row of a JSONL of texts, or one that the model writes now."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from kvsweep.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Probl
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
 
-# Cells that a sentence names at most.
+# The most cells that a message names.
 _NAMED = 8
 
 
 class NotInText(UserError):
-    """The text does not have what is asked for; another text may."""
+    """This completion lacks what is asked for; another completion may have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """What `kvsweep trace` was asked for; its help says what each option means."""
+    """The options of `kvsweep trace`; its help describes each."""
 
     source: str
     overrides: Sequence[str]
@@ -67,7 +67,7 @@ class TraceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectedText:
-    """One text and its model. `completion` is None for a text from a file; `setting` names its policy in words."""
+    """One completion and its model. `completion` is None for a text from a file; `setting` describes its policy."""
 
     model: LoadedModel
     trace: Trace
@@ -77,18 +77,18 @@ class InspectedText:
 
     @property
     def title(self) -> str:
-        """The title of the text's pictures in two lines: model, problem and draw; policy, setting and outcome."""
+        """The pictures' title in two lines: model, problem and draw; policy, setting and outcome."""
         written = ", ".join(part for part in (self.setting, self.outcome) if part)
         return f"{self.model.config.title}: {self.trace.problem_id}, draw {self.trace.draw}\n{written}".strip()
 
     @property
     def outcome(self) -> str:
-        """The outcome in words, as "correct" or "no answer"; empty where there is no grade or nothing to compare."""
+        """The outcome in words, such as "correct" or "no answer"; empty without a grade or a reference answer."""
         return self.grade.outcome.replace("_", " ") if self.grade and self.grade.gold else ""
 
     @property
     def summary(self) -> str:
-        """The text as it was written, and below it answer, outcome, length and evictions; it must be a completion."""
+        """The completion as written, then answer, outcome, length and evictions; not for a text from a file."""
         assert self.completion is not None
         done, answer = self.completion, self.grade and self.grade.answer
         gold = f" for {self.grade.gold}: {self.outcome}" if self.grade and self.outcome else ""
@@ -97,7 +97,7 @@ class InspectedText:
 
     @cached_property
     def pieces(self) -> list[str]:
-        """The text of each token. A character of several tokens belongs to the last of them; the others are empty."""
+        """The text of each token. A character of several tokens belongs to the last; the others are empty."""
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(skip_special_tokens=False)
@@ -110,7 +110,7 @@ class InspectedText:
 
 @dataclass(frozen=True, kw_only=True)
 class TextSource:
-    """A text that was found and checked before its model is loaded. `read` makes the text with the loaded model."""
+    """A completion that was found and checked before its model is loaded. `read` makes it with the loaded model."""
 
     model: ModelConfig
     config: DictConfig
@@ -118,7 +118,7 @@ class TextSource:
 
     @plain_config_errors()
     def policies(self, names: Sequence[str]) -> list[BudgetPolicy]:
-        """Policies by name, with shared settings; an unknown one, or without scores, or of another model is refused."""
+        """Return policies by name, with shared settings; refuses unknown, scoreless, and other models' policies."""
         if not names:
             return []
         known = choices("policy")
@@ -145,9 +145,9 @@ class TextSource:
 
 @plain_config_errors()
 def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence[str] = ()) -> TextSource:
-    """A stored completion of a cell. Overrides of model and policy tell where the cell's files lie now.
+    """Return a cell's stored completion. Overrides of model and policy say where the cell's files lie now.
 
-    A UserError refuses a folder without such a completion, an override of anything else, and other weights.
+    Raises UserError for a folder without this completion, an override of anything else, and other weights.
     """
     if not (folder / CELL_FILE).is_file():
         raise UserError(_no_cell(folder))
@@ -161,7 +161,7 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
         some = ", ".join(sorted(f"{c.problem_id}/{c.draw}" for _, c, _ in stored)[:5]) or "none"
         missing = f"--problem {problem_id} --draw {draw} is not among the completions of {folder}"
         raise UserError(f"{missing}: it has {some} ...")
-    # Without an answer most pictures cannot be drawn.
+    # Most pictures need an answer.
     answered = (row for row in found if row[2] is not None and row[2].answer is not None)
     question, completion, grade = next(answered, found[0])
     source = of_completion(folder, question, completion, overrides, grade)
@@ -170,7 +170,7 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
 
 
 def _no_cell(folder: Path) -> str:
-    """The sentence for a folder that is no cell's; of a run's folder it names the first cells."""
+    """Return the message for a folder without a cell; for a run's folder it names the first cells."""
     cells = list(read_cells(folder))
     if not cells:
         return f"{folder} is no cell's folder: name a folder of a run's directory that holds {CELL_FILE}."
@@ -182,10 +182,10 @@ def _no_cell(folder: Path) -> str:
 def of_completion(
     folder: Path, question: str, completion: Completion, overrides: Sequence[str] = (), grade: Grade | None = None
 ) -> TextSource:
-    """A completion of a cell, with the run's configuration and the size of the cell's policy."""
+    """Return a cell's completion, with the run's configuration and the size of the cell's policy."""
     stored, own = stored_config(folder / PROVENANCE_FILE), read_cell(folder)["policy"]
     policy = stored["policy"] | {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in stored["policy"]}
-    if "rows" in policy:  # another spelling of keep_ratio and budget
+    if "rows" in policy:  # rows and every set keep_ratio and budget in another form
         policy.update(rows=None, every=None)
     sections = {"model": stored["model"], "policy": policy}
     config = DictConfig(OmegaConf.merge(sections, OmegaConf.from_dotlist(list(overrides))))
@@ -199,9 +199,9 @@ def of_completion(
 
 @plain_config_errors()
 def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[str] = ()) -> TextSource:
-    """A row of a JSONL of texts, with the model of the overrides. A row has problem and text, and may have id and draw.
+    """Return a row of a JSONL of texts, with the overrides' model. A row has problem and text, perhaps id and draw.
 
-    No such row, or a row that lacks a field, raises a UserError; so does `read` for a text that does not answer.
+    Raises UserError if the row or a field is missing; `read` raises UserError for a text that does not answer.
     """
     texts = (text for text in read_texts(path) if problem_id in (None, text[1].id))
     found = next((text for text in texts if int(text[1].draw or 0) == draw), None)
@@ -220,7 +220,7 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
 
 @plain_config_errors()
 def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: str | None = None) -> TextSource:
-    """The completion that `read` writes, as a cell would; settings of more cells, or no such problem, are refused."""
+    """Return the completion that `read` will write as a cell would; refuses several cells, or an unknown problem."""
     job = make_job(config := compose_config(*overrides))
     if len(job.cells) > 1:
         raise UserError(f"the grid has {len(job.cells)} cells and live writes one completion: leave out grid.*.")
@@ -251,15 +251,15 @@ SENTENCES = r"(?<=[.!?])\s+|\n+"
 
 
 def paragraphs(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
-    """Tokens of each step. A step begins with the first token that lies wholly behind a match of `split`."""
+    """Tokens of each step. A step begins with the first token that lies completely behind a match of `split`."""
     return _parts(pieces, [match.end() for match in _pattern("--split", split).finditer("".join(pieces))])
 
 
 def derivations(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
-    """Tokens of each step that derives a number: a sentence with an equation, and those behind it that go on with it.
+    """Tokens of each step that derives a number: a sentence with an equation, and the sentences that continue it.
 
-    A sentence goes on with an equation if it has a number, and neither an equation nor a paragraph begins there, as in
-    `1+8=9. So c is 9.` A text without any equation is cut into its paragraphs, or its sentences if it has only one.
+    A sentence continues an equation if it has a number, no equation, and no paragraph begins there, as in `1+8=9. So c
+    is 9.` A text without any equation is cut into paragraphs, or into sentences if it is one paragraph.
     """
     text = "".join(pieces)
     cuts = [0, *(match.end() for match in re.finditer(SENTENCES, text)), len(text)]
@@ -277,7 +277,7 @@ def derivations(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
 
 
 def _parts(pieces: Sequence[str], ends: Sequence[int]) -> list[range]:
-    """Cut the tokens at characters of the text; a part begins with the first token wholly behind its cut."""
+    """Cut the tokens at characters of the text; a part begins with the first token completely behind the cut."""
     begins = [0, *accumulate(map(len, pieces))][:-1]
     numbers = np.searchsorted(ends, begins, side="right")
     bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(pieces)]
@@ -290,7 +290,7 @@ def matches(pieces: Sequence[str], pattern: str = EQUATION) -> list[range]:
 
 
 def given(text: str) -> list[range]:
-    """Read `0-31,40-80`, first and last tokens of steps in the thinking; disorder and overlap raise a UserError."""
+    """Read `0-31,40-80`, first and last tokens of thinking steps; disorder or overlap raises UserError."""
     words = [re.fullmatch(r"\s*(\d+)-(\d+)\s*", word) for word in text.split(",")]
     steps = [range(int(word[1]), int(word[2]) + 1) for word in words if word]
     if len(steps) < len(words) or not all(steps) or any(a.stop > b.start for a, b in pairwise(steps)):
@@ -299,14 +299,14 @@ def given(text: str) -> list[range]:
 
 
 def numbers(steps: Sequence[range], tokens: int) -> list[int]:
-    """The number of each token's step, ascending from 0. Tokens between two steps count as a step as well."""
+    """Return the number of each token's step, ascending from 0. Tokens between two steps count as a step too."""
     bounds = [bound for step in steps for bound in (step.start, step.stop)]
     found = np.searchsorted(np.unique(bounds), np.arange(tokens), side="right")
     return np.unique(found, return_inverse=True)[1].tolist()
 
 
 def token_range(pieces: Sequence[str], begin: int, end: int) -> range:
-    """The tokens that hold any of the characters from `begin` up to `end` of the joined pieces."""
+    """Return the tokens that hold any character from `begin` up to `end` of the joined pieces."""
     ends = list(accumulate(map(len, pieces)))
     return range(int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(ends, end, side="left")) + 1)
 
