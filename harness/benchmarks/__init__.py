@@ -1,1 +1,1 @@
-"""Problems: where they come from and how they are asked."""
+"""Benchmarks: where problems come from, and how they are asked."""

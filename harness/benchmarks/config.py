@@ -13,9 +13,9 @@ OptionOrder = Literal["balanced", "simple_evals", "nemo_skills"]
 FieldName = Literal["id", "problem", "answer", "wrong_1", "wrong_2", "wrong_3"]
 FIELDS: tuple[FieldName, ...] = ("id", "problem", "answer")
 
-# Where a question's options are columns, `answer` is the text of the right option, and these hold the other texts.
+# Options in columns: `answer` is the text of the right option, and these columns hold the wrong ones.
 WRONG_OPTIONS: tuple[FieldName, ...] = ("wrong_1", "wrong_2", "wrong_3")
-# The settings that belong to one dataset alone.
+# Settings that belong to one dataset only.
 _OfDataset = Literal["hub_id", "revision", "split", "hub_config", "columns", "answer_after", "keep_if"]
 Text = Annotated[str, Field(min_length=1)]
 StrictCount = Annotated[int, Field(ge=1, strict=True)]
@@ -23,7 +23,7 @@ StrictCount = Annotated[int, Field(ge=1, strict=True)]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
-    """A benchmark: conf/benchmark/base/problems.yaml describes its fields; a contradiction raises a UserError."""
+    """A benchmark. conf/benchmark/base/problems.yaml describes the fields; a contradiction raises UserError."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""Golds: from a value in the data to the form that answers are compared with, or the reason why none can equal it."""
+"""Golds (reference answers): bring a value of the data into comparable form, or say why no answer can equal it."""
 
 import re
 import unicodedata
@@ -8,27 +8,27 @@ from kvsweep.harness.grading.answers import AnswerKind, canonical_gold
 from kvsweep.harness.grading.expressions import compare
 from kvsweep.harness.grading.spelling import TEXT_COMMAND, readable
 
-# What ends a worked solution in GSM8K's files, before the answer.
+# GSM8K's files end a worked solution with this, and the answer follows.
 SOLUTION_END = "####"
 _KINDS = {"letter": "letter from A to D"}
 _MOST_WORDS = 8
 _COMMANDS = re.compile(r"\\begin\{\w+\*?\}(?:\{\w*\})?|\\[A-Za-z]+|\$")
 _WORD = re.compile(r"(?<!\S)[^\W\d_]{2,}(?=[\s,.;:!?]|$)")
-# JSON reads the backslash of an unescaped LaTeX command, such as \frac or \times, as the sign of an escape.
+# JSON reads the backslash of an unescaped LaTeX command, such as \frac or \times, as an escape.
 _LOST_IN_GOLD = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|[\t\n\r](?=[a-z])")
-# The published AIME 2025 has lost \frac and \triangle itself, so that these two are asked as they are.
+# The published AIME 2025 itself has lost \frac and \triangle, so these two are asked as they are.
 _LOST_IN_TEXT = re.compile(
     r"\x08|\x0c(?!rac)|\t(?=imes|ext[a-z]{0,2}\{|heta|frac)|\n(?=abla|eq\b|otin)|\r(?=ight|ho\b)"
 )
 _LOST_BY_OTHERS = re.compile(r"\x0c(?=rac)|\t(?=riangle)")
-# What programs write where a value is missing.
+# What programs write for a missing value.
 _MISSING = {"None", "N/A", "n/a", "NaN", "nan", "NULL", "null", "<NA>", "inf", "-inf"}
-# Units that a name or a product of names seldom is.
+# Units that are seldom a name or a product of names.
 _GLUED = r"(?:[kcm]m|[km]g|m[lL]|ft|min|hr|lb|oz|mph|k?Pa|kJ|Hz|k?m/[sh])"
 _LETTERED = re.compile(
     r"^\(?[A-E][.)]\s+(?:[-\d$]|\\(?:frac|sqrt|pi|text))|^\([A-E]\)\s*\d|^(?i:option|choice)\s+\(?[A-E]\)?$"
 )
-# What no answer in LaTeX has: pattern, what the pattern finds, and an example.
+# What a LaTeX answer never contains: pattern, what the pattern finds, and an example.
 _UNFIT = (
     (r"^b?(['\"]).*\1$|[\"`#?]|[\[{]'", "quotes or marks of a program", '["7"]'),
     (r"[^\s$].*\\boxed", "a box behind other text", r"2+3 = \boxed{5}"),
@@ -45,9 +45,9 @@ _UNFIT = (
 
 
 def read_gold(value: object, kind: AnswerKind) -> str:
-    """The gold that answers of this kind are compared with; a ValueError has the reason where no answer can equal it.
+    """Return the gold to compare answers of this kind with; raises ValueError with the reason if none can equal it.
 
-    The reason is the rest of a sentence whose subject is the value.
+    The reason completes a sentence about the value.
     """
     wanted = _KINDS.get(kind, kind)
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
@@ -70,19 +70,19 @@ def read_gold(value: object, kind: AnswerKind) -> str:
 
 
 def is_text(text: str) -> bool:
-    """False if the text has half a character (a lone surrogate), which no file of a report can hold."""
+    """False if the text contains half a character (a lone surrogate), which no report file can store."""
     return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def text_fault(text: str) -> str | None:
-    """Why a text of a problem cannot be asked as it is, None where it can; the rest of a sentence about its row."""
+    """Return why a problem's text cannot be asked as it is, or None; completes a sentence about its row."""
     if not is_text(text):
         return "has half a character (a lone surrogate), which is no text"
     return _lost_backslash(lost[0]) if (lost := _LOST_IN_TEXT.search(text)) else None
 
 
 def text_warning(text: str) -> str | None:
-    """What is strange about a text of a problem that is still asked as it is; the rest of a sentence about its row."""
+    """Return what is strange about a text that is still asked, or None; completes a sentence about its row."""
     return _lost_backslash(lost[0]) if (lost := _LOST_BY_OTHERS.search(text)) else None
 
 
@@ -91,7 +91,7 @@ def _lost_backslash(sign: str) -> str:
 
 
 def _fault(text: str) -> str | None:
-    """Why no answer can equal this expression, None where one can."""
+    """Return why no answer can equal this expression; None if one can."""
     spelled = readable(text)[0]
     if text.strip() in _MISSING:
         return "it stands for a missing value"
@@ -113,6 +113,6 @@ def _fault(text: str) -> str | None:
 
 
 def _is_sentence(text: str) -> bool:
-    r"""True for four words beside numbers or signs, or many words. What stands in `\text{}` does not count."""
+    r"""True for four words beside numbers or signs, or for many words. The contents of `\text{}` do not count."""
     bare = _COMMANDS.sub(" ", TEXT_COMMAND.sub(" ", text))
     return len(_WORD.findall(bare)) > (3 if re.search(r"[\d=+*/^<>]", bare) else _MOST_WORDS)

@@ -1,4 +1,4 @@
-"""Rows of data become checked problems with prompt and gold; a fault is refused by its place before a model loads."""
+"""Turn rows of data into checked problems with prompt and gold. A fault is refused before a model loads."""
 
 import math
 import sys
@@ -29,24 +29,24 @@ from kvsweep.workers import Workers
 
 PROMPTS = CONF / "prompt"
 MOST_CHARS = 1_000_000
-_SECONDS = 4.0  # for one problem in a template of the user's own
+_SECONDS = 4.0  # for one problem in a user's own template
 
 
 class Prompt(NamedTuple):
-    """A template that asks a problem; `name` is its `benchmark.prompt`."""
+    """A template that asks a problem; `name` is `benchmark.prompt`."""
 
     name: str
     template: jinja2.Template
 
     def ask(self, problem: str, options: Mapping[str, str]) -> str:
-        """One problem as asked, with its options by letter if any; a template that fails or is unfit is refused."""
+        """Return a problem's prompt, with its options by letter; refuses a template that fails or does not fit."""
         prompt = ""
         try:
             for piece in self.template.generate(problem=problem, **({"options": options} if options else {})):
                 prompt += piece
                 if len(prompt) > MOST_CHARS:
                     raise OverflowError(f"more than {MOST_CHARS:,} characters for one problem")
-        except Exception as error:  # A template is a program: it can raise anything.
+        except Exception as error:  # a template is a program and can raise anything
             reason = f"cannot ask this benchmark ({type(error).__name__}: {str(error)[:80]!r})"
             mend = f"choose a prompt that uses problem{' and options' if options else ' alone'}"
             raise UserError(f"benchmark.prompt={self.name} {reason}; {mend}.") from None
@@ -59,7 +59,7 @@ class Prompt(NamedTuple):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """An environment for templates that strangers wrote: they reach no Python object and change no value.
+    """An environment for strangers' templates: they reach no Python object and change no value.
 
     Powers, and * and % of text, are refused: a short template could fill the memory before its output is counted.
     """
@@ -73,17 +73,17 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def read_prompt(name: str) -> Prompt:
-    """Read a template of conf/prompt by its name, or any other by its path; raises a UserError if there is none."""
+    """Read a template by its name in conf/prompt, or by its path; raises UserError if there is none."""
     fault = "is neither a name nor a readable file"
     try:
         known = PROMPTS / f"{name}.jinja"
         path = known if known.is_file() else Path(name)
-        if not path.is_file():  # Reading a pipe or a device might never end.
+        if not path.is_file():  # reading a pipe or a device might never end
             raise FileNotFoundError
         text = path.read_text(encoding="utf-8-sig").rstrip("\n")
         fault = "is no template"
         template = _Sandbox(undefined=jinja2.StrictUndefined, keep_trailing_newline=True).from_string(text)
-    except Exception as error:  # Python's own compiler, too, can refuse what jinja2 makes of a template.
+    except Exception as error:  # Python's compiler, too, can refuse what jinja2 makes of a template
         choices = ", ".join(sorted(path.stem for path in PROMPTS.glob("*.jinja")))
         reason = f"benchmark.prompt={name!r:.80} {fault} ({type(error).__name__})"
         raise UserError(f"{reason}; choose one of {choices}, or give a path.") from None
@@ -96,13 +96,13 @@ class Benchmark:
 
     name: str
     problems: tuple[Problem, ...]  # the first `limit` of `count`, in the data's order
-    content_hash: str  # of the (id, prompt, gold) of every problem of the set
+    content_hash: str  # over (id, prompt, gold) of every problem of the set
     count: int
-    origin: str  # where the problems came from; it says if a hub dataset is not pinned
+    origin: str  # where the problems came from, and whether a hub dataset is not pinned
 
 
 def load_problems(config: BenchmarkConfig) -> Benchmark:
-    """Load a benchmark from its path, else from its source, and check every problem of it."""
+    """Load a benchmark from its path, else from its source, and check every problem."""
     rows, origin, config = read_source(config)
     config = _of_local_file(rows, config)
     problems = _problems(_kept(rows, config, origin), config, origin)
@@ -118,7 +118,7 @@ def load_problems(config: BenchmarkConfig) -> Benchmark:
 
 
 def _of_local_file(rows: list[FileRow], config: BenchmarkConfig) -> BenchmarkConfig:
-    """Without `answer_after` where a file in place of a hub dataset has the answers alone, in every row."""
+    """Drop `answer_after` if a local file replaces a hub dataset and every row has only the answer."""
     if config.source != "hub" or config.path is None or config.answer_after is None:
         return config
     column = _find("answer", config, rows)
@@ -176,7 +176,7 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list
 
 
 def _prompts(name: str, asked: list[tuple[str, dict[str, str]]]) -> list[str]:
-    """The problems as the template asks them; a stranger's template may hang, so another process fills it in."""
+    """Return each problem's prompt; another process fills in a stranger's template, because it may hang."""
     prompt = read_prompt(name)
     if (PROMPTS / f"{name}.jinja").is_file():
         return [prompt.ask(text, options) for text, options in asked]
@@ -231,7 +231,7 @@ def _id(row: FileRow, column: str) -> str:
     value = _value(row, column, "id", "give every problem one, or none any")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UserError(f"{row.where} has the id {value!r:.60}, which is no text or number; correct it.")
-    # Some writers turn a column of integers with a gap into floats.
+    # Some writers turn an integer column with missing values into floats.
     return str(int(value)) if isinstance(value, float) and value.is_integer() else _whole_text(str(value), row)
 
 
@@ -243,7 +243,7 @@ def _problem_text(row: FileRow, column: str) -> str:
 
 
 def _warn(rows: list[FileRow], column: str) -> None:
-    """Name the first problem that has lost a backslash; a published benchmark is asked as it was published."""
+    """Name the first problem that has lost a backslash. A published benchmark is asked as published."""
     found = (f"{row.where} {fault}" for row in rows if (fault := text_warning(row.values[column])))
     if first := next(found, None):
         print(f"{first}; the problem is asked as it is.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Options of multiple-choice questions: their order, and what is refused because it would be asked wrongly."""
+"""Options of multiple-choice questions: order them, and refuse options that would be asked wrongly."""
 
 import hashlib
 import json
@@ -17,11 +17,11 @@ _LABEL = re.compile(r"\(?([A-D])[).:]\s")
 
 
 def option_orders(ids: Sequence[str], seed: int, rule: OptionOrder = "balanced") -> dict[str, tuple[int, ...]]:
-    """Order the options of each question: 0 is the right option, 1 to 3 are the wrong ones, listed as A, B, C, D.
+    """Return the order of each question's options: 0 is the right option, 1 to 3 the wrong ones, listed A, B, C, D.
 
-    `balanced`: the right options take the letters in turn, in the order of a hash of (seed, id), so that each letter is
-    right equally often, to within one. The wrong options follow in the order of a hash of (seed, id, number). The other
-    rules draw one order after the other: simple-evals those of its first repeat, NeMo-Skills those of its rows.
+    `balanced`: right options take the letters in turn, in the order of a hash of (seed, id), so that all letters are
+    right equally often, within one. Wrong options follow in the order of a hash of (seed, id, number). The other rules
+    draw one order after another: simple-evals as in its first repeat, NeMo-Skills as in its rows.
     """
     if rule != "balanced":
         numbers = random.Random(seed)
@@ -47,7 +47,7 @@ def _digest(*parts: object) -> str:
 
 
 def check_options(choices: Sequence[str], row: FileRow, problem_id: str) -> None:
-    """Refuse equal options, options that carry letters of their own, and a letter in place of the right option."""
+    """Refuse equal options, options that carry their own letters, and a letter as the right option."""
     place = f"{row.where} has, for problem {problem_id!r:.60},"
     if repeated := next((choice for choice in choices if choices.count(choice) > 1), None):
         raise UserError(f"{place} the option {repeated!r:.60} twice; options must differ, so correct one.")
@@ -61,7 +61,7 @@ def check_options(choices: Sequence[str], row: FileRow, problem_id: str) -> None
 
 
 def option_text(value: object, row: FileRow) -> str:
-    """An option as text; a list or another value that is no text and no number is refused."""
+    """Return an option as text; refuses a list or another value that is neither text nor number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         raise UserError(f"{row.where} has the option {value!r:.60}, which is no text or number; correct it.")
     return str(value)
@@ -70,7 +70,7 @@ def option_text(value: object, row: FileRow) -> str:
 def check_letter(row: FileRow, prompt: str, gold: str, problem_id: str) -> None:
     """Refuse a letter as the gold of a problem that is asked without options."""
     for letter in LETTERS[: max(2, LETTERS.index(gold) + 1)]:
-        # An article amid a line is no label, but "A) 6 J", "\textbf{(B)}" and "A or B" have some.
+        # An article within a line is no label, but "A) 6 J", "\textbf{(B)}" and "A or B" contain labels.
         if not re.search(
             rf"^\s*{letter}\s|(?<![^\W_]){letter}(?=[^\w\s]|\s*$|\s{{2}}|\s(?:or|and)\b)", prompt, re.MULTILINE
         ):
@@ -80,9 +80,9 @@ def check_letter(row: FileRow, prompt: str, gold: str, problem_id: str) -> None:
 
 
 def check_lists(row: FileRow, text: str, problem_id: str, *, named: bool = False) -> None:
-    """Refuse a list of texts beside a problem that does not have them: options that no prompt would ask.
+    """Refuse a list of texts beside a problem that does not contain them: options that no prompt would ask.
 
-    With `named`, only in a column whose name says that it has options.
+    `named`: only in a column with a name that promises options.
     """
     for column, value in row.values.items():
         if (not named or column.lower() in _OPTION_COLUMNS) and not all(choice in text for choice in _texts(value)):
@@ -92,7 +92,7 @@ def check_lists(row: FileRow, text: str, problem_id: str, *, named: bool = False
 
 
 def _texts(value: object) -> list[str]:
-    """The texts in a list, or in the values of an object; none in any other value."""
+    """Return the texts in a list, or in an object's values; none for any other value."""
     if isinstance(value, Mapping):
         value = [part for inner in value.values() for part in (inner if isinstance(inner, list) else [inner])]
     return [str(part).strip() for part in value] if isinstance(value, list) else []

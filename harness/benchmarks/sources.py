@@ -1,4 +1,4 @@
-"""Rows of problems from toy tasks, local files and hub datasets. Data that cannot be had or read raise a UserError."""
+"""Rows of problems from toy tasks, local files and hub datasets. Raises UserError for unreadable data."""
 
 import glob
 import sys
@@ -12,13 +12,13 @@ from kvsweep.harness.models.hub import is_lfs_pointer, is_reachable
 from kvsweep.harness.settings import build
 from kvsweep.row_files import FileRow, rows_of_file
 
-# A folder with more entries is a disk or an archive rather than a data set, and takes minutes to list.
+# A folder with more entries is a disk or an archive, not a data set, and takes minutes to list.
 MOST_ENTRIES = 10_000
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def read_source(config: BenchmarkConfig) -> tuple[list[FileRow], str, BenchmarkConfig]:
-    """Read the rows; say where they came from, and which configuration fits them, as the fallback has its own."""
+    """Read the rows; return them, their source, and the configuration that fits them (a fallback has its own)."""
     if config.path is not None:
         path = Path(config.path)
         return _read_path(path, config.split), str(path), config
@@ -29,7 +29,7 @@ def read_source(config: BenchmarkConfig) -> tuple[list[FileRow], str, BenchmarkC
     except UserError as first:
         if config.fallback is None:
             raise
-        # A revision or a column's name belongs to one dataset alone.
+        # A revision and a column name belong to one dataset only.
         own: dict[str, Any] = dict.fromkeys(("revision", "hub_config", "answer_after", "keep_if", "fallback"))
         own["columns"] = {}
         second = build(BenchmarkConfig, "benchmark", vars(config) | own | dict(config.fallback))
@@ -52,12 +52,12 @@ def _read_toy(config: BenchmarkConfig) -> list[FileRow]:
 
 
 def _read_hub(config: BenchmarkConfig) -> list[FileRow]:
-    is_reachable()  # before datasets, which then answers from its cache at once where the hub does not answer
+    is_reachable()  # before datasets, which then uses its cache at once if the hub does not answer
     import datasets
 
     try:
         data = datasets.load_dataset(config.hub_id, config.hub_config, split=config.split, revision=config.revision)
-    except Exception as error:  # Four libraries raise here, and their errors have no common base.
+    except Exception as error:  # four libraries raise here; their errors have no common base class
         raise UserError(_hub_message(config, error)) from error
     if config.revision is None:
         unpinned = f"benchmark {config.name}: {config.hub_id} is not pinned to a revision"
@@ -88,7 +88,7 @@ def _hub_message(config: BenchmarkConfig, error: Exception) -> str:
 
 
 def _cache_fault(error: Exception) -> str | None:
-    """The sentence's end where the cache of `datasets` is the cause of an error."""
+    """Return the sentence's end if the cache of `datasets` caused an error, else None."""
     import datasets
 
     cache, place = Path(datasets.config.HF_DATASETS_CACHE), getattr(error, "filename", None)
@@ -132,13 +132,13 @@ def _refuse_pointer(path: Path) -> None:
 
 
 def _read_folder(path: Path, split: str | None) -> list[FileRow]:
-    """Rows of a folder that `datasets` saved, or of a folder of data files that `datasets` can load."""
+    """Return the rows of a folder that `datasets` saved, or of data files that `datasets` can load."""
     import datasets
 
     for number, entry in enumerate(path.rglob("*")):
         _refuse_pipe(entry)
         if entry.suffix.lower() in _SUFFIXES:
-            _refuse_pointer(entry)  # as a CSV it would be read
+            _refuse_pointer(entry)  # else it would be read as a CSV
         if number == MOST_ENTRIES:
             raise UserError(f"benchmark.path={path} holds more than {MOST_ENTRIES:,} entries; give a file.")
     saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
@@ -146,7 +146,7 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
     try:
         files = {} if saved else _files(datasets.load_dataset_builder(**wanted))
         data: Any = files or (datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(**wanted))
-    except Exception as error:  # As in `_read_hub`, the errors have no common base.
+    except Exception as error:  # as in `_read_hub`, the errors have no common base class
         if fault := _cache_fault(error):
             raise UserError(f"benchmark.path={path} did not load; {fault}.") from error
         reason = f"is no folder datasets can load ({type(error).__name__})"
@@ -162,18 +162,18 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
 
 
 def _files(builder: Any) -> dict[str, list[str]]:
-    """The files of each split, if kvsweep reads all of them itself: `datasets` would take 007 in a CSV file for 7."""
+    """Return the files of each split if kvsweep reads all itself: `datasets` would read 007 in a CSV as 7."""
     files: dict[str, list[str]] = {str(split): list(part) for split, part in (builder.config.data_files or {}).items()}
     known = all(Path(file).suffix.lower() in _SUFFIXES for part in files.values() for file in part)
     return files if known else {}
 
 
 def _wanted(path: Path) -> dict[str, str]:
-    """The arguments by which `datasets.load_dataset` reads a folder, whose name it would take for a pattern."""
+    """Return arguments for `datasets.load_dataset` to read a folder; it would read the folder's name as a pattern."""
     escaped = glob.escape(str(path.absolute()))
     if escaped == str(path.absolute()):
         return {"path": str(path)}
-    # Escaped, the name is none of a folder that `datasets` looks into itself, so that it is told the kind of the files.
+    # An escaped name is not a folder that `datasets` looks into itself, so we pass the kind of its files.
     kinds = {entry.suffix.lower() for entry in path.rglob("*") if entry.is_file()}
     if len(kinds) != 1 or not kinds <= {*_SUFFIXES}:
         several = f"has *, ? or [ in its name and not files of one kind alone, {', '.join(_SUFFIXES)}"
