@@ -1,8 +1,8 @@
-"""What a sweep takes on a GPU that is not at hand: slots, a step's time and hours, by arithmetic alone.
+"""Estimate what a sweep takes on a GPU that is not here: slots, step time and hours, computed from a few constants.
 
-A step reads the weights once and the cached rows of every slot, at a share of the card's bandwidth; the rest are the
-layers' small operations, the drawing of tokens and the host. The shares and the constants were fitted to the steps of
-R1-Distill-Qwen-7B that were measured on an H100 (results/published/gpu), and are scaled to other models and cards.
+A step reads the weights once and every slot's cached rows, at a share of the card's bandwidth; the rest is small
+operations of the layers, drawing tokens, and the host. The constants were fitted to steps of R1-Distill-Qwen-7B
+measured on an H100 (results/published/gpu), and are scaled to other models and cards.
 """
 
 import shutil
@@ -19,20 +19,20 @@ from kvsweep.harness.models.spec import BYTES, ModelSpec
 from kvsweep.harness.provenance import SECONDS, visible_gpus
 
 GIB = 2**30
-# How far the estimate may be off, in percent.
+# The estimate may be off by this many percent.
 OFF = 30
-_CONTEXT = 0.8 * GIB  # of CUDA, the libraries and the compiled kernels
-# Shares of the bandwidth that products with the weights, and attention over the rows, reach.
+_CONTEXT = 0.8 * GIB  # CUDA, libraries and compiled kernels
+# Shares of the bandwidth that products with weights and attention over rows reach.
 _WEIGHTS_SHARE, _ROWS_SHARE = 0.78, 0.80
-# Seconds of a layer's small operations in a step of up to 64 slots, and of the host in a step.
+# Seconds per step: of a layer's small operations, with up to 64 slots, and of the host.
 _LAYER_SECONDS, _HOST_SECONDS = 46e-6, 0.1e-3
-# Seconds of drawing in a step, and for each slot and entry of the vocabulary.
+# Seconds to draw tokens: per step, and per slot and vocabulary entry.
 _DRAWING_SECONDS, _LOGIT_SECONDS = 0.2e-3, 2.35e-11
 _H100_BANDWIDTH = 3.35e12
 
 
 class Card(NamedTuple):
-    """A GPU by its makers' figures: its name, bytes of memory that a process can have, bytes a second."""
+    """A GPU by its maker's figures: name, bytes of memory for a process, bytes per second."""
 
     title: str
     memory: float
@@ -51,7 +51,7 @@ CARDS: Mapping[str, Card] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CostConfig:
-    """What an hour of the GPU costs, in any currency."""
+    """The price of a GPU hour, in any currency."""
 
     per_hour: Annotated[float, Field(gt=0, description="a price")] | None = None
 
@@ -77,17 +77,17 @@ def known_card(name: str) -> Card:
 
 
 def card_here() -> Card | None:
-    """The first GPU of this machine; None without one, and where its figures are not known."""
+    """Return this machine's first GPU; None if there is none or its figures are unknown."""
     return card_of(_first_gpu())
 
 
 def card_of(name: str) -> Card | None:
-    """The card of a device's name, such as "NVIDIA H100 80GB HBM3"."""
+    """Return the card with a device's name, such as "NVIDIA H100 80GB HBM3"."""
     return next((card for card in CARDS.values() if card.title in name), None)
 
 
 def _first_gpu() -> str:
-    """The name of this machine's first GPU; empty without one."""
+    """Return the name of this machine's first GPU; "" without one."""
     if shutil.which("nvidia-smi") is None or not (gpus := visible_gpus()):
         return ""
     asked = ["nvidia-smi", f"--id={gpus[0]}", "--query-gpu=name", "--format=csv,noheader"]
@@ -98,22 +98,22 @@ def _first_gpu() -> str:
 
 
 def weights_bytes(spec: ModelSpec, dtype: str) -> tuple[int, int] | None:
-    """Bytes of the model's weights, and of those that a step reads; None where a family's layers may have others."""
+    """Return the bytes of the weights, and those that a step reads; None for a family that may have other layers."""
     if spec.parameters is None:
         return None
-    table = 0 if spec.tied else spec.vocab_size * spec.hidden_size  # of the embedding a step reads a row a token
+    table = 0 if spec.tied else spec.vocab_size * spec.hidden_size  # a step reads one row per token of the embedding
     return spec.parameters * BYTES[dtype], (spec.parameters - table) * BYTES[dtype]
 
 
 def slots_on(card: Card, weights: int, slot: int, wanted: int) -> int:
-    """Slots that decode at once, as `harness.decode.memory.auto_slots` reckons them on the card; 0 if none fits."""
+    """Return how many slots fit on the card, computed like `harness.decode.memory.auto_slots`; 0 if none fits."""
     from kvsweep.harness.decode.memory import MOST_SLOTS, fitting_slots  # with torch
 
     return min(fitting_slots(card.memory - _CONTEXT - weights, slot), wanted, MOST_SLOTS["cuda"])
 
 
 def step_seconds(bandwidth: float, *, weights: float, rows: float, slots: int, layers: int, vocabulary: int) -> float:
-    """Seconds of one step that reads so many bytes of weights and of cached rows."""
+    """Return the seconds of one step that reads this many bytes of weights and of cached rows."""
     reading = weights / bandwidth / _WEIGHTS_SHARE + rows / bandwidth / _ROWS_SHARE
     small = layers * _LAYER_SECONDS * max(1.0, 0.66 + slots / 187)
     drawing = _DRAWING_SECONDS + _LOGIT_SECONDS * slots * vocabulary * _H100_BANDWIDTH / bandwidth
@@ -121,7 +121,7 @@ def step_seconds(bandwidth: float, *, weights: float, rows: float, slots: int, l
 
 
 def mean_rows(policies: Sequence[Policy], question: int, length: float) -> float:
-    """Cached tokens of a text of `length` behind the question, on average over its steps and over the policies."""
+    """Return the mean cached tokens of a completion of `length` tokens, over its steps and over the policies."""
     return sum(_rows(policy, question, length) for policy in policies) / len(policies)
 
 

@@ -1,4 +1,4 @@
-"""One point of the sweep, its id, and whether it is complete: the contents of DONE, the mark that a cell gets last."""
+"""One point of the sweep, its id, and its completeness: DONE is the file that a cell gets last."""
 
 import dataclasses
 from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ _Verdict = records.view(records.Grade, "correct", "rule")
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One point of the sweep: all settings that decide its completions; `dataset_hash` is of all problems as asked."""
+    """One point of the sweep: all settings that decide its completions; `dataset_hash` covers all prompts."""
 
     model: ModelConfig
     benchmark: BenchmarkConfig
@@ -33,18 +33,18 @@ class Cell:
     policy: Policy
     decoding: DecodingConfig
     seed: int
-    impl: Implementation | Literal["openai"] = "torch"  # openai: a server's own
+    impl: Implementation | Literal["openai"] = "torch"  # openai: the server's own
     cache: CacheConfig = UNPACKED
 
     @cached_property
     def cell_id(self) -> str:
-        """Hash of all settings that can change the outputs, and of no other: not of draws, limit, slots or paths."""
+        """Hash of all settings that can change the outputs. Draws, limit, slots and paths are not part of it."""
         policy = {"class": type(self.policy).__qualname__, **self.policy.identity()}
         return records.content_hash({**self._conditions, "policy": policy, **self.cache.identity()})
 
     @property
     def _conditions(self) -> dict[str, Any]:
-        """All settings but policy and cache. Cells whose conditions are the same can be compared."""
+        """All settings except policy and cache. Cells with equal conditions can be compared."""
         limits = {"max_new_tokens": self.decoding.max_new_tokens, "stop_on_loop": self.decoding.stop_on_loop}
         return {
             "model": self.model.identity(),
@@ -55,7 +55,7 @@ class Cell:
         }
 
     def describe(self) -> dict[str, Any]:
-        """The contents of cell.yaml, which people and the analysis read; `check` tells if the file was edited."""
+        """Return the contents of cell.yaml, for people and for the analysis; `check` shows if the file was edited."""
         decoding = dataclasses.asdict(self.decoding)
         described = {
             "schema": records.SCHEMA,
@@ -70,7 +70,7 @@ class Cell:
             "seed": self.seed,
             **self.cache.identity(),
         }
-        # Near the top, so that a file that was cut off still has it.
+        # Near the top, so that a truncated file still has it.
         return {"schema": records.SCHEMA, "check": records.content_hash([self.cell_id, described]), **described}
 
 
@@ -80,8 +80,7 @@ _NEEDED = (records.CELL_FILE, records.PROBLEMS_FILE)
 class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The contents of DONE: the stored completions, and the sizes of the files that hold them.
 
-    Attributes:
-        rule: the `grading_rule` of the grades.
+    Attributes: rule: the `grading_rule` of the grades.
     """
 
     completions: int
@@ -92,7 +91,7 @@ class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
-        """Read a cell's DONE; None where there is none, or where the files have other sizes now. No rows are read."""
+        """Read a cell's DONE; None if it is missing, or if the files' sizes have changed. No rows are read."""
         try:
             done = records.decode(read_file(directory / records.DONE_FILE), cls)
         except (OSError, ValueError):
@@ -116,7 +115,7 @@ def stored_pairs(directory: Path, rows: str = records.COMPLETIONS_FILE) -> set[r
 
 
 def stored_scores(directory: Path, problem_ids: Sequence[str], draws: int) -> NDArray[np.float64]:
-    """The grades that a cell's folder holds, [problems, draws]: 1 right, 0 not, NaN without a grade."""
+    """Return a cell's stored grades, [problems, draws]: 1 right, 0 wrong, NaN ungraded."""
     rows = {problem_id: row for row, problem_id in enumerate(problem_ids)}
     scores = np.full((len(rows), draws), np.nan)
     for grade in records.read_grades(directory, _Verdict, on_bad=records.ignore):
@@ -126,6 +125,6 @@ def stored_scores(directory: Path, problem_ids: Sequence[str], draws: int) -> ND
 
 
 def file_sizes(directory: Path) -> dict[str, int]:
-    """The sizes in bytes of the files that DONE vouches for, by name."""
+    """Return the sizes in bytes of the files that DONE covers, by name."""
     names = (*_NEEDED, records.COMPLETIONS_FILE, records.GRADES_FILE)
     return {name: size for kind in names for name, size in records.whole_sizes(directory, kind).items()}

@@ -1,4 +1,4 @@
-"""Work through jobs: open the cells' files, decode and grade what they lack, mark what is complete."""
+"""Work through jobs: open the cells' files, decode and grade what is missing, mark complete cells."""
 
 import sys
 import threading
@@ -19,13 +19,13 @@ _S = TypeVar("_S", bound=Share)
 
 
 def decode_all(shares: Sequence[Share]) -> list[Exception]:
-    """Decode and grade what the shares lack; return the errors of those that failed."""
+    """Decode and grade what the shares are missing; return the errors of those that failed."""
     with Grader() as grader:
         return work_through(shares, partial(execute, grader))
 
 
 def work_through(shares: Sequence[_S], run: Callable[[_S, OpenCells], None]) -> list[Exception]:
-    """Open the cells that lack rows, and run each share; one that fails stops no other. Return the errors."""
+    """Open the cells that lack rows, and run each share. One failure stops no other share. Return the errors."""
     failures: list[Exception] = []
     allow_open_cells()  # each cell has a lock, and the limit may be low
     with Board([share.job for share in shares]):
@@ -43,7 +43,7 @@ def work_through(shares: Sequence[_S], run: Callable[[_S, OpenCells], None]) -> 
 
 
 def _let_go(error: BaseException) -> None:
-    """Empty the frames of an error that is kept: they would keep the engine, and with it the memory of its slots."""
+    """Clear the frames of a kept error: they would keep the engine, and with it the slots' memory."""
     one: BaseException | None = error
     while one is not None:
         traceback.clear_frames(one.__traceback__)
@@ -51,7 +51,7 @@ def _let_go(error: BaseException) -> None:
 
 
 def execute(grader: Grader, share: Share, work: OpenCells) -> None:
-    """Decode what the open cells lack, or ask their servers for it, grade it, and mark the complete cells."""
+    """Decode, or ask the servers for, the open cells' missing rows; grade them, and mark complete cells."""
     if share.job.spec is None:
         from kvsweep.harness.sweep.ask import ask as fill  # imports openai
     else:
@@ -67,13 +67,13 @@ def execute(grader: Grader, share: Share, work: OpenCells) -> None:
 
 @contextmanager
 def graded_beside(grader: Grader, stores: Collection[CellStore]) -> Iterator[None]:
-    """Grade what is appended to the cells while the block runs, so that a sweep shows its Pass@1 so far.
+    """Grade the rows appended to the cells while the block runs, so that a sweep shows its Pass@1 so far.
 
-    Two threads wait for the grading workers, and the decoding goes on. `Grader.grade_cell` then grades what has no
-    grade: the last completions, all after an error in grading, and those that overran their time, because a row has
-    less of the processor beside the decoding. Nothing else may write the cells' grades until the block ends.
+    Two threads wait for the grading workers while decoding continues. `Grader.grade_cell` later grades the rows without
+    a grade: the last completions, all rows after a grading error, and those that exceeded their time, because grading
+    gets less of the processor beside the decoding. Nothing else may write the cells' grades until the block ends.
     """
-    standard = read_standard(next(iter(stores)).directory)  # that of all cells of a job
+    standard = read_standard(next(iter(stores)).directory)  # the same for all cells of a job
     ended = threading.Event()
 
     def grade(store: CellStore, completion: Completion) -> None:
@@ -83,7 +83,7 @@ def graded_beside(grader: Grader, stores: Collection[CellStore]) -> Iterator[Non
             [row] = grader.grade([completion], standard)
             if row.outcome != "grader_timeout":
                 store.append_grade(row)
-        except Exception as error:  # no error of the grading may stop the decoding
+        except Exception as error:  # a grading error must not stop the decoding
             ended.set()
             note = f"note: all completions are graded after decoding, none beside it any more ({error})."
             print(note, file=sys.stderr)

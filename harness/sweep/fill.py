@@ -1,4 +1,4 @@
-"""Decode what the cells of one job lack, and store every completion as it ends."""
+"""Decode the missing completions of a job's cells, and store each one as it ends."""
 
 import itertools
 import sys
@@ -28,12 +28,12 @@ from kvsweep.harness.sweep.store import CellStore, OpenCells
 from kvsweep.kernels.implementation import check_available
 from kvsweep.records import STATS_FILE, Completion, DecodeStats, Pair, content_hash
 
-# Texts that may end in logits that are not finite: more of them are no accident of a few problems.
+# The most completions that may end in NaN or infinite logits: more are no accident of a few problems.
 _MOST_NOT_FINITE = 5
 
 
 class NotFiniteError(UserError):
-    """The network computes numbers that are no numbers."""
+    """The network computes NaN or infinity."""
 
     exit_code = FAILED
 
@@ -60,9 +60,9 @@ def decode(work: OpenCells) -> None:
     _check_lengths(model, lengths, limit)
     _warn_of_lost_questions(cells, longest)
 
-    # All slots have the capacity of the cell that needs most, so the cells that grow with the text are decoded apart.
-    # They come first, so that a sweep that is killed has its baseline. The other cells share every completion that is
-    # too short for their first eviction, and are given the tokens of every other completion up to it.
+    # All slots have the capacity of the cell that needs the most, so cells that grow with the text are decoded apart.
+    # They come first, so that a killed sweep has its baseline. The other cells share every completion that ends before
+    # their first eviction, and get the tokens of all other completions up to that eviction.
     for growing in (True, False):
         group = [cell for cell in cells if grows(cell.policy, longest, limit) == growing]
         lacking = {pair for pair in pairs if any(work.lacks(cell.cell_id, pair) for cell in group)}
@@ -70,7 +70,7 @@ def decode(work: OpenCells) -> None:
         for pair, completion in known.items():
             work.know(pair, completion.num_tokens)
         for cell, (pair, completion) in itertools.product(group, known.items()):
-            # Neither cell evicts, so both write the same completion.
+            # Neither cell evicts, so both would write the same completion.
             if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
                 work.append(cell.cell_id, completion)
         _decode_group(work, model, group, known)
@@ -80,17 +80,17 @@ _kept: dict[ModelConfig, LoadedModel] = {}
 
 
 def loaded(config: ModelConfig) -> LoadedModel:
-    """The model of this configuration, kept until another is asked for, whose weights need the memory."""
+    """Return this configuration's model. It stays loaded until another is asked for, which needs the memory."""
     if config not in _kept:
         unload()
         _kept[config] = load_model(config)
         if _kept[config].device.type == "cuda":
-            release_memory()  # what loading and its checks took
+            release_memory()  # memory of loading and its checks
     return _kept[config]
 
 
 def unload() -> None:
-    """Let go of the model that is kept."""
+    """Release the loaded model."""
     if _kept:
         _kept.clear()
         release_memory()
@@ -117,7 +117,7 @@ def _begin_passes(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, de
 
 
 def _keep_tokenizer(run: Path, model: LoadedModel) -> str:
-    """Write the model's tokenizer beside the cells, so that a report on any machine knows where each token ends."""
+    """Write the model's tokenizer beside the cells, so that a report on any machine knows the token boundaries."""
     text = model.tokenizer.backend_tokenizer.to_str()
     name = f"tokenizers/{content_hash(text)}.json"
     if not (run / name).exists():
@@ -128,7 +128,7 @@ def _keep_tokenizer(run: Path, model: LoadedModel) -> str:
 
 
 def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dict[Pair, Completion]:
-    """For each of the pairs, the stored completion that shares the most tokens with the rest of the grid."""
+    """Return, for each pair, the stored completion that shares the most tokens with the rest of the grid."""
     known: dict[Pair, Completion] = {}
     for store in stores:
         for row in store.read_completions(pairs):
@@ -151,7 +151,7 @@ def _requests(
 
 
 def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]) -> None:
-    """Decode what the cells lack; where the memory runs out, decode the rest with half as many slots."""
+    """Decode the cells' missing completions; if memory runs out, decode the rest with half the slots."""
     job, reason = work.share.job, "slots= asks for them"
     slots = job.slots
     while requests := list(_requests(work, model, cells, known)):
@@ -176,7 +176,7 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
                 too_small = f"the memory does not hold one sequence of {capacity} tokens ({one / 2**20:.0f} MiB)"
                 mend = "lower policy.budget or decoding.max_new_tokens, or take a larger device"
                 raise UserError(f"{job.name}: {too_small} beside the model: {mend}.") from error
-        # Outside the handler, because the error's traceback keeps the old cache alive.
+        # Outside the handler: the error's traceback keeps the old cache alive.
         release_memory()
         slots, reason = slots // 2, f"out of memory with {slots}"
 
@@ -195,10 +195,10 @@ def engine_of(job: Job, requests: Sequence[Request], model: LoadedModel, slots: 
 
 
 def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slots: int) -> None:
-    """Decode the requests, store every completion as it ends, and at the end what the decoding cost."""
+    """Decode the requests, store every completion as it ends, and at the end the cost of the decoding."""
     job = work.share.job
     engine = engine_of(job, requests, model, slots)
-    job.check_inputs()  # from here on, all weights are in memory
+    job.check_inputs()  # all weights are in memory from here on
     clock, cache = engine.clock, engine.cache
     work.reporter.counters.append(lambda: clock.tokens)
     written: dict[str, list[int]] = {branch.cell_id: [] for request in requests for branch in request.branches}
@@ -229,7 +229,7 @@ def _not_finite(work: OpenCells, model: LoadedModel, completion: Completion) -> 
 
 
 def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -> None:
-    """Refuse a question that the model's context does not hold; print a note if completions may go beyond it."""
+    """Refuse a prompt longer than the model's context; print a note if completions may exceed it."""
     context, longest = model.spec.positions, max(lengths.values()) + limit
     name = model.config.name
     for problem_id, length in lengths.items():

@@ -1,4 +1,4 @@
-"""The policies of a grid: the product of its axes, each policy with the settings that all of them share."""
+"""The policies of a grid: the product of its axes; each policy has the settings that all policies share."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from kvsweep.harness import settings
 
 @dataclass(frozen=True, kw_only=True)
 class GridAxes:
-    """The axes of a grid; None leaves an axis at the single value that `policy` has. `beside` are further grids."""
+    """The axes of a grid; None uses the single value in `policy`. `beside` lists more grids."""
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")  # `build` sees the keys of the outer grid alone
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")  # `build` sees only the outer grid's keys
     policy: Annotated[Sequence[str], Field(min_length=1)] | None = None
     keep_ratio: Annotated[Sequence[float], Field(min_length=1)] | None = None
     local_window: Annotated[Sequence[int], Field(min_length=1)] | None = None
     budget: Annotated[Sequence[int], Field(min_length=1)] | None = None
     question: Annotated[Sequence[Question], Field(min_length=1)] | None = None
     sinks: Annotated[Sequence[int], Field(min_length=1)] | None = None
-    engine: Any = None  # of `build_servers`
+    engine: Any = None  # read by `build_servers`
     beside: Sequence[GridAxes] = ()
 
 
@@ -34,11 +34,11 @@ AXES = ("keep_ratio", "local_window", "budget", "question", "sinks")
 
 
 def build_policies(config: DictConfig) -> list[Policy]:
-    """Make every policy of the grid and of the grids beside it, or the one policy where there is no grid.
+    """Make every policy of the grid and of the grids beside it, or the one policy if there is no grid.
 
     The composed `policy` gives the settings that all policies of a grid share (keep_ratio, local_window, budget, rows,
-    every, question, sinks), so that they hold the same memory. A shared setting that the composed policy leaves at
-    null, and all other settings, come from each policy's own YAML.
+    every, question, sinks), so that their caches have the same size. Each policy's own YAML gives all other settings,
+    and shared settings that are null in the composed policy.
     """
     _check_names()
     _refuse_other_axes(config)
@@ -47,7 +47,7 @@ def build_policies(config: DictConfig) -> list[Policy]:
 
 
 def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
-    """The product of one grid's axes."""
+    """Yield the product of one grid's axes."""
     composed = settings.plain(config.policy)
     _refuse_two_sizes(composed, grid, config)
     if any(inner.beside for inner in grid.beside):
@@ -63,7 +63,7 @@ def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
 
 
 def _refuse_other_axes(config: DictConfig) -> None:
-    """Refuse a setting of one policy's own among the axes of a grid beside."""
+    """Refuse a policy's own setting among the axes of a grid beside."""
     known = {axis.name for axis in fields(GridAxes)}
     for axes in settings.plain(config.grid).get("beside") or ():
         for name in sorted(axes.keys() - known if isinstance(axes, dict) else ()):
@@ -72,7 +72,7 @@ def _refuse_other_axes(config: DictConfig) -> None:
 
 
 def _check_names() -> None:
-    """Refuse files of the user's conf/policy whose name is another than the file's."""
+    """Refuse files in the user's conf/policy whose `name` differs from the file name."""
     for name, path in settings.own_conf_files("policy").items():
         given = policy_file(name).get("name")
         if given != name:
@@ -81,7 +81,7 @@ def _check_names() -> None:
 
 
 def _check_class(policy: Mapping[str, Any]) -> None:
-    """Refuse a composed policy whose name, under which its results stand, is that of another class's file."""
+    """Refuse a composed policy with the name of another class's file, because results are stored under the name."""
     name, own = policy["name"], settings.target_class("policy", policy, Policy)
     if name in settings.choices("policy"):
         wanted = settings.target_class("policy", policy_file(name), Policy)
@@ -110,7 +110,7 @@ def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictC
 
 
 def _sized(composed: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a policy, with keep_ratio and budget in place of rows and every, where those are given."""
+    """Return a policy's settings, with keep_ratio and budget instead of rows and every, if these are given."""
     rest = dict(composed)
     given = {name: value for name in ("rows", "every") if (value := rest.pop(name, None)) is not None}
     if not given:
@@ -133,13 +133,13 @@ def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) 
 
 
 def _policy_section(name: str, config: DictConfig) -> DictConfig:
-    """A policy's section within the configuration, so that ${model.predictor} and the like find what they name."""
+    """Put a policy's section into the configuration, so that ${model.predictor} and others resolve."""
     rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
     return OmegaConf.unsafe_merge(rest, {"policy": policy_file(name)}).policy
 
 
 def policy_file(name: str) -> DictConfig:
-    """A policy's YAML over the files that its defaults list names, as Hydra composes it."""
+    """Return a policy's YAML merged over the files of its defaults list, as Hydra composes it."""
     own = OmegaConf.load(settings.conf_files("policy").get(name, settings.CONF / "policy" / f"{name}.yaml"))
     assert isinstance(own, DictConfig)
     bases = [base for base in own.pop("defaults", []) if base != "_self_"]

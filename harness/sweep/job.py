@@ -1,4 +1,4 @@
-"""From a composed Hydra configuration to a checked, frozen Job: the edge of the program, which refuses any mistake."""
+"""From a composed Hydra configuration to a checked, frozen Job. Every mistake is refused here."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -38,14 +38,14 @@ PositiveSeconds = Annotated[float, Field(gt=0, description="a number of seconds"
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """The report's settings that a sequential sweep needs: a setting holds if it costs fewer points than `margin`."""
+    """The report's settings for a sequential sweep: a cell is safe if it loses fewer points than `margin`."""
 
     margin: Annotated[float, Field(gt=0, lt=100, description="a number of points")] = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerConfig:
-    """The tracker of a job; `conf/tracker/wandb.yaml` describes each field. A missing package raises a UserError."""
+    """A job's tracker. `conf/tracker/wandb.yaml` describes each field. A missing package raises UserError."""
 
     kind: Literal["none", "wandb", "trackio", "mlflow"] = "none"
     project: str = "kvsweep"
@@ -59,14 +59,14 @@ class TrackerConfig:
 
 
 UNTRACKED = TrackerConfig()
-_MOST_PAIRS = 10_000_000  # of problem and draw, each of which has a place in memory
+_MOST_PAIRS = 10_000_000  # of problem and draw; each takes memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """The work of one process: the cells of one grid, on one model and one benchmark.
 
-    `decoding`, `seed`, `impl` and `cache` are those of every cell. A sequential job (`until=decided`) has rounds.
+    All cells share `decoding`, `seed`, `impl` and `cache`. A sequential job (`until=decided`) has rounds.
     """
 
     model: ModelConfig
@@ -76,18 +76,18 @@ class Job:
     decoding: DecodingConfig
     seed: int
     impl: Implementation
-    draws: int  # completions per problem; in a round those until its end
-    slots: int | None  # sequences decoded at once, None for as many as fit
+    draws: int  # completions per problem; in a round, the completions until its end
+    slots: int | None  # sequences decoded at once; None: as many as fit
     run_directory: Path
     resolved: Mapping[str, Any]  # the whole configuration, for provenance
-    invariant: bool | None = None  # completions must not depend on the batch in any bit; None: the device's default
+    invariant: bool | None = None  # true: equal bits in every batch; None: the device's default
     cache: CacheConfig = UNPACKED
     shard: Shard = WHOLE
-    rounds: tuple[int, ...] = ()  # the draws until the end of each round
-    margin: float | None = None  # points of Pass@1 that a cell may lose and still be safe; None without rounds
-    finish: bool = False  # cells that a round has decided get the other draws after the last round
-    inputs: Mapping[Path, str] = field(default_factory=dict)  # the weights' files in the cells' ids, with their hashes
-    card: Card | None = None  # the GPU of the estimate of --dry-run
+    rounds: tuple[int, ...] = ()  # draws until the end of each round
+    margin: float | None = None  # points of Pass@1 that a safe cell may lose; None without rounds
+    finish: bool = False  # after the last round, decode the other draws of cells that are already decided
+    inputs: Mapping[Path, str] = field(default_factory=dict)  # weight files in the cells' ids, with hashes
+    card: Card | None = None  # the GPU for the estimate of --dry-run
     cost: CostConfig = UNPRICED
     assume: AssumeConfig = NOTHING_ASSUMED
     command: str = "kvsweep"
@@ -102,7 +102,7 @@ class Job:
         return [problem.id for problem in self.benchmark.problems]
 
     def provenance(self, cell: Cell) -> dict[str, Any]:
-        """Where a cell's rows are from, as far as a job knows it before it decodes or asks."""
+        """Return where a cell's rows come from, as far as it is known before decoding or asking."""
         code = describe_code()
         return {
             "dataset_hash": cell.dataset_hash,
@@ -117,21 +117,21 @@ class Job:
         }
 
     def check_inputs(self) -> None:
-        """Refuse to write rows under ids that were made of other files."""
+        """Refuse to write rows if the files have changed since their hashes went into the ids."""
         found = input_files(self.model, [cell.policy for cell in self.cells])
-        # A part of a job has some of the job's policies, and needs none of the others' artifacts.
+        # Part of a job has some of its policies, and does not need the other policies' artifacts.
         for path in sorted({*found, *(path for path in self.inputs if not path.exists())}):
             if found.get(path) != self.inputs.get(path):
                 changed = f"{path} has changed since the cells of {self.name} were planned"
                 raise UserError(f"{changed}: restore the file, or run the command again for cells of its new contents.")
 
     def scores(self, cell: Cell) -> NDArray[np.float64]:
-        """The stored grades of one of this job's cells, [problems, draws]: 1 right, 0 not, NaN without a grade."""
+        """Return the stored grades of one of the job's cells, [problems, draws]: 1 right, 0 wrong, NaN ungraded."""
         return stored_scores(self.run_directory / cell.cell_id, self.problem_ids, self.draws)
 
 
 def changed_code(job: Job) -> str | None:
-    """The sentence that names the job's cells that are new because a policy's code has changed; None if none are."""
+    """Return a message that names cells that are new because a policy's code has changed; None without any."""
 
     def without_code(described: Mapping[str, Any]) -> tuple[str, str]:
         policy = {name: value for name, value in described["policy"].items() if name != "class"}
@@ -152,7 +152,7 @@ def changed_code(job: Job) -> str | None:
 
 
 def make_job(config: DictConfig) -> Job:
-    """Check a composed configuration and make its job: the settings first, then the files, which take longest."""
+    """Check a composed configuration and make its job: first the settings, then the files, which take longest."""
     settings, asked, policies = _settings(config)
     data = _data(settings, asked, policies)
     shared = {name: settings[name] for name in ("model", "decoding", "seed", "impl", "cache")}
@@ -183,7 +183,7 @@ def make_job(config: DictConfig) -> Job:
 
 
 def named_protocol(config: DictConfig) -> dict[str, Any]:
-    """The section `protocol` of a configuration that chose one; `changed` lists what it sets otherwise."""
+    """Return the section `protocol` of a configuration that chose one; `changed` lists overridden settings."""
     if not (chosen := plain(config.get("protocol") or {})) or chosen["name"] not in choices("protocol"):
         return {}
     own = OmegaConf.load(conf_files("protocol")[chosen["name"]])
@@ -195,7 +195,7 @@ def named_protocol(config: DictConfig) -> dict[str, Any]:
 
 
 def _refuse_moved(job: Job, branch: str) -> None:
-    """Refuse to go on with a run whose cells were made of another commit than the one that a branch names now."""
+    """Refuse to resume a run if its cells come from another commit than the branch names now."""
     place, here = job.model.place, f"{job.model.place}@{job.model.revision}"
     for _, cell in read_cells(job.run_directory):
         earlier = str(cell["model"]["weights"])
@@ -207,7 +207,7 @@ def _refuse_moved(job: Job, branch: str) -> None:
 
 
 def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list[Policy]]:
-    """The fields of a job that its configuration alone decides, its benchmark's settings and its policies, checked."""
+    """Return the job's fields that depend only on the configuration, the benchmark and the policies, all checked."""
     if asks_servers(config):
         model, policies = build_servers(config)
     else:
@@ -226,7 +226,7 @@ def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list
         "card": None if config.get("card") is None else known_card(str(config.card)),
         "cost": build(CostConfig, "cost", config.get("cost", {})),
         "assume": build(AssumeConfig, "assume", config.get("assume", {})),
-        # Not check_available: the machine that submits a job to SLURM need not have a GPU.
+        # Not check_available: the machine that submits a job to SLURM may have no GPU.
         "impl": checked_implementation(config.impl, check_installed),
     }
     return settings | _rounds(config, settings["draws"], settings["cache"], policies), asked, policies
@@ -240,7 +240,7 @@ def _invariant(asked: Any) -> bool | None:
 
 
 def _rounds(config: DictConfig, draws: int, cache: CacheConfig, policies: Sequence[Policy]) -> dict[str, Any]:
-    """The fields of a job that say whether and how it goes in rounds."""
+    """Return the fields that decide if and how a job runs in rounds."""
     margin = build(ReportConfig, "report", config.get("report", {})).margin
     rounds = rounds_until(config.get("until"), draws, policies)
     finish = config.get("finish", False)
@@ -255,7 +255,7 @@ def _rounds(config: DictConfig, draws: int, cache: CacheConfig, policies: Sequen
 
 
 def _data(settings: Mapping[str, Any], asked: BenchmarkConfig, policies: Sequence[Policy]) -> dict[str, Any]:
-    """The fields of a job that come from files, which must fit the settings: problems, weights, the model's spec."""
+    """Return the fields that come from files and must fit the settings: problems, weights, the model's spec."""
     model, benchmark = settings["model"], load_problems(asked)
     if isinstance(model, ServedModel):
         return {"benchmark": benchmark, "spec": None}
@@ -268,10 +268,10 @@ def _data(settings: Mapping[str, Any], asked: BenchmarkConfig, policies: Sequenc
 
 
 def stored_config(path: Path) -> dict[str, Any]:
-    """The configuration of a provenance file, which may come from a stranger, without anything that could act.
+    """Return a provenance file's configuration. It may be a stranger's, so everything that could act is removed.
 
-    The policy's class is that of this installation's YAML of the same name. Of the settings of model and policy those
-    remain that ModelConfig and that YAML have. Weights that another installation embedded are taken from this one.
+    The policy's class comes from this installation's YAML of the same name. Of the settings of model and policy, only
+    those known to ModelConfig and that YAML remain. Weights embedded in another installation are taken from this one.
     """
     try:
         stored = dict(read_provenance(path)["config"])
@@ -285,7 +285,7 @@ def stored_config(path: Path) -> dict[str, Any]:
     model = {k: _embedded_here(v) for k, v in model.items() if k in known}
     found = {**stored, "model": model, "policy": policy}
     found.pop("launcher", None)
-    # The class, the address and the variable of a key may be a stranger's.
+    # Class, address and key variable may be a stranger's.
     if found.pop("engine", None) not in (None, {"_target_": None}):
         raise UserError(f"{path} is of a server's texts, and only those of kvsweep's own decoding can be read again.")
     if "${" in json.dumps(found):
@@ -295,19 +295,19 @@ def stored_config(path: Path) -> dict[str, Any]:
 
 
 def _embedded_here(value: Any) -> Any:
-    """A path into another installation's embedded weights, which is no longer there, as this one has it."""
+    """Replace a path into another installation's embedded weights, which is gone, by this installation's path."""
     name = str(value).rpartition("/harness/toy/weights/")[2]
     is_lost = name != str(value) and not Path(value).exists() and (WEIGHTS / name).exists()
     return str(WEIGHTS / name) if is_lost else value
 
 
 def input_files(model: ModelConfig, policies: Sequence[Policy]) -> dict[Path, str]:
-    """The files of weights on this disk that the outputs depend on, each with its hash."""
+    """Return the weight files on this disk that the outputs depend on, each with its hash."""
     return model.files() | {path: digest for policy in policies for path, digest in policy.files().items()}
 
 
 def rounds_until(until: Any, draws: int, policies: Sequence[Policy]) -> tuple[int, ...]:
-    """The draws per problem until the end of each round, 2, 4, 8, ..., `draws`; none where all cells get all draws."""
+    """Return the draws per problem until each round's end, 2, 4, 8, ..., `draws`; () if every cell gets all draws."""
     if until is None:
         return ()
     if until != "decided":
@@ -322,12 +322,12 @@ def rounds_until(until: Any, draws: int, policies: Sequence[Policy]) -> tuple[in
 
 
 def doubled(draws: int) -> tuple[int, ...]:
-    """2, 4, 8, ... and at last `draws`, of which there are at least 2."""
+    """Return 2, 4, 8, ... up to `draws`, which is at least 2."""
     return (*(2**power for power in range(1, (draws - 1).bit_length())), draws)
 
 
 def checked_implementation(name: Any, check: Callable[[str], None]) -> Implementation:
-    """The name, if `check` of kvsweep.kernels.implementation accepts it; else its ValueError becomes a UserError."""
+    """Return the name if `check` of kvsweep.kernels.implementation accepts it; else raise UserError."""
     try:
         check(str(name))
     except ValueError as error:
@@ -336,7 +336,7 @@ def checked_implementation(name: Any, check: Callable[[str], None]) -> Implement
 
 
 def check_tags(model: ModelConfig, policies: Sequence[Policy]) -> None:
-    """Refuse policies that need to know where the thinking ends, if the model names no tag."""
+    """Refuse policies that need the end of the thinking, if the model names no tag."""
     for policy in policies:
         if model.think_end is None and isinstance(policy, BudgetPolicy) and policy.THINKS:
             untagged = f"policy={policy.name} keeps the answer behind model.think_end, which is null"
@@ -344,7 +344,7 @@ def check_tags(model: ModelConfig, policies: Sequence[Policy]) -> None:
 
 
 def check_predictors(model: ModelConfig, spec: ModelSpec, policies: Sequence[Policy]) -> None:
-    """Refuse artifacts that were made for another model."""
+    """Refuse artifacts made for another model."""
     for kind, place in sorted({one for policy in policies for one in policy.placed.items()}):
         if other := other_model(artifacts.read_card(kind, place), model, spec):
             mend = f"give one made for this model (`kvsweep predictor`), or take policy=window, which needs no {kind}"
@@ -353,19 +353,19 @@ def check_predictors(model: ModelConfig, spec: ModelSpec, policies: Sequence[Pol
 
 
 def other_model(card: Mapping[str, Any], model: ModelConfig, spec: ModelSpec) -> str:
-    """The other model that an artifact's card names, and this one, in words; empty if it may be this one."""
+    """Return the other model named in an artifact's card, and this one, as text; "" if it may be this one."""
     weights = model.identity()["weights"]
     made_for = card.get("model_weights", weights)
     if card["hidden_size"] != spec.hidden_size:
         return f"hidden size {card['hidden_size']}, but model={model.name} has {spec.hidden_size}"
-    # A hub id cannot be told from a local copy of the same weights, whose identity is a hash.
+    # A hub id cannot be told apart from a local copy of the same weights, which is identified by a hash.
     if made_for != weights and ("@" in made_for) == ("@" in weights):
         return f"{card.get('model')} ({made_for}), but model={model.name} is {weights}"
     return ""
 
 
 def check_cache(settings: Mapping[str, Any], spec: ModelSpec, policies: Sequence[Policy]) -> None:
-    """Refuse policies without a layer to evict from, and a precision that rows cannot have or that saves nothing."""
+    """Refuse policies without a layer to evict from, and a precision that is not supported or saves nothing."""
     model, cache = settings["model"], settings["cache"]
     evicting = [policy.name for policy in policies if policy.trigger(1, 0) is not None]
     if not spec.layers and evicting:

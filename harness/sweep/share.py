@@ -1,4 +1,4 @@
-"""What one process does of a job in one round: decided before it runs. Which cells lack rows, their files say."""
+"""One process's part of a job in one round, decided before it runs. The cells' files say which rows are missing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,12 @@ from kvsweep.task_status import CellProgress, State, TaskStatus, policy_label, t
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one process does of a job in one round.
+    """One process's part of a job in one round.
 
-    Attributes:
-        job: the job with the cells and the shard of this process, and the draws until the end of the round.
-        dealt: (problem_id, draw) of the rows of all shards, in the order in which the shards get them.
-        rows: the file that gets the rows; a replay has another than the completions.
-        is_last: whether the round is the job's last, after which complete cells are marked DONE.
+    Attributes: job: the job with this process's cells and shard, and the draws until the end of the round. dealt:
+    (problem_id, draw) of all shards' rows, in the order in which shards get them. rows: the file that gets the rows; a
+    replay has another file than the completions. is_last: whether this is the job's last round, after which complete
+    cells are marked DONE.
     """
 
     job: Job
@@ -41,22 +40,22 @@ class Share:
 
     @property
     def task(self) -> str:
-        """The name of the status file; a replay has one beside that of the decoding."""
+        """The name of the status file; a replay has a separate file beside the decoding's."""
         job = self.job
         name = task_name(job.model.name, job.benchmark.name, [cell.cell_id for cell in job.cells], str(job.shard))
         return f"replay-{name}" if self.replays else name
 
 
 def share_of(job: Job) -> Share:
-    """The decoding of a job's completions. A pair belongs to the same shard whatever the job's draws are."""
+    """Return the share that decodes a job's completions. A pair's shard does not depend on the job's draws."""
     dealt = [(problem_id, draw) for draw in range(job.draws) for problem_id in job.problem_ids]
     return Share(job=job, dealt=dealt, is_last=job.draws >= max(job.rounds, default=0))
 
 
 def lacking(share: Share) -> list[Cell]:
-    """The cells without a DONE for the job's completions; before the last round those that lack a grade.
+    """Return the cells without a DONE for the job's completions; before the last round, those that lack a grade.
 
-    A replay has no DONE: the cells that lack a row of this shard.
+    For a replay, which has no DONE: the cells that lack a row of this shard.
     """
     job, run = share.job, share.job.run_directory
     if share.replays:
@@ -66,7 +65,7 @@ def lacking(share: Share) -> list[Cell]:
 
 
 def status_of(share: Share, state: State) -> TaskStatus:
-    """A status in which no completion is counted yet, and of a replay the cells that lack nothing."""
+    """Return a status with no completion counted; for a replay, the complete cells are counted."""
     job, expected = share.job, len(share.pairs)
     begun = {cell.cell_id for cell in (lacking(share) if share.replays else job.cells)}
     whole: dict[str, Any] = {"model": job.model.name, "benchmark": job.benchmark.name, "expected": expected}

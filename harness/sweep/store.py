@@ -1,10 +1,10 @@
-"""The files of one cell: rows are appended, everything else is replaced whole, DONE comes last.
+"""The files of one cell: rows are appended, other files are replaced whole, DONE comes last.
 
-docs/files.md describes the files of `<results_dir>/<run_name>/<cell_id>/`. Each shard writes files of its own, such as
-completions-1of4.jsonl, and a reader takes the files of all shards together.
+docs/files.md describes the files of `<results_dir>/<run_name>/<cell_id>/`. Each shard writes its own files, such as
+completions-1of4.jsonl; a reader joins the files of all shards.
 
-Locks are `flock` locks, which end with their process, however it ends. Over NFS they need version 4 (or 3 with lockd),
-on Lustre the mount option `flock`. A file system without such locks cannot keep two writers apart.
+Locks are `flock` locks, which end with their process in any case. NFS needs version 4 (or 3 with lockd), Lustre the
+mount option `flock`. On a file system without such locks, two writers cannot be kept apart.
 """
 
 import json
@@ -39,23 +39,23 @@ from kvsweep.task_status import Reporter, last_lines
 
 LOCK_FILE = ".lock"
 
-# The most files that a process opens, and how many of them are not locks of cells.
+# The most files that a process opens, and how many of them are not cells' locks.
 _MOST_FILES, _OTHER_FILES = 1 << 16, 96
 
-# A killed process loses nothing that it wrote; a machine that dies can lose the rows of the last second.
+# A killed process loses none of its rows; if the machine dies, rows of the last second can be lost.
 _SYNC_SECONDS = 1.0
 
 _End = records.view(Completion, "stop_reason")
 
 
 class CellLockedError(UserError):
-    """Another process writes the cell."""
+    """Another process writes this cell."""
 
     exit_code = LOCKED
 
 
 class CellStore:
-    """One cell's folder, for one shard's process; entering it raises CellLockedError where another process holds it."""
+    """One cell's folder, for one shard's process; entering raises CellLockedError if another process holds it."""
 
     def __init__(
         self, run: Path, cell: Cell, problems: Sequence[Problem], shard: Shard = WHOLE, rows: str = COMPLETIONS_FILE
@@ -66,7 +66,7 @@ class CellStore:
         self._rows, self._path = rows, self.directory / shard.file(rows)
         self._lock = FileLock(self.directory / shard.file(LOCK_FILE), timeout=0)
         self._synced = 0.0
-        self.listener: Callable[[Any], object] = lambda row: None  # gets every row that was appended
+        self.listener: Callable[[Any], object] = lambda row: None  # gets every appended row
 
     @classmethod
     def of(cls, share: Share, cell: Cell) -> Self:
@@ -85,13 +85,13 @@ class CellStore:
         return self
 
     def _open(self) -> None:
-        with suppress(FileNotFoundError, BrokenCell):  # a broken file is written anew, one of another schema refused
+        with suppress(FileNotFoundError, BrokenCell):  # a broken file is rewritten; a file of another schema is refused
             records.read_cell(self.directory)
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # both write the same bytes
         replace_text(self.directory / records.CELL_FILE, yaml.dump(self.cell.describe(), None, dumper, sort_keys=False))
         problems = [problem.to_line(self.directory).encode() for problem in self.problems]
         path = self.directory / records.PROBLEMS_FILE
-        # A smaller limit takes the first of the same problems; the stored rows still need the other problems.
+        # A smaller limit takes the first of the same problems; the stored rows still need the others.
         if not (path.exists() and [*islice(read_lines(path), len(problems))] == problems):
             replace_text(path, b"".join(problems).decode())
         records.drop_torn_line(self._path)
@@ -100,7 +100,7 @@ class CellStore:
         self.finished_pairs = stored_pairs(self.directory, self._rows)
 
     def read_completions(self, wanted: Collection[Pair], kind: type[Any] = Completion) -> Iterator[Any]:
-        """Yield the wanted pairs' completions of all shards, as `kind`; no file is read if none is wanted."""
+        """Yield the wanted pairs' completions of all shards, as `kind`; reads no file if none is wanted."""
         if not wanted:
             return iter(())
         rows = records.read_shards(self.directory, COMPLETIONS_FILE, kind, on_bad=records.ignore)
@@ -114,7 +114,7 @@ class CellStore:
             self._lock.release()
 
     def append(self, row: PairRow) -> None:
-        """Add one row as one line. It survives a kill at once, and a crash of the machine after a second."""
+        """Append one row as one line. The row survives a kill at once, a crash of the machine after a second."""
         assert self._lock.is_locked, "enter the store first"
         assert row.key not in self.finished_pairs, f"{row.key} written twice"
         with plain_disk_errors(self.directory):
@@ -140,16 +140,16 @@ class CellStore:
             records.append_row(self.directory / self.shard.file(name), row)
 
     def begin_pass(self, provenance: dict[str, Any], decoding_pass: Mapping[str, Any]) -> None:
-        """Record where the rows to come are from, beside the earlier decoding passes, and delete DONE.
+        """Record the origin of the rows to come, beside earlier decoding passes, and delete DONE.
 
-        Rows that other code of the policy has made in this cell raise a UserError.
+        Raises UserError if other code of the policy has made rows of this cell.
         """
         path = self.directory / self.shard.file(records.PROVENANCE_FILE)
         code = code_hash(type(self.cell.policy))
         with plain_disk_errors(self.directory):
             passes, others = _earlier_passes(path), list[Mapping[str, Any]]()
             for part in records.shard_files(self.directory, records.PROVENANCE_FILE).values():
-                with suppress(ValueError, KeyError, RecursionError):  # a damaged file of another shard is that shard's
+                with suppress(ValueError, KeyError, RecursionError):  # another shard's damaged file is not ours
                     others += records.read_provenance(part)["decoding_passes"] if part != path else []
             self._check_code(code, [*passes, *others])
             passes = [*passes, {**decoding_pass, "policy_code": code}]
@@ -169,11 +169,11 @@ class CellStore:
     ) -> bool:
         """Write DONE if the shards have stored all these draws of all these problems, else delete DONE.
 
-        `grade` gets the folder before DONE is written: another shard may have ended before it graded its last rows.
+        `grade` gets the folder before DONE is written: another shard may have ended before grading its last rows.
         """
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
         path = self.directory / records.DONE_FILE
-        # Read anew, because another shard's file may have lost rows since this process opened the cell.
+        # Read again: another shard's file may have lost rows since this process opened the cell.
         self.finished_pairs = stored_pairs(self.directory)
         with plain_disk_errors(self.directory):
             if not pairs <= self.finished_pairs:
@@ -205,7 +205,7 @@ class CellStore:
 
 
 def _earlier_passes(path: Path) -> list[Any]:
-    """The decoding passes of a provenance file; a damaged file is moved aside, with a note."""
+    """Return a provenance file's decoding passes; a damaged file is moved aside, with a note."""
     if not path.exists():
         return []
     try:
@@ -217,7 +217,7 @@ def _earlier_passes(path: Path) -> list[Any]:
 
 
 def allow_open_cells() -> int:
-    """Raise this process's limit of open files; return how many cells, each with a lock, it then can hold open."""
+    """Raise this process's limit of open files; return how many cells, one lock each, it can then hold open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
@@ -225,7 +225,7 @@ def allow_open_cells() -> int:
 
 
 def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
-    """The locks of shards of another count, whose writers could write the same pairs."""
+    """Return the locks of shards with another count; their writers could write the same pairs."""
     for path in directory.glob(f"{LOCK_FILE}*"):
         part = path.name.removeprefix(f"{LOCK_FILE}-").partition("of")[2] if path.name != LOCK_FILE else "1"
         if part.isdigit() and int(part) != shard.count:
@@ -233,7 +233,7 @@ def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
 
 
 def quarantine_broken_lines(path: Path) -> None:
-    """Move lines that are no rows of a pair to `<file>.quarantine`, and print a note that they are made again."""
+    """Move invalid lines to `<file>.quarantine`, and print a note that their rows are made again."""
     bad: list[records.BadLine] = []
     deque(records.read_rows(path, PairRow, on_bad=bad.append), maxlen=0)
     if not bad:
@@ -250,19 +250,19 @@ def quarantine_broken_lines(path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenCells:
-    """The unfinished cells of one share, open for writing: their files by cell_id, status file, tokens to come."""
+    """The unfinished cells of one share, open for writing: files by cell_id, status file, remaining tokens."""
 
     share: Share
     stores: Mapping[str, CellStore]
     reporter: Reporter
     left: TokensLeft | None  # None in a replay
-    not_finite: set[Pair] = field(default_factory=set)  # texts of this process that ended so
+    not_finite: set[Pair] = field(default_factory=set)  # completions of this process that ended in NaN or infinity
 
     def lacks(self, cell_id: str, pair: Pair) -> bool:
         return pair not in self.stores[cell_id].finished_pairs
 
     def know(self, pair: Pair, tokens: int) -> None:
-        """Note the length of a text that another cell or an earlier pass has stored."""
+        """Record the length of a completion that another cell or an earlier pass has stored."""
         if self.left is not None:
             self.left.know(pair, tokens)
 
@@ -278,10 +278,10 @@ class OpenCells:
 
 @contextmanager
 def open_cells(share: Share, cells: Sequence[Cell]) -> Iterator[OpenCells]:
-    """Open the files of some of a share's cells, and keep the status up to date, while the block runs.
+    """Open the files of some of a share's cells, and keep the status current, while the block runs.
 
-    A cell that another process writes raises a CellLockedError; weights that have changed since the job was planned,
-    and a file that cannot be written, raise a UserError.
+    Raises CellLockedError for a cell that another process writes; UserError for weights that changed since the job was
+    planned, and for a file that cannot be written.
     """
     job, status = share.job, status_of(share, "running")
     with ExitStack() as stack:
