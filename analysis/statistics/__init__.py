@@ -1,1 +1,1 @@
-"""Rows to numbers: metrics, tests, verdicts."""
+"""From rows to numbers: metrics, tests, verdicts."""

@@ -1,4 +1,4 @@
-"""The cells of a run against the full cache of their condition: labels, intervals, plans, and where a loss sits."""
+"""Compare a run's cells with the full cache of their condition: labels, intervals, plans, and where a loss lies."""
 
 import math
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ from kvsweep.analysis.statistics.noninferiority import Decision, Floats, Populat
 COLUMNS = ["decision", "margin", "family", "rounds", "stopped_early", "these_low", "these_high", "p_holds", "p_loses"]
 COLUMNS += ["diff_low", "diff_high", "draws_to_hold", "problems_to_hold", "population", "paired_draws", "fewest_draws"]
 COLUMNS += ["lost_wholly", "diff_hard", "diff_middle", "diff_easy"]
-# Of how many cells a policy's sizes form a chain, in which the smallest safe cache is searched from the largest.
+# At least this many sizes of a policy form a chain, searched from the largest cache for the smallest safe one.
 CHAIN = 3
 Record = Mapping[str, Any]
 
 
 class Plan(NamedTuple):
-    """What decides about a cell beside the scores: the rounds and the grid of a sequential sweep, margin, population.
+    """What decides about a cell besides its scores: rounds and grid of a sequential sweep, margin, population.
 
-    Greedy decoding gives every new draw the same answer, so its problems are the sample. So does a server that ignores
-    the seed, whose record says that it has `copies` (analysis/load.py).
+    Greedy decoding gives every draw the same answer, so its problems are the sample. The same holds for a server that
+    ignores the seed; its record then has `copies` (analysis/load.py).
     """
 
     rounds: tuple[int, ...]
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(record: Record, margin: float | None = None) -> Plan:
-    """The plan of a cell, from its provenance. A `margin` (a fraction) takes the place of the run's own."""
+    """Return a cell's plan, from its provenance. `margin` (a fraction) replaces the run's own margin."""
     config = record.get("config") or {}
     rounds = tuple(record.get("rounds") or ())
     points = (config.get("report") or {}).get("margin", 100 * noninferiority.MARGIN)
@@ -50,8 +50,8 @@ def decide_cells(
 ) -> pd.DataFrame:
     """Decide about each cell that shares a (problem, draw) pair with the full cache of its condition.
 
-    The correction for the number of cells runs over the cells of a condition that have the same plan. A cell is unclear
-    as long as it or its full cache is unfinished. Returns `COLUMNS` and recommendable (docs/report.md) by cell_id.
+    The correction for several cells counts the cells of a condition with the same plan. A cell is unclear until it and
+    its full cache are complete. Returns `COLUMNS` and recommendable (docs/report.md), by cell_id.
     """
     rows: dict[str, list[Any]] = {}
     recommendable: set[str] = set()
@@ -85,7 +85,7 @@ def decide_cells(
 def _decisions(family: Mapping[str, Floats], full: Floats, plan: Plan) -> dict[str, Decision]:
     if plan.rounds:
         found = noninferiority.decide_rounds(family, full, rounds=plan.rounds, margin=plan.margin)
-        # A cell whose draws were completed after its decision is judged by all of them, at the level of a last round.
+        # A cell that got its other draws after its decision is judged by all of them, at the level of a last round.
         last = plan.rounds[-1]
         later = [
             name for name, one in found.items() if one.draws < last and noninferiority.complete(family[name], last)
@@ -97,7 +97,7 @@ def _decisions(family: Mapping[str, Floats], full: Floats, plan: Plan) -> dict[s
 
 
 def _chains(cells: pd.DataFrame) -> list[list[str]]:
-    """The cells of each policy that has at least `CHAIN` sizes, from the largest cache that the settings give down."""
+    """Return each policy's cells, if it has at least `CHAIN` sizes, in the order of the settings' cache size."""
     room = cells["local_window"] + cells["keep_ratio"] * (cells["budget"] - cells["local_window"])
     order = cells.assign(room=room).sort_values(["room", "local_window"], ascending=False, kind="stable")
     groups = order.dropna(subset=["room"]).groupby(["policy", "variant"], dropna=False, sort=False)
@@ -108,7 +108,7 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int
     looks = max(1, len(plan.rounds))
     level = noninferiority.LEVEL / looks
     draws = decision.draws
-    # A decision of a round rests on the first draws; any other on what there is, wherever it lies.
+    # A round's decision uses the first draws; any other decision uses all rows.
     by_round = plan.rounds and all(noninferiority.complete(one, draws) for one in (cell, full))
     seen = (cell[:, :draws], full[:, :draws]) if by_round else (cell, full)
     elsewhere = noninferiority.decide(*seen, margin=plan.margin, level=level, population="like_these")
@@ -123,7 +123,7 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int
 
 
 def _fewest(cell: Floats, full: Floats, problems: NDArray[Any]) -> str | None:
-    """The problem with the fewest pairs of answers, where others have more; None where all have as many."""
+    """Return the problem with the fewest pairs of answers; None if all problems have equally many."""
     draws = min(cell.shape[1], full.shape[1])
     pairs = (~np.isnan(cell[:, :draws] - full[:, :draws])).sum(1)
     counts = pairs[pairs > 0]
@@ -131,10 +131,10 @@ def _fewest(cell: Floats, full: Floats, problems: NDArray[Any]) -> str | None:
 
 
 def _where_lost(cell: Floats, full: Floats) -> list[float]:
-    """The problems that the full cache always solves and the cell never, and the difference on thirds of the problems.
+    """Count problems that the full cache always solves and the cell never; return the difference per third.
 
-    The thirds go by the full cache's Pass@1, hard ones first. A draw goes by the other draws: chosen by its own answer,
-    an easy problem would be one that the full cache was lucky with. With one draw there are no thirds.
+    The thirds order problems by the full cache's Pass@1, hard ones first. Each draw is placed by the other draws: if
+    its own answer placed it, easy problems would be those where the full cache was lucky. One draw gives no thirds.
     """
     draws = min(cell.shape[1], full.shape[1])
     cell, full = cell[:, :draws], full[:, :draws]

@@ -1,4 +1,4 @@
-"""Fidelity of replayed texts: means per token with errors over texts, and paired differences between cells."""
+"""Fidelity of replayed completions: means per token with errors over completions, and paired differences of cells."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,14 +12,14 @@ from kvsweep.analysis.load import Run
 from kvsweep.analysis.statistics.inference import paired_tests
 from kvsweep.records import REPLAY_DISTANCES, REPLAY_ENTROPIES, Replay, Timing, read_rows, read_shards, shard_files
 
-# Each number of a text, and whether its tokens or its answer's tokens divide a sum.
+# Numbers of a completion, and whether its tokens or its answer's tokens divide a sum.
 NUMBERS = ("kl", "change", "flips", "answer_change", "first_other")
 
 
 def replay_rows(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
-    """A row for each cell and text with the numbers per token; empty where nothing was replayed.
+    """Return a row per cell and completion with the numbers per token; empty if nothing was replayed.
 
-    Texts that some other replayed cell of the condition lacks are left out: means over other texts rank no cells.
+    A completion that another replayed cell of the condition lacks is left out, so that all means are comparable.
     """
     rows = rows_of_cells(run.directory, run.cells["cell_id"], file)
     condition = rows["cell_id"].map(run.cells.set_index("cell_id")["condition"])
@@ -28,7 +28,7 @@ def replay_rows(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
 
 
 def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.DataFrame:
-    """The rows of some cells of a run directory, all texts of each."""
+    """Return the rows of some cells of a run directory, with all completions."""
     rows = [
         {
             "cell_id": cell_id,
@@ -39,7 +39,7 @@ def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.Dat
             "change": row.change / row.tokens,
             "flips": 1 - row.top1,
             "answer_change": np.nan if row.answer_change is None else row.answer_change / row.answer_tokens,
-            # A text that never differs counts as differing behind its end.
+            # A completion that never differs counts as differing right behind its end.
             "first_other": row.tokens if row.first_other is None else row.first_other,
         }
         for cell_id in cell_ids
@@ -49,7 +49,7 @@ def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.Dat
 
 
 def fidelity(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per cell: texts, and for each number its mean over texts and the standard error with texts as clusters."""
+    """Return a row per cell: completions, and each number's mean and standard error (completions as clusters)."""
     grouped = rows.groupby("cell_id", sort=False)
     table = grouped.agg(texts=("problem_id", "size"), tokens=("tokens", "sum"), evictions=("evictions", "mean"))
     for name in NUMBERS:
@@ -59,7 +59,7 @@ def fidelity(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def paired_fidelity(rows: pd.DataFrame, reference: str, number: str = "kl") -> pd.DataFrame:
-    """Each cell's number minus that of a reference cell, paired by text: difference, interval, p, Holm's p."""
+    """Compare each cell with a reference cell, paired by completion: difference, interval, p, Holm's p."""
     wide = rows.pivot(index="cell_id", columns="problem_id", values=number)
     others = [cell_id for cell_id in wide.index if cell_id != reference]
     tests = paired_tests(wide.loc[others].to_numpy()[..., None], wide.loc[reference].to_numpy()[:, None])
@@ -67,7 +67,7 @@ def paired_fidelity(rows: pd.DataFrame, reference: str, number: str = "kl") -> p
 
 
 def fidelity_bins(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
-    """KL, change and top-1 agreement per token by distance since the last eviction and by the full cache's entropy."""
+    """KL, change and top-1 agreement per token, by distance since the last eviction and by the full cache's entropy."""
     sums, names = ["tokens", "kl", "change", "top1"], ["cell_id", "by", "from"]
     counted = set(replay_rows(run, file)[["cell_id", "problem_id"]].itertuples(index=False, name=None))
     rows = [
@@ -84,10 +84,10 @@ def fidelity_bins(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
 
 
 def timings(run: Run) -> pd.DataFrame:
-    """A row per cell and batch with medians over rounds; empty where nothing was timed.
+    """Return a row per cell and batch with medians over rounds; empty if nothing was timed.
 
-    Columns: cell_id, why (what chose the batch), slots, rounds, tokens_per_second, times_full (this speed over the full
-    cache's in the same round), eviction_share, ms_per_step, kv_bytes, peak_bytes.
+    Columns: cell_id, why (what chose the batch), slots, rounds, tokens_per_second, times_full (this speed divided by
+    the full cache's in the same round), eviction_share, ms_per_step, kv_bytes, peak_bytes.
     """
     rows = [
         {
@@ -111,7 +111,7 @@ def timings(run: Run) -> pd.DataFrame:
     if not rows:
         return pd.DataFrame(columns=["cell_id", "why", *averaged, "rounds"])
     table = pd.DataFrame(rows).astype({"peak_bytes": "float64"})
-    # A command that is given again, maybe with other slots, begins anew with round 0; the last command counts.
+    # A repeated command, perhaps with other slots, starts again with round 0; only the last command counts.
     batch = [table["cell_id"], table["why"]]
     command = (table["round"] == 0).groupby(batch).cumsum()
     table = table[command == command.groupby(batch).transform("max")]

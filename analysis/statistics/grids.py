@@ -9,7 +9,7 @@ import pandas as pd
 from kvsweep.analysis import notation
 from kvsweep.analysis.notation import policy_title
 
-# A picture of a shared setting compares at least so many policies.
+# A picture of a shared setting compares at least this many policies.
 MIN_POLICIES = 3
 AXES = ["budget", "keep_ratio", "local_window"]
 
@@ -18,7 +18,7 @@ AXES = ["budget", "keep_ratio", "local_window"]
 class PolicyGrid:
     """The cells of one policy, budget and variant over keep_ratio and local_window, for all models.
 
-    Ratios ascend and windows descend, as drawn; the axes are those of all models and benchmarks: gaps are seen.
+    Ratios ascend and windows descend, as drawn. All models and benchmarks share the axes, so that gaps are visible.
     """
 
     policy: str
@@ -38,7 +38,7 @@ class PolicyGrid:
 
 
 def find_grids(metrics: pd.DataFrame) -> list[PolicyGrid]:
-    """The grids that are large enough for a picture: two values on both axes, or three on one."""
+    """Return the grids that are large enough for a picture: two values on both axes, or three on one."""
     gridded = metrics.dropna(subset=["keep_ratio", "local_window"])
     grids = []
     groups: Any = gridded.groupby(["policy", "budget", "variant"], dropna=False, sort=False)
@@ -54,7 +54,7 @@ def find_grids(metrics: pd.DataFrame) -> list[PolicyGrid]:
 
 
 def missing_cells(grid: PolicyGrid) -> pd.DataFrame:
-    """The points of the grid without a cell, as model, benchmark, keep_ratio, local_window."""
+    """Return the points of the grid without a cell: model, benchmark, keep_ratio, local_window."""
     names = ["model", "benchmark", "keep_ratio", "local_window"]
     every = pd.MultiIndex.from_product([grid.models, grid.benchmarks, grid.ratios, grid.windows], names=names)
     return every.difference(pd.MultiIndex.from_frame(grid.cells[names]), sort=False).to_frame(index=False)
@@ -64,9 +64,9 @@ def missing_cells(grid: PolicyGrid) -> pd.DataFrame:
 class SharedSetting:
     """The cells of all policies that ran with one budget, keep_ratio and local_window, on all models.
 
-    An axis that none of the policies has is missing (NaN). A policy without one of the fields, as the full cache,
-    belongs to every value of it. Where a policy ran with the question in several places, each place is a setting: a
-    figure ranks policies with the question in one place, or its title says which differ.
+    An axis that no policy has is missing (NaN). A policy without one of the fields, such as the full cache, belongs to
+    every value of that field. If a policy ran with the question in several places, each place is a setting: a figure
+    ranks policies with the question in one place, or its title says which differ.
     """
 
     budget: float
@@ -90,7 +90,7 @@ class SharedSetting:
 
     @property
     def policies(self) -> int:
-        """The number of policies that share the setting, without the full cache; a policy's variants count once."""
+        """How many policies share the setting, without the full cache; a policy's variants count once."""
         return int(self.cells.loc[self.cells["policy"] != "full", "policy"].nunique())
 
     @property
@@ -100,7 +100,7 @@ class SharedSetting:
 
 
 def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
-    """The settings that at least `MIN_POLICIES` policies share, those that most policies share first."""
+    """Return the settings that at least `MIN_POLICIES` policies share; settings of the most policies come first."""
     points = metrics.loc[metrics["policy"] != "full", AXES].drop_duplicates().sort_values(AXES, kind="stable")
     found = []
     for values in points.itertuples(index=False, name=None):
@@ -116,12 +116,12 @@ def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
 
 
 def _is_part_of_another(point: dict[str, float], points: pd.DataFrame) -> bool:
-    """Say if another point agrees on all axes that this one has: its picture shows this one's policies too."""
+    """True if another point agrees on all axes of this one: the other's picture then shows this one's policies."""
     known = {name: value for name, value in point.items() if not notation.missing(value)}
     return int((points[list(known)] == pd.Series(known)).all(axis=1).sum()) > 1
 
 
-# Beside this package's folder, in the repository as in an installed wheel.
+# Beside this package's folder, both in the repository and in an installed wheel.
 REFERENCE = Path(__file__).resolve().parents[2] / "results" / "reference"
 GRID_FILE = "dynts_heatmaps.csv"
 SCORES_FILE = "scores.csv"
@@ -129,7 +129,7 @@ MATCH = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget"]
 
 
 def published_grid(grid: PolicyGrid, model: str) -> pd.DataFrame | None:
-    """The published scores at the points of a model's grid, in percent; None if they have no two rows and columns."""
+    """Published scores at the points of a model's grid, in percent; None unless they have two rows and two columns."""
     table = pd.read_csv(REFERENCE / GRID_FILE)
     alike = (table["model"] == model) & (table["policy"] == grid.policy) & (table["budget"] == grid.budget)
     on_axes = table["keep_ratio"].isin(grid.ratios) & table["local_window"].isin(grid.windows)
@@ -138,12 +138,12 @@ def published_grid(grid: PolicyGrid, model: str) -> pd.DataFrame | None:
 
 
 def beside_published(metrics: pd.DataFrame) -> pd.DataFrame | None:
-    """Set our scores beside the published ones, as texts: a row per cell that has a published one; None without any."""
+    """Join our scores with the published ones, as text, a row per cell that has a published score; None without any."""
     ours = metrics[metrics["pass_at_1"].notna()]
     tables = [pd.read_csv(REFERENCE / name) for name in (GRID_FILE, SCORES_FILE)]
     published = pd.concat(tables, ignore_index=True)[[*MATCH, "pass_at_1", "source", "doubt"]]
     axes = ["keep_ratio", "local_window", "budget"]
-    # The full cache has none of the axes, and a missing value matches nothing.
+    # The full cache has no value on these axes, and a missing value matches nothing.
     left, right = ours.fillna(dict.fromkeys(axes, -1.0)), published.fillna(dict.fromkeys(axes, -1.0))
     both = left.merge(right, on=MATCH, suffixes=("", "_published"))
     texts = [
@@ -166,9 +166,9 @@ TITLES = {"free": "free", "pinned": "pinned", "on_top": "on top"}
 
 
 def question_title(cells: pd.DataFrame) -> str:
-    """The place of the question in some cells: "question pinned", or which policies differ from the most.
+    """Describe the question's place in some cells: "question pinned", or which policies differ from most.
 
-    For policies that differ are no equals, as in "question pinned for DynTS and SnapKV, free for the others".
+    Policies that differ cannot be compared as equals: "question pinned for DynTS and SnapKV, free for the others".
     """
     asked = cells[cells["question"] != ""].drop_duplicates(["policy", "question"])
     places = asked["question"].value_counts()
@@ -181,13 +181,13 @@ def question_title(cells: pd.DataFrame) -> str:
 
 
 def _listed(names: pd.Series) -> str:
-    """a, b and c."""
+    """Join names as "a, b and c"."""
     *before, last = names
     return f"{', '.join(before)} and {last}" if before else str(last)
 
 
 def by_question(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The cells by the question's place, the full cache's in each part; in one part, "", if no policy has several."""
+    """Split cells by the question's place, with the full cache in each part; one part, "", if no policy has several."""
     asked = cells["question"] != ""
     if cells[asked].groupby("policy")["question"].nunique().max() <= 1 or not asked.any():
         return [("", cells)]

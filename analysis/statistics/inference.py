@@ -1,11 +1,11 @@
 """Tell signal from noise: paired tests over problems, and the spread that identical cells would show.
 
-Scores are arrays [cells, problems, draws] of 0 and 1, missing (NaN) where a pair has no grade. Problems are the
-independent units throughout; the draws of one problem are averaged first. All cells of a grid share their resamples,
-which the range over cells needs; scipy's `permutation_test` takes one statistic at a time, so numpy resamples here, and
-the tests compare the results with scipy's.
+Scores are arrays [cells, problems, draws] of 0 and 1, missing (NaN) if a pair has no grade. Problems are the
+independent units; the draws of one problem are averaged first. All cells of a grid share their resamples, which the
+range over cells needs. scipy's `permutation_test` takes only one statistic at a time, so numpy resamples here, and the
+tests compare the results with scipy's.
 
-scipy and statsmodels load slowly: imported where they are used, they do not delay the summary at a sweep's end.
+scipy and statsmodels load slowly. Functions import them, so that the summary at a sweep's end does not wait.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ POWER = 0.8
 RESAMPLES = 9999
 FLOOR_RESAMPLES = 1999
 
-# With at most so many problems that differ, the sign-flip test tries every pattern of signs.
+# If at most this many problems differ, the sign-flip test tries every pattern of signs.
 EXACT_PROBLEMS = 12
 
-# The share of the variance of single answers that lies between problems, as repeated answers of real models have it
-# (results/published/paper_grids). Where only the scores are known, the noise floor is given for all three.
+# Share of the variance of single answers that lies between problems, measured from repeated answers of real models
+# (results/published/paper_grids). If only scores are known, the noise floor is given for all three shares.
 BETWEEN_PROBLEMS = (0.5, 0.65, 0.77)
 _CHUNK = 4_000_000
 _EPSILON = 1e-9
@@ -45,7 +45,7 @@ def score_array(graded: pd.DataFrame, cell_ids: Sequence[str]) -> Floats:
 
 
 def problem_means(scores: Floats) -> Floats:
-    """Average over draws, giving [cells, problems]; missing where a problem has no draw."""
+    """Average over draws: [cells, problems]; missing if a problem has no draw."""
     counts = (~np.isnan(scores)).sum(-1)
     return np.where(counts, np.nansum(scores, -1) / np.maximum(counts, 1), np.nan)
 
@@ -53,12 +53,12 @@ def problem_means(scores: Floats) -> Floats:
 def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
     """Compare each cell with a reference on the (problem, draw) pairs that both have.
 
-    The test flips the signs of the mean differences per problem. It tries all patterns of signs where at most
-    `EXACT_PROBLEMS` problems differ, else `RESAMPLES` random ones, and counts the observed pattern among them (Phipson
-    and Smyth 2010). The interval is Student's t over problems. Holm bounds the chance of any false alarm among the
-    given cells, Benjamini-Hochberg the expected share of false alarms.
+    The test flips the signs of the mean differences per problem. It tries all patterns of signs if at most
+    `EXACT_PROBLEMS` problems differ, else `RESAMPLES` random ones, and counts the observed pattern too (Phipson and
+    Smyth 2010). The interval is Student's t over problems. Holm bounds the chance of any false alarm among the given
+    cells, Benjamini-Hochberg the expected share of false alarms.
 
-    `scores` are [cells, problems, draws], `reference` is [problems, draws]. The columns are problems, difference, se,
+    `scores` is [cells, problems, draws], `reference` [problems, draws]. Returns the columns problems, difference, se,
     low, high, p, p_holm and p_bh; missing without a pair.
     """
     from scipy import stats
@@ -83,7 +83,7 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
 
 
 def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
-    """Test rows of `differences` [cells, problems], missing ones 0, against mean zero by random signs; two-sided p."""
+    """Test rows of `differences` [cells, problems] (missing ones 0) against mean zero, by random signs; two-sided p."""
     values = np.nan_to_num(differences)
     observed = np.abs(values.sum(-1))
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(resamples, values.shape[1]))
@@ -99,9 +99,9 @@ def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
-    """The spread of a grid's cells beside the spread that identical cells would show, both as fractions.
+    """The spread of a grid's cells, and the spread that identical cells would show, both as fractions.
 
-    A cell that lies farther than `critical` below the best cell is worse than it; the others are tied with the best.
+    A cell more than `critical` below the best cell is worse than the best; other cells are tied with the best.
     """
 
     scores: Floats  # of the cells, on the pairs that all cells have
@@ -111,31 +111,31 @@ class NoiseFloor:
     spread: float  # standard deviation of the cells' scores
     range: float  # of the cells' scores
     expected_spread: float  # mean standard deviation of identical cells
-    expected_range: tuple[float, float, float]  # 2.5%, 50% and 97.5% quantile of the range of identical cells
+    expected_range: tuple[float, float, float]  # 2.5%, 50% and 97.5% quantile of identical cells' range
     p: float  # the chance that identical cells spread at least as much
-    critical: float  # the range that identical cells exceed in one grid of twenty
+    critical: float  # the range that identical cells exceed in one of twenty grids
 
     @property
     def signal(self) -> bool:
-        """True if identical cells would seldom spread as much."""
+        """True if identical cells would seldom have this much spread."""
         return self.p < LEVEL
 
     @property
     def tied(self) -> NDArray[np.bool_]:
-        """The cells that are tied with the best, the best among them."""
+        """Mask of the cells that are tied with the best cell, including the best."""
         return np.asarray(self.scores >= self.scores.max() - self.critical)
 
 
 def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int = 0) -> NoiseFloor | None:
     """Estimate the noise floor by permuting the cells within each problem.
 
-    If no setting matters, the order of the cells within a problem says nothing, whatever the problem's difficulty and
-    however alike the cells' answers. `p` compares the variance of the cells' means. `critical` permutes the residuals
-    after each cell's mean is subtracted, so that real differences do not widen it; the subtraction takes a degree of
-    freedom, so the residuals are scaled by sqrt(n / (n - 1)).
+    If no setting matters, the cells' order within a problem carries no information, at any difficulty and any
+    correlation between cells. `p` compares the variance of the cells' means. `critical` permutes the residuals after
+    each cell's mean is subtracted, so that real differences do not widen it; the subtraction takes a degree of freedom,
+    so the residuals are scaled by sqrt(n / (n - 1)).
 
-    A problem or draw that one cell lacks is left out of `scores` [cells, problems, draws] for all cells. With fewer
-    than two cells or two common problems there is no floor.
+    A problem or draw that one cell lacks is left out of `scores` [cells, problems, draws] for all cells. Returns None
+    with fewer than two cells or two common problems.
     """
     common = np.where(np.isnan(scores).any(0), np.nan, scores)
     means = problem_means(common)
@@ -152,7 +152,7 @@ def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int =
 
 
 def _permuted(means: Floats, resamples: int, seed: int) -> Floats:
-    """Put the cells of each problem in random order and return the cells' means [resamples, cells]."""
+    """Shuffle the cells of each problem; return the cells' means [resamples, cells]."""
     rng = np.random.default_rng(seed)
     cells, problems = means.shape
     size = max(1, _CHUNK // means.size)
@@ -167,13 +167,13 @@ def _permuted(means: Floats, resamples: int, seed: int) -> Floats:
 def summary_noise_floor(
     scores: Floats, problems: int, draws: int, *, between: float, resamples: int = FLOOR_RESAMPLES, seed: int = 0
 ) -> NoiseFloor:
-    """Estimate the noise floor where only the cells' scores are known, from binomial draws for each problem.
+    """Estimate the noise floor from the cells' scores alone, with binomial draws for each problem.
 
     All cells share the problems' difficulties, a Beta distribution around the grid's mean, and draw independently.
     `scores` are fractions; the share `between` (0 to 1) of single answers' variance lies between problems.
     """
     rng = np.random.default_rng(seed)
-    # Where all answers are right, or all wrong, so are all that chance could give.
+    # If all answers are right (or all wrong), all simulated answers are too.
     mean, size = float(np.clip(np.mean(scores), _EPSILON, 1 - _EPSILON)), (1 - between) / between
     chance = rng.beta(mean * size, (1 - mean) * size, (resamples, 1, problems))
     null = rng.binomial(draws, np.broadcast_to(chance, (resamples, len(scores), problems))).mean(-1) / draws
@@ -181,7 +181,7 @@ def summary_noise_floor(
 
 
 def _floor(observed: Floats, null: Floats, problems: int, draws: float, centred: Floats) -> NoiseFloor:
-    """Compare the cells' means with those of identical cells, `null` and (for `critical`) `centred`: [grids, cells]."""
+    """Compare the cells' means with identical cells' means, `null` and (for `critical`) `centred`: [grids, cells]."""
     spread, own = null.std(-1, ddof=1), float(observed.std(ddof=1))
     low, middle, high = np.quantile(np.ptp(null, axis=-1), [0.025, 0.5, 0.975]).tolist()
     return NoiseFloor(
@@ -199,10 +199,10 @@ def _floor(observed: Floats, null: Floats, problems: int, draws: float, centred:
 
 
 def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
-    """Count the draws per problem that tell two cells [problems, draws] apart, at the level 5% and with 80% power.
+    """Count the draws per problem that separate two cells [problems, draws], at level 5% with 80% power.
 
     More draws shrink only the variance between draws, which decides; with one draw per problem, the whole variance of
-    the paired differences takes its place. Returns the number, infinite for equal scores, and True for an upper bound.
+    the paired differences replaces it. Returns the number (infinite for equal scores), and True for an upper bound.
     """
     pairs = first - second
     means = problem_means(pairs[None])[0]
@@ -225,7 +225,7 @@ def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
 def pass_at_k(right: Any, draws: Any, k: int) -> Floats:
     """Estimate pass@k without bias, 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
-    `right` holds c of each problem, its correct draws, and `draws` n, all its draws; missing where n < k.
+    `right` has c of each problem, its correct draws; `draws` has n, all its draws. Missing if n < k.
     """
     from scipy import stats
 

@@ -1,7 +1,7 @@
 """Numbers per cell: Pass@1 and its error, the difference to the full cache, lengths, evictions, memory.
 
-docs/report.md describes every column. Accuracies and rates are fractions (0 to 1), lengths tokens. A quantity that
-is not known yet is missing (NaN). scipy and statsmodels load slowly, so the functions that need them import them.
+docs/report.md describes every column. Accuracies and rates are fractions (0 to 1), lengths tokens. An unknown quantity
+is missing (NaN). scipy and statsmodels load slowly, so the functions that need them import them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,13 +21,13 @@ from kvsweep.records import COMPLETIONS_FILE, OUTCOMES, Completion, ignore, read
 SETTING = ["model", "policy", "variant", "budget", "keep_ratio", "local_window"]
 PAIR_SUMS = ["regressions", "gains", "diff_evicted", "diff_untouched", "untouched_differ", "tokens_to_full"]
 
-# Cache lengths in tokens, and as fractions of a full cache's.
+# Cache lengths in tokens, and as fractions of the full cache's length.
 HOLDINGS = ["mean_peak_length", "mean_length_before", "mean_length_after", "mean_cache_length"]
 HOLDINGS += ["kept_memory", "kept_memory_mean", "kept_rows", "kept_memory_own", "kept_rows_own"]
 
 
 def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
-    """The rows of `run.cells` with all columns of cells.csv; `margin` (a fraction) takes the place of the run's own."""
+    """Return `run.cells` with all columns of cells.csv; `margin` (a fraction) replaces the run's own margin."""
     graded = graded_rows(run)
     parts: list[pd.DataFrame | pd.Series] = [
         score_intervals(graded),
@@ -49,7 +49,7 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
 
 
 def cell_scores(run: Run) -> pd.DataFrame:
-    """The cells of a run with Pass@1, its standard error and what eviction did: needs neither scipy nor statsmodels."""
+    """Return a run's cells with Pass@1, its error and eviction's effect, without importing scipy or statsmodels."""
     scores = run.cells.set_index("cell_id").join(pass_at_1(graded_rows(run)))
     return scores.join(_completion_means(run)[["evicted", "mean_length_after", "packed"]]).reset_index()
 
@@ -59,14 +59,14 @@ def model_title(metrics: pd.DataFrame, model: str) -> str:
 
 
 def graded_rows(run: Run) -> pd.DataFrame:
-    """The completions that have a grade; a model with random weights has none, for its answers mean nothing."""
+    """Return the completions with a grade; a model with random weights has none, because its answers mean nothing."""
     meaningless = run.cells.loc[run.cells["random_weights"], "cell_id"]
     rows = run.completions
     return rows[rows["correct"].notna() & ~rows["cell_id"].isin(meaningless)]
 
 
 def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
-    """Pass@1 per cell, the mean over problems of the mean over draws, with the error of `mean_and_error`."""
+    """Return Pass@1 per cell: the mean over problems of the mean over draws, with the error of `mean_and_error`."""
     draws = graded.groupby(["cell_id", "problem_id"], observed=True, sort=False)["correct"]
     cells = draws.agg(["mean", "size"]).groupby("cell_id", observed=True)
     table = pd.DataFrame({"graded": cells["size"].sum(), "problems": cells["mean"].size()})
@@ -77,9 +77,9 @@ def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
 def score_intervals(graded: pd.DataFrame) -> pd.DataFrame:
     """Add Wilson's 95% score interval to `pass_at_1`, as ci_low and ci_high.
 
-    Near 0 and 1, where small benchmarks often lie, a t interval is empty or leaves [0, 1]. Wilson's does neither
-    (Brown, Cai and DasGupta 2001); with `effective_size` it holds for clustered data (Korn and Graubard 1998, Franco
-    et al. 2019, J. Surv. Stat. Methodol. 7).
+    Small benchmarks are often near 0 or 1, where a t interval is empty or leaves [0, 1]. Wilson's does neither (Brown,
+    Cai and DasGupta 2001); with `effective_size` it holds for clustered data (Korn and Graubard 1998, Franco et al.
+    2019, J. Surv. Stat. Methodol. 7).
     """
     from statsmodels.stats.proportion import proportion_confint
 
@@ -90,12 +90,12 @@ def score_intervals(graded: pd.DataFrame) -> pd.DataFrame:
 
 
 def effective_size(table: pd.DataFrame) -> pd.Series:
-    """The number of independent answers that each cell is worth: p (1 - p) / se^2, within [problems, graded].
+    """Return the effective number of independent answers per cell: p (1 - p) / se^2, within [problems, graded].
 
-    The standard error is known only as well as so many problems allow, so the size is scaled by the squared ratio of
-    Student's quantiles at graded - 1 and problems - 1 degrees of freedom (Korn and Graubard 1998). With one draw the
-    size is the number of problems. At p = 0 or 1 the draws do not show how much they depend on each other; each problem
-    then counts once, which is the cautious choice.
+    Few problems give an uncertain standard error, so the size is scaled by the squared ratio of Student's quantiles at
+    graded - 1 and problems - 1 degrees of freedom (Korn and Graubard 1998). With one draw the size is the number of
+    problems. At p = 0 or 1 the draws do not show how much they depend on each other; each problem then counts once, the
+    cautious choice.
     """
     from scipy import stats
 
@@ -108,14 +108,14 @@ def effective_size(table: pd.DataFrame) -> pd.Series:
 
 
 def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
-    """The scores of each cell that need several draws: pass_at_2, pass_at_4, ..., pass@k of all draws, and maj_at_n."""
+    """Return each cell's scores over several draws: pass_at_2, pass_at_4, ..., pass@k of all draws, and maj_at_n."""
     key = ["cell_id", "problem_id"]
     counts = graded.groupby(key, observed=True, sort=False)["correct"].agg(["sum", "size"])
     most = int(counts["size"].max()) if len(counts) else 1
     table = pd.DataFrame(index=pd.Index(counts.index.unique("cell_id"), name="cell_id"))
     for k in sorted({2**i for i in range(1, most.bit_length())} | ({most} - {1})):
         counts["value"] = pass_at_k(counts["sum"], counts["size"], k)
-        # A problem with fewer draws makes the mean missing: without it, cells would be compared over other problems.
+        # A problem with fewer draws makes the mean missing: without it, cells would be compared on different problems.
         table[f"pass_at_{k}"] = counts.groupby("cell_id", observed=True)["value"].agg(lambda v: v.mean(skipna=False))
     if most > 1:
         table["maj_at_n"] = majority(graded).groupby("cell_id", observed=True).mean()
@@ -123,7 +123,7 @@ def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
 
 
 def majority(graded: pd.DataFrame) -> pd.Series:
-    """The chance per (cell, problem) that the most frequent answer is right; ties share it, missing ones never win."""
+    """Chance per (cell, problem) that the most frequent answer is right; ties share it, a missing answer never wins."""
     key = ["cell_id", "problem_id"]
     votes = graded.assign(answer=graded["answer"].astype("str").where(graded["answer"].notna()))
     tally = votes.groupby([*key, "answer"], observed=True)["correct"].agg(["size", "max"]).reset_index()
@@ -134,15 +134,15 @@ def majority(graded: pd.DataFrame) -> pd.Series:
 
 
 def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFrame:
-    """Pass@1 minus the full cache's, on the (problem, draw) pairs that both have graded, and `PAIR_SUMS`, by cell_id.
+    """Return Pass@1 minus the full cache's, on the (problem, draw) pairs that both have, and `PAIR_SUMS`, by cell.
 
-    Draws that share a seed share their random numbers, so a pair is equal until eviction acts, and the common part
-    cancels. `PAIR_SUMS` count what changed, split by where eviction acted. A cell without a pair has no row.
+    Draws with one seed share their random numbers, so a pair is equal until eviction acts, and the common part cancels.
+    `PAIR_SUMS` counts what changed, split by where eviction acted. A cell without a pair has no row.
     """
     pairs = _beside_full(cells, graded, ["correct", "num_tokens"])
     pairs = pairs[pairs["cell_id"] != pairs["full"]]
     difference, acted = pairs["correct"] - pairs["correct_full"], pairs["evictions"] > 0
-    untouched = pairs["evictions"] == 0  # neither is known of a server's texts
+    untouched = pairs["evictions"] == 0  # a server reports neither
     changed = (difference != 0) | (pairs["num_tokens"] != pairs["num_tokens_full"])
     pairs = pairs.assign(
         difference=difference,
@@ -162,7 +162,7 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
 
 
 def _beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """The rows of cells and full caches, with `full` (its cell_id) and the full cache's `names` of the same pair."""
+    """Join cells with full caches: `full` (its cell_id) and the full cache's `names`, for the same pair."""
     key, is_full = ["problem_id", "draw"], cells["policy"] == "full"
     baseline = cells[is_full].drop_duplicates("condition").set_index("condition")["cell_id"]
     others = cells[~is_full].set_index("cell_id")["condition"].map(baseline).dropna()
@@ -174,7 +174,7 @@ def _beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> p
 
 
 def _kept_of_full(run: Run) -> pd.DataFrame:
-    """The cells' memory and cache lengths over those of the full cache's own run, on the pairs that both have."""
+    """Divide the cells' memory and cache lengths by the full cache's own, on the pairs that both have."""
 
     completions, sums = with_fixed_rows(run), ["bytes", "peak_length", "num_tokens", "held", "held_bytes"]
     held, sizes = cache_rows(completions)["held"], _sizes(completions["cell_id"], run.provenance)
@@ -195,14 +195,14 @@ def _kept_of_full(run: Run) -> pd.DataFrame:
 
 
 def with_fixed_rows(run: Run) -> pd.DataFrame:
-    """The completions with fixed_rows: the unpacked rows that a slot's memory of fixed size is worth."""
+    """Add fixed_rows to the completions: how many unquantized tokens the fixed memory of a slot equals."""
     rows = {cell: given.get("bytes", {}).get("fixed_rows", 0) for cell, given in run.provenance.items()}
     given = run.completions["cell_id"].astype("object").map(rows).fillna(0).astype("float64")
     return run.completions.assign(fixed_rows=given)
 
 
 def _tokens_spent(graded: pd.DataFrame) -> pd.DataFrame:
-    """Tokens written, the right and the wrong texts', for each answer and for each right answer."""
+    """Return tokens written per answer and per right answer; wrong answers' tokens count too."""
     rows = graded.assign(answered=graded["outcome"].isin(["correct", "wrong"]))
     sums = rows.groupby("cell_id", observed=True)[["num_tokens", "answered", "correct"]].sum().astype("float64")
     spent = [sums["num_tokens"] / sums[name].where(sums[name] > 0) for name in ("answered", "correct")]
@@ -213,13 +213,13 @@ def cache_rows(completions: pd.DataFrame) -> pd.DataFrame:
     """Sum the cache length over the decoding steps of each completion, in tokens times steps.
 
     Step s = 0 .. n - 1, with n = num_tokens, feeds the s-th generated token (step 0: the prompt's last token) and draws
-    the next. The length of a step is the number of tokens that it attends over: the token that it feeds counts, and so
-    do the tokens that an eviction frees right after it. With a full cache the length is prompt_tokens + s. An eviction
+    the next. The length of a step is the number of tokens that it attends over: it includes the token that it feeds,
+    and the tokens that an eviction frees right after it. With a full cache the length is prompt_tokens + s. An eviction
     at step t from b to a tokens makes each of the n - 1 - t later steps shorter by b - a, so the sum is
 
-        n prompt_tokens + n (n - 1) / 2  -  sum over evictions of (b - a) (n - 1 - t).
+    n prompt_tokens + n (n - 1) / 2 - sum over evictions of (b - a) (n - 1 - t).
 
-    The columns are `full`, the sum for a full cache and the same text, and `held`, the sum with the evictions.
+    Returns the columns `full`, the sum for a full cache and the same tokens, and `held`, the sum with the evictions.
     """
     steps = completions["num_tokens"]
     full = steps * completions["prompt_tokens"] + steps * (steps - 1) // 2
@@ -228,11 +228,11 @@ def cache_rows(completions: pd.DataFrame) -> pd.DataFrame:
 
 
 def mean_over_benchmarks(metrics: pd.DataFrame, benchmarks: Sequence[str]) -> pd.DataFrame:
-    """Average each policy setting over `benchmarks`, each of the same weight; a mean is missing where one of them is.
+    """Average each policy setting over `benchmarks` with equal weights; the mean is missing if one benchmark is.
 
     Benchmarks are independent, so the standard error is sqrt(sum of se^2) / number of benchmarks. A length just after
-    an eviction is missing where a benchmark saw none. A row has model_title and `SETTING`, pass_at_1, se, status (done
-    if all are), completions, and the `HOLDINGS` and the largest max_peak_length that `metrics` has.
+    an eviction is missing if a benchmark had no eviction. Columns: model_title and `SETTING`, pass_at_1, se, status
+    (done if all are), completions, and the `HOLDINGS` and largest max_peak_length that `metrics` has.
     """
     chosen = metrics[metrics["benchmark"].isin(benchmarks)].drop_duplicates([*SETTING, "benchmark"])
     chosen = chosen.assign(variance=chosen["se"] ** 2, unfinished=chosen["status"] != "done")
@@ -249,7 +249,7 @@ def mean_over_benchmarks(metrics: pd.DataFrame, benchmarks: Sequence[str]) -> pd
 
 
 def benchmark_views(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Split one model's cells by benchmark into titles and rows; with several benchmarks their mean comes first."""
+    """Split one model's cells by benchmark into titles and rows; if there are several, their mean comes first."""
     views = [(str(rows.iloc[0]["benchmark_title"]), rows) for _, rows in cells.groupby("benchmark", sort=False)]
     if len(views) > 1:
         mean = mean_over_benchmarks(cells, list(cells["benchmark"].unique()))
@@ -267,7 +267,7 @@ def _outcome_shares(graded: pd.DataFrame) -> pd.DataFrame:
 
 
 def pareto_front(points: pd.DataFrame, memory: str) -> pd.DataFrame:
-    """The points that no other beats with less or equal `memory` (a column) and a higher score, in order of memory."""
+    """Return the points without a better one at equal or less `memory` (a column), in order of memory."""
     ordered = points.sort_values([memory, "pass_at_1"], ascending=[True, False], kind="stable")
     before = ordered["pass_at_1"].cummax().shift(fill_value=-np.inf)
     return ordered[ordered["pass_at_1"] > before]
@@ -283,13 +283,13 @@ def _completion_means(run: Run) -> pd.DataFrame:
         hit_limit=completions["stop_reason"] == "length",
         not_finite=completions["stop_reason"] == "not_finite",
         evicted=(completions["evictions"] > 0).where(completions["evictions"].notna()).astype("float64"),
-        # The last token of a text is drawn but never enters the cache.
+        # The last token is drawn but never enters the cache.
         full_length=completions["prompt_tokens"] + completions["num_tokens"] - 1 + fixed_rows,
         own_length=completions["peak_length"] + fixed_rows,
     ).join(cache_rows(completions))
     groups = rows.groupby("cell_id", observed=True)
     shares = ["evicted", "packed", "full_length", "own_length"]
-    counts = [*COUNTS[2:], "evictions"]  # the prompt has no mean, and that of all tokens another name
+    counts = [*COUNTS[2:], "evictions"]  # no mean of the prompt; the mean of all tokens has another name
     table = groups[["hit_limit", "not_finite", "num_tokens", *counts, *shares]].mean()
     table = table.rename(columns={"num_tokens": "mean_tokens", **{name: f"mean_{name}" for name in counts}})
     table.insert(5, "max_peak_length", groups["peak_length"].max())
@@ -315,7 +315,7 @@ def _throughput(stat_rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    """Add the bytes of a text (mean over its steps, longest, fixed part) and of the weights; missing in older runs."""
+    """Add bytes of a completion (mean over steps, longest, fixed part) and of the weights; missing in older runs."""
     sizes = _sizes(cells["cell_id"], provenance)
     return cells.assign(
         kv_bytes_mean=sizes["row"] * cells["mean_cache_length"] + sizes["newest"] + sizes["fixed"],
@@ -340,26 +340,23 @@ def size(count: float) -> str:
 
 
 def by_eviction(held: pd.DataFrame) -> pd.DataFrame:
-    """The mean share of importance held after each eviction: policy, eviction, retained, texts (a count).
+    """Return the mean share of importance kept after each eviction: policy, eviction, retained, texts (a count).
 
-    `held` has one row per text and eviction: policy, text (its number), eviction (from 1), retained (0 to 1).
+    `held` has one row per completion and eviction: policy, text (its number), eviction (from 1), retained (0 to 1).
     """
     groups = held.groupby(["policy", "eviction"], as_index=False)
     return groups.agg(retained=("retained", "mean"), texts=("retained", "count"))
 
 
 def by_policy(held: pd.DataFrame, correct: Mapping[str, Sequence[int]]) -> pd.DataFrame:
-    """The mean share of importance held over all evictions, and Pass@1: policy, retained, texts, pass1.
-
-    `held` is as in `by_eviction`; `correct` has 1 or 0 per graded completion of a policy, else pass1 is NaN.
-    """
+    """Return the mean share of importance kept over all evictions, and Pass@1: policy, retained, texts, pass1."""
     table = held.groupby("policy", as_index=False).agg(retained=("retained", "mean"), texts=("text", "nunique"))
     grades = [correct.get(policy) for policy in table["policy"]]
     return table.assign(pass1=[float(np.mean(own)) if own else np.nan for own in grades])
 
 
 def mean_lorenz(curves: Iterable[tuple[np.ndarray, np.ndarray]]) -> pd.DataFrame:
-    """The mean of Lorenz curves (shares of tokens, shares of importance) at every percent: tokens, importance."""
+    """Average Lorenz curves (shares of tokens, shares of importance) at every percent: tokens, importance."""
     percents = np.linspace(0, 1, 101)
     carried = np.mean([np.interp(percents, tokens, shares) for tokens, shares in curves], axis=0)
     return pd.DataFrame({"tokens": percents, "importance": carried})
@@ -370,13 +367,13 @@ _Ends = view(Completion, "stop_reason", "token_ids")
 
 
 def looping(run: Run) -> pd.DataFrame:
-    """`COLUMNS` by cell_id: the truncated texts, and those of them that end in a loop (`kvsweep.loops.find_loop`).
+    """Return `COLUMNS` by cell_id: truncated completions, and those that end in a loop (`kvsweep.loops.find_loop`).
 
     Then the loops' median period in tokens and copies, and the tokens that decoding.stop_on_loop would have saved.
     """
     cut_off = run.completions["stop_reason"] != "stop"
     rows = {cell_id: _loops(run, cell_id) for cell_id in run.completions.loc[cut_off, "cell_id"].unique()}
-    known = run.cells.loc[run.cells["engine"] == "kvsweep", "cell_id"]  # a server sends no tokens to look through
+    known = run.cells.loc[run.cells["engine"] == "kvsweep", "cell_id"]  # a server sends no token ids to search
     rows = {cell_id: rows.get(cell_id, [0, 0, np.nan, np.nan, 0]) for cell_id in known}
     return pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).rename_axis("cell_id")
 
@@ -393,7 +390,7 @@ def _loops(run: Run, cell_id: str) -> list[float]:
 def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
     """A model's settings with Pass@1, error, bits, bytes, and if all cells are safe in a search; cheapest first."""
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
-    # The cheapest is looked for among all settings, so that to be safe by itself is not enough.
+    # The cheapest is chosen among all settings, so a setting that is safe by itself may not be safe in the search.
     ours = ours.assign(safe=ours["recommendable"].eq(True))
     rules = {"bits": "first", "safe": "all", "kv_bytes_mean": "mean", "kv_bytes_peak": "max", "weight_bytes": "max"}
     sizes = ours.groupby(SETTING, dropna=False, sort=False).agg(rules).reset_index()
@@ -403,7 +400,7 @@ def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
 
 
 def cheapest_in_words(settings: pd.DataFrame) -> str:
-    """Name the setting that holds with the fewest bytes, of `settings_by_bytes`."""
+    """Name the safe setting with the fewest bytes in `settings_by_bytes`."""
     full = settings[settings["policy"] == "full"]
     rest = settings[settings["safe"] & (settings["policy"] != "full")]
     if rest.empty:

@@ -1,25 +1,25 @@
-"""Decide if a setting holds up against the full cache: a non-inferiority test on paired answers, right or wrong.
+"""Decide if a setting is as good as the full cache: a non-inferiority test on paired answers, right or wrong.
 
-Scores are arrays [problems, draws]: 1 right, 0 wrong, NaN where there is no grade. The difference is the cell's Pass@1
-minus the full cache's, over the (problem, draw) pairs that both have; every problem has the same weight. Two
-populations can be meant:
+Scores are arrays [problems, draws]: 1 right, 0 wrong, NaN without a grade. The difference is the cell's Pass@1 minus
+the full cache's, over the (problem, draw) pairs that both have; every problem has the same weight. There are two
+possible populations:
 
-* `these` problems, with new draws. The draws are the sample, and chance acts within problems alone.
-* problems `like_these`. The problems are the sample, whatever their draws.
+* `these` problems, with new draws. The draws are the sample; chance acts only within problems. * problems `like_these`.
+The problems are the sample, whatever their draws.
 
-For `these`, wins and losses of the answers follow Poisson distributions. The hypothesis fixes the mean of the lead
-(answers won less answers lost), and Tango's (1998) constrained estimate gives its variance: the likeliest one under the
-hypothesis. The p-value is the exact chance of a lead as high as the observed one, Skellam's (1946) tail. Where nothing
-is won, this is the exact Poisson test for a small number of losses. scripts/study/compare_tests.py holds it beside the
-tests that a standard error gives, which call a cell that loses the margin safe far too often.
+For `these`, wins and losses of answers follow Poisson distributions. The hypothesis fixes the mean of the lead (answers
+won minus answers lost). Tango's (1998) constrained estimate gives its variance: the most likely one under the
+hypothesis. The p-value is the exact chance of a lead at least as high as observed, Skellam's (1946) tail. If nothing is
+won, this is the exact Poisson test for few losses. scripts/study/compare_tests.py compares it with tests based on a
+standard error, which far too often call a cell safe that loses the margin.
 
 For problems `like_these`, the bound is Gaffke's (2005; Learned-Miller and Thomas 2019, arXiv 1905.06208): the quantile
 of a mean of the problems' differences under Dirichlet weights, with the worst possible difference as one more problem.
 With one draw and no gains it is Clopper and Pearson's.
 
-A pair that lacks (`paired`) counts as lost where the test is for safety, and as won where the test is for a loss: the
-tests then err no more than with all answers, whatever made the answers lack. One more wrong answer of the cell raises
-no end of an interval. scipy loads slowly: functions import it.
+A missing pair (`paired`) counts as lost in the test for safety, and as won in the test for a loss: whatever made
+answers missing, the tests err no more than with all answers. One more wrong answer of the cell never raises an end of
+an interval. scipy loads slowly: functions import it.
 """
 
 import itertools
@@ -38,30 +38,30 @@ Id = TypeVar("Id", bound=Hashable)
 
 MARGIN = 0.05
 LEVEL = 0.025
-# A plan rests on few answers and may name too few draws. A plan for 95% leaves 90% on average over such plans.
+# A plan from few answers may ask for too few draws. Plans for 95% average 90% power over such plans.
 PLANNED_POWER = 0.95
-# The steps of the path of `_chance_below_zero`. Half as long ones change its results by less than 1e-8 of themselves.
+# Step length on the path of `_chance_below_zero`. Half the length changes results by a relative 1e-8 at most.
 _STEP = 0.1
 _PATH = np.arange(0, 24, _STEP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """A cell against the full cache; differences are fractions of accuracy, NaN without a common pair.
+    """The decision about a cell; differences are fractions of accuracy, NaN without a common pair.
 
-    It is safe if the interval lies above -margin, and a small loss if it lies below 0 too; else worse if it lies below
-    0; else unclear. None is safe where the full cache solves no more than the margin (`can_lose`). The lower end errs
-    with the chance `level`, and so does any upper end among the cells, for whose number it is widened (Holm).
+    Safe: the interval lies above -margin; it is a small loss if it also lies below 0. Worse: else, if it lies below 0.
+    Unclear: all others. No cell is safe if the full cache solves at most the margin (`can_lose`). The lower end errs
+    with chance `level`; so does any upper end among all cells, which is widened for their number (Holm).
     """
 
     label: Label
     difference: float  # the cell's Pass@1 minus the full cache's
     low: float
     high: float
-    p_holds: float  # of the lower end's test: that the cell loses the margin or more
-    p_loses: float  # of the upper end's test, by Holm: that it loses nothing
-    settled: bool  # the interval lies on one side of -margin, and more draws cannot change what matters
-    draws: int  # per problem that the decision rests on; a problem may have fewer
+    p_holds: float  # of the test of the lower end: the cell loses the margin or more
+    p_loses: float  # of the test of the upper end, with Holm: the cell loses nothing
+    settled: bool  # the interval lies on one side of -margin; more draws cannot change the result
+    draws: int  # draws per problem behind the decision; a problem may have fewer
 
 
 def decide(
@@ -83,9 +83,9 @@ def decide_grid(
 ) -> dict[Id, Decision]:
     """Decide about the cells of a grid.
 
-    `level` is the chance of a wrong *safe* of each cell, and the chance of any wrong loss in the grid (Holm 1979).
-    `family` is the number of cells to correct for, if that is more than `cells`. `looks` at growing data share the
-    level evenly (Bonferroni), so that the intervals of all looks together err by it.
+    `level`: the chance of a wrong *safe* for each cell, and of any wrong loss in the grid (Holm 1979). `family`: the
+    number of cells to correct for, if larger than `cells`. `looks` at growing data share the level evenly (Bonferroni),
+    so that the intervals of all looks together err with this chance.
     """
     tests = {name: paired_test(cell, full, population) for name, cell in cells.items()}
     p_loses = {name: test.p_below(0.0) for name, test in tests.items()}
@@ -121,11 +121,11 @@ def decide_rounds(
 ) -> dict[Id, Decision]:
     """Decide about the cells of a grid round by round; a settled cell keeps its decision and needs no more draws.
 
-    The decisions depend on the rounds' scores alone, so every reader of the same rows decides alike. A cell that lacks
-    scores of a round is decided by the rounds before. With one round the decisions are those of `decide_grid`.
+    The decisions depend only on the rounds' scores, so all readers of the same rows decide alike. A cell that lacks
+    scores of a round is decided by the rounds before. One round gives the decisions of `decide_grid`.
 
-    A settled cell may lack later draws. `rounds` are the draws per problem after each round, ascending, such as
-    (2, 4, 8); `level` is the error level of all rounds together.
+    A settled cell may lack later draws. `rounds`: the draws per problem after each round, ascending, such as (2, 4, 8);
+    `level`: the error level of all rounds together.
     """
     options: dict[str, Any] = {"margin": margin, "level": level, "looks": len(rounds)}
     found: dict[Id, Decision] = {}
@@ -134,7 +134,7 @@ def decide_rounds(
         seen = {name: cell[:, :draws] for name, cell in waiting.items() if complete(cell, draws)}
         if not seen or not complete(full, draws):
             break
-        # A settled cell that lost leaves Holm's family; a safe one stays, for its hypothesis was not rejected.
+        # A settled cell that lost leaves Holm's family; a safe one stays, because its hypothesis was not rejected.
         gone = sum(one.settled and one.high < 0 for one in found.values())
         found |= decide_grid(seen, full[:, :draws], family=len(cells) - gone, **options)
         waiting = {name: cells[name] for name in seen if not found[name].settled}
@@ -145,9 +145,9 @@ def decide_rounds(
 
 
 def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], *, level: float = LEVEL) -> set[Id]:
-    """The cells that are safe even though the best of all is looked for: any is wrong with the chance 2 `level`.
+    """Return cells that are safe even if the best of all is searched for: any is wrong with chance 2 `level`.
 
-    One `level` goes to Holm's procedure over all cells. The other goes to the `chains`, in equal parts: each names
+    One `level` goes to Holm's procedure over all cells. The other is divided evenly among the `chains`: each lists
     cells from the largest cache to the smallest, and they are safe until the first that is not.
     """
     ranked = enumerate(sorted(p_holds, key=lambda name: p_holds[name]))
@@ -159,7 +159,7 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
 
 
 def power(problems: int, draws: int, differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
-    """The chance that a cell which loses nothing is safe, where a pair differs with chance `differ`: 10,000 draws."""
+    """Return the chance that a lossless cell is called safe, if a pair differs with chance `differ`: 10,000 draws."""
     pairs = problems * draws
     rates = (differ / 2, 1 - differ, differ / 2)
     won, _, lost = np.random.default_rng(0).multinomial(pairs, rates, 10_000).T.astype(float)
@@ -167,7 +167,7 @@ def power(problems: int, draws: int, differ: float, *, margin: float = MARGIN, l
 
 
 def pairs_to_hold(differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
-    """About the pairs of answers with which `power` is `PLANNED_POWER`, by the normal approximation."""
+    """Return about how many pairs of answers give `PLANNED_POWER`, by the normal approximation of `power`."""
     from scipy import special
 
     errors = special.ndtri(PLANNED_POWER) * math.sqrt(differ)
@@ -176,32 +176,32 @@ def pairs_to_hold(differ: float, *, margin: float = MARGIN, level: float = LEVEL
 
 
 def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
-    """The draws per problem with which a cell as good as the full cache is safe with 90%, for `these` problems."""
+    """Return the draws per problem that make a lossless cell safe with 90% chance, for `these` problems."""
     pairs = paired(cell, full)
     differ = max(1.0, float(np.nansum(np.abs(pairs)))) / np.isfinite(pairs).sum()
     return max(1, math.ceil(pairs_to_hold(differ, margin=margin, level=level) / len(pairs)))
 
 
 def problems_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
-    """The problems `like_these` that `draws_to_hold`'s cell needs, with as many draws each as the scores have."""
+    """Return the problems `like_these` for the cell of `draws_to_hold`, with as many draws each as `cell` has."""
     means = paired_test(cell, full).means
     differ = max(float(means.var(ddof=1)) if len(means) > 1 else 0.0, 1 / len(means) ** 2)
     return max(2, math.ceil(pairs_to_hold(differ, margin=margin, level=level)))
 
 
 def can_lose(full: Floats, margin: float) -> bool:
-    """Whether the full cache solves more than the margin; else a cell that solves nothing would be safe."""
+    """True if the full cache solves more than the margin; else even a cell that solves nothing would be safe."""
     return bool(np.nansum(full) > margin * np.isfinite(full).sum())
 
 
 def complete(scores: Floats, draws: int) -> bool:
-    """Say if each problem has a score for each of the first `draws` draws."""
+    """True if each problem has a score for each of the first `draws` draws."""
     return scores.shape[1] >= draws and not np.isnan(scores[:, :draws]).any()
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """The tests of one cell, by its `paired` differences, NaN for a pair that lacks."""
+    """The tests of one cell, on its `paired` differences; a missing pair is NaN."""
 
     pairs: Floats
     population: Population
@@ -219,10 +219,10 @@ class PairedTest:
         """p of the hypothesis that the true difference is at most `value`."""
         if not len(self.pairs):
             return 1.0
-        pairs = np.nan_to_num(self.pairs, nan=-1.0)  # a pair that lacks may be lost
+        pairs = np.nan_to_num(self.pairs, nan=-1.0)  # a missing pair may be a loss
         if self.population == "these":
             return float(p_these((pairs > 0).sum(), (pairs < 0).sum(), -value * pairs.size))
-        # The worst possible difference is one more problem.
+        # Add the worst possible difference as one more problem.
         steps, counts = np.unique(np.append(pairs.mean(1), -1.0) - value, return_counts=True)
         return _chance_below_zero(steps, counts)
 
@@ -247,16 +247,16 @@ def paired_test(cell: Floats, full: Floats, population: Population = "these") ->
 
 
 def differences(cell: Floats, full: Floats) -> Floats:
-    """The cell's scores less the full cache's, [problems, draws], NaN without a pair."""
+    """Return the cell's scores minus the full cache's, [problems, draws], NaN without a pair."""
     draws = min(cell.shape[1], full.shape[1])
     return cell[:, :draws] - full[:, :draws]
 
 
 def paired(cell: Floats, full: Floats) -> Floats:
-    """The differences of all pairs that were asked, [problems, draws], NaN where one lacks; none without a pair.
+    """Return the differences of all expected pairs, [problems, draws], NaN if one is missing; none without a pair.
 
-    Asked is each problem in each draw that has at least half the pairs of the draw that has most: in a draw that a run
-    has only begun, nearly all would lack.
+    Expected is each problem in each draw that has at least half the pairs of the fullest draw, because in a draw that a
+    run has only started, nearly all pairs are missing.
     """
     found = differences(cell, full)
     counts = np.isfinite(found).sum(0)
@@ -265,21 +265,21 @@ def paired(cell: Floats, full: Floats) -> Floats:
 
 
 def p_these(won: Any, lost: Any, losses: float) -> Floats:
-    """p of the hypothesis that the cell loses `losses` answers or more net, of `won` and `lost` ones.
+    """Return p of the hypothesis that the cell loses `losses` or more answers net, given `won` and `lost` ones.
 
-    The p of a table is at least that of the table with one more win, which without any difference is the larger one.
+    p is at least the p of the table with one more win, which is the larger one if no answer differs.
     """
     return np.maximum(_skellam_tail(won, lost, losses), _skellam_tail(won + 1, lost, losses))
 
 
 def _skellam_tail(won: Any, lost: Any, losses: float) -> Floats:
-    """The chance of a lead of `won` - `lost` or more, if its mean is -`losses` and its variance the likeliest then."""
+    """Return the chance of a lead of at least `won` - `lost`, with mean -`losses` and its most likely variance."""
     from scipy import special
 
     lead = np.asarray(won - lost, dtype=float)
     variance = constrained_variance(won + lost, losses, lead + losses)
     wins, misses = (np.maximum((variance + sign * losses) / 2, 1e-9) for sign in (-1, 1))
-    # Johnson (1959): a difference of two Poisson numbers has the tails of noncentral chi-squared distributions.
+    # Johnson (1959): the difference of two Poisson numbers has the tails of noncentral chi-squared distributions.
     chance = np.where(
         lead >= 1,
         special.chndtr(2 * wins, 2 * np.maximum(lead, 1), 2 * misses),
@@ -289,20 +289,19 @@ def _skellam_tail(won: Any, lost: Any, losses: float) -> Floats:
 
 
 def constrained_variance(differ: Any, losses: float, excess: Any) -> Any:
-    """The likeliest variance of a lead whose mean is -`losses`, `excess` below the observed one.
+    """Return the most likely variance of a lead with mean -`losses`, which lies `excess` below the observed lead.
 
-    If answers are won at a rate a and lost at a rate a + losses, the likeliest x = 2 a + losses solves the equation
-    x^2 - differ x = losses excess, with `differ` the answers that were won or lost (Tango 1998, Statistics in Medicine
-    17:891).
+    If answers are won at rate a and lost at rate a + losses, the most likely x = 2 a + losses solves the equation x^2 -
+    differ x = losses excess; `differ` is the number of answers won or lost (Tango 1998, Statistics in Medicine 17:891).
     """
     return (differ + np.sqrt(np.maximum(0, differ**2 + 4 * losses * excess))) / 2
 
 
 def _chance_below_zero(steps: Floats, counts: NDArray[Any]) -> float:
-    """The chance that the mean of `steps` under Dirichlet weights, `counts` weights each, lies below zero.
+    """Return the chance that the mean of `steps` under Dirichlet weights (`counts` weights each) is below zero.
 
-    Rice (1980, SIAM Journal on Scientific and Statistical Computing 1:438): the inverse of the Laplace transform, along
-    a path through its saddle point that is steepest descent's up to the third order. The relative error is below 1e-8.
+    Rice (1980, SIAM Journal on Scientific and Statistical Computing 1:438): invert the Laplace transform along a path
+    through its saddle point that equals steepest descent up to the third order. The relative error is below 1e-8.
     """
     from scipy import optimize
 

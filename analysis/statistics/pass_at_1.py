@@ -1,4 +1,4 @@
-"""Pass@1 and its standard error. Without pandas, which takes longer to import than `kvsweep status` takes in all."""
+"""Pass@1 and its standard error, without pandas: importing pandas takes longer than all of `kvsweep status`."""
 
 import math
 from collections import defaultdict
@@ -13,7 +13,7 @@ _Verdict = view(Grade, "correct", "rule")
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Pass@1 of a cell and its standard error, None where there are too few grades; `graded` is their number."""
+    """A cell's Pass@1 and standard error, None with too few grades; `graded` is the number of grades."""
 
     graded: int
     pass_at_1: float | None = None
@@ -21,10 +21,10 @@ class Score:
 
 
 def mean_and_error(means: Sequence[float]) -> tuple[float, float]:
-    """The mean of the means per problem, and its standard error: NaN with one problem.
+    """Return the mean of the means per problem and its standard error: NaN with one problem.
 
-    The draws of one problem are not independent, so the error is the clustered one: the standard deviation (n - 1) of
-    the n means over sqrt(n) (Miller 2024, "Adding error bars to evals", arXiv 2411.00640, section 2.2). It describes a
+    The draws of one problem are not independent, so the error is clustered: the standard deviation (n - 1) of the n
+    means, divided by sqrt(n) (Miller 2024, "Adding error bars to evals", arXiv 2411.00640, section 2.2). It describes a
     new choice of problems like these, not a new run on the same problems.
     """
     count, score = len(means), math.fsum(means) / len(means)
@@ -34,7 +34,7 @@ def mean_and_error(means: Sequence[float]) -> tuple[float, float]:
 
 
 def read_score(folder: Path, shard: Shard | None = None) -> Score:
-    """Pass@1 of a cell's grades, of one shard or all; every outcome but "correct" counts 0."""
+    """Return Pass@1 of a cell's grades, of one shard or all; every outcome but "correct" counts 0."""
     problems: dict[str, list[int]] = defaultdict(list)
     for row in read_grades(folder, _Verdict, shard=shard, on_bad=ignore):
         problems[row.problem_id].append(row.correct)

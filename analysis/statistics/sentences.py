@@ -1,4 +1,4 @@
-"""Sentences about a grid: which settings are safe, if settings matter, where eviction acted."""
+"""Sentences about a grid: which settings are safe, whether settings matter, where eviction acted."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +16,11 @@ from kvsweep.analysis.statistics.metrics import cell_metrics, graded_rows
 from kvsweep.analysis.statistics.summary import read_summary
 from kvsweep.command_line import counted
 
-# If eviction acts in a smaller share of the completions, a panel compares the full cache with itself.
+# If eviction acts in a smaller share of the completions, a panel mostly compares the full cache with itself.
 HARDLY_FIRES = 0.2
 POINT = ["keep_ratio", "local_window"]
 
-# What one setting does, and what several do.
+# What one setting does, in words for one and for several.
 LABELS = {
     "safe": ("is safe", "are safe"),
     "small loss": ("is a small loss", "are small losses"),
@@ -31,7 +31,7 @@ LABELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PanelVerdict:
-    """Sentences on a model and benchmark, the first sums up; none for mere scores. Too little data has no `floor`."""
+    """Sentences on a model and benchmark, a summary first; none for bare scores. Too little data gives no `floor`."""
 
     title: str
     cells: pd.DataFrame
@@ -40,7 +40,7 @@ class PanelVerdict:
 
 
 def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]:
-    """The verdict on each panel of a grid that has at least three cells among the `graded` rows."""
+    """Return the verdict on each panel of a grid that has at least three cells in the `graded` rows."""
     found = []
     for _, cells in grid.cells.groupby("condition", sort=False):
         cells = cells[cells["graded"] > 0].drop_duplicates(["keep_ratio", "local_window"])
@@ -58,7 +58,7 @@ def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]
 
 
 def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
-    """The verdict on each model and benchmark of a setting: the policies beside the full cache."""
+    """Return the verdict on each model and benchmark of a setting: its policies beside the full cache."""
     found = []
     for _, cells in setting.cells[setting.cells["decision"].notna()].groupby("condition", sort=False):
         lines = [_unfinished(cells) if (cells["status"] != "done").any() else _counts(cells, "policies")]
@@ -73,7 +73,7 @@ def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyPairs:
-    """The policies of one model, benchmark and setting against each other: a sentence, and a table of all pairs."""
+    """The policies of one model, benchmark and setting, compared with each other: a sentence and a table of pairs."""
 
     title: str
     line: str
@@ -81,7 +81,7 @@ class PolicyPairs:
 
 
 def policy_pairs(setting: SharedSetting, graded: pd.DataFrame) -> list[PolicyPairs]:
-    """Compare all policies that ran with one setting, paired over problems, Holm over the pairs of each benchmark."""
+    """Compare all policies that ran with one setting, paired over problems, with Holm over each benchmark's pairs."""
     cells = setting.cells[(setting.cells["policy"] != "full") & (setting.cells["graded"] > 0)]
     groups = cells.groupby("condition", sort=False)
     return [_pairs(setting, rows, graded) for _, rows in groups if len(rows) > 1]
@@ -118,13 +118,13 @@ def _policy(row: Any) -> str:
 
 
 def recommended(cells: pd.DataFrame) -> pd.Series | None:
-    """The cell with the smallest cache of those that are safe although the smallest is looked for; None without any."""
+    """Return the smallest cache among cells that stay safe when the smallest is searched for; None without any."""
     found = cells[cells["recommendable"].eq(True)].sort_values("kept_memory", kind="stable")
     return None if found.empty else found.iloc[0]
 
 
 def best_setting(cells: pd.DataFrame) -> pd.Series:
-    """The cell to show first, of cells with a decision: the recommended one, else the best label that loses least."""
+    """Return the cell to show first: the recommended one, else the one with the best label and smallest loss."""
     if (chosen := recommended(cells)) is not None:
         return chosen
     label = next(name for name in LABELS if (cells["decision"] == name).any())
@@ -143,7 +143,7 @@ def _unfinished(cells: pd.DataFrame) -> str:
 
 
 def _against_full(cells: pd.DataFrame) -> list[str]:
-    """The setting to take, how many settings have each label, and what the answer is about."""
+    """Say which setting to take, how many settings have each label, and which problems this is about."""
     known = cells[cells["decision"].notna()]
     if known.empty:
         return ["There is no full cache to compare with."]
@@ -178,7 +178,7 @@ def _counts(cells: pd.DataFrame, what: str = "settings") -> str:
 
 
 def _levels(cells: pd.DataFrame) -> str:
-    """The chance that a label is wrong, and of how many settings."""
+    """Say how likely a label is wrong, and for how many settings."""
     looks = ", all rounds together" if " " in cells["rounds"].iloc[0] else ""
     among = f"among the {cells['family'].iloc[0]:.0f} settings on this benchmark (Holm), 5% for the recommendation"
     return f"Chances of an error{looks}: 2.5% for each setting that is safe, 2.5% for any that is worse {among}."
@@ -205,7 +205,7 @@ def _size(cells: pd.DataFrame, what: str = "settings") -> str:
 
 
 def _to_show(row: Any) -> str:
-    """What would show that a setting is safe."""
+    """Say what would show that a setting is safe."""
     if pd.isna(row["draws_to_hold"]):
         share = f"no more than {notation.percent(row['margin'])}% of its answers"
         return f"The full cache is right in {share}, so nothing can be called safe beside it."
@@ -216,7 +216,7 @@ def _to_show(row: Any) -> str:
 
 
 def _population(row: Any) -> str:
-    """The problems that the comparison with the full cache is about."""
+    """Name the problems that the comparison with the full cache is about."""
     low, high = (_signed(row[name]) for name in ("diff_low", "diff_high"))
     there = "is shown for" if row["diff_low"] > -row["margin"] else "is not shown for"
     if row["population"] == "like_these":
@@ -231,7 +231,7 @@ def _population(row: Any) -> str:
 
 
 def _span(cells: pd.DataFrame, floor: NoiseFloor) -> str:
-    """Say if the settings matter at all: how far apart their scores are, and how far chance alone would put them."""
+    """Say whether settings matter: how far apart the scores are, and how far chance alone would put them."""
     matter = "Settings matter" if floor.signal else "No setting is shown to matter"
     answers = floor.problems * floor.draws
     # Some settings may have more answers than others.
@@ -242,7 +242,7 @@ def _span(cells: pd.DataFrame, floor: NoiseFloor) -> str:
 
 
 def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
-    """The best setting, how many cannot be told from it, and what would tell it from the second."""
+    """Say which setting is best, how many are tied with it, and what would separate it from the second."""
     best, second = np.argsort(-floor.scores, kind="stable")[:2]
     others = int(floor.tied.sum()) - 1
     few = f"{counted(others, 'other setting')} {'is' if others == 1 else 'are'}" if others else "No other setting is"
@@ -269,7 +269,7 @@ def _eviction(cells: pd.DataFrame) -> str:
 
 
 def _loops(cells: pd.DataFrame) -> list[str]:
-    """How many truncated texts loop at the smallest keep ratio, where most texts do, and what it saves to stop them."""
+    """Say how many truncated completions loop at the smallest keep ratio, and what stopping loops would save."""
     ratio = cells["keep_ratio"].min()
     ours = cells[cells["keep_ratio"] == ratio]
     truncated, loop, saved = (ours[name].sum() for name in ("truncated_texts", "looping_texts", "tokens_in_loops"))
@@ -282,7 +282,7 @@ def _loops(cells: pd.DataFrame) -> list[str]:
 
 
 def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
-    """The noise floor of each model and benchmark with several settings; scores as `read_summary` reads them."""
+    """Return the noise floor of each model and benchmark with several settings; scores as in `read_summary`."""
     found = []
     for _, cells in table.groupby(["model", "benchmark"], sort=False):
         if len(cells) < 2:
@@ -293,15 +293,15 @@ def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
     return found
 
 
-# A grid of several policies shares as many settings as it has points; so many are compared, and get a bar chart.
+# A grid of several policies shares as many settings as it has points; at most this many get a bar chart.
 MAX_COMPARED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """A run with its numbers and verdicts; `pairs` are of the first `MAX_COMPARED` settings that policies share.
+    """A run with its numbers and verdicts; `pairs` covers the first `MAX_COMPARED` settings that policies share.
 
-    `margin` (a fraction) is the one that was asked for in place of the run's own.
+    `margin` (a fraction) is the requested margin, which replaces the run's own.
     """
 
     run: Run
@@ -319,7 +319,7 @@ class Findings:
 
 
 def analyse(run: Run, margin: float | None = None) -> Findings:
-    """Compute all numbers and verdicts of a run; `margin` is that of `cell_metrics`."""
+    """Compute all numbers and verdicts of a run; `margin` as in `cell_metrics`."""
     metrics, graded = cell_metrics(run, margin), graded_rows(run)
     grids, settings = find_grids(metrics), shared_settings(metrics)
     verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded)]
@@ -338,7 +338,7 @@ def analyse(run: Run, margin: float | None = None) -> Findings:
 
 
 def analyse_scores(path: Path) -> Findings:
-    """The findings of grids of which only the scores are known, from a CSV as `read_summary` reads it."""
+    """Return the findings on grids with scores only, from a CSV as `read_summary` reads it."""
     table = read_summary(path)
     run = run_of_scores(table, path.with_suffix(""))
     known = table.reindex(columns=["pass_at_1", "problems", "draws", "sure", "doubt"])

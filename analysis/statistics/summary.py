@@ -1,4 +1,4 @@
-"""The CSV of grids of which only the scores are known, read row by row: what a mean cannot be is refused."""
+"""Read a CSV of grids with scores only, row by row; refuse numbers that no mean can have."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from kvsweep.row_files import FileRow, rows_of_file
 
 SUMMARY_COLUMNS = ("model", "benchmark", "keep_ratio", "local_window", "problems", "draws", "pass_at_1")
 SETTING = ("model", "benchmark", "policy", "keep_ratio", "local_window", "budget")
-# A score of one decimal may lie so far below the count that it rounds.
+# A score with one decimal may be this far from the count that it rounds.
 ROUNDING = 0.05
 
 
@@ -47,7 +47,7 @@ def read_summary(path: Path) -> pd.DataFrame:
 
 
 def _checked(row: FileRow) -> FileRow:
-    """The row with its numbers as numbers."""
+    """Return the row with its numbers as numbers."""
     lacking = [name for name in SUMMARY_COLUMNS if name not in row.values]
     if lacking:
         columns = ", ".join(SUMMARY_COLUMNS)
@@ -63,7 +63,7 @@ def _checked(row: FileRow) -> FileRow:
 
 def _number(where: str, name: str, values: Mapping[str, str]) -> float | None:
     text, allowed = values[name], RANGES[name]
-    # Not every policy has a budget.
+    # Some policies have no budget.
     if name == "budget" and not text:
         return None
     try:
@@ -76,7 +76,7 @@ def _number(where: str, name: str, values: Mapping[str, str]) -> float | None:
 
 
 def _refuse_fractions(path: Path, rows: list[FileRow]) -> None:
-    """Refuse scores that are fractions: they would pass as percents, all of a grid below 1%."""
+    """Refuse scores that are fractions: they would pass as percents, all below 1%."""
     way_out = "pass_at_1 is in percent; multiply by 100."
     scores = [row.values["pass_at_1"] for row in rows]
     if max(scores) <= 1 and any(score % 1 for score in scores):
@@ -98,7 +98,7 @@ def _refuse_repeated(rows: list[FileRow]) -> None:
 
 
 def _refuse_mixed_sizes(rows: list[FileRow]) -> None:
-    """The noise floor of a model and benchmark is that of one count of answers."""
+    """Refuse a model and benchmark with several counts of answers: a noise floor needs one count."""
     seen: dict[Any, FileRow] = {}
     for row in rows:
         first = seen.setdefault((row.values["model"], row.values["benchmark"]), row)
