@@ -80,6 +80,7 @@ def test_what_reads_files_alone_works(small: Callable[..., Any], kvsweep: Callab
         (["report", "run"], "report.html"),
         (["compare", "made", "run"], "A and B differ in 0 of 1 cell"),
         (["export", "run"], "run/export"),
+        (["verify", ROOT / "results/published/hybrid"], "computed again"),
         (["--cfg", "job"], "benchmark:"),
         (["init", "mine"], "made mine"),
         (["--help"], "kvsweep report"),
@@ -113,6 +114,7 @@ def test_a_sweep_is_refused_before_anything_is_written(
     [
         (["--dry-run"], "kvsweep: error: a sweep"),
         (["replay", "run"], "kvsweep replay: error: a replay"),
+        (["verify", "."], "kvsweep verify: error: a verification of completions"),
         (["predictor", "all"], "kvsweep predictor: error: a predictor"),
         (["trace", "live"], "kvsweep trace: error: a trace"),
     ],

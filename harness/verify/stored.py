@@ -85,6 +85,9 @@ def read_run(directory: Path) -> StoredRun:
         run.found.update({name: (job, cells[name]) for name in ids & cells.keys()})
         for name in ids - cells.keys():
             run.changed[name] = _least_changed(records.read_cell(directory / name), job.cells)
+    for other in (run.changed, run.unread):  # several commands may have begun a cell
+        for name in run.found.keys() & other.keys():
+            del other[name]
     run.served.update(folder.name for folder, cell in records.read_cells(directory) if cell.get("impl") == "openai")
     for folder in run.folders:
         if folder.name not in {*run.found, *run.changed}:
