@@ -294,6 +294,13 @@ def _share(name: str, text: str) -> float:
 @program.command()
 @_directory
 @option("--output", metavar=_DIR, type=_PLACE, help="The dataset's folder; by default DIR/export.")
+@option(
+    "--format",
+    "form",
+    type=click.Choice(["parquet", "eee", "inspect"]),
+    default="parquet",
+    help="eee: Every Eval Ever's records; inspect: logs of inspect_ai, draws as epochs.",
+)
 @option("--cell", "cells", metavar="ID", multiple=True, help="Only this cell; repeatable.")
 @option("--token-ids", "ids", is_flag=True, help="The generated tokens as well.")
 @option("--with-problems", "problems", is_flag=True, help="Texts of gated problems too; their terms may forbid it.")
@@ -302,11 +309,19 @@ def _share(name: str, text: str) -> float:
 def export(**options: Any) -> None:
     """Completions and grades as a Hugging Face dataset.
 
-    The folder holds Parquet files and a card, and datasets.load_dataset reads it.
+    The folder holds Parquet files and a card, and datasets.load_dataset reads it. In another --format a cell is a JSON
+    file in DIR/export_eee or DIR/export_inspect.
     """
     from kvsweep.analysis.export import export_run
+    from kvsweep.analysis.other_formats import export_as
 
-    export_run(**options)
+    if (form := options.pop("form")) == "parquet":
+        export_run(**options)
+        return
+    own = {"--token-ids": "ids", "--push-to-hub": "push_to_hub", "--public": "public"}
+    if given := [option for option, name in own.items() if options.pop(name)]:
+        raise UserError(f"{given[0]} goes with --format parquet alone: leave it out.")
+    print(export_as(form, **options))
 
 
 @program.command()

@@ -1,0 +1,224 @@
+"""`kvsweep export --format eee|inspect`: a JSON file per cell, in the form that other programs read.
+
+eee is Every Eval Ever's record of an evaluation (github.com/evaleval/every_eval_ever at 9bce413, schema 0.3.0), inspect
+a log of inspect_ai (version 2 of its EvalLog), whose epochs are the draws.
+"""
+
+import hashlib
+import json
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pandas as pd
+
+from kvsweep import records
+from kvsweep.analysis.export import GATED
+from kvsweep.analysis.load import Run, load_problems, load_run, load_texts
+from kvsweep.analysis.notation import rows, setting
+from kvsweep.analysis.statistics.metrics import cell_metrics
+from kvsweep.errors import UserError
+from kvsweep.files import make_folder, replace_text
+from kvsweep.records import Completion, Grade, leaves
+
+_SCHEMA = "0.3.0"
+_LEVEL = 0.95
+# inspect_ai's words for a text that was cut off, and for one that ended.
+_ENDS = {"stop": "stop", "length": "max_tokens", "loop": "max_tokens", "not_finite": "unknown"}
+_WITHHELD = "The problem's licence does not allow to publish it."
+
+
+def export_as(name: str, directory: Path, output: Path | None, *, cells: Sequence[str], problems: bool) -> Path:
+    """Write a file for each cell with completions, all or the named ones; return their folder, DIR/export_NAME.
+
+    `problems` includes the texts of problems that may not be republished.
+    """
+    run = load_run(directory)
+    metrics = cell_metrics(run)
+    if unknown := sorted({*cells} - {*metrics["cell_id"]}):
+        raise UserError(f"--cell {unknown[0]} is not in {directory}: give the name of one of its folders.")
+    write: Callable[[Run, Any, bool], dict[str, Any]] = {"eee": _eee, "inspect": _inspect}[name]
+    folder = make_folder(output.resolve() if output else directory.resolve() / f"export_{name}")
+    for cell in rows(metrics[metrics["completions"] > 0]):
+        if not cells or cell.cell_id in cells:
+            record = write(run, cell, problems)
+            path = folder / (_place_in_eee(cell, record) if name == "eee" else f"{cell.cell_id}.json")
+            make_folder(path.parent)
+            replace_text(path, f"{json.dumps(record, indent=1, allow_nan=False)}\n")
+    return folder
+
+
+def _eee(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
+    """The record of a cell: its Pass@1 with the error and interval over problems, and its settings."""
+    settings, origin = run.settings[cell.cell_id], run.provenance[cell.cell_id]
+    engine, weights = {"name": "kvsweep", "version": version("kvsweep")}, str(settings["model"].get("weights"))
+    place = weights.partition("@")[0] if "@" in weights else cell.model
+    uncertainty = {
+        "standard_error": {"value": cell.se, "method": "clustered by problem"},
+        "confidence_interval": {
+            "lower": cell.ci_low,
+            "upper": cell.ci_high,
+            "confidence_level": _LEVEL,
+            "method": "over problems like these",
+        },
+        "num_samples": int(cell.problems),
+    }
+    decoding = settings["decoding"]
+    arguments = {name: decoding.get(name) for name in ("temperature", "top_p")}
+    arguments |= {"top_k": decoding.get("top_k"), "max_tokens": decoding.get("max_new_tokens")}
+    source = {"dataset_name": cell.benchmark_title, "source_type": "other"}
+    if hub := settings["benchmark"].get("hub_id"):
+        source |= {"source_type": "hf_dataset", "hf_repo": hub, **_known(hf_split=settings["benchmark"].get("split"))}
+    result = {
+        "evaluation_result_id": cell.cell_id,
+        "evaluation_name": cell.benchmark,
+        "source_data": source | {"additional_details": _texts({"dataset_hash": cell.dataset_hash})},
+        "metric_config": {
+            "metric_id": "pass@1",
+            "metric_name": "Pass@1",
+            "metric_kind": "accuracy",
+            "metric_unit": "proportion",
+            "lower_is_better": False,
+            "score_type": "continuous",
+            "min_score": 0,
+            "max_score": 1,
+        },
+        "score_details": {
+            "score": cell.pass_at_1,
+            "details": _texts({"graded": cell.graded, "draws": cell.draws, "diff_to_full": cell.diff_to_full}),
+            **({"uncertainty": uncertainty} if pd.notna(cell.se) else {}),
+        },
+        "generation_config": {
+            "generation_args": {**_known(**arguments), "execution_command": _command(origin)},
+            "additional_details": _texts(dict(leaves({"policy": settings["policy"], "seed": cell.seed}))),
+        },
+    }
+    return {
+        "schema_version": _SCHEMA,
+        "evaluation_id": f"{cell.benchmark}/{cell.model}/{cell.cell_id}",
+        **_known(evaluation_timestamp=_started(origin)),
+        "retrieved_timestamp": str(int(time.time())),
+        "source_metadata": {
+            "source_name": "kvsweep",
+            "source_type": "evaluation_run",
+            "source_organization_name": "unknown",
+            "evaluator_relationship": "other",
+        },
+        "eval_library": engine,
+        "model_info": {
+            "name": cell.model_title,
+            "id": place,
+            "developer": place.rpartition("/")[0] or "unknown",
+            "inference_engine": engine,
+            "additional_details": {
+                "deployment_type": "self_deployed",
+                "model_availability": "unknown",
+                **_texts(settings["model"]),
+            },
+        },
+        "evaluation_results": [result] if pd.notna(cell.pass_at_1) else [],
+    }
+
+
+def _place_in_eee(cell: Any, record: Mapping[str, Any]) -> str:
+    """The path that its validator asks for; the same cell has the same name in every export."""
+    model = record["model_info"]
+    number = UUID(bytes=hashlib.sha256(cell.cell_id.encode()).digest()[:16], version=4)
+    return f"data/{cell.benchmark}/{model['developer']}/{model['id'].rpartition('/')[2]}/{number}.json"
+
+
+def _inspect(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
+    """The log of a cell: a sample per completion, with the grade as its score."""
+    folder, settings, origin = run.directory / cell.cell_id, run.settings[cell.cell_id], run.provenance[cell.cell_id]
+    model, texts = f"kvsweep/{cell.model}", load_texts(folder)
+    grades = {grade.key: grade for grade in records.read_grades(folder, on_bad=records.ignore)}
+    asked = {name: (problem.prompt, problem.gold) for name, problem in load_problems(folder).items()}
+    if GATED in str(settings["benchmark"].get("licence") or "") and not problems:
+        asked = {name: (_WITHHELD, gold) for name, (_, gold) in asked.items()}
+    ids = list(dict.fromkeys(name for name, _ in sorted(texts)))
+    started = _started(origin) or "1970-01-01T00:00:00+00:00"
+    scored = [grades[key].correct for key in texts if key in grades]
+    accuracy = {"name": "accuracy", "value": cell.pass_at_1, "params": {}}
+    score = {
+        **{"name": "kvsweep", "scorer": "kvsweep", "params": {}},
+        **{"scored_samples": len(scored), "unscored_samples": len(texts) - len(scored)},
+        "metrics": {"accuracy": accuracy} if pd.notna(cell.pass_at_1) else {},
+    }
+    decoding = settings["decoding"]
+    return {
+        "version": 2,
+        "status": "success",
+        "eval": {
+            "eval_id": cell.cell_id,
+            "run_id": run.directory.resolve().name,
+            "created": started,
+            "task": cell.benchmark,
+            "task_id": cell.cell_id,
+            "task_version": 0,
+            "task_args": dict(leaves({"policy": settings["policy"]})),
+            "dataset": {"name": cell.benchmark, "samples": len(ids), "sample_ids": ids, "shuffled": False},
+            "model": model,
+            "model_args": {name: value for name, value in settings["model"].items() if value is not None},
+            "config": {"epochs": 1 + max(draw for _, draw in texts)},
+            "packages": {"kvsweep": version("kvsweep")},
+            "metadata": {"setting": setting(cell), "command": _command(origin)},
+        },
+        "plan": {
+            "name": "kvsweep",
+            "steps": [],
+            "config": _known(
+                temperature=decoding.get("temperature"),
+                top_p=decoding.get("top_p"),
+                top_k=decoding.get("top_k") or None,
+                max_tokens=decoding.get("max_new_tokens"),
+                seed=settings.get("seed"),
+            ),
+        },
+        "results": {"total_samples": len(texts), "completed_samples": len(texts), "scores": [score]},
+        "stats": {"started_at": started, "completed_at": started, "model_usage": {}},
+        "samples": [_sample(model, *asked.get(key[0], ("", "")), texts[key], grades.get(key)) for key in sorted(texts)],
+    }
+
+
+def _sample(model: str, prompt: str, gold: str, text: Completion, grade: Grade | None) -> dict[str, Any]:
+    said = {"role": "assistant", "content": text.text, "source": "generate", "model": model}
+    usage = {"input_tokens": text.prompt_tokens, "output_tokens": text.num_tokens}
+    score = {} if grade is None else {"value": "C" if grade.correct else "I", "explanation": grade.outcome}
+    return {
+        "id": text.problem_id,
+        "epoch": text.draw + 1,
+        "input": prompt,
+        "target": gold,
+        "messages": [{"role": "user", "content": prompt, "source": "input"}, said],
+        "output": {
+            "model": model,
+            "choices": [{"message": said, "stop_reason": _ENDS[text.stop_reason]}],
+            "usage": {**usage, "total_tokens": sum(usage.values())},
+        },
+        "scores": {"kvsweep": {**score, **_known(answer=grade.answer)}} if grade else {},
+        "metadata": {"evictions": len(text.evictions), "peak_length": text.peak_length},
+    }
+
+
+def _known(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if isinstance(value, dict) or pd.notna(value)}
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """The values that are known, as texts."""
+    return {name: str(value) for name, value in values.items() if pd.notna(value)}
+
+
+def _command(origin: Mapping[str, Any]) -> str:
+    words = [one["command"] for one in origin.get("decoding_passes", []) if isinstance(one.get("command"), list)]
+    return shlex.join(map(str, words[0])) if words else ""
+
+
+def _started(origin: Mapping[str, Any]) -> str | None:
+    """When the first decoding pass began, as ISO 8601 has it."""
+    begun = [str(one["started"]) for one in origin.get("decoding_passes", []) if one.get("started")]
+    return min(begun, default=None)

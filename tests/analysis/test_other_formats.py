@@ -1,0 +1,93 @@
+"""`kvsweep export --format`: inspect logs as a reader of real ones reads them, and Every Eval Ever's records.
+
+inspect_ai 0.3.285 and every_eval_ever 0.3.0, which are no packages of the project, read such files without an error.
+"""
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvsweep.analysis.outputs import read_outputs
+from kvsweep.records import Completion, Grade, read_grades, read_shards
+
+STORED = Path(__file__).parents[1] / "stored" / "8ed060b"
+PLACE = re.compile(
+    r"data/toy_add/unknown/toy_qwen/[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\.json"
+)
+
+
+@pytest.fixture
+def run(tmp_path, kvsweep):
+    folder = Path(shutil.copytree(STORED, tmp_path / "run"))
+    assert kvsweep("grade", str(folder)).code == 0  # by the rule of today
+    return folder
+
+
+def test_logs_of_inspect_ai_have_the_texts_and_grades_of_each_draw(run, kvsweep):
+    assert kvsweep("export", str(run), "--format", "inspect").code == 0
+    for folder in (path.parent for path in run.glob("*/cell.yaml")):
+        texts = {row.key: row for row in read_shards(folder, "completions.jsonl", Completion)}
+        grades = {row.key: row for row in read_grades(folder, Grade)}
+        path = run / "export_inspect" / f"{folder.name}.json"
+        found = {(one.problem, one.draw): one for one in read_outputs(path)}
+        assert {key: one.correct for key, one in found.items()} == {
+            (p, d + 1): g.correct for (p, d), g in grades.items()
+        }
+        assert {(p, d) for (p, d), one in found.items() if one.truncated} == {
+            (p, d + 1) for (p, d), text in texts.items() if text.stop_reason == "length"
+        }
+        log = json.loads(path.read_text())
+        assert [one["output"]["choices"][0]["message"]["content"] for one in log["samples"]] == [
+            texts[key].text for key in sorted(texts)
+        ]
+
+
+def test_records_of_every_eval_ever_have_pass_at_1_and_its_error(run, kvsweep):
+    assert kvsweep("export", str(run), "--format", "eee").code == 0
+    folder = run / "export_eee"
+    records = {}
+    for path in folder.rglob("*.json"):
+        assert PLACE.fullmatch(path.relative_to(folder).as_posix())
+        record = json.loads(path.read_text())
+        [result] = record["evaluation_results"]
+        records[result["evaluation_result_id"]] = result
+        assert record["schema_version"] == "0.3.0"
+        texts = [record["model_info"]["additional_details"], result["generation_config"]["additional_details"]]
+        assert all(isinstance(value, str) for one in texts for value in one.values())
+    assert len(records) == 3
+    for cell_id, result in records.items():
+        problems = {}
+        for grade in read_grades(run / cell_id, Grade):
+            problems.setdefault(grade.problem_id, []).append(grade.correct)
+        means = [sum(draws) / len(draws) for draws in problems.values()]
+        details = result["score_details"]
+        assert details["score"] == pytest.approx(sum(means) / len(means))
+        if len(means) > 1:
+            error = math.sqrt(sum((mean - details["score"]) ** 2 for mean in means) / (len(means) - 1) / len(means))
+            assert details["uncertainty"]["standard_error"]["value"] == pytest.approx(error)
+
+
+def test_what_goes_with_parquet_alone_is_refused(run, kvsweep):
+    ended = kvsweep("export", str(run), "--format", "eee", "--token-ids")
+    assert ended.code == 2
+    assert ended.err == "kvsweep export: error: --token-ids goes with --format parquet alone: leave it out.\n"
+    ended = kvsweep("export", str(run), "--format", "eee", "--cell", "nope")
+    assert (ended.code, "--cell nope is not in" in ended.err) == (2, True)
+
+
+def test_texts_of_gated_problems_stay_at_home(run, kvsweep):
+    for path in run.glob("*/cell.yaml"):
+        lines = [line for line in path.read_text().splitlines() if not line.startswith("check:")]
+        path.write_text("\n".join(lines).replace("licence: null", "licence: gated") + "\n")
+    for words, shown in (((), False), (("--with-problems",), True)):
+        assert kvsweep("export", str(run), "--format", "inspect", *words).code == 0
+        samples = [one for path in run.glob("export_inspect/*.json") for one in json.loads(path.read_text())["samples"]]
+        asked = {one["input"] for one in samples} | {
+            message["content"] for one in samples for message in one["messages"][:1]
+        }
+        assert ("The problem's licence does not allow to publish it." not in asked) == shown
+        assert len(asked) == (2 if shown else 1)
