@@ -108,18 +108,14 @@ def _regraded(read: Outputs, paths: Mapping[str, Path], asked: Asked, gold: Path
     golds, ours = {one.problem: one.gold for one in rows}, dict[str, list[Answer]]()
     if wrong := [one for one in rows if one.gold is None or one.gold != golds[one.problem]]:
         raise UserError(f"{gold} has not one gold for problem {visible(wrong[0].problem)!r:.60}: write one.")
-    known = _names_of_tags(read)
-    read = {name: [_with_known(one, known) for one in answers] for name, answers in read.items()}
+    read = _with_thinking(read)
     tags = _tags_of_files(read)
     with Grader() as grader:
         for name, path in paths.items():
             if all(one.text is None for one in read[name]):
                 raise UserError(f"{path} has no text: give --column text=NAME, or leave out --grades ours.")
-            texts = read_texts(path, asked)
-            jobs = (
-                _job(_with_known(a, known), text, path, golds.get(a.problem, a.gold), kind, tags[name])
-                for a, text in texts
-            )
+            texts = zip(read[name], read_texts(path, asked), strict=True)
+            jobs = (_job(a, text, path, golds.get(a.problem, a.gold), kind, tags[name]) for a, (_, text) in texts)
             ours[name] = list(_graded(grader, read[name], jobs))
     return ours
 
@@ -135,18 +131,18 @@ def _graded(grader: Grader, answers: Sequence[Answer], jobs: Iterator[Ungraded |
             yield one._replace(correct=right, grade=None, ending=ending)
 
 
-def _names_of_tags(read: Outputs) -> set[ThinkTags]:
-    """Tags of any name that are of thinking: at least half of the texts of some file open with them, or close them."""
-    found = set[ThinkTags]()
-    for answers in read.values():
-        seen = Counter(one.thinking.tags for one in answers if one.thinking and one.thinking.closes)
-        found |= {tags for tags, count in seen.items() if 2 * count >= len(answers)}
-    return found
+def _with_thinking(read: Outputs) -> Outputs:
+    """The answers without a thinking of any name whose tags fewer than half of the texts of each file close."""
+    counts = [
+        (Counter(t.tags for one in side if (t := one.thinking) and t.closes), len(side)) for side in read.values()
+    ]
+    known = {tags for count, size in counts for tags in count if 2 * count[tags] >= size}
 
+    def shown(one: Answer) -> Answer:
+        own = one.thinking
+        return one if own is None or own.named or own.tags in known else one._replace(thinking=None)
 
-def _with_known(one: Answer, known: set[ThinkTags]) -> Answer:
-    own = one.thinking
-    return one if own is None or own.named or own.tags in known else one._replace(thinking=None)
+    return {name: [*map(shown, answers)] for name, answers in read.items()}
 
 
 def _tags_of_files(read: Outputs) -> dict[str, ThinkTags | None]:
