@@ -1,11 +1,14 @@
 """Graded outputs of any engine, recognized by what is in the file and not by its name.
 
 Known are rows (JSON lines, a JSON list, CSV, Parquet) of a problem's id, a draw and a grade, samples of
-lm-evaluation-harness, logs of inspect_ai (`.eval` and JSON), details of lighteval, and results.jsonl of NeMo Evaluator.
+lm-evaluation-harness, logs of inspect_ai (`.eval` and JSON), details of lighteval, results.jsonl of NeMo Evaluator, a
+file a draw of sgl-eval and NeMo-Skills, and the state of llama.cpp's llama-eval.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from sys import intern
@@ -23,9 +26,9 @@ from kvsweep.thinking import DEFAULT_TAGS, Thinking, ending, joined, thinking_of
 
 _PROBLEM = ("problem_id", "doc_id", "id", "problem_idx", "question_id", "problem")
 _DRAW = ("draw", "epoch", "sample", "repeat")
-_CORRECT = ("correct", "is_correct", "right", "passed", "score", "reward", "exact_match", "acc")
+_CORRECT = ("correct", "is_correct", "right", "passed", "score", "reward", "exact_match", "acc", "symbolic_correct")
 _ENDING = ("stop_reason", "finish_reason")
-_TEXT = ("text", "completion", "response", "model_response", "output_text")
+_TEXT = ("text", "completion", "response", "model_response", "output_text", "generation")
 _MEANINGS = {"id": _PROBLEM, "draw": _DRAW, "gold": GOLD, "prompt": PROMPT, "prompt_hash": ("prompt_hash",)}
 _MEANINGS |= {"stop_reason": _ENDING, "text": _TEXT}
 _ANSWERS = {*_DRAW, *_CORRECT, *_ENDING, *_TEXT, "scores", "metrics", "error", "output", "generation", "prediction"}
@@ -36,6 +39,10 @@ _VALUES |= dict.fromkeys(("0", "0.0", "false", "i", "incorrect", "wrong", "no", 
 MOST_ROWS = 10_000_000
 Values = Mapping[str, Any]
 Outputs = Mapping[str, Sequence["Answer"]]
+Source = Path | Sequence[Path]  # a setting's file or folder, or its files
+_KEYS = ("samples", "task_states.cases")  # of inspect_ai and llama-eval
+_ROWS = (".jsonl", ".json", ".csv", ".parquet", ".eval")
+_REPEAT = re.compile(r"-rs(\d+)$")  # the draw in the name of a file of NeMo-Skills and sgl-eval
 
 
 class Answer(NamedTuple):
@@ -107,35 +114,69 @@ class Asked:
 _ALL = Asked()
 
 
-def read_outputs(path: Path, asked: Asked = _ALL, questions: Questions | None = None) -> list[Answer]:
-    """Read a file of outputs, and what it says of its questions into `questions`.
+def named(source: Source) -> str:
+    """A setting's file or folder in a sentence."""
+    return str(source) if isinstance(source, Path) else " and ".join(map(str, source))
+
+
+def _files(source: Source, asked: Asked) -> list[tuple[Path, int]]:
+    """The files of a setting, each with the draw of its rows that name none: the file's own, or its place."""
+    paths = [source] if isinstance(source, Path) else source
+    found = [file for path in paths for file in (_outputs_in(path, asked) if path.is_dir() else [path])]
+    own = [match and int(match[1]) for match in (_REPEAT.search(file.stem) for file in found)]
+    whole = len({*own} - {None}) == len(found) > 1
+    return [(file, own[n] or 0 if whole else n) for n, file in enumerate(found)]
+
+
+def _outputs_in(folder: Path, asked: Asked) -> list[Path]:
+    """The one file of outputs below a folder, or its files of one draw each."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix in _ROWS and path.is_file())
+    repeats = [path for path in files if _REPEAT.search(path.stem)]
+    found = repeats or [path for path in files if _begins_with_outputs(path, asked)]
+    if len(found) != 1 and (not repeats or len({path.name for path in found}) < len(found)):
+        several = f"{len(found)} files of outputs{': ' * bool(found)}{', '.join(str(one) for one in found[:4])}"
+        raise UserError(f"{folder} has {several}: name a file, or a folder with the files of one setting.")
+    return found
+
+
+def _begins_with_outputs(path: Path, asked: Asked) -> bool:
+    with suppress(UserError):
+        return next(read_texts(path, asked), None) is not None
+    return False
+
+
+def read_outputs(path: Source, asked: Asked = _ALL, questions: Questions | None = None) -> list[Answer]:
+    """Read a setting's outputs, and what they say of their questions into `questions`.
 
     What cannot be understood, a missing grade where rows must be graded, and a pair of problem and draw that occurs
     twice raise a UserError.
     """
     found = [answer for answer, _ in read_texts(path, asked, questions)]
     if not found:
-        raise UserError(f"{path} has no row of a graded output{' with that --where' * bool(asked.where)}: check it.")
+        raise UserError(
+            f"{named(path)} has no row of a graded output{' with that --where' * bool(asked.where)}: check it."
+        )
     pairs = Counter(one.key for one in found)
     (problem, draw), count = pairs.most_common(1)[0]
     problems, draws = (len({*side}) for side in zip(*pairs, strict=True))
     way = "choose rows by --where KEY=VALUE, or name the draw's column by --column draw=NAME"
     if count > 1:
         way = _telling(path, asked, (problem, draw)) or way
-        raise UserError(f"{path} has draw {draw} of problem {visible(problem)!r:.60} {count} times: {way}.")
+        raise UserError(f"{named(path)} has draw {draw} of problem {visible(problem)!r:.60} {count} times: {way}.")
     if problems * draws > MOST_ROWS:
-        raise UserError(f"{path} numbers its rows, {problems:,} problems and {draws:,} different draws: {way}.")
+        raise UserError(f"{named(path)} numbers its rows, {problems:,} problems and {draws:,} different draws: {way}.")
     return found
 
 
-def _telling(path: Path, asked: Asked, key: Pair) -> str | None:
+def _telling(path: Source, asked: Asked, key: Pair) -> str | None:
     """How to choose among the rows of one problem and draw, by the column that tells them apart; None if none does.
 
     Its values are those of the whole file: a text, a number or a time has others at other problems.
     """
-    samples = [sample for row in rows_of_file(path, key="samples") for sample in _samples(row.values, asked)]
+    rows_read = (row for file, _ in _files(path, asked) for row in rows_of_file(file, keys=_KEYS))
+    samples = [sample for row in rows_read for sample in _samples(row.values, asked)]
     known = [row for sample in samples if (row := asked.renamed(sample, "")) is not None]
-    rows = [row for row in known if _answer(row, "", asked, None).key == key]
+    rows = [row for row in known if _answer(row, "", asked, None, key[1]).key == key]
     metrics = {name for row in rows for name in _list(row.get("metrics")) if isinstance(name, str)}
     for name in rows[0].keys() - _ANSWERS - metrics - {asked.correct}:
         values, everywhere = ({str(row.get(name)) for row in side} for side in (rows, known))
@@ -146,16 +187,17 @@ def _telling(path: Path, asked: Asked, key: Pair) -> str | None:
 
 
 def read_texts(
-    path: Path, asked: Asked = _ALL, questions: Questions | None = None
+    path: Source, asked: Asked = _ALL, questions: Questions | None = None
 ) -> Iterator[tuple[Answer, str | None]]:
     """Yield the answers of `read_outputs` one by one, each with its text; None where the row has none."""
-    for number, row in enumerate(rows_of_file(path, key="samples"), start=1):
+    rows = ((row, draw) for file, draw in _files(path, asked) for row in rows_of_file(file, keys=_KEYS))
+    for number, (row, draw) in enumerate(rows, start=1):
         if number > MOST_ROWS:
-            raise UserError(f"{path} has more than {MOST_ROWS:,} rows: give a part of it.")
+            raise UserError(f"{named(path)} has more than {MOST_ROWS:,} rows: give a part of it.")
         for sample in _samples(row.values, asked):
             if (known := asked.renamed(sample, row.where)) is not None:
                 text = text if isinstance(text := _first(known, _TEXT), str) else None
-                answer = _answer(known, row.where, asked, text)
+                answer = _answer(known, row.where, asked, text, draw)
                 if questions is not None:
                     questions.add(answer.problem, asked.question(known))
                 yield answer, text
@@ -202,6 +244,10 @@ def _samples(row: Values, asked: Asked) -> Iterator[Values]:
         yield from _of_lighteval(doc, response, metric)
     elif isinstance(output := row.get("output"), dict):
         yield _of_inspect_ai(row, next(_objects(output.get("choices")), {}))
+    elif isinstance(row.get("grader_log"), dict) and "task_id" in row:
+        yield _of_llama_eval(row)
+    elif isinstance(row.get("symbolic_correct"), bool) and _thought(row):
+        yield {**row, "text": _with_thought(row, row.get("generation"))}
     elif isinstance(row.get("resps"), list) and _first(row, _TEXT) is None:
         yield from _of_lm_eval(row, asked)
     else:
@@ -241,6 +287,33 @@ def _of_inspect_ai(row: Values, choice: Values) -> Values:
     return {**row, "text": content, "stop_reason": _first(row, _ENDING) or reason}
 
 
+def _of_llama_eval(row: Values) -> Values:
+    """A case; one that is pending or ended in an error has no grade. Older versions number it in its name alone."""
+    numbers = re.search(r"(\d+)_(\d+)$", str(row["task_id"]))
+    draw, problem = map(int, numbers.groups()) if numbers else (None, row["task_id"])
+    ended = row.get("status") == "ok"
+    known = {"id": row.get("problem_idx", problem), "draw": row.get("chunk_idx", draw)}
+    known |= {
+        "prompt": row.get("prompt"),
+        "gold": row.get("expected"),
+        "correct": row.get("correct") if ended else None,
+    }
+    return {**known, "text": _with_thought(row, row.get("response")) if ended else None}
+
+
+def _thought(row: Values) -> str | None:
+    thought = row.get("reasoning_content")
+    return thought if isinstance(thought, str) and thought else None
+
+
+def _with_thought(row: Values, text: Any) -> str | None:
+    """A text and its thinking, where a server has split the two."""
+    own, thought = text if isinstance(text, str) else None, _thought(row)
+    return (
+        own if thought is None else joined(thought, own, DEFAULT_TAGS, ended=ending(_first(row, _ENDING)) != "length")
+    )
+
+
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
@@ -249,7 +322,7 @@ def _objects(value: Any) -> Iterator[Values]:
     return (one for one in _list(value) if isinstance(one, dict))
 
 
-def _answer(row: Values, place: str, asked: Asked, text: str | None) -> Answer:
+def _answer(row: Values, place: str, asked: Asked, text: str | None, default: int) -> Answer:
     problem, draw, gold = _first(row, _PROBLEM), _first(row, _DRAW), _first(row, GOLD)
     ids = {name: row[name] for name in _PROBLEM[:-1] if row.get(name) is not None}
     if len({*map(str, ids.values())}) > 1 and "id" not in asked.columns:
@@ -261,7 +334,7 @@ def _answer(row: Values, place: str, asked: Asked, text: str | None) -> Answer:
         named = f"name it {', '.join(_PROBLEM[:3])}, or --column id=NAME"
         raise UserError(f"{place} has no problem's id: {named}; it has {visible(', '.join(map(str, row))):.200}.")
     try:
-        number = _NUMBER.validate_python(str(0 if draw is None else draw))
+        number = _NUMBER.validate_python(str(default if draw is None else draw))
     except ValidationError:
         raise UserError(f"{place} has the draw {visible(str(draw)):.40}: write a whole number from 0.") from None
     gold = gold[0] if isinstance(gold, list) and len(gold) == 1 else gold

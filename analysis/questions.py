@@ -12,12 +12,13 @@ _QUESTION = {*PROMPT, *GOLD, "question", "problem", "messages", "query", "instru
 _QUESTION |= {"expected", "ground_truth", "reference", "reference_answer", "correct_answer", "prompt_hash"}
 # Of a program's rows these columns alone: the others are its own notes on the answer.
 _OF_LM_EVAL, _OF_INSPECT_AI = {"doc", "target", "prompt_hash"}, {"input", "target", "choices"}
-_OF_KVSWEEP = {"gold"}
+_OF_NEMO_SKILLS, _OF_KVSWEEP = {"expected_answer", "problem"}, {"gold"}
 
 
 def described(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The columns of a row that may describe its question."""
     kinds = [(_OF_LM_EVAL, "resps", list), (_OF_INSPECT_AI, "output", dict), (_OF_KVSWEEP, "schema", int)]
+    kinds.append((_OF_NEMO_SKILLS, "symbolic_correct", bool))
     known = next((names for names, mark, kind in kinds if isinstance(row.get(mark), kind)), None)
     return row if known is None else {name: row[name] for name in known & row.keys()}
 

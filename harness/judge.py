@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,17 @@ import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.outputs import Answer, Asked, Outputs, copied, first_draws, graded, read_outputs, read_texts
+from kvsweep.analysis.outputs import (
+    Answer,
+    Asked,
+    Outputs,
+    copied,
+    first_draws,
+    graded,
+    named,
+    read_outputs,
+    read_texts,
+)
 from kvsweep.analysis.questions import Questions, plain
 from kvsweep.analysis.report.judged import judged_page, shown_pairs
 from kvsweep.analysis.statistics import noninferiority
@@ -20,7 +31,7 @@ from kvsweep.analysis.statistics.noninferiority import Floats
 from kvsweep.command_line import FAILED, UNCLEAR, counted
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
-from kvsweep.files import replace_text
+from kvsweep.files import at_home, replace_text
 from kvsweep.harness.benchmarks.golds import read_gold
 from kvsweep.harness.grading.answers import AnswerKind, Ungraded
 from kvsweep.harness.grading.grader import Grader
@@ -28,6 +39,7 @@ from kvsweep.thinking import ThinkTags
 
 _NAMED = 4  # problems or answers that a note names
 _ENDS = ("stop", "length")
+_NAME = re.compile(r"^(?:([^=/]+)=)?(.*)$", re.DOTALL)
 _BATCH = 2000  # texts in memory while they are graded
 _DECIDE = '"Draws to decide" are the draws per problem that would show that an unclear setting is safe (90%).'
 # The label of a file that is safe by itself and was given among others.
@@ -41,9 +53,8 @@ _LEGEND = {
 
 
 def judge(
-    files: Sequence[Path],
+    files: Sequence[str],
     *,
-    names: Sequence[str],
     full: str | None,
     margin: float,
     sizes: Mapping[str, float],
@@ -53,13 +64,17 @@ def judge(
     markdown: Path | None,
     html: Path | None,
 ) -> int:
-    """Print a verdict on each file of outputs beside the baseline's; the exit status of the worst verdict."""
+    """Print a verdict on each setting beside the baseline; the exit status of the worst verdict.
+
+    `files` are FILE or NAME=FILE, a folder in a file's place; files of one name are one setting.
+    """
     if gold is not None and asked.graded:
         raise UserError(f"--gold {gold} is read by --grades ours alone: give both.")
+    paths = _settings(files)
+    read_from = {path.resolve() for path in itertools.chain(*paths.values(), [gold] if gold else [])}
     written = [path.resolve() for path in (markdown, html) if path is not None]
-    if len({*written} - {path.resolve() for path in (*files, gold or files[0])}) < len(written):
+    if len({*written} - read_from) < len(written):
         raise UserError("--markdown and --html each write a file: name one that is none of the others.")
-    paths = _named(files, names)
     baseline = next(iter(paths)) if full is None else full
     if unknown := sorted({baseline, *sizes} - set(paths)):
         raise UserError(f"{unknown[0]} names none of the files: choose from {', '.join(paths)}.")
@@ -90,19 +105,29 @@ def judge(
     return FAILED if "worse" in labels else UNCLEAR if labels & {"unclear", _MAY_BE_SAFE} else 0
 
 
-def _named(files: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
+def _settings(words: Sequence[str]) -> dict[str, list[Path]]:
+    """The files of each setting, by its name: the one before an equals sign, or else the file's."""
+    pairs = [("", word) if Path(word).exists() else _NAME.findall(word)[0] for word in words]
+    files = [Path(at_home(path)) for _, path in pairs]
     # Programs name the outputs of each run alike, in a folder for each.
-    stems, folders = [path.stem for path in files], [path.absolute().parent.name for path in files]
-    titles = list(names) or (folders if len(set(stems)) < len(stems) == len(set(folders)) else stems)
+    stems = [path.name if path.is_dir() else path.stem for path in files]
+    folders = [path.absolute().parent.name for path in files]
+    own = folders if len(set(stems)) < len(stems) == len(set(folders)) else stems
+    found, titles = dict[str, list[Path]](), [name or title for (name, _), title in zip(pairs, own, strict=True)]
+    for title, path in zip(titles, files, strict=True):
+        found.setdefault(title, []).append(path)
     if len(files) < 2:
         raise UserError(f"{counted(len(files), 'file')} cannot be compared: give two or more, the baseline first.")
-    if not len(files) == len(titles) == len(set(titles)):
+    unnamed = [title for (name, _), title in zip(pairs, titles, strict=True) if not name]
+    if len(found) < 2 or any(titles.count(title) > 1 for title in unnamed):
         given = f"{counted(len(files), 'file')} and the names {visible(', '.join(titles))}"
-        raise UserError(f"{given}: give each file a --name of its own.")
-    return dict(zip(titles, files, strict=True))
+        raise UserError(f"{given}: give two files or more, and name each NAME=FILE; files of one name are one setting.")
+    return found
 
 
-def _regraded(read: Outputs, paths: Mapping[str, Path], asked: Asked, gold: Path | None, kind: AnswerKind) -> Outputs:
+def _regraded(
+    read: Outputs, paths: Mapping[str, Sequence[Path]], asked: Asked, gold: Path | None, kind: AnswerKind
+) -> Outputs:
     """The answers with the grades that `kvsweep grade` would give."""
     rows = [] if gold is None else [one for one, _ in read_texts(gold, Asked(graded=False))]
     golds, ours = {one.problem: one.gold for one in rows}, dict[str, list[Answer]]()
@@ -113,7 +138,7 @@ def _regraded(read: Outputs, paths: Mapping[str, Path], asked: Asked, gold: Path
     with Grader() as grader:
         for name, path in paths.items():
             if all(one.text is None for one in read[name]):
-                raise UserError(f"{path} has no text: give --column text=NAME, or leave out --grades ours.")
+                raise UserError(f"{named(path)} has no text: give --column text=NAME, or leave out --grades ours.")
             texts = zip(read[name], read_texts(path, asked), strict=True)
             jobs = (_job(a, text, path, golds.get(a.problem, a.gold), kind, tags[name]) for a, (_, text) in texts)
             ours[name] = list(_graded(grader, read[name], jobs))
@@ -170,11 +195,11 @@ def _tags_of_files(read: Outputs) -> dict[str, ThinkTags | None]:
 
 
 def _job(
-    one: Answer, text: str | None, path: Path, gold: object, kind: AnswerKind, of_file: ThinkTags | None
+    one: Answer, text: str | None, path: Sequence[Path], gold: object, kind: AnswerKind, of_file: ThinkTags | None
 ) -> Ungraded | None:
     if text is None:
         return None
-    place = f"{path}: problem {visible(one.problem)!r:.60}, draw {one.draw} has"
+    place = f"{named(path)}: problem {visible(one.problem)!r:.60}, draw {one.draw} has"
     if gold is None:
         raise UserError(f"{place} no gold: give --gold FILE.")
     try:

@@ -245,8 +245,7 @@ def compare(**options: Any) -> None:
 
 
 @program.command()
-@click.argument("files", metavar="FILE FILE...", nargs=-1, type=_PLACE)
-@option("--name", "names", metavar="NAME", multiple=True, help="A file's name, in order; by default stem or folder.")
+@click.argument("files", metavar="[NAME=]FILE [NAME=]FILE...", nargs=-1)
 @option("--full", metavar="NAME", help="The baseline; by default the first file.")
 @option("--margin", metavar="POINTS", type=_POINTS, default=5.0, help="A safe file loses less.")
 @option("--bytes", "sizes", metavar="NAME=SHARE,...", multiple=True, help="What a file's cache takes, declared by you.")
@@ -262,9 +261,10 @@ def compare(**options: Any) -> None:
 def judge(**options: Any) -> None:
     """Whether outputs of one engine or setting are worse than another's.
 
-    Each FILE has outputs of the same problems: rows (JSON lines, CSV, Parquet) of id, draw and correct, samples of
-    lm-evaluation-harness, a log of inspect_ai, details of lighteval, or results.jsonl of NeMo Evaluator. The exit
-    status is 0 if all are safe, 1 if one is worse, 4 if one is unclear.
+    Each FILE has outputs of the same problems, and so may a folder: rows (JSON lines, CSV, Parquet) of id, draw and
+    correct, or what lm-evaluation-harness, inspect_ai, lighteval, NeMo Evaluator, sgl-eval, NeMo-Skills and llama-eval
+    write. Files of one NAME are one setting. The exit status is 0 if all are safe, 1 if one is worse, 4 if one is
+    unclear.
     """
     from kvsweep.analysis.outputs import Asked
     from kvsweep.harness.judge import judge

@@ -26,11 +26,11 @@ class FileRow(NamedTuple):
     values: dict[str, Any]
 
 
-def rows_of_file(path: Path, *, key: str | None = None) -> Iterator[FileRow]:
+def rows_of_file(path: Path, *, keys: Sequence[str] = ()) -> Iterator[FileRow]:
     """Yield the rows of a file, which its contents tell for Parquet, JSON lines, a JSON list, or else CSV.
 
-    With a `key` also those of a JSON object that has them as a list under this key, and of a zip that has each as a
-    JSON file in a folder of this name. Text is UTF-8.
+    With `keys` also those of a JSON object that has them as a list, or as an object's values, under one of these keys
+    (`a.b` within `a`), and of a zip that has each as a JSON file in a folder of the first key's name. Text is UTF-8.
     """
     try:
         with open_file(path, linked=True) as file:
@@ -38,12 +38,12 @@ def rows_of_file(path: Path, *, key: str | None = None) -> Iterator[FileRow]:
             first = next(filter(None, lines), b"")
         if first.startswith(b"PAR1"):
             yield from _parquet_rows(path)
-        elif key is not None and first.startswith((b"PK\3\4", b"PK\5\6")):
-            yield from _zip_rows(path, key)
+        elif keys and first.startswith((b"PK\3\4", b"PK\5\6")):
+            yield from _zip_rows(path, keys[0])
         elif first.startswith(b"\x1f\x8b"):
             raise UserError(f"{path} is packed by gzip; unpack it.")
-        elif first.startswith((b"{", b"[")) and not _is_row(first, key):
-            yield from _json_rows(path, key)
+        elif first.startswith((b"{", b"[")) and not _is_row(first, keys):
+            yield from _json_rows(path, keys)
         elif first.startswith(b"{"):
             with path.open(encoding="utf-8-sig", newline="\n") as text:
                 yield from (_json_row(line, f"{path}:{n}") for n, line in enumerate(text, start=1) if line.strip())
@@ -59,13 +59,24 @@ def rows_of_file(path: Path, *, key: str | None = None) -> Iterator[FileRow]:
         raise UserError(f"{path} cannot be read ({reason}); check the file and its rights.") from None
 
 
-def _is_row(line: bytes, key: str | None) -> bool:
-    """Whether a line is an object by itself, but not one that has all rows under the key."""
+def _is_row(line: bytes, keys: Sequence[str]) -> bool:
+    """Whether a line is an object by itself, but not one that has all rows under a key."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and not (key is not None and isinstance(found.get(key), list))
+    return isinstance(found, dict) and _under(found, keys) is None
+
+
+def _under(found: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:
+    """What stands under the first of the keys that has several values; None without any."""
+    for key in keys:
+        inner: Any = found
+        for name in key.split("."):
+            inner = inner.get(name) if isinstance(inner, dict) else None
+        if isinstance(inner, dict | list):
+            return list(inner.values()) if isinstance(inner, dict) else inner
+    return None
 
 
 def _json_row(text: str | bytes, where: str) -> FileRow:
@@ -78,14 +89,14 @@ def _json_row(text: str | bytes, where: str) -> FileRow:
     return FileRow(where, values)
 
 
-def _json_rows(path: Path, key: str | None) -> Iterator[FileRow]:
+def _json_rows(path: Path, keys: Sequence[str]) -> Iterator[FileRow]:
     text = path.read_text(encoding="utf-8-sig")
     try:
         found = _parsed(text, str(path))
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise UserError(f"{path}{line} is not JSON that can be read; correct it, or write a row a line.") from None
-    rows = found.get(key) if isinstance(found, dict) else found
+    rows = _under(found, keys) if isinstance(found, dict) else found
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path} holds no list of rows; write a JSON object a line, or a list of them.")
     yield from (FileRow(f"{path} item {number}", row) for number, row in enumerate(rows, start=1))

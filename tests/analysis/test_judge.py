@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -60,7 +61,7 @@ def test_the_logs_of_inspect_ai(judge: Callable[..., tuple[int, str, str]]) -> N
         ("p2", 1, 1.0),
         ("p2", 2, 1.0),
     ]
-    code, out, _ = judge(full, fp8, "--name", "full", "--name", "fp8")
+    code, out, _ = judge(f"full={full}", f"fp8={fp8}")
     assert code == 4
     assert "fp8 unclear  -50.0" in out
 
@@ -93,6 +94,94 @@ def test_the_results_of_nemo_evaluator(tmp_path: Path) -> None:
     path = write(tmp_path / "results.jsonl", [row | {"repeat": 0}, row | {"repeat": 1, "reward": 0.0}])
     found = [(one.problem, one.draw, one.correct, one.gold, text) for one, text in read_texts(path)]
     assert found == [("0", 0, 1.0, "42", "It is 42."), ("0", 1, 0.0, "42", "It is 42.")]
+
+
+def test_the_folders_of_sgl_eval(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    """Written by sgl-eval 0.1.3 with two repeats of two problems; the server of fp8 answers 8 once for 7."""
+    full, fp8 = (REAL / f"sgl_eval_0.1.3_{name}" for name in ("full", "fp8"))
+    tables = {
+        name: pd.concat({n: pd.read_json(folder / f"output-rs{n}.jsonl", lines=True) for n in range(2)}, names=["draw"])
+        for name, folder in (("full", full), ("fp8", fp8))
+    }
+    found = {(one.problem, one.draw): (one.correct, one.gold, one.ending, text) for one, text in read_texts(fp8)}
+    assert found["sum-0", 0] == (0, "7", "stop", "<think>I add them, call 1.</think>The answer is \\boxed{8}.")
+    assert found.keys() == {(row.id, draw) for (draw, _), row in tables["fp8"].iterrows()}
+    lost = tables["full"]["symbolic_correct"].to_numpy() & ~tables["fp8"]["symbolic_correct"].to_numpy()
+    points = 100 * (tables["fp8"]["symbolic_correct"].mean() - tables["full"]["symbolic_correct"].mean())
+    for words in ((), ("--grades", "ours", "--kind", "integer")):
+        code, out, _ = judge(full, fp8, *words)
+        [line] = [line.split() for line in out.splitlines() if line.startswith("sgl_eval_0.1.3_fp8")]
+        assert (code, line[1], line[2], line[9]) == (4, "unclear", f"{points:+.1f}", str(lost.sum()))
+    # A repeat that lacks moves no other one to another draw.
+    shutil.copytree(fp8, tmp_path / "fp8")
+    (tmp_path / "fp8/output-rs0.jsonl").rename(tmp_path / "fp8/output-rs10.jsonl")
+    assert {one.draw for one in read_outputs(tmp_path / "fp8")} == {1, 10}
+
+
+def llama_eval(cases: list[tuple[int, int, bool | None]]) -> dict[str, Any]:
+    """A state of llama.cpp's examples/llama-eval with the fields of `EvalState.dump`; None is a pending case."""
+    found = {}
+    for chunk, problem, correct in cases:
+        task, done = f"aime2025_{chunk:03d}_{problem:03d}", correct is not None
+        case = {"task_id": task, "prompt": f"Add {problem}.", "expected": "7", "correct": bool(correct)}
+        case |= {"response": "It is \\boxed{7}." if done else None, "answer": "7" if done else None}
+        case |= {"grader_log": {"pred": "7"} if done else {}, "status": "ok" if done else "pending", "tokens": None}
+        found[task] = case | {"reasoning_content": "so" if done else None, "chunk_idx": chunk, "problem_idx": problem}
+    states = {"total": len(found), "correct": 0, "total_time": 1.0, "ci_lower": 0.0, "ci_upper": 1.0, "cases": found}
+    return {"id": "aime2025", "model_name": "m", "tasks": [*found], "task_states": states, "sampling_config": {}}
+
+
+def test_the_state_of_llama_eval(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    for name, lost in (("f16", 0), ("q4", 3)):
+        (tmp_path / name).mkdir()
+        cases = [(chunk, p, p >= lost if (chunk, p) != (7, 29) else None) for chunk in range(8) for p in range(30)]
+        (tmp_path / name / "llama-eval-state.json").write_text(json.dumps(llama_eval(cases), indent=2))
+        (tmp_path / name / "llama-eval-state.json.html").write_text("<html>")
+    [(last, none)] = [(one, text) for one, text in read_texts(tmp_path / "f16") if one.key == ("29", 7)]
+    assert (last.correct, none) == (None, None)
+    code, out, _ = judge(tmp_path / "f16", tmp_path / "q4")
+    assert (code, "q4 worse  -10.0" in out, "q4: 1 of 240 pairs with f16 lack" in out) == (1, True, True)
+    older = llama_eval([(0, 3, True)])
+    for case in older["task_states"]["cases"].values():
+        del case["chunk_idx"], case["problem_idx"]
+    (tmp_path / "older.json").write_text(json.dumps(older))
+    assert [(one.problem, one.draw) for one in read_outputs(tmp_path / "older.json")] == [("3", 0)]
+
+
+FOLDERS = {
+    "lm_eval_0.4.13.jsonl": "model/samples_task_2026-01-01.jsonl",
+    "inspect_ai_0.3.285.eval": "logs/2026-01-01_task.eval",
+    "inspect_ai_0.3.285_fp8.json": "logs/2026-01-01_task.json",
+    "lighteval_0.13.0.parquet": "details/model/2026-01-01/details_task.parquet",
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_stands_for_its_one_file_of_outputs(name: str, tmp_path: Path) -> None:
+    place = tmp_path / "run" / FOLDERS[name]
+    place.parent.mkdir(parents=True)
+    shutil.copy(REAL / name, place)
+    (tmp_path / "run/results.json").write_text(json.dumps({"results": {"task": {"exact_match": 0.5}}}, indent=2))
+    assert read_outputs(tmp_path / "run") == read_outputs(REAL / name)
+    shutil.copy(place, place.with_name(f"other_{place.name}"))
+    with pytest.raises(UserError, match=r"run has 2 files of outputs: .*name a file, or a folder with the files of"):
+        read_outputs(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="empty has 0 files of outputs: name a file"):
+        read_outputs(tmp_path / "empty")
+
+
+def test_files_of_one_name_are_the_draws_of_one_setting(
+    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    words = []
+    for name, lost in (("full", 0), ("fp8", 3)):
+        for run in range(8):
+            items = [{k: v for k, v in row.items() if k != "draw"} for row in rows(30, 1, lost)]
+            words.append(f"{name}={write(tmp_path / f'{name}{run}.jsonl', items)}")
+    code, out, _ = judge(*words)
+    [line] = [line.split() for line in out.splitlines() if line.startswith("    fp8")]
+    assert (code, line[1], line[2], line[-2:]) == (1, "worse", "-10.0", ["30", "8"])
 
 
 def test_texts_stand_where_the_programs_write_them() -> None:
@@ -258,9 +347,9 @@ def test_columns_of_other_names(judge: Callable[..., tuple[int, str, str]], tmp_
     path = write(tmp_path / "a.jsonl", items)
     found = read_outputs(path, Asked(correct="ok", columns={"id": "question", "draw": "run"}))
     assert [(one.problem, one.draw) for one in found] == [("q0", 0), ("q1", 0), ("q2", 0)]
-    code, _, err = judge(path, path, "--name", "a", "--name", "b", "--column", "id=name")
+    code, _, err = judge(f"a={path}", f"b={path}", "--column", "id=name")
     assert (code, "a.jsonl:1 has no column name: it has question, run, ok." in err) == (2, True)
-    code, _, err = judge(path, path, "--name", "a", "--name", "b", "--column", "colour=run")
+    code, _, err = judge(f"a={path}", f"b={path}", "--column", "colour=run")
     assert (code, "--column colour=... is unknown: choose from id, draw," in err) == (2, True)
 
 
@@ -563,7 +652,7 @@ def test_other_questions_under_the_same_ids(
     column, draws = QUESTIONS[name]
     sides = {year: [row | {name: column(int(row["id"][1:]), year)} for row in rows(80, draws)] for year in (2031, 2032)}
     full, other = (write(tmp_path / f"{year}.jsonl", side) for year, side in sides.items())
-    assert judge(full, full, "--name", "full", "--name", "other")[0] == 0
+    assert judge(full, f"other={full}")[0] == 0
     code, _, err = judge(full, other)
     assert (code, f"2031 and 2032 differ in {name} for problem 'p0'" in err) == (2, True)
     assert judge(full, other, "--ignore", name)[0] == 0
@@ -820,7 +909,7 @@ def test_a_zip_that_is_a_bomb_or_no_log(tmp_path: Path) -> None:
     [
         (["FULL"], "1 file cannot be compared: give two or more, the baseline first."),
         (["FULL", "FULL"], "2 files and the names full, full: give two files"),
-        (["FULL", "OTHER", "--name", "x"], "2 files and the names x: give"),
+        (["x=missing", "x=missing"], "2 files and the names x, x: give"),
         (["FULL", "OTHER", "--full", "none"], "none names none of the files: choose from full, other."),
         (["FULL", "OTHER", "--bytes", "x=0.5"], "x names none of the files"),
         (["FULL", "OTHER", "--bytes", "other=half"], "--bytes other=half must be a number above 0"),
