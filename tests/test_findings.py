@@ -170,6 +170,22 @@ def test_what_published_claims_can_carry() -> None:
     assert labels == ["worse"] + ["unclear"] * 19
     assert "20 tables of pairs, from 6 answers lost and none won to 25 and 19" in page
     assert "*worse* in one (nothing won) and *unclear* in 19" in page
+    rows = re.findall(
+        r"^\| ([\w.-]+) \| (fp[48]) \| (\d+) and (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", rules_page(), re.M
+    )
+    assert len(rows) == 6
+    fits = r"The totals fit (\d+) tables, and judge says \*worse\* in (\d+) and \*unclear\* in (\d+)"
+    own = re.findall(rf"(\d+) and (\d+) of 120. {fits}", page)
+    totals = [([int(n) for n in row[2:]], 30, 5) for row in rows] + [([int(n) for n in (*own[0], "0")], 120, 1)]
+    for (right, left, *counts), problems, draws in totals:
+        found = []
+        for won in range(max(0, left - right), problems * draws - right + 1):
+            lost = won + right - left
+            if lost <= right:
+                full, cell = np.zeros((2, problems * draws))
+                cell[:won], full[won : won + lost] = 1, 1
+                found.append(decide(cell.reshape(problems, draws), full.reshape(problems, draws)).label)
+        assert counts == [len(found), *(found.count(label) for label in ("worse", "unclear", "safe"))]
     for right, of in ((124, 200), (58, 210)):
         low, high = 100 * stats.beta.ppf([0.025, 0.975], [right, right + 1], [of - right + 1, of - right])
         assert f"{low:.1f} to {high:.1f}%" in page
