@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from kvsweep.compression.config import ring
 from kvsweep.compression.rows import CacheShape
 from kvsweep.kernels.implementation import Implementation, operations
-from kvsweep.kernels.row_format import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
+from kvsweep.kernels.row_format import ROW_BLOCK, filled_tokens, whole_blocks
 
 
 def uploaded(numbers: Sequence[int], device: torch.device) -> Tensor:
@@ -35,6 +35,7 @@ class Slots:
     both have the lengths, so the host never waits. `linear` multiplies in a step; with `invariant` its bits do not
     depend on the batch. For a step's tokens, [tokens] each: `step_slots` is the slot, `write_at` the row in it,
     `step_positions` the original position, `step_lengths` the rows that the token sees; `step_tokens` is their number.
+    `step_lines` [tokens * kv_heads] are the lines that a step writes of a layer's [slots * kv_heads * capacity] rows.
     """
 
     needs_mass = False  # True if a recorder needs the attention that each row receives
@@ -57,6 +58,8 @@ class Slots:
         self.linear: Callable[..., Tensor] = self.operations.linear if invariant else linear
         self._live, self.device_live = 0, torch.zeros((), dtype=torch.int64, device=device)
         self.slot_ids = torch.arange(slots, device=device)
+        self._heads = torch.arange(shape.kv_heads, device=device)
+        self._unseen: Tensor | None = None
         self.lengths = np.zeros(slots, dtype=np.int64)
         self.device_lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         heads = (shape.layers, shape.kv_heads) if per_head else (1, 1)
@@ -81,6 +84,12 @@ class Slots:
             return self.capacity
         longest = int(self.lengths[slots].max(initial=0))
         return min(whole_blocks(longest, ROW_BLOCK), self.capacity) if self.invariant else longest
+
+    def unseen(self, rows: int) -> Tensor:
+        """`kernels.reference.unseen_rows` of the current step, made once for all layers."""
+        if self._unseen is None or self._unseen.shape[-1] != rows:
+            self._unseen = self.operations.unseen_rows(self.step_lengths, rows)
+        return self._unseen
 
     def begin_step(self, positions: Tensor) -> None:
         """Make room for one token per live slot, at original `positions` [live]; the layers then write its row."""
@@ -127,8 +136,10 @@ class Slots:
     def _place(self, pieces: list[Piece], slots: Tensor, write_at: Tensor, positions: Tensor) -> None:
         """Store each token's slot, row in the slot, and original position for the step, [tokens] each."""
         self.pieces, self.step_slots, self.write_at, self.step_positions = pieces, slots, write_at, positions
-        self.step_lengths = write_at + 1
-        self.step_tokens = whole_blocks(len(slots), TOKEN_BLOCK) if self.invariant and not self.ragged else len(slots)
+        self.step_lengths, self._unseen = write_at + 1, None
+        heads = self._heads
+        self.step_lines = ((slots[:, None] * len(heads) + heads) * self.capacity + write_at[:, None]).flatten()
+        self.step_tokens = filled_tokens(len(slots)) if self.invariant and not self.ragged else len(slots)
         if self.shape.window:
             rows = ring(self.shape.window)
             self.reach = rows if self.ragged else min(rows, whole_blocks(int(positions.max()) + 1, ROW_BLOCK))

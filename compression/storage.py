@@ -88,13 +88,16 @@ class WholeRows(Storage):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         cache = self.cache
         for rows, new in zip((self.keys[layer], self.values[layer]), (keys, values), strict=True):
-            rows[cache.step_slots, :, cache.write_at] = new[: len(cache.write_at), :, 0]
+            written = new[: len(cache.write_at), :, 0]
+            rows.view(-1, rows.shape[-1]).index_copy_(0, cache.step_lines, written.flatten(0, 1))
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
         seen = cache.seen(piece.slots)
         keys, values = self.keys[layer][piece.slots, :, :seen], self.values[layer][piece.slots, :, :seen]
         if piece.count == 1:
+            if not cache.ragged and len(cache.pieces) == 1:
+                how = {**how, "unseen": cache.unseen(seen)}
             return cache.operations.decode_attention(query, keys, values, cache.step_lengths[piece.tokens], **how)
         given = {name: value for name, value in how.items() if value is not None}
         # The Triton kernel of a chunk knows neither sinks nor a softcap; those of a step, below, do.
@@ -258,7 +261,6 @@ class PackedRows(_Packing):
         return [pack_rows(one, form) for one, form in zip(rows, self.forms, strict=True)]
 
     def _multiplied(self, rows: Tensor, by: Tensor | None) -> Tensor:
-        # With `invariant` the number of rows is a multiple of TOKEN_BLOCK, or all rows are one slot's.
         return rows if by is None else self.cache.linear(rows.reshape(-1, rows.shape[-1]), by).view(rows.shape)
 
 

@@ -15,7 +15,15 @@ from torch.nn import functional
 from torch.nn.functional import avg_pool1d, max_pool1d, pad, scaled_dot_product_attention
 
 from kvsweep.kernels.packing import unpack_rows
-from kvsweep.kernels.row_format import HEAD_BLOCK, ROW_BLOCK, TOKEN_BLOCK, RowFormat, RowForms, whole_blocks
+from kvsweep.kernels.row_format import (
+    HEAD_BLOCK,
+    ROW_BLOCK,
+    TOKEN_BLOCK,
+    RowFormat,
+    RowForms,
+    filled_tokens,
+    whole_blocks,
+)
 from kvsweep.kernels.sampling import draw_tokens as draw_tokens
 
 # True if `decode_attention` itself stops at each slot's length. A step of a given number of slots then always launches
@@ -51,12 +59,12 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """Multiply inputs [tokens, width] by weight [outputs, width] and add bias [outputs]: [tokens, outputs].
 
     On any CPU a token's outputs have the same bits in every batch and at every place in it: see `_product`. Zeros fill
-    the tokens up to whole blocks of `kernels.row_format.TOKEN_BLOCK`.
+    the tokens up to `kernels.row_format.filled_tokens`.
     """
     if inputs.device.type != "cpu":
         return functional.linear(inputs, weight, bias)
     inputs, tokens = inputs.contiguous(), len(inputs)  # another memory layout would be added in another order
-    filled = whole_blocks(tokens, TOKEN_BLOCK)
+    filled = filled_tokens(tokens)
     product = _product(filled, weight, bias)
     if filled == tokens:
         return product(inputs, weight, bias)
@@ -74,7 +82,8 @@ def _across(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _in_blocks(product: Product, block: int, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.cat([product(part, weight, bias) for part in inputs.split(block)])
+    parts = [(len(part), pad(part, (0, 0, 0, block - len(part)))) for part in inputs.split(block)]
+    return torch.cat([product(part, weight, bias)[:tokens] for tokens, part in parts])
 
 
 # The product for each shape: shape and processor decide which routine of torch multiplies.
@@ -134,14 +143,16 @@ def decode_attention(
     return_mass: bool = False,
     sinks: Tensor | None = None,
     softcap: float | None = None,
+    unseen: Tensor | None = None,
 ) -> Attended:
     """Attention of one new token per slot over that slot's live rows.
 
     query [slots, q_heads, head_dim], where q_heads is a multiple of kv_heads (grouped queries share a key head); keys
     and values [slots, kv_heads, capacity, head_dim]; lengths [slots] or [slots, kv_heads], each from 1 to capacity.
     `scaling`, usually head_dim ** -0.5, multiplies the logits; `sinks` [q_heads] are logits beside each query head's
-    rows; `softcap` as in `capped`. Returns output [slots, q_heads, head_dim], and with `return_mass` the probabilities
-    summed over each group of query heads, [slots, kv_heads, capacity].
+    rows; `softcap` as in `capped`; `unseen` is `unseen_rows` of the lengths, where the caller has it for all layers.
+    Returns output [slots, q_heads, head_dim], and with `return_mass` the probabilities summed over each group of query
+    heads, [slots, kv_heads, capacity].
 
     Logits are float32 or wider, also for 16-bit rows: biases of queries and keys (Qwen2) lift all logits of a query far
     above their differences, which 8 or 11 bits would round away.
@@ -158,13 +169,18 @@ def decode_attention(
         more = whole_blocks(group, HEAD_BLOCK) - group
         grouped = pad(grouped, (0, 0, 0, more))
         sinks = None if sinks is None else pad(sinks, (0, 0, 0, more))
-    live = torch.arange(capacity, device=lengths.device) < lengths.reshape(slots, -1, 1)  # [slots, kv_heads or 1, rows]
     logits = capped(_logits(grouped, keys, scaling), softcap)
-    logits.masked_fill_(~live[:, :, None], float("-inf"))
+    logits += unseen_rows(lengths, capacity) if unseen is None else unseen
     weights = attention_weights(logits, sinks)  # [slots, kv_heads, group or more, capacity]
-    output = _mix(weights.to(values.dtype), values)[:, :, :group].reshape(slots, -1, head_dim)
+    output = _mix(weights.to(values.dtype), values, group).reshape(slots, -1, head_dim)
     # sum(dim=2) would add the heads in an order that depends on the number of rows.
     return output, reduce(torch.add, weights.unbind(dim=2)[:group]) if return_mass else None
+
+
+def unseen_rows(lengths: Tensor, rows: int) -> Tensor:
+    """Minus infinity for each row at or beyond a slot's length, else 0, [slots, kv_heads or 1, 1, rows]."""
+    dead = torch.arange(rows, device=lengths.device) >= lengths.reshape(len(lengths), -1, 1, 1)
+    return torch.where(dead, float("-inf"), 0.0)
 
 
 def _attend_widened(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, how: dict[str, Any]) -> Attended:
@@ -239,11 +255,40 @@ def _mask(tokens: int, earlier: int, dtype: torch.dtype, device: torch.device) -
     return torch.full((tokens, earlier + tokens), float("-inf"), dtype=dtype, device=device).triu(earlier + 1)
 
 
-def _mix(weights: Tensor, values: Tensor) -> Tensor:
-    """Multiply weights [..., group, rows] by values [..., rows, head_dim], summed in blocks of rows."""
+def _mix(weights: Tensor, values: Tensor, group: int) -> Tensor:
+    """The first `group` rows of weights [..., group or more, rows] times values [..., rows, head_dim]."""
+    if values.device.type == "cpu" and values.dtype == torch.float32:
+        return _row_sums(weights[:, :, :group], values)
     block = _VALUES_BLOCK[values.itemsize]
     blocks = zip(weights.split(block, dim=-1), values.split(block, dim=-2), strict=True)
-    return reduce(torch.add, (torch.matmul(weight, value) for weight, value in blocks))
+    return reduce(torch.add, (torch.matmul(weight, value) for weight, value in blocks))[:, :, :group]
+
+
+def _row_sums(weights: Tensor, values: Tensor) -> Tensor:
+    """The product of weights [slots, kv_heads, group, rows] and values [slots, kv_heads, rows, head_dim].
+
+    torch's embedding bag adds row after row (FBGEMM), so that no sum depends on the other slots or on rows of weight 0.
+    It reads the rows where they lie, and takes two thirds of the time of a product of matrices this small.
+    """
+    slots, kv_heads, rows, width = values.shape
+    if values.stride(-1) != 1 or any(stride % width for stride in values.stride()[:-1]):
+        values = values.contiguous()
+    per_slot, per_head, per_row = (stride // width for stride in values.stride()[:-1])
+    lines = 1 + (slots - 1) * per_slot + (kv_heads - 1) * per_head + (rows - 1) * per_row
+    table = values.as_strided((lines, width), (width, 1))
+    which, begins = _bags(slots, kv_heads, weights.shape[2], rows, per_slot, per_head, per_row)
+    sums = torch.embedding_bag(table, which, begins, mode=0, per_sample_weights=weights.reshape(-1))[0]
+    return sums.view(*weights.shape[:3], width)
+
+
+@lru_cache(maxsize=8)
+def _bags(
+    slots: int, kv_heads: int, group: int, rows: int, per_slot: int, per_head: int, per_row: int
+) -> tuple[Tensor, Tensor]:
+    """The lines of a table that each query head of each slot adds up, and where those of each head begin."""
+    first = torch.arange(slots)[:, None] * per_slot + torch.arange(kv_heads) * per_head
+    which = first[..., None, None] + torch.arange(rows) * per_row
+    return which.expand(-1, -1, group, -1).reshape(-1), torch.arange(slots * kv_heads * group) * rows
 
 
 def packed_attention(

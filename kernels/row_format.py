@@ -46,10 +46,16 @@ RowForms = tuple[RowFormat, RowFormat]  # of a key and of a value
 # Rows per block of attention. If the number of rows is a multiple of this, a slot's rows are added in the same order,
 # whatever the number of dead rows behind them.
 ROW_BLOCK = 32
-# Tokens per block of a matrix product (`kernels.reference.linear`). For fewer than 16 tokens MKL uses other routines on
-# processors with AVX-512, which round differently.
+# Tokens of a matrix product (`kernels.reference.linear`). A product of fewer than 16 tokens may use another routine of
+# the BLAS library, which rounds differently; so does a product of fewer than 4 in float32 on every processor tried.
 TOKEN_BLOCK = 16
-HEAD_BLOCK = 4  # query heads per key head; zeros fill up the rest
+FEW_TOKENS = 4
+HEAD_BLOCK = 4  # query heads per key head; zeros fill them up
+
+
+def filled_tokens(count: int) -> int:
+    """The tokens that a product of `count` tokens computes."""
+    return whole_blocks(count, FEW_TOKENS if count < TOKEN_BLOCK else TOKEN_BLOCK)
 
 
 def whole_blocks(count: int, block: int) -> int:

@@ -19,7 +19,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.settings import WEIGHTS, UserError
 from kvsweep.kernels import reference
-from kvsweep.kernels.row_format import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
+from kvsweep.kernels.row_format import ROW_BLOCK, TOKEN_BLOCK, filled_tokens, whole_blocks
 from scripts.bench.hunt_differences import POLICIES, Plan, compare, observe, prepare
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -43,7 +43,7 @@ def same_rows(operation, *inputs):
 
 
 def filled(inputs):
-    return functional.pad(inputs, (0, 0, 0, whole_blocks(len(inputs), TOKEN_BLOCK) - len(inputs)))
+    return functional.pad(inputs, (0, 0, 0, filled_tokens(len(inputs)) - len(inputs)))
 
 
 @pytest.mark.covers(1)
@@ -54,7 +54,9 @@ def test_a_product(width, outs, dtype, threads):
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     weight, bias = torch.randn(outs, width).to(dtype), torch.randn(outs).to(dtype)
-    same_rows(lambda x: reference.linear(filled(x), weight, bias)[: len(x)], torch.randn(101, width).to(dtype))
+    inputs = torch.randn(101, width).to(dtype)
+    same_rows(lambda x: reference.linear(filled(x), weight, bias)[: len(x)], inputs)
+    same_rows(lambda x: reference.linear(x, weight, bias), inputs)
 
 
 @pytest.mark.parametrize("rounds", ["more tokens", "the last two", "every second", "rows, and columns beyond a block"])
