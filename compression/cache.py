@@ -30,8 +30,8 @@ class SlotCache(Slots, Cache):
     The first `live` slots take part in a step. To end a sequence, the caller copies the last live slot over it (`copy`)
     and lowers `live`. `per_head`: each layer and head has its own positions, for a policy that keeps different rows per
     head. `invariant`: a slot's bits do not depend on the other slots; the caller then steps with
-    `kernels.row_format.filled_tokens` of its tokens. Raises ValueError if `per_head` or `impl` does not support the precision in
-    `config`.
+    `kernels.row_format.filled_tokens` of its tokens. Raises ValueError if `per_head` or `impl` does not support the
+    precision in `config`.
     """
 
     layers: list[Any]
