@@ -44,6 +44,7 @@ _BATCH = 2000  # texts in memory while they are graded
 _DECIDE = '"Draws to decide" are the draws per problem that would show that an unclear setting is safe (90%).'
 # The label of a file that is safe by itself and was given among others.
 _MAY_BE_SAFE = "may be safe"
+_CONTROL = "Control: {} asked again. Beyond it are settings of which surely more answers are lost or won."
 _LEGEND = {
     "unclear": "Unclear: too few answers, or some lack, as a note says.",
     _MAY_BE_SAFE: "May be safe: by itself, but of so many settings one may be so by luck; add draws or files.",
@@ -56,6 +57,7 @@ def judge(
     files: Sequence[str],
     *,
     full: str | None,
+    control: str | None,
     margin: float,
     sizes: Mapping[str, float],
     asked: Asked,
@@ -76,14 +78,16 @@ def judge(
     if len({*written} - read_from) < len(written):
         raise UserError("--markdown and --html each write a file: name one that is none of the others.")
     baseline = next(iter(paths)) if full is None else full
-    if unknown := sorted({baseline, *sizes} - set(paths)):
+    if control == baseline:
+        raise UserError(f"--control {control} is the baseline: name the file of the baseline asked again.")
+    if unknown := sorted({baseline, *sizes, *([control] if control else [])} - set(paths)):
         raise UserError(f"{unknown[0]} names none of the files: choose from {', '.join(paths)}.")
     questions = {name: Questions() for name in paths}
     read: Outputs = {name: read_outputs(path, asked, questions[name]) for name, path in paths.items()}
     taken = read if asked.graded else _regraded(read, paths, asked, gold, kind)
     copies = {name: copied((a.problem, a.text, a.correct) for a in answers) for name, answers in taken.items()}
     outputs = {name: first_draws(answers) if copies[name] else answers for name, answers in taken.items()}
-    table, told = _verdicts(outputs, baseline, margin=margin / 100, sizes=sizes)
+    table, told = _verdicts(outputs, baseline, control, margin=margin / 100, sizes=sizes)
     for name in paths:
         several = all(len({answer.draw for answer in outputs[one]}) > 1 for one in (baseline, name))
         _refuse_other_questions(questions[baseline], questions[name], several, baseline, name)
@@ -101,7 +105,7 @@ def judge(
         texts = {n: {a.key: t for a, t in read_texts(p, asked) if t and a.key in wanted} for n, p in paths.items()}
         replace_text(html, judged_page(table, words, told, outputs, baseline, texts))
         print(html)
-    labels = set(table["label"])
+    labels = set(table["label"][table["setting"] != visible(control or "")]) or set(table["label"])
     return FAILED if "worse" in labels else UNCLEAR if labels & {"unclear", _MAY_BE_SAFE} else 0
 
 
@@ -224,13 +228,13 @@ def _disagreements(name: str, theirs: Sequence[Answer], ours: Sequence[Answer]) 
 
 
 def _verdicts(
-    outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[str, float]
+    outputs: Outputs, baseline: str, control: str | None, *, margin: float, sizes: Mapping[str, float]
 ) -> tuple[pd.DataFrame, list[str]]:
     """A row per setting: label, difference in points with both intervals, what is lost and won, declared bytes.
 
     With it comes what a reader has to know of the pairs. Golds, prompts and names of grades that differ, and settings
     without a pair raise a UserError. The correction for the number of settings, and the search for one to take, are
-    those of a sweep (docs/report.md).
+    those of a sweep (docs/report.md), without the control.
     """
     known = {one.problem: one for one in outputs[baseline]}
     shared = {name: [one for one in answers if one.problem in known] for name, answers in outputs.items()}
@@ -240,12 +244,15 @@ def _verdicts(
     told = [note for name in outputs for note in _notes(known, outputs[name], baseline, name)]
     if not losable:
         told.insert(0, f"{baseline} is right in at most {notation.percent(margin)}%: nothing is safe beside it.")
-    found = noninferiority.decide_grid(scores, full, margin=margin)
+    tried = {name: one for name, one in scores.items() if name != control}
+    found = noninferiority.decide_grid(tried, full, margin=margin)
+    if control:
+        found |= noninferiority.decide_grid({control: scores[control]}, full, margin=margin)
     if nothing := [name for name, one in found.items() if notation.missing(one.difference)]:
         raise UserError(f"{baseline} and {nothing[0]} share no graded pair of problem and draw: check ids and draws.")
     # A sequence from the largest cache down needs all sizes; without them Holm's procedure decides alone.
-    chains = [sorted(scores, key=lambda name: -sizes[name])] if scores.keys() <= sizes.keys() else []
-    taken = noninferiority.hold_in_search({name: one.p_holds for name, one in found.items()}, chains)
+    chains = [sorted(tried, key=lambda name: -sizes[name])] if tried.keys() <= sizes.keys() else []
+    taken = noninferiority.hold_in_search({name: found[name].p_holds for name in tried}, chains) | {control}
     rows, whole = dict[str, dict[str, object]](), list[str]()
     for name, one in found.items():
         pairs = noninferiority.paired(scores[name], full)
@@ -278,7 +285,27 @@ def _verdicts(
         sized = [(sizes[name], found[name].difference, name) for name in whole if name in sizes]
         best = pareto_front(pd.DataFrame(sized, columns=["bytes", "pass_at_1", "name"]), "bytes")["name"]
         table["best of its bytes"] = ["yes" if name in set(best) else "" for name in found]
+    if control:
+        table["texts differ"] = [_texts_that_differ(outputs[baseline], outputs[name]) for name in found]
+        beyond = _beyond(tried, full, scores[control])
+        table["beyond control"] = ["yes" if name in beyond else "no" for name in tried] + ["control"]
     return table, told
+
+
+def _texts_that_differ(ours: Sequence[Answer], theirs: Sequence[Answer]) -> str:
+    texts = {one.key: one.text for one in ours if one.text is not None}
+    both = [one.text != texts[one.key] for one in theirs if one.text is not None and one.key in texts]
+    return f"{sum(both):,} of {len(both):,}" if both else ""
+
+
+def _beyond(scores: Mapping[str, Floats], full: Floats, control: Floats) -> set[str]:
+    """The settings in which surely more answers are lost or won than where the baseline is asked again.
+
+    Where a setting changes nothing, it and the control are alike; Holm bounds the chance of any error.
+    """
+    same = {name: 1 - np.abs(one - full) for name, one in scores.items()}
+    found = noninferiority.decide_grid(same, 1 - np.abs(control - full))
+    return {name for name, one in found.items() if one.high < 0}
 
 
 def _uneven(name: str, baseline: str, pairs: Floats, found: Floats) -> Iterator[str]:
@@ -335,6 +362,7 @@ def _in_words(table: pd.DataFrame, baseline: str, margin: float) -> str:
         f"again. A setting that truly loses {points} is called safe at most once in 40.",
         *(text for label, text in _LEGEND.items() if label in labels),
         *[_DECIDE] * ("draws to decide" in table),
+        *[_CONTROL.format(visible(baseline))] * ("beyond control" in table),
         f"Lost are the answers that are wrong where {visible(baseline)} is right in the same draw, won the other way "
         "around. A problem is lost if it loses more answers than it wins, and won the other way around.",
     ]

@@ -247,6 +247,7 @@ def compare(**options: Any) -> None:
 @program.command()
 @click.argument("files", metavar="[NAME=]FILE [NAME=]FILE...", nargs=-1)
 @option("--full", metavar="NAME", help="The baseline; by default the first file.")
+@option("--control", metavar="NAME", help="The baseline asked again: whether a file changes more than chance does.")
 @option("--margin", metavar="POINTS", type=_POINTS, default=5.0, help="A safe file loses less.")
 @option("--bytes", "sizes", metavar="NAME=SHARE,...", multiple=True, help="What a file's cache takes, declared by you.")
 @option("--correct", metavar="COLUMN", help="The column or score that says right or wrong.")

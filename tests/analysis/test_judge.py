@@ -14,14 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from kvsweep.analysis.outputs import Asked, read_outputs, read_texts
+from kvsweep.analysis.statistics.noninferiority import decide
 from kvsweep.cli import main
 from kvsweep.errors import UserError
+from kvsweep.harness.judge import _beyond
 
 # Written by these programs at these versions, on two questions: inspect_ai with its mock model, two epochs, and
 # lm-evaluation-harness with its dummy model.
@@ -169,6 +172,51 @@ def test_a_folder_stands_for_its_one_file_of_outputs(name: str, tmp_path: Path) 
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty has 0 files of outputs: name a file"):
         read_outputs(tmp_path / "empty")
+
+
+def asked_again(rng: np.random.Generator, flips: float = 0.0) -> list[dict[str, Any]]:
+    """Answers with texts of their own; each problem is right with a chance that is the same in all calls."""
+    right = rng.random((30, 8)) < np.random.default_rng(5).beta(0.6, 0.4, 30)[:, None]
+    right ^= rng.random(right.shape) < flips
+    pairs = [(p, d) for p in range(30) for d in range(8)]
+    return [{"id": p, "draw": d, "correct": int(right[p, d]), "text": f"{rng.random()}"} for p, d in pairs]
+
+
+def table_of(page: Path) -> dict[str, dict[str, str]]:
+    head, _, *lines = (line[2:-2].split(" | ") for line in page.read_text().split("\n\n")[0].splitlines())
+    return {row[0]: dict(zip(head, row, strict=True)) for row in lines}
+
+
+def test_a_control_is_the_baseline_asked_again(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sides = {"full": asked_again(rng), "again": asked_again(rng), "fp8": asked_again(rng)}
+    sides["q4"] = asked_again(rng, flips=0.4)
+    sides["again"][:3] = sides["full"][:3]
+    files = [write(tmp_path / f"{name}.jsonl", side) for name, side in sides.items()]
+    _, out, _ = judge(*files, "--control", "again", "--markdown", tmp_path / "m.md")
+    table = table_of(tmp_path / "m.md")
+    found = {name: (row["texts differ"], row["beyond control"]) for name, row in table.items()}
+    assert found == {"again": ("237 of 240", "control"), "fp8": ("240 of 240", "no"), "q4": ("240 of 240", "yes")}
+    assert "Control: full asked again." in out
+    # The control is none of the settings that are tried: no correction for it, and no exit status by it.
+    alone = judge(files[0], files[2], "--markdown", tmp_path / "alone.md")[0]
+    assert judge(*files[:3], "--control", "again", "--markdown", tmp_path / "both.md")[0] == alone
+    first, second = (table_of(tmp_path / f"{name}.md")["fp8"] for name in ("alone", "both"))
+    assert all(first[name] == second[name] for name in ("label", "points", "interval", "lost", "won"))
+    for name, said in (("full", "--control full is the baseline"), ("none", "none names none of the files")):
+        code, _, err = judge(*files, "--control", name)
+        assert (code, said in err) == (2, True)
+
+
+@pytest.mark.slow
+def test_equal_servers_are_seldom_beyond_their_control() -> None:
+    """1,000 pairs of equal servers beside a control: beyond it, and worse, in at most 2.5%."""
+    chances, rng, beyond, worse = np.random.default_rng(5).beta(0.6, 0.4, 30), np.random.default_rng(1), 0, 0
+    for _ in range(1000):
+        full, again, other = (rng.random((3, 30, 8)) < chances[:, None]).astype(float)
+        beyond += len(_beyond({"other": other}, full, again))
+        worse += decide(other, full).label in ("worse", "small loss")
+    assert (beyond <= 25, worse <= 25) == (True, True), (beyond, worse)
 
 
 def test_files_of_one_name_are_the_draws_of_one_setting(
