@@ -119,7 +119,7 @@ def named(source: Source) -> str:
     return str(source) if isinstance(source, Path) else " and ".join(map(str, source))
 
 
-def _files(source: Source, asked: Asked) -> list[tuple[Path, int]]:
+def files_of(source: Source, asked: Asked) -> list[tuple[Path, int]]:
     """The files of a setting, each with the draw of its rows that name none: the file's own, or its place."""
     paths = [source] if isinstance(source, Path) else source
     found = [file for path in paths for file in (_outputs_in(path, asked) if path.is_dir() else [path])]
@@ -173,7 +173,7 @@ def _telling(path: Source, asked: Asked, key: Pair) -> str | None:
 
     Its values are those of the whole file: a text, a number or a time has others at other problems.
     """
-    rows_read = (row for file, _ in _files(path, asked) for row in rows_of_file(file, keys=_KEYS))
+    rows_read = (row for file, _ in files_of(path, asked) for row in rows_of_file(file, keys=_KEYS))
     samples = [sample for row in rows_read for sample in _samples(row.values, asked)]
     known = [row for sample in samples if (row := asked.renamed(sample, "")) is not None]
     rows = [row for row in known if _answer(row, "", asked, None, key[1]).key == key]
@@ -190,7 +190,7 @@ def read_texts(
     path: Source, asked: Asked = _ALL, questions: Questions | None = None
 ) -> Iterator[tuple[Answer, str | None]]:
     """Yield the answers of `read_outputs` one by one, each with its text; None where the row has none."""
-    rows = ((row, draw) for file, draw in _files(path, asked) for row in rows_of_file(file, keys=_KEYS))
+    rows = ((row, draw) for file, draw in files_of(path, asked) for row in rows_of_file(file, keys=_KEYS))
     for number, (row, draw) in enumerate(rows, start=1):
         if number > MOST_ROWS:
             raise UserError(f"{named(path)} has more than {MOST_ROWS:,} rows: give a part of it.")

@@ -16,6 +16,7 @@ from kvsweep.analysis.outputs import (
     Asked,
     Outputs,
     copied,
+    files_of,
     first_draws,
     graded,
     named,
@@ -91,6 +92,8 @@ def judge(
     for name in paths:
         several = all(len({answer.draw for answer in outputs[one]}) > 1 for one in (baseline, name))
         _refuse_other_questions(questions[baseline], questions[name], several, baseline, name)
+    folders = {name: path for name, path in paths.items() if any(one.is_dir() for one in path)}
+    told += [f"{name} is read from {named([one for one, _ in files_of(p, asked)])}." for name, p in folders.items()]
     told += [note for name in paths if taken is not read for note in _disagreements(name, read[name], taken[name])]
     same = "as greedy decoding writes it: one draw of each problem counts."
     told += [f"{name} has the same text in all draws of {how}, {same}" for name, how in copies.items() if how]

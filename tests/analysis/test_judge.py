@@ -144,6 +144,7 @@ def test_the_state_of_llama_eval(judge: Callable[..., tuple[int, str, str]], tmp
     assert (last.correct, none) == (None, None)
     code, out, _ = judge(tmp_path / "f16", tmp_path / "q4")
     assert (code, "q4 worse  -10.0" in out, "q4: 1 of 240 pairs with f16 lack" in out) == (1, True, True)
+    assert f"note: q4 is read from {tmp_path / 'q4/llama-eval-state.json'}." in out
     older = llama_eval([(0, 3, True)])
     for case in older["task_states"]["cases"].values():
         del case["chunk_idx"], case["problem_idx"]
