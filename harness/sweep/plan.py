@@ -1,6 +1,6 @@
 """What a sweep takes, told before it is paid (`kvsweep --dry-run`): sizes, tokens, hours, a price, bytes, the tasks.
 
-No model is loaded and no file written. The lengths and the speed are those of the completions that the run's cells have
+No model is loaded and nothing is decoded. The lengths and the speed are those of the completions that the run's cells have
 stored, or what `assume.*` and `card=` say; without them every text counts as `max_new_tokens` long and hours are open.
 """
 
@@ -102,21 +102,22 @@ def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
     """The jobs and their sizes, a table of what their tasks take, and how the launcher would start them."""
     shares = [share for task in tasks for share in task]
     here = card_here() if any(share.job.spec and not share.job.card for share in shares) else None
-    plans = {_key(share.job): _plan(share.job, here) for share in {_key(one.job): one for one in shares}.values()}
+    of_job = {_key(share.job): share for share in shares}
+    plans = {key: _plan(share.job, here) for key, share in of_job.items()}
     parts = [[part for share in task for part in _parts(plans[_key(share.job)], share)] for task in tasks]
     hours = [_sum([part.hours for part in task]) for task in parts]
-    last = {_key(share.job): share for share in shares}
     said, blocks = set[str](), list[str]()
     for key, plan in plans.items():
-        lines = _describe(plan, last[key])
+        lines = _describe(plan, of_job[key])
         blocks += [line for line in lines if line not in said]
         said |= {line for line in lines if line.startswith(_SAID_ONCE)}
     cells = {(plan.job.run_directory, cell.cell_id) for plan in plans.values() for cell in plan.job.cells}
-    jobs = counted(len(plans), "job")
-    total = f"{jobs} in {counted(len(tasks), 'task')}, {counted(len(cells), 'cell')}; nothing was run (--dry-run)."
+    counts = f"{counted(len(plans), 'job')} in {counted(len(tasks), 'task')}, {counted(len(cells), 'cell')}"
     at_once = min(launcher.at_once(tasks), len(tasks))
     table = _table([part for task in parts for part in task], hours, at_once, launcher.gpus_of_a_task, shares[0].job)
-    return "\n".join([*blocks, "", table, "", *launcher.preview(tasks, hours), total])
+    return "\n".join(
+        [*blocks, "", table, "", *launcher.preview(tasks, hours), f"{counts}; nothing was run (--dry-run)."]
+    )
 
 
 def _key(job: Job) -> tuple[Any, ...]:
@@ -237,10 +238,10 @@ def _table(parts: Sequence[Part], hours: Sequence[float | None], at_once: int, g
             "": name,
             "completions": f"{sum(part.completions for part in parts):,}",
             "tokens at most": _rounded(sum(part.most for part in parts)),
-            "expected": "?" if expected is None else _rounded(expected),
-            "hours": _known(hours, ",.2f"),
-            **({"GPU-hours": _known(None if whole is None else whole * gpus, ",.2f")} if gpus else {}),
-            **({"price": _known(price, ",.2f")} if job.cost.per_hour else {}),
+            "expected": _rounded(expected),
+            "hours": _hundredths(hours),
+            **({"GPU-hours": _hundredths(None if whole is None else whole * gpus)} if gpus else {}),
+            **({"price": _hundredths(price)} if job.cost.per_hour else {}),
             "disk, MiB": f"{sum(part.disk for part in parts) / 2**20:,.1f}",
         }
 
@@ -248,19 +249,19 @@ def _table(parts: Sequence[Part], hours: Sequence[float | None], at_once: int, g
     for part in parts:
         groups.setdefault(f"{part.job}, {part.title}", []).append(part)
     rows = [row(name, own, _sum([part.hours for part in own])) for name, own in groups.items()]
-    known = [one for one in hours if one is not None]
-    ends = max(max(known), sum(known) / at_once) if len(known) == len(hours) else None
+    together = _sum(hours)
+    ends = None if together is None else max(together / at_once, *(one or 0 for one in hours))
     rows.append(row(f"in all, {counted(at_once, 'task')} at once", parts, ends))
     return pd.DataFrame(rows).set_index("").rename_axis(None).to_string()
 
 
-def _rounded(value: float) -> str:
+def _rounded(value: float | None) -> str:
     """A number with three digits that count: 37,500,000."""
-    return f"{float(f'{value:.3g}'):,.0f}"
+    return "?" if value is None else f"{float(f'{value:.3g}'):,.0f}"
 
 
-def _known(value: float | None, form: str) -> str:
-    return "?" if value is None else f"{value:{form}}"
+def _hundredths(value: float | None) -> str:
+    return "?" if value is None else f"{value:,.2f}"
 
 
 def groups_of(job: Job, question: int) -> list[Group]:
