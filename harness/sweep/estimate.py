@@ -16,30 +16,30 @@ from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.server import Server
 from kvsweep.harness.sweep.share import Share
 
-# An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
+# An average for English and mathematics, used only for the length of the prompt, a small part of a sequence.
 _CHARACTERS_PER_TOKEN = 3
 
 
 def first_eviction(policy: Policy, question_length: int) -> int | None:
-    """The step, in generated tokens fed, at which the policy first evicts; None if it never does."""
+    """Return the step, in generated tokens fed, at which the policy first evicts; None if it never does."""
     if isinstance(policy, Server):
-        return 0  # it shares no token with another
+        return 0  # it shares no token with other cells
     trigger = policy.trigger(question_length)
     if trigger is None:
         return None
     step = max(trigger, question_length) - question_length
-    # A policy that frees nothing needs a row for every token of a text that goes on behind its first eviction.
+    # A policy that frees nothing needs a row for every token of a text that continues after its first eviction.
     return None if grows(policy, question_length, step + 2) else step
 
 
 def forked_tokens(
     lengths: npt.ArrayLike, forks: Sequence[int | None], lacking: npt.NDArray[np.bool_] | None = None
 ) -> int:
-    """Tokens to decode for a grid in one batch: each text once up to the last fork, and each branch from its own fork.
+    """Count the tokens of a grid in one batch: each completion once up to its last fork, each branch from its fork.
 
-    Every cell's texts count as long as those with the full cache, although compression may make texts longer. `lengths`
-    are the generated tokens of each (problem, draw), `forks` each cell's `first_eviction`, and `lacking`
-    [lengths, forks] the texts that are to be decoded, all by default.
+    All cells' completions count as long as the full cache's, although compression may make them longer. `lengths`: the
+    generated tokens of each (problem, draw); `forks`: each cell's `first_eviction`; `lacking` [lengths, forks]: the
+    completions to decode, by default all.
     """
     length = np.asarray(lengths, float)[:, None]
     shared = np.minimum(length, [math.inf if fork is None else fork for fork in forks])
@@ -49,10 +49,10 @@ def forked_tokens(
 
 
 class TokensLeft:
-    """The tokens that a share's cells have still to decode: the estimate of `--dry-run`, corrected by each stored text.
+    """The tokens that a share still has to decode: the estimate of `--dry-run`, corrected by each stored completion.
 
-    A text of unknown length counts as long as the mean of the known ones, and without any as `max_new_tokens`.
-    `stored` are the pairs that each cell has, by cell_id.
+    An unknown length counts as the mean of the known ones, or as `max_new_tokens` if none is known. `stored` has the
+    pairs of each cell, by cell_id.
     """
 
     def __init__(self, share: Share, stored: Mapping[str, Collection[records.Pair]]) -> None:
@@ -66,11 +66,11 @@ class TokensLeft:
         self._lengths, self._limit = np.full(len(pairs), np.nan), job.decoding.max_new_tokens
 
     def know(self, pair: records.Pair, tokens: int) -> None:
-        """Note the length of a text."""
+        """Record the length of a completion."""
         self._lengths[self._rows[pair]] = tokens
 
     def store(self, cell_id: str, pair: records.Pair, tokens: int) -> None:
-        """Note that a cell has stored a text of so many tokens."""
+        """Record that a cell has stored a completion of this many tokens."""
         self._lacking[self._rows[pair], self._columns[cell_id]] = False
         if np.isnan(self._lengths[self._rows[pair]]):
             self.know(pair, tokens)
@@ -82,12 +82,12 @@ class TokensLeft:
 
 
 def saving(lengths: Sequence[int], forks: Sequence[int | None]) -> float:
-    """Tokens of the cells decoded one by one, over the tokens of the grid decoded in one batch."""
+    """Return the tokens of cells decoded one by one, divided by the tokens of the grid in one batch."""
     return len(forks) * sum(lengths) / forked_tokens(lengths, forks)
 
 
 def question_tokens(job: Job) -> int:
-    """Tokens of the longest question: counted where the tokenizer is at hand, else reckoned from its characters."""
+    """Return the tokens of the longest prompt: counted with the tokenizer if it is here, else from characters."""
     longest = max((problem.prompt for problem in job.benchmark.problems), key=len)
     file = Path(job.model.path or "", "tokenizer.json")  # a GGUF file would have to be converted first
     return len(_tokenizer(file).encode(longest).ids) if file.is_file() else len(longest) // _CHARACTERS_PER_TOKEN + 1

@@ -46,7 +46,7 @@ _TOKEN_BYTES = 9
 _NOT_KNOWN = "not known until a cell has stored something; card=h100 or assume.tokens_per_second=N give an estimate"
 # Lines that a block leaves out where an earlier one has the same.
 _SAID_ONCE = ("  lacking", "  KV budget")
-# The share of paired answers that differ between a lossless setting and the full cache, many and few.
+# Share of paired answers that differ between a lossless setting and the full cache: a high and a low value.
 DIFFER = (0.25, 0.1)
 
 
@@ -265,7 +265,7 @@ def _hundredths(value: float | None) -> str:
 
 
 def groups_of(job: Job, question: int) -> list[Group]:
-    """The cells whose slots are as long as their texts, and the others, in the order in which `decode` takes them."""
+    """Return the cells with slots as long as their completions, and the others, in the order that `decode` takes."""
 
     def growing(cell: Cell) -> bool:
         return isinstance(cell.policy, Server) or grows(cell.policy, question, job.decoding.max_new_tokens)
@@ -275,7 +275,7 @@ def groups_of(job: Job, question: int) -> list[Group]:
 
 
 def stored_texts(job: Job) -> tuple[list[int], float]:
-    """Lengths in tokens of the completions that the job's cells have stored, and the bytes of one."""
+    """Return the lengths in tokens of the cells' stored completions, and the bytes of one completion."""
     lengths: list[int] = []
     size = 0
     for folder in (job.run_directory / cell.cell_id for cell in job.cells):
@@ -286,14 +286,14 @@ def stored_texts(job: Job) -> tuple[list[int], float]:
 
 
 def measured_pace(job: Job, cells: Sequence[Cell], card: Card | None = None) -> float | None:
-    """Live tokens per second, with prefill, of what these cells have stored, of a `card` on that card alone."""
+    """Return live tokens per second, with prefill, of these cells' stored rows; with `card`, only rows from it."""
     seconds = tokens = 0.0
     for folder in (job.run_directory / cell.cell_id for cell in cells):
         if card is not None and not _decoded_on(card, folder):
             continue
         for path in records.shard_files(folder, records.STATS_FILE).values():
             for row in records.read_rows(path, records.DecodeStats, on_bad=records.ignore):
-                # Each cell of a decoding pass has a row of its own, which counts as its share of the pass.
+                # Each cell of a decoding pass has its own row, which counts as its share of the pass.
                 seconds += row.wall_seconds / row.cells
                 tokens += row.tokens_total / row.cells
     return tokens / seconds if seconds else None
@@ -308,9 +308,9 @@ def _decoded_on(card: Card, folder: Path) -> bool:
 
 
 def _tokens_of(groups: Sequence[Group], lengths: Sequence[int], missing: Mapping[str, int]) -> list[float]:
-    """The tokens that each group has to decode: a later one is given what an earlier one wrote before it forks.
+    """Return the tokens that each group decodes: a later group gets what an earlier one wrote before its forks.
 
-    `missing` are the completions that a cell lacks, by cell_id.
+    `missing`: each cell's missing completions, by cell_id.
     """
     found, forks, before = list[float](), list[int | None](), 0
     for group in groups:
@@ -339,7 +339,7 @@ def _slots_on(job: Job, card: Card, weights: int, group: Group, question: int) -
 
 
 def _row_bytes(job: Job) -> float:
-    """Bytes of a cached token in all layers."""
+    """Bytes of a cached token over all layers."""
     assert job.spec is not None
     sizes = {"layers": job.spec.layers, "kv_heads": job.spec.kv_heads, "head_dim": job.spec.head_dim}
     newest, many = (
