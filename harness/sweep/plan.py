@@ -1,6 +1,6 @@
 """What a sweep takes, told before it is paid (`kvsweep --dry-run`): sizes, tokens, hours, a price, bytes, the tasks.
 
-No model is loaded and nothing is decoded. The lengths and the speed are those of the completions that the run's cells have
+No model is loaded and nothing is decoded. Lengths and speed are those of the completions that the run's cells have
 stored, or what `assume.*` and `card=` say; without them every text counts as `max_new_tokens` long and hours are open.
 """
 
