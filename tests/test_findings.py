@@ -27,7 +27,7 @@ def holm(differences: pd.Series, errors: pd.Series) -> np.ndarray:
 
 def test_the_tests_that_were_compared() -> None:
     table = pd.read_csv(PUBLISHED / "tests_compared.csv")
-    page = (PUBLISHED.parents[1] / "docs/report.md").read_text()
+    page = (PUBLISHED.parents[1] / "docs/statistics.md").read_text()
     rows = re.findall(
         r"^\| (.*) \| ([\d.]+)% \| ([\d.]+)% \| ([\d.]+) / ([\d.]+) / ([\d.]+) / ([\d.]+) \|$", page, re.M
     )
@@ -46,7 +46,7 @@ def test_the_tests_that_were_compared() -> None:
 
 def test_the_ways_to_count_problems_with_fewer_answers() -> None:
     table = pd.read_csv(PUBLISHED / "tests_with_gaps.csv")
-    page = (PUBLISHED.parents[1] / "docs/report.md").read_text()
+    page = (PUBLISHED.parents[1] / "docs/statistics.md").read_text()
     for way, own in table.groupby("way", sort=False):
         null, lossless = (own.loc[own["loss_points"].eq(loss), "called_safe"] for loss in (5, 0))
         assert (len(null), len(lossless)) == (195, 195)
@@ -462,7 +462,7 @@ def test_what_replayed_texts_tell() -> None:
     others = f"{short(low[methods].min())} to {short(high[methods].max())}"
     near = table[table["cohort"] == "near"]["spearman"].dropna()
     assert (whole.size()["demo"], whole.size()[methods].sum(), len(near)) == (8, 28, 7)
-    report = page("docs/report.md")
+    report = page("docs/statistics.md")
     assert f"is {demo} in the demo's eight panels, {others} in 28 panels of methods" in report
     assert f"and {short(low['bytes_toy'])} and {short(high['bytes_toy'])} in panels of rows and bits" in report
     assert f"({short(near.min())} to {short(near.max())} in the seven panels" in report
@@ -488,7 +488,7 @@ def test_what_a_screen_finds() -> None:
     assert table.loc[("demo", "screen=loss:0.005"), "share_of_tokens"] == pytest.approx(0.35, abs=0.005)
     halves = pd.read_csv(PUBLISHED / "replay/halves.csv").set_index("factor")["holding_screened_out"]
     assert halves.round(2).to_dict() == {1: 0.1, 2: 0.04, 4: 0.02}
-    text = page("docs/report.md")
+    text = page("docs/statistics.md")
     assert "leaves out none of the eleven and four of the 55, and decodes 10% of the grids' tokens (35% in" in text
     assert "`screen=loss:0.002` leaves out one and eight, for 8% of the tokens" in text
     assert "`screen=8` leaves out two and ten, for 32%" in text
@@ -756,7 +756,7 @@ def test_the_simulated_searches() -> None:
     assert worst["wrong recommendation of 20 cells"] <= 0.05
     assert worst["wrong recommendation of 20 cells, in rounds"] <= 0.05
     assert "wrong in at most 1 of 20 searches" in page("docs/report.md")
-    assert f"{0.95**30:.0%} of runs with 30 problems" in page("docs/report.md")
+    assert f"{0.95**30:.0%} of runs with 30 problems" in page("docs/statistics.md")
 
 
 def test_the_texts_that_were_looked_into() -> None:

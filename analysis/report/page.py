@@ -262,7 +262,7 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
 
 def _reason(out: Screened) -> str:
     lost = f"{out.loss:.4f} nats of log-likelihood per token (KL {out.kl:.4f})"
-    doubt = "the setting may still be safe, docs/report.md says how often such a screen errs"
+    doubt = "the setting may still be safe, docs/statistics.md says how often such a screen errs"
     return f"{out.rule} after {out.texts} replayed texts, which lose {lost}; {doubt}"
 
 
