@@ -724,7 +724,7 @@ def test_the_policies_page() -> None:
     assert llama["gkv"] == pytest.approx(llama["lagkv_16"])
     assert f"R-KV has {question.loc[('Toy-Llama', 'rkv'), 'pass_pinned']:.1%} if its question is pinned too" in text
     assert {f"{means[model, 'rpc']:.1%}" for model in order} == {"60.8%"}
-    assert "RPC, with a third more rows in the mean, has 60.8% on both" in text
+    assert "RPC, with a third more cached tokens on average, has 60.8% on both" in text
     length = cells[cells["model"] == "toy_qwen"].groupby("policy")["mean_cache_length"].mean()
     assert length["rpc"] / length["dynts"] == pytest.approx(1.33, abs=0.03)
     free = sorted(question["pass_free"].xs("dynts", level="policy"))
