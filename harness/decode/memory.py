@@ -18,7 +18,7 @@ from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import ModelSpec
 
 # Beyond this number, more slots gain little (CPU: results/published/benchmarks.md; CUDA: a guess, not measured).
-MOST_SLOTS = {"cpu": 64, "cuda": 256}
+MOST_SLOTS = 256
 MEMORY_SHARE = 0.8
 # Bytes for each logit: the network's own, its float32 copy, probabilities, and sums in float64 while a token is drawn
 # (a test counts the memory that drawing takes at once).
@@ -47,7 +47,7 @@ def auto_slots(
     if model.device.type == "cuda":
         release_memory()
     one, step = slot_bytes(model.shape, requests, decoding, config), step_bytes(model.spec)
-    free, most = free_memory(model.device), MOST_SLOTS[model.device.type]
+    free, most = free_memory(model.device), MOST_SLOTS
     wanted = sum(len(request.branches) for request in requests) if wanted is None else wanted
     fitting = fitting_slots(free, one + step)
     sizes = f"{one / 2**20:.3g} MiB, and {step / 2**20:.3g} MiB more in a step"

@@ -109,7 +109,7 @@ def slots_on(card: Card, weights: int, slot: int, wanted: int) -> int:
     """Return how many slots fit on the card, computed like `harness.decode.memory.auto_slots`; 0 if none fits."""
     from kvsweep.harness.decode.memory import MOST_SLOTS, fitting_slots  # with torch
 
-    return min(fitting_slots(card.memory - _CONTEXT - weights, slot), wanted, MOST_SLOTS["cuda"])
+    return min(fitting_slots(card.memory - _CONTEXT - weights, slot), wanted, MOST_SLOTS)
 
 
 def step_seconds(bandwidth: float, *, weights: float, rows: float, slots: int, layers: int, vocabulary: int) -> float:

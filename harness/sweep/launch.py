@@ -270,8 +270,11 @@ def show_results(jobs: Sequence[Job], *, are_there: bool, table: bool = True) ->
 
 
 def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
-    """Every job's shards as tasks, small jobs together if so asked; a job of too many cells becomes several."""
-    tasks: list[list[Share]] = [[]]
+    """Return the tasks: every job's shards, and with `cells_per_task` the same shard of several small jobs together.
+
+    A job of more cells than files may be open becomes several.
+    """
+    pieces, tasks = list[Share](), list[list[Share]]([[]])
     most = allow_open_cells()
     for share in shares:
         job = share.job
@@ -286,10 +289,13 @@ def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
             mend = "raise `ulimit -n`, make the grid smaller, or leave out until=decided"
             raise UserError(f"until=decided {needed}: {mend}.")
         parts = [replace(job, cells=job.cells[i : i + most]) for i in range(0, len(job.cells), most)]
-        for part, shard in product(parts, shards):
-            tasks[-1].append(replace(share, job=replace(part, shard=shard)))
-            if sum(len(one.job.cells) for one in tasks[-1]) >= (launcher.cells_per_task or 1):
-                tasks.append([])
+        pieces += [replace(share, job=replace(part, shard=shard)) for part, shard in product(parts, shards)]
+    if launcher.cells_per_task is not None:  # shards of a job take about as long, so each task gets one of every job
+        pieces.sort(key=lambda one: one.job.shard.index)
+    for piece in pieces:
+        tasks[-1].append(piece)
+        if sum(len(one.job.cells) for one in tasks[-1]) >= (launcher.cells_per_task or 1):
+            tasks.append([])
     return [task for task in tasks if task]
 
 

@@ -33,6 +33,7 @@ from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.recorders import load_predictor
 from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.memory import auto_slots
 from kvsweep.harness.decode.request import DecodingConfig, needed_capacity
 from kvsweep.harness.decode.sampling import sample
 from kvsweep.harness.models.load import load_model
@@ -87,7 +88,11 @@ def prepare(args: argparse.Namespace, problems: int) -> tuple[Job, LoadedModel, 
     overrides += [f"benchmark.count={problems}", f"benchmark.limit={problems}"]
     job = make_job(compose_config(*overrides, "grid.keep_ratio=[0.3]", "grid.local_window=[48]"))
     model = load_model(replace(job.model, threads=1))
-    return job, model, [model.dialogue.prompt_ids(p.prompt) for p in job.benchmark.problems]
+    prompts = [model.dialogue.prompt_ids(p.prompt) for p in job.benchmark.problems]
+    dynts = next(cell.policy for cell in job.cells if cell.policy.name == "dynts")
+    chosen = auto_slots(model, ask(prompts, dynts), job.decoding).slots
+    args.slots = [chosen if slots == "auto" else int(slots) for slots in args.slots]
+    return job, model, prompts
 
 
 def ours(
@@ -283,7 +288,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="toy_qwen")
     parser.add_argument("--problems", type=int, default=160)
-    parser.add_argument("--slots", type=int, nargs="+", default=[32, 64, 128])
+    parser.add_argument("--slots", nargs="+", default=["32", "64", "128"], help='"auto": as a sweep chooses')
     parser.add_argument("--batches", type=int, nargs="+", default=[20], help="of the peers; the first is the ratio's 1")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--invariance", action="store_true")

@@ -14,6 +14,10 @@ from typing import Any
 import pytest
 
 from kvsweep.harness.command import init
+from kvsweep.harness.settings import compose_config
+from kvsweep.harness.sweep.job import make_job
+from kvsweep.harness.sweep.launch import Local, split
+from kvsweep.harness.sweep.share import share_of
 
 ROOT = Path(__file__).resolve().parents[3]
 # What CONTRIBUTING says a launcher is: a class, named by `_target_`.
@@ -57,6 +61,16 @@ def test_a_launcher_of_ones_own_starts_the_tasks(
     states = [json.loads(path.read_text())["state"] for path in (tmp_path / "default/status").glob("*.json")]
     assert states == ["queued"] * 4
     assert f"progress: kvsweep status {tmp_path}/default --watch" in ended.out
+
+
+def test_a_task_takes_the_same_shard_of_several_jobs() -> None:
+    words = ("experiment=demo", "launcher=local")
+    jobs = [make_job(compose_config(*words, f"benchmark={name}")) for name in ("toy_chain", "toy_groups")]
+    tasks = split([share_of(job) for job in jobs], Local(shards=2, cells_per_task=50))
+    assert [[(share.job.benchmark.name, str(share.job.shard)) for share in task] for task in tasks] == [
+        [("toy_chain", shard), ("toy_groups", shard)] for shard in ("1/2", "2/2")
+    ]
+    assert len(split([share_of(job) for job in jobs], Local(shards=2))) == 4
 
 
 @pytest.mark.parametrize(
