@@ -293,6 +293,8 @@ def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
     if launcher.cells_per_task is not None:  # shards of a job take about as long, so each task gets one of every job
         pieces.sort(key=lambda one: one.job.shard.index)
     for piece in pieces:
+        if tasks[-1] and tasks[-1][-1].job.shard != piece.job.shard:
+            tasks.append([])
         tasks[-1].append(piece)
         if sum(len(one.job.cells) for one in tasks[-1]) >= (launcher.cells_per_task or 1):
             tasks.append([])

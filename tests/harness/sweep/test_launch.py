@@ -71,6 +71,7 @@ def test_a_task_takes_the_same_shard_of_several_jobs() -> None:
         [("toy_chain", shard), ("toy_groups", shard)] for shard in ("1/2", "2/2")
     ]
     assert len(split([share_of(job) for job in jobs], Local(shards=2))) == 4
+    assert len(split([share_of(jobs[0])], Local(shards=2, cells_per_task=50))) == 2
 
 
 @pytest.mark.parametrize(
