@@ -137,11 +137,13 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert b"Traceback" not in process.communicate(timeout=10)[1]
 
 
-def test_a_main_module_without_a_guard_is_an_error_at_once(tmp_path: Path) -> None:
-    (tmp_path / "main.py").write_text("from kvsweep.workers import Workers\nWorkers(workers=1).map(len, [('ok',)])\n")
-    run = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 1
-    assert "no worker process started" in run.stderr
+@pytest.mark.parametrize("words", [["main.py"], ["-"]], ids=["file", "pipe"])
+def test_a_main_module_without_a_guard_runs_once(words: list[str], tmp_path: Path) -> None:
+    program = "print('begins')\nfrom kvsweep.workers import Workers\nprint(Workers(workers=1).map(len, [('ok',)]))\n"
+    (tmp_path / "main.py").write_text(program)
+    where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT / "src")}, "timeout": 60}
+    run = subprocess.run([sys.executable, *words], input=program, capture_output=True, text=True, **where)
+    assert (run.stdout, run.stderr, run.returncode) == ("begins\n[2]\n", "", 0)
 
 
 def test_a_worker_does_not_import_what_its_parent_has() -> None:

@@ -4,11 +4,14 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
@@ -21,11 +24,30 @@ _START_LIMIT_S = 60.0
 Result = TypeVar("Result")
 
 
+class _Process(SpawnProcess):
+    """A process that does not run the caller's main module again: a script may lack a guard, or come from a pipe."""
+
+    _one_at_a_time = threading.Lock()
+
+    def start(self) -> None:
+        with self._one_at_a_time:
+            main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+            try:
+                super().start()
+            finally:
+                sys.modules["__main__"] = main
+
+
+class _Spawn(SpawnContext):
+    """How worker processes start: a fork would copy torch's threads and locks."""
+
+    Process = _Process
+
+
 class Workers:
     """At most `workers` processes, started by the first call, used for every later call; a context manager.
 
-    A worker imports the module of the function that it calls, and the caller's main module, as
-    `multiprocessing` does. A call has `timeout_s` seconds; then its worker is killed.
+    A worker imports the module of the function that it calls. A call has `timeout_s` seconds; then it is killed.
     """
 
     def __init__(self, *, workers: int = 2, timeout_s: float = 5.0) -> None:
@@ -81,8 +103,7 @@ class Workers:
                 self._pool.join()
                 self._pool = None
             if self._pool is None:
-                context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads and locks
-                pool = ProcessPool(max_workers=self._workers, initializer=_prepare, context=context)
+                pool = ProcessPool(max_workers=self._workers, initializer=_prepare, context=_Spawn())
                 try:
                     pool.schedule(os.getpid).result(_START_LIMIT_S)
                 except (BrokenProcessPool, TimeoutError) as error:
