@@ -44,13 +44,19 @@ _NAMES_MODEL = ("model=", "model.name=", "experiment=")
 _NOT_OF_A_JOB = ("benchmark", "cells", "inputs", "resolved", "command")
 _GRADED_BY = ("answer_kind", "answer_from")
 _OF_A_JOB = ["problem_ids", *(field.name for field in fields(Job) if field.name not in _NOT_OF_A_JOB)]
+# Hydra's options that a sweep cannot have, by their shortest forms.
+_REFUSED = dict.fromkeys(
+    ("--config-n", "-cn"), "a sweep has one configuration; experiment=NAME chooses what changes it"
+)
+_REFUSED |= {"--experimental-rerun": "provenance.json of a cell has the command to run again"}
 SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "--version"}
 
 
 def sweep(words: Sequence[str]) -> None:
     """Compose the jobs that the command line's words name, check them all, and launch them or show what was asked."""
-    if rerun := next((word for word in words if word.startswith("--experimental-rerun")), None):
-        raise UserError(f"{rerun} is no option here: provenance.json of a cell has the command to run again.")
+    for option, instead in _REFUSED.items():
+        if found := next((word for word in words if word.startswith(option)), None):
+            raise UserError(f"{found} is no option here: {instead}.")
     sys.argv = ["kvsweep", *words]
     # Without this Hydra prints its own errors and exits with code 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"

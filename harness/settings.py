@@ -302,6 +302,9 @@ def unknown_choice(group: str, name: str, key: str | None = None) -> str:
 
 def _unknown_key(key: str) -> str:
     """The sentence for a key that the configuration lacks, with the nearest one of the choices on the command line."""
+    if key.startswith("hydra."):
+        shown = "`kvsweep --cfg hydra` shows Hydra's settings"
+        return f"{key} cannot be set so: {shown}, and a key that is new there begins with a plus (+{key}.NAME=VALUE)."
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     chosen = [argument for argument in sys.argv[1:] if argument.split("=")[0] in groups and "," not in argument]
     with suppress(HydraException, OmegaConfBaseException):

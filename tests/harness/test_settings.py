@@ -330,6 +330,22 @@ def test_another_ending_of_yaml_and_a_sweeper_that_is_not_there(own: Path) -> No
         assert way_out in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("--config-name=predictor/toy", "--config-name=predictor/toy is no option here: a sweep has one configuration"),
+        ("-cntoy", "-cntoy is no option here"),
+        ("--experimental-rerun=x", "provenance.json of a cell has the command to run again"),
+        ('hydra.job.env_set={A: "1"}', "hydra.job.env_set cannot be set so: `kvsweep --cfg hydra` shows"),
+        ("hydra.nosuch=1", "begins with a plus (+hydra.nosuch.NAME=VALUE)."),
+    ],
+)
+def test_words_of_hydras_own_are_told_their_way(word: str, sentence: str, kvsweep: Callable[..., Any]) -> None:
+    ended = kvsweep(word, "--dry-run")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert sentence in ended.err
+
+
 @pytest.mark.parametrize("name", ["my dir", "Jörg", "a,b=c", "x(1)", "ha#sh", "per%cent", "it's", 'qu"ote', "$x", "~"])
 def test_the_users_own_folder_may_lie_anywhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     init(tmp_path / name / "own")
