@@ -32,11 +32,14 @@ from kvsweep.analysis.statistics.grids import PolicyGrid
 from kvsweep.analysis.statistics.inference import NoiseFloor
 from kvsweep.analysis.statistics.metrics import mean_over_benchmarks, model_title
 from kvsweep.analysis.statistics.sentences import PanelVerdict
+from kvsweep.errors import UserError
 
 # The size of the numbers in points; a letter of a panel's title and one of an axis in inches.
 SIZE, TITLE, LETTER = 6.5, 0.051, 0.046
 # In inches: the widest panel, what it has beside its cells, and the height of a row of cells, at least and at most.
 WIDEST, BESIDE, LOW, HIGH = COLUMN_WIDTH, 0.6, 0.25, 0.38
+# The most inches of a figure, as of `--width`.
+MOST = 60
 
 # The columns of metrics that a heatmap reads; means over benchmarks and published scores lack some of them.
 READ = ["cell_id", "policy", "status", "completions", "graded", "ungraded", "evicted", "packed", "bits", "decision"]
@@ -270,10 +273,15 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
     columns = min(look.columns or _fitting_columns(panels, labels, look.row), len(panels))
     lines = 1 + max(text.count("\n") for texts in labels for text in texts.flat)
     width = min(look.row, columns * WIDEST)
+    if columns == 1:  # in a narrower figure the numbers would lie on one another
+        width = max(width, _edge(panels) + _panel_width(panels, labels))
     above = 0.15 * max(len(panel.lines) for panel in panels) + 0.32
     cell = 0.75 * (width / columns - BESIDE) / len(panels[0].columns)
     most = HIGH if columns == len(panels) else LOW  # several rows of panels share a page
     high = (0.12 * (lines - 1) + min(max(cell, LOW), most)) * len(panels[0].rows) + above
+    if max(width, high) > MOST:
+        size = f"{len(panels[0].rows)} windows and {len(panels[0].columns)} ratios"
+        raise UserError(f"a heatmap of {size} has no room for its numbers in {MOST} inches: report fewer cells.")
     figure, grid = style.panels(width, len(panels), columns, row=high, rest=0.4)
     for place, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         together = [number for other in panels if other.scale == panel.scale for number in other.numbers]
@@ -323,14 +331,21 @@ def _labels(panel: Panel, look: Look) -> np.ndarray:
 
 def _fitting_columns(panels: list[Panel], labels: list[np.ndarray], width: float) -> int:
     """How many panels of a row have room for their texts, in rows of about the same length."""
+    titles = max(len(text) for panel in panels for text in panel.lines)
+    fits = max(1, int((width - _edge(panels)) / max(_panel_width(panels, labels), TITLE * titles)))
+    return ceil(len(panels) / ceil(len(panels) / fits))
+
+
+def _panel_width(panels: list[Panel], labels: list[np.ndarray]) -> float:
+    """The inches that the cells of a panel take if no two texts touch, with the colour bar beside them."""
     ratios = panels[0].columns
     letters = max(len(line) for text in (*np.ravel(labels), *(f"{r} " for r in ratios)) for line in text.split("\n"))
-    titles = max(len(text) for panel in panels for text in panel.lines)
-    cell_width = len(ratios) * 0.52 * SIZE * letters / 72
-    # Beside its cells a panel has a colour bar, and the first one of a row the names of its windows.
-    windows = LETTER * max(len(name) for panel in panels for name in panel.rows)
-    fits = max(1, int((width - 0.2 - windows) / max(cell_width + 0.45, TITLE * titles)))
-    return ceil(len(panels) / ceil(len(panels) / fits))
+    return len(ratios) * 0.52 * SIZE * letters / 72 + 0.45
+
+
+def _edge(panels: list[Panel]) -> float:
+    """The inches of the names of the windows beside the first panel of a row."""
+    return 0.2 + LETTER * max(len(name) for panel in panels for name in panel.rows)
 
 
 def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, float], cmap: str) -> Colorbar | None:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from kvsweep.analysis.figures.completion import Layout, importance_figure
-from kvsweep.analysis.figures.heatmap import attribution_figure
+from kvsweep.analysis.figures.heatmap import attribution_figure, grid_figure
 from kvsweep.analysis.figures.rankings import fidelity_figure, noise_figure, policy_bars_figure
 from kvsweep.analysis.figures.style import STYLE
 from kvsweep.analysis.figures.tradeoffs import tradeoff
@@ -25,6 +25,7 @@ from kvsweep.analysis.report import gallery
 from kvsweep.analysis.statistics.grids import GRID_FILE, REFERENCE, shared_settings
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.analysis.statistics.sentences import analyse, analyse_scores
+from kvsweep.errors import UserError
 from scripts.study import paper_grids
 
 MakeCell = Callable[..., Path]
@@ -232,6 +233,20 @@ def test_the_papers_eight_grids_fit_on_a_page(width: float) -> None:
     for axes in figure.axes:
         dots = np.asarray(axes.get_lines()[0].get_ydata(), dtype=float)
         assert (len(dots), axes.get_ylim()[0] < dots.min(), dots.max() < axes.get_ylim()[1]) == (20, True, True)
+
+
+def test_a_heatmap_of_many_ratios_is_as_wide_as_its_numbers_need(tmp_path: Path) -> None:
+    one = {"model": "m", "benchmark": "b", "policy": "dynts", "budget": 5000, "problems": 30, "draws": 5}
+    places = [(ratio, window) for ratio in range(1, 401) for window in (64, 128)]
+    many = pd.DataFrame([one | {"keep_ratio": r / 400, "local_window": w, "pass_at_1": 1 + r / 8} for r, w in places])
+    many[many.index // 2 % 10 == 9].to_csv(tmp_path / "scores.csv", index=False)
+    found = analyse_scores(tmp_path / "scores.csv")
+    figure = grid_figure(found.grids[0], "m", found.metrics, Look(width=COLUMN_WIDTH, row=COLUMN_WIDTH))
+    assert (len(figure.axes[0].get_xticks()), faults(figure)) == (40, [])
+    many.to_csv(tmp_path / "more.csv", index=False)
+    found = analyse_scores(tmp_path / "more.csv")
+    with pytest.raises(UserError, match="2 windows and 400 ratios has no room for its numbers in 60 inches"):
+        grid_figure(found.grids[0], "m", found.metrics, Look(width=COLUMN_WIDTH, row=COLUMN_WIDTH))
 
 
 def test_the_legend_of_the_published_grids_fits() -> None:
