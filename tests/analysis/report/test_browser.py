@@ -61,6 +61,10 @@ def run(tmp_path: Path, make_cell: MakeCell) -> Path:
     return tmp_path / "run"
 
 
+# As Jenkins shows the pages of a build, but for the pictures' addresses.
+NO_SCRIPTS = "sandbox allow-same-origin; default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
 @contextmanager
 def served(folder: Path, policy: str = "") -> Iterator[str]:
     """The address of a web server that shows a folder, with a Content-Security-Policy of its own if one is given."""
@@ -104,16 +108,29 @@ def test_files_beside_the_page_are_read_over_http_too(run: Path, browser: Any, m
 
 def test_the_page_without_scripts_has_its_pictures_and_says_what_lacks(run: Path, browser: Any) -> None:
     page = build_report(run)
-    # As Jenkins shows the pages of a build, but for the pictures' addresses.
-    policy = "sandbox allow-same-origin; default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    with served(page.parent, policy) as address:
+    with served(page.parent, NO_SCRIPTS) as address:
         browser.get(f"{address}/report.html")
         [said] = browser.find_elements("css selector", "main noscript > p")
         pictures = browser.find_elements("css selector", "main noscript img")
         assert said.text.startswith("Scripts are off here")
         assert pictures
         assert all(picture.is_displayed() for picture in pictures)
-        assert not [one for one in browser.find_elements("css selector", ".screen, .bar") if one.is_displayed()]
+        assert not [one for one in browser.find_elements("css selector", ".scripted, .bar") if one.is_displayed()]
+        links = [link for link in browser.find_elements("css selector", "nav a") if link.is_displayed()]
+        sections = [browser.find_element("id", link.get_attribute("href").partition("#")[2]) for link in links]
+        assert {"Heatmaps", "Verdicts", "Comparisons", "Scores"} <= {link.text for link in links}
+        assert all(section.is_displayed() for section in sections)
+        for section in browser.find_elements("css selector", "details.section:not(.scripted)"):
+            section.find_element("tag name", "summary").click()
+            assert [one for one in section.find_elements("css selector", "td, dd, img") if one.is_displayed()], (
+                section.text
+            )
+        files = [
+            link.get_attribute("href").rpartition("/")[2]
+            for link in browser.find_elements("css selector", "figcaption a")
+        ]
+        assert files
+        assert all((page.parent / file).is_file() for file in files)
     assert any("'allow-scripts' permission is not set" in entry["message"] for entry in browser.get_log("browser"))
 
 
@@ -175,6 +192,10 @@ def test_the_page_of_judge_opens_with_a_lost_answer(tmp_path: Path, browser: Any
     assert browser.execute_script("return window.hacked ?? null") is None
     assert browser.execute_script("return document.querySelectorAll('#outcomes td').length") == 16
     assert not requests(browser)
+    with served(tmp_path, NO_SCRIPTS) as address:
+        browser.get(f"{address}/page.html")
+        assert browser.find_element("css selector", "main noscript > p").is_displayed()
+        assert not [one for one in browser.find_elements("css selector", ".scripted") if one.is_displayed()]
 
 
 def test_a_phone_and_python_read_the_same(run: Path, browser: Any) -> None:
