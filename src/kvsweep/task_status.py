@@ -90,12 +90,13 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     def lives(self) -> bool | None:
         """Whether the process that wrote this status is at work; None where only its signs of life can say.
 
-        A process number says nothing on another machine, after a restart, or in another namespace, as of a container.
+        A process number says nothing on another machine, after a restart, or in another namespace, as of a container. A
+        machine may hide the processes of others (hidepid).
         """
-        here = process_mark(os.getpid())
+        here, there = process_mark(os.getpid()), process_mark(self.pid)
         if not self.process or self.process.rpartition(" ")[0] != here.rpartition(" ")[0]:
             return None
-        return process_mark(self.pid) == self.process
+        return there == self.process if there or not _is_of_another_user(self.pid) else None
 
     def seen(self, path: Path) -> State:
         """The state seen from outside, of the status in this file.
@@ -131,6 +132,16 @@ def process_mark(pid: int) -> str:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return "" if state == "Z" else f"{machine} {Path('/proc/self/ns/pid').readlink()} {fields[18]}"
     return ""
+
+
+def _is_of_another_user(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def read_tasks(run_directory: Path, on_bad: Callable[[Path], object] = lambda path: None) -> list[TaskStatus]:

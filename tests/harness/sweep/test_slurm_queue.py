@@ -158,6 +158,26 @@ def test_a_process_is_known_by_more_than_its_number(tmp_path: Path) -> None:
     assert running == {"silent", "other namespace", "clock behind"}, states
 
 
+def test_a_hidden_process_of_a_colleague_is_known_by_its_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount of /proc with hidepid=2 shows a user the own processes alone."""
+    mark = process_mark(os.getpid())
+    monkeypatch.setattr("kvsweep.task_status.process_mark", lambda pid: mark if pid == os.getpid() else "")
+
+    def kill(pid: int, number: int) -> None:
+        raise PermissionError if pid == 4711 else ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", kill)
+    fresh = {"state": "running", "process": mark, "heartbeat": time.time()}
+    task(tmp_path, "hidden", pid=4711, **fresh)
+    task(tmp_path, "ended", pid=4712, **fresh)
+    task(tmp_path, "silent", pid=4711, **{**fresh, "heartbeat": 1.0})
+    silent(tmp_path, "silent")
+    states = {name: state for name, (state, _) in seen(tmp_path).items()}
+    assert states == {"hidden": "running", "ended": "stopped", "silent": "stopped"}
+
+
 def silent(run: Path, name: str) -> None:
     """Let the file system's clock say that the task last wrote long ago."""
     os.utime(TaskStatus.path(run, name), (1, 1))
