@@ -275,10 +275,7 @@ def export_run(directory: Path, output: Path | None, push_to_hub: str | None, *,
     """Export a run's or a cell's rows, and upload them if a name on the hub is given; `what` as for `export`."""
     if push_to_hub:
         check_login()
-    try:
-        folder, notices = export(directory, output, **what)
-    except OSError as error:
-        raise UserError(f"{output or directory} cannot be written to ({error.strerror}): give --output.") from error
+    folder, notices = export(directory, output, **what)
     for notice in notices:
         print(f"note: {notice}", file=sys.stderr)
     rows = sum(pq.read_metadata(path).num_rows for path in (folder / DATA_FOLDER).glob("*.parquet"))

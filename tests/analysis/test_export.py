@@ -276,8 +276,20 @@ def test_a_place_that_cannot_be_written_to_is_one_sentence(
         main([str(run), "--output", str(tmp_path / "file/export")])
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert "cannot be written to" in error
+    assert f"{tmp_path}/file/export: Not a directory: mend that or name another folder" in error
     assert error.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    make_cell: MakeCell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = make_cell([[1]])
+    (cell / "grades.jsonl").unlink()
+    (cell / "grades.jsonl").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        main([str(cell.parent)])
+    assert ended.value.code == 2
+    assert f"{cell}/grades.jsonl is no plain file" in capsys.readouterr().err
 
 
 def test_pushing_without_a_login_is_one_sentence_and_reads_nothing(
