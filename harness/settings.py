@@ -14,6 +14,7 @@ import textwrap
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -97,9 +98,11 @@ def _check_yaml(path: Path) -> None:
     if data.startswith(codecs.BOM_UTF8):
         raise UserError(f"{path} begins with a byte order mark: save it as UTF-8 without one.")
     try:
-        yaml.compose(data, Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
+        node = yaml.compose(data, Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise UserError(_yaml_fault(error, path)) from error
+    if not isinstance(node, yaml.MappingNode | None):
+        raise UserError(f"{path}:{node.start_mark.line + 1} is no setting: write NAME: VALUE lines.")
 
 
 def _yaml_fault(error: yaml.YAMLError, path: Path | None = None) -> str:
@@ -138,13 +141,18 @@ def _import(target: str) -> ModuleType:
     try:
         found = importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        if isinstance(error, SyntaxError):
-            raise ImportError(f"{error.filename}:{error.lineno}: {error.msg}", path=error.filename) from error
         frames = [f"{one.filename}:{one.lineno}" for one in traceback.extract_tb(error.__traceback__)]
         inside = [place for place in frames if not place.startswith(("<", __file__, importlib.__file__))]
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, SyntaxError):
+            what = error.msg
+            if error.filename:
+                inside.append(f"{error.filename}:{error.lineno}")
+            elif not inside:  # Python names no place of null bytes, as UTF-16 has
+                inside.append(str(getattr(find_spec(module), "origin", module)))
         if not inside:  # there is no such module
             raise ImportError(str(error)) from error
-        raise ImportError(f"{inside[-1]}: {type(error).__name__}: {error}", path=inside[-1]) from error
+        raise ImportError(f"{inside[-1]}: {what}", path=inside[-1]) from error
     if own := own_folder():
         file, taken = own.parent / f"{module.replace('.', '/')}.py", getattr(found, "__file__", None) or "Python's own"
         if file.is_file() and not taken.startswith(str(own.parent)):

@@ -227,6 +227,7 @@ def test_a_number_where_a_file_has_a_text() -> None:
         (b"\xef\xbb\xbf# @package _global_\nseed: 1\n", "begins with a byte order mark: save it as UTF-8 without one."),
         (b"# @package _global_\nseed:\t- 1\n\tx: 2\n", ":2 is no YAML ("),
         (b"# @package _global_\nrun_name: \xff\n", " is no YAML ("),
+        (b"# @package _global_\n- seed: 1\n", ":2 is no setting: write NAME: VALUE lines."),
         (b"# @package _global_\r\nseed: 1\r\n", ""),
     ],
 )
@@ -286,6 +287,17 @@ def test_a_slip_in_ones_own_code_has_file_and_line(own: Path, slip: str, words: 
         build_target("policy", section, Policy)
     assert f"{own}/{words.format(len(lines) + 1)}" in str(caught.value)
     assert str(caught.value).endswith(": correct that line.")
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_file_with_null_bytes_is_named(own: Path, inner: bool) -> None:
+    path, place = own / "my_policies.py", "my_policies.py"
+    if inner:
+        path.write_text("import null_bytes\n" + path.read_text())
+        path, place = own / "null_bytes.py", "my_policies.py:1"
+    path.write_bytes("seed = 1\n".encode("utf-16"))
+    with pytest.raises(UserError, match=rf"\({own}/{place}: source code string cannot contain null bytes\): correct"):
+        build_target("policy", compose_config("policy=spread").policy, Policy)
 
 
 @pytest.mark.parametrize("head", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# J\xf6rg\n"])
