@@ -28,7 +28,7 @@ from filelock import FileLock, Timeout
 from kvsweep import records
 from kvsweep.command_line import LOCKED, counted
 from kvsweep.compression.source import code_hash, is_same_code
-from kvsweep.errors import BrokenCell, UserError, plain_disk_errors
+from kvsweep.errors import BrokenCell, UnusableFileError, UserError, plain_disk_errors
 from kvsweep.files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
 from kvsweep.harness.sweep.cell import Cell, Done, file_sizes, stored_pairs
 from kvsweep.harness.sweep.estimate import TokensLeft
@@ -149,7 +149,8 @@ class CellStore:
         with plain_disk_errors(self.directory):
             passes, others = _earlier_passes(path), list[Mapping[str, Any]]()
             for part in records.shard_files(self.directory, records.PROVENANCE_FILE).values():
-                with suppress(ValueError, KeyError, RecursionError):  # another shard's damaged file is not ours
+                # Another shard's damaged file is not ours.
+                with suppress(ValueError, KeyError, RecursionError, UnusableFileError):
                     others += records.read_provenance(part)["decoding_passes"] if part != path else []
             self._check_code(code, [*passes, *others])
             passes = [*passes, {**decoding_pass, "policy_code": code}]

@@ -581,6 +581,16 @@ def test_a_killed_run_goes_on_where_it_stopped(
     assert len(passes) == 2
 
 
+@pytest.mark.parametrize("damage", [b"{", b"\xbd{}", None])
+def test_a_damaged_provenance_of_another_shard_stops_no_shard(damage: bytes | None, tmp_path: Path) -> None:
+    with CellStore(tmp_path, CELL, PROBLEMS, shard=Shard(index=1, count=2)) as store:
+        other = store.directory / "provenance-2of2.json"
+        other.mkdir() if damage is None else other.write_bytes(damage)
+        store.begin_pass({}, {"host": "a"})
+        assert len(records.read_provenance(store.directory / "provenance-1of2.json")["decoding_passes"]) == 1
+        assert other.is_dir() if damage is None else other.read_bytes() == damage
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xbd{}", b"[1]", b'{"schema": 1}', b"[" * 100_000])
 def test_a_damaged_provenance_is_moved_aside(damage: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with CellStore(tmp_path, CELL, PROBLEMS) as store:
