@@ -34,6 +34,31 @@ def other_prompts(run: Run) -> list[str]:
     return sentences
 
 
+def same_caches(run: Run) -> list[str]:
+    """A sentence for each server that says the same of its cache as the baseline's server, where both say something."""
+    said = {name: _cache(run, name) for name in run.cells["cell_id"]}
+    sentences = []
+    for _, cells in run.cells.groupby("condition", sort=False):
+        full = next(iter(cells.loc[cells["policy"] == "full", "cell_id"]), None)
+        for _, cell in cells.iterrows():
+            if full and cell["cell_id"] != full and said[full] and said[cell["cell_id"]] == said[full]:
+                words = visible(", ".join(f"{name} {value}" for name, value in said[full].items()))
+                alike = f"Its server says the same of its cache as the full setting's ({words})"
+                mend = "Look at how the server was started, and at its log"
+                sentences.append(f"{_name(cell)}: compression is not seen. {alike}. {mend}.")
+    return sentences
+
+
+def _cache(run: Run, cell_id: str) -> dict[str, str]:
+    """The types that a cell's server says its cache has, and its bytes per token where it says both numbers."""
+    passes = run.provenance.get(cell_id, {}).get("decoding_passes") or [{}]
+    said = passes[-1].get("cache") or {}
+    kinds = {name: value for name, value in said.items() if name.endswith("dtype")}
+    size, tokens = (str(said.get(f"kv_cache_{name}", "")) for name in ("memory_bytes", "size_tokens"))
+    measured = size.isdecimal() and tokens.isdecimal() and int(tokens) > 0
+    return {**kinds, **({"bytes a token": f"{int(size) / int(tokens):,.0f}"} if measured else {})}
+
+
 def cut_by_server(run: Run) -> list[str]:
     """A sentence for each server that cut texts off before `decoding.max_new_tokens`."""
     texts, early = _texts(run), cut_early(run)

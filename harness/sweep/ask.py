@@ -1,8 +1,10 @@
 """Ask servers for what the cells of one job lack, and store every completion as it comes."""
 
 import asyncio
+import re
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +26,10 @@ RETRIES, CONNECT_S = 11, 10.0
 _BEAT_S = 1.0
 _OF_ONE_QUESTION = (400, 413, 422)  # with these a server answers, but not this request
 _SHOWN = 200  # characters of what a server said
+# What is kept of a server's words, which may have a key among them: vLLM's labels and SGLang's fields of the cache.
+_OF_CACHE = re.compile(
+    r'\b(cache_dtype|kv_cache_memory_bytes|kv_cache_size_tokens|kv_cache_dtype|max_total_num_tokens)"?\s*[:=]\s*"?([^",}\s]+)'
+)
 
 
 class ServerError(UserError):
@@ -92,11 +98,12 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int]) -> N
     job, server, cell_id = work.share.job, store.cell.policy, store.cell.cell_id
     assert isinstance(server, Server)
     started = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "code": describe_code()}
-    store.begin_pass(job.provenance(store.cell), {**started, "url": server.url})
     timeout = openai.Timeout(None, connect=CONNECT_S)  # a long text takes hours on a slow server
     # Without these the client would send those of another place, from the environment.
     names: Any = {"api_key": server.key or "none", "organization": "", "project": ""}
     async with openai.AsyncOpenAI(base_url=server.url, max_retries=RETRIES, timeout=timeout, **names) as client:
+        said = {"url": server.url, "cache": await _said_of_cache(client, server.url)}
+        store.begin_pass(job.provenance(store.cell), {**started, **said})
         prompts = {problem.id: problem.prompt for problem in job.benchmark.problems}
         free = asyncio.Semaphore(server.parallel)
         asker = _Asker(job=job, server=server, client=client, prompts=prompts, free=free)
@@ -121,6 +128,17 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int]) -> N
             raise errors.exceptions[0] from None
         if refused:
             raise ServerError(f"{refused[0]} Answers that lack: {len(refused)} of {len(work.share.pairs)}.")
+
+
+async def _said_of_cache(client: openai.AsyncOpenAI, url: str) -> dict[str, str]:
+    """What a server says of its cache, by its own names: vLLM in /metrics, SGLang in /server_info; empty for others."""
+    once = client.with_options(max_retries=0, timeout=CONNECT_S)
+    for path in ("/metrics", "/server_info"):
+        with suppress(openai.APIError):
+            text = await once.get(url.removesuffix("/").removesuffix("/v1") + path, cast_to=str)
+            if found := dict(_OF_CACHE.findall(text)):
+                return found
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)

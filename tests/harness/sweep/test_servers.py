@@ -41,6 +41,7 @@ class Adder(ThreadingHTTPServer):
     def __init__(self, misbehave: Callable[[Any, int], bool], port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.misbehave, self.asked, self.keys = misbehave, list[dict[str, Any]](), set[str | None]()
+        self.pages = dict[str, str]()
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
@@ -50,6 +51,9 @@ class Adder(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Adder
+
+    def do_GET(self) -> None:
+        self.say(200 if self.path in self.server.pages else 404, self.server.pages.get(self.path, "{}"))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -468,6 +472,47 @@ def test_the_file_of_the_group_describes_every_field() -> None:
 
 def test_the_address_must_be_given(words: list[str], kvsweep: Callable[..., Any]) -> None:
     assert "engine.url is missing" in kvsweep(*words).err
+
+
+def vllm(dtype: str, size: str = "None") -> dict[str, str]:
+    """Labels of vLLM's cache, with other lines."""
+    labels = f'block_size="16",cache_dtype="{dtype}",kv_cache_memory_bytes="{size}",kv_cache_size_tokens="1000"'
+    return {"/metrics": f"vllm:num_requests_running 0\nvllm:cache_config_info{{{labels}}} 1.0\n"}
+
+
+def sglang(dtype: str) -> dict[str, str]:
+    return {"/server_info": json.dumps({"api_key": "secret", "kv_cache_dtype": dtype, "max_total_num_tokens": 4096})}
+
+
+CACHES = {
+    "two of vLLM that are equal": (
+        vllm("auto", "8000000"),
+        vllm("auto", "8000000"),
+        "cache_dtype auto, bytes a token 8,000",
+    ),
+    "two of vLLM of other bytes": (vllm("auto", "8000"), vllm("auto", "4000"), None),
+    "two of vLLM of other types": (vllm("auto"), vllm("fp8"), None),
+    "two of SGLang that are equal": (sglang("auto"), sglang("auto"), "kv_cache_dtype auto"),
+    "two that say nothing": ({}, {}, None),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_setting_whose_cache_is_the_baseline_s_is_named(
+    name: str, adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
+) -> None:
+    servers = [adder(), adder()]
+    for server, pages in zip(servers, CACHES[name], strict=False):
+        server.pages = pages
+    grid = ",".join(f'{{url: "{one.url}", name: {n}}}' for one, n in zip(servers, ("full", "q4"), strict=True))
+    ended = kvsweep(*words, "draws=1", f"grid.engine=[{grid}]")
+    assert ended.code == 0, ended.err
+    files = [path.read_text() for path in (tmp_path / "runs/sums").glob("*/provenance*.json")]
+    assert len(files) == 2
+    assert "secret" not in "".join(files)
+    said = [line for line in ended.out.splitlines() if "compression is not seen" in line]
+    assert len(said) == (CACHES[name][2] is not None)
+    assert all(f"({CACHES[name][2]})" in line for line in said)
 
 
 @pytest.mark.slow
