@@ -1,4 +1,4 @@
-"""`kvsweep compare A B`: the cells that two run directories share, paired over (problem, draw)."""
+"""`kvsweep compare A B`: compare the cells that two run directories share, paired over (problem, draw)."""
 
 import sys
 from pathlib import Path
@@ -15,19 +15,19 @@ from kvsweep.command_line import counted
 from kvsweep.errors import UserError
 from kvsweep.files import replace_text
 
-# Two cells are compared if these agree. All other things (code, decoding, weights, seed) may differ.
+# Cells are compared if these agree; everything else (code, decoding, weights, seed) may differ.
 MATCH = ["model", "benchmark", "dataset_hash", "policy", "keep_ratio", "local_window", "budget", "question"]
 MATCH += ["variant"]
 
-# The settings that differ, and the panels, of which the text lists at most so many: together they fit on a screen.
+# The text lists at most this many different settings and panels, which fit on a screen.
 MAX_LISTED = 8
 
 
 def compare(first: Run, second: Run) -> pd.DataFrame:
     """Compute B minus A for each setting that both runs have, on the (problem, draw) pairs that both have graded.
 
-    Columns: `MATCH`, cell_id_a, cell_id_b, `paired_tests` over all settings, graded (answers that both have, graded_a
-    and graded_b: each has), and as text the settings that differ. No common setting or answer is a UserError.
+    Columns: `MATCH`, cell_id_a, cell_id_b, `paired_tests` over all settings, graded (answers that both have; graded_a,
+    graded_b: each), and as text the settings that differ. Raises UserError without a common setting or answer.
     """
     left, right = map(_distinct, (first, second))
     columns = [*MATCH, "model_title", "benchmark_title", "cell_id"]
@@ -38,7 +38,7 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
         raise UserError(f"{runs} {named}: give runs of the same settings and problems.")
     graded = zip("ab", map(graded_rows, (first, second)), strict=True)
     rows = pd.concat([own.assign(cell_id=side + own["cell_id"].astype("str")) for side, own in graded])
-    # One array, because the correction runs over all settings.
+    # In one array, because the correction runs over all settings.
     scores = score_array(rows, [side + name for side in "ab" for name in shared[f"cell_id_{side}"]])
     ours, theirs = scores[: len(shared)], scores[len(shared) :]
     sizes = {"graded": _graded(theirs - ours), "graded_a": _graded(ours), "graded_b": _graded(theirs)}
@@ -61,14 +61,14 @@ def _graded(scores: np.ndarray) -> np.ndarray:
 
 
 def _other_settings(first: dict[str, Any], second: dict[str, Any]) -> str:
-    """The settings that differ between two cells of the same grid's point, with A's and B's value."""
+    """Return the settings that differ between two cells at one grid point, with A's and B's values."""
     ours, theirs = settings_of(first), settings_of(second)
     names = [name for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
     return ", ".join(f"{name} ({ours.get(name, 'none')} and {theirs.get(name, 'none')})" for name in names)
 
 
 def in_words(table: pd.DataFrame) -> str:
-    """The comparison as plain text; the largest differences and the summary come last, on the last screen."""
+    """Return the comparison as text; the largest differences and the summary are last, on the last screen."""
     clear = table[table["p_holm"] < 0.05]
     largest = clear.reindex(clear["difference"].abs().sort_values(ascending=False, kind="stable").index)
     lines = [
@@ -105,7 +105,7 @@ def _summary(table: pd.DataFrame) -> list[str]:
 
 
 def _partly(compared: pd.DataFrame) -> list[str]:
-    """On how many problems and answers the cells are compared of which A or B has more."""
+    """Say on how many problems and answers cells are compared, if A or B has more."""
     cells = compared[compared["graded"] < compared[["graded_a", "graded_b"]].max(axis=1)]
     if cells.empty:
         return []
@@ -121,13 +121,13 @@ def _span(counts: pd.Series) -> str:
 
 
 def _unshared(first: Run, second: Run, table: pd.DataFrame) -> str:
-    """How many cells only one of the runs has; empty without any."""
+    """Say how many cells only one run has; empty if none."""
     alone = {side: len(_distinct(run)) - len(table) for side, run in (("A", first), ("B", second))}
     return "; ".join(f"{counted(count, 'cell')} only in {side}" for side, count in alone.items() if count)
 
 
 def compare_runs(first: Path, second: Path, csv: Path | None = None) -> None:
-    """Print how two runs' shared cells differ; write all of them to a CSV file if named."""
+    """Print how two runs' shared cells differ; with `csv`, write all of them to this file."""
     ours, theirs = load_run(first), load_run(second)
     for notice in dict.fromkeys([*ours.notices, *theirs.notices]):
         print(f"note: {notice}", file=sys.stderr)

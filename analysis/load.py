@@ -1,7 +1,7 @@
-"""From a run directory (docs/files.md) to data frames: one row per cell, one row per completion.
+"""Read a run directory (docs/files.md) into data frames: one row per cell, one row per completion.
 
-A running sweep is a normal input: a cell without `DONE` is partial, a completion without a grade is ungraded
-(missing, never wrong), and a line that cannot be read is skipped with a notice.
+A running sweep is a normal input: a cell without `DONE` is partial, a completion without a grade is ungraded (missing,
+never wrong), and an unreadable line is skipped with a notice.
 """
 
 import json
@@ -24,7 +24,7 @@ from kvsweep.escape import in_one_line
 from kvsweep.records import Completion, Pair, Problem
 from kvsweep.task_status import TaskStatus, read_tasks
 
-# The names that are shown first, in this order.
+# Names that are shown first, in this order.
 KNOWN = {
     "model": ["toy_qwen", "toy_llama", "r1_qwen_7b", "r1_llama_8b"],
     "benchmark": ["aime24", "aime25", "amc23", "gpqa_diamond", "toy_chain", "toy_add", "toy_regs", "toy_groups"],
@@ -34,7 +34,7 @@ ORDER = ("model", "benchmark", "policy", "variant", "budget", "keep_ratio", "loc
 
 SECTIONS = ("model", "benchmark", "policy", "decoding")
 NAMES = {f"{section}.{field}" for section in SECTIONS for field in ("name", "title")}
-# A grid's own axes are no variants. The other settings change no completion; dataset_hash names the problems.
+# The grid's own axes are no variants. The other settings change no completion; dataset_hash identifies the problems.
 ASIDE = {f"policy.{axis}" for axis in AXES} | {"model.device", "model.threads"}
 ASIDE |= {f"benchmark.{field}" for field in ("source", "path", "limit", "expected_count")}
 
@@ -52,7 +52,7 @@ STAT_RULES = {
     **dict.fromkeys(("kv_bytes_allocated", "kv_bytes_analytic", "cells"), "max"),
 }
 
-# The fields that become numbers; the texts and their tokens are not read.
+# Fields that become numbers; texts and their tokens are not read.
 _Lengths: Any = records.view(records.Eviction, "step", "length_before", "length_after")
 _Counts = records.view(Completion, *COUNTS, "stop_reason", evictions=list[_Lengths])
 _Costs = records.view(records.DecodeStats, *STAT_RULES)
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def state(self) -> Literal["done", "running", "waiting", "stopped"]:
-        """The state of the sweep: it is waiting while every task is queued."""
+        """The state of the sweep: waiting while every task is queued."""
         states = {task.state for task in self.tasks}
         if "running" in states:
             return "running"
@@ -101,23 +101,23 @@ class Run:
 
 
 def load_texts(folder: Path, wanted: Container[Pair] | None = None) -> dict[Pair, Completion]:
-    """The completions of one cell, all or the wanted; a row that cannot be read is left out."""
+    """Return one cell's completions, all or the wanted ones; unreadable rows are left out."""
     rows = records.read_shards(folder, records.COMPLETIONS_FILE, Completion, on_bad=records.ignore)
     return {row.key: row for row in rows if wanted is None or row.key in wanted}
 
 
 def load_problems(folder: Path) -> dict[str, Problem]:
-    """The problems of one cell as they were asked, by id; none if the file is missing."""
+    """Return one cell's problems as asked, by id; empty if the file is missing."""
     return {row.id: row for row in records.read_rows(folder / records.PROBLEMS_FILE, Problem, on_bad=records.ignore)}
 
 
 def skipped(notify: _Notify) -> records.OnBad:
-    """An `on_bad` for readers that skips the line and tells `notify`."""
+    """Return an `on_bad` for readers that skips the line and tells `notify`."""
     return lambda line: notify(f"{line}; the line was skipped.")
 
 
 def load_run(directory: Path | str) -> Run:
-    """Read a run directory; a directory that is missing or holds no cell raises a UserError."""
+    """Read a run directory; raises UserError if it is missing or has no cell."""
     directory = Path(directory)
     notices: list[str] = []
     read = _read_cells(directory, notices.append)
@@ -144,7 +144,7 @@ def load_run(directory: Path | str) -> Run:
 
 
 def run_of_scores(table: pd.DataFrame, directory: Path) -> Run:
-    """A run without completions: its cells, in order, are the rows of a table of scores (`summary.read_summary`)."""
+    """Return a run without completions; its cells are the rows of a table of scores (`summary.read_summary`)."""
     cells = []
     for number, row in enumerate(table.to_dict("records")):
         named = {kind: {"name": row[kind], "title": row.get(f"{kind}_title")} for kind in ("model", "benchmark")}
@@ -161,7 +161,7 @@ def is_live(directory: Path) -> bool:
 
 
 def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
-    """The cells of `load_run`, no completion read, with the problems' licence and the code's git revision or ""."""
+    """Like `load_run(...).cells`, without reading completions; adds licence and code revision ("" if unknown)."""
     read = _read_cells(Path(directory), notify)
     licences = [cell.settings["benchmark"].get("licence") or "" for cell in read]
     revisions = [(cell.provenance.get("git") or {}).get("revision") or "" for cell in read]
@@ -180,7 +180,7 @@ _Size = Annotated[float, msgspec.Meta(ge=0, le=records.MOST_TOKENS)] | None
 
 
 class _Policy(TypedDict, total=False):
-    """The numbers of a policy that become columns, and what tells that it is a server's."""
+    """The numbers of a policy that become columns, and the field that marks a server."""
 
     kind: Literal["declared"]
     kept_bytes: _Size
@@ -190,7 +190,7 @@ class _Policy(TypedDict, total=False):
 
 
 class _Settings(TypedDict, total=False):
-    """The fields of cell.yaml whose types matter here."""
+    """The fields of cell.yaml that need a certain type here."""
 
     policy: _Policy
     seed: records.Count
@@ -198,7 +198,7 @@ class _Settings(TypedDict, total=False):
 
 
 class _Provenance(TypedDict, total=False):
-    """The fields of provenance.json whose types matter here or on the page."""
+    """The fields of provenance.json that need a certain type here or on the page."""
 
     expected: _Size
     draws: _Size
@@ -215,7 +215,7 @@ def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
     if (directory / records.CELL_FILE).is_file():
         raise UserError(f"{directory} is a single cell; give the run directory around it, {directory.parent}.")
     folders = sorted(path.parent for path in directory.glob(f"*/{records.CELL_FILE}"))
-    # Texts and tables of any kind can hold a printable name.
+    # Any text or table can show a printable name.
     folders = [folder for folder in folders if folder.name.isprintable()]
     if not folders:
         raise UserError(f"{directory} holds no cells; give a run directory, <results_dir>/<run_name>.")
@@ -241,7 +241,7 @@ def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
 
 
 def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
-    """The provenance of a cell: that of its first shard, with the decoding passes of all shards."""
+    """Return a cell's provenance: the first shard's, with the decoding passes of all shards."""
     whole: dict[str, Any] = {}
     passes: list[Any] = []
     for path in records.shard_files(folder, records.PROVENANCE_FILE).values() or [folder / records.PROVENANCE_FILE]:
@@ -261,7 +261,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
         model, benchmark, policy, decoding = (cell.settings[name] for name in SECTIONS)
         rows.append(
             {
-                # The folder names the cell: a YAML reader takes an all-digit id for a number.
+                # The folder names the cell, because YAML would read an all-digit id as a number.
                 "cell_id": cell.folder.name,
                 "model": model["name"],
                 "model_title": _title(model) + (" (random weights)" if model.get("random_weights") else ""),
@@ -294,14 +294,14 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
 
 
 def _status(cell: _Cell) -> str:
-    """done, partial, or replayed: begun by a replay alone, which expects no completion."""
+    """Return done, partial, or replayed (only a replay has started the cell and expects no completion)."""
     if records.is_done(cell.folder):
         return "done"
     return "replayed" if cell.provenance.get("expected") == 0 else "partial"
 
 
 def _cache(cell: dict[str, Any]) -> dict[str, Any]:
-    """Bits (16, the model's own, where cell.yaml names none; "4/2" for keys and values), scheme and sizes."""
+    """Return bits (16, the model's precision, if cell.yaml names none; "4/2": keys, values), scheme and sizes."""
     if not (stored := cell.get("cache")):
         return {"bits": 16}
     bits = stored["bits"] if "bits" in stored else f"{stored['key_bits']}/{stored['value_bits']}"
@@ -310,20 +310,20 @@ def _cache(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bits(stored: dict[str, Any]) -> float:
-    """Bits of a stored number, in the mean over keys and values."""
+    """Bits of a stored number, mean over keys and values."""
     widths = [int(width) for width in str(stored["bits"]).split("/")]
     return sum(widths) / len(widths)
 
 
 def _unpacked_rows(stored: dict[str, Any]) -> int | None:
-    """The longest cache in which no row is packed; None where rows are never packed."""
+    """The longest cache in which no token is quantized; None without quantization."""
     if stored["bits"] == 16:
         return None
     return int(stored["residual"] + (stored["group"] - 1 if stored["scheme"] == "kivi" else 0))
 
 
 def _policy_name(cell: dict[str, Any]) -> str:
-    """The policy's name. A full cache of packed rows has one of its own: all others are compared with the unpacked."""
+    """Return the policy's name; a quantized full cache has its own, because cells are compared with `full`."""
     name = str(cell["policy"]["name"])
     return "full_packed" if name == "full" and cell.get("cache") else name
 
@@ -333,16 +333,16 @@ def _title(section: dict[str, Any]) -> str:
 
 
 def _variants(settings: list[dict[str, Any]]) -> list[str]:
-    """Each cell's settings that differ between cells of one model, benchmark and policy, as `field=value` text.
+    """Return, as `field=value`, each cell's settings that differ within one model, benchmark and policy.
 
-    A grid's own axes are left out, and what differs only between benchmarks or models (a longer token limit). The bits
-    of packed rows are always named: the full cache beside them may have unpacked ones.
+    The grid's own axes are left out, and so is what differs only between benchmarks or models (a longer token limit).
+    Bits of a quantized cache are always named, because the full cache beside it may not be quantized.
     """
     flat = [settings_of(cell) for cell in settings]
     names = [pd.Series([cell[kind]["name"] for cell in settings], name=kind) for kind in SECTIONS[:2]]
     names.append(pd.Series([_policy_name(cell) for cell in settings], name="policy"))
     varying = (pd.DataFrame(flat).groupby(names).nunique() > 1).groupby("policy").any()
-    # A policy's field is its own, and so are bits; any other setting that varies for one policy is named for all.
+    # Bits and a policy's fields belong to that policy; any other setting that varies for one policy is named for all.
     common = varying.columns[~varying.columns.str.startswith(_OF_A_POLICY)]
     varying[common] |= varying[common].any()
     return [
@@ -356,7 +356,7 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
 
 
 def settings_of(cell: dict[str, Any]) -> dict[str, str]:
-    """The settings that decide a cell's outputs, as `section.field`, without names, titles and a grid's axes."""
+    """Return the settings that decide a cell's outputs, as `section.field`, without names, titles and grid axes."""
     sections = {name: cell.get(name) for name in (*SECTIONS, "dataset_hash", "seed")}
     sections["cache"] = _cache(cell)
     return {
@@ -374,12 +374,12 @@ def _same_settings(cells: list[_Cell]) -> list[str]:
 
 
 def is_served(settings: Mapping[str, Any]) -> bool:
-    """Whether a server wrote a cell's texts."""
+    """True if a server wrote the cell's completions."""
     return settings.get("policy", {}).get("kind") == "declared"
 
 
 def _has_copies(cell: _Cell) -> bool:
-    """Whether a server ignores seed or temperature: its further draws then say nothing about chance."""
+    """True if a server ignores seed or temperature: more draws then say nothing about chance."""
     decoding = (cell.provenance.get("config") or {}).get("decoding") or {}
     if not is_served(cell.settings) or decoding.get("temperature") == 0:
         return False
@@ -387,7 +387,7 @@ def _has_copies(cell: _Cell) -> bool:
 
 
 def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
-    """The cells in the order in which they are shown: the known names first, then by name and by size."""
+    """Return the cells in display order: known names first, then by name and by size."""
 
     def rank(column: pd.Series) -> pd.Series:
         first = KNOWN.get(str(column.name))
@@ -420,7 +420,7 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
             rows.append((folder.name, *counts(row), *sums, *verdict))
     names = pd.CategoricalDtype([folder.name for folder in folders])
     table = pd.DataFrame(rows, columns=["cell_id", *COMPLETION_DTYPES])
-    # What is not known of a server's texts is missing.
+    # Unknown numbers of a server's completions are missing.
     gaps = {name: "float64" for name in (*COUNTS, *EVICTION_SUMS) if table[name].isna().any()}
     table = table.astype({"cell_id": names, **COMPLETION_DTYPES, **gaps})
     return table, pd.DataFrame(np.array(events).reshape(-1, 3), columns=["completion", "step", "freed"])

@@ -1,4 +1,4 @@
-"""How numbers, settings and names are written, the same in pictures, tables and the terminal."""
+"""Write numbers, settings and names, the same in pictures, tables and the terminal."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from kvsweep.escape import csv_cell, markdown_text
 
-# The colours of heatmaps: each over its own values, all over the same, or by the paired difference to the full cache.
+# Colour scales of heatmaps: each over its own values, all over the same, or by the paired difference to the full cache.
 Scale = Literal["own", "shared", "diff_from_full"]
 
 MISSING, UNFINISHED, UNGRADED, UNTOUCHED, UNPACKED = "–", "*", "?", "=", "§"
@@ -28,17 +28,17 @@ MARKS = {
 }
 DECISION_MARKS = {"safe": SAFE, "small loss": SMALL_LOSS, "worse": WORSE}
 
-# The width of a column of a paper, and of a printed page between its margins, 18 cm, in inches.
+# Inches: the width of a paper's column, and of a printed page between its margins (18 cm).
 COLUMN_WIDTH, PAGE_WIDTH = 3.3, 18 / 2.54
 
-# The axes of a sweep as they are named in a sentence, in this order. What papers call the KV budget is what stays; the
-# key `budget` is the length at which eviction fires.
+# A sweep's axes as sentences name them, in this order. Papers call what stays the KV budget; the key `budget` is the
+# cache length at which eviction fires.
 AXES = {"keep_ratio": "keep ratio", "local_window": "window", "budget": "trigger"}
 
 # An equation between numbers, such as `3 x 4 = 12`.
 EQUATION = r"\d+(?:\s*[-+*/×·x]\s*\d+)+\s*=\s*-?\d+"
 
-# The policies as their papers write them, in the order in which they are shown.
+# The policies' names in their papers, in display order.
 POLICY_TITLES = {
     "full": "full cache", "full_packed": "all rows, packed", "dynts": "DynTS", "no_question": "DynTS (no question)",
     "no_window": "DynTS (no window)", "rkv": "R-KV", "rkv_paper": "R-KV (paper)",
@@ -60,20 +60,20 @@ VARIANT_TITLES = {"original": "", "dynts_code": "DynTS code", "kvpress": "kvpres
 class Look:
     """How the figures of a report are drawn."""
 
-    width: float = COLUMN_WIDTH  # of a figure, in inches; the text keeps its size
-    row: float = PAGE_WIDTH  # of a row of heatmaps at most, in inches
-    columns: int | None = None  # heatmaps in a row; None takes as many as the width holds
+    width: float = COLUMN_WIDTH  # of a figure, in inches; text keeps its size
+    row: float = PAGE_WIDTH  # the most of a row of heatmaps, in inches
+    columns: int | None = None  # heatmaps in a row; None: as many as fit
     scale: Scale = "own"  # of the heatmaps' colours
-    marks: bool = False  # draw into the heatmaps what their captions say: verdicts, full caches, spans of chance
+    marks: bool = False  # draw the captions' verdicts, full caches and chance spans into the heatmaps
     interval: bool = False  # write the 95% interval under each value of a heatmap
-    map: str | None = None  # a colour map of matplotlib for scores; None takes the figures' own
+    map: str | None = None  # a matplotlib colour map for scores; None: the figures' own
 
 
 DEFAULT_LOOK = Look()
 
 
 def rows(table: Any) -> Iterator[Any]:
-    """The rows of a data frame as named tuples, whose fields may be of any type."""
+    """Yield the rows of a data frame as named tuples; fields may have any type."""
     return table.itertuples()
 
 
@@ -104,7 +104,7 @@ def interval(low: float, high: float, *, signed: bool = False) -> str:
 
 
 def decimal(value: float, digits: int = 1) -> str:
-    """Write a mean with so many decimals and thousands separated; a dash if missing."""
+    """Write a mean with this many decimals, thousands separated; a dash if missing."""
     return MISSING if missing(value) else f"{value:,.{digits}f}"
 
 
@@ -119,7 +119,7 @@ def p_equals(p: float) -> str:
 
 
 def axes(values: Any) -> str:
-    """Name those axes that `values` (a mapping or a row) has: "keep ratio 0.3, window 48, trigger 128"."""
+    """Name the axes that `values` (a mapping or a row) has: "keep ratio 0.3, window 48, trigger 128"."""
     known = {name: values[name] for name in AXES if name in values and not missing(values[name])}
     return ", ".join(f"{AXES[name]} {number(value)}" for name, value in known.items())
 
@@ -142,7 +142,7 @@ def setting_of(policy: Mapping[str, Any]) -> str:
 
 
 def marks(texts: Iterable[str]) -> dict[str, int]:
-    """How many of the texts have each mark, in the order of MARKS; that of a small loss holds that of a safe cell."""
+    """Count how many texts have each mark, in the order of MARKS; a small loss's mark includes that of a safe cell."""
     found = list(texts)
     others = [text.replace(SMALL_LOSS, "") for text in found]
     counts = {mark: sum(mark in text for text in (found if mark == SMALL_LOSS else others)) for mark in MARKS}
@@ -150,29 +150,29 @@ def marks(texts: Iterable[str]) -> dict[str, int]:
 
 
 def state_marks(row: Any) -> str:
-    """The marks of a cell's score: nothing evicted, nothing packed, not finished, fewer draws than the others."""
+    """Return the marks of a cell's score: nothing evicted, nothing quantized, unfinished, fewer draws than others."""
     unpacked = getattr(row, "packed", None) == 0
-    stopped = getattr(row, "stopped_early", None) == True  # noqa: E712 - NaN where nothing is compared
+    stopped = getattr(row, "stopped_early", None) == True  # NaN if nothing is compared
     untouched = row.policy != "full" and getattr(row, "evicted", None) == 0 and row.bits == 16
     marks = UNTOUCHED * untouched + UNPACKED * unpacked
     return marks + UNFINISHED * (row.status != "done") + STOPPED * stopped
 
 
 def markdown(lines: Iterable[Iterable[str]]) -> str:
-    """Write a Markdown table; the first line holds the heads."""
+    """Write a Markdown table; the first line has the heads."""
     head, *rows = [[markdown_text(text) for text in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
 
 
 def csv_text(table: Any) -> str:
-    """Write a data frame as CSV with all digits of its numbers, in which no text runs as a formula."""
+    """Write a data frame as CSV with all digits; no text runs as a formula."""
     return table.map(csv_cell).to_csv(index=False, lineterminator="\n")
 
 
 def policy_title(policy: str, variant: str = "") -> str:
     """Name a policy in a picture: "SnapKV", "SnapKV (DynTS code)", "DynTS (question=free)".
 
-    `variant` is as in cells.csv. Of a field that is itself called `variant` only the value is named, unless "original".
+    `variant` is as in cells.csv. A field called `variant` shows only its value, unless it is "original".
     """
     named = ", ".join(word for field in variant.split(",") if (word := _variant_title(field.strip())))
     return POLICY_TITLES.get(policy, policy) + (f" ({named})" if named else "")

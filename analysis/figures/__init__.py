@@ -1,1 +1,1 @@
-"""Numbers to figures."""
+"""From numbers to figures."""

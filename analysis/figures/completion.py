@@ -1,4 +1,4 @@
-"""One completion: the importance of its tokens, those that evictions left, and how much importance policies keep."""
+"""Figures of one completion: importance of its tokens, kept tokens, and how much importance policies keep."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,31 +20,31 @@ from kvsweep.errors import UserError
 from kvsweep.records import Eviction, held_percents
 
 WHITE_TO_BLUE = LinearSegmentedColormap.from_list("importance", ["#ffffff", "#9ecae1", "#3182bd", "#08306b"])
-# No score is measured there: hatched, and in no colour of the scale.
+# Tokens without a score: hatched, in no colour of the scale.
 UNSCORED: Any = {"facecolor": "0.95", "edgecolor": "0.75", "hatch": "///", "linewidth": 0}
 # Red, dark enough for small text.
 MEAN_COLOR = "#c00000"
-# A page is this many dots wide. With more tokens each dot shows the largest score, so that no single high one is lost.
+# Width of a page in dots. With more tokens, each dot shows the largest of its scores, so that no high score is lost.
 MOST_COLUMNS = 1200
-# The scale ends at these percentiles; otherwise a few outliers would leave all other scores one colour.
+# The colour scale ends at these percentiles; otherwise a few outliers would leave all other scores one colour.
 PERCENTILES = (1.0, 99.0)
-# More names leave no room for the curves: so many policies with the best scores have a colour, the others are grey.
+# At most this many policies, those with the best scores, have a colour and a name; the others are grey.
 MAX_NAMED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The parts of one text, which all its strips share."""
+    """The parts of one completion, shared by all its strips."""
 
     question: int  # tokens
     thinking: int  # tokens
-    answer: int  # tokens, those of the closing tag among them
+    answer: int  # tokens, with the closing tag
     steps: Sequence[int]  # [thinking] number of the step that each thinking token belongs to, ascending from 0
     pieces: Sequence[str]  # the text of each thinking token
 
 
 def mean_and_ratio(scores: np.ndarray) -> tuple[float, float]:
-    """The mean of the known scores, and the fraction of them above the mean; both NaN where no score is known."""
+    """Return the mean of the known scores and the fraction of them above the mean; both NaN without a known score."""
     known = scores[~np.isnan(scores)]
     if not len(known):
         return float("nan"), float("nan")
@@ -82,7 +82,7 @@ def importance_figure(
     for axes, (name, scores) in zip(rows, strips.items(), strict=True):
         _strip(axes, layout, by_step(scores, layout.steps) if average_steps else scores)
         axes.set_title(f"{name}{', mean of each step' if average_steps else ''}", loc="left", fontsize=8)
-    # Only the thinking is drawn to scale, so only it has ticks.
+    # Only the thinking is drawn to scale, so only the thinking has ticks.
     rows[-1].set_xticks([tick for tick in rows[-1].get_xticks() if 0 <= tick < layout.thinking])
     rows[-1].set_xlabel("Reasoning Step (tokens of the thinking)")
     figure.set_label(title)
@@ -129,7 +129,7 @@ def _strip(axes: Axes, layout: Layout, scores: np.ndarray) -> None:
 
 
 def pooled(scores: np.ndarray, most: int) -> np.ndarray:
-    """Reduce the scores to at most `most` columns, each the largest known score of the tokens that share the column."""
+    """Reduce the scores to at most `most` columns, each the largest known score of its tokens."""
     if len(scores) <= most:
         return scores
     starts = np.unique(np.linspace(0, len(scores), most, endpoint=False).astype(int))
@@ -137,7 +137,7 @@ def pooled(scores: np.ndarray, most: int) -> np.ndarray:
 
 
 def lorenz(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The share of the tokens, most important first, and the share of all importance they carry; both from 0 to 1."""
+    """Return shares of tokens, most important first, and their shares of all importance; both from 0 to 1."""
     ordered = np.sort(scores[~np.isnan(scores)])[::-1]
     carried = np.concatenate([[0.0], np.cumsum(ordered)])
     return np.linspace(0, 1, len(carried)), carried / max(carried[-1], 1e-300)
@@ -161,7 +161,7 @@ class Kept:
 
 
 def read_kept(pieces: Sequence[str], prompt: int, evictions: Sequence[Eviction]) -> Kept:
-    """Decode the tokens that each eviction of a completion left; raises a UserError if none is stored."""
+    """Decode which tokens each eviction of a completion kept; raises UserError if no eviction is stored."""
     if not evictions:
         raise UserError(
             "this completion was never evicted: all of it stayed; choose another, or a smaller policy.budget."
@@ -181,9 +181,9 @@ def kept_table(kept: Kept) -> pd.DataFrame:
 
 
 def retention(kept: Kept, importance: np.ndarray, start: int) -> np.ndarray:
-    """Compute the share of the importance written so far that the cache holds after each eviction, [evictions].
+    """Return the share of the importance written so far that the cache holds after each eviction, [evictions].
 
-    `importance`, [thinking], is that of the thinking tokens from position `start` on, none below 0; NaN counts nothing.
+    `importance`, [thinking], is that of the thinking tokens from position `start` on, none below 0; NaN counts as 0.
     """
     held = kept.held[:, start : start + len(importance)]
     weight = np.where(np.isnan(held) | np.isnan(importance), 0.0, importance)
@@ -192,10 +192,10 @@ def retention(kept: Kept, importance: np.ndarray, start: int) -> np.ndarray:
 
 
 def rank_correlation(table: pd.DataFrame) -> tuple[float, float, int]:
-    """Spearman's rho of `retained` and `pass1` over the policies, its p, and how many policies have both.
+    """Return Spearman's rho of `retained` and `pass1` over the policies, its p, and the number of policies with both.
 
-    p is that of a permutation test, exact for up to 7 policies: the usual approximation needs more of them. rho and p
-    are NaN for fewer than three policies, or if all policies have the same value.
+    p is from a permutation test, exact for up to 7 policies, because the usual approximation needs more. rho and p are
+    NaN for fewer than three policies, or if all policies have the same value.
     """
     ranks = table[["retained", "pass1"]].dropna().rank()
     if len(ranks) < 3 or (ranks.nunique() == 1).any():
@@ -215,9 +215,9 @@ def correlation_text(table: pd.DataFrame) -> str:
 def retention_figure(
     curves: pd.DataFrame, table: pd.DataFrame, lorenz: dict[str, tuple[np.ndarray, np.ndarray]], *, title: str
 ) -> Figure:
-    """Draw the true importance that each policy holds, its score against that, and how unequal importance is.
+    """Draw how much true importance each policy keeps, its score against that, and how unequal importance is.
 
-    `curves` and `table` are `metrics.by_eviction` and `by_policy`; `lorenz` has shares of tokens and importance.
+    `curves` and `table` come from `metrics.by_eviction` and `by_policy`; `lorenz` has shares of tokens and importance.
     """
     rest: dict[str, Any] = {"color": "0.8", "marker": ".", "zorder": 1}
     best = table.nlargest(MAX_NAMED, "pass1")["policy"]

@@ -1,4 +1,4 @@
-"""The cost of a decoding step as the text grows, compressed beside full: rows, KV memory, FLOPs."""
+"""The cost of a decoding step as the text grows, compressed and full: cached tokens, KV memory, FLOPs."""
 
 import json
 from pathlib import Path
@@ -18,10 +18,10 @@ from kvsweep.files import read_file
 
 MAX_LINES = 4
 
-# Settings whose cache lengths differ by less than this share on average have one line: it would hide the others.
+# Settings with cache lengths that differ by less than this share on average share a line, which would hide others.
 ALIKE = 0.04
 
-# A mean over fewer completions depends more on which of them still write than on the step.
+# With fewer completions, the mean depends more on which of them still decode than on the step.
 MIN_LIVE = 10
 
 RATIOS = (
@@ -32,10 +32,10 @@ TITLES = ("cache length (tokens)", *RATIOS)
 
 
 def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Count the completions that still write at each step, and average their cache lengths (`metrics.cache_rows`).
+    """Count the completions that still decode at each step, and average their cache lengths (`metrics.cache_rows`).
 
-    `rows` are one cell's completions, indexed by their number in the run, and `events` their evictions. Returns live,
-    held, full, each [steps]: the count, the mean length, and the mean length if nothing were evicted.
+    `rows` are one cell's completions, indexed by their number in the run; `events` are their evictions. Returns live,
+    held, full, each [steps]: the count, the mean length, and the mean length without evictions.
     """
     tokens, begin = rows["num_tokens"].to_numpy(), np.zeros(len(rows), int)
     steps = int(tokens.max())
@@ -48,17 +48,17 @@ def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarra
 
 
 def _sums(begins: np.ndarray, ends: np.ndarray, amounts: np.ndarray, steps: int) -> np.ndarray:
-    """Sum at each step the amounts that count there: each from its begin to before its end."""
+    """Sum at each step the amounts that are active there: each from its begin to just before its end."""
     begun, ended = (np.bincount(places, amounts, steps)[:steps] for places in (begins, ends))
     return np.cumsum(begun - ended)
 
 
 @matplotlib.rc_context(style.STYLE)
 def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -> Figure | None:
-    """Draw cache length, KV memory and FLOPs against step for the settings of the benchmark with the longest texts.
+    """Draw cache length, KV memory and FLOPs against step, for the benchmark with the longest completions.
 
-    FLOPs, 2 per weight and 4 per layer, head dimension and row, need the config.json that the provenance names, or have
-    no panel. Without a compressed cell there is no figure.
+    FLOPs (2 per weight, and 4 per layer, head dimension and row) need the config.json that the provenance names;
+    without it they have no panel. Returns None without a compressed cell.
     """
     ours = metrics[(metrics["model"] == model) & (metrics["completions"] >= MIN_LIVE)]
     compressed = ours[(ours["policy"] != "full") & (ours["evicted"] > 0)]
@@ -92,14 +92,14 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
 
 
 def _lengths(run: Run, cell: str) -> tuple[np.ndarray, np.ndarray]:
-    """The cache lengths of a cell and of a full cache at the steps at which enough texts still write."""
+    """Return the cache lengths of a cell and of a full cache, at steps where enough completions still decode."""
     rows = run.completions[run.completions["cell_id"] == cell]
     live, held, full = lengths_by_step(rows, run.events[run.events["completion"].isin(rows.index)])
     return held[live >= MIN_LIVE], full[live >= MIN_LIVE]
 
 
 def _memory_ratio(run: Run, cell: str, full_cell: str, held: np.ndarray, full: np.ndarray) -> np.ndarray:
-    """The bytes of the full cache over the cell's; the ratio of the lengths where the bytes of a row are not known."""
+    """Full-cache KV bytes divided by this cell's, per step; the length ratio if bytes per token are unknown."""
     own, whole = (run.provenance.get(name, {}).get("bytes", {}) for name in (cell, full_cell))
     if not (own.get("row") and whole.get("row")):
         return full / held
@@ -111,9 +111,9 @@ def _memory_ratio(run: Run, cell: str, full_cell: str, held: np.ndarray, full: n
 
 
 def _chosen(cells: pd.DataFrame) -> tuple[list[tuple[str, str]], bool]:
-    """Names and ids of at most `MAX_LINES` cells, from the smallest cache on, and whether one stands for others.
+    """Return names and ids of at most `MAX_LINES` cells, smallest cache first, and True if one stands for others.
 
-    Of cells alike in bits and length the first is taken.
+    Of cells with equal bits and similar lengths, the first is taken.
     """
     lengths = (np.log(cells["mean_cache_length"]) / np.log1p(ALIKE)).round()
     groups = [rows for _, rows in cells.groupby([lengths, "bits"])]
@@ -123,7 +123,7 @@ def _chosen(cells: pd.DataFrame) -> tuple[list[tuple[str, str]], bool]:
 
 
 def flops(run: Run, cell_id: str) -> tuple[float, float] | None:
-    """FLOPs of a token beside the cache, full windows included, and per row of it; None without config.json."""
+    """FLOPs of a token without cached tokens (full windows included), and per cached token; None if unknown."""
     path = ((run.provenance.get(cell_id, {}).get("config") or {}).get("model") or {}).get("path")
     try:
         config = json.loads(read_file(Path(str(path)) / "config.json", linked=True))

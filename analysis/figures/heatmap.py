@@ -34,29 +34,29 @@ from kvsweep.analysis.statistics.metrics import mean_over_benchmarks, model_titl
 from kvsweep.analysis.statistics.sentences import PanelVerdict
 from kvsweep.errors import UserError
 
-# The size of the numbers in points; a letter of a panel's title and one of an axis in inches.
+# Size of the numbers in points; letters of a panel's title and of an axis in inches.
 SIZE, TITLE, LETTER = 6.5, 0.051, 0.046
-# In inches: the widest panel, what it has beside its cells, and the height of a row of cells, at least and at most.
+# Inches: widest panel, space beside its cells, and least and largest height of a row of cells.
 WIDEST, BESIDE, LOW, HIGH = COLUMN_WIDTH, 0.6, 0.25, 0.38
 # The most inches of a figure, as of `--width`.
 MOST = 60
 
-# The columns of metrics that a heatmap reads; means over benchmarks and published scores lack some of them.
+# Columns of metrics that a heatmap reads; means over benchmarks and published scores lack some of them.
 READ = ["cell_id", "policy", "status", "completions", "graded", "ungraded", "evicted", "packed", "bits", "decision"]
 READ += ["pass_at_1", "se", "ci_low", "ci_high", "diff_to_full", "these_low", "these_high", "stopped_early"]
 
-# A column's head holds so many letters of a reasoning step. A printed page shows no more tokens and steps than these.
+# A column's head has room for this many letters of a reasoning step, a printed page for this many tokens and steps.
 STEP_LETTERS, MOST_TOKENS, MOST_STEPS = 32, 36, 9
-# A step whose largest effect is below this share of the largest of all is summed up with the others.
+# Steps with a largest effect below this share of the overall largest are summed up.
 FAINT = 0.001
 
 
 def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataFrame:
-    """What a heatmap shows of each cell: cell_id, value, label, mark, error and interval at these places, in order.
+    """What a heatmap shows of each cell, in order of these places: cell_id, value, label, mark, error, interval.
 
-    The rows of metrics are indexed by their places. The value is Pass@1 in percent, or the difference to the full cache
-    in points, NaN where it is unknown. The label is the value as a text, `mark` has the marks of its state and of its
-    verdict, and `error` the standard error of Pass@1, with the number of graded completions where more are to come.
+    The rows of metrics are indexed by place. The value is Pass@1 in percent, or the difference to the full cache in
+    points, NaN if unknown. The label is the value as text; `mark` has the marks of the cell's state and verdict;
+    `error` has the standard error of Pass@1, with the number of graded completions if more will come.
     """
     names = ["diff_to_full", "these_low", "these_high"] if difference else ["pass_at_1", "ci_low", "ci_high"]
     found = []
@@ -79,11 +79,11 @@ def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataF
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One heatmap: its title, a line below it, and its cells and full cache as `cells` gives them, row by row.
+    """One heatmap: its title, a line below it, and cells and full cache from `cells`, row by row.
 
-    `rows` and `columns` name the windows, descending, and the ratios, ascending. Panels of one `scale` have one range
-    of colours, which reaches to their full caches' scores; that of differences lies around zero. `floor` says how far
-    apart chance would put the scores; a panel of scores that may differ by chance alone is pale.
+    `rows` and `columns` name the windows (descending) and the ratios (ascending). Panels of one `scale` share a range
+    of colours, which includes their full caches' scores; a scale of differences is centred on zero. `floor` says how
+    far apart chance would put the scores; a panel with scores that may differ by chance alone is pale.
     """
 
     title: str
@@ -102,7 +102,7 @@ class Panel:
 
     @property
     def level(self) -> float:
-        """The full cache's Pass@1 in percent; NaN where it is unknown, or differences are shown."""
+        """The full cache's Pass@1 in percent; NaN if unknown, or if differences are shown."""
         return np.nan if self.difference else float(self.full["value"].mean())
 
     @property
@@ -117,12 +117,12 @@ class Panel:
 
     @property
     def lines(self) -> list[str]:
-        """What stands over the cells: the title, the note, and the scores' span beside that of chance."""
+        """The text over the cells: title, note, and the span of the scores beside the chance span."""
         return [self.title, *[self.note] * bool(self.note), *self.chance]
 
     @property
     def chance(self) -> list[str]:
-        """The span of the scores, and that of chance; empty if it is not known."""
+        """The span of the scores and the chance span; empty if unknown."""
         if self.floor is None:
             return []
         low, _, high = (notation.percent(value) for value in self.floor.expected_range)
@@ -132,12 +132,12 @@ class Panel:
         ]
 
     def colors(self, cmap: str) -> str | Colormap:
-        """The colour map of the cells, where `cmap` is that of scores."""
+        """Return the cells' colour map; `cmap` is the map for scores."""
         return style.DIVERGING if self.difference else style.faded(cmap) if self.pale else cmap
 
     @property
     def numbers(self) -> list[float]:
-        """All values that the colour scale must reach, NaN among them."""
+        """All values that the colour scale must cover, with NaN among them."""
         return [*self.cells["value"], self.level]
 
 
@@ -148,9 +148,9 @@ def grid_panels(
     look: Look = DEFAULT_LOOK,
     verdicts: Sequence[PanelVerdict] = (),
 ) -> list[Panel]:
-    """A model's heatmap of each benchmark; `metrics` has all cells, for titles and full caches.
+    """Return a model's heatmap of each benchmark; `metrics` has all cells, for titles and full caches.
 
-    The scores of a panel that has a verdict stand beside what chance would give.
+    A panel with a verdict also shows its chance span.
     """
     found = []
     for benchmark in grid.benchmarks:
@@ -190,7 +190,7 @@ def _floor(panel: Panel, verdicts: Sequence[PanelVerdict]) -> NoiseFloor | None:
 
 
 def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
-    """Draw one panel, a model's Pass@1 averaged over the grid's benchmarks; a cell that lacks one is missing."""
+    """Draw one panel, a model's Pass@1 averaged over the grid's benchmarks; a cell without one of them is missing."""
     rows = grid.cells[grid.cells["model"] == model]
     full = mean_over_benchmarks(_full_cells(rows, metrics), grid.benchmarks)
     mean = mean_over_benchmarks(rows, grid.benchmarks).dropna(subset="pass_at_1")
@@ -247,13 +247,13 @@ def _panel(grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str,
 
 
 def _windows(grid: PolicyGrid, rows: pd.DataFrame) -> list[str]:
-    """The names of the grid's windows, with a mark where a reading of a published figure is doubted."""
+    """Return the names of the grid's windows, with a mark if a published figure's reading is in doubt."""
     doubted = set(rows.loc[rows["sure"] == "no", "local_window"]) if "sure" in rows else set()
     return [notation.number(window) + UNSURE * (window in doubted) for window in grid.windows]
 
 
 def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]:
-    """The ends of a colour scale for some numbers, of which NaN are left out; around zero for differences."""
+    """Return the ends of a colour scale for some numbers, without NaN; centred on zero for differences."""
     known = [number for number in numbers if number == number]
     if difference:
         most = max([1.0, *map(abs, known)])
@@ -265,7 +265,7 @@ def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]
 
 @matplotlib.rc_context(style.STYLE)
 def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> Figure:
-    """Draw panels; the figure's label, its caption, has the name, the notes and what `look.marks` draws."""
+    """Draw panels; the figure's label (its caption) has the name, the notes and what `look.marks` draws."""
     caption = _caption(panels, name, notes)
     if not look.marks:
         panels = [panel.plain for panel in panels]
@@ -303,7 +303,7 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
 
 
 def _caption(panels: list[Panel], name: str, notes: list[str]) -> str:
-    """The name and the notes, each panel's full cache and chance, and how many cells have each mark."""
+    """Return the name, the notes, each panel's full cache and chance span, and how many cells have each mark."""
     told = [f"{panel.title.rpartition(' | ')[2]}: {', '.join(panel.lines[1:])}" for panel in panels if panel.lines[1:]]
     texts = [text for panel in panels for text in (panel.matrix("label") + panel.matrix("mark")).flat]
     texts += [UNSURE for panel in panels for name in panel.rows if name.endswith(UNSURE) for _ in panel.columns]
@@ -313,7 +313,7 @@ def _caption(panels: list[Panel], name: str, notes: list[str]) -> str:
 
 
 def _write_marks(figure: Figure, panels: list[Panel], labels: list[np.ndarray], notes: list[str]) -> None:
-    """Explain below a figure what it shows beside the scores."""
+    """Explain below a figure its marks and notes."""
     texts = [text for panel, own in zip(panels, labels, strict=True) for text in (panel.note, *panel.rows, *own.flat)]
     stroke = any(panel.level == panel.level for panel in panels)
     pale = "a pale panel is one whose settings may differ by chance alone (p of 0.05 or more)"
@@ -323,14 +323,14 @@ def _write_marks(figure: Figure, panels: list[Panel], labels: list[np.ndarray], 
 
 
 def _labels(panel: Panel, look: Look) -> np.ndarray:
-    """The texts in the cells, [windows, ratios]: labels with their marks, and the interval if it is wanted."""
+    """Return the texts in the cells, [windows, ratios]: labels with marks, and with intervals if wanted."""
     texts = panel.matrix("label") + panel.matrix("mark")
     intervals = panel.matrix("interval")
     return np.where(intervals != "", texts + "\n" + intervals, texts) if look.interval else texts
 
 
 def _fitting_columns(panels: list[Panel], labels: list[np.ndarray], width: float) -> int:
-    """How many panels of a row have room for their texts, in rows of about the same length."""
+    """Return how many panels fit into a row, so that rows have about the same length."""
     titles = max(len(text) for panel in panels for text in panel.lines)
     fits = max(1, int((width - _edge(panels)) / max(_panel_width(panels, labels), TITLE * titles)))
     return ceil(len(panels) / ceil(len(panels) / fits))
@@ -360,7 +360,7 @@ def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, fl
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, pad=1)
     if ends[0] <= panel.level <= ends[1]:
-        for color, width in (("white", 3.5), ("black", 1.5)):  # seen on light and on dark colours
+        for color, width in (("white", 3.5), ("black", 1.5)):  # visible on light and dark colours
             bar.ax.axhline(panel.level, color=color, linewidth=width, clip_on=False)
     return bar
 
@@ -385,7 +385,7 @@ def attribution_figure(
     """Draw signed effects on the log-probability [tokens, steps] with four decimals, red (-1) over white to blue (1).
 
     A value beyond the scale has its end's colour and is printed in full. The steps with the largest effects have a
-    column each, in the text's order, and the last column sums the others; of many tokens the strongest are shown.
+    column each, in the text's order; the last column sums the others. Of many tokens only the strongest are shown.
     """
     rows, columns = strongest(values, axis=1, most=MOST_TOKENS), strongest(values, axis=0, most=MOST_STEPS)
     shown, names = values[:, columns], [shortened(steps[column]) for column in columns]
@@ -398,7 +398,7 @@ def attribution_figure(
     notes += [f"the {len(rows)} of {len(tokens)} tokens with the largest effects"] if len(rows) < len(tokens) else []
     figure = style.new_figure((min(PAGE_WIDTH, max(5.2, 1.6 + 0.55 * len(names))), 2.6 + 0.165 * len(rows)))
     axes = figure.subplots()
-    labels = np.array([[f"{value:z.4f}" for value in row] for row in shown])  # z: no sign before a zero
+    labels = np.array([[f"{value:z.4f}" for value in row] for row in shown])  # z: no minus sign before zero
     mesh = style.heat_table(axes, shown, labels, cmap=cmap or style.DIVERGING, limits=(-1.0, 1.0), size=6)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
@@ -413,7 +413,7 @@ def attribution_figure(
 
 
 def strongest(values: np.ndarray, *, axis: int, most: int) -> list[int]:
-    """The rows (axis 1) or columns (axis 0) with the largest absolute values, in order; faint columns are left out."""
+    """The rows (axis 1) or columns (axis 0) with the largest absolute values, in order, without faint columns."""
     strength = np.abs(values).max(axis=axis)
     ranked = np.argsort(-strength, kind="stable")[:most]
     if axis == 0:
@@ -427,7 +427,7 @@ def visible(token: str) -> str:
 
 
 def shortened(step: str) -> str:
-    """Put a step's text on one line and cut it to the length that a column's head holds: its last equation stays."""
+    """Put a step's text on one line and cut it to a column's head; its last equation stays."""
     line = " ".join(step.split())
     if len(line) <= STEP_LETTERS:
         return line

@@ -1,4 +1,4 @@
-"""Settings in order: policies by Pass@1, the scores of a grid beside those tied with the best, replayed texts by KL."""
+"""Rankings: policies by Pass@1, the scores of a grid and which are tied with the best, and replays by KL."""
 
 from typing import Any
 
@@ -19,26 +19,26 @@ from kvsweep.analysis.statistics.sentences import PanelVerdict
 
 POLICY = ["policy", "variant"]
 
-# Light enough for dark text on them, and different in grey print.
+# Light enough for dark text on top, and different in grey print.
 BAR_COLOR, FULL_COLOR, LENGTH_COLOR = "#9ecae1", "#d0d0d0", "#b3400d"
 BAND_COLOR, SIGNAL_COLOR, NOISE_COLOR = "0.85", "#0072B2", "#D55E00"
 
-# In inches: the height of a bar, the least width of a panel of bars with its numbers, and a letter's width.
+# Inches: a bar's height, the least width of a panel of bars with numbers, and a letter's width.
 BAR, PANEL, LETTER = 0.155, 0.72, 0.047
-# A row with fewer panels than this shows the mean alone: in more rows the figure would be higher than a page.
+# If a row has fewer panels, only the mean is shown: more rows would make the figure higher than a page.
 FEWEST_IN_A_ROW = 4
-# All panels of the noise figure together, in inches: with the note they fit on a page.
+# Inches of all panels of the noise figure together: with the note they fit on a page.
 MOST_HIGH = 9.0
-# A page has room for the names of so many replayed settings, and a column of a page for so many.
+# A page has room for this many names of replayed settings, a column of a page for this many.
 MOST, MOST_IN_A_COLUMN = 60, 40
 
 
 @matplotlib.rc_context(style.STYLE)
 def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
-    """Draw Pass@1 per policy as bars with standard errors and numbers, the best first, and at the end the cache length.
+    """Draw Pass@1 per policy as bars with standard errors and numbers, best first, with the cache length at the end.
 
-    The first panel is the mean over benchmarks, missing where one is; each further one is a benchmark with the marks of
-    the verdicts, which a narrow figure lacks. The length is the mean over benchmarks and steps (`metrics.cache_rows`).
+    The first panel is the mean over benchmarks, missing if one of them is. Each further panel is a benchmark, with
+    verdict marks unless the figure is narrow. The length is the mean over benchmarks and steps (`metrics.cache_rows`).
     """
     ours = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
     ours = ours[ours["benchmark"].isin(compressed_benchmarks(ours))]
@@ -68,13 +68,13 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
 
 
 def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> list[str]:
-    """Draw the bars of one benchmark, or of the mean, which has no verdicts; return the numbers beside them."""
+    """Draw the bars of a benchmark, or of the mean, which has no verdicts; return the numbers beside them."""
     score, ends = style.percent_errors(rows)
     look: dict[str, Any] = {"color": [FULL_COLOR if policy == "full" else BAR_COLOR for policy in rows["policy"]]}
     look |= {"edgecolor": "0.45", "linewidth": 0.5, "error_kw": {"ecolor": "0.25", "elinewidth": 0.8}}
     axes.barh(rows.index, score, xerr=ends, **look)
     axes.fill_between([], [], color=BAR_COLOR, label="Pass@1 (%) ± standard error over problems")
-    if len(zero := score[score == 0]):  # a bar of no length is a stroke
+    if len(zero := score[score == 0]):  # a bar of length zero is drawn as a stroke
         axes.plot(zero, zero.index, "|", color="0.25", markersize=7, markeredgewidth=1.6, clip_on=False)
     numbers = [notation.percent_pm(*pair) for pair in zip(rows["pass_at_1"], rows["se"], strict=True)]
     if "decision" in rows:
@@ -112,15 +112,15 @@ def _numbers(axes: Axes, numbers: list[str], most: float) -> None:
 
 @matplotlib.rc_context(style.STYLE)
 def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Figure:
-    """Draw one panel per verdict, each with a floor: its settings' Pass@1 in ascending order, and a grey band.
+    """Draw one panel per verdict that has a floor: its settings' Pass@1 in ascending order, and a grey band.
 
-    The band reaches from the best score down by `NoiseFloor.critical`: the settings in it are tied with the best.
+    The band reaches from the best score down by `NoiseFloor.critical`: settings inside are tied with the best.
     """
     columns = min(2 if look.width > 5 else 1, len(verdicts))
     figure, grid = style.panels(look.width, len(verdicts), columns, row=1.8, rest=0.38, most=MOST_HIGH)
     floors = [verdict.floor for verdict in verdicts if verdict.floor is not None]
     tied = [max(0.0, 100 * (floor.scores.max() - floor.critical)) for floor in floors]
-    # Each axis has the same length, so that the eye may compare the spans.
+    # Each axis has the same length, so that spans can be compared by eye.
     bottoms = [min(start, 100 * floor.scores.min()) for start, floor in zip(tied, floors, strict=True)]
     lengths = [100 * floor.scores.max() - low for low, floor in zip(bottoms, floors, strict=True)]
     length = min(1.16 * max([*lengths, 1.0]), 104.0)
@@ -150,8 +150,8 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
 
 @matplotlib.rc_context(style.STYLE)
 def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: Look = DEFAULT_LOOK) -> Figure:
-    """Draw a model's KL per setting (a `fidelity` table), nearest first, and that of cells by `fidelity_bins`."""
-    # A trigger that all settings share stands in the title.
+    """Draw a model's KL per setting (a `fidelity` table), smallest first, and that of cells by `fidelity_bins`."""
+    # If all settings share a trigger, the title names it.
     budgets = table["budget"].dropna().unique()
     named = table.assign(setting=[notation.setting(row, trigger=len(budgets) > 1) for row in table.itertuples()])
     wide = look.width > 5

@@ -1,4 +1,4 @@
-"""The look, the parts and the files that all figures share."""
+"""Look, parts and files that all figures share."""
 
 import re
 import sys
@@ -31,11 +31,11 @@ from kvsweep.files import replace_text, replacing
 
 FORMATS = ("png", "svg", "pdf")
 
-# A user's matplotlibrc changes no figure. The backend is a program's or a notebook's own.
+# A user's matplotlibrc changes no figure. The backend belongs to the program or notebook.
 _DEFAULTS = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
 STYLE: Any = {
     **_DEFAULTS,
-    # Times as papers have it, and what it lacks: matplotlib brings both, so that every machine draws the same.
+    # Times, as in papers, and a font for other characters; matplotlib ships both, so all machines draw the same.
     "font.family": ["STIXGeneral", "DejaVu Sans"],
     **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7),
@@ -49,7 +49,7 @@ STYLE: Any = {
 
 # Lightness falls evenly from low to high: safe for colour-blind readers and in grey print.
 SEQUENTIAL = "YlGnBu"
-# Red below zero and blue above it: colour-blind readers tell the two apart.
+# Red below zero, blue above zero: colour-blind readers can tell them apart.
 DIVERGING = "RdBu"
 
 # Okabe and Ito's colours, with indigo for their yellow, which is too light in print, and Tol's wine and olive. Nine
@@ -62,18 +62,18 @@ LETTERS, LETTER = 22, 0.039
 
 
 def check_map(name: str | None) -> None:
-    """Raise a UserError if matplotlib has no colour map of that name."""
+    """Raise UserError if matplotlib has no colour map with this name."""
     if name is not None and name not in matplotlib.colormaps:
         raise UserError(f"--map {name} is no colour map of matplotlib: give one such as viridis, PuOr or RdYlGn.")
 
 
 def new_figure(size: tuple[float, float]) -> Figure:
-    """Make an empty figure of that width and height in inches, whose parts make room for each other."""
+    """Make an empty figure of this width and height in inches; its parts do not overlap."""
     return Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.05, h_pad=0.06))
 
 
 def wrapped(text: str, width: float) -> str:
-    """Break the lines of a note that would be wider than `width` inches, into lines of about the same length."""
+    """Break lines of a note that are wider than `width` inches into lines of about the same length."""
     most, found = round(LETTERS * width), []
     for line in text.splitlines():
         longest = max(map(len, line.split(" ")))
@@ -83,14 +83,14 @@ def wrapped(text: str, width: float) -> str:
 
 
 def footnote(figure: Figure, text: str) -> None:
-    """Write a note below the figure, in lines that fit, and make the figure higher by them."""
+    """Write a note below the figure, in lines that fit, and make the figure higher for it."""
     lines = wrapped(text, figure.get_figwidth())
     figure.set_figheight(figure.get_figheight() + 0.12 * (1 + lines.count("\n")))
     figure.supxlabel(lines, fontsize=7, color="0.3")
 
 
 def marks(texts: Iterable[str]) -> list[str]:
-    """Explain the marks that these texts hold, and the sign of the standard error."""
+    """Explain the marks in these texts, and the sign of the standard error."""
     shown = list(texts)
     meanings = {mark: notation.MARKS[mark] for mark in notation.marks(shown)}
     meanings |= {"±": "standard error over problems"} if any("±" in text for text in shown) else {}
@@ -129,7 +129,7 @@ def percent_axis(axes: Axes) -> None:
 
 
 def percent_errors(rows: Any) -> tuple[Any, list[Any]]:
-    """Compute scores in percent, and the lengths of their error bars to either side, which end at 0 and 100."""
+    """Return scores in percent, and the lengths of their error bars to either side, cut at 0 and 100."""
     score, error = 100 * rows["pass_at_1"], 100 * rows["se"].fillna(0)
     return score, [np.minimum(error, score), np.minimum(error, 100 - score)]
 
@@ -143,7 +143,7 @@ def full_cache_level(axes: Axes, rows: pd.DataFrame, label: str = "full cache") 
 
 
 def legend_below(figure: Figure) -> None:
-    """Explain below a figure what its panels have drawn, each label once, and make the figure higher by that."""
+    """Explain below a figure what its panels show, each label once, and make the figure higher for it."""
     drawn = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
     handles = {label: handle for pairs in drawn for handle, label in pairs}
     columns = max(1, int(figure.get_figwidth() / (LETTER * (max(map(len, handles)) + 7))))
@@ -160,13 +160,13 @@ def legend_below(figure: Figure) -> None:
 
 
 def look_of(place: int) -> dict[str, Any]:
-    """The colour, marker and dashes of the line or policy with that number."""
+    """Return the colour, marker and dashes of the line or policy with this number."""
     choices: dict[str, Any] = {"color": LINE_COLORS, "marker": MARKERS, "linestyle": DASHES}
     return {name: values[place % len(values)] for name, values in choices.items()}
 
 
 def policy_looks(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:
-    """The colour, marker and dashes by policy and variant; a known policy looks the same in every figure."""
+    """Return colour, marker and dashes by policy and variant; a known policy looks the same in every figure."""
     names = [name for name in notation.POLICY_TITLES if name != "full"]
     others = count(len(names))
     return {
@@ -176,12 +176,12 @@ def policy_looks(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[
 
 
 def faded(cmap: str) -> Colormap:
-    """A colour map of which a third is left, for scores that may differ by chance alone."""
+    """Return a colour map at a third of its strength, for scores that may differ by chance alone."""
     return ListedColormap(1 - (1 - matplotlib.colormaps[cmap](np.linspace(0, 1, 256))[:, :3]) / 3)
 
 
 def shade(value: float, limits: tuple[float, float], cmap: str | Colormap) -> tuple[str, str]:
-    """A value's colour on a scale between two limits, and black or white, whichever has the greater contrast to it."""
+    """Return a value's colour on a scale between two limits, and black or white, whichever has more contrast."""
     color = matplotlib.colormaps.get_cmap(cmap)((value - limits[0]) / (limits[1] - limits[0]))
     channels = np.asarray(to_rgb(color))
     # WCAG 2's relative luminance, from 0 (black) to 1 (white), and contrast (lighter + 0.05) / (darker + 0.05).
@@ -215,9 +215,9 @@ def heat_table(
         xticklabels=False,
         yticklabels=False,
     )
-    # The hatched background is seen where no cell lies on it.
+    # The hatched background shows where a cell is missing.
     axes.patch.set(facecolor="0.96", edgecolor="0.65", hatch="////", linewidth=0)
-    # The labels are not seaborn's: its choice of black or white leaves some with too little contrast.
+    # We draw the labels, because seaborn's choice of black or white leaves some with too little contrast.
     box = {"boxstyle": "round,pad=0.15", "facecolor": "0.96", "edgecolor": "none"}
     for (row, column), value in np.ndenumerate(values):
         look = {"color": "0.2", "bbox": box} if missing[row, column] else {"color": shade(value, limits, cmap)[1]}
@@ -233,9 +233,9 @@ _TOLD = set[str]()
 
 
 def draw_glyphs(figure: Figure, draw: Callable[[], object]) -> None:
-    """Draw a figure, with fonts of this machine for characters that the figures' own font lacks.
+    """Draw a figure, with this machine's fonts for characters that the figures' own font does not have.
 
-    Characters that no font has are boxes. A note names them once, where matplotlib would warn of each at each drawing.
+    Characters without any font become boxes. A note names them once; matplotlib would warn of each at each drawing.
     """
     lacking = _lacking(draw)
     if lacking and (families := _families_with("".join(sorted(lacking)))):
@@ -250,7 +250,7 @@ def draw_glyphs(figure: Figure, draw: Callable[[], object]) -> None:
 
 
 def _lacking(draw: Callable[[], object]) -> set[str]:
-    """Draw; return the characters for which no font had a glyph. Other warnings pass."""
+    """Draw; return the characters for which no font has a glyph. Other warnings pass."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         draw()
@@ -262,13 +262,13 @@ def _lacking(draw: Callable[[], object]) -> set[str]:
 
 @cache
 def _families_with(characters: str) -> list[str]:
-    """The fewest fonts of this machine that have as many of the characters as can be had.
+    """Return the fewest of this machine's fonts that together have the most of the characters.
 
-    The fonts are looked for anew, since matplotlib's own list is as old as its cache.
+    The fonts are searched again, because matplotlib's own list may be old.
     """
     lacking, families, glyphs = set(map(ord, characters)), list[str](), dict[str, set[int]]()
     for path in sorted(findSystemFonts()):
-        with suppress(OSError, RuntimeError):  # a file that is no font
+        with suppress(OSError, RuntimeError):  # not a font file
             font = FT2Font(path)
             glyphs[path] = lacking & font.get_charmap().keys() if font.scalable else set()
     while best := max(glyphs, key=lambda path: len(glyphs[path] & lacking), default=None):
@@ -281,17 +281,14 @@ def _families_with(characters: str) -> list[str]:
 
 
 def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
-    """Write a figure as PNG (200 dpi), SVG and PDF, always the same bytes, and its label, the caption, as a text.
-
-    Returns the path of each format.
-    """
+    """Write a figure as PNG (200 dpi), SVG and PDF, always the same bytes, and its caption (its label) as text."""
     paths = {suffix: directory / f"{name}.{suffix}" for suffix in FORMATS}
     dates: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context(STYLE):
         for suffix, path in paths.items():
             with replacing(path) as temporary:
                 draw_glyphs(figure, partial(figure.savefig, temporary, format=suffix, metadata=dates[suffix]))
-            # The layout is the slow part. The first format computes it, and the other formats keep it.
+            # Layout is the slow part: the first format computes it, and the other formats reuse it.
             figure.set_layout_engine("none")
     caption = directory / f"{name}.txt"
     replace_text(caption, f"{figure.get_label()}\n")

@@ -1,4 +1,4 @@
-"""Pass@1 against what a setting takes: its trigger, its cache length, its bytes, its speed."""
+"""Pass@1 against the cost of a setting: trigger, cache length, bytes, speed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,20 +27,20 @@ from kvsweep.analysis.statistics.metrics import (
 )
 
 POLICY = ["policy", "variant"]
-# What a line of the triggers has in common, and how many lines there are.
+# What the points of a trigger line have in common, and the most lines.
 LINE = [*POLICY, "keep_ratio", "local_window"]
 MAX_LINES = 8
-# Policies that the memory's legend names, the best first; the others are grey, and the front's points have their names.
+# The memory legend names this many policies, best first; others are grey, and names stand at the front's points.
 MAX_NAMED = 12
 ALL_ROWS = ("full", "full_packed")
-# All panels together, in inches: with a legend of forty names they fit on a page.
+# Inches of all panels together: with a legend of forty names they fit on a page.
 MOST_HIGH = 6.4
 WHITE_EDGE: Any = {"markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5, "linewidth": 1}
 
-# Where a point's name may stand, in points from the point.
+# Places for a point's name, in points from the point.
 NAME_PLACES: Any = [(x, y, side) for y in (0, 8, -8, 14, -14) for x, side in ((6, "left"), (-6, "right"))]
 
-# A line's name in the legend, its points and its look; a panel's title, all its points and its lines.
+# A line: its name in the legend, points and look. A panel: title, all points and lines.
 Line = tuple[str, pd.DataFrame, dict[str, Any]]
 Panel = tuple[str, pd.DataFrame, list[Line]]
 
@@ -49,17 +49,17 @@ Panel = tuple[str, pd.DataFrame, list[Line]]
 def tradeoff(
     x: str, metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK, timed: pd.DataFrame | None = None
 ) -> Figure | None:
-    """Draw a model's Pass@1 with its standard error against one of `COSTS`; None where the run has nothing to compare.
+    """Draw a model's Pass@1 with its standard error against one of `COSTS`; None if the run has nothing to compare.
 
-    Against the trigger and the speed there is a panel per benchmark, and for the trigger one of their mean. Against
-    memory and bytes, one panel shows means over benchmarks with the Pareto front and the names of the policies on it.
-    The speed needs `timed`, the table of `fidelity.timings`.
+    For trigger and speed there is a panel per benchmark, and for the trigger one of their mean. For memory and bytes,
+    one panel shows means over benchmarks with the Pareto front and the names of the policies on it. The speed needs
+    `timed`, the table of `fidelity.timings`.
     """
     ours = metrics[metrics["model"] == model]
     if x == "speed" and timed is not None:
         ours = ours.merge(timed, on="cell_id", suffixes=("_together", ""))
     column, label, panels_of = COSTS[x]
-    if x == "speed" and timed is not None and timed["peak_bytes"].isna().all():  # which only a GPU counts
+    if x == "speed" and timed is not None and timed["peak_bytes"].isna().all():  # only a GPU counts them
         label = label.replace("the whole batch", "a batch on a CPU")
     title, panels = panels_of(ours)
     if not panels:
@@ -95,7 +95,7 @@ def tradeoff(
 
 
 def _triggers(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
-    """A line for each setting that ran at two triggers or more, of those with the most."""
+    """Return a line for each setting that ran at two or more triggers, for those with the most."""
     scored = ours[ours["pass_at_1"].notna()]
     compressed = scored[scored["budget"].notna()]
     budgets = compressed.groupby(LINE, dropna=False, sort=False)["budget"].nunique()
@@ -106,7 +106,7 @@ def _triggers(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
     panels = []
     for title, rows in benchmark_views(pd.concat([chosen, full])) if names else []:
         points = rows.dropna(subset="pass_at_1")
-        # Points at one trigger stand side by side, so that no error bar hides another.
+        # Points at one trigger are shifted sideways, so that no error bar hides another.
         aside = 0.02 * np.ptp(points["budget"].dropna()) * (np.arange(len(names)) - (len(names) - 1) / 2)
         setting = pd.Series([notation.setting(row, trigger=False) for row in points.itertuples()], points.index)
         lines: list[Line] = []
@@ -119,10 +119,10 @@ def _triggers(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
 
 
 def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
-    """A line per policy through its settings, the one with the best score first.
+    """Return a line per policy through its settings, the policy with the best score first.
 
     A policy with settings along several axes (a grid) has a line for each series of the axis with the most values.
-    Settings that lack a benchmark are left out.
+    Settings without all benchmarks are left out.
     """
     names = compressed_benchmarks(ours)
     points = mean_over_benchmarks(ours, names).dropna(subset=["pass_at_1", "mean_cache_length"])
@@ -153,9 +153,9 @@ def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
 
 
 def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
-    """Split one policy's settings into the series that a line goes through, each in order of mean_cache_length.
+    """Split one policy's settings into series for lines, each in order of mean_cache_length.
 
-    That is one if an axis tells all settings apart, else one along the axis with most values per value of the others.
+    One series if an axis tells all settings apart, else one along the axis with most values per value of the others.
     """
     values = settings[list(AXES)].nunique()
     ordered = settings.sort_values("mean_cache_length", kind="stable")
@@ -171,7 +171,7 @@ def _part_name(line: pd.DataFrame, parts: list[pd.DataFrame]) -> str:
 
 
 def _bytes(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
-    """A color per number of bits, a marker per policy; a single number of bits has no figure."""
+    """A colour per number of bits, a marker per policy; None with only one number of bits."""
     points = settings_by_bytes(ours, next(iter(ours["model"]), ""))
     if points["bits"].nunique() < 2:
         return "", []
@@ -206,7 +206,7 @@ def _speeds(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
     return "speed, each setting alone", panels
 
 
-# Of each cost the column, the label of its axis, and what finds the figure's title and panels.
+# Of each cost: its column, the label of its axis, and the function for title and panels.
 COSTS: dict[str, tuple[str, str, Callable[[pd.DataFrame], tuple[str, list[Panel]]]]] = {
     "budget": ("budget", "trigger of evictions (tokens)", _triggers),
     "memory": ("mean_cache_length", "mean cache length (tokens)", _memory),
@@ -216,7 +216,7 @@ COSTS: dict[str, tuple[str, str, Callable[[pd.DataFrame], tuple[str, list[Panel]
 
 
 def _front(points: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The Pareto front over a cost, or over the speed, of which more is better."""
+    """Return the Pareto front over a cost, or over the speed, where more is better."""
     cost = -points[column] if column == "tokens_per_second" else points[column]
     return pareto_front(points.assign(cost=cost), "cost")
 
@@ -224,7 +224,7 @@ def _front(points: pd.DataFrame, column: str) -> pd.DataFrame:
 def _draw_front(axes: Axes, points: pd.DataFrame, column: str, most: float) -> None:
     """Draw the full cache and the Pareto front.
 
-    The axis begins at 0, or before the data if that is logarithmic or lies in the upper half of the axis.
+    The axis starts at 0; for logarithmic axes, or data in the upper half, it starts just before the data.
     """
     axes.margins(x=0.05)
     least = points[column].min()
@@ -252,7 +252,7 @@ def _draw_front(axes: Axes, points: pd.DataFrame, column: str, most: float) -> N
 
 
 def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
-    """Write beside a point of the Pareto front its policy, or setting, where that covers no point, line or name."""
+    """Write a front point's policy or setting beside it, unless the text covers a point, line or name."""
     joined = (line for line in axes.get_lines() if line.get_linestyle() != "None")
     lines = [(line, np.asarray(line.get_xydata())) for line in joined]
     steps = [pts_to_poststep(*xy.T).T if line.get_drawstyle() == "steps-post" else xy for line, xy in lines]

@@ -1,1 +1,1 @@
-"""Numbers and figures to one page."""
+"""From numbers and figures to one page."""

@@ -1,6 +1,6 @@
-"""`kvsweep report DIR`: DIR/report with numbers, card.json, tables, pictures, and one HTML file that holds all of it.
+"""`kvsweep report DIR`: write numbers, card.json, tables, pictures and one HTML file with all of them to DIR/report.
 
-pandas and the plotting libraries load slowly, so the functions that need them import them; `--help` does without.
+pandas and the plotting libraries load slowly, so functions import them; `--help` needs none of them.
 """
 
 import json
@@ -17,7 +17,7 @@ from kvsweep.records import DONE_FILE
 
 REPORT_FOLDER = "report"
 
-# The page shows at most so many completions: of each cell the same number.
+# The page shows at most this many completions, the same number of each cell.
 MAX_COMPLETIONS = 200_000
 
 
@@ -51,7 +51,7 @@ def build_report(
         found, own = analyse_scores(directory), Path(f"{directory.stem}_report").absolute()
     else:
         found, own = analyse(load_run(directory), margin), directory.resolve() / REPORT_FOLDER
-    # The user may name a link; in a run's directory nothing is written through one.
+    # The user may name a link; in a run's directory nothing is written through a link.
     folder = make_folder(own if folder is None else folder.resolve())
     replace_text(folder / "cells.csv", csv_text(found.metrics))
     replace_text(folder / "tables.md", tables.markdown(found.metrics))
@@ -67,12 +67,12 @@ def build_report(
 
 
 def follow(directory: Path, seconds: float, make: Callable[[], Path]) -> None:
-    """Make the report, and again every so many seconds if rows have come, until the sweep neither runs nor waits."""
+    """Make the report, and again every `seconds` if rows have come, until the sweep neither runs nor waits."""
     from kvsweep.analysis.load import is_live
 
     seen = None
     while True:
-        # The state comes first: rows that come after it are those of a later look.
+        # Read the state first: rows that come later belong to the next round.
         live = is_live(directory)
         rows = [*directory.glob("*/*.jsonl"), *directory.glob(f"*/{DONE_FILE}")]
         found = live, {path: path.stat().st_size for path in rows}
@@ -93,7 +93,7 @@ def report(
     width: float | None,
     **look: Any,
 ) -> None:
-    """Make the report of a run or of a CSV of scores, and again while the sweep runs if `watch` names seconds."""
+    """Make the report of a run or of a CSV of scores; `watch` repeats it every so often while the sweep runs."""
     is_table = directory.is_file()
     if is_table and (look["interval"] or look["scale"] == "diff_from_full"):
         raise UserError("a CSV of scores has no intervals and no full cache: leave out --interval and diff_from_full.")

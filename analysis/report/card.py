@@ -1,4 +1,4 @@
-"""The reproducibility card: what a stranger needs to make a run's numbers again, as the files of its cells say."""
+"""The reproducibility card: what a stranger needs to make a run's numbers again, read from the cells' files."""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -19,9 +19,9 @@ CORRECTIONS = (
     "the chance of any wrong loss is 2.5% over the settings of a model and benchmark (Holm); safe by Holm "
     "or in a fixed sequence from the largest cache"
 )
-# A fact that differs more often than this says nothing about the run as a whole.
+# A fact with more different values than this says nothing about the run as a whole.
 _MOST_VALUES, _LONGEST = 4, 200
-# What of provenance is in the card, or is no fact of the run as a whole.
+# Provenance that the card has already, or that is no fact about the run as a whole.
 _NOT_APART = {"expected", "draws", "rounds", "margin", "config", "decoding_passes", "schema"}
 _NOT_APART |= {"git", "packages", "hardware", "dataset_hash", "dataset_origin"}
 
@@ -33,7 +33,7 @@ class _Verified(msgspec.Struct):
 
 
 def card(found: Findings) -> dict[str, list[str]]:
-    """The facts by name, each with its different values; the last one is the result of the last verify."""
+    """Return the facts by name, each with its different values; the last is the result of the last verify."""
     run, metrics = found.run, found.metrics
     passes = [one for record in run.provenance.values() for one in record.get("decoding_passes", [])]
     flat = [dict(leaves(one)) for one in passes]
@@ -71,7 +71,7 @@ def card(found: Findings) -> dict[str, list[str]]:
 
 
 def rows(facts: dict[str, list[str]], run: Run) -> list[tuple[str, str]]:
-    """The facts for the page, one text each, and behind them the rest of what the cells' provenance says."""
+    """Return the facts for the page, one text each, then the other provenance of the cells."""
     others: dict[str, list[str]] = {}
     for record in run.provenance.values():
         for name, item in leaves({k: v for k, v in record.items() if k not in _NOT_APART}):
@@ -87,7 +87,7 @@ def _one_text(name: str, values: list[str]) -> str:
 
 
 def protocol_of(config: Any) -> str | None:
-    """A configuration's protocol, what it sets otherwise, and the source; None without a protocol."""
+    """Return a configuration's protocol, its changes, and the source; None without a protocol."""
     chosen = config.get("protocol") if isinstance(config, dict) else None
     if not isinstance(chosen, dict) or not chosen.get("name"):
         return None
@@ -113,7 +113,7 @@ def _command(words: Any) -> str:
 
 
 def _words(one: dict[str, Any], *prefixes: str, but: str = "") -> str:
-    """The values whose names have one of the prefixes, in words: "torch 2.13.0, numpy 2.4.6"."""
+    """Return the values with one of the prefixes in their names, as text: "torch 2.13.0, numpy 2.4.6"."""
     known = [name for name in one if name.startswith(prefixes) and name != but and one[name] is not None]
     return ", ".join(f"{name.rpartition('.')[2].replace('_', ' ')} {one[name]}" for name in known)
 

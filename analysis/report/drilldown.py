@@ -1,7 +1,7 @@
-"""The data behind the page's drill-down: each cell's completions, and the outcomes of every panel.
+"""The data of the page's drill-down: each cell's completions, and the outcomes of every panel.
 
-A page opened from a disk may not fetch JSON, but it may load a script; so a cell's file is a script that calls
-`kvsweepCell(cell_id, data)`. A small run has the data inside the page. Either way the data are compressed.
+A page opened from disk may not fetch JSON, but it may load a script; so a cell's file is a script that calls
+`kvsweepCell(cell_id, data)`. A small run has the data inside the page. Both forms are compressed.
 """
 
 import base64
@@ -25,7 +25,7 @@ from kvsweep.files import make_folder, read_file, replace_text
 from kvsweep.loops import find_loop
 from kvsweep.records import Completion, Pair
 
-# If the files of completions are larger together, the data goes into files beside the page.
+# If the files of completions are larger together, the data go into files beside the page.
 MAX_EMBEDDED_BYTES = 64_000_000
 
 # One letter per completion in a map of outcomes.
@@ -34,7 +34,7 @@ UNGRADED, ABSENT = "u", "-"
 
 
 def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """By cell_id the compressed data of so many completions for the page, and the files that were written beside it."""
+    """Return this many completions' compressed data for the page, by cell_id, and the files written beside it."""
     data = cells_data(run, completions)
     size = sum(path.stat().st_size for path in run.directory.glob("*/completions*.jsonl"))
     if size * min(1.0, completions / max(1, len(run.completions))) <= MAX_EMBEDDED_BYTES:
@@ -48,9 +48,9 @@ def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str]
 
 
 def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
-    """Yield cell_id and data, as JSON in zlib's format and base64, for each cell that has completions.
+    """Yield cell_id and data (JSON, zlib, base64) for each cell with completions.
 
-    Every cell of a panel shows the same pairs, so that the full cache's are there to compare with: first those that
+    All cells of a panel show the same pairs, so that the full cache's completions can be compared: first the pairs that
     most cells lose, then those of the first draws.
     """
     limit = completions // max(1, len(run.cells))
@@ -68,7 +68,7 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
             shown = rows.assign(place=places).sort_values(["place", "draw", "problem_id"], kind="stable").head(limit)
             pairs = set(zip(shown["problem_id"], shown["draw"], strict=True))
             texts = load_texts(run.directory / cell.cell_id, pairs) if pairs else {}
-            # A run without the tokenizer of the model that wrote a cell has no file of that name.
+            # A run without the tokenizer of a cell's model has no file with this name.
             name = Path(str(run.provenance.get(cell.cell_id, {}).get("tokenizer"))).name
             draws = list(_draws(shown, texts, twins, _tokenizer(run.directory / "tokenizers" / name)))
             asked = {problem for problem, _ in pairs}
@@ -81,12 +81,12 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
 
 
 def packed(data: Any) -> str:
-    """JSON in zlib's format and base64, as the page's script unpacks it."""
+    """Return JSON in zlib's format and base64, which the page's script unpacks."""
     return base64.b64encode(zlib.compress(script_json(data).encode())).decode()
 
 
 def _telling(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> dict[Pair, int]:
-    """Few pairs, at most so many, of which every cell that loses one to the full cache loses one; with their places."""
+    """Choose at most `limit` pairs, with ranks, so that each cell that loses a pair to the full cache shows one."""
     scores = rows.pivot_table(index="cell_id", columns=["draw", "problem_id"], values="correct", observed=True)
     full = scores.index.isin(cells.loc[cells["policy"] == "full", "cell_id"])
     lost = (scores[~full] == 0) & (scores[full].max() == 1)
@@ -114,14 +114,14 @@ def _draws(
 
 
 def _text_data(row: Completion, twin: Completion | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The text, its evictions, and how many tokens it shares with the full cache's (`same`)."""
+    """Return the text, its evictions, and how many first tokens equal the full cache's (`same`)."""
     data: dict[str, Any] = {
         "text": row.text,
         "same": common_length(row.token_ids, twin.token_ids) if twin else 0,
         "prompt": row.prompt_tokens,
         "evictions": [[e.step, e.length_before, e.length_after] for e in row.evictions],
     }
-    if row.peak_length is None:  # a server's text, without tokens
+    if row.peak_length is None:  # a server's completion has no tokens
         same = common_length(row.text, twin.text) if twin else 0
         return data | {"tokens": None, "characters": len(row.text), "same": same}
     if row.stop_reason != "stop" and (loop := find_loop(row.token_ids)):
@@ -133,7 +133,7 @@ def _text_data(row: Completion, twin: Completion | None, tokenizer: Tokenizer | 
 
 
 def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Count the equal items at the beginning of two texts or lists."""
+    """Count the equal items at the start of two texts or lists."""
     lengths = range(1, min(len(first), len(second)) + 1)
     return bisect_left(lengths, True, key=lambda length: first[:length] != second[:length])
 
@@ -167,12 +167,12 @@ def _units(piece: str) -> int:
 def _tokenizer(file: Path) -> Tokenizer | None:
     try:
         return Tokenizer.from_buffer(read_file(file))
-    except Exception:  # the library raises plain Exception for a file that it does not know
+    except Exception:  # the library raises plain Exception for an unknown file
         return None
 
 
 def outcome_maps(run: Run) -> list[dict[str, Any]]:
-    """The title and the `outcome_map` of each condition."""
+    """Return the title and `outcome_map` of each condition."""
     rows = run.completions
     rows = rows.assign(outcome=rows["outcome"].astype("object").where(rows.index.isin(graded_rows(run).index)))
     maps = []
@@ -187,7 +187,7 @@ def outcome_maps(run: Run) -> list[dict[str, Any]]:
 
 
 def outcome_map(rows: pd.DataFrame, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The problems and draws of `rows`, and for each cell a letter per completion: problem by problem, by draw."""
+    """Return problems and draws of `rows`, and for each cell a letter per completion, by problem and draw."""
     letters = rows["outcome"].map(LETTERS).fillna(UNGRADED)
     known = rows.assign(letter=letters).astype({"cell_id": "object", "problem_id": "object"})
     table = known.pivot(index="cell_id", columns=["problem_id", "draw"], values="letter")

@@ -1,4 +1,4 @@
-"""The figures of a report, saved and captioned, and the files of `kvsweep replay`."""
+"""Save and caption a report's figures, and write the files of `kvsweep replay`."""
 
 import base64
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from kvsweep.errors import UserError
 from kvsweep.escape import file_name
 from kvsweep.files import make_folder, replace_text
 
-# A figure, whose label is its caption, and the parts of its file's name.
+# A figure (its label is its caption), and the parts of its file name.
 Drawn = tuple[Figure | None, tuple[str, ...]]
 
 
@@ -89,7 +89,7 @@ def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Itera
 
 
 def _fidelity_figures(run: Run, file: str, look: Look) -> Iterator[tuple[str, Figure]]:
-    """Each model of some replayed texts, and its figure."""
+    """Yield each model of some replayed completions, and its figure."""
     bins = fidelity_bins(run, file)
     for (model, title), own in tables.fidelity_by_cell(run, file).groupby(["model", "model_title"], sort=False):
         ours = bins[bins["cell_id"].isin(own["cell_id"])]
@@ -105,7 +105,7 @@ def write_fidelity(directory: Path, file: str) -> tuple[str, Path]:
     folder = make_folder(directory / "report") / file.removesuffix(".jsonl").replace("replay", "fidelity")
     make_folder(folder)
     table = tables.fidelity_by_cell(run, file)
-    # In each condition the KL of every cell minus that of the nearest compressed cell, with Holm's p.
+    # In each condition, every cell's KL minus that of the compressed cell with the least KL, with Holm's p.
     pairs = []
     for _, panel in table[table["policy"] != "full"].groupby("condition", sort=False):
         nearest = panel["cell_id"].iloc[0]

@@ -1,4 +1,4 @@
-"""The page of `kvsweep judge`: the verdicts, the outcomes problem by problem, both texts of an answer side by side."""
+"""The page of `kvsweep judge`: verdicts, outcomes by problem, and both texts of an answer side by side."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from kvsweep.analysis.report.drilldown import common_length, outcome_map, packed
 from kvsweep.analysis.report.rendering import render, script_json
 from kvsweep.records import Pair, content_hash
 
-MOST_TEXTS = 2000  # of all files together
+MOST_TEXTS = 2000  # over all files
 Texts = Mapping[str, Mapping[Pair, str]]
 
 
 def shown_pairs(outputs: Outputs, baseline: str) -> set[Pair]:
-    """The pairs whose texts the page holds: first those that a setting loses or wins, then the first of the rest."""
+    """Return the pairs with texts on the page: first those that a setting loses or wins, then the first others."""
     grades = {name: {one.key: one.correct for one in answers} for name, answers in outputs.items()}
     full = grades[baseline]
     flips = {key: len({of[key] for of in grades.values() if of.get(key) is not None}) > 1 for key in full}
@@ -26,7 +26,7 @@ def shown_pairs(outputs: Outputs, baseline: str) -> set[Pair]:
 def judged_page(
     table: pd.DataFrame, words: str, notes: Sequence[str], outputs: Outputs, full: str, texts: Texts
 ) -> str:
-    """The HTML page: `table` and `words` of the verdicts, `notes`, and some of the `texts`, by file and pair."""
+    """Return the HTML page: `table` and `words` of the verdicts, `notes`, and some of the `texts`, by file and pair."""
     others, ids = [name for name in outputs if name != full], {name: f"file{n}" for n, name in enumerate(outputs)}
     rows = table[["points", "interval", "label"]].to_numpy()  # in the order of the other files
     said = {

@@ -1,4 +1,4 @@
-"""The report's page: what the template shows, as texts, and what its scripts read, as data."""
+"""The report's page: texts for the template, and data for its scripts."""
 
 import shlex
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from kvsweep.records import Screened, content_hash, read_screen
 
 MAX_LISTED = 200
 
-# What the place of the question means.
+# Meaning of each treatment of the question.
 MEANINGS = {
     "free": "its tokens compete with all others",
     "pinned": "its tokens are always kept and count to trigger and KV budget",
@@ -39,7 +39,7 @@ def run_page(
     files: dict[str, str],
     reload: float | None = None,
 ) -> str:
-    """The HTML page of a run, with what `drill_data` gives; while the sweep runs it reloads after `reload` seconds."""
+    """Return a run's HTML page with `drill_data`'s data; a running sweep's page reloads after `reload` seconds."""
     run, metrics, name = found.run, found.metrics, found.run.directory.resolve().name
     boards = {scale: heatmaps(found, scale) for scale in get_args(Scale)}
     data = {
@@ -55,21 +55,21 @@ def run_page(
         "found": found,
         "embedded": embedded,
         "name": name,
-        # A number without which the page admits no script; it is the same for the same run.
+        # The page admits only scripts with this number, which is the same for the same run.
         "nonce": content_hash(["nonce", name]),
         "reload": reload if run.state in ("running", "waiting") else None,
         "data": {key: script_json(value) for key, value in data.items()},
         "benchmarks": list(metrics["benchmark_title"].unique()),
-        # The row of the headline for each title of a model and a benchmark.
+        # The headline's row for each model and benchmark title.
         "best": {(row.model_title, row.benchmark_title): row for row in notation.rows(tables.headline(metrics))},
         "counts": _label_counts(metrics),
         "marks": _marks(boards["own"]),
         "made_of": _made_of(dict(facts)),
         "matter": [title for title, floor in floors if floor.signal],
-        # Whether a heatmap's scores may differ by chance alone.
+        # True if a heatmap's scores may differ by chance alone.
         "pale": any(not floor.signal for _, floor in floors),
         "questions": [(TITLES[place], MEANINGS[place]) for place in places],
-        # All but the costs, which have a section, and the heatmaps, which the page has as buttons.
+        # Costs have their own section, and heatmaps are buttons on the page.
         "pictures": [one for one in pictures if not one.name.startswith(("cost", "heatmap", "difference"))],
         "heatmaps": [one for one in pictures if one.name.startswith(("heatmap", "difference"))],
         "costs": [one for one in pictures if one.name.startswith("cost")],
@@ -80,7 +80,7 @@ def run_page(
         ],
         "progress": _progress(found),
         "failures": _failures(run, metrics),
-        # The command that grades what has no grade, or "".
+        # The command that grades ungraded completions, or "".
         "grade": f"kvsweep grade {shlex.quote(in_one_line(str(run.directory)))}" * bool(metrics["ungraded"].any()),
         "concerns": _concerns(found),
         "facts": facts,
@@ -90,7 +90,7 @@ def run_page(
 
 
 def _label_counts(metrics: pd.DataFrame) -> dict[Any, str]:
-    """How many settings have each label, by titles of model and benchmark: "15 worse, 6 unclear, 3 safe"."""
+    """Return how many settings have each label, by model and benchmark title: "15 worse, 6 unclear, 3 safe"."""
     compared = metrics[metrics["decision"].notna()]
     groups = compared.groupby(["model_title", "benchmark_title"], sort=False)["decision"]
     return {
@@ -101,20 +101,20 @@ def _label_counts(metrics: pd.DataFrame) -> dict[Any, str]:
 
 
 def _marks(boards: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The marks that occur in the heatmaps, with their meanings."""
+    """Return the marks in the heatmaps, with their meanings."""
     panels = [panel for board in boards for panel in board["panels"]]
     cells = chain.from_iterable([*panel["full"], *chain(*dict(panel["rows"]).values())] for panel in panels)
     return [(mark, notation.MARKS[mark]) for mark in notation.marks(f"{label}{mark}" for _, label, mark, *_ in cells)]
 
 
 def _made_of(facts: dict[str, str]) -> str:
-    """A line of the facts that a reader asks for first."""
+    """Return a line of the facts that readers ask for first."""
     names = ("protocol", "benchmarks", "draws", "decoding", "machine", "verified")
     return "; ".join(f"{name}: {facts[name]}" for name in names if facts.get(name))
 
 
 def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
-    """The cells in order, each with all that is known of it, the texts that name it, and its marks."""
+    """Return the cells in order, each with all known numbers, the texts that name it, and its marks."""
     rows = list(notation.rows(metrics))
     named = metrics.round(6).assign(
         setting=[notation.setting(row) for row in rows],
@@ -126,7 +126,7 @@ def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
-    """The clickable heatmaps in the colours of one scale: those of each grid and model, and of the other settings."""
+    """Return the clickable heatmaps on one colour scale: of each grid and model, and of other settings."""
     metrics, look, difference = found.metrics, Look(scale=scale), scale == "diff_from_full"
     boards = [
         (
@@ -154,7 +154,7 @@ def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
 
 
 def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
-    """One model's settings, the full cache's first, by benchmarks."""
+    """Return a panel of one model: settings in rows (full cache first), benchmarks in columns."""
     rows = in_order(rows, by=SETTING)
     names = [notation.setting(row) for row in rows.itertuples()]
     benchmarks = rows.drop_duplicates("benchmark").set_index("benchmark")["benchmark_title"]
@@ -172,7 +172,7 @@ def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
 
 
 def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
-    """A panel as data: the texts and colours of its cells, whose columns each have one of the ranges of numbers."""
+    """Return a panel as data: texts and colours of its cells; each column has one of the number ranges."""
     cmap = panel.colors(style.SEQUENTIAL)
     ends = [heatmap.limits(numbers, difference=panel.difference) for numbers in ranges]
 
@@ -193,7 +193,7 @@ def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
 
 
 def _progress(found: Findings) -> dict[str, Any]:
-    """How far a sweep has come: counts of cells and of completions; `expected` is None where it is not known."""
+    """Return a sweep's progress: counts of cells and completions; `expected` is None if unknown."""
     metrics, begun = found.metrics, set(found.metrics["cell_id"])
     cells = [item for task in found.run.tasks for item in task.cells.items()]
     waiting = {cell_id: cell.expected for cell_id, cell in cells if cell_id not in begun}
@@ -212,7 +212,7 @@ def _progress(found: Findings) -> dict[str, Any]:
 
 
 def _failures(run: Run, metrics: pd.DataFrame) -> list[dict[str, Any]]:
-    """The tasks that ended with an error before their cells were done: the cells, the error, the command."""
+    """Return the tasks that failed before their cells were done: cells, error, command."""
     done = set(metrics.loc[metrics["status"] == "done", "cell_id"])
     found = []
     for task in run.tasks:
@@ -226,7 +226,7 @@ def _failures(run: Run, metrics: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
-    """A heading and its lines for everything that a reader must know before the numbers."""
+    """Return a heading and lines for everything that a reader must know before the numbers."""
     metrics = found.metrics
     screen = read_screen(found.run.directory)
     done = metrics[(metrics["status"] == "done") & (metrics["graded"] > 0)]

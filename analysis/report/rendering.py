@@ -18,7 +18,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, **context: Any) -> str:
-    """Fill a template; in HTML texts are escaped, and a name that the context lacks is an error."""
+    """Fill a template. In HTML, texts are escaped; a name that is missing in the context is an error."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=template.endswith(".html.jinja"),
@@ -35,7 +35,7 @@ def script_json(value: Any) -> str:
     """Write JSON that is safe inside a script element: no text can close the element or open another."""
     try:
         text = msgspec.json.encode(value).decode()
-    except UnicodeEncodeError:  # half a character, which JSON in ASCII can hold
+    except UnicodeEncodeError:  # half a character; JSON in ASCII can hold it
         text = json.dumps(value)
     # The two line separators end a line in old JavaScript.
     for character in "<>&\u2028\u2029":
@@ -44,7 +44,7 @@ def script_json(value: Any) -> str:
 
 
 def kept_html(kept: "Kept", *, title: str, rows: bool = False) -> str:
-    """Write a page with the whole text, evicted tokens shaded by when they went; with `rows` once more per eviction."""
+    """Write a page of the whole text, evicted tokens shaded by eviction; with `rows` also once per eviction."""
     sections = [("The whole text", len(kept.steps) - 1, True)]
     for number, held in enumerate(kept.held if rows else ()):
         live, written = round(float(np.nansum(held)) / 100), int((~np.isnan(held)).sum())

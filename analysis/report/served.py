@@ -1,4 +1,4 @@
-"""What the rows of servers tell of the servers: prompts that differ, and texts that end at a server's own limit."""
+"""What rows tell about servers: different prompts, and completions truncated at a server's own limit."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from kvsweep.escape import visible
 
 
 def other_prompts(run: Run) -> list[str]:
-    """A sentence for each server that counts other prompt tokens than the baseline for the same questions."""
+    """Return a sentence for each server that counts other prompt tokens than the baseline, for the same questions."""
     texts = _texts(run)
     sentences = []
     for _, ours in texts.groupby("condition", sort=False):
@@ -60,7 +60,7 @@ def _cache(run: Run, cell_id: str) -> dict[str, str]:
 
 
 def cut_by_server(run: Run) -> list[str]:
-    """A sentence for each server that cut texts off before `decoding.max_new_tokens`."""
+    """Return a sentence for each server that truncated completions before `decoding.max_new_tokens`."""
     texts, early = _texts(run), cut_early(run)
     sentences = []
     for cell_id, ours in texts.groupby("cell_id", sort=False, observed=True):
@@ -79,14 +79,14 @@ def cut_by_server(run: Run) -> list[str]:
 
 
 def cut_early(run: Run) -> pd.Series:
-    """Whether each of the run's completions is of a server and was cut off below `decoding.max_new_tokens`."""
+    """True for each completion of a server that was truncated below `decoding.max_new_tokens`."""
     limits = {name: _limit(run, name) for name in run.cells["cell_id"] if is_served(run.settings.get(name, {}))}
     limit = run.completions["cell_id"].astype("object").map(limits).astype("float64")
     return (run.completions["stop_reason"] == "length") & (run.completions["num_tokens"] < limit)
 
 
 def _texts(run: Run) -> pd.DataFrame:
-    """The completions of servers with the columns of their cells, and their place in the run as `row`."""
+    """Return servers' completions with the columns of their cells; `row` is their place in the run."""
     cells = run.cells[[is_served(run.settings.get(name, {})) for name in run.cells["cell_id"]]]
     own = run.completions.assign(row=run.completions.index)
     return own.merge(cells.drop(columns="completions"), on="cell_id")

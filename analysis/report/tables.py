@@ -1,4 +1,4 @@
-"""Tables of a report, and their text as Markdown, as LaTeX and for the terminal. No plotting library is needed."""
+"""A report's tables, and their text as Markdown, as LaTeX and for the terminal. Needs no plotting library."""
 
 import re
 import shlex
@@ -38,15 +38,15 @@ FIDELITY_NOTE = (
     "These numbers rank settings and never show that one is safe: docs/report.md."
 )
 
-# The share of texts cut off from which on the limit is hardly the cause.
+# From this share of truncated completions on, the limit is hardly the cause.
 _NEARLY_ALL = 0.95
 
-# Around the best score of a column, until the form of the table is known.
+# These surround a column's best score until the table's form is known.
 BEST_BEGIN, BEST_END = "⟦", "⟧"
 
 
 def summary_table(directory: Path | str) -> str:
-    """Pass@1 ± standard error in percent as plain text, per model: settings by benchmarks, and the KV budget."""
+    """Return Pass@1 ± standard error in percent as text, per model: settings by benchmarks, and the KV budget."""
     run = load_run(directory)
     scores = cell_scores(run)
     models = scores["model"].unique()
@@ -56,7 +56,7 @@ def summary_table(directory: Path | str) -> str:
 
 
 def _legend(scores: pd.DataFrame) -> list[str]:
-    """What the names and columns of a table of settings mean; nothing for a table without one."""
+    """Explain the names and columns of a table of settings; empty without settings."""
     found = scores[scores["budget"].notna()]
     sized = found[found["keep_ratio"].notna() & found["local_window"].notna()]
     named = [
@@ -70,7 +70,7 @@ def _legend(scores: pd.DataFrame) -> list[str]:
 
 
 def warnings(run: Run, margin: float | None = None) -> dict[str, list[str]]:
-    """What was seen in the texts, why it matters and what to type, by heading; `margin` is that of `cut_off`."""
+    """Return warnings by heading: what was seen, why it matters, what to type; `margin` as in `cut_off`."""
     return {
         "Without answers": unanswered(run),
         "Texts that ran to the limit": endless(run),
@@ -84,7 +84,7 @@ def warnings(run: Run, margin: float | None = None) -> dict[str, list[str]]:
 
 
 def unanswered(run: Run) -> list[str]:
-    """A sentence for each model and benchmark where most graded texts of a cell hold no answer, with two examples."""
+    """A sentence, with two examples, for each model and benchmark where most completions of a cell lack an answer."""
     graded = run.completions.dropna(subset="outcome")
     silent = graded.assign(silent=graded["outcome"] == "no_answer")
     shares = silent.groupby("cell_id", observed=True)["silent"].mean()
@@ -102,9 +102,9 @@ def unanswered(run: Run) -> list[str]:
 
 
 def cut_off(run: Run, margin: float | None = None) -> list[str]:
-    """A sentence for each model and benchmark whose full cache was cut off in more of its texts than the margin.
+    """Return a sentence for each model and benchmark with more truncated full-cache completions than the margin.
 
-    `margin` (a fraction) takes the place of the run's own.
+    `margin` (a fraction) replaces the run's own margin.
     """
     titles = ["model_title", "benchmark_title"]
     texts = run.completions[~cut_early(run)]
@@ -121,9 +121,9 @@ def cut_off(run: Run, margin: float | None = None) -> list[str]:
 
 
 def endless(run: Run) -> list[str]:
-    """A sentence for each model and benchmark whose texts nearly all ran to the limit, whatever the cache.
+    """Return a sentence for each model and benchmark where nearly all completions ran to the limit with every cache.
 
-    The texts of a server end as the server has it.
+    A server's completions are left out: the server decides their ends.
     """
     titles = ["model_title", "benchmark_title"]
     own = [not is_served(run.settings.get(name, {})) for name in run.cells["cell_id"]]
@@ -140,7 +140,7 @@ def endless(run: Run) -> list[str]:
 
 
 def not_finite(run: Run) -> list[str]:
-    """A sentence for each model and benchmark with texts that ended because their logits were NaN or infinite."""
+    """Return a sentence for each model and benchmark with completions that ended in NaN or infinite logits."""
     broken = run.completions[run.completions["stop_reason"] == "not_finite"]
     counts = broken.groupby("cell_id", observed=True).size()
     cells = run.cells.assign(texts=run.cells["cell_id"].map(counts).astype("float64")).dropna(subset="texts")
@@ -153,10 +153,10 @@ def not_finite(run: Run) -> list[str]:
 
 
 def not_evicted(run: Run) -> list[str]:
-    """A sentence for each model and benchmark where nothing was evicted, with triggers that would evict."""
+    """Return a sentence for each model and benchmark without an eviction, with triggers that would evict."""
     cells = run.cells.loc[run.cells["budget"].notna(), ["cell_id", "model_title", "benchmark_title", "question"]]
     texts = run.completions.merge(cells, on="cell_id").dropna(subset=["peak_length", "prompt_tokens"])
-    # The last step evicts nothing, and a question that lies on top is no part of what the trigger counts.
+    # The last step evicts nothing, and a question on top does not count towards the trigger.
     texts["length"] = texts["peak_length"] - 1 - texts["prompt_tokens"].where(texts["question"] == "on_top", 0)
     sentences = []
     for (model, benchmark), ours in texts.groupby(["model_title", "benchmark_title"], sort=False):
@@ -172,10 +172,7 @@ def not_evicted(run: Run) -> list[str]:
 
 
 def headline(metrics: pd.DataFrame) -> pd.DataFrame:
-    """The cell of each finished model and benchmark whose setting a reader would take: rows of `metrics`.
-
-    `best_setting` chooses it.
-    """
+    """Return, for each finished model and benchmark, the cell that a reader would take: rows of `metrics`."""
     compared = metrics[metrics["decision"].notna() & (metrics["policy"] != "full")]
     groups = compared.groupby(["model", "benchmark"], sort=False)
     chosen = [best_setting(cells).name for _, cells in groups if (cells["status"] == "done").all()]
@@ -183,7 +180,7 @@ def headline(metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def chosen_as(row: Any) -> str:
-    """Why `headline` has a setting."""
+    """Say why `headline` chose a setting."""
     return "recommended" if row.recommendable else "loses least"
 
 
@@ -214,7 +211,7 @@ def _saved(kept: float) -> str:
 
 
 def _evictions(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
-    """Per policy setting: in how many texts of all benchmarks eviction acted, and the mean cache length after it."""
+    """Per policy setting: completions with an eviction, over all benchmarks, and the mean length after it."""
     ours = scores[scores["model"] == model].drop_duplicates([*SETTING, "benchmark"])
     evicted = (ours["evicted"].where(ours["completions"] > 0, 0) * ours["completions"]).round()
     settings = ours.assign(evicted=evicted).groupby(_settings(ours))
@@ -239,9 +236,9 @@ def latex(metrics: pd.DataFrame) -> str:
 
 
 def score_table(metrics: pd.DataFrame, model: str, *, marked: bool = False) -> pd.DataFrame:
-    """Texts: a row per policy setting, a column per benchmark and their mean; the index is named by the model.
+    """Return texts: a row per policy setting, a column per benchmark and for the mean; the model names the index.
 
-    If `marked`, each column's best compressed score is in `BEST_BEGIN` and `BEST_END`; a loss has a dagger.
+    If `marked`, `BEST_BEGIN` and `BEST_END` surround each column's best compressed score, and a loss has a dagger.
     """
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
     groups = ours.groupby("benchmark", sort=False)
@@ -263,7 +260,7 @@ def _settings(rows: pd.DataFrame) -> list[str]:
 
 
 def _score(row: Any, best: float | None) -> str:
-    """Pass@1 with its error and marks; with a `best` of the column, the marks of the best and of a loss as well."""
+    """Return Pass@1 with error and marks; given the column's `best`, also mark the best score and a loss."""
     text = notation.percent_pm(row.pass_at_1, row.se)
     text = text if text == MISSING else text + notation.state_marks(row)
     if row.policy != "full" and row.pass_at_1 == best:
@@ -272,7 +269,7 @@ def _score(row: Any, best: float | None) -> str:
 
 
 def holding_tables(metrics: pd.DataFrame, model: str) -> tuple[str, list[tuple[str, pd.DataFrame]]]:
-    """A model's title, and headings and tables of cache lengths: of the mean over benchmarks, and of each benchmark."""
+    """Return a model's title, and headings and tables of cache lengths: mean over benchmarks, then each benchmark."""
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
     title = model_title(metrics, model)
     return title, [(f"{title} | {name}", _lengths(rows)) for name, rows in benchmark_views(ours)]
@@ -293,7 +290,7 @@ def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def seconds_table(found: Findings) -> pd.DataFrame | None:
-    """Speed of each timed cell and batch (`numbers.seconds.timings`) as texts; None where nothing was timed."""
+    """Return the speed of each timed cell and batch (`numbers.seconds.timings`) as texts; None if nothing was timed."""
     timed = found.metrics.drop(columns=["tokens_per_second"], errors="ignore").merge(timings(found.run), on="cell_id")
     if timed.empty:
         return None
@@ -312,7 +309,7 @@ def seconds_table(found: Findings) -> pd.DataFrame | None:
 
 
 def replay_files(run: Run) -> list[str]:
-    """The files of replayed texts, the full cache's own first; shards count as their file."""
+    """Return the files of replayed completions, the full cache's own first; shards count as one file."""
     stem = records.REPLAY_FILE.removesuffix(".jsonl")
     paths = [path for cell_id in run.cells["cell_id"] for path in (run.directory / cell_id).glob(f"{stem}*.jsonl")]
     names = {re.sub(r"-\d+of\d+\.jsonl$", ".jsonl", path.name) for path in paths}
@@ -320,7 +317,7 @@ def replay_files(run: Run) -> list[str]:
 
 
 def fidelity_by_cell(run: Run, file: str) -> pd.DataFrame:
-    """The numbers of `statistics.fidelity` with the cells' names and settings, in each benchmark the nearest first."""
+    """Return the numbers of `statistics.fidelity` with names and settings; in each benchmark the least KL first."""
     names = ["cell_id", "model", "model_title", "benchmark", "benchmark_title", "policy", "variant", "bits"]
     names += ["keep_ratio", "local_window", "budget", "question", "condition"]
     named = run.cells[names].merge(fidelity(replay_rows(run, file)), on="cell_id")
@@ -328,7 +325,7 @@ def fidelity_by_cell(run: Run, file: str) -> pd.DataFrame:
 
 
 def fidelity_table(run: Run) -> pd.DataFrame | None:
-    """Every cell's reading of each set of texts, as texts for the page; None where nothing was replayed."""
+    """Return each cell's replay of each set of completions, as texts for the page; None if nothing was replayed."""
     tables = [_fidelity_texts(fidelity_by_cell(run, file)) for file in replay_files(run)]
     return pd.concat(tables).set_index("model | benchmark") if tables else None
 
@@ -354,7 +351,7 @@ def _fidelity_texts(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _aligned(table: pd.DataFrame) -> str:
-    # Every text ends with a mark or a space, so that the digits line up.
+    # Every text ends with a mark or a space, so that digits align.
     marks = (UNFINISHED, UNTOUCHED, UNPACKED, STOPPED)
     padded = table.map(lambda text: text if text.endswith(marks) else f"{text} ")
     named = padded.rename(columns="{} ".format).rename_axis(index=None, columns=str(table.index.name))
@@ -373,6 +370,6 @@ def _latex(metrics: pd.DataFrame, model: str) -> str:
     signs = {"±": r"$\pm$", MISSING: "--", WORSE: r"$^{\dagger}$", UNFINISHED: "$^{*}$"}
     signs |= {UNTOUCHED: "$^{=}$", UNPACKED: r"$^{\S}$", STOPPED: r"$^{\circ}$"}
     for sign, code in {**signs, BEST_BEGIN: r"\textbf{", BEST_END: "}"}.items():
-        # The sign of a setting, as in bits=4, follows its name and is no mark.
+        # The `=` in a setting such as bits=4 follows a name and is no mark.
         text = re.sub(rf"(?<![A-Za-z]){re.escape(sign)}", code.replace("\\", r"\\"), text)
     return text

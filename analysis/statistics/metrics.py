@@ -388,7 +388,7 @@ def _loops(run: Run, cell_id: str) -> list[float]:
 
 
 def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
-    """A model's settings with Pass@1, error, bits, bytes, and if all cells are safe in a search; cheapest first."""
+    """A model's settings with Pass@1, error, bits, bytes, and whether all cells are safe; cheapest first."""
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
     # The cheapest is chosen among all settings, so a setting that is safe by itself may not be safe in the search.
     ours = ours.assign(safe=ours["recommendable"].eq(True))
