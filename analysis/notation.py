@@ -152,7 +152,7 @@ def marks(texts: Iterable[str]) -> dict[str, int]:
 def state_marks(row: Any) -> str:
     """Return the marks of a cell's score: nothing evicted, nothing quantized, unfinished, fewer draws than others."""
     unpacked = getattr(row, "packed", None) == 0
-    stopped = getattr(row, "stopped_early", None) == True  # NaN if nothing is compared
+    stopped = getattr(row, "stopped_early", None) == True  # noqa: E712, NaN if nothing is compared
     untouched = row.policy != "full" and getattr(row, "evicted", None) == 0 and row.bits == 16
     marks = UNTOUCHED * untouched + UNPACKED * unpacked
     return marks + UNFINISHED * (row.status != "done") + STOPPED * stopped
