@@ -862,3 +862,13 @@ def test_each_measured_number_is_claimed(name: str) -> None:
         text = text.replace(sentence, "")
     text = SETTINGS.sub("", text)
     assert [text[max(0, one.start() - 60) : one.end() + 20] for one in MEASURED.finditer(text)] == []
+
+
+def test_the_scripts_page_says_what_makes_each_published_folder() -> None:
+    scripts = PUBLISHED.parents[1] / "scripts"
+    page = (scripts / "README.md").read_text()
+    folders = {path.name for path in PUBLISHED.iterdir() if path.is_dir()}
+    rows = re.findall(r"^\| ((?:`\w+/`(?:, )?)+) \| .+ \|$", page.partition("made by")[2], re.MULTILINE)
+    assert sorted(name for row in rows for name in re.findall(r"\w+", row)) == sorted(folders)
+    for script in re.findall(r"`([\w/]+\.(?:py|sh))`", page):
+        assert (scripts / script).is_file(), script
