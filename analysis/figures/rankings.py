@@ -142,8 +142,8 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
             axes.set_xlabel("settings, the lowest score first")
         axes.spines[["top", "right", "bottom"]].set_visible(False)
     figure.supylabel("Pass@1 (%)", fontsize=8)
-    note = "one dot per setting, on axes of one length: blue where the scores span more than chance, orange where not;"
-    style.footnote(figure, f"{note} grey: statistically tied with the best")
+    note = "one dot per setting, on axes of one length: blue where they span more than chance, orange where not;"
+    style.footnote(figure, f"{note} grey: tied with the best")
     figure.set_label("Each grid's scores in ascending order, and which are statistically tied with the best")
     return figure
 
