@@ -1,4 +1,4 @@
-"""How every command of the project ends and prints: exit codes, one sentence for a traceback, no control characters."""
+"""How every command ends and prints: exit codes, one sentence instead of a traceback, no control characters."""
 
 import difflib
 import errno
@@ -15,13 +15,13 @@ from kvsweep.errors import UserError
 from kvsweep.escape import visible
 
 FAILED, BAD_INPUT, LOCKED, UNCLEAR, HUNG_UP, INTERRUPTED, TERMINATED = 1, 2, 3, 4, 129, 130, 143
-# What Ctrl-C, SIGTERM and a terminal that closes print for a command that stores its work.
+# What a command that stores its work prints at Ctrl-C, SIGTERM or a closed terminal.
 GOES_ON = "interrupted; the same command goes on where this one stopped."
 # The packages of the extra `engine`.
 ENGINE = ("torch", "transformers", "datasets", "safetensors", "peft", "tqdm")
-# What a thread's start, a mapped file, torch, C++ and the loader of libraries say where they find no memory.
+# What threads, mapped files, torch, C++ and the library loader say when memory runs out.
 _NO_MEMORY = ("can't start new thread", "allocate memory", "not enough memory", "bad_alloc", "failed to map segment")
-# Faults of a disk or a folder, which a user can mend and no program can.
+# Faults of a disk or a folder, which a user can mend but no program can.
 _MENDABLE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG),
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR),
@@ -30,7 +30,7 @@ _TOO_SMALL = "the memory does not suffice; what is stored stays."
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, or SIGHUP of a terminal that closes; each ends a command as Ctrl-C does."""
+    """SIGTERM, or SIGHUP when a terminal closes; each ends a command like Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -43,19 +43,19 @@ def _terminate(number: int, frame: object) -> None:
 
 @contextmanager
 def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[None]:
-    """End the process with one sentence on stderr and an exit code where the body of a command raises an error.
+    """If the body of a command raises an error, end the process with one sentence on stderr and an exit code.
 
-    A UserError has its own sentence and its `exit_code`, else BAD_INPUT. A disk that is full or may not be written to
-    has BAD_INPUT, and memory that does not suffice FAILED. Ctrl-C has the sentence `interrupted` and INTERRUPTED,
-    SIGTERM and SIGHUP the same sentence, TERMINATED and HUNG_UP. A stdout that is or gets closed has FAILED and no
-    sentence, also where the body ends with a status of its own. Other errors pass.
+    A UserError: its sentence and its `exit_code`, else BAD_INPUT. A full or read-only disk: BAD_INPUT. Too little
+    memory: FAILED. Ctrl-C: the sentence `interrupted` and INTERRUPTED; SIGTERM and SIGHUP: the same sentence,
+    TERMINATED and HUNG_UP. A closed stdout: FAILED and no sentence, even if the body ends with its own status. Other
+    errors pass.
     """
     _open_closed_streams()
-    if sys.stdout is None:  # Python's value where stdout was closed before the process started, as by `>&-`
+    if sys.stdout is None:  # Python sets None if stdout was closed before the process started, as by `>&-`
         sys.stdout = _closed_stdout()
     guard_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup a terminal may close
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores a closing terminal
             signal.signal(number, _terminate)
     try:
         try:
@@ -90,7 +90,7 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
 
 
 def _end(program: str, sentence: str, code: int) -> NoReturn:
-    with suppress(OSError):  # a terminal that has closed
+    with suppress(OSError):  # the terminal has closed
         print(f"{program}: error: {' '.join(sentence.split())}", file=sys.stderr)
     try:
         sys.stdout.flush()
@@ -107,12 +107,12 @@ def _has_working_directory() -> bool:
 
 
 def _drop_stdout() -> None:
-    """Send to nowhere what the interpreter writes to stdout as it exits; it would complain about a closed pipe."""
+    """Discard what the interpreter writes to stdout as it exits; it would complain about a closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_closed_streams() -> None:
-    """Give a stdin or stderr that was closed, as by `2>&-`, the null device: a file would get its number otherwise."""
+    """Connect a stdin or stderr that was closed, as by `2>&-`, to the null device; a file would take its number."""
     for number, name, mode in ((0, "stdin", "r"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)
@@ -123,7 +123,7 @@ def _open_closed_streams() -> None:
 
 
 def _closed_stdout() -> TextIO:
-    """A stdout whose reader has gone. It has stdout's number, which a file that is opened later would get otherwise."""
+    """Return a stdout that nobody reads. It keeps stdout's number, which a later file would take otherwise."""
     reader, writer = os.pipe()
     os.close(reader)
     os.dup2(writer, 1)
@@ -132,27 +132,27 @@ def _closed_stdout() -> TextIO:
 
 
 def check_engine(asked: str) -> None:
-    """Refuse what decodes where a package of the extra is missing, before a task is queued that lacks it too."""
+    """Refuse a command that decodes if a package of the extra is missing, before a task is queued."""
     if missing := [name for name in ENGINE if find_spec(name) is None]:
         raise UserError(f"{asked} needs {', '.join(missing)}: pip install 'kvsweep[engine]'.")
 
 
 def counted(count: int | str, noun: str) -> str:
-    """The count, a number or a number's text, and its noun: "1 cell", "2 cells"."""
+    """Return the count (a number or its text) and its noun: "1 cell", "2 cells"."""
     return f"{count} {noun}" if str(count) == "1" else f"{count} {noun}s"
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The question whether the nearest of the names was meant, a space behind it; "" where none is near."""
+    """Return the question whether the nearest of the names was meant, with a space behind it; "" if none is near."""
     near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f"did you mean {near[0]}? " if near else ""
 
 
 class VisibleStream:
-    """A text stream that writes `visible` text to another stream, and is that stream in every other respect.
+    """A text stream that writes `visible` text to another stream, and otherwise behaves like that stream.
 
-    A terminal that has closed takes no more words, and the command that was disowned goes on. A carriage return stays
-    only at the start of a write, where a progress bar has it; in a log the bar begins a line there.
+    After the terminal has closed, it drops the text and the command continues. A carriage return stays only at the
+    start of a write, where a progress bar has it; in a log the bar starts a line there.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -163,7 +163,7 @@ class VisibleStream:
 
     @property
     def rich_proxied_file(self) -> TextIO:
-        """The stream that `rich` draws its tables to, with control characters of its own; its texts come `visible`."""
+        """Return the stream for `rich`'s tables, which have their own control characters; their texts are `visible`."""
         return self._stream
 
     def write(self, text: str) -> int:
@@ -190,9 +190,9 @@ class VisibleStream:
 
 
 def guard_streams() -> None:
-    """Put a `VisibleStream` around stdout and stderr of this process, where there is none yet.
+    """Put a `VisibleStream` around this process's stdout and stderr, once.
 
-    Characters that the encoding of a terminal or a file lacks are written as escapes too.
+    Characters that the encoding of a terminal or a file does not have are written as escapes too.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -1,4 +1,4 @@
-"""The errors that a user can mend, each one sentence: the value, what is allowed, the way out."""
+"""Errors that a user can mend, each one sentence: the value, what is allowed, what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ import yaml
 
 
 class UserError(Exception):
-    """A mistake that the user can mend. The message is one sentence: the value, what is allowed, the way out."""
+    """A mistake that the user can mend. The message is one sentence: the value, what is allowed, what to do."""
 
     def __init__(self, message: str) -> None:
-        # A value may hold a line break; the sentence that names the value stays on one line.
+        # A value may contain a line break; the message stays on one line.
         super().__init__(" ".join(message.splitlines()))
 
 
@@ -20,7 +20,7 @@ class UnusableFileError(UserError, OSError):
 
 
 class BrokenCell(UserError, yaml.YAMLError):
-    """A cell.yaml that describes no cell, or another cell than its folder is named after."""
+    """A cell.yaml that describes no cell, or not the cell in its folder's name."""
 
 
 class OtherSchemaError(UserError):
@@ -29,7 +29,7 @@ class OtherSchemaError(UserError):
 
 @contextmanager
 def plain_disk_errors(directory: Path) -> Iterator[None]:
-    """Turn a disk that cannot be written to into one sentence."""
+    """Turn an error of an unwritable disk into one sentence."""
     try:
         yield
     except UserError:

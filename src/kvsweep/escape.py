@@ -1,4 +1,4 @@
-"""Text from data, made safe for the place where it goes: a terminal, a line, a table, a file name, a folder."""
+"""Make text from data safe for a terminal, a line, a table, a file name or a folder."""
 
 import re
 from pathlib import Path
@@ -7,17 +7,17 @@ from typing import Any
 from kvsweep.errors import UserError
 from kvsweep.records import content_hash
 
-# Control characters, line separators, marks that turn the direction of writing, and halves of surrogate pairs.
+# Control characters, line separators, marks that change the writing direction, and halves of surrogate pairs.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _FORMULA = re.compile(r"(?![+-][\d.]+\Z)[=+\-@\t\r].")
-# What nearly every file system allows for a name.
+# Nearly every file system allows names of this length.
 LONGEST_NAME = 255
 # A picture with a longer title would take minutes to draw.
 LONGEST_TEXT = 500
 
 
 def visible(text: str) -> str:
-    """The text with an escape such as `\\x1b` for each character that would act on a terminal or hide in a line.
+    """Return the text with an escape such as `\\x1b` for each character that would act on a terminal or stay hidden.
 
     Line breaks and tabs stay. Letters of every script, and the joiners that some scripts need, stay too.
     """
@@ -25,7 +25,7 @@ def visible(text: str) -> str:
 
 
 def in_one_line(value: Any) -> Any:
-    """The value, in which each text is `visible`, one line and at most `LONGEST_TEXT` characters; lists may nest."""
+    """Return the value with each text `visible`, on one line, at most `LONGEST_TEXT` characters; lists may nest."""
     if isinstance(value, str):
         text = visible(" ".join(value[: 2 * LONGEST_TEXT].splitlines()))
         return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
@@ -40,7 +40,7 @@ def csv_cell(value: Any) -> Any:
 
 
 def markdown_text(text: str) -> str:
-    """The text for a cell of a Markdown table: it is one line, and no column, tag or link begins in the text."""
+    """Return the text for a cell of a Markdown table: one line that starts no column, tag or link."""
     return re.sub(r"[|<\[\]]", r"\\\g<0>", " ".join(text.splitlines()))
 
 
@@ -52,15 +52,11 @@ def file_name(*parts: str) -> str:
 
 
 def folder_below(parent: str, name: str, setting: str) -> Path:
-    """The folder of this name below its parent; the name may have slashes.
-
-    Raises:
-        UserError: the name leads out of the parent, or no file system takes it; the message begins with `setting`.
-    """
+    """Return the folder with this name below its parent; the name may have slashes."""
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:
         raise UserError(f"{setting}={name} must name a folder below {parent}: leave out .. and the first slash.")
-    # A scheduler takes % for the start of a pattern, and \\ for its end.
+    # A scheduler reads % as the start of a pattern, and \\ as its end.
     if _HIDDEN.search(name) or {"%", "\\"} & set(name) or any(len(part.encode()) > LONGEST_NAME for part in parts):
         allowed = f"take at most {LONGEST_NAME} bytes, and neither control characters nor % nor \\."
         raise UserError(f"{setting}={visible(name):.80} is no name for a folder: {allowed}")

@@ -1,7 +1,7 @@
-"""Files: the one way to open, replace and recognize them.
+"""The only functions that open, replace and identify files.
 
-A run directory may come from a stranger, so each of its files is opened as what it should be: a regular file, not a
-link, no larger than its kind can be. A file that a cell's outputs depend on is recognized by its whole contents.
+A run directory may come from a stranger, so each file must be what it should be: a regular file, not a link, no larger
+than its kind can be. A file that a cell's outputs depend on is identified by a hash of its contents.
 """
 
 import errno
@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from kvsweep.errors import UnusableFileError, UserError
 
-# The largest file that is read whole, and the longest line of a file that is read by lines.
+# The largest file that is read at once, and the longest line of a file that is read line by line.
 MOST_BYTES = 64 << 20
 _FLAGS = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "rb+": os.O_RDWR}
 # A change within one tick of a file system's clock leaves no trace in the file's times.
@@ -51,9 +51,9 @@ def open_file(path: Path, mode: Literal["rb", "ab", "rb+"] = "rb", *, linked: bo
 
 
 def read_file(path: Path, most: int = MOST_BYTES, *, linked: bool = False) -> bytes:
-    """The contents of a file; raises as `open_file`, and where the file has more than `most` bytes."""
+    """Return a file's contents; raises as `open_file`, and for more than `most` bytes."""
     with open_file(path, linked=linked) as file:
-        # By parts, since Python sets aside all the bytes that `read` names before it knows how many there are.
+        # In parts: Python would allocate all bytes that `read` names before it knows how many exist.
         data = bytearray()
         while len(data) <= most and (part := file.read(1 << 20)):
             data += part
@@ -72,7 +72,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder of a run directory, with its parents, if it is not there; a link in its place is refused."""
+    """Make a folder of a run directory, with its parents; refuses a link in its place."""
     if path.is_symlink():
         raise UnusableFileError(f"{path} is a link, through which nothing is written: put a folder there.")
     if path.exists() and not path.is_dir():
@@ -82,15 +82,15 @@ def make_folder(path: Path) -> Path:
 
 
 def locked(path: Path) -> FileLock:
-    """The lock of a file that one process replaces while another adds to it, for `with`."""
+    """Return the lock for a file that one process replaces while another adds to it; use it in `with`."""
     return FileLock(path.with_name(f".{path.name}.lock"))
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to, like no other; it becomes `path` when the block ends well.
+    """Yield a unique temporary path to write to; it replaces `path` if the block ends without an error.
 
-    Readers see the old file or the new one, each whole, also after a crash of the machine.
+    Readers see either the old or the new file, complete, even after a crash of the machine.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -103,7 +103,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file by the text in UTF-8, `?` for half a character; a file that says the same is left alone."""
+    """Replace a file by the text in UTF-8, with `?` for half a character; an equal file is left untouched."""
     data = text.encode(errors="replace")
     with suppress(OSError), open_file(path) as file:
         if file.read(len(data) + 1) == data:
@@ -116,10 +116,10 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def digests(files: Sequence[Path], *, named: bool = False) -> list[str]:
-    """For each file 16 digits of the SHA-256 of all contents up to its end, of the files one after the other.
+    """Return, per file, 16 digits of the SHA-256 of all contents up to its end, over the files in order.
 
-    `named` puts each file's name and size before its contents. As long as all sizes, times and inodes stay, a later
-    call answers from memory, and of large files from the user's cache folder. Raises OSError for no such file,
+    `named` adds each file's name and size before its contents. While all sizes, times and inodes stay the same, later
+    calls answer from memory, for large files also from the user's cache folder. Raises OSError for a missing file,
     UnusableFileError also for a pipe, a device, or a file that is being written.
     """
     key, stamps = json.dumps([named, *(os.path.realpath(path) for path in files)]), [stamp(path) for path in files]
@@ -141,13 +141,13 @@ def digests(files: Sequence[Path], *, named: bool = False) -> list[str]:
 
 
 def stamp(path: Path) -> Stamp:
-    """Size, times and inode of a file: they change when it is written, whatever its dates are set to."""
+    """Return size, times and inode of a file. They change when it is written, even if its dates are set back."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
 def at_home(place: str) -> str:
-    """A path that a user wrote, with the home folder in place of a `~` at its start, as a shell has it."""
+    """Return a user's path with the home folder in place of a leading `~`."""
     if place != "~" and not place.startswith("~/"):
         return place
     try:
@@ -158,7 +158,7 @@ def at_home(place: str) -> str:
 
 
 def cache_folder() -> Path:
-    """The user's folder for what can be made again; an OSError where the user has none, as in some containers."""
+    """Return the user's folder for files that can be made again; OSError without one, as in some containers."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvsweep"
     except RuntimeError as error:

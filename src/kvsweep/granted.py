@@ -13,12 +13,12 @@ GROUPS, MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def granted_cores(environment: Mapping[str, str] = os.environ) -> int:
-    """The cores that this process may use: those of its affinity, at most what control groups and SLURM allow."""
+    """Return the cores that this process may use: its affinity, limited by control groups and SLURM."""
     return max(1, min([len(os.sched_getaffinity(0)), *cgroup_cores(), *slurm_cores(environment)]))
 
 
 def cgroup_cores(groups: Path = GROUPS, mount: Path = MOUNT) -> Iterator[int]:
-    """Cores whose time each control group around this process allows; a part of a core counts as one."""
+    """Yield the cores that each control group around this process allows; part of a core counts as one."""
     for folder, version in control_groups("cpu", groups, mount):
         with suppress(OSError, ValueError):  # a group without a limit says "max" or -1
             if version == 1:
@@ -30,7 +30,7 @@ def cgroup_cores(groups: Path = GROUPS, mount: Path = MOUNT) -> Iterator[int]:
 
 
 def slurm_cores(environment: Mapping[str, str]) -> Iterator[int]:
-    """Processors that SLURM gave this job on its node, and in a step of srun to each task."""
+    """Yield the processors that SLURM gave this job on its node, and inside srun, this task."""
     names = ["SLURM_CPUS_ON_NODE", *["SLURM_CPUS_PER_TASK"] * ("SLURM_STEP_ID" in environment)]
     for name in names:
         if count := environment.get(name):
@@ -40,7 +40,7 @@ def slurm_cores(environment: Mapping[str, str]) -> Iterator[int]:
 
 
 def cgroup_rooms(groups: Path = GROUPS, mount: Path = MOUNT) -> Iterator[int]:
-    """Bytes that each control group around this process still allows."""
+    """Yield the bytes that each control group around this process still allows."""
     for folder, version in control_groups("memory", groups, mount):
         names = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
         with suppress(OSError, ValueError):  # a group without a limit says "max"
@@ -49,9 +49,9 @@ def cgroup_rooms(groups: Path = GROUPS, mount: Path = MOUNT) -> Iterator[int]:
 
 
 def control_groups(controller: str, groups: Path, mount: Path) -> Iterator[tuple[Path, int]]:
-    """The folder of each control group around this process that may limit it, and the version of its files.
+    """Yield the folder of each control group that may limit this process, and the version of its files.
 
-    In a container the files of the process's own group lie at the mount.
+    In a container the files of the process's own group are at the mount.
     """
     with suppress(OSError):
         for line in groups.read_text().splitlines():
@@ -64,7 +64,7 @@ def control_groups(controller: str, groups: Path, mount: Path) -> Iterator[tuple
 
 
 def _file_pages(group: Path) -> int:
-    """Bytes of files in a group's memory, which the kernel gives up when memory is short."""
+    """Return the bytes of cached files in a group's memory; the kernel drops them when memory is short."""
     with suppress(OSError, ValueError):
         found = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         return int(found.get("total_inactive_file", found["inactive_file"]))
@@ -72,7 +72,7 @@ def _file_pages(group: Path) -> int:
 
 
 def slurm_rooms(environment: Mapping[str, str]) -> Iterator[int]:
-    """Bytes that SLURM's limits of this job's memory leave; 0 stands for all of the node's memory."""
+    """Yield the bytes left by SLURM's memory limits of this job; a limit of 0 means all of the node's memory."""
     cores = min(slurm_cores({"SLURM_CPUS_ON_NODE": environment.get("SLURM_CPUS_ON_NODE", "")}), default=1)
     for name, count in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", cores)):
         if granted := _slurm_bytes(name, environment.get(name) or "0"):
@@ -81,7 +81,7 @@ def slurm_rooms(environment: Mapping[str, str]) -> Iterator[int]:
 
 
 def _slurm_bytes(name: str, size: str) -> int:
-    """The bytes of a size as srun reads it from its variables: a number of MiB, or of the unit behind it."""
+    """Return the bytes of a size in srun's variables: a number of MiB, or of the unit behind it."""
     found = re.fullmatch(r"([0-9]+)([KMGT]?)", size.strip().upper())
     if found is None:
         raise UserError(f"{name}={size} is no size of memory: write MiB, or a number with K, M, G or T, or unset it.")

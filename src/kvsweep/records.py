@@ -1,6 +1,6 @@
-"""The files of a run: their names, the rows in them, the one reader and the one writer.
+"""The files of a run: names, row types, the only reader and the only writer.
 
-The harness writes what is declared here and the analysis reads it. docs/files.md describes the files.
+The harness writes the rows defined here, and the analysis reads them. docs/files.md describes the files.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ import yaml
 from kvsweep.errors import BrokenCell, OtherSchemaError, UserError
 from kvsweep.files import open_file, read_file, read_lines
 
-# This layout of cell.yaml, provenance.json and all rows; a change that an older reader would misread raises it.
+# Version of cell.yaml, provenance.json and all rows; raised by a change that an older reader would misread.
 SCHEMA = 1
 StopReason = Literal["stop", "length", "loop", "not_finite"]
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-# The number of the grader's rules; a change that changes a verdict raises it, and all grades are made again.
+# Version of the grader's rules; raised by a change that changes a grade, and all grades are then made again.
 GRADER = 7
 CELL_FILE = "cell.yaml"
 PROVENANCE_FILE = "provenance.json"
@@ -37,16 +37,16 @@ REPLAY_FILE = "replay.jsonl"
 SECONDS_FILE = "seconds.jsonl"
 SCREEN_FILE = "screen.json"
 DONE_FILE = "DONE"
-VERIFY_FILE = "report/verify.json"  # of the run's directory, outside its cells
+VERIFY_FILE = "report/verify.json"  # in the run's directory, outside its cells
 Pair = tuple[str, int]
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Shard:
-    """The part of a cell's (problem, draw) pairs that one writer takes: every `count`-th, from `index` (1, 2, ...).
+    """One writer's part of a cell's (problem, draw) pairs: every `count`-th, from `index` (1, 2, ...).
 
-    Each shard writes files of its own. Readers take all of a cell's files together, so nothing is merged.
+    Each shard writes its own files. Readers take all of a cell's files together, so nothing is merged.
     """
 
     index: int = 1
@@ -67,11 +67,11 @@ class Shard:
         return f"{self.index}/{self.count}"
 
     def of(self, items: Sequence[_T]) -> list[_T]:
-        """This shard's part of the items; each item belongs to exactly one shard of the same count."""
+        """Return this shard's part of the items; each item belongs to exactly one shard of the same count."""
         return list(items[self.index - 1 :: self.count])
 
     def file(self, name: str) -> str:
-        """This shard's name for a cell's file: `completions.jsonl`, or `completions-1of4.jsonl`."""
+        """Return this shard's name for a cell's file: `completions.jsonl`, or `completions-1of4.jsonl`."""
         if self.count == 1:
             return name
         stem, _, suffix = name.rpartition(".")
@@ -82,7 +82,7 @@ WHOLE = Shard()
 
 
 def shard_files(directory: Path, name: str) -> dict[Shard, Path]:
-    """The files that hold a cell's `name`: the whole cell's (`completions.jsonl`) first, then the shards'."""
+    """Return a cell's files called `name`: the whole cell's (`completions.jsonl`) first, then the shards'."""
     stem, _, suffix = name.rpartition(".")
     found = {}
     for path in directory.glob(f"{stem}-*of*.{suffix}"):
@@ -97,10 +97,10 @@ def shard_files(directory: Path, name: str) -> dict[Shard, Path]:
 # --- Rows ---------------------------------------------------------------------------------------------------
 
 
-# No text has more tokens, no cache more rows, and no problem more draws; no count of bytes or tokens is larger.
+# Limits of tokens per completion, rows per cache, draws per problem, and all counts of bytes or tokens.
 MOST_TOKENS = (1 << 31) - 1
 MOST = (1 << 53) - 1
-# No picture is drawn of a longer text.
+# No picture is drawn of a longer completion.
 MOST_POSITIONS = 1 << 22
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
@@ -115,30 +115,29 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredRow(Row, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
-    """A row with a line of its own, which begins with the schema's number.
+    """A row on its own line, which begins with the schema's number.
 
-    Attributes:
-        sealed: True for a row of a cell. Its line ends with a check of contents and cell, so that a line that was
-            edited, or lies in another cell's folder, is no row. Rows that other programs wrote may have no check.
+    Attributes: sealed: True for a row of a cell. Its line ends with a check over contents and cell, so that a line that
+    was edited, or that lies in another cell's folder, is refused. Rows of other programs may have no check.
     """
 
     sealed: ClassVar[bool] = True
 
     def to_line(self, folder: Path | None = None) -> str:
-        """The row as one line of ASCII; sealed, where its file's folder is given."""
+        """Return the row as one ASCII line; with `folder`, the line is sealed for this cell."""
         body = json.dumps(self.to_dict(), separators=(",", ":"))[:-1]
         end = _seal(body.encode(), _cell_of(folder)).decode() if folder and self.sealed else "}"
         return f"{body}{end}\n"
 
 
 def _cell_of(folder: Path) -> str:
-    """The name of a folder itself, whatever link or path leads to it."""
+    """Return the name of the folder itself, whatever link or path leads to it."""
     plain = folder.name not in ("", "..") and not folder.is_symlink()
     return folder.name if plain else folder.resolve().name
 
 
 def _seal(body: bytes, cell: str) -> bytes:
-    """The end of the line that begins with `body`, in a file of the folder named `cell`."""
+    """Return the end (check) of the line that begins with `body`, in a file of the cell `cell`."""
     return b',"check":"%s"}' % hashlib.sha256(os.fsencode(cell) + b"\n" + body).hexdigest()[:16].encode()
 
 
@@ -178,15 +177,15 @@ class Eviction(Row, frozen=True, kw_only=True):
 
 
 class Completion(PairRow, frozen=True, kw_only=True):
-    """One generation: `token_ids` after the prompt, the stop token included. Lengths are in tokens.
+    """One generation: `token_ids` after the prompt, with the stop token. Lengths are in tokens.
 
-    `stop_reason` is "stop" for a text that the model ended, "length" for one cut at the token limit, "loop" for one cut
-    because it had begun to loop (`kvsweep.loops.find_loop`), "not_finite" for one cut before the token whose logits
-    were NaN or infinite, which may be its first. Until `fork_step`, its first eviction's step (None without one), a
-    completion is the one that every cell of its grid writes.
+    `stop_reason`: "stop", the model ended the completion; "length", truncated at the token limit; "loop", truncated
+    because it had begun to loop (`kvsweep.loops.find_loop`); "not_finite", truncated before the token with NaN or
+    infinite logits, perhaps the first. Until `fork_step`, the step of the first eviction (None without one), every cell
+    of the grid writes the same tokens.
 
-    A text that a server wrote has no token_ids, no peak_length, thinking_tokens only if the server counts them, and the
-    seconds until it came, waits included.
+    A server's completion has no token_ids and no peak_length; it has thinking_tokens only if the server counts them,
+    and the seconds until it arrived, waits included.
     """
 
     text: str
@@ -203,14 +202,14 @@ class Completion(PairRow, frozen=True, kw_only=True):
 
     @property
     def shared_ids(self) -> list[int]:
-        """The tokens that every cell of the grid writes: all, or those drawn by the end of the first evicting step."""
+        """The tokens that every cell of the grid writes: all, or those drawn up to the first evicting step."""
         return self.token_ids[: self.evictions[0].step + 1] if self.evictions else self.token_ids
 
 
 class Grade(PairRow, frozen=True, kw_only=True):
-    """The verdict on one completion. `correct` is 1 for the outcome "correct" and 0 for the others.
+    """The grade of one completion. `correct` is 1 for the outcome "correct" and 0 for the others.
 
-    `rule` is the `grading_rule` that the completion was judged by; None in rows that other programs wrote.
+    `rule` is the `grading_rule` of the grade; None in rows of other programs.
     """
 
     answer: str | None
@@ -221,11 +220,11 @@ class Grade(PairRow, frozen=True, kw_only=True):
 
 
 class DecodeStats(StoredRow, frozen=True, kw_only=True):
-    """The cost of one call of the engine: seconds, decoded tokens (of texts that had not ended), bytes of the KV cache.
+    """The cost of one call of the engine: seconds, tokens decoded up to each completion's end, KV cache bytes.
 
-    `decode_seconds` is the engine's time without `prefill_seconds`: forward, sampling, scoring, eviction and host
-    together. `first_token_seconds` is the time until the end of the first step. One call may decode several cells:
-    `cells` is their number, `tokens` counts this cell's tokens and `tokens_total` those of all cells.
+    `decode_seconds` is the engine's time without `prefill_seconds`: forward, sampling, scoring, eviction and host.
+    `first_token_seconds` is the time until the end of the first step. One call may decode several cells: `cells` is
+    their number, `tokens` counts this cell's tokens and `tokens_total` those of all cells.
     """
 
     wall_seconds: Seconds
@@ -248,7 +247,7 @@ class DecodeStats(StoredRow, frozen=True, kw_only=True):
 
 
 class ReplayBin(Row, frozen=True, kw_only=True):
-    """Sums over some tokens of a replayed text: their number, KL, change of log-likelihood, equal top-1 tokens."""
+    """Sums over some tokens of a replayed completion: number, KL, change of log-likelihood, equal top-1 tokens."""
 
     tokens: Tokens
     kl: float
@@ -257,13 +256,13 @@ class ReplayBin(Row, frozen=True, kw_only=True):
 
 
 class Replay(PairRow, frozen=True, kw_only=True):
-    """One known text read through a cell's cache, beside the full cache that reads the same tokens. Nats throughout.
+    """One known completion read through a cell's cache, compared with the full cache's reading of it. Unit: nats.
 
-    KL is that of the cell's next-token distribution from the full cache's. `change` is the text's log-likelihood minus
-    that with the full cache; `answer_change` the same of the tokens behind the closing thinking tag, None without them.
-    `top1` is the share of tokens with equal most likely tokens, and `first_other` the first without. `by_distance` has
-    a bin for each of REPLAY_DISTANCES, tokens since the last eviction (0: before the first one), `by_entropy` one for
-    each of REPLAY_ENTROPIES, the full cache's entropy.
+    KL is from the full cache's next-token distribution to the cell's. `change` is the completion's log-likelihood minus
+    the full cache's; `answer_change` the same for the tokens behind the closing thinking tag, None without them. `top1`
+    is the share of tokens with equal most likely tokens, `first_other` the first token without. `by_distance` has a bin
+    for each of REPLAY_DISTANCES, tokens since the last eviction (0: before the first one), `by_entropy` one for each of
+    REPLAY_ENTROPIES, the full cache's entropy.
     """
 
     tokens: Tokens
@@ -289,7 +288,7 @@ REPLAY_ENTROPIES = (0.0, 0.01, 0.1, 1.0)
 
 
 class Screened(Row, frozen=True, kw_only=True):
-    """Why a sweep did not decode a cell: the screen's rule, and means over its replayed texts, per token."""
+    """Why a sweep did not decode a cell: the screen's rule, and means per token over its replayed completions."""
 
     rule: str
     texts: Count
@@ -298,10 +297,10 @@ class Screened(Row, frozen=True, kw_only=True):
 
 
 class Timing(StoredRow, frozen=True, kw_only=True):
-    """A cell's round of decoding `slots` whole known texts alone, token by token; `why` says what chose `slots`.
+    """One round of timing a cell: `slots` known completions, token by token; `why` says what chose `slots`.
 
-    `seconds` is wall time without prefill, `eviction_seconds` the part for choosing and moving rows. `by_length` has
-    for each of some numbers of rows in the longest slot [rows, steps, seconds].
+    `seconds` is wall time without prefill, `eviction_seconds` the part that chooses and moves rows. `by_length` has,
+    for some numbers of rows in the longest slot, [rows, steps, seconds].
     """
 
     why: Literal["one", "given", "memory"]
@@ -317,9 +316,9 @@ class Timing(StoredRow, frozen=True, kw_only=True):
 
 
 def view(kind: type[Row], *names: str, **types: Any) -> Any:
-    """A row type with the named fields of `kind`, and with `problem_id` and `draw` if it is a row of a pair.
+    """Return a row type with only the named fields of `kind`, plus `problem_id` and `draw` if it is a row of a pair.
 
-    A reader skips the others, which is faster. `types` gives fields another type, such as a view of the inner row.
+    Readers skip the other fields, which is faster. `types` gives fields another type, such as a view of an inner row.
     """
     new: Any = msgspec.field  # its declared type allows one kind of default alone, NODEFAULT counted
     fields = [
@@ -340,7 +339,7 @@ def held_percents(held: Sequence[int]) -> list[int]:
 
 
 def leaves(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested dictionaries, each with the names that lead to it: "a.b"."""
+    """Yield the values of nested dictionaries, each with the names that lead to it: "a.b"."""
     for name, item in value.items():
         if isinstance(item, Mapping):
             yield from leaves(item, f"{above}{name}.")
@@ -359,7 +358,7 @@ def content_hash(value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BadLine:
-    """A line that is no row, or number 0 for lines that are rows of something else, and what mends it.
+    """A line that is not a valid row (number 0: lines that are rows of something else), and what to do about it.
 
     As text it begins a sentence, which names the file, the line and the reason.
     """
@@ -391,7 +390,7 @@ OnBad = Callable[[BadLine], object]
 
 
 def ignore(line: BadLine) -> None:
-    """Pass over a bad line in silence; for `on_bad`."""
+    """Ignore a bad line silently; for `on_bad`."""
 
 
 def refuse(line: BadLine) -> None:
@@ -404,16 +403,16 @@ def read_rows(path: Path, kind: type[_T], *, on_bad: OnBad = refuse) -> Iterator
 @overload
 def read_rows(path: Path, *, on_bad: OnBad = refuse) -> Iterator[dict[str, Any]]: ...
 def read_rows(path: Path, kind: Any = dict[str, Any], *, on_bad: OnBad = refuse) -> Iterator[Any]:
-    """Yield the rows of a file of lines as `kind`; a missing file yields none, and an empty line is no row.
+    """Yield the rows of a file of lines as `kind`; a missing file yields none, and empty lines are skipped.
 
-    A broken line goes to `on_bad`. A broken last line without a newline is passed over in silence: its writer still
-    writes it, or has died, and the row will be made again.
+    A broken line goes to `on_bad`. A broken last line without a newline is skipped silently: its writer is still
+    writing it, or has died, and the row will be made again.
     """
     return (row for _, row in _numbered_rows(path, kind, on_bad))
 
 
 def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container[int] = ()) -> Iterator[tuple[int, _T]]:
-    """Yield the rows with the numbers of their lines; the lines of the numbers in `checked` are known to be whole."""
+    """Yield rows with their line numbers; lines with a number in `checked` are known to be whole."""
     if not os.path.lexists(path):
         return
     is_stored = isinstance(kind, type) and issubclass(kind, StoredRow)
@@ -433,7 +432,7 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container
 
 
 def _check_line_schema(line: bytes, where: str) -> None:
-    """`check_schema` of a line; one that is no JSON object is left to the decoder."""
+    """Do `check_schema` for a line; a line that is no JSON object is left to the decoder."""
     if line.startswith(_BEGIN):
         return
     with suppress(ValueError, RecursionError):
@@ -442,10 +441,10 @@ def _check_line_schema(line: bytes, where: str) -> None:
 
 
 def _check_seal(line: bytes, cell: str) -> None:
-    """Raise a ValueError for a line whose check was not made of its other bytes and its cell."""
+    """Raise ValueError if a line's check does not fit its other bytes and its cell."""
     if is_sealed(line):
         body = line.rpartition(b',"check":')[0]
-        # Git may give a checkout other line ends, which are no part of a row.
+        # Git may change line ends in a checkout; they are not part of a row.
         if line.rstrip(b"\r\n") != body + _seal(body, cell):
             raise ValueError("its check does not fit: the row was edited, or belongs to another cell")
 
@@ -455,7 +454,7 @@ def is_sealed(line: bytes) -> bool:
 
 
 def check_schema(found: Mapping[str, Any], where: object) -> None:
-    """Raise an OtherSchemaError for contents of a file that name another schema than this version's, or none."""
+    """Raise OtherSchemaError if a file's contents name another schema than this version's, or none."""
     schema = found.get("schema")
     if type(schema) is int and schema == SCHEMA:
         return
@@ -467,9 +466,9 @@ def check_schema(found: Mapping[str, Any], where: object) -> None:
 
 
 def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
-    """Yield the rows of several files, each (problem, draw) pair once: of repeated rows the last one counts.
+    """Yield the rows of several files, each (problem, draw) pair once: the last of repeated rows counts.
 
-    Every reader's rule, in the order of `shard_files`. Files are read twice: one row at a time is in memory.
+    All readers use this rule, in the order of `shard_files`. Files are read twice, to keep only one row in memory.
     """
     paths = list(paths)
     last: dict[Pair, tuple[Path, int]] = {}
@@ -487,7 +486,7 @@ def read_shards(directory: Path, name: str, kind: type[_P], *, on_bad: OnBad = r
 
 
 def grading_rule(cell: Mapping[str, Any]) -> str:
-    """A hash of all that decides the verdicts on a cell's completions beside their golds; `cell` is its cell.yaml."""
+    """Hash all that decides a cell's grades besides completions and golds; `cell` is its cell.yaml."""
     benchmark, model = (found if isinstance(found := cell.get(name), dict) else {} for name in ("benchmark", "model"))
     names = [(benchmark, "answer_kind"), (benchmark, "answer_from"), (model, "think_start"), (model, "think_end")]
     return content_hash([GRADER, *(str(section.get(name)) for section, name in names)])
@@ -516,7 +515,7 @@ def read_grades(
 
 
 def whole_sizes(folder: Path, name: str) -> dict[str, int]:
-    """The sizes in bytes of a file and of its shards, by name; -1 for one whose last line is torn."""
+    """Return the sizes in bytes of a file and its shards, by name; -1 if the last line is incomplete."""
     return {path.name: _whole_size(path) for path in shard_files(folder, name).values()}
 
 
@@ -528,7 +527,7 @@ def _whole_size(path: Path) -> int:
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a cell has DONE, and its completions are in files of the sizes that DONE names."""
+    """True if a cell has DONE, and its files of completions have the sizes in DONE."""
     try:
         files = json.loads(read_file(folder / DONE_FILE))["files"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -538,28 +537,28 @@ def is_done(folder: Path) -> bool:
 
 
 def decode(data: bytes, kind: type[_T]) -> _T:
-    """Read one JSON value as `kind`; raises ValueError where the data hold none."""
+    """Read one JSON value as `kind`; raises ValueError for anything else."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # A model may write half a surrogate pair, which is no text to msgspec; Python reads it.
+        # A model may write half a surrogate pair, which msgspec refuses as text; Python reads it.
         return msgspec.convert(json.loads(data), kind)
 
 
-# What `Cell.describe` writes, beside the check.
+# The fields that `Cell.describe` writes, except the check.
 _CELL_FIELDS = {"schema", "cell_id", "condition", "model", "benchmark", "dataset_hash", "policy", "decoding", "impl"}
 _CELL_FIELDS |= {"seed", "cache"}
 
 
 def read_cell(folder: Path) -> Any:
-    """The contents of a cell's cell.yaml, a dictionary; a file that describes no cell raises BrokenCell."""
+    """Return the contents of a cell's cell.yaml, a dictionary; raises BrokenCell if it describes no cell."""
     path = folder / CELL_FILE
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         text = read_file(path, 1 << 20).decode()
-        # Names for parts of a file let a short file describe more than any memory holds; no cell has them.
+        # With YAML aliases a short file could describe more than any memory holds; no cell has aliases.
         named = "&" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader))
         cell = None if named else yaml.load(text, loader)
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError):
@@ -567,7 +566,7 @@ def read_cell(folder: Path) -> Any:
     if not isinstance(cell, dict):
         raise BrokenCell(f"{path} describes no cell: restore the file, or delete its folder and run the cell again.")
     check_schema(cell, path)
-    # A name that no cell has may be the one of the check.
+    # A field that no cell has may be a misspelt check.
     is_whole = "check" not in cell or cell.pop("check") == content_hash([_cell_of(folder), cell])
     if not is_whole or not cell.keys() <= _CELL_FIELDS:
         raise BrokenCell(f"{path} was edited, or is another cell's: restore it, or delete it and run the cell again.")
@@ -575,7 +574,7 @@ def read_cell(folder: Path) -> Any:
 
 
 def read_cells(run_directory: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield each cell's folder and contents, but no broken cell's; another schema raises an OtherSchemaError."""
+    """Yield each valid cell's folder and contents; raises OtherSchemaError for another schema."""
     for path in sorted(run_directory.glob(f"*/{CELL_FILE}")):
         try:
             cell = read_cell(path.parent)
@@ -585,7 +584,7 @@ def read_cells(run_directory: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def read_screen(directory: Path) -> dict[str, Screened]:
-    """The cells of a run directory that a screen left out, by cell_id; a broken file raises a UserError."""
+    """Return the cells of a run directory that a screen left out, by cell_id; UserError for a broken file."""
     path = directory / SCREEN_FILE
     try:
         return decode(read_file(path), dict[str, Screened])
@@ -597,7 +596,7 @@ def read_screen(directory: Path) -> dict[str, Screened]:
 
 
 def read_provenance(path: Path) -> dict[str, Any]:
-    """The contents of a provenance file; a file that holds no JSON object raises a ValueError."""
+    """Return the contents of a provenance file; raises ValueError if it is no JSON object."""
     found = decode(read_file(path), dict[str, Any])
     check_schema(found, path)
     return found
@@ -613,7 +612,7 @@ def append_row(path: Path, row: StoredRow) -> None:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut off a last line without a newline: its writer died."""
+    """Remove a last line without a newline: its writer died."""
     if not os.path.lexists(path) or not path.stat().st_size:
         return
     with open_file(path, "rb+") as file:

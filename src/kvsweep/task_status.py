@@ -1,4 +1,4 @@
-"""The status files of a sweep's tasks, `<run_directory>/status/<task>.json`: their one writer and their one reader."""
+"""The status files of a sweep's tasks, `<run_directory>/status/<task>.json`: their only writer and only reader."""
 
 import json
 import os
@@ -22,20 +22,20 @@ from kvsweep.records import Count, Seconds, content_hash, decode
 State = Literal["queued", "running", "done", "failed", "stopped"]
 STATUS_FOLDER = "status"
 LOGS = "logs"  # beside it, what the tasks write
-# A file system shared over a network may show a change half a minute late.
+# A network file system may show a change half a minute late.
 LOST_AFTER_S = 60.0
 HEARTBEAT_S = 5.0
-# Signs of life over which the pace is measured: a minute.
+# The pace is measured over this many signs of life: a minute.
 _BEATS = 12
-# The end of an error or of an output that a status shows.
+# How much of an error or output a status shows, from its end.
 _SHOWN_LINES, _SHOWN_BYTES = 12, 4096
 
 
 class CellProgress(msgspec.Struct, kw_only=True):
-    """One cell within a task: its names for people, and how many of its completions are stored.
+    """One cell's progress within a task: its names for people, and how many of its completions are stored.
 
-    `not_finite`: of these, texts that ended because their logits were NaN or infinite. `random_weights`: no Pass@1,
-    because the answers mean nothing.
+    `not_finite`: completions that ended because logits were NaN or infinite. `random_weights`: no Pass@1, because the
+    answers mean nothing.
     """
 
     model: str
@@ -51,9 +51,9 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     """The status file of one task, `<run_directory>/status/<task>.json`."""
 
     task: str
-    state: State  # as the task wrote it last; a task that was killed still says "running"
+    state: State  # as the task last wrote it; a killed task still says "running"
     shard: str
-    command: str  # the one that tries again; finished work is not repeated
+    command: str  # the command that tries again; finished work is not repeated
     cells: dict[str, CellProgress]
     started: Seconds = 0.0
     heartbeat: Seconds = 0.0  # seconds since the epoch at the last sign of life
@@ -61,16 +61,16 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     pid: Count = 0
     process: str = ""  # its `process_mark`
     scheduler_job: str | None = None
-    tokens: Count = 0  # live ones, decoded since `started`
+    tokens: Count = 0  # live tokens decoded since `started`
     pace: Seconds = 0.0  # live tokens per second over the last minute
     tokens_left: Count = 0  # an estimate of the tokens to decode until all completions are stored
     made: Count = 0  # completions, or rows of replayed texts, stored since `started`
     error: str | None = None  # the last lines of the error that ended the task
-    replays: bool = False  # whether the task replays texts, which are counted in place of completions
+    replays: bool = False  # True: the task replays completions, which are counted instead
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read one task's file; raises ValueError where it is none."""
+        """Read one task's file; raises ValueError if it is not a status."""
         return decode(read_file(path), cls)
 
     def write(self, run_directory: Path) -> None:
@@ -83,15 +83,15 @@ class TaskStatus(msgspec.Struct, kw_only=True):
         return run_directory / STATUS_FOLDER / f"{task}.json"
 
     def sign(self) -> None:
-        """Write down that this process is at work on the task."""
+        """Record that this process works on the task."""
         self.host, self.pid, self.process = platform.node(), os.getpid(), process_mark(os.getpid())
 
     @property
     def lives(self) -> bool | None:
-        """Whether the process that wrote this status is at work; None where only its signs of life can say.
+        """True if the process that wrote this status is at work; None if only its signs of life can tell.
 
-        A process number says nothing on another machine, after a restart, or in another namespace, as of a container. A
-        machine may hide the processes of others (hidepid).
+        A process number means nothing on another machine, after a restart, or in another namespace (a container). A
+        machine may hide other users' processes (hidepid).
         """
         here, there = process_mark(os.getpid()), process_mark(self.pid)
         if not self.process or self.process.rpartition(" ")[0] != here.rpartition(" ")[0]:
@@ -99,10 +99,10 @@ class TaskStatus(msgspec.Struct, kw_only=True):
         return there == self.process if there or not _is_of_another_user(self.pid) else None
 
     def seen(self, path: Path) -> State:
-        """The state seen from outside, of the status in this file.
+        """Return the state as seen from outside, for the status in this file.
 
-        A task that says "running" has stopped if its process has ended or, where this machine cannot know that, if it
-        gave no sign of life for LOST_AFTER_S, by the writer's clock and by that of the file system.
+        A task that says "running" has stopped if its process has ended. If this machine cannot know that, the task has
+        stopped after LOST_AFTER_S without a sign of life, by the writer's clock and by the file system's.
         """
         if self.state != "running" or self.lives:
             return self.state
@@ -112,7 +112,7 @@ class TaskStatus(msgspec.Struct, kw_only=True):
 
 
 def task_name(model: str, benchmark: str, cell_ids: Iterable[str], shard: str) -> str:
-    """The name of a task's file. A rerun of the same cells and shard has the same name, and replaces the old file."""
+    """Return the name of a task's file. A rerun of the same cells and shard has the same name and file."""
     names = (file_name(model), file_name(benchmark), shard.replace("/", "of"))
     return "-".join([*names, content_hash([sorted(cell_ids), shard])[:8]])
 
@@ -125,7 +125,7 @@ def policy_label(settings: Mapping[str, Any]) -> str:
 
 
 def process_mark(pid: int) -> str:
-    """What no other process has: the machine's start, the namespace of its number, its own start; "" for none."""
+    """Return a mark that no other process has: machine start, namespace, own start; "" if there is no such process."""
     with suppress(OSError, IndexError):
         # The third field from the name's end on is the state; a process that nobody has waited for is dead.
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -145,9 +145,9 @@ def _is_of_another_user(pid: int) -> bool:
 
 
 def read_tasks(run_directory: Path, on_bad: Callable[[Path], object] = lambda path: None) -> list[TaskStatus]:
-    """The tasks of a run directory, each with its state as seen from outside; a file that is none goes to `on_bad`.
+    """Return a run directory's tasks, with states as seen from outside; an invalid file goes to `on_bad`.
 
-    A task that waits has stopped if the command that queued it has ended on this machine without submitting it.
+    A waiting task has stopped if the command that queued it has ended on this machine without submitting it.
     """
     tasks = []
     for path in sorted((run_directory / STATUS_FOLDER).glob("*.json")):
@@ -164,12 +164,12 @@ def read_tasks(run_directory: Path, on_bad: Callable[[Path], object] = lambda pa
 
 
 def job_file(run_directory: Path, task: str) -> Path:
-    """The file that names a task's SLURM jobs, a line each; in a sequential sweep a job for each round."""
+    """Return the file with a task's SLURM jobs, one per line; in a sequential sweep one job per round."""
     return TaskStatus.path(run_directory, task).with_suffix(".job")
 
 
 def noted_jobs(run_directory: Path, task: str) -> list[str]:
-    """The SLURM jobs that were submitted for a task, in the order in which they work on the task."""
+    """Return the SLURM jobs submitted for a task, in the order in which they work on it."""
     with suppress(OSError, UnicodeDecodeError):
         return read_file(job_file(run_directory, task)).decode().split()
     return []
@@ -181,17 +181,17 @@ def note_job(run_directory: Path, task: str, job: str) -> None:
 
 
 def scheduler_jobs(run_directory: Path, task: TaskStatus) -> list[str]:
-    """The SLURM jobs of a task: those that were submitted for it, else the one that it runs in."""
+    """Return a task's SLURM jobs: those submitted for it, else the job that it runs in."""
     # The file is newer than what the last run of the same task left in its status.
     noted = noted_jobs(run_directory, task.task) if task.state == "queued" or task.scheduler_job is None else []
     return noted or [job for job in [task.scheduler_job] if job]
 
 
 class Reporter:
-    """Keeps a task's status file up to date while the task runs, and writes how the task ended. A context manager.
+    """Keeps a task's status file current while the task runs, and records how it ended. A context manager.
 
-    A status that cannot be written stops no task. Each of `counters` returns an engine's live tokens so far, and
-    `tokens_left` the tokens to come.
+    A status that cannot be written does not stop the task. Each of `counters` returns an engine's live tokens so far;
+    `tokens_left` returns the tokens still to decode.
     """
 
     def __init__(self, run_directory: Path, status: TaskStatus) -> None:
@@ -244,7 +244,7 @@ class Reporter:
 
 
 def end_of(output: Path) -> str:
-    """The last lines of what a process wrote, such as the error that ended it; "" where it wrote nothing."""
+    """Return the last lines of a process's output, such as its last error; "" if it wrote nothing."""
     with suppress(OSError), open_file(output) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _SHOWN_BYTES))
         return "\n".join(file.read().decode(errors="replace").rstrip().splitlines()[-_SHOWN_LINES:])
@@ -252,6 +252,6 @@ def end_of(output: Path) -> str:
 
 
 def last_lines(error: BaseException) -> str:
-    """The text to show of an error: one sentence for a user's mistake, the end of the traceback for any other error."""
+    """Return an error as text: one sentence for a user's mistake, else the end of the traceback."""
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
     return str(error) if isinstance(error, UserError) else "\n".join(lines[-_SHOWN_LINES:])

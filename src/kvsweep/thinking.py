@@ -1,6 +1,6 @@
-"""A model's text: where its thinking ends, which part is the answer, and how it ended.
+"""Parse a completion: where its thinking ends, which part is the answer, and how it ended.
 
-The engine, servers and files of other programs are read by this module alone.
+Only this module does so, for the engine, for servers and for other programs' files.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from kvsweep.errors import UserError
 
-# How models write the tags around their thinking: a word within signs of the model's own, opening and closing.
+# How models write thinking tags: a word inside the model's own signs, opening and closing.
 _THINKING = r"(?:\w+[:_])?(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad)"
 _SHAPES = (
     ("<|begin_of_{}|>", "<|end_of_{}|>"),
@@ -22,7 +22,7 @@ _SHAPES = (
     ("◁{}▷", "◁/{}▷"),
     ("[{}]", "[/{}]"),
 )
-# Those of gpt-oss (also where special tokens are left out), Gemma 4, MedGemma, Granite 3.2 and Apriel.
+# Tags of gpt-oss (also without special tokens), Gemma 4, MedGemma, Granite 3.2 and Apriel.
 _FIXED = (
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
     (None, "assistantfinal"),
@@ -38,13 +38,13 @@ _WORDS = 5  # with the opening tag, from which on the words within a tag of any 
 
 @dataclass(frozen=True, kw_only=True)
 class ThinkTags:
-    """The tags around a model's thinking; without a closing tag a model does not think, its text is the answer."""
+    """The tags around a model's thinking. Without a closing tag a model does not think: all text is the answer."""
 
     start: str | None = "<think>"
     end: str | None = "</think>"
 
     def closing(self, text: str) -> int | None:
-        """Character of the first closing tag behind the last opening one, where the thinking ends; None without it."""
+        """Position of the first closing tag behind the last opening tag, where thinking ends; None without it."""
         if self.end is None:
             return None
         found = text.find(self.end, 0 if self.start is None else max(0, text.rfind(self.start)))
@@ -55,7 +55,7 @@ DEFAULT_TAGS = ThinkTags()
 
 
 class Thinking(NamedTuple):
-    """The tags of a text's thinking, which of the two stand in the text, and whether their name is one of thinking."""
+    """A completion's thinking tags, which of the two it contains, and whether their name means thinking."""
 
     tags: ThinkTags
     opens: bool
@@ -116,9 +116,9 @@ def thinking_of(text: str, *, named: bool = True) -> Thinking | None:
 
 
 def answer_part(text: str, tags: ThinkTags = DEFAULT_TAGS) -> str | None:
-    """The text after the thinking (`ThinkTags.closing`), None if that was never closed; no token that ends a text.
+    """Return the text after the thinking (`ThinkTags.closing`) without end tokens; None if thinking never closed.
 
-    A text of a model without tags is the answer, unless the text itself shows another model's thinking.
+    For a model without tags the whole text is the answer, unless the text itself shows another model's thinking.
     """
     text = without_end(text)
     if tags.end is None:
@@ -131,9 +131,9 @@ def answer_part(text: str, tags: ThinkTags = DEFAULT_TAGS) -> str | None:
 
 
 def segment_text(text: str, tags: ThinkTags, *, name: str = "the text") -> tuple[slice, slice]:
-    """The thinking and the answer of a text, as slices of its characters. An opening tag at its start is in neither.
+    """Return thinking and answer as slices of the text's characters. An opening tag at the start is in neither.
 
-    A thinking that is never closed or empty, and an empty answer, raise a UserError, which calls the text `name`.
+    Raises UserError, which calls the text `name`, for a thinking that is empty or never closed, and an empty answer.
     """
     if tags.end is None:
         raise UserError(f"{name} is of a model that does not think (model.think_end=null): choose a model that does.")
@@ -150,7 +150,7 @@ def segment_text(text: str, tags: ThinkTags, *, name: str = "the text") -> tuple
 
 
 def joined(thinking: str, answer: str | None, tags: ThinkTags, *, ended: bool) -> str:
-    """The text of a thinking and an answer that a program has split; a text that was cut off may leave it open."""
+    """Join a thinking and an answer that a program has split; a truncated completion may leave the thinking open."""
     closed = f"{tags.end}{answer or ''}" if answer or ended else ""
     return f"{tags.start or ''}{thinking}{closed}"
 
@@ -165,10 +165,7 @@ _NEITHER |= {"tokens", "sequence", "str", "word", "turn", "of", "text", "type"}
 
 
 def ending(reason: object) -> Literal["stop", "length"] | None:
-    """What a program's reason for the end of a text says; None for one with a word that is not known, or without one.
-
-    SGLang's is an object with a `type`.
-    """
+    """Return what a program's reason for the end means; None without a reason, or with an unknown word."""
     named = reason.get("type") if isinstance(reason, dict) else reason
     words = set(re.findall("[a-z]+", named.lower())) if isinstance(named, str) else set[str]()
     if not words <= _CUT_OFF | _STOPPED | _NEITHER:
@@ -184,6 +181,6 @@ _LONGEST = 2000  # characters of such tokens that are looked at
 
 
 def without_end(text: str) -> str:
-    """The text without the special tokens that a server or a program has left at its end."""
+    """Return the text without the special tokens that a server or program has left at its end."""
     tail = text[-_LONGEST:]
     return text[: -len(tail)] + _END.sub("", tail) if tail.rstrip().endswith((">", "]")) else text

@@ -1,4 +1,4 @@
-"""Worker processes for calls that may hang, crash or fill the memory: each call has a limit of time and of memory."""
+"""Worker processes for calls that may hang, crash or fill the memory. Each call has a time and a memory limit."""
 
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ from pebble import ProcessExpired, ProcessPool
 from kvsweep.command_line import guard_streams
 from kvsweep.errors import UserError
 
-_CALL_BYTES = 4 << 30  # what a call may take of the memory beside what its worker has imported
+_CALL_BYTES = 4 << 30  # memory of a call, beside what its worker has imported
 _START_LIMIT_S = 60.0
 Result = TypeVar("Result")
 
@@ -68,11 +68,10 @@ class Workers:
             _end(self._pool)
 
     def map(self, function: Callable[..., Result], calls: Sequence[Sequence[Any]]) -> list[Result | None]:
-        """The results of the calls, in their order; None for a call that overran its limits or killed its worker.
+        """Return the calls' results in order; None for a call that exceeded its limits or killed its worker.
 
-        Such a call has a second try after the other calls, because a machine that stood still makes calls overrun too.
-        Several threads may map at once. An error that the function raises is raised here; so is a RuntimeError if no
-        worker starts.
+        Such a call is tried again after the others, because calls also exceed limits while a machine stands still.
+        Several threads may map at once. Raises the function's own errors, and RuntimeError if no worker starts.
         """
         results: dict[int, Result] = {}
         for _ in range(2):
@@ -92,12 +91,12 @@ class Workers:
                     results[number] = future.result()
         except BaseException:
             for future in futures.values():
-                future.cancel()  # kills the worker of a call that runs
+                future.cancel()  # kills the worker of a running call
             raise
         return results
 
     def _running_pool(self) -> ProcessPool:
-        """The pool; a new one in place of a pool that broke because a worker without a call was killed."""
+        """Return the pool; replaces a pool that broke because an idle worker was killed."""
         with self._lock:
             if self._pool is not None and not self._pool.active:
                 self._pool.join()
@@ -118,7 +117,7 @@ class Workers:
 
 
 def _check_semaphores() -> None:
-    """Refuse a machine on which processes can share no lock, before hours of work that would end there."""
+    """Refuse a machine on which processes cannot share a lock, before hours of work that would fail there."""
     try:
         multiprocessing.get_context("fork").Lock()  # starts no process
     except OSError as error:
@@ -127,18 +126,18 @@ def _check_semaphores() -> None:
 
 
 def _end(pool: ProcessPool) -> None:
-    """Stop the workers and wait for their ends: one that still starts would miss its parent's semaphores and say so."""
+    """Stop the workers and wait: a worker that is still starting would miss its parent's semaphores and complain."""
     pool.stop()
     pool.join()
 
 
 def _prepare() -> None:
-    """Limit a worker's memory, send what libraries print to stderr, and end the worker with its parent."""
+    """Limit a worker's memory, send libraries' output to stderr, and end the worker with its parent."""
     imported = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = imported + _CALL_BYTES if hard == resource.RLIM_INFINITY else min(imported + _CALL_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    # pebble's handler would wait for the end of a long calculation.
+    # pebble's handler would wait for a long calculation to end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     guard_streams()  # before the next line: Python asks a stdout that was a file for its position
     os.dup2(2, 1)
