@@ -1,4 +1,4 @@
-"""`kvsweep KEY=VALUE ...`: compose, check everything, launch. `kvsweep init` makes a folder of one's own."""
+"""`kvsweep KEY=VALUE ...`: compose, check everything, launch. `kvsweep init` makes a user's folder."""
 
 import json
 import os
@@ -37,10 +37,10 @@ from kvsweep.harness.toy.tasks import problems
 from kvsweep.records import read_cells
 
 TEMPLATE = Path(__file__).resolve().parent / "template"
-# A command that names none of these runs the default policy, and beside it the full cache to compare with.
+# A command with none of these runs the default policy and, to compare with, the full cache.
 _NAMES_CELLS = ("policy", "grid", "experiment")
 _NAMES_MODEL = ("model=", "model.name=", "experiment=")
-# What of a job its cells do not say; a benchmark may have the problems of another one.
+# The parts of a job that its cells do not contain; two benchmarks may have the same problems.
 _NOT_OF_A_JOB = ("benchmark", "cells", "inputs", "resolved", "command")
 _GRADED_BY = ("answer_kind", "answer_from")
 _OF_A_JOB = ["problem_ids", *(field.name for field in fields(Job) if field.name not in _NOT_OF_A_JOB)]
@@ -66,7 +66,7 @@ def sweep(words: Sequence[str]) -> None:
         except ValueError as error:  # options that exclude each other, such as -m and --cfg
             raise UserError(str(error)) from error
         return
-    # Hydra would refuse an option that is not its own.
+    # Hydra would refuse an option that it does not know.
     dry_run = "--dry-run" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--dry-run"]
     with artifacts.planning() if dry_run else nullcontext():
@@ -84,13 +84,13 @@ def sweep(words: Sequence[str]) -> None:
 
 
 def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
-    """Compose and check every job of the command line before any of them runs."""
+    """Compose and check every job of the command line before any job runs."""
     found: list[tuple[Job, Launcher, ReplayPlan, dict[str, str]]] = []
     notes: set[str] = set()
     mistakes: list[UserError] = []
 
     def collect(config: DictConfig) -> None:
-        # Hydra prints lines of its own about an error that passes through it.
+        # Hydra prints its own lines about an error that passes through it.
         try:
             with settings.plain_config_errors():
                 if not asks_servers(config):
@@ -120,7 +120,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         raise UserError("launcher differs between the jobs of one command: give it one value, not a list.")
     if any(plan != plans[0] for plan in plans):
         raise UserError("replay, screen and texts differ between the jobs of one command: give each one value.")
-    # Reading refuses the cells of another schema.
+    # Reading refuses cells of another schema.
     stored = [cell for directory in {job.run_directory for job in jobs} for _, cell in read_cells(directory)]
     if lacking := _no_full_cache(jobs, stored):
         print(lacking, file=sys.stderr)
@@ -145,7 +145,7 @@ def _no_full_cache(jobs: Sequence[Job], stored: Sequence[Mapping[str, Any]]) -> 
 
 
 def _without_others_settings(config: DictConfig) -> dict[str, str]:
-    """Take out of a multirun's policy the settings that it lacks, which others have; the keys and the reason."""
+    """Remove a multirun policy's settings that only other policies have; return the keys and the reason."""
     hydra_config = HydraConfig.get()
     if hydra_config.mode != RunMode.MULTIRUN:
         return {}
@@ -158,7 +158,7 @@ def _without_others_settings(config: DictConfig) -> dict[str, str]:
 
 
 def _without_shared_cells(jobs: Sequence[Job], plan: ReplayPlan) -> list[Job]:
-    """The jobs without cells that an equal job before them has; jobs that share cells and are not equal are refused."""
+    """Return the jobs without cells that an equal job before them has; refuse unequal jobs that share cells."""
     kept: list[Job] = []
     for job in jobs:
         for other in kept:
@@ -167,7 +167,7 @@ def _without_shared_cells(jobs: Sequence[Job], plan: ReplayPlan) -> list[Job]:
             theirs = {cell.cell_id for cell in other.cells}
             rest = tuple(cell for cell in job.cells if cell.cell_id not in theirs)
             differing = [name for name in _OF_A_JOB if getattr(job, name) != getattr(other, name)]
-            # Nor do the ids of cells say how their texts are graded.
+            # Cell ids also do not say how completions are graded.
             asked = [one.cells[0].benchmark for one in (job, other) if one.cells]
             differing += [f"benchmark.{n}" for n in _GRADED_BY if len({getattr(one, n) for one in asked}) > 1]
             if differing and len(rest) < len(job.cells):
@@ -182,7 +182,7 @@ def _without_shared_cells(jobs: Sequence[Job], plan: ReplayPlan) -> list[Job]:
 
 
 def _complete(config: DictConfig) -> list[str]:
-    """Fill in what the command line's words leave open; return a note for a model that a path alone names."""
+    """Fill in what the arguments leave open; return a note for a model that only a path names."""
     words = [word.lstrip("+") for word in HydraConfig.get().overrides.task]
     if config.get("protocol") and (twice := next((word for word in words if word.startswith("decoding=")), None)):
         both = f"protocol={config.protocol.name} and {twice} both set the decoding"
@@ -194,7 +194,7 @@ def _complete(config: DictConfig) -> list[str]:
     ]
     if not placed or any(word.startswith(_NAMES_MODEL) for word in words):
         return []
-    # The last part of the path: results never stand under the default model's name.
+    # The last part of the path, so that results never carry the default model's name.
     place = Path(str(OmegaConf.select(config, placed[-1]))).absolute().name
     if not (name := re.sub(r"[^\w.-]+", "_", place)):
         return []
@@ -205,7 +205,7 @@ def _complete(config: DictConfig) -> list[str]:
 
 
 def _not_swept() -> list[str]:
-    """A note for each list of an experiment that only a multirun goes through."""
+    """Return a note for each list of an experiment that only a multirun uses."""
     hydra_config = HydraConfig.get()
     if hydra_config.mode != RunMode.RUN:
         return []
@@ -227,7 +227,7 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
             words = hydra_overrides(typed[1:], settings.target_classes, multirun=multirun)
             if not any(argument.startswith("hydra.searchpath=") for argument in typed):
                 words += settings.own_overrides()
-            # Hydra takes no KEY=VALUE behind an option that follows another one.
+            # Hydra takes no KEY=VALUE between options.
             sys.argv = [typed[0], *sorted(words, key=_is_option_or_its_value)]
             hydra.main(version_base="1.3", config_path=str(settings.CONF), config_name="config")(collect_typed)()
         finally:
@@ -239,7 +239,7 @@ def _is_option_or_its_value(word: str) -> bool:
 
 
 def init(folder: Path) -> None:
-    """Make a folder of one's own from the template, with a file of problems."""
+    """Make a user's folder from the template, with a file of problems."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already: name a new folder, or an empty one.")
     try:

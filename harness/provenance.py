@@ -20,16 +20,16 @@ from kvsweep.errors import UserError
 _PACKAGES = "kvsweep", "torch", "transformers", "tokenizers", "datasets", "math-verify", "numpy", "hydra-core", "triton"
 
 
-# How another program is asked: one that hangs ends, and a name of a file that is no UTF-8 is read all the same.
+# Other programs get this long before they are ended, and file names that are not UTF-8 are read anyway.
 SECONDS = 10.0
 _ASKED: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace"}
 
 
 @cache
 def describe_code() -> dict[str, Any]:
-    """Git revision and whether the tree differs from it, None outside a checkout; versions of the main packages."""
-    # Installed in a virtual environment inside another project's checkout, this file is ignored by that checkout, whose
-    # revision says nothing of this code.
+    """Git revision, whether the tree differs from it (None outside a checkout), and versions of the main packages."""
+    # In a virtual environment inside another project's checkout, that checkout ignores this file, and its revision says
+    # nothing about this code.
     foreign = _git("check-ignore", "--quiet", __file__) is not None
     revision = None if foreign else _git("rev-parse", "HEAD")
     return {
@@ -54,9 +54,9 @@ def describe_hardware() -> dict[str, Any]:
 
 
 def describe_arithmetic(*, invariant: bool, impl: str, dtype: str) -> dict[str, Any]:
-    """Settings of this process that the bits of a completion depend on, beside its cell, the packages and the hardware.
+    """Settings of this process, besides cell, packages and hardware, on which a completion's bits depend.
 
-    With `invariant` the bits depend on nothing else, so that decoding passes that agree in all of it can be mixed.
+    With `invariant` the bits depend on nothing else, so that decoding passes with equal values can be mixed.
     """
     import torch
 
@@ -100,7 +100,7 @@ def _processor() -> str:
 
 
 def command_line() -> str:
-    """This process's command line, quoted so that it can be typed again."""
+    """Return this process's command line, quoted so that it can be typed again."""
     program = Path(sys.argv[0]).name
     return shlex.join(["kvsweep" if program in ("cli.py", "-c", "") else program, *sys.argv[1:]])
 
@@ -109,17 +109,17 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def named_gpus() -> list[str] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES names, by number or by the id of a GPU or part (MIG); None if it is unset."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES: numbers, or ids of a GPU or a part (MIG); None if it is unset."""
     if (named := os.environ.get(VISIBLE)) is None:
         return None
-    # CUDA sees none of the names from the first on that is no GPU's.
+    # CUDA ignores everything from the first name that is no GPU.
     return list(takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), map(str.strip, named.split(","))))
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that CUDA_VISIBLE_DEVICES names; without it those of the machine, of a divided GPU the parts.
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, else the machine's; a divided GPU counts as its parts.
 
-    An nvidia-smi that hangs or is no program raises a UserError; one that fails has no GPUs.
+    Raises UserError if nvidia-smi hangs or cannot be run; if it fails, there are no GPUs.
     """
     if (named := named_gpus()) is not None:
         return named
@@ -133,5 +133,5 @@ def visible_gpus() -> list[str]:
         mend = f"set {VISIBLE} to the GPUs of this machine, or model.device=cpu"
         raise UserError(f"nvidia-smi, which names the GPUs, {why}: {mend}.") from error
     ids = re.findall(r"\(UUID: ([^)]+)\)", listed.stdout) if listed.returncode == 0 else []
-    # A divided GPU stands in front of its parts.
+    # A divided GPU comes just before its parts.
     return [one for one, after in pairwise([*ids, ""]) if one.startswith("MIG") or not after.startswith("MIG")]

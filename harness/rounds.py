@@ -1,9 +1,9 @@
-"""The loop around the jobs of a command: launch, decide from what is stored, launch the rest.
+"""The loop over a command's jobs: launch, decide from the stored rows, launch the rest.
 
-`until=decided` has rounds of draws. After each round every cell is compared with the full cache of its grid, and a cell
-that is shown to lose less than the margin, or more, gets no more draws. This depends on stored rows and the command's
-settings alone, so the same command goes on where it stopped. SLURM gets all rounds in one submission, and each array
-waits for the one before.
+`until=decided` has rounds of draws. After each round every cell is compared with the full cache of its grid. A cell
+that is shown to lose less than the margin, or more, gets no more draws. Decisions depend only on stored rows and the
+command's settings, so the same command resumes. SLURM gets all rounds in one submission; each array waits for the one
+before.
 """
 
 import sys
@@ -28,13 +28,13 @@ from kvsweep.task_status import State, TaskStatus
 
 
 class UnfinishedRoundError(UserError):
-    """Another process has still to store completions of an earlier round."""
+    """Another process still has to store completions of an earlier round."""
 
     exit_code = LOCKED
 
 
 def run(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> None:
-    """Do all that a command asks for and that its launcher waits for; print the results, or where to see progress."""
+    """Do what a command asks for and its launcher waits for; print the results, or how to see progress."""
     for note in filter(None, map(changed_code, jobs)):
         print(note, file=sys.stderr)
     if plan.wanted:
@@ -49,13 +49,13 @@ def run(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> None:
 
 
 def _run_rounds(jobs: Sequence[Job], launcher: Launcher) -> bool:
-    """Launch the jobs round by round; False if no cell lacked anything.
+    """Launch the jobs round by round; return False if no cell had missing rows.
 
-    A launcher that does not wait gets all rounds at once, and a task then finds what it lacks. A job whose round failed
-    has no later rounds; the other jobs go on, and then the first error is raised.
+    A launcher that does not wait gets all rounds at once, and each task then finds its missing rows. A job with a
+    failed round has no later rounds; the other jobs continue, and then the first error is raised.
     """
     started, failures = False, list[Exception]()
-    # A round has one stage of each job that has so many.
+    # A round has one stage of each job that has this many stages.
     rounds = [[share for share in column if share] for column in zip_longest(*map(staged, jobs))]
     for number, shares in enumerate(rounds):
         parts, unfinished = _parts(shares)
@@ -79,8 +79,9 @@ class Stage:
 
     Attributes:
         before: the draws of the stage before, after which cells are decided; 0 for the first stage.
-        draws: the draws per problem of the stage's cells at its end.
+        draws: the draws per problem at the stage's end.
         is_last: whether no stage follows.
+
     """
 
     before: int
@@ -89,19 +90,19 @@ class Stage:
 
     @property
     def has_all(self) -> bool:
-        """Whether the decided cells go on too (`finish`)."""
+        """True if decided cells continue too (`finish`)."""
         return self.draws == self.before
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageShare(Share):
-    """A job and its stage, of which the process finds the cells once the stage before has ended."""
+    """A job and its stage. The process finds the cells once the stage before has ended."""
 
     stage: Stage
 
 
 def staged(job: Job) -> list[StageShare]:
-    """A share of the job for each of its stages: one for each round, and one for `finish`."""
+    """Return a share for each stage of the job: one per round, and one for `finish`."""
     ends = [*(job.rounds or [job.draws]), *[job.draws] * job.finish]
     return [
         StageShare(job=job, dealt=share_of(job).dealt, stage=Stage(before=before, draws=draws, is_last=n == len(ends)))
@@ -110,7 +111,7 @@ def staged(job: Job) -> list[StageShare]:
 
 
 def decode_stage(shares: Sequence[StageShare]) -> list[Exception]:
-    """As `decode_all`, of the cells that the stages before have not decided; the next round's task then waits."""
+    """Like `decode_all`, for cells that earlier stages have not decided; the next round's task then waits."""
     parts, unfinished = _parts(shares)
     for share, error in unfinished:
         _note(share, "stopped", str(error))
@@ -131,7 +132,7 @@ def _note(share: Share, state: State, error: str | None = None) -> None:
 
 
 def _parts(shares: Sequence[StageShare]) -> tuple[list[Share], list[tuple[StageShare, UnfinishedRoundError]]]:
-    """What is left to decode of each stage, and the shares whose stage cannot begin, each with its error."""
+    """Return the work left in each stage, and the shares with a stage that cannot start, each with its error."""
     parts, unfinished = list[Share](), list[tuple[StageShare, UnfinishedRoundError]]()
     for share in shares:
         try:
@@ -142,7 +143,7 @@ def _parts(shares: Sequence[StageShare]) -> tuple[list[Share], list[tuple[StageS
 
 
 def _part(job: Job, stage: Stage) -> Job:
-    """The job of one stage, with the cells that the earlier ones have not decided; decided cells are marked DONE."""
+    """Return one stage's job with the cells that earlier stages have not decided; mark decided cells DONE."""
     part = replace(job, draws=stage.draws)
     if not stage.before:
         return part

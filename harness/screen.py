@@ -1,7 +1,7 @@
 """What a sweep replays before it decodes (`replay=`), and the cells that it then leaves out (`screen=`).
 
-Known texts are replayed through every cell, and a screen leaves out the cells whose texts read worst. Both depend on
-stored rows and the command's settings alone, so the same command goes on where it stopped.
+Known completions are replayed through every cell, and a screen leaves out the cells that predict them worst. Both
+depend only on stored rows and the command's settings, so the same command resumes.
 """
 
 import json
@@ -57,7 +57,7 @@ class ReplayPlan:
 
     @property
     def loss(self) -> float | None:
-        """The most nats of log-likelihood per token that the texts of a decoded cell lose."""
+        """The most nats of log-likelihood per token that completions may lose in a cell that is decoded."""
         kind, _, bound = str(self.screen).partition(":")
         try:
             return float(bound) if kind == "loss" else None
@@ -70,7 +70,7 @@ class ReplayPlan:
 
 
 def replayed(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list[Job]:
-    """Decode the full cache's texts, replay them through every cell; return the jobs of the cells to be decoded."""
+    """Decode the full cache's completions, replay them through every cell; return the jobs of the cells to decode."""
     if any(job.spec is None for job in jobs):
         raise UserError(
             "replay= and screen= replay texts through kvsweep's own cache: leave them out, or engine=openai."
@@ -96,11 +96,11 @@ def _full(job: Job) -> tuple[Cell, ...]:
 
 
 def _screened(job: Job, replay: ReplayShare, plan: ReplayPlan) -> Job:
-    """The job with the full cache and the cells that the plan's screen leaves; the run's folder gets the other ones."""
+    """Return the job with the full cache and the cells that pass the screen; record the others in the run's folder."""
     from kvsweep.analysis.statistics.fidelity import fidelity, rows_of_cells
 
     rows = rows_of_cells(job.run_directory, [cell.cell_id for cell in job.cells], replay.rows)
-    # An earlier replay may have given some cells more texts.
+    # An earlier replay may have given some cells more completions.
     rows = rows[rows["problem_id"].isin([text.pair[0] for text in replay.texts])]
     table = fidelity(rows).sort_values("kl", kind="stable")
     table = table[~table["cell_id"].isin([cell.cell_id for cell in _full(job)])]

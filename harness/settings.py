@@ -1,7 +1,7 @@
-"""The configuration: the folders of its YAML files, and the way from their sections to checked dataclasses.
+"""The configuration: the folders of its YAML files, and checked dataclasses from their sections.
 
-`${embedded:NAME}` is a folder of the embedded weights, `${below:RESULTS_DIR,RUN_NAME}` the folder of a run, and
-`${with_options:A,B}` B for a benchmark whose questions have options, else A.
+`${embedded:NAME}` is a folder of the embedded weights, `${below:RESULTS_DIR,RUN_NAME}` a run's folder, and
+`${with_options:A,B}` is B for a benchmark with options, else A.
 """
 
 import codecs
@@ -35,28 +35,28 @@ from kvsweep.records import MOST
 WEIGHTS = Path(__file__).resolve().parent / "toy" / "weights"
 
 
-# Beside this package's folder, in the repository as in an installed wheel.
+# Beside this package's folder, both in the repository and in an installed wheel.
 CONF = Path(__file__).resolve().parents[1] / "conf"
 _BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
 
 
 def own_folder() -> Path | None:
-    """The folder ./conf if `kvsweep init` made it: its choices stand beside those of the package."""
+    """Return ./conf if `kvsweep init` made it; its choices are added to the package's."""
     try:
         folder = Path.cwd() / "conf"
-    except FileNotFoundError:  # it was deleted
+    except FileNotFoundError:  # the folder was deleted
         return None
     return folder if (folder / "kvsweep.yaml").is_file() else None
 
 
 def conf_files(group: str) -> dict[str, Path]:
-    """The YAML files of a group of the configuration by name, those of one's own folder too."""
+    """Return a configuration group's YAML files by name, with those in the user's folder."""
     files = {path.stem: path for path in _yaml_files(CONF / group)} | own_conf_files(group)
     return dict(sorted(files.items()))
 
 
 def own_conf_files(group: str) -> dict[str, Path]:
-    """The YAML files of a group in one's own folder, by name; one that a shipped file has too raises a UserError."""
+    """Return the YAML files of a group in the user's folder, by name; raises UserError for a shipped file's name."""
     own = own_folder()
     files = _yaml_files(own / group) if own else []
     for path in files:
@@ -66,7 +66,7 @@ def own_conf_files(group: str) -> dict[str, Path]:
 
 
 def _yaml_files(folder: Path, *, below: bool = False) -> list[Path]:
-    """The YAML files of a folder, or of those below it too; hidden ones, as editors leave them, are no choices."""
+    """Return a folder's YAML files, with `below` those in its folders too; hidden files do not count."""
     found = folder.rglob("*.yaml") if below else folder.glob("*.yaml")
     return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
@@ -76,7 +76,7 @@ def choices(group: str) -> list[str]:
 
 
 def own_overrides() -> list[str]:
-    """Hydra's override for one's own folder, whose classes this process and those that it starts can now import."""
+    """Return Hydra's search-path override for ./conf; also put its parent on sys.path, for child processes too."""
     own = own_folder()
     if own is None:
         return []
@@ -87,13 +87,13 @@ def own_overrides() -> list[str]:
 
 
 def import_from(folder: str | None) -> None:
-    """Let this process import the modules of a folder, which never come before those of Python or a package."""
+    """Let this process import a folder's modules, which never hide Python's or a package's modules."""
     if folder is not None and folder not in sys.path:
         sys.path.append(folder)
 
 
 def _check_yaml(path: Path) -> None:
-    """Refuse a file of the user's that Hydra would misread or end in a traceback for."""
+    """Refuse a user's file that Hydra would misread or end in a traceback for."""
     data = path.read_bytes()
     if data.startswith(codecs.BOM_UTF8):
         raise UserError(f"{path} begins with a byte order mark: save it as UTF-8 without one.")
@@ -113,7 +113,7 @@ def _yaml_fault(error: yaml.YAMLError, path: Path | None = None) -> str:
 
 
 def compose_config(*overrides: str, name: str = "config") -> DictConfig:
-    """The configuration `conf/<name>.yaml` with KEY=VALUE overrides, as the command line composes it."""
+    """Compose `conf/<name>.yaml` with KEY=VALUE overrides, as the command line does."""
     from hydra import compose, initialize_config_dir  # hydra takes as long as the rest of this module
 
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
@@ -123,7 +123,7 @@ def compose_config(*overrides: str, name: str = "config") -> DictConfig:
 
 
 def target_classes(section: str) -> list[type]:
-    """The classes that the files of a group of the configuration name; one that cannot be imported is left out."""
+    """Return the classes named in a group's files; a class that cannot be imported is left out."""
     texts = [path.read_text() for path in conf_files(section).values()]
     found = []
     for path in sorted({target for text in texts for target in re.findall(r"^_target_: *(\S+)", text, re.MULTILINE)}):
@@ -133,9 +133,9 @@ def target_classes(section: str) -> list[type]:
 
 
 def _import(target: str) -> ModuleType:
-    """The module of the class that a `_target_` names.
+    """Import the module of the class that a `_target_` names.
 
-    Raises an ImportError that says what is wrong, with the file and line (its `path`) of a mistake in the user's code.
+    Raises ImportError that says what is wrong, with file and line (its `path`) of a mistake in the user's code.
     """
     module = target.rpartition(".")[0]
     try:
@@ -161,7 +161,7 @@ def _import(target: str) -> ModuleType:
 
 
 def fill_homes(node: DictConfig | ListConfig) -> None:
-    """Put the home folder in place of the `~` at the start of a text, throughout a configuration."""
+    """Replace a leading `~` in every text of a configuration by the home folder."""
     keys: Any = node if isinstance(node, DictConfig) else range(len(node))
     for key in keys:
         part: Any = node._get_node(key)
@@ -173,14 +173,14 @@ def fill_homes(node: DictConfig | ListConfig) -> None:
 
 
 def wrapped_choices(group: str) -> str:
-    """The names in a group of the configuration, as `kvsweep --help` shows them."""
+    """Return the names in a configuration group, as `kvsweep --help` shows them."""
     return textwrap.fill(
         ", ".join(choices(group)), width=105, initial_indent=" " * 13, subsequent_indent=" " * 13
     ).lstrip()
 
 
 def completions(groups: Iterable[str], begun: str) -> list[str]:
-    """The words that Tab may make of a word that was begun: GROUP=NAME, and keys up to their equals sign."""
+    """Return Tab's completions of the text begun: GROUP=NAME, and keys up to their equals sign."""
     named = [f"{group}={name}" for group in groups for name in choices(group)]
     keys = [f"{name}=" for name in config_keys(compose_config())]
     return [
@@ -201,11 +201,11 @@ _T = TypeVar("_T")
 
 
 def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> _T:
-    """Make a dataclass of a configuration section, which has this name on the command line before the dot.
+    """Make a dataclass from a configuration section; `section` is its name on the command line before the dot.
 
-    A setting that is unknown, missing, of another type or out of range raises a UserError; of a field of type
+    Raises UserError for a setting that is unknown, missing, of another type or out of range; for a field of type
     `Annotated[int, Field(ge=1, description="a number of tokens")]` it says "<section>.<field>=0 is out of range: it is
-    a number of tokens, at least 1." A ValueError's text from the dataclass's `__post_init__` becomes the UserError's.
+    a number of tokens, at least 1." The text of a ValueError from `__post_init__` becomes the UserError's.
     """
     values = plain(node)
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
@@ -221,14 +221,14 @@ def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> 
 
 
 def build_target(section: str, node: DictConfig | Mapping[str, Any], base: type) -> Any:
-    """Make the dataclass that `_target_` of a section names, a `base`, from the settings beside it, as `build` does."""
+    """Make the dataclass that a section's `_target_` names, a `base`, from the other settings, as `build` does."""
     cls, settings = target_class(section, node, base), plain(node)
     settings.pop("_target_")
     return build(cls, section, settings)
 
 
 def target_class(section: str, node: DictConfig | Mapping[str, Any], base: type) -> type[Any]:
-    """The dataclass that `_target_` of a section names; a UserError where it is no `base`."""
+    """Return the dataclass that a section's `_target_` names; raises UserError if it is not a `base`."""
     path = str(node.get("_target_"))
     wanted = f"name a dataclass that extends {base.__module__}.{base.__qualname__}"
     try:
@@ -250,7 +250,7 @@ def plain(node: DictConfig | Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def whole_number(name: str, value: Any, *, least: int) -> int:
-    """The value of a setting outside all sections; raises a UserError if it is no whole number from `least` to MOST."""
+    """Return the value of a setting outside all sections; UserError for no whole number from `least` to MOST."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
         allowed = f"it must be a whole number of at least {least} and at most {MOST}"
         raise UserError(f"{name}={value} is out of range: {allowed}.")
@@ -296,7 +296,7 @@ def plain_config_errors() -> Iterator[None]:
 
 
 def unknown_choice(group: str, name: str, key: str | None = None) -> str:
-    """The sentence for a name that a group of the configuration lacks; `key` is what named it, if not the group."""
+    """Return the message for a name that a configuration group lacks; `key` is what named it, if not the group."""
     inner, _, rest = name.rpartition("/")
     if group == "hydra":
         return f"hydra/{inner}={rest} is unknown: Hydra's own parts are there, and no plugin of that name is installed."
@@ -326,7 +326,7 @@ def _unknown_key(key: str) -> str:
 
 
 def config_keys(node: DictConfig, above: str = "") -> Iterator[str]:
-    """The keys of a configuration, those of its sections behind a dot."""
+    """Yield a configuration's keys; keys of sections have the section's name and a dot in front."""
     for name in map(str, node):
         if name == "_target_":
             continue
@@ -358,7 +358,7 @@ def _sentence(section: str, adapter: TypeAdapter[Any], error: ValidationError) -
 
 
 def _range(adapter: TypeAdapter[Any], field: str) -> str:
-    """The values that a field's `Field(...)` allows, as half a sentence."""
+    """Return the values that a field's `Field(...)` allows, as half a sentence."""
     schema = adapter.json_schema()["properties"][field]
     value, *null = schema.get("anyOf", [schema])
     number = value.get("items", value)

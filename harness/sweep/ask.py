@@ -1,4 +1,4 @@
-"""Ask servers for what the cells of one job lack, and store every completion as it comes."""
+"""Ask servers for the missing completions of one job's cells, and store each as it arrives."""
 
 import asyncio
 import re
@@ -73,7 +73,7 @@ class _Answer(msgspec.Struct):
 
 
 def ask(work: OpenCells) -> None:
-    """Fill the open cells. A server that fails does not stop the others; then the first error is raised."""
+    """Fill the open cells. If a server fails, the others continue; then the first error is raised."""
     asyncio.run(_ask_all(work))
 
 
@@ -89,7 +89,7 @@ async def _ask_all(work: OpenCells) -> None:
 
 
 async def _beat() -> None:
-    """Wake the loop: a signal that comes just before the loop begins to wait is handled when the wait ends."""
+    """Wake the loop regularly: a signal just before the loop starts waiting is handled only after the wait."""
     while True:
         await asyncio.sleep(_BEAT_S)
 
@@ -113,7 +113,7 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int]) -> N
             try:
                 completion = await asker.ask(pair)
             except _RefusedError as error:
-                refused.append(error)  # the other questions are asked all the same
+                refused.append(error)  # the other questions are still asked
                 return
             work.append(cell_id, completion)
             written[cell_id] += completion.num_tokens
@@ -148,10 +148,10 @@ class _Asker:
     client: openai.AsyncOpenAI
     prompts: dict[str, str]
     free: asyncio.Semaphore
-    models: set[str | None] = field(default_factory=set)  # that the server says it is
+    models: set[str | None] = field(default_factory=set)  # the model names that the server reports
 
     async def check(self, pairs: list[Pair]) -> None:
-        """Ask for each of the pairs twice, and print how many texts came back the same."""
+        """Ask each of the pairs twice, and print how many completions were equal."""
         texts = [[one.text for one in await asyncio.gather(*map(self.ask, pairs))] for _ in range(2)]
         same = sum(first == second for first, second in zip(*texts, strict=True))
         print(f"{self.server.name}: {same} of {len(pairs)} requests sent twice gave the same text", flush=True)
@@ -178,14 +178,14 @@ class _Asker:
             raise self._error(f"does not answer: {error.__cause__ or error}") from None
 
     def _fields(self, pair: Pair) -> dict[str, Any]:
-        """What a request says beside model and question."""
+        """Return the request's fields besides model and question."""
         sampling = self.job.decoding.sampling
         fields: dict[str, Any] = {"max_tokens": self.job.decoding.max_new_tokens, "temperature": sampling.temperature}
         if sampling.temperature:
-            # Servers have defaults of their own for what a request leaves out; -1 keeps all tokens.
+            # Servers have their own defaults for missing fields; -1 keeps all tokens.
             fields |= {"top_p": sampling.top_p, "top_k": sampling.top_k or -1, "min_p": 0.0}
         if self.server.seed:
-            fields["seed"] = int(content_hash([self.job.seed, *pair])[:7], 16)  # below 2^31 in every server
+            fields["seed"] = int(content_hash([self.job.seed, *pair])[:7], 16)  # below 2^31, which every server accepts
         return {name: value for name, value in {**fields, **self.server.extra}.items() if value is not None}
 
     def _completion(self, pair: Pair, data: bytes, seconds: float) -> Completion:
@@ -203,7 +203,7 @@ class _Asker:
         if ended is None:
             why = f"ends a text with finish_reason {choice.finish_reason!r}, neither stop nor length"
             raise self._error(why, _RefusedError)
-        # Some servers name a text that they cut at the limit one that stopped.
+        # Some servers report "stop" for a completion that they truncated at the limit.
         cut = ended == "length" or answer.usage.completion_tokens == self._limit
         return Completion(
             problem_id=pair[0],
@@ -222,7 +222,7 @@ class _Asker:
         )
 
     def _check(self, answer: _Answer, text: str) -> None:
-        """Refuse a text that is not the asked model's whole answer, and counts that cannot be those of the text."""
+        """Refuse a completion that is incomplete or of another model, and token counts that cannot be its own."""
         if fault := answer.error or answer.choices[0].error:
             raise ValueError(f"it has the error {fault}")
         self.models.add(answer.model)
@@ -235,15 +235,15 @@ class _Asker:
 
     @property
     def _limit(self) -> int | None:
-        """The most tokens of a text; None where the server is not told."""
+        """The most tokens of a completion; None if the server is not told."""
         return None if "max_tokens" in self.server.extra else self.job.decoding.max_new_tokens
 
     def _text(self, choice: _Choice) -> str:
-        """The text with its thinking between the model's tags, which a server may have split off."""
+        """Return the completion with its thinking between the model's tags, which a server may have split off."""
         message = choice.message or _Message(content=choice.text)
         thinking, tags = message.reasoning_content, self.job.model.tags
         thinking = message.reasoning if thinking is None else thinking
-        # An empty text of thinking was split off too, but by servers that split nothing it says nothing.
+        # An empty thinking was split off too; but servers that split nothing also send an empty one.
         unsplit = thinking == "" and (tags.end is None or tags.end in (message.content or ""))
         if thinking is None or unsplit:
             if message.content is None:
@@ -254,7 +254,7 @@ class _Asker:
         return joined(thinking, message.content, tags, ended=ending(choice.finish_reason) == "stop")
 
     def _error(self, what: str, kind: type[ServerError] = ServerError) -> ServerError:
-        """One sentence, in which no key stands, whatever the server has said."""
+        """Return an error of one sentence, without a key, whatever the server has said."""
         said = what.replace(self.server.key, "***") if self.server.key else what
         said = visible(" ".join(said.split()))[:_SHOWN]
         return kind(f"{self.server.url} ({self.server.name}) {said}; mend it, and the same command goes on.")

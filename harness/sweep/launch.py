@@ -1,4 +1,4 @@
-"""The start of a sweep's tasks, in this process (`launcher=inline`) or in several (`launcher=local`)."""
+"""Start a sweep's tasks, in this process (`launcher=inline`) or in several (`launcher=local`)."""
 
 import os
 import shlex
@@ -33,25 +33,25 @@ from kvsweep.kernels.implementation import check_available
 from kvsweep.records import Shard
 
 AtLeastOne = Annotated[int, Field(ge=1)]
-# The shares that one process works through.
+# The shares of one process.
 Task = Sequence[Share]
-# What a process does with its shares; returns the errors of those that failed.
+# The function that a process applies to its shares; returns the errors of those that failed.
 Work = Callable[[Any], list[Exception]]
 Round = tuple[Sequence[Task], Work]
 
 
 class FailedTasksError(UserError):
-    """Tasks failed, each with an error in its status file."""
+    """Tasks failed; each has an error in its status file."""
 
     exit_code = FAILED
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher(ABC):
-    """How the tasks of a sweep are started. A YAML of conf/launcher names the class and describes its settings.
+    """A way to start a sweep's tasks. A YAML of conf/launcher names the class and describes its settings.
 
-    `waits` says whether the tasks have ended when `start` returns. Each of a job's `shards` is a task, which takes
-    further jobs until it has `cells_per_task` cells; None puts each job into its own task.
+    `waits`: True if the tasks have ended when `start` returns. Each of a job's `shards` is a task, which takes more
+    jobs until it has `cells_per_task` cells; None makes a task of each job.
     """
 
     waits: ClassVar[bool] = True
@@ -59,7 +59,7 @@ class Launcher(ABC):
     cells_per_task: AtLeastOne | None = None
 
     def check(self, jobs: Sequence[Job]) -> None:
-        """Refuse jobs that this machine cannot start; nothing has been written yet."""
+        """Refuse jobs that this machine cannot start, before anything is written."""
         for job in jobs:
             checked_implementation(job.impl, check_available)
 
@@ -73,12 +73,12 @@ class Launcher(ABC):
         return 1
 
     def preview(self, tasks: Sequence[Task], hours: Sequence[float | None]) -> list[str]:
-        """Lines on how the tasks would be started, which take so many hours each, or None where nothing says it."""
+        """Describe how the tasks would start; `hours` is the time of each task, None if unknown."""
         return []
 
     @abstractmethod
     def start(self, rounds: Sequence[Round]) -> None:
-        """Mark the first round's tasks as queued, and start them; a later round begins when the one before has ended.
+        """Mark the first round's tasks as queued and start them; each later round starts when the one before has ended.
 
         A launcher that waits gets one round at a time.
         """
@@ -89,7 +89,7 @@ class Inline(Launcher):
     """Runs the jobs in this process."""
 
     def start(self, rounds: Sequence[Round]) -> None:
-        """Run all jobs, then raise the error of the first one that failed."""
+        """Run all jobs, then raise the first error."""
         [(tasks, work)] = rounds
         queue(tasks)
         if failures := work([share for task in tasks for share in task]):
@@ -98,14 +98,14 @@ class Inline(Launcher):
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Launcher):
-    """Runs `parallel` tasks at once (one a GPU, else one a core), each in a process, with one GPU if any."""
+    """Runs `parallel` tasks at once (default: one per GPU or core), each in a process, with one GPU if any."""
 
     parallel: AtLeastOne | None = None
 
     def check(self, jobs: Sequence[Job]) -> None:
         super().check(jobs)
         cuda = [job.model.device for job in jobs if job.model.device.startswith("cuda")]
-        # A machine whose GPUs cannot be listed is refused here, before a task is queued.
+        # A machine with GPUs that cannot be listed is refused here, before a task is queued.
         if not _gpus_for(jobs) and cuda:
             unseen = f"needs a GPU, and launcher=local sees none ({VISIBLE} and nvidia-smi name them)"
             raise UserError(f"model.device={cuda[0]} {unseen}: make one visible, or set model.device=cpu.")
@@ -115,7 +115,7 @@ class Local(Launcher):
         return self.parallel or len(gpus) or granted_cores()
 
     def start(self, rounds: Sequence[Round]) -> None:
-        """Run the tasks; raises a FailedTasksError after the last one if any failed."""
+        """Run the tasks; raises FailedTasksError after the last one if any failed."""
         [(tasks, work)] = rounds
         queue(tasks)
         with Board([share.job for task in tasks for share in task]):
@@ -132,13 +132,13 @@ class Local(Launcher):
         parallel, cores = self.at_once(tasks), granted_cores()
         if gpus:
             print(f"launcher=local: {parallel} at once on {counted(len(gpus), 'GPU')}: {', '.join(gpus)}")
-        # The processes share the cores; a process with more threads than cores is many times slower than one thread.
+        # The processes share the cores; with more threads than cores a process is many times slower than one thread.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // min(parallel, len(tasks)))))
         try:
             while waiting or running:
                 while waiting and len(running) < parallel:
                     gpu = min(gpus, key=[used for used, _ in running.values()].count, default=None)
-                    # A task is `python -m`, which would import a random.py of the working directory.
+                    # A task is `python -m`, which would import a random.py from the working directory.
                     safe_path = environment({"PYTHONSAFEPATH": "1"})
                     with _stderr_in(logs(tasks) / "launcher.err"), safe_path:
                         process = executor.submit(RunJobs(work, gpu), waiting[0])
@@ -158,7 +158,7 @@ class Local(Launcher):
 
 
 def _note_death(task: Task, output: Path) -> None:
-    """Write into the status of the shares that a process died before, so that `kvsweep status` names its error."""
+    """Record in its shares' status that a process died, so that `kvsweep status` shows its error."""
     for share in task:
         directory = share.job.run_directory
         with suppress(OSError, ValueError):
@@ -169,13 +169,13 @@ def _note_death(task: Task, output: Path) -> None:
 
 
 def _end(process: submitit.Job[None]) -> None:
-    """End a task by Ctrl-C, or kill it where it ignores Ctrl-C as this process does, in a shell's background."""
+    """End a task with Ctrl-C, or kill it if it ignores Ctrl-C, as in a shell's background."""
     process.cancel()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN or process.done():
         return
     parent = int(process.job_id)
     with suppress(ProcessLookupError, FileNotFoundError):
-        os.kill(parent, signal.SIGSTOP)  # a parent that goes on could start its task meanwhile
+        os.kill(parent, signal.SIGSTOP)  # a running parent could start its task meanwhile
         for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
             os.kill(int(child), signal.SIGKILL)
     with suppress(ProcessLookupError):
@@ -183,13 +183,13 @@ def _end(process: submitit.Job[None]) -> None:
 
 
 def _gpus_for(jobs: Sequence[Job]) -> list[str]:
-    """The GPUs that these jobs may use; jobs of the CPU alone use none, and need no driver that answers."""
+    """Return the GPUs that these jobs may use; jobs on the CPU use none and need no working driver."""
     return visible_gpus() if any(job.model.device != "cpu" for job in jobs) else []
 
 
 @contextmanager
 def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Give the programs that start meanwhile other environment variables; None takes one away."""
+    """Set other environment variables for programs that start inside the block; None removes one."""
     before = {name: os.environ.get(name) for name in changes}
     _set_environment(changes)
     try:
@@ -207,7 +207,7 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 @contextmanager
 def _stderr_in(path: Path) -> Iterator[None]:
-    """Send errors of the processes that submitit starts meanwhile to a file: at Ctrl-C each would print a traceback."""
+    """Send errors of processes that submitit starts inside the block to a file: at Ctrl-C each prints a traceback."""
     terminal = os.dup(2)
     with open_file(path, "ab") as file:
         os.dup2(file.fileno(), 2)
@@ -219,16 +219,16 @@ def _stderr_in(path: Path) -> Iterator[None]:
 
 
 class RunJobs(Checkpointable):
-    """The function of one task, which sees `gpu` alone if given; a task that the time limit stops is queued again.
+    """The function of one task, which sees only `gpu` if given; a task stopped by its time limit is queued again.
 
-    What a task records as its command is the sweep's, not that of the process which submitit starts.
+    A task records the sweep's command, not the command of the process that submitit starts.
     """
 
     def __init__(self, work: Work, gpu: str | None = None, command: Sequence[str] | None = None) -> None:
         self.work, self.gpu, self.command = work, gpu, list(command or sys.argv)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A task unpickles its function before its jobs, whose policies may be of the user's own folder."""
+        """Unpickle a task's function before its jobs, because their policies may come from the user's folder."""
         own = own_folder()
         return _run_jobs, (self.work, self.gpu, self.command, None if own is None else str(own.parent))
 
@@ -247,7 +247,7 @@ def _run_jobs(work: Work, gpu: str | None, command: Sequence[str], own: str | No
 
 
 def start(rounds: Sequence[tuple[Sequence[Share], Work]], launcher: Launcher) -> bool:
-    """Start the tasks that lack something, round by round; False if none does. An error of the launcher passes."""
+    """Start the tasks that have work, round by round; return False if none has. A launcher's error passes."""
     now = rounds[0][0]
     if not any(map(lacking, now)):
         return False
@@ -258,7 +258,7 @@ def start(rounds: Sequence[tuple[Sequence[Share], Work]], launcher: Launcher) ->
 
 
 def show_results(jobs: Sequence[Job], *, are_there: bool, table: bool = True) -> None:
-    """Print a table of each run's results, or the command that shows the progress."""
+    """Print a table of each run's results, or the command that shows its progress."""
     for directory in dict.fromkeys(job.run_directory for job in jobs):
         if are_there and table:
             from kvsweep.analysis.report.tables import summary_table  # imports pandas
@@ -302,7 +302,7 @@ def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
 
 
 def queue(tasks: Sequence[Task]) -> list[Path]:
-    """Write the status that each share is queued, unless it runs or is finished; the files that were written."""
+    """Mark each share as queued unless it runs or is finished; return the files written."""
     written = []
     for share in (share for task in tasks for share in task if lacking(share)):
         job, status = share.job, status_of(share, "queued")
@@ -321,7 +321,7 @@ def queue(tasks: Sequence[Task]) -> list[Path]:
 
 
 def logs(tasks: Sequence[Task]) -> Path:
-    """The folder in which submitit keeps its scripts, pickles and outputs."""
+    """Return the folder for submitit's scripts, pickles and outputs."""
     return make_folder(log_folder(tasks))
 
 

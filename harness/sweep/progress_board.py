@@ -1,4 +1,4 @@
-"""The board of a running sweep: the progress of all its tasks, drawn by the command that started them."""
+"""The board of a running sweep: the command that started the tasks draws their progress."""
 
 import os
 import sys
@@ -19,14 +19,14 @@ from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.status import SweepStatus, VisibleConsole, read_sweep, render, sentence
 
 LOOK_S = 2.0
-# Between two lines where no terminal shows the board.
+# Seconds between two lines if no terminal shows the board.
 LINE_S = 60.0
 
 
 class Board:
-    """Shows on stderr what the tasks' status files say of the jobs' cells while the block runs. A context manager.
+    """Shows on stderr, while the block runs, what status files say of the jobs' cells. A context manager.
 
-    A terminal has a bar and a table, which are drawn anew; a file or a pipe gets a line a minute.
+    A terminal has a bar and a table, which are redrawn; a file or a pipe gets one line per minute.
     """
 
     def __init__(self, jobs: Sequence[Job]) -> None:
@@ -39,7 +39,7 @@ class Board:
 
     def __enter__(self) -> None:
         self._thread.start()
-        # What is printed from here on must go above the board.
+        # Later output must go above the board.
         self._is_shown.wait()
 
     def __exit__(self, *exception: object) -> None:
@@ -48,12 +48,11 @@ class Board:
 
     def _follow(self) -> None:
         try:
-            # A process that lacks memory loses its board first; of the sweep itself the sweep speaks.
-            # A terminal may close under it.
+            # If memory runs out, the board may end; the sweep reports its own errors. A terminal may close meanwhile.
             with suppress(MemoryError, OSError):
                 self._show()
         finally:
-            self._is_shown.set()  # after an error too, for which the sweep need not wait
+            self._is_shown.set()  # also after an error, so that the sweep does not wait
 
     def _show(self) -> None:
         if not sys.stderr.isatty():
@@ -69,7 +68,7 @@ class Board:
             while not ended:
                 ended, began = self._end.wait(pause), time.monotonic()
                 live.update(Group(*map(render, self._sweeps())), refresh=True)
-                # A look at many cells takes seconds of the decoding process: a twentieth of its time at most.
+                # Reading many cells takes seconds of the decoding process: use at most a twentieth of its time.
                 pause = max(LOOK_S, 20 * (time.monotonic() - began))
 
     def _sweeps(self) -> Iterator[SweepStatus]:
@@ -80,6 +79,6 @@ class Board:
 
 @contextmanager
 def _terminal() -> Iterator[TextIO]:
-    """The terminal behind stderr, which a launcher may lead elsewhere for a moment."""
+    """Yield the terminal behind stderr, even while a launcher redirects stderr."""
     with os.fdopen(os.dup(2), "w") as file:
         yield file

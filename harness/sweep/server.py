@@ -1,4 +1,4 @@
-"""Somebody else's server in place of kvsweep's own decoding: where it is, how it is asked, what is declared of it."""
+"""A server used instead of kvsweep's own engine: its address, how it is asked, and what the user declares of it."""
 
 import dataclasses
 import os
@@ -18,7 +18,7 @@ from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import build, build_target, plain
 
-# Fields of a request that say what a cell is, with the keys that set them.
+# Fields of a request that a cell's settings decide, with the keys that set them.
 _DECLARED = {"max_tokens": "decoding.max_new_tokens", "seed": "seed", "n": "draws", "model": "engine.model"}
 _DECLARED |= {name: f"decoding.{name}" for name in ("temperature", "top_p", "top_k")}
 _DECLARED |= dict.fromkeys(("messages", "prompt"), "benchmark")
@@ -46,10 +46,10 @@ class Server(FullCache):
             raise UserError("engine=openai needs the package openai: pip install 'kvsweep[openai]'.")
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
-            # The address itself is not repeated: it may hold a key.
+            # Do not print the address: it may contain a key.
             raise UserError("engine.url is no plain address: write http://HOST:PORT/v1, and name a key's variable.")
         if self.key_env is not None and not os.environ.get(self.key_env):
-            # Nor is this value: who mistakes the setting gives the key.
+            # Do not print this value: a user may have put the key itself here.
             raise UserError("engine.key_env names no environment variable that is set: set it, and give its name.")
         for name, value in self.extra.items():
             if name in _DECLARED and value is not None:
@@ -60,14 +60,14 @@ class Server(FullCache):
         return None if self.key_env is None else os.environ.get(self.key_env)
 
     def identity(self) -> dict[str, Any]:
-        """All that is declared and sent. A server that is started anew elsewhere goes on with the same cell."""
+        """Everything that is declared and sent. A server that is restarted elsewhere continues the same cell."""
         aside = ("url", "key_env", "parallel", "check")
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in aside} | {"kind": "declared"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel(ModelConfig):
-    """The name of a model that servers run, and the tags of its thinking; nothing is known of its weights."""
+    """The name of a model on servers, and its thinking tags; its weights are unknown."""
 
     path: str | None = "served"
     device: str = "cpu"
@@ -83,7 +83,7 @@ class ServedModel(ModelConfig):
         return {"weights": self.path, "think_end": self.think_end}
 
 
-# The settings of a model that are its name and tags, which a job of servers uses.
+# The settings of a model that a job of servers uses: its names and tags.
 NAMES = ("name", "title", "think_start", "think_end")
 
 
@@ -92,7 +92,7 @@ def asks_servers(config: DictConfig) -> bool:
 
 
 def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
-    """The model's name and the servers, one for each setting of `grid.engine`, or the one of `engine`."""
+    """Return the model's name, and one server per setting of `grid.engine`, or the one of `engine`."""
     cut, order = config.decoding.stop_on_loop, config.decoding.order
     if cut or (order == "top_p_then_top_k" and config.decoding.top_k and config.decoding.top_p < 1):
         given = f"decoding.stop_on_loop={str(cut).lower()} and decoding.order={order}"

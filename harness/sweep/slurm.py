@@ -1,4 +1,4 @@
-"""The start of a sweep's tasks as arrays of SLURM jobs (`launcher=slurm`)."""
+"""Start a sweep's tasks as arrays of SLURM jobs (`launcher=slurm`)."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""What SLURM's queue says of the tasks of a run, in words that a user can act on."""
+"""What SLURM's queue says about a run's tasks, in words that tell a user what to do."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvsweep.task_status import LOGS, TaskStatus, end_of, noted_jobs, read_tasks, scheduler_jobs
 
-# SLURM's reasons in words that a user can act on; its other reasons are shown as they are.
+# SLURM's reasons in words that tell a user what to do; other reasons are shown unchanged.
 REASONS = {
     "Resources": "no processors, memory or GPUs are free yet",
     "Priority": "other jobs go first",
@@ -35,12 +35,12 @@ Queue = dict[str, tuple[str, str]]
 
 
 def owner_of(run_directory: Path, task: str) -> int:
-    """The number of the user who started a task."""
+    """Return the user id of the user who started a task."""
     return TaskStatus.path(run_directory, task).stat().st_uid
 
 
 def waiting_jobs(owner: int) -> Queue | None:
-    """A user's jobs in SLURM's queue by id, as 12_3: state and reason; None where SLURM cannot be asked."""
+    """Return a user's jobs in SLURM's queue by id, such as 12_3: state and reason; None if SLURM does not answer."""
     said = said_by("squeue", "--noheader", "--all", "--array", "--format=%i|%T|%r", f"--user={owner}")
     if said is None:
         return None
@@ -49,8 +49,8 @@ def waiting_jobs(owner: int) -> Queue | None:
 
 
 def said_by(*words: str) -> str | None:
-    """What a program of SLURM's prints; None where there is none, or it fails or hangs."""
-    # A user's variables of squeue, such as SQUEUE_STATES, would leave jobs out.
+    """Return what a SLURM program prints; None if it is missing, fails or hangs."""
+    # A user's variables for squeue, such as SQUEUE_STATES, would hide jobs.
     own = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
         return subprocess.run(
@@ -61,10 +61,10 @@ def said_by(*words: str) -> str | None:
 
 
 def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_jobs) -> list[TaskStatus]:
-    """Read the tasks of a run directory, and correct the state of those under SLURM by its queue, which `ask` returns.
+    """Read a run directory's tasks, and correct the states of those under SLURM from its queue, which `ask` returns.
 
-    A task that waits has the reason in `error`. A task whose job has left the queue has stopped, unless it still gives
-    signs of life: the number of a job may be left over from an earlier one.
+    A waiting task has the reason in `error`. A task without a job in the queue has stopped, unless it still gives signs
+    of life: its job number may be left over from an earlier job.
     """
     tasks = read_tasks(run_directory)
     unfinished = [task for task in tasks if task.state not in ("done", "failed")]
@@ -77,7 +77,7 @@ def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_
             task.scheduler_job = next((job for job in noted if job in (queue or {})), noted[-1])
             if (listed := (queue or {}).get(task.scheduler_job)) is not None:
                 _show_queue(run_directory, task, *listed)
-            # SLURM may hide the jobs of others.
+            # SLURM may hide other users' jobs.
             elif queue is not None and (task.state == "stopped" or (task.state == "queued" and owner == os.getuid())):
                 _show_left(run_directory, task, task.scheduler_job)
     return tasks
@@ -95,8 +95,8 @@ def _show_left(run_directory: Path, task: TaskStatus, job: str) -> None:
 
 
 def _show_queue(run_directory: Path, task: TaskStatus, state: str, reason: str) -> None:
-    """Give a task that is not at work the state of its job; a job that was queued again is not at its end."""
-    is_own = task.scheduler_job in noted_jobs(run_directory, task.task)  # not the job of a shell, which may be over
+    """Set a task that is not at work to the state of its job; a requeued job is not at its end."""
+    is_own = task.scheduler_job in noted_jobs(run_directory, task.task)  # else a shell's job, which may be over
     if state == "SUSPENDED" and is_own:
         task.state, task.error = "queued", "suspended in SLURM: scontrol resume lets it go on."
     elif task.state == "running":

@@ -1,7 +1,7 @@
-"""The progress of a sweep, read from its tasks' status files; the command `kvsweep status`.
+"""Read the progress of a sweep from its tasks' status files; the command `kvsweep status`.
 
-Each task writes its state to a small file every few seconds, because SLURM calls a task that raised an error
-"completed". The command reads these files, the cells' DONE and the cells' grades. It reads no completion.
+Each task writes its state to a small file every few seconds, because SLURM calls a task "completed" even if it raised
+an error. The command reads these files, the cells' DONE and their grades. It reads no completion.
 """
 
 import json
@@ -38,13 +38,13 @@ from kvsweep.files import read_file
 from kvsweep.harness.sweep.slurm_queue import tasks_now
 from kvsweep.task_status import CellProgress, State, TaskStatus, policy_label
 
-# A cell without DONE has the first of these states that one of its shards has; where all shards are done, it stopped.
+# A cell without DONE has the first of these states among its shards; if all shards are done, it has stopped.
 WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")
 AT_WORK: tuple[State, ...] = ("running", "queued")
 
 
 class CellStatus(CellProgress, kw_only=True):
-    """One cell's progress, all shards together: `graded` completions have a grade, `error` is `pass_at_1`'s own."""
+    """One cell's progress over all shards: `graded` completions have a grade, `error` belongs to `pass_at_1`."""
 
     cell_id: str
     state: State
@@ -59,31 +59,31 @@ class CellStatus(CellProgress, kw_only=True):
 
 @dataclass(kw_only=True)
 class SweepStatus:
-    """All cells and tasks of a run directory, the tasks as seen from outside."""
+    """All cells and tasks of a run directory; tasks as seen from outside."""
 
     directory: Path
-    state: State  # running or queued if a task is; else done if all cells are, else stopped
+    state: State  # running or queued if any task is, else done if all cells are, else stopped
     cells: list[CellStatus]
     tasks: list[TaskStatus]
     finished: int
     expected: int
-    replayed: int  # rows of replayed texts that are stored
-    to_replay: int  # rows of replayed texts that there will be
-    tokens_per_second: float  # live tokens of the tasks that run now, over the last minute
-    seconds: float  # during which at least one task worked, of each task's last start
-    seconds_left: float | None  # to decode and replay, for all tasks, at the pace of those that run now (`_pace`)
-    failed: list[TaskStatus]  # failed or stopped before all their cells were done, which no newer task took over
-    retry: list[str]  # the commands that go on with what nothing works on
+    replayed: int  # stored rows of replayed completions
+    to_replay: int  # all rows of replayed completions, stored or not
+    tokens_per_second: float  # live tokens of the running tasks over the last minute
+    seconds: float  # with at least one task at work, since each task's last start
+    seconds_left: float | None  # until all tasks have decoded and replayed, at the running tasks' pace (`_pace`)
+    failed: list[TaskStatus]  # tasks that failed or stopped before their cells were done, not taken over by newer tasks
+    retry: list[str]  # the commands that resume work which no task is doing
 
 
 def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepStatus:
-    """Read the progress of a run directory's cells, of all or of those with these ids."""
+    """Read the progress of a run directory's cells: all, or those with these ids."""
     if not directory.is_dir():
         raise UserError(f"{directory} is no folder; give the folder of a run, such as results/runs/demo.")
     tasks = [task for task in tasks_now(directory) if only is None or not task.cells.keys().isdisjoint(only)]
     replaying = [task for task in tasks if task.replays]
     cells = _cells_of_tasks(directory, [task for task in tasks if not task.replays])
-    # A cell that is replayed and not decoded expects no completion; its state is that of its replay.
+    # A cell that is only replayed expects no completion; its state is its replay's.
     for cell_id, cell in _cells_of_tasks(directory, replaying).items():
         state = cell.state if cell.finished < cell.expected else "done"
         cells.setdefault(cell_id, replace(cell, state=state, finished=0, expected=0))
@@ -96,7 +96,7 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     if not cells:
         raise UserError(f"{directory} holds no cell and no status of one; give the folder of a run that has begun.")
     for cell in cells.values():
-        with suppress(FileNotFoundError):  # a cell.yaml that was deleted comes again with the next start
+        with suppress(FileNotFoundError):  # a deleted cell.yaml comes back at the next start
             _add_grades(cell, directory / cell.cell_id)
     finished, expected = _counts(cells.values())
     replayed, to_replay = _counts([row for task in replaying for row in task.cells.values()])
@@ -128,15 +128,15 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
         seconds=_seconds_at_work(tasks),
         seconds_left=seconds_left,
         failed=failed,
-        # Between two rounds of draws nothing has failed, and the same command goes on.
+        # Between two rounds nothing has failed, and the same command resumes.
         retry=sorted({task.command for task in (failed if state in AT_WORK else lacking)}),
     )
 
 
 def _pace(tasks: Sequence[TaskStatus]) -> tuple[float, float | None]:
-    """The tokens per second of the tasks that run now, and the seconds until all tasks end; None without a pace.
+    """Return tokens per second of the running tasks, and seconds until all tasks end; None without a pace.
 
-    A task that has just begun counts for the time left with the mean pace of the tasks before it.
+    A task that has just started counts with the mean pace of the earlier tasks.
     """
     known = [task.pace for task in tasks if task.pace]
     going = [task for task in tasks if task.state in ("running", "queued")]
@@ -164,12 +164,12 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
             by_cell[cell_id].append(task)
     cells = {}
     for cell_id, entries in by_cell.items():
-        # After a sweep was split in another way there are status files of both; the newest shows the present one.
+        # If a sweep was split differently later, status files of both splits exist; the newest is current.
         newest = max(entries, key=lambda task: task.heartbeat)
         parts = [t for t in entries if t.shard.partition("/")[2] == newest.shard.partition("/")[2]]
         done = records.is_done(directory / cell_id)
         states = {task.state for task in parts}
-        # Several experiments may share a cell; they count its completions each.
+        # Several experiments may share a cell; each counts the completions that it needs.
         finished, expected, not_finite = Counter[str](), Counter[str](), Counter[str]()
         for task in parts:
             finished |= {task.shard: task.cells[cell_id].finished}
@@ -194,7 +194,7 @@ def _cell_without_task(folder: Path) -> CellStatus:
 
 
 def _add_grades(cell: CellStatus, folder: Path) -> None:
-    """Fill in Pass@1 so far. A task that was killed has stored and graded more than its status file says."""
+    """Fill in Pass@1 so far. A killed task has stored and graded more than its status file says."""
     files = records.shard_files(folder, records.GRADES_FILE).values()
     score = _score(folder, tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in files))
     cell.graded = score.graded
@@ -205,12 +205,12 @@ def _add_grades(cell: CellStatus, folder: Path) -> None:
 
 @lru_cache(maxsize=10_000)
 def _score(folder: Path, stamps: tuple[tuple[int, int], ...]) -> Score:
-    """A cell's score; `stamps` are the sizes and times of its grades' files, so that --watch reads them again."""
+    """Return a cell's score; `stamps` are sizes and times of its grade files, so that --watch sees changes."""
     return read_score(folder)
 
 
 def _last_sign(task: TaskStatus) -> float:
-    """The time of a task's last sign of life; a task that waits is newer than all others."""
+    """Return the time of a task's last sign of life; a waiting task counts as newer than all others."""
     return task.heartbeat or math.inf
 
 
@@ -228,7 +228,7 @@ def _seconds_at_work(tasks: Sequence[TaskStatus]) -> float:
 
 
 def show(directory: Path, *, cells: bool, watch: bool, interval: float, as_json: bool) -> int:
-    """Print the progress of a run directory; returns the exit code, FAILED if a task failed or stopped."""
+    """Print the progress of a run directory; return the exit code, FAILED if a task failed or stopped."""
     sweep = read_sweep(directory)
     if as_json:
         print(json.dumps(to_json(sweep), indent=2))
@@ -237,14 +237,14 @@ def show(directory: Path, *, cells: bool, watch: bool, interval: float, as_json:
         if watch:
             sweep = _watch(console, directory, interval, per_cell=cells)
         else:
-            console.print(f"{sweep.directory}: {sweep.state}", soft_wrap=True)  # so that people can copy a long path
+            console.print(f"{sweep.directory}: {sweep.state}", soft_wrap=True)  # a long path stays one line, to copy it
             console.print(render(sweep, per_cell=cells))
         _print_failures(sweep)
     return FAILED if sweep.failed else 0
 
 
 class VisibleConsole(Console):
-    """A console that shows every text as it is: without markup, and with escapes for control characters."""
+    """A console that shows text as it is: no markup, and escapes for control characters."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text), **{**options, "markup": False, "emoji": False})
@@ -268,7 +268,7 @@ def to_json(sweep: SweepStatus) -> dict[str, Any]:
 
 
 def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
-    """The sweep as a bar, and a table with one line for each model and benchmark, or for each cell."""
+    """Return the sweep as a bar and a table, one line per model and benchmark, or per cell."""
     states = Counter(cell.state for cell in sweep.cells)
     counts = [f"{states['done']} of {counted(len(sweep.cells), 'cell')} done"]
     panels = [{cell.state for cell in panel} == {"done"} for _, panel in _panels(sweep.cells)]
@@ -287,21 +287,21 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
 
 
 def sentence(sweep: SweepStatus) -> str:
-    """The sweep in one line, with the Pass@1 so far of each model and benchmark."""
+    """Return the sweep as one line, with Pass@1 so far of each model and benchmark."""
     said = [(names, ", ".join(filter(None, _scores(panel)))) for names, panel in _panels(sweep.cells)]
     scores = [f"{' '.join(names)} {score}" for names, score in said if score]
     return visible("; ".join([f"{_share(sweep)}, {_left(sweep)}", *scores]))
 
 
 def _stored(sweep: SweepStatus) -> tuple[int, int]:
-    """Completions and replayed texts that are stored, and that there will be, at least 1."""
+    """Return the stored completions and replay rows, and how many there will be (at least 1)."""
     return sweep.finished + sweep.replayed, max(1, sweep.expected + sweep.to_replay)
 
 
 def _share(sweep: SweepStatus) -> str:
     done, wanted = _stored(sweep)
     replayed = f", {sweep.replayed} of {counted(sweep.to_replay, 'text')} replayed" if sweep.to_replay else ""
-    # Until the first text ends, which takes minutes, the tokens show that the sweep goes on.
+    # Until the first completion ends, which takes minutes, the tokens show that the sweep is running.
     tokens = sum(task.tokens for task in sweep.tasks if task.state == "running")
     begun = f", {tokens:,} tokens of texts that go on" if tokens and not sweep.finished else ""
     completions = f"{sweep.finished} of {counted(sweep.expected, 'completion')}"
@@ -316,7 +316,7 @@ def _left(sweep: SweepStatus) -> str:
 
 
 def _scores(panel: Sequence[CellStatus]) -> tuple[str, str]:
-    """Pass@1 so far of a panel's full cache, and the lowest and the highest one of its other cells."""
+    """Return Pass@1 so far of a panel's full cache, and the lowest and highest of its other cells."""
     full = ", ".join(filter(None, (_percent(cell) for cell in panel if cell.policy == "full")))
     others = [cell.pass_at_1 for cell in panel if cell.policy != "full" and cell.pass_at_1 is not None]
     return full, f"{percent(min(others))} to {percent(max(others))}" if others else ""
@@ -351,7 +351,7 @@ def _table(*heads: str) -> Table:
 
 
 def _panels(cells: Sequence[CellStatus]) -> Iterator[tuple[tuple[str, str], list[CellStatus]]]:
-    """The names and the cells of each model and benchmark; the cells come in this order."""
+    """Yield names and cells of each model and benchmark; the cells come in this order."""
     return ((names, list(panel)) for names, panel in groupby(cells, key=lambda cell: (cell.model, cell.benchmark)))
 
 

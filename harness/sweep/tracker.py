@@ -1,7 +1,7 @@
-"""Progress and results of each cell for Weights & Biases, trackio or MLflow; off unless asked for (`tracker=`).
+"""Send each cell's progress and results to Weights & Biases, trackio or MLflow; off by default (`tracker=`).
 
-A thread beside the decoding tells the tracker what the task's status says. An error of the tracker ends the thread with
-a note, and the end of the job waits `patience_s` for the last values, so that no tracker can stop or hold up a job.
+A thread beside the decoding sends what the task's status says. An error of the tracker ends the thread with a note, and
+the end of the job waits at most `patience_s`, so no tracker can stop or delay a job.
 """
 
 import contextvars
@@ -19,13 +19,13 @@ from kvsweep.escape import visible
 from kvsweep.harness.sweep.job import TrackerConfig
 from kvsweep.task_status import TaskStatus
 
-# MLflow's server refuses a longer value of a parameter.
+# MLflow's server refuses longer parameter values.
 MLFLOW_CHARACTERS = 6000
 
 
 @contextmanager
 def tracked(config: TrackerConfig, run_directory: Path, status: TaskStatus, cells: Collection[str]) -> Iterator[None]:
-    """Let a tracker follow a task's status in the block, with a run for each cell_id; enter this before `Reporter`."""
+    """Send a task's status to a tracker inside the block, one run per cell_id; enter this before `Reporter`."""
     ended = threading.Event()
     thread = threading.Thread(target=_follow, args=(config, run_directory, status, list(cells), ended), daemon=True)
     if config.kind != "none":
@@ -80,7 +80,7 @@ def _progress(status: TaskStatus, cell_id: str) -> dict[str, float]:
 
 
 class TrackerRun(NamedTuple):
-    """One cell's run at a tracker: `log(values, step)` with ascending steps, then `finish(ok)`."""
+    """One cell's run at a tracker: call `log(values, step)` with ascending steps, then `finish(ok)`."""
 
     log: Callable[[dict[str, float], int], object]
     finish: Callable[[bool], object]
@@ -89,23 +89,23 @@ class TrackerRun(NamedTuple):
 def wandb_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
     import wandb
 
-    # Twenty cells would record the console and the machine twenty times.
+    # Otherwise twenty cells would record the console and the machine twenty times.
     settings = {"console": "off", "silent": True, "x_disable_stats": True}
     run = wandb.init(project=project, group=group, name=name, config=config, reinit="create_new", settings=settings)
     return TrackerRun(log=run.log, finish=lambda ok: run.finish(exit_code=0 if ok else 1))
 
 
 def trackio_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
-    """Open a run of trackio, which has no failed runs."""
+    """Open a run of trackio, which cannot mark a run as failed."""
     import trackio
 
-    # In one context a second `init` would end the run before it.
+    # In the same context a second `init` would end the run before it.
     run = contextvars.Context().run(trackio.init, project=project, group=group, name=name, config=config, embed=False)
     return TrackerRun(log=lambda values, step: run.log(values, step=step), finish=lambda ok: run.finish())
 
 
 def mlflow_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
-    """Open a run of MLflow by its client, because the fluent functions know only one open run."""
+    """Open a run of MLflow with its client, because the fluent functions support only one open run."""
     import mlflow
 
     client = mlflow.MlflowClient()
@@ -129,7 +129,7 @@ _Lengths = records.view(records.Completion, "num_tokens", "prompt_tokens", "peak
 
 
 def cell_result(folder: Path, shard: records.Shard) -> dict[str, float]:
-    """One cell's results so far, of one shard, with columns as in cells.csv; empty without grades."""
+    """Return one cell's results so far, of one shard, with the columns of cells.csv; empty without grades."""
     grades = Counter(row.outcome for row in records.read_grades(folder, shard=shard, on_bad=records.ignore))
     if not grades:
         return {}
@@ -140,7 +140,7 @@ def cell_result(folder: Path, shard: records.Shard) -> dict[str, float]:
     rows = list(records.latest_rows([folder / shard.file(records.COMPLETIONS_FILE)], _Lengths, on_bad=records.ignore))
     sizes = records.read_provenance(folder / shard.file(records.PROVENANCE_FILE)).get("bytes", {})
     fixed = len(rows) * sizes.get("fixed_rows", 0)
-    if any(row.peak_length is None for row in rows):  # a server's
+    if any(row.peak_length is None for row in rows):  # rows of a server
         return values
     peak = fixed + sum(row.peak_length for row in rows)
     full = fixed + sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)

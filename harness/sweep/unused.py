@@ -1,4 +1,4 @@
-"""Settings that a job does not use. One that the command line gives is refused or named: nothing is given in vain."""
+"""Settings that a job does not use: if the command line gives one, it is refused or named in a note."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,21 +13,21 @@ from kvsweep.harness.sweep.grid import AXES, policy_file
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.server import NAMES
 
-# What begins a key of kvsweep's own decoding.
+# Prefixes of the keys of kvsweep's own decoding.
 _OWN = (
     *("policy", "cache.", "grid.", "model.", "impl", "slots", "invariant", "replay", "screen", "texts"),
     *("card", "cost."),
 )
 _NAMED = {"report.margin", *(f"policy.{name}" for name in BudgetPolicy.SHARED)}
-# The reason why a grid does not use `policy` or one of its settings; the key of the grid's own values stands before it.
+# Why a grid does not use `policy` or one of its settings; the key of the grid's own values comes before this text.
 _GIVES = " gives the values"
 
 
 def refuse_unused(given: Sequence[str], unused: Sequence[Mapping[str, str]]) -> None:
-    """Raise a UserError for a KEY=VALUE that none of the jobs uses; `unused` has each job's `unused_settings`.
+    """Raise UserError for a KEY=VALUE that no job uses; `unused` has each job's `unused_settings`.
 
-    A size that no policy takes, or the margin, is named in a note and not refused: a script may give every job the same
-    ones, those of the full cache too.
+    A size that no policy takes, or the margin, is named in a note and not refused, because a script may pass the same
+    settings to every job, also to the full cache's.
     """
     for word in dict.fromkeys(given):
         key, _, value = word.partition("=")
@@ -43,7 +43,7 @@ def refuse_unused(given: Sequence[str], unused: Sequence[Mapping[str, str]]) -> 
 
 
 def unused_settings(config: DictConfig, job: Job) -> dict[str, str]:
-    """The keys of a configuration that its job does not use, each with the reason."""
+    """Return the keys of a configuration that its job does not use, each with the reason."""
     if job.spec is None:
         return dict(_of_servers(config))
     grid = plain(config.grid)
@@ -55,7 +55,7 @@ def unused_settings(config: DictConfig, job: Job) -> dict[str, str]:
 
 
 def _of_servers(config: DictConfig) -> Iterator[tuple[str, str]]:
-    """The settings of kvsweep's own decoding, which a job of servers does not use."""
+    """Yield the settings of kvsweep's own decoding, which a job of servers does not use."""
     used = {*(f"model.{name}" for name in NAMES), "model.sizes", "grid.engine"}
     for key in [*config_keys(config), "policy"]:
         if key.startswith(_OWN) and key not in used and not key.startswith("model.sizes."):
@@ -63,12 +63,12 @@ def _of_servers(config: DictConfig) -> Iterator[tuple[str, str]]:
 
 
 def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """The settings of the composed policy and the axes of the first grid that no policy of any grid takes."""
+    """Yield the composed policy's settings, and the first grid's axes, that no policy of any grid takes."""
     own = composed["name"]
     names = [grid.get("policy") or [own] for grid in grids]
     listed = ", ".join(dict.fromkeys(name for some in names for name in some))
     fields = {name: set(policy_file(name)) if name != own else set(composed) for some in names for name in some}
-    # A grid beside the first may have it for other reasons than that it was chosen.
+    # A grid beside the first may have it for another reason than the user's choice.
     if own not in names[0] and all(grid.get("policy") for grid in grids):
         yield "policy", f"grid.policy{_GIVES}"
     for key in composed.keys() - {"name", "_target_"}:
