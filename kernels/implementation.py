@@ -2,6 +2,7 @@
 
 import os
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,12 +39,23 @@ def check_installed(impl: str) -> None:
 def check_available(impl: str) -> None:
     """Like `check_installed`; also raise ValueError if Triton has neither a GPU nor its interpreter."""
     check_installed(impl)
-    if impl == "torch" or os.environ.get("TRITON_INTERPRET") == "1":
+    if impl == "torch":
+        return
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        _check_interpreter(version("triton"), version("numpy"))
         return
     import torch
 
     if not torch.cuda.is_available():
         raise ValueError("impl=triton needs a CUDA GPU, or TRITON_INTERPRET=1 to try it without: else choose torch.")
+
+
+def _check_interpreter(triton: str, numpy: str) -> None:
+    """Raise ValueError for a numpy that this Triton's interpreter fails with."""
+    older, newer = ([int(part) for part in text.split(".")[:2]] for text in (triton, numpy))
+    if older < [3, 7] and newer >= [2, 5]:
+        beside = f"the interpreter of triton {triton} fails with numpy {numpy}"
+        raise ValueError(f"impl=triton under TRITON_INTERPRET=1: {beside}: install numpy below 2.5, or choose torch.")
 
 
 def operations(impl: Implementation = "torch") -> Operations:

@@ -1,4 +1,4 @@
-"""The streams of random numbers, and drawing a token with a decoding's settings.
+"""The streams of random numbers, and a decoding's settings as drawing takes them.
 
 A number is computed only from (seed, problem, draw, position). So two cells write the same tokens until one of them
 evicts, and a completion is the same after a resume, in any order of requests, with any number of slots.
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvsweep.harness.decode.request import SamplingConfig
-from kvsweep.kernels.sampling import inverse_cdf, uniform
+from kvsweep.kernels.sampling import uniform
 
 
 def sequence_key(*parts: object) -> int:
@@ -34,8 +34,3 @@ def cuts(config: SamplingConfig) -> dict[str, Any]:
     """Return the settings that `draw_tokens` of both implementations takes."""
     k_first = config.order == "top_k_then_top_p"
     return {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k, "k_first": k_first}
-
-
-def sample(logits: Tensor, uniforms: Tensor, config: SamplingConfig) -> Tensor:
-    """Draw one token id per row of logits [rows, vocabulary] with uniforms [rows], by `kernels.sampling`."""
-    return inverse_cdf(logits, uniforms, **cuts(config))

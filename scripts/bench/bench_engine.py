@@ -35,11 +35,12 @@ from kvsweep.compression.recorders import load_predictor
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.memory import auto_slots
 from kvsweep.harness.decode.request import DecodingConfig, needed_capacity
-from kvsweep.harness.decode.sampling import sample
+from kvsweep.harness.decode.sampling import cuts
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.job import Job, make_job
+from kvsweep.kernels.sampling import inverse_cdf
 
 Prompts = list[tuple[int, ...]]
 
@@ -214,7 +215,7 @@ class Peer:
             if int((mask.sum(-1) - questions).max()) > self.policy.budget:
                 mask, scores = self.evict(cache, mask, scores, questions)
             logits = self.network.lm_head(output.last_hidden_state[:, -1])
-            token = sample(logits, self.uniform(positions[:, -1] + 1), self.decoding.sampling)
+            token = inverse_cdf(logits, self.uniform(positions[:, -1] + 1), **cuts(self.decoding.sampling))
             written.append(token)
             done |= torch.isin(token, self.stops)
             feed, positions = token[:, None], positions[:, -1:] + 1

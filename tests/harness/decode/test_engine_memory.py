@@ -22,13 +22,14 @@ from kvsweep.compression.rows import CacheShape
 from kvsweep.harness.decode import memory
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
-from kvsweep.harness.decode.sampling import sample
+from kvsweep.harness.decode.sampling import cuts
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.fill import loaded
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.share import share_of
+from kvsweep.kernels.sampling import inverse_cdf
 
 GIB = 2**30
 R1_QWEN = CacheShape(layers=28, q_heads=28, kv_heads=4, head_dim=128, dtype=torch.bfloat16)
@@ -185,6 +186,6 @@ def test_drawing_takes_no_more_than_is_set_aside(sampling: dict[str, Any]) -> No
     config = SamplingConfig(**{"temperature": 0.6, **sampling})
     logits, uniforms = torch.randn(4, 30_000).bfloat16(), torch.rand(4)
     with Allocated() as allocated, torch.inference_mode():
-        sample(logits, uniforms, config)
+        inverse_cdf(logits, uniforms, **cuts(config))
     of_the_network = 4 + logits.itemsize  # the logits themselves, and as float32 where a kernel returns them so
     assert allocated.most / logits.numel() + of_the_network <= memory.BYTES_PER_LOGIT

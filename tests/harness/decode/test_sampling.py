@@ -12,8 +12,9 @@ from torch import Tensor
 
 from kvsweep.errors import UserError
 from kvsweep.harness.decode.request import SamplingConfig, SamplingOrder
-from kvsweep.harness.decode.sampling import sample, sequence_key, uniform
+from kvsweep.harness.decode.sampling import cuts, sequence_key, uniform
 from kvsweep.harness.settings import build
+from kvsweep.kernels.sampling import inverse_cdf
 
 MASK = (1 << 64) - 1
 LARGEST = 1 - 2.0**-53
@@ -24,6 +25,11 @@ SETTINGS = [
     for top_k in (0, 1, 7, 1000)
     for order in get_args(SamplingOrder)
 ]
+
+
+def sample(logits: Tensor, uniforms: Tensor, settings: SamplingConfig) -> Tensor:
+    """A token per row of logits [rows, vocabulary], drawn with uniforms [rows] as these settings say."""
+    return inverse_cdf(logits, uniforms, **cuts(settings))
 
 
 def config(
