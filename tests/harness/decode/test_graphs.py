@@ -16,11 +16,12 @@ from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.compression.policies.h2o import H2O
 from kvsweep.harness.decode.graphs import StepGraphs, bucket
 from kvsweep.harness.decode.request import Branch, Request, SamplingConfig, build_decoding
-from kvsweep.harness.decode.sampling import sample
+from kvsweep.harness.decode.sampling import cuts
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.settings import CONF, WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS, problems
+from kvsweep.kernels.sampling import inverse_cdf
 from tests.harness.decode.fakes import FAKE_POLICIES, T1, FakeModel, fake_requests, run
 
 ATEN = torch.ops.aten
@@ -157,7 +158,7 @@ def test_drawing_from_a_large_vocabulary_asks_the_device_nothing(name):
     settings = build_decoding(OmegaConf.merge(file, {"max_new_tokens": 9})).sampling
     logits, numbers = torch.randn(3, 5000), torch.rand(3, dtype=torch.float64)
     with Tape():
-        drawn = sample(logits, numbers, settings)
+        drawn = inverse_cdf(logits, numbers, **cuts(settings))
         torch.isin(drawn, torch.tensor([1, 2]))
 
 

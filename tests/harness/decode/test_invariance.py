@@ -13,13 +13,14 @@ from kvsweep.compression.recorders import ImportancePredictor
 from kvsweep.compression.rows import Prefill
 from kvsweep.harness.decode.engine import is_invariant
 from kvsweep.harness.decode.request import SamplingConfig
-from kvsweep.harness.decode.sampling import sample
+from kvsweep.harness.decode.sampling import cuts
 from kvsweep.harness.decode.slots import Prefiller
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.settings import WEIGHTS, UserError
 from kvsweep.kernels import reference
 from kvsweep.kernels.row_format import ROW_BLOCK, TOKEN_BLOCK, filled_tokens, whole_blocks
+from kvsweep.kernels.sampling import inverse_cdf
 from scripts.bench.hunt_differences import POLICIES, Plan, compare, observe, prepare
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -137,7 +138,7 @@ def test_norms_gates_and_draws(dtype):
     logits, numbers = 3 * torch.randn(101, 1500), torch.rand(101, dtype=torch.float64)
     for top_k in (0, 20):
         settings = SamplingConfig(temperature=0.6, top_p=0.9, top_k=top_k)
-        same_rows(lambda *row, settings=settings: sample(*row, settings), logits, numbers)
+        same_rows(lambda *row, settings=settings: inverse_cdf(*row, **cuts(settings)), logits, numbers)
 
 
 @pytest.fixture(scope="module")
