@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from kvsweep.compression.config import ring
 from kvsweep.compression.rows import CacheShape
 from kvsweep.kernels.implementation import Implementation, operations
-from kvsweep.kernels.row_format import ROW_BLOCK, filled_tokens, whole_blocks
+from kvsweep.kernels.row_format import ROW_BLOCK, TOKEN_BLOCK, filled_tokens, whole_blocks
 
 
 def uploaded(numbers: Sequence[int], device: torch.device) -> Tensor:
@@ -139,7 +139,9 @@ class Slots:
         self.step_lengths, self._unseen = write_at + 1, None
         heads = self._heads
         self.step_lines = ((slots[:, None] * len(heads) + heads) * self.capacity + write_at[:, None]).flatten()
-        self.step_tokens = filled_tokens(len(slots)) if self.invariant and not self.ragged else len(slots)
+        # Linear layers' own products of few tokens round differently from products of a block.
+        filled = whole_blocks(len(slots), TOKEN_BLOCK) if "linear" in self.shape.kinds else filled_tokens(len(slots))
+        self.step_tokens = filled if self.invariant and not self.ragged else len(slots)
         if self.shape.window:
             rows = ring(self.shape.window)
             self.reach = rows if self.ragged else min(rows, whole_blocks(int(positions.max()) + 1, ROW_BLOCK))

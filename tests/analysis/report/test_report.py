@@ -241,7 +241,7 @@ def test_a_run_without_evictions_names_budgets_that_evict(
     words = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=3", "policy=window"]
     words += ["grid.policy=[full,window]", f"results_dir={tmp_path}", f"policy.question={question}"]
     said = kvsweep(*words, "policy.budget=800", "run_name=none").out
-    pattern = r"note: Toy-Qwen \| Chain: nothing was evicted, because no cache outgrew its budget. Of 3 texts (.*)\."
+    pattern = r"note: Toy-Qwen \| Chain: nothing was evicted, because no cache outgrew its trigger. Of 3 texts (.*)\."
     found = re.search(pattern, said)
     assert found, said
     budgets = dict(re.findall(r"policy\.budget=(\d+) would evict in (\d+)", found[1]))
