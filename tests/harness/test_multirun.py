@@ -25,7 +25,7 @@ def test_a_setting_reaches_the_policies_that_have_it_and_the_full_cache_runs_onc
     # One eviction over the budget: 32 + int(0.4 * (129 - 32)) and 32 + int(0.4 * (193 - 32)), said once.
     assert re.findall(r"KV budget: (\d+) tokens", ended.out) == ["70", "96"]
     assert ended.out.count("1 cell (0 done) of 3 completions") == 5
-    assert "5 cells, 15 completions, " in ended.out
+    assert "5 jobs in 5 tasks, 5 cells; nothing was run" in ended.out
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -21,3 +21,12 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver.set_window_size(1300, 1000)
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def browser(chromium: Any) -> Any:
+    """The browser with an empty page and empty logs: what the test before left says nothing of this one."""
+    chromium.get("about:blank")
+    for log in ("browser", "performance"):
+        chromium.get_log(log)
+    return chromium
