@@ -35,7 +35,6 @@ class Slots:
     both have the lengths, so the host never waits. `linear` multiplies in a step; with `invariant` its bits do not
     depend on the batch. For a step's tokens, [tokens] each: `step_slots` is the slot, `write_at` the row in it,
     `step_positions` the original position, `step_lengths` the rows that the token sees; `step_tokens` is their number.
-    `step_lines` [tokens * kv_heads] are the lines that a step writes of a layer's [slots * kv_heads * capacity] rows.
     """
 
     needs_mass = False  # True if a recorder needs the attention that each row receives
@@ -58,7 +57,6 @@ class Slots:
         self.linear: Callable[..., Tensor] = self.operations.linear if invariant else linear
         self._live, self.device_live = 0, torch.zeros((), dtype=torch.int64, device=device)
         self.slot_ids = torch.arange(slots, device=device)
-        self._heads = torch.arange(shape.kv_heads, device=device)
         self._unseen: Tensor | None = None
         self.lengths = np.zeros(slots, dtype=np.int64)
         self.device_lengths = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -137,8 +135,6 @@ class Slots:
         """Store each token's slot, row in the slot, and original position for the step, [tokens] each."""
         self.pieces, self.step_slots, self.write_at, self.step_positions = pieces, slots, write_at, positions
         self.step_lengths, self._unseen = write_at + 1, None
-        heads = self._heads
-        self.step_lines = ((slots[:, None] * len(heads) + heads) * self.capacity + write_at[:, None]).flatten()
         # Linear layers' own products of few tokens round differently from products of a block.
         filled = whole_blocks(len(slots), TOKEN_BLOCK) if "linear" in self.shape.kinds else filled_tokens(len(slots))
         self.step_tokens = filled if self.invariant and not self.ragged else len(slots)

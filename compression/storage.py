@@ -78,6 +78,13 @@ class WholeRows(Storage):
         size = (cache.slots, shape.kv_heads, cache.capacity, shape.head_dim)
         self.tensors = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(2 * shape.layers)]
         self.keys, self.values = self.tensors[::2], self.tensors[1::2]
+        self._heads = torch.arange(shape.kv_heads, device=device)
+
+    def place(self) -> None:
+        """Find the lines of a layer's [slots * kv_heads * capacity] rows that the step writes, [tokens * kv_heads]."""
+        cache, heads = self.cache, self._heads
+        first = (cache.step_slots[:, None] * len(heads) + heads) * cache.capacity
+        self._lines = (first + cache.write_at[:, None]).flatten()
 
     def admit(self, slot: int, prefill: Prefill) -> None:
         for memory in self.tensors:
@@ -89,7 +96,7 @@ class WholeRows(Storage):
         cache = self.cache
         for rows, new in zip((self.keys[layer], self.values[layer]), (keys, values), strict=True):
             written = new[: len(cache.write_at), :, 0]
-            rows.view(-1, rows.shape[-1]).index_copy_(0, cache.step_lines, written.flatten(0, 1))
+            rows.view(-1, rows.shape[-1]).index_copy_(0, self._lines, written.flatten(0, 1))
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
