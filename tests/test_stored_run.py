@@ -90,6 +90,15 @@ def test_compared_with_itself_nothing_differs(run: Path, kvsweep: Callable) -> N
 
 
 @pytest.mark.slow
+def test_verify_takes_the_divided_files_for_the_same_code(run: Path, kvsweep: Callable) -> None:
+    """As the sweep does that goes on; see `compression.source.is_same_code`."""
+    found = json.loads(kvsweep("verify", str(run), "--count", "3", "--json").out)
+    assert [check["state"] for check in found["checks"] if check["name"] == "policy code"] == ["holds"]
+    assert len(found["decoded"]) == 3
+    assert not any("code of the policy" in one["cause"] for one in found["decoded"])
+
+
+@pytest.mark.slow
 def test_a_replay_repeats_no_row(run: Path, kvsweep: Callable) -> None:
     before = lines(run, "*/replay.jsonl")
     assert sum(map(len, before.values())) == 6

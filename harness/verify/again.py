@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvsweep.analysis.notation import setting_of
-from kvsweep.compression.source import code_hash
+from kvsweep.compression.source import code_hash, is_same_code
 from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import is_invariant
 from kvsweep.harness.decode.memory import auto_slots
@@ -90,7 +90,7 @@ def decoded_again(
     stored = {(cell.cell_id, row.key): (cell, row) for cell, row in asked}
     for cell_id, made in _generated(job, model, asked):
         cell, row = stored[cell_id, made.key]
-        others = differing(passes.get(cell_id, ()), today | {"policy_code": code_hash(type(cell.policy))})
+        others = differing(passes.get(cell_id, ()), today, code_hash(type(cell.policy)))
         if made == row:
             yield _decoded(cell, row, state="same", cause="; ".join(others))
         else:
@@ -146,10 +146,11 @@ def circumstances(one: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def differing(passes: Sequence[Mapping[str, Any]], today: Mapping[str, Any]) -> list[str]:
-    """The circumstances of today that are others than in any of the passes that made a cell, in words."""
-    now = circumstances(today)
-    found = ((name, then) for one in passes for name, then in circumstances(one).items())
+def differing(passes: Sequence[Mapping[str, Any]], today: Mapping[str, Any], code: str) -> list[str]:
+    """The circumstances of today, with the policy's `code`, that differ from any of a cell's passes, in words."""
+    now = circumstances({**today, "policy_code": code})
+    same = ({**one, "policy_code": code} if is_same_code(one.get("policy_code", code), code) else one for one in passes)
+    found = ((name, then) for one in same for name, then in circumstances(one).items())
     others = (
         f"another {name} ({then}, now {now.get(name)})" for name, then in found if then not in (None, now.get(name))
     )

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from kvsweep import records
 from kvsweep.command_line import counted
-from kvsweep.compression.source import code_hash
+from kvsweep.compression.source import code_hash, is_same_code
 from kvsweep.errors import BrokenCell, UserError
 from kvsweep.files import read_lines
 from kvsweep.harness.grading.grader import Grader, read_standard
@@ -192,7 +192,7 @@ def _check_policy_code(run: StoredRun) -> Check:
         now = code_hash(type(cell.policy))
         codes = {str(one["policy_code"]) for one in run.passes.get(name, []) if "policy_code" in one}
         known += bool(codes)
-        for then in codes - {now}:
+        for then in (code for code in codes if not is_same_code(code, now)):
             changed[f"policy={cell.policy.name} was decoded by code {then} and is {now} now"] += 1
     if changed:
         lines = [f"{line}: {counted(cells, 'cell')}" for line, cells in changed.items()]
