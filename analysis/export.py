@@ -21,7 +21,8 @@ from kvsweep.command_line import counted
 from kvsweep.errors import UserError
 from kvsweep.escape import markdown_text
 from kvsweep.files import digests, make_folder, read_file, replace_text, replacing
-from kvsweep.records import Completion, Grade, Replay, read_shards
+from kvsweep.records import Completion, Grade, Replay
+from kvsweep.stored import StoredCell
 
 EXPORT_FOLDER = "export"
 DATA_FOLDER = "data"
@@ -127,10 +128,10 @@ def _rows(
     folder: Path, kind: Any, cell: dict[str, Any], withheld: bool, notices: list[str]
 ) -> Iterator[dict[str, Any]]:
     on_bad = skipped(notices.append)
-    grades = {grade.key: grade for grade in records.read_grades(folder, on_bad=on_bad)}
+    grades = StoredCell(folder).grades(on_bad=on_bad)
     prompts = {} if withheld else {name: problem.prompt for name, problem in load_problems(folder).items()}
     setting = {name: None if pd.isna(value) else value for name, value in cell.items()}
-    for row in read_shards(folder, records.COMPLETIONS_FILE, kind, on_bad=on_bad):
+    for row in StoredCell(folder).rows(kind, on_bad=on_bad):
         found = {**setting, **row.to_dict(), "text": _utf8(row.text), "prompt": prompts.get(row.problem_id)}
         grade = grades.get(row.key)
         if grade is not None:
@@ -144,7 +145,7 @@ def _write_replays(directory: Path, cell_ids: Iterable[str], path: Path) -> None
     rows = [
         {"cell_id": cell_id, **row.to_dict()}
         for cell_id in cell_ids
-        for row in read_shards(directory / cell_id, records.REPLAY_FILE, Replay, on_bad=records.ignore)
+        for row in StoredCell(directory / cell_id).rows(Replay, on_bad=records.ignore)
     ]
     path.unlink(missing_ok=True)
     if rows:

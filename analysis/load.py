@@ -19,9 +19,10 @@ import pandas as pd
 from kvsweep import records
 from kvsweep.analysis.notation import AXES, POLICY_TITLES
 from kvsweep.analysis.outputs import copied
-from kvsweep.errors import UserError
+from kvsweep.errors import BrokenCell, UserError
 from kvsweep.escape import in_one_line
 from kvsweep.records import Completion, Pair, Problem
+from kvsweep.stored import StoredCell, stored_cells
 from kvsweep.task_status import TaskStatus, read_tasks
 
 # Names that are shown first, in this order.
@@ -102,13 +103,13 @@ class Run:
 
 def load_texts(folder: Path, wanted: Container[Pair] | None = None) -> dict[Pair, Completion]:
     """Return one cell's completions, all or the wanted ones; unreadable rows are left out."""
-    rows = records.read_shards(folder, records.COMPLETIONS_FILE, Completion, on_bad=records.ignore)
+    rows = StoredCell(folder).rows(Completion, on_bad=records.ignore)
     return {row.key: row for row in rows if wanted is None or row.key in wanted}
 
 
 def load_problems(folder: Path) -> dict[str, Problem]:
     """Return one cell's problems as asked, by id; empty if the file is missing."""
-    return {row.id: row for row in records.read_rows(folder / records.PROBLEMS_FILE, Problem, on_bad=records.ignore)}
+    return StoredCell(folder).problems(on_bad=records.ignore)
 
 
 def skipped(notify: _Notify) -> records.OnBad:
@@ -214,9 +215,8 @@ def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
         raise UserError(f"{directory} {what}; give a run directory, <results_dir>/<run_name>.")
     if (directory / records.CELL_FILE).is_file():
         raise UserError(f"{directory} is a single cell; give the run directory around it, {directory.parent}.")
-    folders = sorted(path.parent for path in directory.glob(f"*/{records.CELL_FILE}"))
     # Any text or table can show a printable name.
-    folders = [folder for folder in folders if folder.name.isprintable()]
+    folders = [cell.folder for cell in stored_cells(directory) if cell.name.isprintable()]
     if not folders:
         raise UserError(f"{directory} holds no cells; give a run directory, <results_dir>/<run_name>.")
     for folder in sorted({path.parent for path in directory.glob("*/completions*.jsonl")}.difference(folders)):
@@ -230,11 +230,11 @@ def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
 
 def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
     try:
-        cell = records.read_cell(folder)
+        cell = StoredCell(folder).settings
         msgspec.convert(cell, _Settings)
         if all(isinstance(cell[name]["name"], str) for name in SECTIONS) and "condition" in cell:
             return in_one_line(cell)
-    except (OSError, records.BrokenCell, KeyError, TypeError, ValueError):
+    except (OSError, BrokenCell, KeyError, TypeError, ValueError):
         pass
     notify(f"{folder / records.CELL_FILE} does not describe a cell; its folder was left out.")
     return None
@@ -244,14 +244,21 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
     """Return a cell's provenance: the first shard's, with the decoding passes of all shards."""
     whole: dict[str, Any] = {}
     passes: list[Any] = []
-    for path in records.shard_files(folder, records.PROVENANCE_FILE).values() or [folder / records.PROVENANCE_FILE]:
+
+    def unread(path: Path, _: Exception | None = None) -> None:
+        notify(f"{path} cannot be read; the number of completions that its cell should have may be unknown.")
+
+    cell = StoredCell(folder)
+    for path, found in cell.provenances(unread):
         try:
-            value = in_one_line(records.read_provenance(path))
+            value = in_one_line(found)
             msgspec.convert(value, _Provenance)
             passes += value.get("decoding_passes", [])
             whole = {**value, **whole, "decoding_passes": passes}
-        except (OSError, ValueError, RecursionError):
-            notify(f"{path} cannot be read; the number of completions that its cell should have may be unknown.")
+        except ValueError:
+            unread(path)
+    if not cell.files(records.PROVENANCE_FILE):
+        unread(folder / records.PROVENANCE_FILE)
     return whole
 
 
@@ -295,7 +302,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
 
 def _status(cell: _Cell) -> str:
     """Return done, partial, or replayed (only a replay has started the cell and expects no completion)."""
-    if records.is_done(cell.folder):
+    if StoredCell(cell.folder).is_done:
         return "done"
     return "replayed" if cell.provenance.get("expected") == 0 else "partial"
 
@@ -403,8 +410,10 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
     rows: list[tuple[Any, ...]] = []
     events = array("q")
     for folder in folders:
-        completions = list(records.read_shards(folder, records.COMPLETIONS_FILE, _Counts, on_bad=on_bad))
-        grades = {grade.key: grade for grade in records.read_grades(folder, on_bad=on_bad)}
+        completions, grades = (
+            list(StoredCell(folder).rows(_Counts, on_bad=on_bad)),
+            StoredCell(folder).grades(on_bad=on_bad),
+        )
         for row in completions:
             before = after = freed_step = 0
             for e in row.evictions:
@@ -430,8 +439,7 @@ def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:
     rows = [
         (folder.name, *attrgetter(*STAT_RULES)(row))
         for folder in folders
-        for path in records.shard_files(folder, records.STATS_FILE).values()
-        for row in records.read_rows(path, _Costs, on_bad=skipped(notify))
+        for row in StoredCell(folder).rows(_Costs, on_bad=skipped(notify))
     ]
     stats = pd.DataFrame(rows, columns=["cell_id", *STAT_RULES]).astype(dict.fromkeys(STAT_RULES, "float64"))
     return stats.groupby("cell_id", sort=False).agg(STAT_RULES).reset_index()

@@ -34,7 +34,7 @@ from kvsweep.harness.sweep.server import asks_servers
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.unused import refuse_unused, unused_settings
 from kvsweep.harness.toy.tasks import problems
-from kvsweep.records import read_cells
+from kvsweep.stored import read_cells
 
 TEMPLATE = Path(__file__).resolve().parent / "template"
 # A command with none of these runs the default policy and, to compare with, the full cache.

@@ -18,7 +18,6 @@ from kvsweep.command_line import LOCKED, counted
 from kvsweep.errors import UserError
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.screen import ReplayPlan, replayed
-from kvsweep.harness.sweep.cell import stored_pairs
 from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job, changed_code
 from kvsweep.harness.sweep.launch import Launcher, show_results, start
@@ -168,7 +167,7 @@ def decided_cells(job: Job) -> dict[str, int]:
     if not lacking:
         return decided
     wanted = {(problem_id, draw) for problem_id in job.problem_ids for draw in range(job.draws)}
-    missing = sum(len(wanted - stored_pairs(job.run_directory / cell.cell_id)) for cell in lacking)
+    missing = sum(len(wanted - job.stored(cell).pairs()) for cell in lacking)
     if missing:
         waits = f"the draws after the first {job.draws} wait until all shards have stored those"
         mend = "run the other shards, then this command again"

@@ -23,6 +23,7 @@ from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.launch import Launcher, start
 from kvsweep.harness.sweep.share import share_of
+from kvsweep.stored import read_screen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,7 @@ def _screened(job: Job, replay: ReplayShare, plan: ReplayPlan) -> Job:
     kept = table if plan.loss is None else table[-table["change"] <= plan.loss]
     kept = kept if plan.most is None else kept[: plan.most]
     out = table[~table["cell_id"].isin(kept["cell_id"])]
-    noted, rule = records.read_screen(job.run_directory), f"screen={plan.screen}"
+    noted, rule = read_screen(job.run_directory), f"screen={plan.screen}"
     known = {cell_id: note for cell_id, note in noted.items() if cell_id not in set(table["cell_id"])}
     left_out: Any = out.itertuples()
     for row in left_out:

@@ -20,10 +20,9 @@ from kvsweep.records import (
     append_row,
     content_hash,
     ignore,
-    read_cell,
-    read_grades,
     read_rows,
 )
+from kvsweep.stored import StoredCell
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,10 +90,10 @@ def test_a_cell_whose_field_has_another_name_is_refused(name: str, tmp_path: Pat
     cell = {"schema": 1, "cell_id": "a", "seed": 0}
     cell["check"] = content_hash([tmp_path.name, cell])
     (tmp_path / "cell.yaml").write_text(yaml.safe_dump(cell))
-    assert read_cell(tmp_path) == {"schema": 1, "cell_id": "a", "seed": 0}
+    assert StoredCell(tmp_path).settings == {"schema": 1, "cell_id": "a", "seed": 0}
     (tmp_path / "cell.yaml").write_text(yaml.safe_dump({key + "i" * (key == name): cell[key] for key in cell}))
     with pytest.raises(UserError, match="was edited"):
-        read_cell(tmp_path)
+        _ = StoredCell(tmp_path).settings
 
 
 def test_sizes_are_bounded(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_sizes_are_bounded(tmp_path: Path) -> None:
         list(read_lines(path))
     path.rename(tmp_path / "cell.yaml")
     with pytest.raises(UserError, match="has more than 1,048,576 bytes"):
-        read_cell(tmp_path)
+        _ = StoredCell(tmp_path).settings
 
 
 def test_temporary_names_differ_between_processes_of_one_number(tmp_path: Path) -> None:
@@ -187,9 +186,9 @@ def test_grades_by_another_rule_are_said(tmp_path: Path) -> None:
         append_row(
             path, Grade(problem_id="p", draw=draw, answer="1", gold="1", outcome="correct", correct=1, rule=rule)
         )
-    assert [row.draw for row in read_grades(tmp_path, on_bad=ignore)] == [1]
+    assert [draw for _, draw in StoredCell(tmp_path).grades(on_bad=ignore)] == [1]
     with pytest.raises(UserError, match=r"2 of its grades are by another rule than cell\.yaml names: grade the cell"):
-        list(read_grades(tmp_path))
+        StoredCell(tmp_path).grades()
 
 
 # --- The one way --------------------------------------------------------------------------------------------

@@ -20,13 +20,10 @@ from kvsweep.records import (
     ignore,
     latest_rows,
     leaves,
-    read_cell,
-    read_cells,
-    read_provenance,
     read_rows,
-    read_screen,
     view,
 )
+from kvsweep.stored import StoredCell, read_cells, read_provenance, read_screen
 
 
 def completion(**fields):
@@ -149,7 +146,7 @@ def test_a_cell_of_another_schema_is_refused(schema, sentence, tmp_path):
     (tmp_path / "a" / "cell.yaml").write_text("[broken")
     assert list(read_cells(tmp_path)) == []
     (tmp_path / "b" / "cell.yaml").write_text(f"{schema}cell_id: b\n")
-    for read in (lambda run: list(read_cells(run)), lambda run: read_cell(run / "b")):
+    for read in (lambda run: list(read_cells(run)), lambda run: StoredCell(run / "b").settings):
         with pytest.raises(OtherSchemaError, match=f"b/cell.yaml {sentence}"):
             read(tmp_path)
     (tmp_path / "provenance.json").write_text(json.dumps({"schema": 2} if schema else {}))

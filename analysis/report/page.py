@@ -20,7 +20,8 @@ from kvsweep.analysis.statistics.metrics import SETTING, cheapest_in_words, mode
 from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings
 from kvsweep.command_line import counted
 from kvsweep.escape import in_one_line, visible
-from kvsweep.records import Screened, content_hash, read_screen
+from kvsweep.records import Screened, content_hash
+from kvsweep.stored import read_screen
 
 MAX_LISTED = 200
 

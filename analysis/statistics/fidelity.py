@@ -10,7 +10,8 @@ from kvsweep import records
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run
 from kvsweep.analysis.statistics.inference import paired_tests
-from kvsweep.records import REPLAY_DISTANCES, REPLAY_ENTROPIES, Replay, Timing, read_rows, read_shards, shard_files
+from kvsweep.records import REPLAY_DISTANCES, REPLAY_ENTROPIES, Replay, Timing
+from kvsweep.stored import StoredCell
 
 # Numbers of a completion, and whether its tokens or its answer's tokens divide a sum.
 NUMBERS = ("kl", "change", "flips", "answer_change", "first_other")
@@ -43,7 +44,7 @@ def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.Dat
             "first_other": row.tokens if row.first_other is None else row.first_other,
         }
         for cell_id in cell_ids
-        for row in read_shards(directory / cell_id, file, Replay, on_bad=records.ignore)
+        for row in StoredCell(directory / cell_id).rows(Replay, file=file, on_bad=records.ignore)
     ]
     return pd.DataFrame(rows, columns=["cell_id", "problem_id", "tokens", "evictions", *NUMBERS])
 
@@ -73,7 +74,7 @@ def fidelity_bins(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
     rows = [
         (cell_id, kind, float(bound), *(getattr(part, name) for name in sums))
         for cell_id in run.cells["cell_id"]
-        for row in read_shards(run.directory / cell_id, file, Replay, on_bad=records.ignore)
+        for row in StoredCell(run.directory / cell_id).rows(Replay, file=file, on_bad=records.ignore)
         if (cell_id, row.problem_id) in counted
         for kind, bounds in (("distance", REPLAY_DISTANCES), ("entropy", REPLAY_ENTROPIES))
         for bound, part in zip(bounds, getattr(row, f"by_{kind}"), strict=True)
@@ -103,8 +104,7 @@ def timings(run: Run) -> pd.DataFrame:
             **{"kv_bytes": row.kv_bytes, "peak_bytes": row.peak_bytes},
         }
         for cell in notation.rows(run.cells)
-        for path in shard_files(run.directory / cell.cell_id, records.SECONDS_FILE).values()
-        for row in read_rows(path, Timing, on_bad=records.ignore)
+        for row in StoredCell(run.directory / cell.cell_id).rows(Timing, on_bad=records.ignore)
         if row.seconds > 0
     ]
     averaged = ["slots", "tokens_per_second", "times_full", "eviction_share", "ms_per_step", "kv_bytes", "peak_bytes"]

@@ -16,7 +16,8 @@ from kvsweep.analysis.statistics.against_full import decide_cells
 from kvsweep.analysis.statistics.inference import LEVEL, pass_at_k
 from kvsweep.analysis.statistics.pass_at_1 import mean_and_error
 from kvsweep.loops import LEAST_REPEATS, LEAST_TOKENS, find_loop
-from kvsweep.records import COMPLETIONS_FILE, OUTCOMES, Completion, ignore, read_shards, view
+from kvsweep.records import OUTCOMES, Completion, ignore, view
+from kvsweep.stored import StoredCell
 
 SETTING = ["model", "policy", "variant", "budget", "keep_ratio", "local_window"]
 PAIR_SUMS = ["regressions", "gains", "diff_evicted", "diff_untouched", "untouched_differ", "tokens_to_full"]
@@ -379,7 +380,7 @@ def looping(run: Run) -> pd.DataFrame:
 
 
 def _loops(run: Run, cell_id: str) -> list[float]:
-    ends = read_shards(run.directory / cell_id, COMPLETIONS_FILE, _Ends, on_bad=ignore)
+    ends = StoredCell(run.directory / cell_id).rows(_Ends, on_bad=ignore)
     truncated = [find_loop(row.token_ids) for row in ends if row.stop_reason != "stop"]
     found = [loop for loop in truncated if loop is not None]
     saved = sum(loop.tokens - max(LEAST_REPEATS * loop.period, LEAST_TOKENS) for loop in found)

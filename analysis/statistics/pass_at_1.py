@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvsweep.records import Grade, Shard, ignore, read_grades, view
+from kvsweep.records import Grade, Shard, ignore, view
+from kvsweep.stored import StoredCell
 
 _Verdict = view(Grade, "correct", "rule")
 
@@ -36,7 +37,7 @@ def mean_and_error(means: Sequence[float]) -> tuple[float, float]:
 def read_score(folder: Path, shard: Shard | None = None) -> Score:
     """Return Pass@1 of a cell's grades, of one shard or all; every outcome but "correct" counts 0."""
     problems: dict[str, list[int]] = defaultdict(list)
-    for row in read_grades(folder, _Verdict, shard=shard, on_bad=ignore):
+    for row in StoredCell(folder).grades(_Verdict, shard=shard, on_bad=ignore).values():
         problems[row.problem_id].append(row.correct)
     if not problems:
         return Score(graded=0)

@@ -12,7 +12,8 @@ from kvsweep.command_line import counted
 from kvsweep.errors import BrokenCell, OtherSchemaError, UserError
 from kvsweep.files import locked, make_folder, replace_text
 from kvsweep.harness.grading.answers import ANSWER_KINDS, AnswerKind, Ungraded, Verdict, canonical_gold, judge
-from kvsweep.records import CELL_FILE, OUTCOMES, PROBLEMS_FILE, Completion, Grade, Outcome, Problem, Shard, shard_files
+from kvsweep.records import CELL_FILE, OUTCOMES, PROBLEMS_FILE, Completion, Grade, Outcome, Shard
+from kvsweep.stored import StoredCell
 from kvsweep.workers import Workers
 
 LENIENT_GRADES_FILE = "grades.lenient.jsonl"  # its shards: grades.lenient-1of4.jsonl
@@ -65,13 +66,13 @@ class Grader(Workers):
         anew; a grade without a completion is dropped. `regrade` grades every row, `shard` the completions of one shard.
         `lenient` grades by the looser rule (`answers.Rule`) into `grades.lenient.jsonl`, which no report reads.
         """
-        parts = [part for part in shard_files(directory, records.COMPLETIONS_FILE) if shard in (None, part)]
+        parts = [part for part in StoredCell(directory).files(records.COMPLETIONS_FILE) if shard in (None, part)]
         summaries = (self._grade_shard(directory, part, regrade=regrade, lenient=lenient) for part in parts)
         return sum(summaries, start=CellSummary(graded=0))
 
     def _grade_shard(self, directory: Path, shard: Shard, *, regrade: bool, lenient: bool) -> CellSummary:
-        stored = directory / shard.file(records.COMPLETIONS_FILE)
-        completions = {row.key: row for row in records.latest_rows([stored], Completion)}
+        stored = StoredCell(directory)
+        completions = {row.key: row for row in stored.rows(Completion, shard=shard)}
         if not completions:
             return CellSummary(graded=0)
         standard = read_standard(directory, lenient=lenient)
@@ -79,9 +80,11 @@ class Grader(Workers):
         for problem_id in (completion.problem_id for completion in completions.values()):
             if problem_id not in golds:
                 mend = "restore it, or delete the folder and run the cell again"
-                raise UserError(f"{stored} holds problem {problem_id!r}, and {records.PROBLEMS_FILE} does not; {mend}.")
-        path = directory / shard.file(LENIENT_GRADES_FILE if lenient else records.GRADES_FILE)
-        old, is_whole = _stored_grades(path)
+                held = directory / shard.file(records.COMPLETIONS_FILE)
+                raise UserError(f"{held} holds problem {problem_id!r}, and {records.PROBLEMS_FILE} does not; {mend}.")
+        file = LENIENT_GRADES_FILE if lenient else records.GRADES_FILE
+        path = directory / shard.file(file)
+        old, is_whole = _stored_grades(stored, file, shard)
 
         def counts(row: Grade) -> bool:
             fits = row.key in completions and row.rule == standard.id and row.gold == golds[row.problem_id]
@@ -96,9 +99,8 @@ class Grader(Workers):
             make_folder(directory)
             with locked(path):
                 # A sweep that runs may have graded more completions meanwhile.
-                newer = [
-                    row for key, row in _stored_grades(path)[0].items() if key not in grades and old.get(key) != row
-                ]
+                found = _stored_grades(stored, file, shard)[0]
+                newer = [row for key, row in found.items() if key not in grades and old.get(key) != row]
                 replace_text(path, "".join(row.to_line(directory) for row in (*ordered, *newer)))
         return CellSummary(graded=len(missing), outcomes=Counter(row.outcome for row in ordered))
 
@@ -124,8 +126,7 @@ class Grader(Workers):
         gold = standard.golds.get(problem_id)
         if gold is None:
             return
-        completions = records.read_shards(directory, records.COMPLETIONS_FILE, Completion)
-        rows = [row for row in completions if row.problem_id == problem_id]
+        rows = [row for row in StoredCell(directory).rows(Completion) if row.problem_id == problem_id]
         for row, verdict in zip(rows, self.judge([standard.job(row) for row in rows]), strict=True):
             yield (
                 f"{problem_id} draw {row.draw}: {verdict.outcome}\n"
@@ -134,11 +135,12 @@ class Grader(Workers):
             )
 
 
-def _stored_grades(path: Path) -> tuple[dict[records.Pair, Grade], bool]:
+def _stored_grades(stored: StoredCell, file: str, shard: Shard) -> tuple[dict[records.Pair, Grade], bool]:
     """The grades of a file by pair, and whether it holds nothing else: what is broken follows from the texts anew."""
     broken = list[records.BadLine]()
     try:
-        return {row.key: row for row in records.latest_rows([path], Grade, on_bad=broken.append)}, not broken
+        rows = stored.rows(Grade, file=file, shard=shard, on_bad=broken.append)
+        return {row.key: row for row in rows}, not broken
     except OtherSchemaError:
         return {}, False
 
@@ -154,7 +156,7 @@ def read_standard(directory: Path, *, lenient: bool = False) -> Standard:
     """The standard of a cell's folder, as its `cell.yaml` and `problems.jsonl` have it."""
     path = directory / records.CELL_FILE
     try:
-        standard = standard_of(records.read_cell(directory), {}, lenient=lenient)
+        standard = standard_of(StoredCell(directory).settings, {}, lenient=lenient)
     except FileNotFoundError:
         raise UserError(f"{directory} holds no {records.CELL_FILE}; name a cell's folder.") from None
     except (KeyError, TypeError, AttributeError):
@@ -162,13 +164,14 @@ def read_standard(directory: Path, *, lenient: bool = False) -> Standard:
     if standard.kind not in ANSWER_KINDS:
         unknown = f"names answer_kind {standard.kind!r}, which must be one of {', '.join(ANSWER_KINDS)}"
         raise UserError(f"{path} {unknown}; grade it with the version that ran it.")
-    return replace(standard, golds=_read_golds(directory / records.PROBLEMS_FILE, standard.kind))
+    return replace(standard, golds=_read_golds(StoredCell(directory), standard.kind))
 
 
-def _read_golds(path: Path, kind: AnswerKind) -> dict[str, str]:
+def _read_golds(cell: StoredCell, kind: AnswerKind) -> dict[str, str]:
+    path = cell.folder / PROBLEMS_FILE
     if not path.exists():
         raise UserError(f"{path} is missing, and with it the reference answers; run the cell again.")
-    golds = {problem.id: problem.gold for problem in records.read_rows(path, Problem)}
+    golds = {problem_id: problem.gold for problem_id, problem in cell.problems().items()}
     for problem_id, gold in golds.items():
         if canonical_gold(gold, kind) is None:
             raise UserError(f"{path} has the gold {gold!r} for {problem_id!r}, which is no {kind}; correct it.")
@@ -190,7 +193,7 @@ def _cells(root: Path) -> list[Path]:
     cells, others = list[Path](), list[BrokenCell]()
     for path in sorted(root.rglob(CELL_FILE)):
         try:
-            records.read_cell(path.parent)
+            _ = StoredCell(path.parent).settings
         except BrokenCell as error:  # as a copy beside the cell is one, which no reader counts
             others.append(error)
         else:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvsweep.errors import UserError
 from kvsweep.harness.inspect import inspected
-from kvsweep.records import CELL_FILE
+from kvsweep.stored import stored_cells
 
 LIVE = "live"
 PICTURES = ("importance", "attribution", "kept")
@@ -40,7 +40,7 @@ def check(options: inspected.TraceOptions) -> None:
 
 
 def draw_run(options: inspected.TraceOptions) -> Iterator[Path]:
-    folders = sorted(path.parent for path in Path(options.source).glob(f"*/{CELL_FILE}"))
+    folders = [cell.folder for cell in stored_cells(Path(options.source))]
     if not folders:
         raise UserError(f"{options.source} holds no cells: name a run's directory, such as results/runs/demo.")
     from kvsweep.harness.inspect.draw import draw_retention

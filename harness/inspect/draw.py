@@ -37,7 +37,7 @@ from kvsweep.harness.inspect.importance import cost, grad_x_input, importance, r
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.recipe import LabelKind
 from kvsweep.harness.predictor.traces import read_graded
-from kvsweep.records import read_cell
+from kvsweep.stored import StoredCell
 
 
 def draw_importance(
@@ -141,7 +141,7 @@ def draw_retention(options: inspected.TraceOptions, folders: Sequence[Path]) -> 
     correct: dict[str, list[int]] = {}
     loaded = cache(load_model)
     for folder in folders:
-        policy = setting_of(read_cell(folder)["policy"])
+        policy = setting_of(StoredCell(folder).settings["policy"])
         stored = list(read_graded(folder))
         correct.setdefault(policy, []).extend(grade.correct for _, _, grade in stored if grade)
         evicted = sorted((row for row in stored if row[1].evictions), key=lambda row: row[1].key)

@@ -26,7 +26,8 @@ from kvsweep.harness.predictor.traces import Trace, check_cell, read_graded, rea
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.job import Job, check_predictors, check_tags, make_job, other_model, stored_config
-from kvsweep.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem, read_cell, read_cells
+from kvsweep.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem
+from kvsweep.stored import StoredCell, read_cells
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
@@ -174,7 +175,7 @@ def _no_cell(folder: Path) -> str:
     cells = list(read_cells(folder))
     if not cells:
         return f"{folder} is no cell's folder: name a folder of a run's directory that holds {CELL_FILE}."
-    named = [f"{path.name} ({cell['benchmark']['name']}, {setting_of(cell['policy'])})" for path, cell in cells]
+    named = [f"{cell.name} ({has['benchmark']['name']}, {setting_of(has['policy'])})" for cell, has in cells]
     more = f" and {len(cells) - _NAMED} more, which `kvsweep status {folder} --cells` names" if cells[_NAMED:] else ""
     return f"{folder} is a run's folder: name a cell in it, which are {', '.join(named[:_NAMED])}{more}."
 
@@ -183,7 +184,7 @@ def of_completion(
     folder: Path, question: str, completion: Completion, overrides: Sequence[str] = (), grade: Grade | None = None
 ) -> TextSource:
     """Return a cell's completion, with the run's configuration and the size of the cell's policy."""
-    stored, own = stored_config(folder / PROVENANCE_FILE), read_cell(folder)["policy"]
+    stored, own = stored_config(folder / PROVENANCE_FILE), StoredCell(folder).settings["policy"]
     policy = stored["policy"] | {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in stored["policy"]}
     if "rows" in policy:  # rows and every set keep_ratio and budget in another form
         policy.update(rows=None, every=None)

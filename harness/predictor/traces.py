@@ -25,7 +25,8 @@ from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.predictor.recipe import PredictorSettings, read_manifest
 from kvsweep.harness.toy import tasks, word_problems
-from kvsweep.records import Completion, Grade, Problem, read_cell, read_rows, read_shards
+from kvsweep.records import Completion, Grade, Problem, read_rows
+from kvsweep.stored import StoredCell
 from kvsweep.thinking import ThinkTags, segment_text
 
 if TYPE_CHECKING:
@@ -151,13 +152,13 @@ def graded_trace(completion: Completion, model: LoadedModel, prompt: Sequence[in
 
 def read_graded(folder: Path) -> Iterator[tuple[str, Completion, Grade | None]]:
     """Yield question, completion and grade of each pair of a cell, from the pair's last rows."""
-    questions = {problem.id: problem.prompt for problem in read_rows(folder / records.PROBLEMS_FILE, Problem)}
-    grades = {grade.key: grade for grade in records.read_grades(folder)}
-    for completion in read_shards(folder, records.COMPLETIONS_FILE, Completion):
-        if (name := completion.problem_id) not in questions:
+    cell = StoredCell(folder)
+    problems, grades = cell.problems(), cell.grades()
+    for completion in cell.rows(Completion):
+        if (name := completion.problem_id) not in problems:
             mend = f"restore its {records.PROBLEMS_FILE}, or run the cell again"
             raise UserError(f"{folder} holds a completion of problem {name!r} and no such problem: {mend}.")
-        yield questions[name], completion, grades.get(completion.key)
+        yield problems[name].prompt, completion, grades.get(completion.key)
 
 
 def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKind]:
@@ -213,7 +214,7 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
 
 def check_cell(folder: Path, model: ModelConfig) -> None:
     """Refuse the cell of another model, or of a server (a server's cell names no weights)."""
-    if read_cell(folder)["model"].get("weights") != model.identity()["weights"]:
+    if StoredCell(folder).settings["model"].get("weights") != model.identity()["weights"]:
         other = f"{model.place} holds other weights than {folder} was run with, or none"
         raise UserError(f"{other}: name the folder of its own with model.path=DIR.")
 

@@ -16,7 +16,8 @@ from kvsweep.errors import UserError
 from kvsweep.files import digests
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.sweep.job import Job
-from kvsweep.records import Completion, Pair, Problem, Row, read_rows
+from kvsweep.records import Completion, Pair, Row, read_rows
+from kvsweep.stored import StoredCell, read_cells
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
@@ -91,11 +92,10 @@ def _of_file(path: Path) -> list[Text]:
 
 def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
     """Return the full cache's first draw of the first problems, under the job's conditions."""
-    folder = _full_cell(job)
-    questions = {problem.id: problem.prompt for problem in read_rows(folder / records.PROBLEMS_FILE, Problem)}
+    cell = _full_cell(job)
+    problems = cell.problems()
     wanted = set(islice(job.problem_ids, limit))
-    rows = records.read_shards(folder, records.COMPLETIONS_FILE, Completion)
-    found = {row.problem_id: row for row in rows if row.draw == 0 and row.problem_id in wanted}
+    found = {row.problem_id: row for row in cell.rows(Completion) if row.draw == 0 and row.problem_id in wanted}
     if lacking := wanted - found.keys():
         unwritten = f"the full cache has not written {len(lacking)} of the {len(wanted)} texts yet"
         mend = "run its cell first (policy=full), lower limit=, or give texts=FILE"
@@ -104,14 +104,14 @@ def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
         ended = f"of the full cache's texts, {counted(len(broken), 'text')} ended because logits were NaN or infinite"
         raise UserError(f"{job.name}: {ended} ({broken[0]!r:.80}): take model.dtype=bfloat16 or float32.")
     texts = {name: tuple(found[name].token_ids) for name in job.problem_ids if name in wanted}
-    return [Text(pair=(name, 0), prompt=questions[name], token_ids=ids) for name, ids in texts.items()]
+    return [Text(pair=(name, 0), prompt=problems[name].prompt, token_ids=ids) for name, ids in texts.items()]
 
 
-def _full_cell(job: Job) -> Path:
+def _full_cell(job: Job) -> StoredCell:
     condition = job.cells[0].describe()["condition"]
-    for folder, cell in records.read_cells(job.run_directory):
-        if cell["condition"] == condition and cell["policy"]["name"] == "full" and "cache" not in cell:
-            return folder
+    for cell, settings in read_cells(job.run_directory):
+        if settings["condition"] == condition and settings["policy"]["name"] == "full" and "cache" not in settings:
+            return cell
     lacking = "holds no full cache's cell of the same conditions, whose texts could be replayed"
     mend = "run that cell first (policy=full), or give texts=FILE"
     raise UserError(f"{job.name}: {job.run_directory} {lacking}: {mend}.")

@@ -20,7 +20,8 @@ from kvsweep.harness.sweep.job import UNTRACKED, Job, make_job, stored_config
 from kvsweep.harness.sweep.launch import Launcher, start
 from kvsweep.harness.sweep.share import Share
 from kvsweep.harness.sweep.store import OpenCells
-from kvsweep.records import PROVENANCE_FILE, shard_files
+from kvsweep.records import PROVENANCE_FILE
+from kvsweep.stored import read_cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ def execute(share: ReplayShare, work: OpenCells) -> None:
     job, decoding_pass = share.job, describe_process()
     decoding_pass["arithmetic"] = describe_arithmetic(invariant=False, impl=job.impl, dtype=job.model.dtype)
     for store in work.stores.values():
-        if not shard_files(store.directory, PROVENANCE_FILE):  # nothing of the cell was decoded yet
+        if not store.stored.files(PROVENANCE_FILE):  # nothing of the cell was decoded yet
             what = {"expected": 0, "draws": job.draws, "random_weights": job.model.random_weights}
             store.begin_pass({**what, "config": job.resolved}, decoding_pass)
     cells = [store.cell for store in work.stores.values()]
@@ -84,17 +85,17 @@ def begun_configs(
     `on_other` gets each folder whose provenance names no such configuration, with the reason.
     """
     found: dict[str, tuple[dict[str, Any], set[str]]] = {}
-    for folder, _ in records.read_cells(directory):
-        for file in shard_files(folder, PROVENANCE_FILE).values():
+    for cell, _ in read_cells(directory):
+        for file in cell.files(PROVENANCE_FILE).values():
             try:
                 config = stored_config(file)
             except UserError as reason:
-                on_other(folder, reason)
+                on_other(cell.folder, reason)
                 continue
             config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
             config |= {"shard": "1/1", "until": None, "finish": False}
             # Jobs that differ only in their policies are one grid; policies' own settings keep them apart.
-            found.setdefault(records.content_hash(config), (config, set()))[1].add(folder.name)
+            found.setdefault(records.content_hash(config), (config, set()))[1].add(cell.name)
     return list(found.values())
 
 

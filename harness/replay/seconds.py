@@ -21,7 +21,7 @@ from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.fill import engine_of, loaded
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.store import CellStore
-from kvsweep.records import SECONDS_FILE, Timing
+from kvsweep.records import Timing
 
 # Step times are collected together per this many rows of the longest slot.
 _ROWS = 64
@@ -52,7 +52,7 @@ def measure_seconds(jobs: Sequence[Job], replayed: ReplayConfig, config: TimeCon
                 for cell in job.cells:
                     with CellStore(job.run_directory, cell, job.benchmark.problems) as store:
                         for row in _turn(loaded(job.model), share, cell, config, number):
-                            store.append_row(SECONDS_FILE, row)
+                            store.append_row(row)
                 progress.update()
 
 

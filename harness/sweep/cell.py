@@ -1,24 +1,22 @@
 """One point of the sweep, its id, and its completeness: DONE is the file that a cell gets last."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsweep import records
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Policy
-from kvsweep.files import read_file
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.kernels.implementation import Implementation
+from kvsweep.stored import StoredCell
 
 _Verdict = records.view(records.Grade, "correct", "rule")
 
@@ -74,57 +72,11 @@ class Cell:
         return {"schema": records.SCHEMA, "check": records.content_hash([self.cell_id, described]), **described}
 
 
-_NEEDED = (records.CELL_FILE, records.PROBLEMS_FILE)
-
-
-class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The contents of DONE: the stored completions, and the sizes of the files that hold them.
-
-    Attributes: rule: the `grading_rule` of the grades.
-    """
-
-    completions: int
-    draws: int
-    problems: list[str]
-    files: dict[str, int]
-    rule: str = ""
-
-    @classmethod
-    def read(cls, directory: Path) -> Self | None:
-        """Read a cell's DONE; None if it is missing, or if the files' sizes have changed. No rows are read."""
-        try:
-            done = records.decode(read_file(directory / records.DONE_FILE), cls)
-        except (OSError, ValueError):
-            return None
-        return done if done.files == file_sizes(directory) and {*_NEEDED} <= done.files.keys() else None
-
-    def covers(self, problem_ids: Collection[str], draws: int) -> bool:
-        return set(problem_ids) <= set(self.problems) and draws <= self.draws
-
-
-def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: int) -> bool:
-    """True if DONE lists all these completions; reads no rows."""
-    done = Done.read(run_directory / cell.cell_id)
-    same_rule = done is not None and done.rule == records.grading_rule(cell.describe())
-    return done is not None and same_rule and done.covers(problem_ids, draws)
-
-
-def stored_pairs(directory: Path, rows: str = records.COMPLETIONS_FILE) -> set[records.Pair]:
-    files = records.shard_files(directory, rows).values()
-    return {row.key for path in files for row in records.read_rows(path, records.PairRow, on_bad=records.ignore)}
-
-
-def stored_scores(directory: Path, problem_ids: Sequence[str], draws: int) -> NDArray[np.float64]:
+def stored_scores(stored: StoredCell, problem_ids: Sequence[str], draws: int) -> NDArray[np.float64]:
     """Return a cell's stored grades, [problems, draws]: 1 right, 0 wrong, NaN ungraded."""
     rows = {problem_id: row for row, problem_id in enumerate(problem_ids)}
     scores = np.full((len(rows), draws), np.nan)
-    for grade in records.read_grades(directory, _Verdict, on_bad=records.ignore):
+    for grade in stored.grades(_Verdict, on_bad=records.ignore).values():
         if grade.problem_id in rows and grade.draw < draws:
             scores[rows[grade.problem_id], grade.draw] = grade.correct
     return scores
-
-
-def file_sizes(directory: Path) -> dict[str, int]:
-    """Return the sizes in bytes of the files that DONE covers, by name."""
-    names = (*_NEEDED, records.COMPLETIONS_FILE, records.GRADES_FILE)
-    return {name: size for kind in names for name, size in records.whole_sizes(directory, kind).items()}

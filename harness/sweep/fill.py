@@ -26,7 +26,7 @@ from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.job import Job, checked_implementation
 from kvsweep.harness.sweep.store import CellStore, OpenCells
 from kvsweep.kernels.implementation import check_available
-from kvsweep.records import STATS_FILE, Completion, DecodeStats, Pair, content_hash
+from kvsweep.records import Completion, DecodeStats, Pair, content_hash
 
 # The most completions that may end in NaN or infinite logits: more are no accident of a few problems.
 _MOST_NOT_FINITE = 5
@@ -216,7 +216,7 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     whole["kv_bytes_analytic"] = slots * SlotCache.bytes_per_slot(model.shape, cache.capacity, job.cache)
     for cell_id, lengths in written.items():
         row = DecodeStats(**whole, tokens=sum(lengths), completions=len(lengths))
-        work.stores[cell_id].append_row(STATS_FILE, row)
+        work.stores[cell_id].append_row(row)
 
 
 def _not_finite(work: OpenCells, model: LoadedModel, completion: Completion) -> NotFiniteError:

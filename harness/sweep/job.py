@@ -31,7 +31,8 @@ from kvsweep.harness.sweep.cell import Cell, stored_scores
 from kvsweep.harness.sweep.grid import build_policies, policy_file
 from kvsweep.harness.sweep.server import ServedModel, asks_servers, build_servers
 from kvsweep.kernels.implementation import Implementation, check_installed
-from kvsweep.records import WHOLE, Shard, content_hash, leaves, read_cells, read_provenance
+from kvsweep.records import WHOLE, Shard, content_hash, grading_rule, leaves
+from kvsweep.stored import StoredCell, read_cells, read_provenance
 
 PositiveSeconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 
@@ -127,7 +128,14 @@ class Job:
 
     def scores(self, cell: Cell) -> NDArray[np.float64]:
         """Return the stored grades of one of the job's cells, [problems, draws]: 1 right, 0 wrong, NaN ungraded."""
-        return stored_scores(self.run_directory / cell.cell_id, self.problem_ids, self.draws)
+        return stored_scores(self.stored(cell), self.problem_ids, self.draws)
+
+    def stored(self, cell: Cell) -> StoredCell:
+        return StoredCell(self.run_directory / cell.cell_id)
+
+    def is_done(self, cell: Cell) -> bool:
+        """True if the cell's DONE covers the job's completions, graded by today's rule; reads no rows."""
+        return self.stored(cell).covers(self.problem_ids, self.draws, grading_rule(cell.describe()))
 
 
 def changed_code(job: Job) -> str | None:
@@ -142,7 +150,7 @@ def changed_code(job: Job) -> str | None:
     if not new:
         return None
     ids = {cell.cell_id for cell in job.cells}
-    earlier = {without_code(stored) for folder, stored in read_cells(job.run_directory) if folder.name not in ids}
+    earlier = {without_code(has) for stored, has in read_cells(job.run_directory) if stored.name not in ids}
     changed = [cell for cell in new if without_code(cell.describe()) in earlier]
     if not changed:
         return None

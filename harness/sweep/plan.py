@@ -33,12 +33,13 @@ from kvsweep.harness.sweep.card import (
     step_seconds,
     weights_bytes,
 )
-from kvsweep.harness.sweep.cell import Cell, stored_pairs
+from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.estimate import first_eviction, forked_tokens, question_tokens, saving
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.launch import Launcher, Task
 from kvsweep.harness.sweep.server import Server
 from kvsweep.harness.sweep.share import Share, lacking
+from kvsweep.stored import StoredCell
 
 _Length = records.view(records.Completion, "num_tokens")
 # Bytes of completions.jsonl a token: 8.7 in 192 texts of Qwen2.5-Coder-1.5B on GSM8K.
@@ -186,7 +187,7 @@ def _on_card(job: Job, card: Card, groups: Sequence[Group], question: int, lengt
 def _parts(plan: Plan, share: Share) -> list[Part]:
     """What each group of a share has still to do."""
     job, pairs = plan.job, set(share.pairs)
-    missing = {cell.cell_id: len(pairs - stored_pairs(job.run_directory / cell.cell_id)) for cell in lacking(share)}
+    missing = {cell.cell_id: len(pairs - job.stored(cell).pairs()) for cell in lacking(share)}
     limit = job.decoding.max_new_tokens
     most = _tokens_of(plan.groups, [limit], missing)
     expected = _tokens_of(plan.groups, plan.lengths, missing) if plan.lengths else [None] * len(most)
@@ -278,32 +279,31 @@ def stored_texts(job: Job) -> tuple[list[int], float]:
     """Return the lengths in tokens of the cells' stored completions, and the bytes of one completion."""
     lengths: list[int] = []
     size = 0
-    for folder in (job.run_directory / cell.cell_id for cell in job.cells):
-        for path in records.shard_files(folder, records.COMPLETIONS_FILE).values():
-            size += path.stat().st_size
-            lengths += [row.num_tokens for row in records.read_rows(path, _Length, on_bad=records.ignore)]
+    for stored in map(job.stored, job.cells):
+        size += sum(path.stat().st_size for path in stored.files(_Length.file).values())
+        lengths += [row.num_tokens for row in stored.rows(_Length, on_bad=records.ignore)]
     return lengths, size / max(1, len(lengths))
 
 
 def measured_pace(job: Job, cells: Sequence[Cell], card: Card | None = None) -> float | None:
     """Return live tokens per second, with prefill, of these cells' stored rows; with `card`, only rows from it."""
     seconds = tokens = 0.0
-    for folder in (job.run_directory / cell.cell_id for cell in cells):
-        if card is not None and not _decoded_on(card, folder):
+    for stored in map(job.stored, cells):
+        if card is not None and not _decoded_on(card, stored):
             continue
-        for path in records.shard_files(folder, records.STATS_FILE).values():
-            for row in records.read_rows(path, records.DecodeStats, on_bad=records.ignore):
-                # Each cell of a decoding pass has its own row, which counts as its share of the pass.
-                seconds += row.wall_seconds / row.cells
-                tokens += row.tokens_total / row.cells
+        for row in stored.rows(records.DecodeStats, on_bad=records.ignore):
+            # Each cell of a decoding pass has its own row, which counts as its share of the pass.
+            seconds += row.wall_seconds / row.cells
+            tokens += row.tokens_total / row.cells
     return tokens / seconds if seconds else None
 
 
-def _decoded_on(card: Card, folder: Path) -> bool:
-    files = records.shard_files(folder, records.PROVENANCE_FILE).values()
-    with suppress(ValueError, KeyError, TypeError, RecursionError):
-        named = [(records.read_provenance(path)["hardware"]["gpus"] or [""])[0] for path in files]
-        return bool(named) and all(card_of(name) == card for name in named)
+def _decoded_on(card: Card, stored: StoredCell) -> bool:
+    unread = list[Path]()
+    with suppress(KeyError, TypeError):
+        origins = stored.provenances(lambda path, _: unread.append(path))
+        named = [(origin["hardware"]["gpus"] or [""])[0] for _, origin in origins]
+        return bool(named) and not unread and all(card_of(name) == card for name in named)
     return False
 
 

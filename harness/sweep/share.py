@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsweep.harness.sweep.cell import Cell, is_done, stored_pairs
+from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.job import Job
 from kvsweep.records import COMPLETIONS_FILE, Pair
 from kvsweep.task_status import CellProgress, State, TaskStatus, policy_label, task_name
@@ -57,10 +57,10 @@ def lacking(share: Share) -> list[Cell]:
 
     For a replay, which has no DONE: the cells that lack a row of this shard.
     """
-    job, run = share.job, share.job.run_directory
+    job = share.job
     if share.replays:
-        return [cell for cell in job.cells if not stored_pairs(run / cell.cell_id, share.rows).issuperset(share.pairs)]
-    found = [cell for cell in job.cells if not is_done(run, cell, job.problem_ids, job.draws)]
+        return [cell for cell in job.cells if not job.stored(cell).pairs(share.rows).issuperset(share.pairs)]
+    found = [cell for cell in job.cells if not job.is_done(cell)]
     return found if share.is_last else [cell for cell in found if np.isnan(job.scores(cell)).any()]
 
 

@@ -34,8 +34,8 @@ from kvsweep.analysis.statistics.pass_at_1 import Score, read_score
 from kvsweep.command_line import FAILED, counted
 from kvsweep.errors import BrokenCell, UserError
 from kvsweep.escape import visible
-from kvsweep.files import read_file
 from kvsweep.harness.sweep.slurm_queue import tasks_now
+from kvsweep.stored import StoredCell, stored_cells
 from kvsweep.task_status import CellProgress, State, TaskStatus, policy_label
 
 # A cell without DONE has the first of these states among its shards; if all shards are done, it has stopped.
@@ -87,10 +87,10 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     for cell_id, cell in _cells_of_tasks(directory, replaying).items():
         state = cell.state if cell.finished < cell.expected else "done"
         cells.setdefault(cell_id, replace(cell, state=state, finished=0, expected=0))
-    for path in directory.glob(f"*/{records.CELL_FILE}"):
-        if path.parent.name not in cells and (only is None or path.parent.name in only):
+    for stored in stored_cells(directory):
+        if stored.name not in cells and (only is None or stored.name in only):
             with suppress(BrokenCell, OSError, KeyError, TypeError):
-                cells[path.parent.name] = _cell_without_task(path.parent)
+                cells[stored.name] = _cell_without_task(stored)
     if only is not None:
         cells = {cell_id: cell for cell_id, cell in cells.items() if cell_id in only}
     if not cells:
@@ -167,7 +167,7 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
         # If a sweep was split differently later, status files of both splits exist; the newest is current.
         newest = max(entries, key=lambda task: task.heartbeat)
         parts = [t for t in entries if t.shard.partition("/")[2] == newest.shard.partition("/")[2]]
-        done = records.is_done(directory / cell_id)
+        done = StoredCell(directory / cell_id).is_done
         states = {task.state for task in parts}
         # Several experiments may share a cell; each counts the completions that it needs.
         finished, expected, not_finite = Counter[str](), Counter[str](), Counter[str]()
@@ -183,19 +183,17 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
     return cells
 
 
-def _cell_without_task(folder: Path) -> CellStatus:
-    settings, done, count = records.read_cell(folder), folder / records.DONE_FILE, 0
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        count = int(json.loads(read_file(done))["completions"])
+def _cell_without_task(stored: StoredCell) -> CellStatus:
+    settings, count = stored.settings, stored.done.completions if stored.done else 0
     named = {name: settings[name]["name"] for name in ("model", "benchmark")}
-    named |= {"policy": policy_label(settings["policy"]), "state": "done" if records.is_done(folder) else "stopped"}
+    named |= {"policy": policy_label(settings["policy"]), "state": "done" if stored.is_done else "stopped"}
     named["random_weights"] = bool(settings["model"].get("random_weights"))
-    return CellStatus(cell_id=folder.name, finished=count, expected=count, **named)
+    return CellStatus(cell_id=stored.name, finished=count, expected=count, **named)
 
 
 def _add_grades(cell: CellStatus, folder: Path) -> None:
     """Fill in Pass@1 so far. A killed task has stored and graded more than its status file says."""
-    files = records.shard_files(folder, records.GRADES_FILE).values()
+    files = StoredCell(folder).files(records.GRADES_FILE).values()
     score = _score(folder, tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in files))
     cell.graded = score.graded
     cell.finished = max(cell.finished, min(cell.graded, cell.expected))

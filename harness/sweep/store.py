@@ -28,13 +28,14 @@ from filelock import FileLock, Timeout
 from kvsweep import records
 from kvsweep.command_line import LOCKED, counted
 from kvsweep.compression.source import code_hash, is_same_code
-from kvsweep.errors import BrokenCell, UnusableFileError, UserError, plain_disk_errors
+from kvsweep.errors import BrokenCell, UserError, plain_disk_errors
 from kvsweep.files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
-from kvsweep.harness.sweep.cell import Cell, Done, file_sizes, stored_pairs
+from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.estimate import TokensLeft
 from kvsweep.harness.sweep.share import Share, status_of
 from kvsweep.harness.sweep.tracker import tracked
 from kvsweep.records import COMPLETIONS_FILE, WHOLE, Completion, Grade, Pair, PairRow, Problem, Shard, StoredRow
+from kvsweep.stored import DONE_NAMES, Done, StoredCell, read_provenance
 from kvsweep.task_status import Reporter, last_lines
 
 LOCK_FILE = ".lock"
@@ -62,6 +63,7 @@ class CellStore:
     ) -> None:
         self.cell, self.problems, self.shard = cell, problems, shard
         self.directory = run / cell.cell_id
+        self.stored = StoredCell(self.directory)
         self.finished_pairs: set[Pair] = set()
         self._rows, self._path = rows, self.directory / shard.file(rows)
         self._lock = FileLock(self.directory / shard.file(LOCK_FILE), timeout=0)
@@ -86,7 +88,7 @@ class CellStore:
 
     def _open(self) -> None:
         with suppress(FileNotFoundError, BrokenCell):  # a broken file is rewritten; a file of another schema is refused
-            records.read_cell(self.directory)
+            _ = self.stored.settings
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # both write the same bytes
         replace_text(self.directory / records.CELL_FILE, yaml.dump(self.cell.describe(), None, dumper, sort_keys=False))
         problems = [problem.to_line(self.directory).encode() for problem in self.problems]
@@ -97,14 +99,13 @@ class CellStore:
         records.drop_torn_line(self._path)
         quarantine_broken_lines(self._path)
         open_file(self._path, "ab").close()
-        self.finished_pairs = stored_pairs(self.directory, self._rows)
+        self.finished_pairs = self.stored.pairs(self._rows)
 
     def read_completions(self, wanted: Collection[Pair], kind: type[Any] = Completion) -> Iterator[Any]:
         """Yield the wanted pairs' completions of all shards, as `kind`; reads no file if none is wanted."""
         if not wanted:
             return iter(())
-        rows = records.read_shards(self.directory, COMPLETIONS_FILE, kind, on_bad=records.ignore)
-        return (row for row in rows if row.key in wanted)
+        return (row for row in self.stored.rows(kind, on_bad=records.ignore) if row.key in wanted)
 
     def __exit__(self, *exception: object) -> None:
         try:
@@ -135,9 +136,9 @@ class CellStore:
         with plain_disk_errors(self.directory), locked(path):
             records.append_row(path, grade)
 
-    def append_row(self, name: str, row: StoredRow) -> None:
+    def append_row(self, row: StoredRow) -> None:
         with plain_disk_errors(self.directory):
-            records.append_row(self.directory / self.shard.file(name), row)
+            records.append_row(self.directory / self.shard.file(row.file), row)
 
     def begin_pass(self, provenance: dict[str, Any], decoding_pass: Mapping[str, Any]) -> None:
         """Record the origin of the rows to come, beside earlier decoding passes, and delete DONE.
@@ -147,11 +148,10 @@ class CellStore:
         path = self.directory / self.shard.file(records.PROVENANCE_FILE)
         code = code_hash(type(self.cell.policy))
         with plain_disk_errors(self.directory):
-            passes, others = _earlier_passes(path), list[Mapping[str, Any]]()
-            for part in records.shard_files(self.directory, records.PROVENANCE_FILE).values():
-                # Another shard's damaged file is not ours.
-                with suppress(ValueError, KeyError, RecursionError, UnusableFileError):
-                    others += records.read_provenance(part)["decoding_passes"] if part != path else []
+            passes = _earlier_passes(path)
+            # Another shard's damaged file is not ours.
+            stored = self.stored.provenances(lambda part, error: None)
+            others = [one for part, found in stored if part != path for one in found.get("decoding_passes", [])]
             self._check_code(code, [*passes, *others])
             passes = [*passes, {**decoding_pass, "policy_code": code}]
             (self.directory / records.DONE_FILE).unlink(missing_ok=True)
@@ -175,15 +175,15 @@ class CellStore:
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
         path = self.directory / records.DONE_FILE
         # Read again: another shard's file may have lost rows since this process opened the cell.
-        self.finished_pairs = stored_pairs(self.directory)
+        self.finished_pairs = self.stored.pairs()
         with plain_disk_errors(self.directory):
             if not pairs <= self.finished_pairs:
                 path.unlink(missing_ok=True)
                 return False
-            if len(records.shard_files(self.directory, COMPLETIONS_FILE)) > 1:
+            if len(self.stored.files(COMPLETIONS_FILE)) > 1:
                 grade(self.directory)
             self._sync()
-            files, rule = file_sizes(self.directory), records.grading_rule(self.cell.describe())
+            files, rule = self.stored.sizes(*DONE_NAMES), records.grading_rule(self.cell.describe())
             done = Done(completions=len(pairs), draws=draws, problems=list(problem_ids), files=files, rule=rule)
             replace_text(path, json.dumps(msgspec.to_builtins(done)) + "\n")
         return True
@@ -210,7 +210,7 @@ def _earlier_passes(path: Path) -> list[Any]:
     if not path.exists():
         return []
     try:
-        return records.read_provenance(path)["decoding_passes"]
+        return read_provenance(path)["decoding_passes"]
     except (ValueError, KeyError, RecursionError):
         aside = path.replace(path.with_name(f"{path.name}.quarantine"))
         print(f"note: {path} cannot be read; it is {aside.name} now, and a new one begins.", file=sys.stderr)

@@ -17,6 +17,7 @@ from kvsweep import records
 from kvsweep.analysis.statistics.pass_at_1 import read_score
 from kvsweep.escape import visible
 from kvsweep.harness.sweep.job import TrackerConfig
+from kvsweep.stored import StoredCell, read_provenance
 from kvsweep.task_status import TaskStatus
 
 # MLflow's server refuses longer parameter values.
@@ -66,7 +67,7 @@ def _follow(
 
 
 def _open(config: TrackerConfig, run_directory: Path, status: TaskStatus, cell_id: str) -> "TrackerRun":
-    settings = {**records.read_cell(run_directory / cell_id), "shard": status.shard, "command": status.command}
+    settings = {**StoredCell(run_directory / cell_id).settings, "shard": status.shard, "command": status.command}
     cell = status.cells[cell_id]
     part = "" if status.shard == str(records.WHOLE) else f" {status.shard}"
     name = f"{cell.model} {cell.benchmark} {cell.policy}{part}"
@@ -130,20 +131,21 @@ _Lengths = records.view(records.Completion, "num_tokens", "prompt_tokens", "peak
 
 def cell_result(folder: Path, shard: records.Shard) -> dict[str, float]:
     """Return one cell's results so far, of one shard, with the columns of cells.csv; empty without grades."""
-    grades = Counter(row.outcome for row in records.read_grades(folder, shard=shard, on_bad=records.ignore))
+    stored = StoredCell(folder)
+    grades = Counter(row.outcome for row in stored.grades(shard=shard, on_bad=records.ignore).values())
     if not grades:
         return {}
     values: dict[str, float] = {name: grades[name] / grades.total() for name in records.OUTCOMES if name != "correct"}
     score = read_score(folder, shard).pass_at_1
-    if score is not None and not records.read_cell(folder)["model"].get("random_weights"):
+    if score is not None and not stored.settings["model"].get("random_weights"):
         values["pass_at_1"] = score
-    rows = list(records.latest_rows([folder / shard.file(records.COMPLETIONS_FILE)], _Lengths, on_bad=records.ignore))
-    sizes = records.read_provenance(folder / shard.file(records.PROVENANCE_FILE)).get("bytes", {})
+    rows = list(stored.rows(_Lengths, shard=shard, on_bad=records.ignore))
+    sizes = read_provenance(stored.files(records.PROVENANCE_FILE)[shard]).get("bytes", {})
     fixed = len(rows) * sizes.get("fixed_rows", 0)
     if any(row.peak_length is None for row in rows):  # rows of a server
         return values
     peak = fixed + sum(row.peak_length for row in rows)
     full = fixed + sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)
-    passes = records.read_rows(folder / shard.file(records.STATS_FILE), records.DecodeStats, on_bad=records.ignore)
+    passes = stored.rows(records.DecodeStats, shard=shard, on_bad=records.ignore)
     allocated = max((row.kv_bytes_allocated for row in passes), default=0)
     return {**values, "kept_memory_own": min(peak / full, 1.0), "kv_bytes_allocated": allocated}

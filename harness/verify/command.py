@@ -17,10 +17,10 @@ from kvsweep.errors import UserError
 from kvsweep.files import make_folder, replace_text
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.provenance import describe_code
-from kvsweep.harness.sweep.cell import stored_pairs
 from kvsweep.harness.verify.published import is_published, published_checks
 from kvsweep.harness.verify.stored import Check, StoredRun, check_grades, read_run, stored_checks
 from kvsweep.records import VERIFY_FILE
+from kvsweep.stored import StoredCell
 
 if TYPE_CHECKING:
     from kvsweep.harness.verify.again import Decoded
@@ -142,7 +142,7 @@ def _decoded(run: StoredRun, count: int | None, seed: int) -> Iterator["Decoded"
     for folder in run.folders:
         if folder.name in run.found:
             asked = set(run.found[folder.name][0].problem_ids)
-            stored[folder.name] = [pair for pair in stored_pairs(folder) if pair[0] in asked]
+            stored[folder.name] = [pair for pair in StoredCell(folder).pairs() if pair[0] in asked]
     total = sum(map(len, stored.values()))
     chosen: dict[str, set[records.Pair]] = {}
     for cell_id, pair in drawn(stored, total if count is None else count, seed):

@@ -22,6 +22,7 @@ from kvsweep.harness.settings import plain_config_errors
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.records import BadLine, Completion, Grade, leaves
+from kvsweep.stored import StoredCell, read_cells, stored_cells
 
 # differs: something that can change bits is another one today. fails: what is stored is not what was made.
 State = Literal["holds", "differs", "fails", "cannot"]
@@ -71,7 +72,7 @@ class StoredRun:
 
 def read_run(directory: Path) -> StoredRun:
     """Make the jobs of a run directory again; a folder without a cell raises a UserError."""
-    run = StoredRun(folders=sorted(path.parent for path in directory.glob(f"*/{records.CELL_FILE}")))
+    run = StoredRun(folders=[cell.folder for cell in stored_cells(directory)])
     if not run.folders:
         raise UserError(f"{directory} holds no cell: give the folder of a run, such as results/runs/demo.")
     for config, ids in begun_configs(directory, lambda folder, why: run.unread.setdefault(folder.name, str(why))):
@@ -84,21 +85,25 @@ def read_run(directory: Path) -> StoredRun:
         cells = {cell.cell_id: cell for cell in job.cells}
         run.found.update({name: (job, cells[name]) for name in ids & cells.keys()})
         for name in ids - cells.keys():
-            run.changed[name] = _least_changed(records.read_cell(directory / name), job.cells)
+            run.changed[name] = _least_changed(StoredCell(directory / name).settings, job.cells)
+
+    def unread(path: Path, error: Exception) -> None:
+        run.unread.setdefault(path.parent.name, f"{path} cannot be read ({error})")
+
     for other in (run.changed, run.unread):  # several commands may have begun a cell
         for name in run.found.keys() & other.keys():
             del other[name]
-    run.served.update(folder.name for folder, cell in records.read_cells(directory) if cell.get("impl") == "openai")
+    run.served.update(cell.name for cell, has in read_cells(directory) if has.get("impl") == "openai")
     for folder in run.folders:
         if folder.name not in {*run.found, *run.changed}:
             run.unread.setdefault(
                 folder.name, f"{folder} has no {records.PROVENANCE_FILE} and no whole {records.CELL_FILE}"
             )
-        for path in records.shard_files(folder, records.PROVENANCE_FILE).values():
+        for path, origin in StoredCell(folder).provenances(unread):
             try:
-                run.passes.setdefault(folder.name, []).extend(records.read_provenance(path)["decoding_passes"])
-            except (ValueError, KeyError, RecursionError) as error:
-                run.unread.setdefault(folder.name, f"{path} cannot be read ({error})")
+                run.passes.setdefault(folder.name, []).extend(origin["decoding_passes"])
+            except KeyError as error:
+                unread(path, error)
     return run
 
 
@@ -142,10 +147,10 @@ def _check_cells(folders: Sequence[Path]) -> Check:
     lines = []
     for folder in folders:
         try:
-            records.read_cell(folder)
+            _ = StoredCell(folder).settings
         except (OSError, BrokenCell) as error:
             lines.append(str(error))
-        if (folder / records.DONE_FILE).exists() and not records.is_done(folder):
+        if (folder / records.DONE_FILE).exists() and not StoredCell(folder).is_done:
             lines.append(f"{folder / records.DONE_FILE} names completions of other sizes: rows came or went since.")
     text = f"{counted(len(folders), 'cell')} with the seals of their settings, and files of the sizes that DONE names"
     return Check(
@@ -175,7 +180,7 @@ def _check_problems(run: StoredRun) -> Check:
     for folder in run.folders:
         if folder.name in run.found:
             asked = {one.id: one for one in run.found[folder.name][0].benchmark.problems}
-            for row in records.read_rows(folder / records.PROBLEMS_FILE, records.Problem, on_bad=records.ignore):
+            for row in StoredCell(folder).rows(records.Problem, on_bad=records.ignore):
                 compared += row.id in asked
                 if row != asked.get(row.id, row):
                     lines.append(f"{folder / records.PROBLEMS_FILE}: {row.id!r:.80} has another prompt or gold")
@@ -211,10 +216,9 @@ def check_grades(folders: Sequence[Path], grader: Grader) -> Check:
         except UserError as error:
             wrong.append(str(error))
             continue
-        texts = records.read_shards(folder, records.COMPLETIONS_FILE, Completion, on_bad=records.ignore)
-        stored = {
-            row.key: row for row in records.read_shards(folder, records.GRADES_FILE, Grade, on_bad=records.ignore)
-        }
+        cell = StoredCell(folder)
+        texts = cell.rows(Completion, on_bad=records.ignore)
+        stored = {row.key: row for row in cell.rows(Grade, on_bad=records.ignore)}
         for row in grader.grade([text for text in texts if text.problem_id in standard.golds], standard):
             made, then = made + 1, stored.get(row.key)
             lacking += then is None

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from kvsweep.analysis.report.build import build_report
 from kvsweep.harness.settings import WEIGHTS
-from kvsweep.records import whole_sizes
+from kvsweep.stored import StoredCell
 
 STEP = "Let me see. a is 4, b is 5, 4+5=9. So c is 9. "
 TEXTS = {
@@ -77,7 +77,7 @@ def write_cell(run: Path, number: int, rows: int, draws: int) -> None:
         f'"answer": "9", "gold": "9", "outcome": "{name}", "correct": {int(name == "correct")}}}\n' for name in names
     )
     (folder / "grades.jsonl").write_text("".join(key + grade for key, grade in zip(keys, grades, strict=True)))
-    (folder / "DONE").write_text(json.dumps({"files": whole_sizes(folder, "completions.jsonl")}))
+    (folder / "DONE").write_text(json.dumps({"files": StoredCell(folder).sizes("completions.jsonl")}))
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ import yaml
 from tokenizers import Tokenizer
 
 from kvsweep.harness.settings import WEIGHTS
-from kvsweep.records import whole_sizes
+from kvsweep.stored import StoredCell
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = 256
@@ -73,7 +73,7 @@ def write_cell(run: Path, number: int, rows: int, draws: int) -> None:
         for right in random.random(rows) < 0.6
     ]
     (folder / "grades.jsonl").write_text("".join(key + grade for key, grade in zip(keys, grades, strict=True)))
-    (folder / "DONE").write_text(json.dumps({"files": whole_sizes(folder, "completions.jsonl")}))
+    (folder / "DONE").write_text(json.dumps({"files": StoredCell(folder).sizes("completions.jsonl")}))
 
 
 def write_run(folder: Path, rows: int) -> None:

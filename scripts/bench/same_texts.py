@@ -15,7 +15,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from kvsweep.records import COMPLETIONS_FILE, Completion, read_cell, read_shards
+from kvsweep.records import Completion
+from kvsweep.stored import StoredCell
 
 # Of cell.yaml: what two implementations of one setting differ in. A name stands for the model.
 _OWN = ("schema", "check", "cell_id", "condition", "impl", "model")
@@ -42,7 +43,7 @@ def differences(first: Path, second: Path) -> dict[str, list[int | None]]:
         if (other := others.get(setting(folder))) is None:
             continue
         known = {row.key: row.token_ids for row in completions(other)}
-        policy = read_cell(folder)["policy"]["name"]
+        policy = StoredCell(folder).settings["policy"]["name"]
         places[policy] += [
             first_difference(row.token_ids, known[row.key]) for row in completions(folder) if row.key in known
         ]
@@ -55,13 +56,13 @@ def cells(run: Path) -> list[Path]:
 
 def setting(folder: Path) -> str:
     """What a cell decodes, whatever the implementation."""
-    cell = read_cell(folder)
+    cell = StoredCell(folder).settings
     rest = {name: value for name, value in cell.items() if name not in _OWN}
     return json.dumps([cell["model"]["name"], rest], sort_keys=True, default=str)
 
 
 def completions(folder: Path) -> list[Completion]:
-    return list(read_shards(folder, COMPLETIONS_FILE, Completion))
+    return list(StoredCell(folder).rows(Completion))
 
 
 def first_difference(one: list[int], other: list[int]) -> int | None:

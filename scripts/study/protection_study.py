@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from kvsweep.analysis.notation import markdown, policy_title
 from kvsweep.analysis.statistics.inference import paired_tests
-from kvsweep.records import REPLAY_FILE, Replay, read_cells, read_grades, read_shards
+from kvsweep.records import Replay
+from kvsweep.stored import read_cells
 
 PARTS = ("question", "sinks", "window")
 
@@ -75,13 +76,13 @@ def main() -> None:
 
 def measured(run: Path, *, kl: bool) -> Iterator[dict[str, Any]]:
     """Each grade, or each text's KL, of the run's evicting cells, with the model, the policy and what was protected."""
-    cells = [(folder, cell) for folder, cell in read_cells(run) if cell["policy"]["name"] != "full"]
+    cells = [(stored, cell) for stored, cell in read_cells(run) if cell["policy"]["name"] != "full"]
     largest = max(cell["policy"]["local_window"] for _, cell in cells)
-    for folder, cell in cells:
+    for stored, cell in cells:
         policy = cell["policy"]
         on = (policy["question"] == "pinned", bool(policy["sinks"]), policy["local_window"] == largest)
         key = {"model": cell["model"]["title"], "policy": policy["name"], "protected": named(on)}
-        for row in read_shards(folder, REPLAY_FILE, Replay) if kl else read_grades(folder):
+        for row in stored.rows(Replay) if kl else stored.grades().values():
             pair = f"{cell['benchmark']['name']}/{row.problem_id}/{row.draw}"
             yield {**key, "pair": pair, "value": row.kl_mean if isinstance(row, Replay) else float(bool(row.correct))}
 

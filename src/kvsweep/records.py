@@ -1,6 +1,6 @@
-"""The files of a run: names, row types, the only reader and the only writer.
+"""The files of a run: names, row types, and their lines, sealed, written and read. docs/files.md describes the files.
 
-The harness writes the rows defined here, and the analysis reads them. docs/files.md describes the files.
+The harness writes the rows defined here; `kvsweep.stored` reads a cell's folder.
 """
 
 import hashlib
@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, overload
 
 import msgspec
-import yaml
 
-from kvsweep.errors import BrokenCell, OtherSchemaError, UserError
-from kvsweep.files import open_file, read_file, read_lines
+from kvsweep.errors import OtherSchemaError, UserError
+from kvsweep.files import open_file, read_lines
 
 # Version of cell.yaml, provenance.json and all rows; raised by a change that an older reader would misread.
 SCHEMA = 1
@@ -117,20 +116,22 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 class StoredRow(Row, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
     """A row on its own line, which begins with the schema's number.
 
-    Attributes: sealed: True for a row of a cell. Its line ends with a check over contents and cell, so that a line that
-    was edited, or that lies in another cell's folder, is refused. Rows of other programs may have no check.
+    Attributes: file: the cell's file of such rows. sealed: True for a row of a cell. Its line ends with a check over
+    contents and cell, so that a line that was edited, or that lies in another cell's folder, is refused. Rows of other
+    programs may have no check.
     """
 
+    file: ClassVar[str]
     sealed: ClassVar[bool] = True
 
     def to_line(self, folder: Path | None = None) -> str:
         """Return the row as one ASCII line; with `folder`, the line is sealed for this cell."""
         body = json.dumps(self.to_dict(), separators=(",", ":"))[:-1]
-        end = _seal(body.encode(), _cell_of(folder)).decode() if folder and self.sealed else "}"
+        end = _seal(body.encode(), cell_of(folder)).decode() if folder and self.sealed else "}"
         return f"{body}{end}\n"
 
 
-def _cell_of(folder: Path) -> str:
+def cell_of(folder: Path) -> str:
     """Return the name of the folder itself, whatever link or path leads to it."""
     plain = folder.name not in ("", "..") and not folder.is_symlink()
     return folder.name if plain else folder.resolve().name
@@ -154,6 +155,8 @@ class PairRow(StoredRow, frozen=True, kw_only=True):
 
 class Problem(StoredRow, frozen=True, kw_only=True):
     """One benchmark item. `prompt` is the user message, `gold` the reference answer as text."""
+
+    file: ClassVar[str] = PROBLEMS_FILE
 
     id: str
     prompt: str
@@ -188,6 +191,8 @@ class Completion(PairRow, frozen=True, kw_only=True):
     and the seconds until it arrived, waits included.
     """
 
+    file: ClassVar[str] = COMPLETIONS_FILE
+
     text: str
     token_ids: list[Tokens]
     num_tokens: Tokens
@@ -212,6 +217,8 @@ class Grade(PairRow, frozen=True, kw_only=True):
     `rule` is the `grading_rule` of the grade; None in rows of other programs.
     """
 
+    file: ClassVar[str] = GRADES_FILE
+
     answer: str | None
     gold: str
     outcome: Outcome
@@ -226,6 +233,8 @@ class DecodeStats(StoredRow, frozen=True, kw_only=True):
     `first_token_seconds` is the time until the end of the first step. One call may decode several cells: `cells` is
     their number, `tokens` counts this cell's tokens and `tokens_total` those of all cells.
     """
+
+    file: ClassVar[str] = STATS_FILE
 
     wall_seconds: Seconds
     prefill_seconds: Seconds
@@ -265,6 +274,8 @@ class Replay(PairRow, frozen=True, kw_only=True):
     REPLAY_ENTROPIES, the full cache's entropy.
     """
 
+    file: ClassVar[str] = REPLAY_FILE
+
     tokens: Tokens
     prompt_tokens: Tokens
     evictions: Tokens
@@ -303,6 +314,8 @@ class Timing(StoredRow, frozen=True, kw_only=True):
     for some numbers of rows in the longest slot, [rows, steps, seconds].
     """
 
+    file: ClassVar[str] = SECONDS_FILE
+
     why: Literal["one", "given", "memory"]
     round: Count
     slots: Count
@@ -327,7 +340,8 @@ def view(kind: type[Row], *names: str, **types: Any) -> Any:
         if f.name in {*names, *types}
     ]
     base = next(base for base in (PairRow, StoredRow, Row) if issubclass(kind, base))
-    return msgspec.defstruct(kind.__name__, fields, bases=(base,), frozen=True, kw_only=True)
+    of_file = {"file": kind.file} if hasattr(kind, "file") else {}
+    return msgspec.defstruct(kind.__name__, fields, bases=(base,), namespace=of_file, frozen=True, kw_only=True)
 
 
 def held_percents(held: Sequence[int]) -> list[int]:
@@ -353,7 +367,7 @@ def content_hash(value: object) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-# --- The one reader -----------------------------------------------------------------------------------------
+# --- Lines of rows -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -416,7 +430,7 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container
     if not os.path.lexists(path):
         return
     is_stored = isinstance(kind, type) and issubclass(kind, StoredRow)
-    cell = _cell_of(path.parent) if is_stored and getattr(kind, "sealed", False) else None
+    cell = cell_of(path.parent) if is_stored and getattr(kind, "sealed", False) else None
     for number, line in enumerate(read_lines(path), start=1):
         if is_stored:
             _check_line_schema(line, f"{path}:{number}")
@@ -481,59 +495,11 @@ def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse
                 yield row
 
 
-def read_shards(directory: Path, name: str, kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
-    return latest_rows(shard_files(directory, name).values(), kind, on_bad=on_bad)
-
-
 def grading_rule(cell: Mapping[str, Any]) -> str:
     """Hash all that decides a cell's grades besides completions and golds; `cell` is its cell.yaml."""
     benchmark, model = (found if isinstance(found := cell.get(name), dict) else {} for name in ("benchmark", "model"))
     names = [(benchmark, "answer_kind"), (benchmark, "answer_from"), (model, "think_start"), (model, "think_end")]
     return content_hash([GRADER, *(str(section.get(name)) for section, name in names)])
-
-
-def read_grades(
-    folder: Path, kind: type[Any] = Grade, *, shard: Shard | None = None, on_bad: OnBad = refuse
-) -> Iterator[Any]:
-    """Yield a cell's grades, of one shard or all, each pair once; grades by another rule than cell.yaml's are bad.
-
-    `kind` is `Grade` or a view of it that has `rule`.
-    """
-    files = [path for part, path in shard_files(folder, GRADES_FILE).items() if shard in (None, part)]
-    rule, others = None, 0
-    for row in latest_rows(files, kind, on_bad=on_bad):
-        if row.rule is not None and rule is None:
-            rule = grading_rule(read_cell(folder))
-        if row.rule in (rule, None):
-            yield row
-        else:
-            others += 1
-    if others:
-        reason = f"{others} of its grades are by another rule than {CELL_FILE} names"
-        mend = "grade the cell again with kvsweep grade"
-        on_bad(BadLine(path=files[0], number=0, text=b"", reason=reason, mend=mend))
-
-
-def whole_sizes(folder: Path, name: str) -> dict[str, int]:
-    """Return the sizes in bytes of a file and its shards, by name; -1 if the last line is incomplete."""
-    return {path.name: _whole_size(path) for path in shard_files(folder, name).values()}
-
-
-def _whole_size(path: Path) -> int:
-    with open_file(path) as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        return size if file.read() in (b"", b"\n") else -1
-
-
-def is_done(folder: Path) -> bool:
-    """True if a cell has DONE, and its files of completions have the sizes in DONE."""
-    try:
-        files = json.loads(read_file(folder / DONE_FILE))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    stem = COMPLETIONS_FILE.partition(".")[0]
-    return whole_sizes(folder, COMPLETIONS_FILE) == {k: size for k, size in files.items() if k.startswith(stem)}
 
 
 def decode(data: bytes, kind: type[_T]) -> _T:
@@ -545,61 +511,6 @@ def decode(data: bytes, kind: type[_T]) -> _T:
     except (msgspec.DecodeError, UnicodeDecodeError):
         # A model may write half a surrogate pair, which msgspec refuses as text; Python reads it.
         return msgspec.convert(json.loads(data), kind)
-
-
-# The fields that `Cell.describe` writes, except the check.
-_CELL_FIELDS = {"schema", "cell_id", "condition", "model", "benchmark", "dataset_hash", "policy", "decoding", "impl"}
-_CELL_FIELDS |= {"seed", "cache"}
-
-
-def read_cell(folder: Path) -> Any:
-    """Return the contents of a cell's cell.yaml, a dictionary; raises BrokenCell if it describes no cell."""
-    path = folder / CELL_FILE
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        text = read_file(path, 1 << 20).decode()
-        # With YAML aliases a short file could describe more than any memory holds; no cell has aliases.
-        named = "&" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader))
-        cell = None if named else yaml.load(text, loader)
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError):
-        cell = None
-    if not isinstance(cell, dict):
-        raise BrokenCell(f"{path} describes no cell: restore the file, or delete its folder and run the cell again.")
-    check_schema(cell, path)
-    # A field that no cell has may be a misspelt check.
-    is_whole = "check" not in cell or cell.pop("check") == content_hash([_cell_of(folder), cell])
-    if not is_whole or not cell.keys() <= _CELL_FIELDS:
-        raise BrokenCell(f"{path} was edited, or is another cell's: restore it, or delete it and run the cell again.")
-    return cell
-
-
-def read_cells(run_directory: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield each valid cell's folder and contents; raises OtherSchemaError for another schema."""
-    for path in sorted(run_directory.glob(f"*/{CELL_FILE}")):
-        try:
-            cell = read_cell(path.parent)
-        except (OSError, BrokenCell):
-            continue
-        yield path.parent, cell
-
-
-def read_screen(directory: Path) -> dict[str, Screened]:
-    """Return the cells of a run directory that a screen left out, by cell_id; UserError for a broken file."""
-    path = directory / SCREEN_FILE
-    try:
-        return decode(read_file(path), dict[str, Screened])
-    except FileNotFoundError:
-        return {}
-    except (ValueError, RecursionError) as error:
-        reason = f"{path} names no screened cells ({error})"
-        raise UserError(f"{reason}: delete the file, and run the sweep with its screen= again.") from error
-
-
-def read_provenance(path: Path) -> dict[str, Any]:
-    """Return the contents of a provenance file; raises ValueError if it is no JSON object."""
-    found = decode(read_file(path), dict[str, Any])
-    check_schema(found, path)
-    return found
 
 
 # --- The one writer -----------------------------------------------------------------------------------------

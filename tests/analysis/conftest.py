@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvsweep.records import whole_sizes
+from kvsweep.stored import StoredCell
 
 MakeCell = Callable[..., Path]
 
@@ -83,7 +83,7 @@ def write_cell(
     write_rows(folder / "grades.jsonl", grades)
     write_rows(folder / "stats.jsonl", [stats_row()])
     if done:
-        (folder / "DONE").write_text(json.dumps({"files": whole_sizes(folder, "completions.jsonl")}))
+        (folder / "DONE").write_text(json.dumps({"files": StoredCell(folder).sizes("completions.jsonl")}))
     return folder
 
 

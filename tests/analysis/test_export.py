@@ -20,6 +20,7 @@ from kvsweep.analysis import export as module
 from kvsweep.analysis.export import export
 from kvsweep.errors import UserError
 from kvsweep.harness.settings import CONF
+from kvsweep.stored import StoredCell
 from tests.program import export as main
 
 MakeCell = Callable[..., Path]
@@ -188,11 +189,11 @@ def test_token_ids_come_where_they_are_asked_for(make_cell: MakeCell) -> None:
 def test_rows_are_written_group_by_group(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 3)
     cell = make_cell([[1, 0, 1, 0], [1, 1, 1, 1]])
-    read, alive = module.read_shards, []
+    read, alive = StoredCell.rows, []
 
-    def watched(folder: Path, name: str, kind: Any, **how: Any) -> Any:
-        for row in read(folder, name, kind, **how):
-            if name != "completions.jsonl":
+    def watched(cell: StoredCell, kind: Any, **how: Any) -> Any:
+        for row in read(cell, kind, **how):
+            if kind.file != "completions.jsonl":
                 yield row
                 continue
             written = sum(len(group) for group in groups)
@@ -204,7 +205,7 @@ def test_rows_are_written_group_by_group(make_cell: MakeCell, monkeypatch: pytes
         return groups[-1]
 
     groups: list[list[Any]] = []
-    monkeypatch.setattr(module, "read_shards", watched)
+    monkeypatch.setattr(StoredCell, "rows", watched)
     monkeypatch.setattr(module, "islice", sliced)
     (path,) = export(cell.parent)[0].glob("data/*")
     assert pq.ParquetFile(path).num_row_groups == 3

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvsweep.analysis.outputs import read_outputs
-from kvsweep.records import Completion, Grade, read_grades, read_shards
+from kvsweep.records import Completion
+from kvsweep.stored import StoredCell
 
 STORED = Path(__file__).parents[1] / "stored" / "8ed060b"
 PLACE = re.compile(
@@ -30,8 +31,8 @@ def run(tmp_path, kvsweep):
 def test_logs_of_inspect_ai_have_the_texts_and_grades_of_each_draw(run, kvsweep):
     assert kvsweep("export", str(run), "--format", "inspect").code == 0
     for folder in (path.parent for path in run.glob("*/cell.yaml")):
-        texts = {row.key: row for row in read_shards(folder, "completions.jsonl", Completion)}
-        grades = {row.key: row for row in read_grades(folder, Grade)}
+        texts = {row.key: row for row in StoredCell(folder).rows(Completion)}
+        grades = StoredCell(folder).grades()
         path = run / "export_inspect" / f"{folder.name}.json"
         found = {(one.problem, one.draw): one for one in read_outputs(path)}
         assert {key: one.correct for key, one in found.items()} == {
@@ -61,7 +62,7 @@ def test_records_of_every_eval_ever_have_pass_at_1_and_its_error(run, kvsweep):
     assert len(records) == 3
     for cell_id, result in records.items():
         problems = {}
-        for grade in read_grades(run / cell_id, Grade):
+        for grade in StoredCell(run / cell_id).grades().values():
             problems.setdefault(grade.problem_id, []).append(grade.correct)
         means = [sum(draws) / len(draws) for draws in problems.values()]
         details = result["score_details"]

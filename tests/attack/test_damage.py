@@ -18,15 +18,12 @@ import yaml
 
 from kvsweep.errors import UserError
 from kvsweep.records import (
-    COMPLETIONS_FILE,
     Completion,
     Problem,
     ignore,
-    read_cell,
-    read_grades,
     read_rows,
-    read_shards,
 )
+from kvsweep.stored import StoredCell
 from tests.attack.field import MARK, READERS, STORED, Field, readers
 
 pytestmark = pytest.mark.slow
@@ -227,10 +224,10 @@ def accepted(results: Path) -> list[tuple[str, str]]:
     found = []
     for cell in sorted(results.glob("default/*/cell.yaml")):
         with suppress(UserError, OSError):
-            settings = read_cell(cell.parent)
+            settings = StoredCell(cell.parent).settings
             found.append((cell.parent.name, json.dumps(settings, sort_keys=True, default=str)))
-            rows: list[Any] = [*read_shards(cell.parent, COMPLETIONS_FILE, Completion, on_bad=ignore)]
-            rows += read_grades(cell.parent, on_bad=ignore)
+            rows: list[Any] = [*StoredCell(cell.parent).rows(Completion, on_bad=ignore)]
+            rows += StoredCell(cell.parent).grades(on_bad=ignore).values()
             rows += read_rows(cell.parent / "problems.jsonl", Problem, on_bad=ignore)
             found += [(cell.parent.name, str(row)) for row in rows]
     return found

@@ -26,7 +26,7 @@ from kvsweep.analysis.report.page import run_page
 from kvsweep.analysis.report.tables import fidelity_text, summary_table
 from kvsweep.analysis.statistics.sentences import analyse
 from kvsweep.errors import UserError
-from kvsweep.records import whole_sizes
+from kvsweep.stored import StoredCell
 from kvsweep.task_status import CellProgress, TaskStatus, process_mark
 from tests.program import report as main
 
@@ -177,7 +177,7 @@ def test_a_report_is_not_written_through_a_link_of_the_run(tmp_path: Path, make_
 def test_a_second_report_takes_the_place_of_the_first(tmp_path: Path, make_cell: MakeCell) -> None:
     folder = make_cell([[1]], done=False, expected=2)
     assert "1 unfinished" in build_report(tmp_path / "run").read_text()
-    (folder / "DONE").write_text(json.dumps({"files": whole_sizes(folder, "completions.jsonl")}))
+    (folder / "DONE").write_text(json.dumps({"files": StoredCell(folder).sizes("completions.jsonl")}))
     assert "1 of 1 cell is done." in build_report(tmp_path / "run").read_text()
     assert not list((tmp_path / "run" / "report").glob(".*"))
 

@@ -13,6 +13,7 @@ from kvsweep.harness.models.hub import commit_of
 from kvsweep.harness.settings import WEIGHTS, compose_config
 from kvsweep.harness.sweep import job
 from kvsweep.harness.sweep.job import make_job
+from kvsweep.stored import StoredCell
 
 A, B = "a" * 40, "b" * 40
 
@@ -61,7 +62,7 @@ def test_a_run_goes_on_with_its_own_commit_alone(
     words = ["model.path=me/toy", "policy=full", "benchmark=toy_add"]
     point("main", A)
     first = make_job(compose_config(*words))
-    monkeypatch.setattr(job, "read_cells", lambda run: [(run / "cell", first.cells[0].describe())])
+    monkeypatch.setattr(job, "read_cells", lambda run: [(StoredCell(run / "cell"), first.cells[0].describe())])
     assert make_job(compose_config(*words)).cells == first.cells
     point("main", B)
     mend = f"give model.revision={A} to go on, or another run_name for the new commit."

@@ -29,7 +29,8 @@ from kvsweep.harness.settings import WEIGHTS, compose_config
 from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job, changed_code, make_job
 from kvsweep.harness.sweep.share import lacking, share_of
-from kvsweep.records import COMPLETIONS_FILE, read_grades
+from kvsweep.records import COMPLETIONS_FILE
+from kvsweep.stored import StoredCell
 
 IN_EACH_WAY = pytest.mark.slow_unless(rule=lambda name: name == INPUTS["oracle labels"])
 INPUTS = {
@@ -311,11 +312,11 @@ def test_a_sweep_with_another_grading_rule_grades_its_cells_again(
     assert [cell.cell_id for cell in first.cells] == [cell.cell_id for cell in second.cells]
     assert decode_all([share_of(first)]) == []
     folder, stored = first.run_directory / first.cells[0].cell_id, rows(place)
-    before = [*read_grades(folder)]
+    before = StoredCell(folder).grades()
     assert not lacking(share_of(first))
     assert lacking(share_of(second))
     assert decode_all([share_of(second)]) == []
-    after = [*read_grades(folder)]
+    after = StoredCell(folder).grades()
     assert rows(place) == stored
     assert len(after) == len(before) == 2
     assert {row.rule for row in after}.isdisjoint(row.rule for row in before)

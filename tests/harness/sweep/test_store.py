@@ -28,11 +28,10 @@ from kvsweep.harness.decode.request import DecodingConfig
 from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.sweep.cell import Cell, is_done
+from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.status import read_sweep
 from kvsweep.harness.sweep.store import CellLockedError, CellStore
 from kvsweep.records import (
-    STATS_FILE,
     Completion,
     DecodeStats,
     Eviction,
@@ -42,8 +41,8 @@ from kvsweep.records import (
     Shard,
     drop_torn_line,
     read_rows,
-    read_shards,
 )
+from kvsweep.stored import StoredCell, read_provenance
 
 PROBLEMS = [Problem(id=name, prompt=f"{name}?", gold="1") for name in "abc"]
 CELL = Cell(
@@ -87,6 +86,11 @@ def store(run: Path, problems: list[Problem] = PROBLEMS) -> CellStore:
 
 
 # --- One cell's files ---------------------------------------------------------------------------------------
+
+
+def covers(run: Path, problem_ids: list[str], draws: int) -> bool:
+    rule = records.grading_rule(CELL.describe())
+    return StoredCell(run / CELL.cell_id).covers(problem_ids, draws, rule)
 
 
 def test_rows_are_found_again(tmp_path: Path) -> None:
@@ -162,10 +166,10 @@ def test_a_file_of_one_torn_line_is_emptied(tmp_path: Path) -> None:
 
 def test_a_torn_line_of_statistics_spoils_none_after_it(tmp_path: Path) -> None:
     with store(tmp_path) as opened:
-        opened.append_row(STATS_FILE, stats(tokens=1))
+        opened.append_row(stats(tokens=1))
         path = opened.directory / "stats.jsonl"
         path.write_bytes(path.read_bytes() + b'{"wall_sec')
-        opened.append_row(STATS_FILE, stats(tokens=2))
+        opened.append_row(stats(tokens=2))
     assert [msgspec.convert(row, DecodeStats).tokens for row in read_rows(path)] == [1, 2]
 
 
@@ -214,10 +218,10 @@ def test_done_comes_with_the_last_pair(tmp_path: Path) -> None:
         opened.append(completion("b"))
         assert opened.mark_done(["a", "b"], 1)
         assert done.exists()
-        assert is_done(tmp_path, CELL, ["a", "b"], 1)
-        assert is_done(tmp_path, CELL, ["b"], 1)
-        assert not is_done(tmp_path, CELL, ["a", "b", "c"], 1)
-        assert not is_done(tmp_path, CELL, ["a", "b"], 2)
+        assert covers(tmp_path, ["a", "b"], 1)
+        assert covers(tmp_path, ["b"], 1)
+        assert not covers(tmp_path, ["a", "b", "c"], 1)
+        assert not covers(tmp_path, ["a", "b"], 2)
         assert not opened.mark_done(["a", "b"], 2)
         assert not done.exists(), "more is wanted than there is"
 
@@ -229,11 +233,11 @@ def test_a_file_whose_end_was_lost_is_not_done(name: str, tmp_path: Path) -> Non
         opened.append(completion("a"))
         (opened.directory / "grades.jsonl").write_text("{}\n")
         opened.mark_done(["a"], 1)
-    assert records.is_done(opened.directory)
+    assert StoredCell(opened.directory).is_done
     path = opened.directory / name
     path.write_bytes(path.read_bytes()[:-2] + bytes(2))
-    assert not is_done(tmp_path, CELL, ["a"], 1)
-    assert records.is_done(opened.directory) == (name == "grades.jsonl"), "grades can be made again without a sweep"
+    assert not covers(tmp_path, ["a"], 1)
+    assert StoredCell(opened.directory).is_done == (name == "grades.jsonl"), "grades can be made again without a sweep"
 
 
 def test_rows_are_on_the_disk_before_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,12 +256,12 @@ def test_done_vouches_for_the_files_it_saw(name: str, tmp_path: Path) -> None:
         opened.append(completion("a"))
         (opened.directory / "grades.jsonl").write_text("{}\n")
         opened.mark_done(["a"], 1)
-    assert is_done(tmp_path, CELL, ["a"], 1)
+    assert covers(tmp_path, ["a"], 1)
     path = opened.directory / name
     path.write_bytes(path.read_bytes()[:-1])
-    assert is_done(tmp_path, CELL, ["a"], 1) == (name == "DONE"), "a DONE without its newline says the same"
+    assert covers(tmp_path, ["a"], 1) == (name == "DONE"), "a DONE without its newline says the same"
     path.unlink()
-    assert not is_done(tmp_path, CELL, ["a"], 1)
+    assert not covers(tmp_path, ["a"], 1)
 
 
 # --- Shards -------------------------------------------------------------------------------------------------
@@ -375,13 +379,13 @@ def test_every_reader_takes_the_last_row_of_a_repeated_pair(tmp_path: Path) -> N
     longer = msgspec.structs.replace(completion("a", text=last), num_tokens=9)
     with Grader(workers=1) as grader:
         grader.grade_cell(folder)
-        assert [(g.key, g.answer) for g in read_shards(folder, "grades.jsonl", Grade)] == [
+        assert [(g.key, g.answer) for g in StoredCell(folder).rows(Grade)] == [
             (("b", 0), "1"),
             (("a", 0), "3"),
         ]
         (folder / "completions-1of2.jsonl").write_text(longer.to_line())
         grader.grade_cell(folder)
-    answers = {grade.key: grade.answer for grade in read_shards(folder, "grades.jsonl", Grade)}
+    answers = {grade.key: grade.answer for grade in StoredCell(folder).rows(Grade)}
     assert answers == {("a", 0): "1", ("b", 0): "1"}
 
     rows = load_run(run).completions.set_index("problem_id")
@@ -587,7 +591,7 @@ def test_a_damaged_provenance_of_another_shard_stops_no_shard(damage: bytes | No
         other = store.directory / "provenance-2of2.json"
         other.mkdir() if damage is None else other.write_bytes(damage)
         store.begin_pass({}, {"host": "a"})
-        assert len(records.read_provenance(store.directory / "provenance-1of2.json")["decoding_passes"]) == 1
+        assert len(read_provenance(store.directory / "provenance-1of2.json")["decoding_passes"]) == 1
         assert other.is_dir() if damage is None else other.read_bytes() == damage
 
 

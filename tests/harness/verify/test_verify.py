@@ -14,6 +14,7 @@ import pytest
 from kvsweep import records
 from kvsweep.harness.verify.again import drawn
 from kvsweep.records import Completion, Grade, Problem, content_hash, read_rows
+from kvsweep.stored import StoredCell
 
 ROOT = Path(__file__).parents[3]
 STORED = ROOT / "tests" / "stored" / "8ed060b"
@@ -164,7 +165,7 @@ def test_a_changed_byte_of_the_weights_and_missing_weights_are_named(tiny, tiny_
 
 def test_texts_of_a_server_are_graded_and_counted_as_read(run, verify):
     for folder in (path.parent for path in [*run.glob("*/cell.yaml")]):
-        cell = records.read_cell(folder) | {"impl": "openai"}
+        cell = StoredCell(folder).settings | {"impl": "openai"}
         (folder / "cell.yaml").write_text(json.dumps({"check": content_hash([folder.name, cell]), **cell}))
         for path in folder.glob("provenance*.json"):
             stored = json.loads(path.read_text())

@@ -1,0 +1,194 @@
+"""The one reader of a run's folders: a cell's settings, rows, grades, provenance and DONE (docs/files.md).
+
+Every call reads the disk, so that a sweep at work is seen as it is now.
+"""
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from kvsweep import records
+from kvsweep.errors import BrokenCell, UserError
+from kvsweep.files import open_file, read_file
+from kvsweep.records import Completion, Grade, OnBad, Pair, PairRow, Problem, Shard, decode, refuse
+
+# The fields that `Cell.describe` writes, except the check.
+_CELL_FIELDS = {"schema", "cell_id", "condition", "model", "benchmark", "dataset_hash", "policy", "decoding", "impl"}
+_CELL_FIELDS |= {"seed", "cache"}
+_NEEDED = (records.CELL_FILE, records.PROBLEMS_FILE)
+DONE_NAMES = (*_NEEDED, Completion.file, Grade.file)  # the files whose sizes DONE names
+
+
+class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The contents of DONE: the stored completions, and the sizes in bytes of the cell's files by name.
+
+    Attributes: rule: the `records.grading_rule` of the grades.
+    """
+
+    completions: int = 0
+    draws: int = 0
+    problems: list[str] = []
+    files: dict[str, int]
+    rule: str = ""
+
+
+@dataclass(frozen=True)
+class StoredCell:
+    """One cell's folder; the shards' files are read together (`Shard.file`)."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The cell's id, which is its folder's name."""
+        return self.folder.name
+
+    @property
+    def settings(self) -> Any:
+        """The contents of cell.yaml, a dictionary; raises BrokenCell if it describes no cell."""
+        path = self.folder / records.CELL_FILE
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        try:
+            text = read_file(path, 1 << 20).decode()
+            # With YAML aliases a short file could describe more than any memory holds; no cell has aliases.
+            named = "&" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader))
+            cell = None if named else yaml.load(text, loader)
+        except (UnicodeDecodeError, yaml.YAMLError, RecursionError):
+            cell = None
+        if not isinstance(cell, dict):
+            way_out = "restore the file, or delete its folder and run the cell again"
+            raise BrokenCell(f"{path} describes no cell: {way_out}.")
+        records.check_schema(cell, path)
+        # A field that no cell has may be a misspelt check.
+        is_whole = "check" not in cell or cell.pop("check") == records.content_hash(
+            [records.cell_of(self.folder), cell]
+        )
+        if not is_whole or not cell.keys() <= _CELL_FIELDS:
+            edited = "was edited, or is another cell's"
+            raise BrokenCell(f"{path} {edited}: restore it, or delete it and run the cell again.")
+        return cell
+
+    def files(self, name: str) -> dict[Shard, Path]:
+        """The files called `name`: the whole cell's (`completions.jsonl`) first, then the shards'."""
+        return records.shard_files(self.folder, name)
+
+    def rows(
+        self, kind: type[Any], *, file: str = "", shard: Shard | None = None, on_bad: OnBad = refuse
+    ) -> Iterator[Any]:
+        """Yield the rows of `kind`'s file (or `file`), of a shard or all; a pair's row once (`records.latest_rows`)."""
+        paths = [path for part, path in self.files(file or kind.file).items() if shard in (None, part)]
+        if issubclass(kind, PairRow):
+            return records.latest_rows(paths, kind, on_bad=on_bad)
+        return (row for path in paths for row in records.read_rows(path, kind, on_bad=on_bad))
+
+    def pairs(self, file: str = Completion.file) -> set[Pair]:
+        """The (problem_id, draw) of the rows that `file` and its shards hold; broken lines count as missing."""
+        return {
+            row.key
+            for path in self.files(file).values()
+            for row in records.read_rows(path, PairRow, on_bad=records.ignore)
+        }
+
+    def problems(self, *, on_bad: OnBad = refuse) -> dict[str, Problem]:
+        """The problems as asked, by id; empty if the file is missing."""
+        return {row.id: row for row in records.read_rows(self.folder / records.PROBLEMS_FILE, Problem, on_bad=on_bad)}
+
+    def grades(self, kind: type[Any] = Grade, *, shard: Shard | None = None, on_bad: OnBad = refuse) -> dict[Pair, Any]:
+        """The grades by (problem_id, draw), of one shard or all; grades by another rule than cell.yaml's are bad.
+
+        `kind` is `Grade` or a view of it that has `rule`.
+        """
+        found, rule, others = dict[Pair, Any](), None, 0
+        for row in self.rows(kind, shard=shard, on_bad=on_bad):
+            if row.rule is not None and rule is None:
+                rule = records.grading_rule(self.settings)
+            if row.rule in (rule, None):
+                found[row.key] = row
+            else:
+                others += 1
+        if others:
+            reason = f"{others} of its grades are by another rule than {records.CELL_FILE} names"
+            mend = "grade the cell again with kvsweep grade"
+            first = next(iter(self.files(Grade.file).values()))
+            on_bad(records.BadLine(path=first, number=0, text=b"", reason=reason, mend=mend))
+        return found
+
+    def provenances(self, on_bad: Callable[[Path, Exception], object]) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Yield each shard's provenance with its file; one that cannot be read goes to `on_bad`."""
+        for path in self.files(records.PROVENANCE_FILE).values():
+            try:
+                yield path, read_provenance(path)
+            except (OSError, ValueError, RecursionError) as error:
+                on_bad(path, error)
+
+    def sizes(self, *names: str) -> dict[str, int]:
+        """The sizes in bytes of files and their shards, by name; -1 if the last line is incomplete."""
+        return {path.name: _whole_size(path) for name in names for path in self.files(name).values()}
+
+    @property
+    def done(self) -> Done | None:
+        """The contents of DONE; None if it is missing or cannot be read."""
+        with suppress(OSError, ValueError, RecursionError):
+            return decode(read_file(self.folder / records.DONE_FILE), Done)
+        return None
+
+    @property
+    def is_done(self) -> bool:
+        """True if the files of completions have the sizes in DONE; grades may be made again without a sweep."""
+        done, stem = self.done, Completion.file.partition(".")[0]
+        named = {name: size for name, size in done.files.items() if name.startswith(stem)} if done else {}
+        return done is not None and self.sizes(Completion.file) == named
+
+    def covers(self, problem_ids: Collection[str], draws: int, rule: str) -> bool:
+        """True if DONE names all these completions, graded by `rule`, and its files' sizes; reads no rows."""
+        done = self.done
+        if done is None or done.rule != rule or draws > done.draws or not {*problem_ids} <= {*done.problems}:
+            return False
+        return done.files.keys() >= {*_NEEDED} and done.files == self.sizes(*DONE_NAMES)
+
+
+def _whole_size(path: Path) -> int:
+    with open_file(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return size if file.read() in (b"", b"\n") else -1
+
+
+def stored_cells(run_directory: Path) -> list[StoredCell]:
+    """Return the cells of a run directory, in the order of their ids, whatever their cell.yaml says."""
+    return [StoredCell(path.parent) for path in sorted(run_directory.glob(f"*/{records.CELL_FILE}"))]
+
+
+def read_cells(run_directory: Path) -> Iterator[tuple[StoredCell, dict[str, Any]]]:
+    """Yield each valid cell with its settings; raises OtherSchemaError for another schema."""
+    for cell in stored_cells(run_directory):
+        try:
+            settings = cell.settings
+        except (OSError, BrokenCell):
+            continue
+        yield cell, settings
+
+
+def read_screen(directory: Path) -> dict[str, records.Screened]:
+    """Return the cells of a run directory that a screen left out, by cell_id; UserError for a broken file."""
+    path = directory / records.SCREEN_FILE
+    try:
+        return decode(read_file(path), dict[str, records.Screened])
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as error:
+        reason = f"{path} names no screened cells ({error})"
+        raise UserError(f"{reason}: delete the file, and run the sweep with its screen= again.") from error
+
+
+def read_provenance(path: Path) -> dict[str, Any]:
+    """Return the contents of a provenance file; raises ValueError if it is no JSON object."""
+    found = decode(read_file(path), dict[str, Any])
+    records.check_schema(found, path)
+    return found
