@@ -23,8 +23,8 @@ import yaml
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import TypeAdapter, ValidationError
 
+from kvsweep.checked import checked
 from kvsweep.command_line import did_you_mean
 from kvsweep.errors import UserError
 from kvsweep.escape import folder_below
@@ -37,7 +37,6 @@ WEIGHTS = Path(__file__).resolve().parent / "toy" / "weights"
 
 # Beside this package's folder, both in the repository and in an installed wheel.
 CONF = Path(__file__).resolve().parents[1] / "conf"
-_BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
 
 
 def own_folder() -> Path | None:
@@ -201,23 +200,8 @@ _T = TypeVar("_T")
 
 
 def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> _T:
-    """Make a dataclass from a configuration section; `section` is its name on the command line before the dot.
-
-    Raises UserError for a setting that is unknown, missing, of another type or out of range; for a field of type
-    `Annotated[int, Field(ge=1, description="a number of tokens")]` it says "<section>.<field>=0 is out of range: it is
-    a number of tokens, at least 1." The text of a ValueError from `__post_init__` becomes the UserError's.
-    """
-    values = plain(node)
-    known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    unknown = sorted(values.keys() - set(known))
-    if unknown:
-        near = did_you_mean(unknown[0], known)
-        raise UserError(f"{section}.{unknown[0]} is not a setting: {near}{section} has {', '.join(known)}.")
-    adapter = TypeAdapter(cls)
-    try:
-        return adapter.validate_python(values)
-    except ValidationError as error:
-        raise UserError(_sentence(section, adapter, error)) from error
+    """Make a checked dataclass of a configuration section; `section` is its name on the command line before the dot."""
+    return checked(cls, plain(node), f"{section}.")
 
 
 def build_target(section: str, node: DictConfig | Mapping[str, Any], base: type) -> Any:
@@ -333,36 +317,3 @@ def config_keys(node: DictConfig, above: str = "") -> Iterator[str]:
         yield f"{above}{name}"
         if not OmegaConf.is_missing(node, name) and isinstance(part := node._get_node(name), DictConfig):
             yield from config_keys(part, f"{above}{name}.")
-
-
-def _sentence(section: str, adapter: TypeAdapter[Any], error: ValidationError) -> str:
-    first = error.errors()[0]
-    own = first.get("ctx", {}).get("error")
-    if isinstance(own, ValueError):
-        return str(own)
-    where = ".".join([section, *(str(part) for part in first["loc"] if part != "[key]")])
-    if first["type"] == "missing":
-        return f"{where} is missing: give it a value."
-    if first["type"] == "literal_error":
-        choices = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-        return f"{where}={first['input']} is unknown: choose one of {choices}."
-    if first["type"] == "string_type" and type(first["input"]) in (int, float):
-        return f"""{where}={first["input"]} is read as a number: write it in quotes, "{first["input"]}"."""
-    if first["type"] == "sequence_str" or first.get("ctx", {}).get("class") == "Sequence":
-        return f"{where}={first['input']!r} is no list: write '{where}=[{first['input']}]'."
-    if first["type"] == "too_short":
-        return f"{where}={first['input']} has too few values: name at least {first['ctx']['min_length']}."
-    if first["type"].startswith(("greater_than", "less_than")):
-        return f"{where}={first['input']} is out of range: {_range(adapter, str(first['loc'][0]))}."
-    return f"{where}={first['input']!r} cannot be used: {first['msg'][0].lower()}{first['msg'][1:]}."
-
-
-def _range(adapter: TypeAdapter[Any], field: str) -> str:
-    """Return the values that a field's `Field(...)` allows, as half a sentence."""
-    schema = adapter.json_schema()["properties"][field]
-    value, *null = schema.get("anyOf", [schema])
-    number = value.get("items", value)
-    bounds = " and ".join(f"{words} {number[key]:g}" for key, words in _BOUNDS.items() if key in number)
-    description = schema.get("description", number.get("description"))
-    allowed = f"it is {description}, {bounds}" if description else f"it must be {bounds}"
-    return f"{allowed}, or null" if null else allowed

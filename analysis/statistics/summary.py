@@ -1,78 +1,69 @@
 """Read a CSV of grids with scores only, row by row; refuse numbers that no mean can have."""
 
-from collections.abc import Mapping
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import pandas as pd
+from pydantic import Field
 
+from kvsweep.checked import checked
 from kvsweep.errors import UserError
 from kvsweep.records import MOST_TOKENS
 from kvsweep.row_files import FileRow, rows_of_file
 
-SUMMARY_COLUMNS = ("model", "benchmark", "keep_ratio", "local_window", "problems", "draws", "pass_at_1")
 SETTING = ("model", "benchmark", "policy", "keep_ratio", "local_window", "budget")
 # A score with one decimal may be this far from the count that it rounds.
 ROUNDING = 0.05
+Size = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+Count = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 
 
-class _Range(NamedTuple):
-    low: float
-    high: float
-    whole: bool
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A row of the CSV: a setting and its Pass@1 in percent."""
 
-    def __str__(self) -> str:
-        return f"a {'whole ' * self.whole}number from {self.low} to {self.high:,}"
-
-
-RANGES = {
-    "keep_ratio": _Range(0, 1, False),
-    "local_window": _Range(0, MOST_TOKENS, True),
-    "budget": _Range(0, MOST_TOKENS, True),
-    "problems": _Range(1, MOST_TOKENS, True),
-    "draws": _Range(1, MOST_TOKENS, True),
-    "pass_at_1": _Range(0, 100, False),
-}
+    model: str
+    benchmark: str
+    policy: str | None = None
+    keep_ratio: Annotated[float, Field(ge=0, le=1)]
+    local_window: Size
+    budget: Size | None = None  # some policies have no budget
+    problems: Count
+    draws: Count
+    pass_at_1: Annotated[float, Field(ge=0, le=100)]
 
 
 def read_summary(path: Path) -> pd.DataFrame:
-    """Read a table of scores: `SUMMARY_COLUMNS`, pass_at_1 in percent, and any other columns as text."""
+    """Read a table of scores: the columns are the fields of `Score`, and any others as text."""
     rows = [_checked(row) for row in rows_of_file(path)]
     if not rows:
         raise UserError(f"{path} holds no score; give a row for each setting.")
     _refuse_fractions(path, rows)
-    _refuse_repeated(rows)
-    _refuse_mixed_sizes(rows)
+    settings, sizes = dict[Any, str](), dict[Any, FileRow]()
+    for row in rows:
+        first = settings.setdefault(tuple(row.values.get(name) for name in SETTING), row.where)
+        if first != row.where:
+            raise UserError(f"{row.where} has the setting of {first}; delete one of the two.")
+        # A noise floor needs one count of answers.
+        counted = sizes.setdefault((row.values["model"], row.values["benchmark"]), row)
+        for name in ("problems", "draws"):
+            ours, theirs = row.values[name], counted.values[name]
+            if ours != theirs:
+                differs = f"{row.where} has {name} {ours}, and {counted.where} has {theirs}"
+                raise UserError(f"{differs}; give one count for a model and benchmark, or a file for each.")
     return pd.DataFrame([row.values for row in rows])
 
 
 def _checked(row: FileRow) -> FileRow:
     """Return the row with its numbers as numbers."""
-    lacking = [name for name in SUMMARY_COLUMNS if name not in row.values]
-    if lacking:
-        columns = ", ".join(SUMMARY_COLUMNS)
-        raise UserError(f"{row.where} lacks the columns {', '.join(lacking)}; a table of scores has {columns}.")
     values = {name: "" if value is None else str(value).strip() for name, value in row.values.items()}
-    for name in ("model", "benchmark"):
-        if not values[name]:
-            raise UserError(f"{row.where} has no {name}; name it.")
-    if values.get("policy") == "full" and not (values["keep_ratio"] and values["local_window"]):
+    given = {name: text for name, text in values.items() if text}
+    if given.get("policy") == "full" and not {"keep_ratio", "local_window"} <= given.keys():
         raise UserError(f"{row.where} is the full cache, which no grid of scores has; delete the row.")
-    return FileRow(row.where, values | {name: _number(row.where, name, values) for name in RANGES if name in values})
-
-
-def _number(where: str, name: str, values: Mapping[str, str]) -> float | None:
-    text, allowed = values[name], RANGES[name]
-    # Some policies have no budget.
-    if name == "budget" and not text:
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    if not allowed.low <= number <= allowed.high or (allowed.whole and number % 1):
-        raise UserError(f"{where} has {name} {text!r:.60}; give {allowed}.")
-    return int(number) if allowed.whole else number
+    score = dataclasses.asdict(checked(Score, given, f"{row.where} ", extra=True))
+    return FileRow(row.where, values | {name: score[name] for name in score.keys() & values.keys()})
 
 
 def _refuse_fractions(path: Path, rows: list[FileRow]) -> None:
@@ -87,23 +78,3 @@ def _refuse_fractions(path: Path, rows: list[FileRow]) -> None:
         if 0 < score < least - ROUNDING:
             one = f"one right answer of {problems} x {draws} is {least:.3g}"
             raise UserError(f"{row.where} has pass_at_1 {score}, but {one}, and {way_out}")
-
-
-def _refuse_repeated(rows: list[FileRow]) -> None:
-    seen: dict[Any, str] = {}
-    for row in rows:
-        first = seen.setdefault(tuple(row.values.get(name) for name in SETTING), row.where)
-        if first != row.where:
-            raise UserError(f"{row.where} has the setting of {first}; delete one of the two.")
-
-
-def _refuse_mixed_sizes(rows: list[FileRow]) -> None:
-    """Refuse a model and benchmark with several counts of answers: a noise floor needs one count."""
-    seen: dict[Any, FileRow] = {}
-    for row in rows:
-        first = seen.setdefault((row.values["model"], row.values["benchmark"]), row)
-        for name in ("problems", "draws"):
-            ours, theirs = row.values[name], first.values[name]
-            if ours != theirs:
-                differs = f"{row.where} has {name} {ours}, and {first.where} has {theirs}"
-                raise UserError(f"{differs}; give one count for a model and benchmark, or a file for each.")

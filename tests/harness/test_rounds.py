@@ -297,7 +297,7 @@ def test_a_job_that_fails_has_no_later_round_and_the_others_go_on(settings, comp
         (["draws=99999999999"], "completions a cell: at most 10,000,000 are possible"),
         *(([word], "not by a number or null: write") for word in ("model=null", "model=3", "tracker=null")),
         *(([f"{group}=null"], "null stands where a group of settings is needed") for group in ("cache", "grid")),
-        (["screen=true"], "screen.int=True cannot be used"),
+        (["screen=true"], "screen=True is out of range: it must be a whole number, or a text, or null."),
         ([DECIDED, "grid.policy=[random]"], "random alone"),
         ([DECIDED, "grid.policy=[full]"], "full alone"),
         *((["report.margin=" + margin], f"report.margin={margin}") for margin in ("0", "-1", "100", "nan", "'wide'")),

@@ -48,9 +48,12 @@ class Example:
     [
         ({"ratio": 1.5}, "example.ratio=1.5 is out of range: it is the fraction kept, above 0 and at most 1."),
         ({"ratio": float("nan")}, "example.ratio=nan is out of range: it is the fraction kept, above 0 and at most 1."),
-        ({"count": 0}, "example.count=0 is out of range: it must be at least 1."),
+        ({"count": 0}, "example.count=0 is out of range: it must be a whole number, at least 1."),
         ({"threads": 0}, "example.threads=0 is out of range: it is a number of threads, at least 1, or null."),
-        ({"values": [1, 2]}, "example.values.1=2 is out of range: it must be at least 0 and below 2, or null."),
+        (
+            {"values": [1, 2]},
+            "example.values.1=2 is out of range: it must be a number, at least 0 and below 2, or null.",
+        ),
         ({"values": []}, "example.values=[] has too few values: name at least 1."),
         ({"name": "b", "count": 4}, "example.count=4 is too many for b."),
         ({"length": 1}, "example.length is not a setting: example has ratio, count, threads, values, name."),

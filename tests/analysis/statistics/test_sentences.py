@@ -50,7 +50,10 @@ def test_a_table_that_is_none_is_one_sentence(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "x.csv").write_text("model,pass_at_1\na,4\n")
     with pytest.raises(SystemExit):
         main([str(tmp_path / "x.csv")])
-    assert "lacks the columns benchmark" in capsys.readouterr().err
+    assert (
+        "x.csv:2 benchmark, keep_ratio, local_window, problems, draws are missing: give each a value."
+        in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit):
         main([str(tmp_path), "--margin", "0"])
     assert "0.0 is not in the range 0<x<100" in capsys.readouterr().err

@@ -48,29 +48,56 @@ def test_a_setting_stands_once(tmp_path: Path, again: str) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("m,aime,dynts,10,500,5000,30,5,46", "keep_ratio '10'; give a number from 0 to 1."),
-        ("m,aime,dynts,-0.1,500,5000,30,5,46", "keep_ratio '-0.1'; give a number from 0 to 1."),
-        ("m,aime,dynts,nan,500,5000,30,5,46", "keep_ratio 'nan'; give a number from 0 to 1."),
-        ("m,aime,dynts,,500,5000,30,5,46", "keep_ratio ''; give a number from 0 to 1."),
-        ("m,aime,dynts,0.3,0.5,5000,30,5,46", "local_window '0.5'; give a whole number from 0 to 2,147,483,647."),
-        ('m,aime,dynts,0.3,500,"5,000",30,5,46', "budget '5,000'; give a whole number from 0 to 2,147,483,647."),
-        ("m,aime,dynts,0.3,500,5000,0,5,46", "problems '0'; give a whole number from 1 to 2,147,483,647."),
-        ("m,aime,dynts,0.3,500,5000,30,2.5,46", "draws '2.5'; give a whole number from 1 to 2,147,483,647."),
-        ("m,aime,dynts,0.3,500,5000,30,5,47.3%", "pass_at_1 '47.3%'; give a number from 0 to 100."),
-        ("m,aime,dynts,0.3,500,5000,30,5,101", "pass_at_1 '101'; give a number from 0 to 100."),
+        (
+            "m,aime,dynts,10,500,5000,30,5,46",
+            "keep_ratio='10' is out of range: it must be a number, at least 0 and at most 1.",
+        ),
+        (
+            "m,aime,dynts,-0.1,500,5000,30,5,46",
+            "keep_ratio='-0.1' is out of range: it must be a number, at least 0 and at most 1.",
+        ),
+        (
+            "m,aime,dynts,nan,500,5000,30,5,46",
+            "keep_ratio='nan' is out of range: it must be a number, at least 0 and at most 1.",
+        ),
+        ("m,aime,dynts,,500,5000,30,5,46", "keep_ratio is missing: give it a value."),
+        (
+            "m,aime,dynts,0.3,0.5,5000,30,5,46",
+            "local_window='0.5' is out of range: it must be a whole number, at least 0 and at most 2,147,483,647.",
+        ),
+        (
+            'm,aime,dynts,0.3,500,"5,000",30,5,46',
+            "budget='5,000' is out of range: it must be a whole number, at least 0 and at most 2,147,483,647, or null.",
+        ),
+        (
+            "m,aime,dynts,0.3,500,5000,0,5,46",
+            "problems='0' is out of range: it must be a whole number, at least 1 and at most 2,147,483,647.",
+        ),
+        (
+            "m,aime,dynts,0.3,500,5000,30,2.5,46",
+            "draws='2.5' is out of range: it must be a whole number, at least 1 and at most 2,147,483,647.",
+        ),
+        (
+            "m,aime,dynts,0.3,500,5000,30,5,47.3%",
+            "pass_at_1='47.3%' is out of range: it must be a number, at least 0 and at most 100.",
+        ),
+        (
+            "m,aime,dynts,0.3,500,5000,30,5,101",
+            "pass_at_1='101' is out of range: it must be a number, at least 0 and at most 100.",
+        ),
     ],
 )
 def test_a_value_out_of_range_is_named_with_its_line(tmp_path: Path, row: str, said: str) -> None:
     with pytest.raises(UserError) as refused:
         read(tmp_path, *GOOD, row)
-    assert str(refused.value) == f"{tmp_path / 'x.csv'}:4 has {said}"
+    assert str(refused.value) == f"{tmp_path / 'x.csv'}:4 {said}"
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (",aime,dynts,0.3,500,5000,30,5,46", "x.csv:4 has no model; name it."),
-        ("m, ,dynts,0.3,500,5000,30,5,46", "x.csv:4 has no benchmark; name it."),
+        (",aime,dynts,0.3,500,5000,30,5,46", "x.csv:4 model is missing: give it a value."),
+        ("m, ,dynts,0.3,500,5000,30,5,46", "x.csv:4 benchmark is missing: give it a value."),
         ("m,aime,full,,,,30,5,50", "x.csv:4 is the full cache, which no grid of scores has; delete the row."),
         ("m,aime,dynts,0.3,500,5000,30,5,46,2", "x.csv:4 has not the header's count of cells; quote its commas."),
     ],

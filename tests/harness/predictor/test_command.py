@@ -110,7 +110,7 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
         (["train", "recipe=none"], "recipe=none is unknown: choose from r1, smollm2_reasons, toy"),
         (["train", "recipe.label=[]"], "recipe.label=[] "),
         (["train", "recipe.label=[later,later]"], "names a kind twice"),
-        (["train", "recipe.epochs=0"], "recipe.epochs=0 is out of range: it must be at least 1."),
+        (["train", "recipe.epochs=0"], "recipe.epochs=0 is out of range: it must be a whole number, at least 1."),
         (["train", "recipe.impl=triton"], "impl=triton needs a CUDA GPU"),
         (["train"], "run kvsweep predictor labels first"),
         (["labels"], "run kvsweep predictor traces"),
