@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from kvsweep.errors import UserError
 from kvsweep.files import digests, read_file, replace_text, replacing
 from kvsweep.kernels.implementation import Tensor
 
@@ -37,19 +38,19 @@ def planning() -> Iterator[None]:
 
 
 def check(kind: str, place: str | None, maker: str) -> None:
-    """Raise ValueError if `policy.KIND` names no artifact of this kind; `maker` is the command that makes it."""
+    """Raise UserError if `policy.KIND` names no artifact of this kind; `maker` is the command that makes it."""
     if place is None:
         if _PLANNING.get():
             return
         mend = f"make it with `{maker}` and name its place by policy.{kind}=PLACE, or choose a policy that needs none"
-        raise ValueError(f"policy.{kind} is not set and this model comes with none: {mend}.")
+        raise UserError(f"policy.{kind} is not set and this model comes with none: {mend}.")
     if not file_of(place).is_file():
-        raise ValueError(f"policy.{kind}={place} holds no {kind}: make it with `{maker}` and name its place.")
+        raise UserError(f"policy.{kind}={place} holds no {kind}: make it with `{maker}` and name its place.")
     _check_shapes(kind, place, read_card(kind, place))
 
 
 def _check_shapes(kind: str, place: str, card: Mapping[str, Any]) -> None:
-    """Raise ValueError if tensor names, shapes or dtypes do not fit the kind. No tensor is read."""
+    """Raise UserError if tensor names, shapes or dtypes do not fit the kind. No tensor is read."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -58,13 +59,13 @@ def _check_shapes(kind: str, place: str, card: Mapping[str, Any]) -> None:
             found = {name: tuple(part.get_shape()) for name, part in slices.items()}
             types = {name: part.get_dtype() for name, part in slices.items()}
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"policy.{kind}={place} cannot be read ({error}): make it again.") from error
+        raise UserError(f"policy.{kind}={place} cannot be read ({error}): make it again.") from error
     expected = _shapes(kind, card, found)
     wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
     wrong += [name for name, kind_of in types.items() if kind_of not in (_IDS if name.startswith("ids/") else _FLOATS)]
     if wrong:
         tensor = f"the tensor {wrong[0]!r:.80} as {types.get(wrong[0], 'nothing')} {found.get(wrong[0], '')}"
-        raise ValueError(f"policy.{kind}={place} has {tensor}, which does not fit its card and kind: make it again.")
+        raise UserError(f"policy.{kind}={place} has {tensor}, which does not fit its card and kind: make it again.")
 
 
 def _shapes(kind: str, card: Mapping[str, Any], found: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -88,7 +89,7 @@ def read_card(kind: str, place: str | Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         card = None
     if not isinstance(card, dict) or card.get("kind") != kind or "hidden_size" not in card:
-        raise ValueError(f"{place} holds no {kind}: {path} is no card of that kind with a hidden_size; make it again.")
+        raise UserError(f"{place} holds no {kind}: {path} is no card of that kind with a hidden_size; make it again.")
     return card
 
 
@@ -110,9 +111,7 @@ def load(place: str | Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         wrong = tensor.isinf() if name.startswith("labels/") else ~tensor.isfinite()
         if wrong.any() or (name.startswith("ids/") and (tensor < 0).any()):
-            raise ValueError(
-                f"{file_of(place)} holds numbers in {name!r:.80} that are none of its kind: make it again."
-            )
+            raise UserError(f"{file_of(place)} holds numbers in {name!r:.80} that are none of its kind: make it again.")
     return tensors
 
 

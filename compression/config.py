@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from kvsweep.errors import UserError
 from kvsweep.kernels.row_format import ROW_BLOCK, RowFormat, RowForms, whole_blocks
 
 Scheme = Literal["rotated", "plain", "kivi"]
@@ -34,7 +35,7 @@ def fixed_bytes(shape: Any, itemsize: int) -> int:
 class CacheConfig:
     """How a cache stores its rows: in the model's precision, or quantized ("packed").
 
-    Raises ValueError if only keys or only values are quantized. `scheme`: which numbers share a scale. "plain":
+    Raises UserError if only keys or only values are quantized. `scheme`: which numbers share a scale. "plain":
     neighbours in a row. "rotated": the same after a Hadamard rotation, which spreads outliers (QuaRot, 2404.00456,
     section 3). "kivi": keys per channel over neighbouring tokens, values as "plain" (KIVI, 2402.02750, section 3). The
     `residual` newest tokens stay in the model's precision; "kivi" quantizes older rows `group` at a time.
@@ -50,7 +51,7 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if 16 in self.widths and self.is_packed:
             given = f"cache.key_bits={self.key_bits} and cache.value_bits={self.value_bits}"
-            raise ValueError(f"{given} leave one of the two at 16 bits: give both, or cache.bits below 16.")
+            raise UserError(f"{given} leave one of the two at 16 bits: give both, or cache.bits below 16.")
 
     @property
     def widths(self) -> tuple[int, int]:  # bits of keys, of values
@@ -73,7 +74,7 @@ class CacheConfig:
 
     def check_implementation(self, impl: str) -> None:
         if self.is_packed and self.scheme == "kivi" and impl == "triton":
-            raise ValueError("cache.scheme=kivi has no Triton kernel: give impl=torch, or another scheme.")
+            raise UserError("cache.scheme=kivi has no Triton kernel: give impl=torch, or another scheme.")
 
     def forms(self, head_dim: int) -> RowForms | None:
         """Row formats of keys ("kivi": of `group` keys of a channel) and values; None if nothing is quantized."""
@@ -81,7 +82,7 @@ class CacheConfig:
             return None
         if self.scheme == "rotated" and head_dim & (head_dim - 1):
             unfit = f"cache.scheme=rotated needs heads of a power of two, and the model's have {head_dim} numbers"
-            raise ValueError(f"{unfit}: choose plain or kivi.")
+            raise UserError(f"{unfit}: choose plain or kivi.")
         keys, values = self.widths
         sizes = ((keys, self.group if self.scheme == "kivi" else head_dim), (values, head_dim))
         key, value = (RowFormat(bits=bits, group=self.group, head_dim=numbers) for bits, numbers in sizes)

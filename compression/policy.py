@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from kvsweep.compression import artifacts
 from kvsweep.compression.source import code_hash, is_own, source_files
+from kvsweep.errors import UserError
 from kvsweep.kernels.implementation import Operations, Tensor, operations, torch
 
 
@@ -149,7 +150,7 @@ class Selection:
 class Policy(ABC):
     """A cache policy decides which tokens stay. Its fields are the keys of conf/policy/NAME.yaml.
 
-    It stores nothing of a sequence. A field's annotation gives type and range (pydantic's Field), else ValueError.
+    It stores nothing of a sequence. A field's annotation gives type and range (pydantic's Field), else UserError.
     """
 
     ARTIFACTS: ClassVar[Mapping[str, str]] = {}  # settings that name an artifact: the command that makes it
@@ -163,7 +164,7 @@ class Policy(ABC):
                 adapter.validate_python(getattr(self, name))
             except ValidationError as error:
                 value, reason = getattr(self, name), error.errors()[0]["msg"]
-                raise ValueError(f"policy.{name}={value!r} cannot be used: {reason}.") from error
+                raise UserError(f"policy.{name}={value!r} cannot be used: {reason}.") from error
         for kind, maker in self.ARTIFACTS.items():
             artifacts.check(kind, getattr(self, kind), maker)
 
@@ -201,7 +202,7 @@ class Policy(ABC):
         return dataclasses.asdict(self) | digests | named
 
     def load_artifacts(self) -> None:
-        """Read the artifacts; raises ValueError if one contains invalid numbers."""
+        """Read the artifacts; raises UserError if one contains invalid numbers."""
         for place in self.placed.values():
             artifacts.load_once(place)
 
@@ -295,12 +296,12 @@ class BudgetPolicy(Policy):
             larger = f"policy.local_window={self.local_window} is larger than policy.budget={self.budget}"
             default = "of the two, one that was not given is the model's (model.sizes)"
             mend = f"give policy.local_window={self.budget} or less, or a larger budget"
-            raise ValueError(f"{larger}; {default}: {mend}.")
+            raise UserError(f"{larger}; {default}: {mend}.")
         if self.sinks_kept > max(0, self.size - self.newest_kept):
             others = (
                 f"of the {self.size} tokens that stay {self.newest_kept} are the newest, and sinks are among the others"
             )
-            raise ValueError(f"policy.sinks={self.sinks_kept} is out of range: {others}.")
+            raise UserError(f"policy.sinks={self.sinks_kept} is out of range: {others}.")
 
     @property
     def question_rule(self) -> Question:
@@ -385,7 +386,7 @@ def size_of(*, rows: int, every: int, local_window: int) -> dict[str, Any]:
     """
     if rows <= local_window:
         none = f"policy.rows={rows} leaves no row beside policy.local_window={local_window}"
-        raise ValueError(f"{none}: choose more rows or a smaller window.")
+        raise UserError(f"{none}: choose more rows or a smaller window.")
     budget, kept = rows + every, rows - local_window
     outside = budget + 1 - local_window
     ratios = (math.ceil(kept / outside * 10**digits) / 10**digits for digits in itertools.count(1))

@@ -24,6 +24,7 @@ from kvsweep.compression.policy import (
     check_selection,
 )
 from kvsweep.compression.recorders import decayed_mass
+from kvsweep.errors import UserError
 
 HEAD_DIM = 8
 _LONG = 2048  # tokens
@@ -121,13 +122,13 @@ class Trial(NamedTuple):
                 # Rows written after the latest eviction have no number yet.
                 return torch.where(positions < positions[-1] - self.question, drawn, torch.nan * torch.ones(()))
         own = f"signal {type(signal).__name__} has a recorder of your own, which these caches do not have"
-        raise ValueError(f"policy={self.policy.name}: {own}: try the policy in a sweep with benchmark.limit=1.")
+        raise UserError(f"policy={self.policy.name}: {own}: try the policy in a sweep with benchmark.limit=1.")
 
 
 def trials(policy: Policy) -> list[Trial]:
     """One layer, several, many heads, ties, a second eviction, tiny, long: caches at the policy's trigger."""
     if policy.trigger(1) is None:
-        raise ValueError(f"policy={policy.name} never evicts: there is nothing to check.")
+        raise UserError(f"policy={policy.name} never evicts: there is nothing to check.")
     found = [
         Trial("one_layer", policy, layers=1, kv_heads=1, group=1),
         Trial("several_layers", policy),
@@ -146,12 +147,12 @@ def _sized(policy: BudgetPolicy, budget: int) -> BudgetPolicy | None:
     """Return the policy with another budget and a window that fits; None if its other settings do not fit."""
     try:
         return replace(policy, budget=budget, local_window=min(policy.local_window, budget // 4))
-    except ValueError:
+    except (UserError, ValueError):  # the user's code may raise either
         return None
 
 
 def check(tried: Sequence[Trial], golden: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the rows that the policy keeps of each cache, by name; raises ValueError at the first fault.
+    """Return the rows that the policy keeps of each cache, by name; raises UserError at the first fault.
 
     `golden` has the rows that another program keeps, by the cache's name. Each cache is tried twice, the second time in
     another order: the kept rows may depend only on the view.
@@ -161,7 +162,7 @@ def check(tried: Sequence[Trial], golden: Mapping[str, Any]) -> dict[str, Tensor
         if not torch.equal(kept[trial.name], _select(trial)):
             raise _fault(trial, "two evictions of equal caches keep different rows: take all numbers from the view")
     if unknown := sorted(golden.keys() - kept.keys()):
-        raise ValueError(f"the golden file names the cache {unknown[0]!r:.60}: choose from {', '.join(kept)}.")
+        raise UserError(f"the golden file names the cache {unknown[0]!r:.60}: choose from {', '.join(kept)}.")
     for trial in tried:
         if trial.name in golden:
             _compare(trial, kept[trial.name], golden[trial.name])
@@ -189,9 +190,9 @@ def _select(trial: Trial) -> Tensor:
     return selection.keep
 
 
-def _fault(trial: Trial, sentence: str) -> ValueError:
+def _fault(trial: Trial, sentence: str) -> UserError:
     cache = f"{trial.layers} layers, {trial.kv_heads} key heads, {trial.length} cached tokens"
-    return ValueError(f"policy={trial.policy.name} on the cache {trial.name} ({cache}): {sentence}.")
+    return UserError(f"policy={trial.policy.name} on the cache {trial.name} ({cache}): {sentence}.")
 
 
 def _place(error: Exception, policy: Policy) -> str:

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+from kvsweep.errors import UserError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -29,15 +31,15 @@ Operations = ModuleType
 
 
 def check_installed(impl: str) -> None:
-    """Raise ValueError for an unknown implementation, or for Triton if it is not installed."""
+    """Raise UserError for an unknown implementation, or for Triton if it is not installed."""
     if impl not in ("torch", "triton"):
-        raise ValueError(f"impl={impl} is unknown: choose torch or triton.")
+        raise UserError(f"impl={impl} is unknown: choose torch or triton.")
     if impl == "triton" and find_spec("triton") is None:
-        raise ValueError("impl=triton needs the package triton, which is not installed: install it or choose torch.")
+        raise UserError("impl=triton needs the package triton, which is not installed: install it or choose torch.")
 
 
 def check_available(impl: str) -> None:
-    """Like `check_installed`; also raise ValueError if Triton has neither a GPU nor its interpreter."""
+    """Like `check_installed`; also raise UserError if Triton has neither a GPU nor its interpreter."""
     check_installed(impl)
     if impl == "torch":
         return
@@ -47,19 +49,19 @@ def check_available(impl: str) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise ValueError("impl=triton needs a CUDA GPU, or TRITON_INTERPRET=1 to try it without: else choose torch.")
+        raise UserError("impl=triton needs a CUDA GPU, or TRITON_INTERPRET=1 to try it without: else choose torch.")
 
 
 def _check_interpreter(triton: str, numpy: str) -> None:
-    """Raise ValueError for a numpy that this Triton's interpreter fails with."""
+    """Raise UserError for a numpy that this Triton's interpreter fails with."""
     older, newer = ([int(part) for part in text.split(".")[:2]] for text in (triton, numpy))
     if older < [3, 7] and newer >= [2, 5]:
         beside = f"the interpreter of triton {triton} fails with numpy {numpy}"
-        raise ValueError(f"impl=triton under TRITON_INTERPRET=1: {beside}: install numpy below 2.5, or choose torch.")
+        raise UserError(f"impl=triton under TRITON_INTERPRET=1: {beside}: install numpy below 2.5, or choose torch.")
 
 
 def operations(impl: Implementation = "torch") -> Operations:
-    """Import the operations of one implementation; raises ValueError if `check_available` refuses it."""
+    """Import the operations of one implementation; raises UserError if `check_available` refuses it."""
     check_available(impl)
     if impl == "torch":
         from kvsweep.kernels import reference

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvsweep.errors import UserError
+
 _FIELDS = 4  # bytes of a step and a zero, both float16
 
 
@@ -10,7 +12,7 @@ class RowFormat:
     """A quantized key or value of one head: for each group of numbers the levels, then a step, then a zero.
 
     A number is zero + step * level. A byte holds 8 // bits levels, the first one in its lowest bits. Step and zero are
-    float16. A group of 4 or 2 bits has the layout of an fbgemm row, which torch unpacks on the CPU. Raises ValueError
+    float16. A group of 4 or 2 bits has the layout of an fbgemm row, which torch unpacks on the CPU. Raises UserError
     if groups do not divide the head, or do not fill whole words of 4 bytes.
     """
 
@@ -21,10 +23,10 @@ class RowFormat:
     def __post_init__(self) -> None:
         if self.head_dim % self.group:
             undivided = f"cache.group={self.group} does not divide the {self.head_dim} numbers of a head"
-            raise ValueError(f"{undivided}: choose a divisor.")
+            raise UserError(f"{undivided}: choose a divisor.")
         if self.group * self.bits % 32:
             unfilled = f"cache.group={self.group} does not fill whole words of 4 bytes with {self.bits} bits a number"
-            raise ValueError(f"{unfilled}: choose a multiple of {32 // self.bits}.")
+            raise UserError(f"{unfilled}: choose a multiple of {32 // self.bits}.")
 
     @property
     def group_bytes(self) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvsweep.errors import UserError
 from kvsweep.kernels.implementation import check_available
 from tests.kernels.interpreter import skip_without_interpreter
 
@@ -40,7 +41,7 @@ def test_an_interpreter_that_fails_with_a_numpy_is_refused(triton, numpy, is_ref
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr("kvsweep.kernels.implementation.check_installed", lambda impl: None)
     monkeypatch.setattr("kvsweep.kernels.implementation.version", {"triton": triton, "numpy": numpy}.__getitem__)
-    with pytest.raises(ValueError, match=r"install numpy below 2\.5,") if is_refused else nullcontext():
+    with pytest.raises(UserError, match=r"install numpy below 2\.5,") if is_refused else nullcontext():
         check_available("triton")
     check_available("torch")
 

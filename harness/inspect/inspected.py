@@ -138,7 +138,7 @@ class TextSource:
             artifacts.check("predictor", str(path), "kvsweep predictor train")
             artifacts.load(path)
             card = artifacts.read_card("predictor", path)
-        except (OSError, ValueError) as error:
+        except (OSError, UserError) as error:
             raise UserError(f"--head {path} holds no importance predictor ({error}): name another folder.") from error
         if other := other_model(card, self.model, read_spec(self.model)):
             raise UserError(f"--head {path} was made for {other}: name another head.")

@@ -99,7 +99,7 @@ def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Write eval.json: ranking and calibration on held-out traces; UserError without a predictor or such traces."""
     try:
         head, card = load_predictor(recipe.head), read_card("predictor", recipe.head)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{recipe.head} holds no head: run kvsweep predictor train first.") from error
     # A predictor says nothing by ranking well a trace that it was fitted to.
     if not {"data": manifest["data"], "held_out": recipe.held_out}.items() <= card.items():

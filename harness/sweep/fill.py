@@ -23,7 +23,7 @@ from kvsweep.harness.models.load import device_of, load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.provenance import describe_arithmetic, describe_process
 from kvsweep.harness.sweep.cell import Cell
-from kvsweep.harness.sweep.job import Job, checked_implementation
+from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.store import CellStore, OpenCells
 from kvsweep.kernels.implementation import check_available
 from kvsweep.records import Completion, DecodeStats, Pair, content_hash
@@ -43,14 +43,11 @@ def decode(work: OpenCells) -> None:
     cells = [s.cell for s in work.stores.values() if not s.finished_pairs.issuperset(pairs)]
     if not cells:
         return
-    checked_implementation(job.impl, check_available)
+    check_available(job.impl)
     assert job.spec is not None
     invariant = is_invariant(job.invariant, job.spec, device_of(job.model), job.impl)
-    try:
-        for cell in cells:
-            cell.policy.load_artifacts()
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    for cell in cells:
+        cell.policy.load_artifacts()
     decoding_pass, model = describe_process(), loaded(job.model)
     decoding_pass["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
     _begin_passes(work, cells, model, decoding_pass)

@@ -119,10 +119,7 @@ def _sized(composed: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"policy.{next(iter(given))} is given alone: policy.rows and policy.every go together.")
     given["local_window"] = rest["local_window"]
     sizes = {name: settings.whole_number(f"policy.{name}", value, least=1) for name, value in given.items()}
-    try:
-        return {**rest, **size_of(**sizes)}
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    return {**rest, **size_of(**sizes)}
 
 
 def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) -> dict[str, Any]:

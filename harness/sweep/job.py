@@ -1,7 +1,7 @@
 """From a composed Hydra configuration to a checked, frozen Job. Every mistake is refused here."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -222,6 +222,7 @@ def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list
         model, policies = build(ModelConfig, "model", config.model), build_policies(config)
     settings: dict[str, Any] = {"model": replace(model, revision=model.commit or model.revision)}
     asked = build(BenchmarkConfig, "benchmark", config.benchmark)
+    check_installed(config.impl)  # not check_available: the machine that submits a job to SLURM may have no GPU
     settings |= {
         "decoding": build_decoding(config.decoding),
         "cache": build(CacheConfig, "cache", config.get("cache", {})),
@@ -234,8 +235,7 @@ def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list
         "card": None if config.get("card") is None else known_card(str(config.card)),
         "cost": build(CostConfig, "cost", config.get("cost", {})),
         "assume": build(AssumeConfig, "assume", config.get("assume", {})),
-        # Not check_available: the machine that submits a job to SLURM may have no GPU.
-        "impl": checked_implementation(config.impl, check_installed),
+        "impl": config.impl,
     }
     return settings | _rounds(config, settings["draws"], settings["cache"], policies), asked, policies
 
@@ -334,15 +334,6 @@ def doubled(draws: int) -> tuple[int, ...]:
     return (*(2**power for power in range(1, (draws - 1).bit_length())), draws)
 
 
-def checked_implementation(name: Any, check: Callable[[str], None]) -> Implementation:
-    """Return the name if `check` of kvsweep.kernels.implementation accepts it; else raise UserError."""
-    try:
-        check(str(name))
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    return name
-
-
 def check_tags(model: ModelConfig, policies: Sequence[Policy]) -> None:
     """Refuse policies that need the end of the thinking, if the model names no tag."""
     for policy in policies:
@@ -380,11 +371,8 @@ def check_cache(settings: Mapping[str, Any], spec: ModelSpec, policies: Sequence
         no_rows = f"no layer of full attention, whose rows policy={evicting[0]} could evict"
         raise UserError(f"model={model.name} has {no_rows}: choose policy=full.")
     sizes = {"layers": 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": BYTES[model.dtype]}
-    try:
-        cache.forms(spec.head_dim)
-        cache.check_implementation(settings["impl"])
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    cache.forms(spec.head_dim)
+    cache.check_implementation(settings["impl"])
     for policy in policies if cache.is_packed else ():
         rows = policy.capacity(1, settings["decoding"].max_new_tokens)
         if cache.bytes_per_slot(**sizes, capacity=rows) >= UNPACKED.bytes_per_slot(**sizes, capacity=rows):

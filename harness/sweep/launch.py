@@ -25,7 +25,7 @@ from kvsweep.granted import granted_cores
 from kvsweep.harness.provenance import VISIBLE, visible_gpus
 from kvsweep.harness.settings import import_from, own_folder
 from kvsweep.harness.sweep.estimate import TokensLeft
-from kvsweep.harness.sweep.job import Job, checked_implementation
+from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.progress_board import Board
 from kvsweep.harness.sweep.share import Share, lacking, status_of
 from kvsweep.harness.sweep.store import allow_open_cells
@@ -61,7 +61,7 @@ class Launcher(ABC):
     def check(self, jobs: Sequence[Job]) -> None:
         """Refuse jobs that this machine cannot start, before anything is written."""
         for job in jobs:
-            checked_implementation(job.impl, check_available)
+            check_available(job.impl)
 
     @property
     def gpus_of_a_task(self) -> int:

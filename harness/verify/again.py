@@ -20,7 +20,7 @@ from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.provenance import describe_arithmetic, describe_machine
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.fill import engine_of, loaded
-from kvsweep.harness.sweep.job import Job, checked_implementation
+from kvsweep.harness.sweep.job import Job
 from kvsweep.kernels.implementation import check_available
 from kvsweep.records import Completion, Pair
 
@@ -75,13 +75,13 @@ def decoded_again(
 ) -> Iterator[Decoded]:
     """Decode completions of a job's cells again, from their first token; `passes` are those that made each cell."""
     try:
-        checked_implementation(job.impl, check_available)
+        check_available(job.impl)
         assert job.spec is not None
         invariant = is_invariant(job.invariant, job.spec, device_of(job.model), job.impl)
         model = loaded(job.model)
         for cell in {cell.cell_id: cell for cell, _ in asked}.values():
             cell.policy.load_artifacts()
-    except (UserError, ValueError) as error:
+    except UserError as error:
         yield from (_decoded(cell, row, state="cannot", cause=str(error)) for cell, row in asked)
         return
     today = describe_machine() | {

@@ -111,7 +111,7 @@ def main() -> None:
     args = parse_args()
     try:
         device, interpreted = prepare(args)
-    except (UserError, ValueError) as error:
+    except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
     dtype = getattr(torch, args.dtype)
@@ -141,8 +141,8 @@ def prepare(args: argparse.Namespace) -> tuple[torch.device, bool]:
     """The device, and whether Triton's interpreter stands in for it; sizes that were not given.
 
     Raises:
-        UserError: an output file for times that mean nothing, or in no folder; sizes that cannot be.
-        ValueError: neither a GPU nor the interpreter.
+        UserError: an output file for times that mean nothing, or in no folder; sizes that cannot be; neither a GPU nor
+            the interpreter.
     """
     check_available("triton")
     from kvsweep.kernels.tiles import INTERPRETED

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from kvsweep.compression import artifacts
 from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
+from kvsweep.errors import UserError
 
 Tensors = dict[str, torch.Tensor]
 
@@ -84,13 +85,13 @@ class TestEveryKind:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
         if kind == "labels" and not tensors:
             return use(kind, places[kind])  # no text has labels
-        with pytest.raises(ValueError, match="make it again"):
+        with pytest.raises(UserError, match="make it again"):
             use(kind, places[kind])
 
     @pytest.mark.parametrize("change", FILES.values(), ids=FILES)
     def test_files(self, kind: str, places: dict[str, Path], change: Callable[[Path], object]) -> None:
         change(artifacts.file_of(places[kind]))
-        with pytest.raises(ValueError, match="make it"):
+        with pytest.raises(UserError, match="make it"):
             use(kind, places[kind])
 
     @pytest.mark.parametrize("change", CARDS.values(), ids=CARDS)
@@ -101,7 +102,7 @@ class TestEveryKind:
         path.write_text(json.dumps(card))
         if change is CARDS["nested"] and kind != "predictor":
             return  # the check against the model reads it
-        with pytest.raises(ValueError, match="make it again"):
+        with pytest.raises(UserError, match="make it again"):
             use(kind, places[kind])
 
 
@@ -109,7 +110,7 @@ class TestEveryKind:
 def test_widths_that_are_not_those_of_the_file(places: dict[str, Path], widths: Any) -> None:
     path = places["predictor"] / "predictor.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "widths": widths}))
-    with pytest.raises(ValueError, match="does not fit its card"):
+    with pytest.raises(UserError, match="does not fit its card"):
         use("predictor", places["predictor"])
 
 
@@ -119,7 +120,7 @@ def test_nan_is_for_labels_alone(places: dict[str, Path], kind: str) -> None:
     tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
     with_number(float("nan"))(tensors)
     save_file(tensors, path)
-    with pytest.raises(ValueError, match="make it again"):
+    with pytest.raises(UserError, match="make it again"):
         use(kind, places[kind])
 
 

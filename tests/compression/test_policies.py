@@ -798,14 +798,14 @@ def test_a_policys_own_settings_out_of_range(name, settings, named):
 
 
 def test_dynts_needs_a_predictor():
-    with pytest.raises(ValueError, match=r"policy\.predictor is not set"):
+    with pytest.raises(UserError, match=r"policy\.predictor is not set"):
         DynTS(name="dynts", keep_ratio=0.3, local_window=4, budget=8, predictor=None)
-    with pytest.raises(ValueError, match="holds no"):
+    with pytest.raises(UserError, match="holds no"):
         DynTS(name="dynts", keep_ratio=0.3, local_window=4, budget=8, predictor="nowhere")
 
 
 def test_an_artifact_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match="holds no predictor"):
+    with pytest.raises(UserError, match="holds no predictor"):
         DynTS(name="dynts", keep_ratio=0.3, local_window=4, budget=8, predictor=STATISTICS)
 
 

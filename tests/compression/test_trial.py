@@ -12,6 +12,7 @@ import torch
 
 from kvsweep.compression.policy import AttentionMass, BudgetPolicy, CacheView, HeadPolicy, RecentQueries, Selection
 from kvsweep.compression.trial import check, trials
+from kvsweep.errors import UserError
 from kvsweep.harness import notebook, settings
 
 SETTINGS: dict[str, Any] = {"keep_ratio": 0.3, "local_window": 8, "budget": 60}
@@ -78,7 +79,7 @@ WRONG: list[tuple[str, type[BudgetPolicy], Callable[[CacheView], Any], str]] = [
 @pytest.mark.parametrize(("kind", "make", "said"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
 def test_a_wrong_policy_is_named_in_one_sentence(kind: type[BudgetPolicy], make: Any, said: str) -> None:
     signals = (AttentionMass(),) if make is decayed_in_place else ()
-    with pytest.raises(ValueError, match=f"^policy=mine on the cache .*{said}") as raised:
+    with pytest.raises(UserError, match=f"^policy=mine on the cache .*{said}") as raised:
         check(trials(policy_of(make, kind, signals)), {})
     assert "\n" not in str(raised.value)
 
@@ -92,8 +93,23 @@ def test_a_selection_of_too_many_rows_is_named() -> None:
         def select(self, view: CacheView) -> Selection:
             return Selection(keep=torch.arange(view.length))
 
-    with pytest.raises(ValueError, match="keeps 61 rows where length_after promises 23"):
+    with pytest.raises(UserError, match="keeps 61 rows where length_after promises 23"):
         check(trials(All(name="all", **SETTINGS)), {})
+
+
+def test_a_size_that_the_policy_refuses_is_not_tried() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Large(BudgetPolicy):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.budget < 50:
+                raise ValueError("policy.budget is below 50.")
+
+        def scores(self, view: CacheView) -> Any:
+            return view.positions
+
+    budgets = {trial.name: getattr(trial.policy, "budget", None) for trial in trials(Large(name="large", **SETTINGS))}
+    assert budgets["tiny"] == 64
 
 
 OF_A_MODEL = ("triattention", "oracle_answer", "oracle_far_max", "full")

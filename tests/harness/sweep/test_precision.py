@@ -11,6 +11,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.config import CacheConfig
+from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec, read_architecture
 from kvsweep.harness.settings import WEIGHTS
@@ -90,7 +91,7 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(setting, message, kv
 @pytest.mark.parametrize("head_dim", [24, 80, 96])
 def test_a_rotation_needs_heads_of_a_power_of_two(head_dim):
     config = CacheConfig(bits=8, group=8)
-    with pytest.raises(ValueError, match=rf"cache.scheme=rotated needs heads of a power of two, .* {head_dim} numbers"):
+    with pytest.raises(UserError, match=rf"cache.scheme=rotated needs heads of a power of two, .* {head_dim} numbers"):
         config.forms(head_dim)
     assert CacheConfig(bits=8, group=8, scheme="plain").forms(head_dim)
 
