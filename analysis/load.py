@@ -312,7 +312,7 @@ def _cache(cell: dict[str, Any]) -> dict[str, Any]:
     if not (stored := cell.get("cache")):
         return {"bits": 16}
     bits = stored["bits"] if "bits" in stored else f"{stored['key_bits']}/{stored['value_bits']}"
-    sizes = {name: stored[name] for name in ("group", "residual") if name in stored}
+    sizes = {name: stored[name] for name in ("group", "residual", "format", "scale") if name in stored}
     return {"bits": bits, "scheme": stored.get("scheme", "rotated"), **sizes}
 
 
@@ -326,7 +326,7 @@ def _unpacked_rows(stored: dict[str, Any]) -> int | None:
     """The longest cache in which no token is quantized; None without quantization."""
     if stored["bits"] == 16:
         return None
-    return int(stored["residual"] + (stored["group"] - 1 if stored["scheme"] == "kivi" else 0))
+    return int(stored.get("residual", 0) + (stored["group"] - 1 if stored["scheme"] == "kivi" else 0))
 
 
 def _policy_name(cell: dict[str, Any]) -> str:
@@ -343,7 +343,7 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
     """Return, as `field=value`, each cell's settings that differ within one model, benchmark and policy.
 
     The grid's own axes are left out, and so is what differs only between benchmarks or models (a longer token limit).
-    Bits of a quantized cache are always named, because the full cache beside it may not be quantized.
+    Bits of a quantized cache, and fp8, are always named, because the full cache beside it may not be quantized.
     """
     flat = [settings_of(cell) for cell in settings]
     names = [pd.Series([cell[kind]["name"] for cell in settings], name=kind) for kind in SECTIONS[:2]]
@@ -356,7 +356,7 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
         ", ".join(
             f"{name.partition('.')[2] if name.startswith(_OF_A_POLICY) else name}={value}"
             for name, value in own.items()
-            if varying.at[policy, name] or (name == "cache.bits" and value != "16")
+            if varying.at[policy, name] or (name == "cache.bits" and value != "16") or value == "fp8"
         )
         for policy, own in zip(names[-1], flat, strict=True)
     ]

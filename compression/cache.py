@@ -19,7 +19,7 @@ from kvsweep.compression.policy import Selection, Signal
 from kvsweep.compression.recorders import keep_columns, recorder_of
 from kvsweep.compression.rows import CacheShape, PaddedPrefill, Prefill
 from kvsweep.compression.slots import Piece, Slots
-from kvsweep.compression.storage import KiviRows, PackedRows, Storage, WholeRows
+from kvsweep.compression.storage import Fp8Rows, KiviRows, PackedRows, Storage, WholeRows
 from kvsweep.kernels.implementation import Implementation
 from kvsweep.kernels.reference import chunk_attention
 
@@ -53,7 +53,7 @@ class SlotCache(Slots, Cache):
         Slots.__init__(self, shape, slots, capacity, device, per_head, impl, invariant)
         self.recorders = {signal: recorder_of(signal, self) for signal in signals}
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
-        packed = KiviRows if config.scheme == "kivi" else PackedRows
+        packed = {"kivi": KiviRows, "fp8": Fp8Rows}.get(config.scheme, PackedRows)
         self.storage: Storage = packed(self, config) if config.is_packed else WholeRows(self)
         numbers = itertools.count()
         make: dict[LayerKind, Callable[[], Any]] = {

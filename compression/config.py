@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kvsweep.errors import UserError
-from kvsweep.kernels.row_format import ROW_BLOCK, RowFormat, RowForms, whole_blocks
+from kvsweep.kernels.row_format import ROW_BLOCK, Fp8Format, RowFormat, RowForms, whole_blocks
 
-Scheme = Literal["rotated", "plain", "kivi"]
+Scheme = Literal["rotated", "plain", "kivi", "fp8"]
 Width = Literal[8, 4, 2]
 
 # full: rows that policies choose from; window: only the newest rows; linear: a state of fixed size.
@@ -35,27 +35,38 @@ def fixed_bytes(shape: Any, itemsize: int) -> int:
 class CacheConfig:
     """How a cache stores its rows: in the model's precision, or quantized ("packed").
 
-    Raises UserError if only keys or only values are quantized. `scheme`: which numbers share a scale. "plain":
-    neighbours in a row. "rotated": the same after a Hadamard rotation, which spreads outliers (QuaRot, 2404.00456,
-    section 3). "kivi": keys per channel over neighbouring tokens, values as "plain" (KIVI, 2402.02750, section 3). The
-    `residual` newest tokens stay in the model's precision; "kivi" quantizes older rows `group` at a time.
+    Raises UserError if only keys or only values are quantized, or if "fp8" gets other bits than 8. `scheme`: which
+    numbers share a scale. "plain": neighbours in a row. "rotated": the same after a Hadamard rotation, which spreads
+    outliers (QuaRot, 2404.00456, section 3). "kivi": keys per channel over neighbouring tokens, values as "plain"
+    (KIVI, 2402.02750, section 3). The `residual` newest tokens stay in the model's precision; "kivi" quantizes older
+    rows `group` at a time. "fp8": every row, also the newest, as 8-bit floating-point numbers (`kernels.fp8`).
     """
 
-    bits: Literal[16, 8, 4, 2] = 16  # bits per stored number; 16: the model's own precision
+    bits: Literal[16, 8, 4, 2] | None = None  # per stored number; 16: the model's own precision; None: 16, with fp8 8
     key_bits: Width | None = None  # for keys, if they differ from `bits`
     value_bits: Width | None = None
     scheme: Scheme = "rotated"
     group: Annotated[int, Field(ge=1)] = 32  # neighbouring numbers that share a zero and a step
     residual: Annotated[int, Field(ge=1, description="a number of tokens")] = 128
+    format: Fp8Format = "e4m3"  # of fp8
+    scale: Literal["none", "token"] = "none"  # of fp8; token: a row of a head is divided by a scale of its own
 
     def __post_init__(self) -> None:
+        if self.is_fp8 and self.widths != (8, 8):
+            given = f"cache.bits={self.bits}, cache.key_bits={self.key_bits} and cache.value_bits={self.value_bits}"
+            raise UserError(f"cache.scheme=fp8 takes 8 bits for a number, not {given}: leave the three out.")
         if 16 in self.widths and self.is_packed:
             given = f"cache.key_bits={self.key_bits} and cache.value_bits={self.value_bits}"
             raise UserError(f"{given} leave one of the two at 16 bits: give both, or cache.bits below 16.")
 
     @property
     def widths(self) -> tuple[int, int]:  # bits of keys, of values
-        return self.key_bits or self.bits, self.value_bits or self.bits
+        bits = self.bits or (8 if self.is_fp8 else 16)
+        return self.key_bits or bits, self.value_bits or bits
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.scheme == "fp8"
 
     @property
     def is_packed(self) -> bool:
@@ -63,22 +74,31 @@ class CacheConfig:
 
     @property
     def title(self) -> str:
-        """Return the text behind a policy's name: "", " 4 bits", " 4 and 2 bits, kivi"."""
+        """Return the text behind a policy's name: "", " 4 bits", " 4 and 2 bits, kivi", " fp8 e4m3"."""
+        if self.is_fp8:
+            return f" fp8 {self.format}" + ", a scale per token" * (self.scale == "token")
         bits = " and ".join(map(str, dict.fromkeys(self.widths)))
         return f" {bits} bits{'' if self.scheme == 'rotated' else f', {self.scheme}'}" if self.is_packed else ""
 
     @property
     def whole_rows(self) -> int:
         """The most rows of a slot that stay in the model's precision, if older rows are quantized."""
-        return self.residual + (self.group if self.scheme == "kivi" else 0)
+        return 0 if self.is_fp8 else self.residual + (self.group if self.scheme == "kivi" else 0)
+
+    def unused(self) -> dict[str, str]:
+        """The settings that change nothing, each with the reason."""
+        if not self.is_packed:
+            return dict.fromkeys(("scheme", "group", "residual", "format", "scale"), "no row is packed")
+        names = ("group", "residual") if self.is_fp8 else ("format", "scale")
+        return dict.fromkeys(names, f"cache.scheme={self.scheme} does not take it")
 
     def check_implementation(self, impl: str) -> None:
-        if self.is_packed and self.scheme == "kivi" and impl == "triton":
-            raise UserError("cache.scheme=kivi has no Triton kernel: give impl=torch, or another scheme.")
+        if self.is_packed and self.scheme in ("kivi", "fp8") and impl == "triton":
+            raise UserError(f"cache.scheme={self.scheme} has no Triton kernel: give impl=torch, or another scheme.")
 
     def forms(self, head_dim: int) -> RowForms | None:
-        """Row formats of keys ("kivi": of `group` keys of a channel) and values; None if nothing is quantized."""
-        if not self.is_packed:
+        """Row formats of integer keys ("kivi": of `group` keys of a channel) and values; None without integers."""
+        if not self.is_packed or self.is_fp8:
             return None
         if self.scheme == "rotated" and head_dim & (head_dim - 1):
             unfit = f"cache.scheme=rotated needs heads of a power of two, and the model's have {head_dim} numbers"
@@ -93,9 +113,11 @@ class CacheConfig:
 
         Not quantized: 2 * capacity * head_dim * itemsize. Quantized: capacity * (bytes of a key + bytes of a value) + 2
         * whole_rows * head_dim * itemsize; a key or value takes head_dim * bits / 8 + 4 * head_dim / group bytes.
-        "kivi" counts only the whole groups of the capacity.
+        "kivi" counts only the whole groups of the capacity. "fp8" takes head_dim bytes, and 4 for a scale.
         """
         forms, whole = self.forms(head_dim), 2 * head_dim * itemsize
+        if self.is_fp8:
+            whole = 2 * (head_dim + (4 if self.scale == "token" else 0))
         if not forms:
             return layers * kv_heads * capacity * whole
         rows, keys = (self.group, head_dim) if self.scheme == "kivi" else (1, 1)
@@ -107,6 +129,8 @@ class CacheConfig:
         if not self.is_packed:
             return {}
         keys, values = self.widths
+        if self.is_fp8:
+            return {"cache": {"bits": keys, "scheme": self.scheme, "format": self.format, "scale": self.scale}}
         widths = {"bits": keys} if keys == values else {"key_bits": keys, "value_bits": values}
         scheme = {} if self.scheme == "rotated" else {"scheme": self.scheme}
         return {"cache": widths | {"group": self.group, "residual": self.residual} | scheme}

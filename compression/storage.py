@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.rows import Prefill
 from kvsweep.compression.slots import Piece, Slots
+from kvsweep.kernels.fp8 import DTYPES, to_fp8, widened
 from kvsweep.kernels.packing import pack_rows, rotation
 from kvsweep.kernels.reference import Attended, whole_kivi_rows, whole_rows
 
@@ -72,13 +73,18 @@ class WholeRows(Storage):
     Dead rows must be finite: attention gives them a weight of zero, and zero times NaN is NaN.
     """
 
-    def __init__(self, cache: Slots) -> None:
+    def __init__(self, cache: Slots, dtype: torch.dtype | None = None) -> None:
         super().__init__(cache)
-        shape, device = cache.shape, cache.device
-        size = (cache.slots, shape.kv_heads, cache.capacity, shape.head_dim)
-        self.tensors = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(2 * shape.layers)]
+        self.tensors = self._memory(cache.shape.head_dim, dtype or cache.shape.dtype)
         self.keys, self.values = self.tensors[::2], self.tensors[1::2]
-        self._heads = torch.arange(shape.kv_heads, device=device)
+        self.scales: list[Tensor] = []  # of the keys and the values of each layer in turn, if rows have scales
+        self._heads = torch.arange(cache.shape.kv_heads, device=cache.device)
+
+    def _memory(self, width: int, dtype: torch.dtype) -> list[Tensor]:
+        """Allocate [slots, kv_heads, capacity, width] for the keys and the values of each layer in turn."""
+        cache = self.cache
+        size = (cache.slots, cache.shape.kv_heads, cache.capacity, width)
+        return [torch.zeros(size, dtype=dtype, device=cache.device) for _ in range(2 * cache.shape.layers)]
 
     def place(self) -> None:
         """Find the lines of a layer's [slots * kv_heads * capacity] rows that the step writes, [tokens * kv_heads]."""
@@ -89,43 +95,88 @@ class WholeRows(Storage):
     def admit(self, slot: int, prefill: Prefill) -> None:
         for memory in self.tensors:
             memory[slot] = 0  # an earlier sequence may have left NaN
-        for memory, rows in zip(self.tensors, (one for pair in prefill.rows for one in pair), strict=False):
-            memory[slot, :, : prefill.length] = rows
+        for layer, pair in enumerate(prefill.rows):
+            for memory, numbers in self._stored(layer, *pair):
+                memory[slot, :, : prefill.length] = numbers
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        cache = self.cache
-        for rows, new in zip((self.keys[layer], self.values[layer]), (keys, values), strict=True):
-            written = new[: len(cache.write_at), :, 0]
-            rows.view(-1, rows.shape[-1]).index_copy_(0, self._lines, written.flatten(0, 1))
+        tokens = len(self.cache.write_at)
+        for memory, numbers in self._stored(layer, keys[:tokens, :, 0], values[:tokens, :, 0]):
+            memory.view(-1, memory.shape[-1]).index_copy_(0, self._lines, numbers.flatten(0, 1))
+
+    def _stored(self, layer: int, *pair: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each memory of a layer with the numbers that it takes for keys and values, [..., head_dim] each."""
+        return zip((self.keys[layer], self.values[layer]), pair, strict=True)
+
+    def _rows(self, layer: int, slots: slice | int, rows: int) -> list[Tensor]:
+        """The first rows of a layer's keys and values, then their scales if they have scales."""
+        memories = self.keys[layer], self.values[layer], *self.scales[2 * layer : 2 * layer + 2]
+        return [memory[slots, ..., :rows, :] for memory in memories]
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
         seen = cache.seen(piece.slots)
-        keys, values = self.keys[layer][piece.slots, :, :seen], self.values[layer][piece.slots, :, :seen]
+        keys, values, *scales = self._rows(layer, piece.slots, seen)
         if piece.count == 1:
+            how = {**how, "scales": scales} if scales else how
             if not cache.ragged and len(cache.pieces) == 1:
                 how = {**how, "unseen": cache.unseen(seen)}
             return cache.operations.decode_attention(query, keys, values, cache.step_lengths[piece.tokens], **how)
         given = {name: value for name, value in how.items() if value is not None}
         # The Triton kernel of a chunk knows neither sinks nor a softcap; those of a step, below, do.
         if not cache.invariant and not (cache.operations.RAGGED and given.keys() & {"sinks", "softcap"}):
-            rows = int(cache.lengths[piece.slots.start])
-            return cache.operations.chunk_attention(query, keys[0, :, :rows], values[0, :, :rows], **given)
+            rows = self.read(layer, piece.slots.start, int(cache.lengths[piece.slots.start]))
+            return cache.operations.chunk_attention(query, *rows, **given)
         # Attend in this many decode steps over the same rows, so that the result rounds as in single steps. A copy of
         # the rows in another layout would round differently in torch's product.
         parts = []
         for few, lengths in few_tokens(query, cache.step_lengths[piece.tokens]):
-            copies = [rows.expand(len(few), -1, -1, -1) for rows in (keys, values)]
+            copies = [rows.expand(len(few), -1, -1, -1) for rows in (keys, values, *scales)]
             if not cache.operations.RAGGED:
                 copies = [rows.contiguous() for rows in copies]
-            parts.append(cache.operations.decode_attention(few, *copies, lengths, **how))
+            own = {**how, "scales": copies[2:]} if scales else how
+            parts.append(cache.operations.decode_attention(few, *copies[:2], lengths, **own))
         return joined(parts)
 
     def keep(self, slot: int, keep: Tensor) -> None:
         self.cache.operations.compact_layers([tensor[slot] for tensor in self.tensors], keep)
 
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        return self.keys[layer][slot, :, :length], self.values[layer][slot, :, :length]
+        keys, values = self._rows(layer, slot, length)
+        return keys, values
+
+
+class Fp8Rows(WholeRows):
+    """Every row as 8-bit floating-point numbers (`kernels.fp8`), written once and never rounded again.
+
+    An eviction moves codes and scales. A step attends over the codes, its own rows among them; a prompt attends to
+    itself before its rows are stored.
+    """
+
+    def __init__(self, cache: Slots, config: CacheConfig) -> None:
+        super().__init__(cache, torch.uint8)  # torch copies and gathers rows of bytes, but not of every float8
+        self.dtype, self._codes = DTYPES[config.format], list(self.tensors)
+        self.keys, self.values = ([codes.view(self.dtype) for codes in self._codes[which::2]] for which in (0, 1))
+        self.scales = self._memory(1, torch.float32) if config.scale == "token" else []
+        self.tensors = [*self._codes, *self.scales]
+
+    def _stored(self, layer: int, *pair: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        for at, rows in enumerate(pair, 2 * layer):
+            codes, scale = to_fp8(rows, self.dtype, scaled=bool(self.scales))
+            yield self._codes[at], codes.view(torch.uint8)
+            if scale is not None:
+                yield self.scales[at], scale
+
+    def keep(self, slot: int, keep: Tensor) -> None:
+        for memory in filter(None, (self._codes, self.scales)):
+            self.cache.operations.compact_layers([tensor[slot] for tensor in memory], keep)
+
+    def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        """Return the stored numbers in the model's precision."""
+        keys, values, *scales = self._rows(layer, slot, length)
+        key_scale, value_scale = scales or (None, None)
+        wide = widened(keys, key_scale, torch.float32), widened(values, value_scale, torch.float32)
+        return wide[0].to(self.cache.shape.dtype), wide[1].to(self.cache.shape.dtype)
 
 
 class _Packing(Storage):

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import avg_pool1d, max_pool1d, pad, scaled_dot_product_attention
 
+from kvsweep.kernels.fp8 import widened
 from kvsweep.kernels.packing import unpack_rows
 from kvsweep.kernels.row_format import (
     HEAD_BLOCK,
@@ -144,6 +145,7 @@ def decode_attention(
     sinks: Tensor | None = None,
     softcap: float | None = None,
     unseen: Tensor | None = None,
+    scales: Sequence[Tensor] = (),
 ) -> Attended:
     """Attention of one new token per slot over that slot's live rows.
 
@@ -151,6 +153,7 @@ def decode_attention(
     and values [slots, kv_heads, capacity, head_dim]; lengths [slots] or [slots, kv_heads], each from 1 to capacity.
     `scaling`, usually head_dim ** -0.5, multiplies the logits; `sinks` [q_heads] are logits beside each query head's
     rows; `softcap` as in `capped`; `unseen` is `unseen_rows` of the lengths, where the caller has it for all layers.
+    Rows may be fp8 (`kernels.fp8`): `scales` of keys and of values are then [slots, kv_heads, capacity, 1], or none.
     Returns output [slots, q_heads, head_dim], and with `return_mass` the probabilities summed over each group of query
     heads, [slots, kv_heads, capacity].
 
@@ -158,8 +161,8 @@ def decode_attention(
     above their differences, which 8 or 11 bits would round away.
     """
     how: dict[str, Any] = {"scaling": scaling, "return_mass": return_mass, "sinks": sinks, "softcap": softcap}
-    if keys.itemsize == 2 and keys.device.type == "cpu":
-        return _attend_widened(query, keys, values, lengths, how)
+    if keys.itemsize == 1 or (keys.itemsize == 2 and keys.device.type == "cpu"):
+        return _attend_widened(query, (keys, values), scales, lengths, how)
     slots, kv_heads, capacity, head_dim = keys.shape
     grouped = query.reshape(slots, kv_heads, -1, head_dim)  # [slots, kv_heads, group, head_dim]
     group = grouped.shape[2]
@@ -183,11 +186,15 @@ def unseen_rows(lengths: Tensor, rows: int) -> Tensor:
     return torch.where(dead, float("-inf"), 0.0)
 
 
-def _attend_widened(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, how: dict[str, Any]) -> Attended:
-    """Attend in float32 over 16-bit rows, a few slots at a time; a processor's 16-bit products would round logits."""
-    few = max(1, _WIDENED_NUMBERS // keys[0].numel())
-    parts = zip(*(tensor.split(few) for tensor in (query, keys, values, lengths)), strict=True)
-    found = [decode_attention(_wide(q), _wide(k), _wide(v), its, **how) for q, k, v, its in parts]
+def _attend_widened(
+    query: Tensor, rows: Sequence[Tensor], scales: Sequence[Tensor], lengths: Tensor, how: dict[str, Any]
+) -> Attended:
+    """Attend in float32 over 16-bit or fp8 rows, a few slots at a time; 16-bit products on a CPU would round logits."""
+    few, found = max(1, _WIDENED_NUMBERS // rows[0][0].numel()), []
+    for q, k, v, its, *own in zip(*(tensor.split(few) for tensor in (query, *rows, lengths, *scales)), strict=True):
+        q = _wide(q)
+        k, v = (widened(one, scale, q.dtype) for one, scale in zip((k, v), own or (None, None), strict=True))
+        found.append(decode_attention(q, k, v, its, **how))
     output = torch.cat([output for output, _ in found]).to(query.dtype)
     return output, torch.cat([mass for _, mass in found if mass is not None]) if how["return_mass"] else None
 

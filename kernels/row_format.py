@@ -1,6 +1,7 @@
 """The byte format of a quantized ("packed") row. Importing this module does not import torch."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from kvsweep.errors import UserError
 
@@ -43,6 +44,7 @@ class RowFormat:
 
 
 RowForms = tuple[RowFormat, RowFormat]  # of a key and of a value
+Fp8Format = Literal["e4m3", "e5m2"]  # 8 bits of a floating-point number: of the exponent, of the mantissa
 
 
 # Rows per block of attention. If the number of rows is a multiple of this, a slot's rows are added in the same order,

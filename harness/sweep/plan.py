@@ -402,7 +402,8 @@ def _memory(job: Job, question: int) -> str:
     formula, newest_rows = f"2 x {layers} layers x {heads} heads x {head_dim} x {itemsize} bytes", ""
     if job.cache.is_packed:
         formula = f"{layers} layers x {heads} heads x {_row_bytes(job) / (layers * heads):g} bytes"
-        newest_rows = f", and {job.cache.whole_rows} rows of 2 x {head_dim} x {itemsize} a slot"
+        if job.cache.whole_rows:
+            newest_rows = f", and {job.cache.whole_rows} rows of 2 x {head_dim} x {itemsize} a slot"
     slots = "as many slots as fit" if job.slots is None else f"{job.slots} slots"
     if fixed:
         kinds = Counter(spec.layer_kinds)

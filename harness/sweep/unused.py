@@ -47,7 +47,7 @@ def unused_settings(config: DictConfig, job: Job) -> dict[str, str]:
     if job.spec is None:
         return dict(_of_servers(config))
     grid = plain(config.grid)
-    found = {f"cache.{name}": "no row is packed" for name in ("scheme", "group", "residual") if not job.cache.is_packed}
+    found = {f"cache.{name}": reason for name, reason in job.cache.unused().items()}
     found["grid.engine"] = "engine=openai alone takes it"
     if not job.rounds:
         found["report.margin"] = "until=decided alone uses it, and kvsweep report has --margin"

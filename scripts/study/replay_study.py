@@ -54,7 +54,7 @@ def jobs(
             compose_config(f"experiment={experiment}", f"model={model}", f"benchmark={task}", *where, *overrides)
         )
         # The texts are those of the unpacked full cache.
-        unpacked = [] if job.cache.bits == 16 else ["cache.bits=16"]
+        unpacked = ["cache.bits=16"] if job.cache.is_packed else []
         names = [f"experiment={experiment}", f"model={model}", f"benchmark={task}"]
         plain = make_job(compose_config(*names, *where, *overrides, *unpacked))
         full = tuple(cell for cell in plain.cells if cell.policy.name == "full")

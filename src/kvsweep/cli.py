@@ -45,7 +45,7 @@ Keys (KEY=VALUE), some of them:
   policy.keep_ratio policy.local_window policy.budget         what stays, and the trigger of evictions
   policy.question policy.sinks grid.question grid.sinks       free, pinned or on_top; first tokens kept
   grid.policy grid.keep_ratio grid.local_window grid.budget   lists, as 'grid.keep_ratio=[0.1,0.2]'
-  cache.bits cache.scheme cache.group cache.residual          how rows are stored; -m cache.bits=16,8,4
+  cache.bits cache.scheme cache.format cache.scale            how rows are stored; -m cache.bits=16,8,4
   draws seed decoding.max_new_tokens benchmark.limit          how many completions, and how long
   until=decided finish decoding.stop_on_loop replay screen    when a cell, or a text, needs no more
   model.path model.dtype model.random_weights benchmark.path  weights and problems from elsewhere

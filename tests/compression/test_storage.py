@@ -138,6 +138,27 @@ class KiviText(Text):
                     row[1:] = read[:, head, i].clone(), None
 
 
+class Fp8Text(Text):
+    """The same for `scheme=fp8`: torch's own cast of each number, made when the token comes, and never again."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[config.format]
+
+    def age(self):
+        for row in (row for heads in self.rows for rows in heads for row in rows if row[2] is None):
+            largest = row[1].abs().amax(-1, keepdim=True) / torch.finfo(self.dtype).max
+            scale = largest if self.config.scale == "token" else torch.ones(2, 1)
+            row[2] = (row[1] / scale).to(self.dtype).float() * scale
+
+    def check(self, cache, slot):
+        for layer, heads in enumerate(self.rows):
+            read = torch.stack(cache.storage.read(layer, slot, len(heads[0])))
+            assert torch.equal(
+                read, torch.stack([torch.stack([row[2] for row in rows], dim=1) for rows in heads], dim=1)
+            )
+
+
 def selection(dice, length, per_head):
     kept = dice.randint(1, length)
     if not per_head:
@@ -156,13 +177,15 @@ def selection(dice, length, per_head):
         ({"bits": 4, "scheme": "kivi"}, 1, False),
         pytest.param({"bits": 4, "value_bits": 8, "scheme": "kivi"}, 5, True, marks=pytest.mark.slow),
         pytest.param({"bits": 2, "scheme": "kivi", "group": 16}, 3, True, marks=pytest.mark.slow),
+        ({"scheme": "fp8", "scale": "token"}, 6, True),
+        pytest.param({"scheme": "fp8", "format": "e5m2"}, 9, False, marks=pytest.mark.slow),
     ],
 )
 def test_every_operation_on_packed_slots(settings, residual, per_head):
     """Random admissions, steps, evictions, copies, swaps and ends, over memory that begins as junk."""
     dice, numbers = random.Random(residual), torch.Generator().manual_seed(residual)
     config = CacheConfig(**{"group": 8, **settings}, residual=residual)
-    kind = KiviText if config.scheme == "kivi" else Text
+    kind = {"kivi": KiviText, "fp8": Fp8Text}.get(config.scheme, Text)
     cache = SlotCache(
         SHAPE, slots=SLOTS, capacity=CAPACITY, device=torch.device("cpu"), per_head=per_head, config=config
     )
@@ -254,3 +277,12 @@ def test_memory_equals_the_arithmetic_to_the_byte(bits, dtype, scheme):
     packed = sum(rows * (32 * width // 8 + 2 * (2 + 2)) + newest * whole for width in bits)
     slot = 2 * 70 * whole if bits[0] == 16 else packed
     assert cache.kv_bytes == 5 * SlotCache.bytes_per_slot(shape, 70, config) == 5 * 3 * 2 * slot
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("scale", "row"), [("none", 20), ("token", 24)])
+def test_fp8_takes_a_byte_a_number_and_four_a_scale(scale, row, dtype):
+    shape = CacheShape(layers=3, q_heads=4, kv_heads=2, head_dim=20, dtype=dtype)
+    config = CacheConfig(scheme="fp8", scale=scale)
+    cache = SlotCache(shape, slots=5, capacity=71, device=torch.device("cpu"), config=config)
+    assert cache.kv_bytes == 5 * SlotCache.bytes_per_slot(shape, 71, config) == 5 * 3 * 2 * 2 * 71 * row

@@ -300,6 +300,17 @@ def test_schemes_and_bits_of_keys_and_values_are_told_apart(make_cell, tmp_path)
     assert list(cells.loc[names, "unpacked_rows"]) == [16, 47, 16]
 
 
+def test_fp8_is_named_where_it_is_the_only_packed_setting(make_cell, tmp_path):
+    make_cell([[1]])
+    folder = make_cell([[1]], policy="full", seed=1)
+    cell = yaml.safe_load((folder / "cell.yaml").read_text()) | {"condition": "same", "seed": 0}
+    cache = {"bits": 8, "scheme": "fp8", "format": "e4m3", "scale": "none"}
+    (folder / "cell.yaml").write_text(yaml.safe_dump({**cell, "cache": cache}))
+    cells = load_run(tmp_path / "run").cells.set_index("policy")
+    assert cells.loc["full_packed", "variant"] == "bits=8, scheme=fp8"
+    assert cells.loc["full_packed", "unpacked_rows"] == 0
+
+
 def test_bits_are_named_where_all_cells_but_the_full_cache_have_them(make_cell, tmp_path):
     make_cell([[1]])
     for policy in ("full", "dynts"):

@@ -99,9 +99,13 @@ def test_a_question_of_such_numbers_has_an_empty_text():
     assert {done.stop_reason for (_, problem), done in found.items() if problem == "1"} <= {"length", "stop"}
 
 
-@pytest.mark.parametrize("scheme", ["plain", "rotated", "kivi"])
-def test_packed_rows_beside_such_a_text_are_right(scheme):
-    cache, prompts = CacheConfig(bits=8, group=8, residual=8, scheme=scheme), [(5, 6, 7), (6, 7, 8)]
+FP8 = [("fp8", "none"), ("fp8", "token")]
+
+
+@pytest.mark.parametrize(("scheme", "scale"), [("plain", "none"), ("rotated", "none"), ("kivi", "none"), *FP8])
+def test_packed_rows_beside_such_a_text_are_right(scheme, scale):
+    cache = CacheConfig(bits=8, group=8, residual=8, scheme=scheme, scale=scale)
+    prompts = [(5, 6, 7), (6, 7, 8)]
     clean = decoded(model_with({}), prompts, SETTINGS["greedy"], 4, cache=cache)
     found = decoded(model_with({5: float("nan")}), prompts, SETTINGS["greedy"], 4, cache=cache)
     for key in [key for key in clean if key[1] == "1" and 5 not in clean[key].token_ids]:

@@ -69,9 +69,15 @@ def test_packed_cells_have_ids_of_their_own_and_do_not_depend_on_shards(kvsweep,
             "cache.key_bits=4 and cache.value_bits=None leave one of the two at 16 bits",
         ),
         ("cache.key_bits=16", "cache.key_bits=16 is unknown: choose one of 8, 4, 2"),
-        ("cache.scheme=kvi", "cache.scheme=kvi is unknown: choose one of rotated, plain, kivi."),
+        ("cache.scheme=kvi", "cache.scheme=kvi is unknown: choose one of rotated, plain, kivi, fp8."),
         ("cache.scheme=kivi cache.group=2", "cache.group=2 does not fill whole words of 4 bytes with 4 bits a number"),
         ("cache.scheme=kivi impl=triton", "cache.scheme=kivi has no Triton kernel: give impl=torch"),
+        ("cache.scheme=fp8", "cache.scheme=fp8 takes 8 bits for a number, not cache.bits=4, cache.key_bits=None"),
+        ("cache.bits=null cache.scheme=fp8 cache.value_bits=4", "takes 8 bits for a number, not cache.bits=None"),
+        ("cache.bits=8 cache.scheme=fp8 cache.format=e3m4", "cache.format=e3m4 is unknown: choose one of e4m3, e5m2."),
+        ("cache.bits=8 cache.scheme=fp8 cache.scale=head", "cache.scale=head is unknown: choose one of none, token."),
+        ("cache.bits=8 cache.scheme=fp8 impl=triton", "cache.scheme=fp8 has no Triton kernel: give impl=torch"),
+        ("cache.bits=8 cache.scheme=fp8 " + DECIDED, "which a job of fp8 e4m3 does not decode"),
         ("cache.residual=0", "cache.residual=0 is out of range: it is a number of tokens, at least 1."),
         ("cache.group=5", "cache.group=5 does not divide the 32 numbers of a head: choose a divisor."),
         ("cache.size=5", "cache.size"),
@@ -102,7 +108,33 @@ def test_the_short_form_and_the_long_form_name_the_same_cell():
     assert short == CacheConfig(key_bits=4, value_bits=4).identity()
     assert CacheConfig(bits=4, value_bits=2).identity() == CacheConfig(key_bits=4, value_bits=2).identity() != short
     assert CacheConfig(bits=4, scheme="kivi").identity() != CacheConfig(bits=4, scheme="plain").identity() != short
-    assert CacheConfig(scheme="kivi", residual=3).identity() == {}
+    assert CacheConfig(scheme="kivi", residual=3).identity() == CacheConfig(bits=16).identity() == {}
+
+
+def test_fp8_is_named_by_format_and_scale_and_by_nothing_that_it_does_not_take():
+    own = {"bits": 8, "scheme": "fp8", "format": "e4m3", "scale": "none"}
+    assert CacheConfig(scheme="fp8", group=8, residual=3).identity() == {"cache": own}
+    assert CacheConfig(bits=8, scheme="fp8", scale="token").identity() == {"cache": own | {"scale": "token"}}
+    assert CacheConfig(scheme="fp8", scale="token", format="e5m2").title == " fp8 e5m2, a scale per token"
+
+
+@pytest.mark.slow
+def test_an_fp8_sweep_is_stored_reported_and_replayed(kvsweep, tiny, tiny_policy, tmp_path):
+    grid = [*tiny, *tiny_policy, "grid.policy=[full,h2o]", f"results_dir={tmp_path}"]
+    for cache in ([], ["cache.scheme=fp8"], ["cache.scheme=fp8", "cache.format=e5m2", "cache.scale=token"]):
+        ended = kvsweep(*grid, *cache, "replay=true")
+        assert ended.code == 0, ended.err
+    run = load_run(tmp_path / "default")
+    variants = set(run.cells.loc[run.cells["policy"] == "full_packed", "variant"])
+    assert variants == {f"bits=8, scheme=fp8, format={f}, scale={s}" for f, s in (("e4m3", "none"), ("e5m2", "token"))}
+    metrics = cell_metrics(run).set_index("cell_id")
+    packed = metrics[metrics["bits"] == 8]
+    assert (packed["packed"] == 1).all(), "no row stays in the model's precision"
+    assert (packed["kv_bytes_allocated"] == packed["kv_bytes_analytic"]).all()
+    for folder in (tmp_path / "default").glob("*/provenance.json"):
+        sizes = json.loads(folder.read_text())["bytes"]
+        if sizes["row"] != 2 * 2 * 2 * 32:
+            assert (sizes["row"], sizes["newest"]) in {(2 * 2 * 2 * 8, 0), (2 * 2 * 2 * 12, 0)}
 
 
 @pytest.mark.slow
@@ -134,3 +166,8 @@ def test_the_estimate_counts_the_bytes_of_packed_rows(kvsweep, tmp_path):
     bytes_ = SlotCache.bytes_per_slot(shape, 4001, CacheConfig(bits=2, residual=16))
     assert f"{bytes_ / 2**20:.1f} MiB a slot of 4001 tokens" in ended.out
     assert "3 layers x 2 heads x 24 bytes a token, and 16 rows of 2 x 32 x 4 a slot" in ended.out
+    fp8 = ["cache.scheme=fp8", "cache.scale=token", "policy.budget=4000", "decoding.max_new_tokens=9000"]
+    said = kvsweep("--dry-run", *fp8, f"results_dir={tmp_path}").out
+    bytes_ = SlotCache.bytes_per_slot(shape, 4001, CacheConfig(scheme="fp8", scale="token"))
+    assert f"{bytes_ / 2**20:.1f} MiB a slot of 4001 tokens" in said
+    assert "3 layers x 2 heads x 72 bytes a token, a question" in said

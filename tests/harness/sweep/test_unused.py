@@ -27,6 +27,8 @@ def refuse(*jobs: list[str]) -> None:
         (["grid.policy=[full]", "grid.keep_ratio=[0.3,0.4]"], "no policy of the grid (full) takes it"),
         (["policy=full", "cache.group=16"], "no row is packed"),
         (["policy=full", "cache.scheme=kivi"], "no row is packed"),
+        (["policy=full", "cache.scheme=fp8", "cache.residual=4"], "cache.scheme=fp8 does not take it"),
+        (["policy=full", "cache.bits=4", "cache.format=e5m2"], "cache.scheme=rotated does not take it"),
         (["grid.keep_ratio=[0.3,0.4]", "policy.keep_ratio=0.5"], "grid.keep_ratio gives the values"),
         (["grid.policy=[full,dynts]", "policy=h2o"], "grid.policy gives the values"),
         (
@@ -63,6 +65,7 @@ def test_a_size_without_effect_is_named(words: list[str], reason: str, capsys: p
         ["policy.local_window=32", "grid.keep_ratio=[0.3,0.4]"],
         ["policy.keep_ratio=0.5", "grid.keep_ratio=[0.3]", "grid.beside=[{policy: [h2o]}]"],
         ["policy=full", "cache.bits=4", "cache.group=16"],
+        ["policy=full", "cache.scheme=fp8", "cache.scale=token"],
         ["grid.policy=[full,dynts]", "until=decided", "draws=4", "report.margin=3"],
     ],
 )

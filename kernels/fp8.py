@@ -1,0 +1,33 @@
+"""Rows of 8-bit floating-point numbers, as the "fp8" caches of the serving engines store them.
+
+A number goes to the nearest code, ties to even. What lies beyond the largest number becomes the largest, an infinity
+too, and NaN stays NaN, as in NVIDIA's conversion with `satfinite`, which vLLM calls
+(csrc/quantization/fp8/nvidia/quant_utils.cuh at 03476e5). SGLang casts with torch, whose cast of e5m2 makes infinities
+(python/sglang/srt/mem_cache/memory_pool.py at 000ccdb). Both engines divide keys and values by one scale each for a
+whole layer, from a checkpoint or 1.0 (vLLM, vllm/model_executor/layers/quantization/kv_cache.py at 0531c22): 1.0 is
+`cache.scale=none` here. A scale per token is absmax / largest, at least 1e-6, in float32 (vLLM,
+vllm/v1/attention/ops/triton_reshape_and_cache_flash.py at 027e07f, there over all heads of a token; here per head).
+"""
+
+import torch
+from torch import Tensor
+
+from kvsweep.kernels.row_format import Fp8Format
+
+DTYPES: dict[Fp8Format, torch.dtype] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+_LEAST = 1e-6
+
+
+def to_fp8(rows: Tensor, dtype: torch.dtype, *, scaled: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the codes of rows [..., head_dim] and, if they are `scaled`, a float32 scale for each row, [..., 1]."""
+    top, scale = torch.finfo(dtype).max, None
+    if scaled:
+        rows = rows.float()
+        scale = (rows.abs().amax(dim=-1, keepdim=True) / top).clamp(min=_LEAST)
+        rows = rows / scale
+    return rows.clamp(-top, top).to(dtype), scale
+
+
+def widened(rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the numbers of rows [..., head_dim] in `dtype`, float32 or wider, times their scale if they have one."""
+    return rows.to(dtype) if scale is None else rows.to(dtype) * scale
