@@ -158,7 +158,7 @@ def test_every_job_of_every_experiment(
     name: str, most: int | None, compose: Callable[..., Any], offline: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
     # The heads of the label study are for the embedded models alone, and the tiny model's are too narrow for 2 bits.
-    embedded = name in ("labels", "bytes_toy")
+    embedded = name in ("labels", "bytes_toy", "equal_bytes", "equal_bytes_packed")
     jobs = [job for job in sweep(name, compose) if embedded or "cache.bits=2" not in job][:most]
     cells: list[str] = []
     for overrides in jobs:
