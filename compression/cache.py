@@ -49,7 +49,8 @@ class SlotCache(Slots, Cache):
         invariant: bool = False,
         config: CacheConfig = UNPACKED,
     ) -> None:
-        config.check_implementation(impl)
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+        config.check_implementation(impl, capability)
         Slots.__init__(self, shape, slots, capacity, device, per_head, impl, invariant)
         self.recorders = {signal: recorder_of(signal, self) for signal in signals}
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())

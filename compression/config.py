@@ -92,9 +92,13 @@ class CacheConfig:
         names = ("group", "residual") if self.is_fp8 else ("format", "scale")
         return dict.fromkeys(names, f"cache.scheme={self.scheme} does not take it")
 
-    def check_implementation(self, impl: str) -> None:
-        if self.is_packed and self.scheme in ("kivi", "fp8") and impl == "triton":
-            raise UserError(f"cache.scheme={self.scheme} has no Triton kernel: give impl=torch, or another scheme.")
+    def check_implementation(self, impl: str, capability: tuple[int, int] | None = None) -> None:
+        """Raise UserError if Triton does not support the scheme, or not on a GPU of this compute capability."""
+        if self.is_packed and self.scheme == "kivi" and impl == "triton":
+            raise UserError("cache.scheme=kivi has no Triton kernel: give impl=torch, or another scheme.")
+        if self.is_fp8 and self.format == "e4m3" and impl == "triton" and capability and capability < (8, 9):
+            has = f"needs a GPU of compute capability 8.9, and this one has {capability[0]}.{capability[1]}"
+            raise UserError(f"cache.format=e4m3 with impl=triton {has}: give cache.format=e5m2, or impl=torch.")
 
     def forms(self, head_dim: int) -> RowForms | None:
         """Row formats of integer keys ("kivi": of `group` keys of a channel) and values; None without integers."""

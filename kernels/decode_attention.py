@@ -4,6 +4,7 @@ Each program attends over one chunk of one slot's rows; a second kernel joins th
 only on slots and capacity, and the kernels read the lengths on the device, so that a CUDA graph can replay them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,11 @@ def block(dtype: torch.dtype) -> int:
     return 16 if dtype == torch.float32 else 64
 
 
+def decode_warps(query: torch.dtype, rows: torch.dtype, dim: int) -> int:
+    """Warps per program: with 4, widened fp8 rows would spill registers in float32 and with wide heads."""
+    return 8 if rows.itemsize == 1 and (query == torch.float32 or dim > 128) else 4
+
+
 def decode_attention(
     query: Tensor,
     keys: Tensor,
@@ -31,8 +37,12 @@ def decode_attention(
     return_mass: bool = False,
     sinks: Tensor | None = None,
     softcap: float | None = None,
+    scales: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor | None]:
-    """Do `kernels.reference.decode_attention`. Dead rows are never read and may hold NaN; a length of 0 gives zeros."""
+    """Do `kernels.reference.decode_attention`. Dead rows are never read and may hold NaN; a length of 0 gives zeros.
+
+    The numbers of fp8 rows are multiplied by their scale in float32, then rounded to the query's precision.
+    """
     slots, kv_heads, capacity, head_dim = keys.shape
     assert keys.stride() == values.stride(), "keys and values share one layout"
     assert keys.stride(-1) == 1, "the numbers of a row are contiguous"
@@ -43,9 +53,11 @@ def decode_attention(
     group = q_heads // kv_heads
     how: dict[str, Any] = {"GROUP": group, "GROUP_PADDED": 1 << (group - 1).bit_length(), "CHUNK": CHUNK}
     how |= {"BLOCK": block(query.dtype), "DIM": head_dim, "DIM_PADDED": padded(head_dim), "UPCAST": upcast(query.dtype)}
-    how |= {"MASS": return_mass, "SOFTCAP": softcap, "num_warps": 4, "num_stages": 2}
-    strides = (*keys.stride()[:3], *per_head.stride())
-    _attend_chunk[(slots, kv_heads, chunks)](query, keys, values, per_head, *parts, scaling, capacity, *strides, **how)
+    how |= {"MASS": return_mass, "SOFTCAP": softcap, "SCALED": bool(scales), "num_stages": 2}
+    how["num_warps"] = decode_warps(query.dtype, keys.dtype, head_dim)
+    strides = (*keys.stride()[:3], *per_head.stride(), *(scales[0].stride()[:2] if scales else (0, 0)))
+    rows = (keys, values, *(scales or (per_head, per_head)))  # without scales the kernel reads neither
+    _attend_chunk[(slots, kv_heads, chunks)](query, *rows, per_head, *parts, scaling, capacity, *strides, **how)
     return join(query, parts, per_head, sinks, return_mass)
 
 
@@ -80,10 +92,10 @@ def join(
 
 @triton.jit
 def _attend_chunk(
-    query, keys, values, lengths, part, peak, total, logits_out, scaling, capacity,
-    stride_slot, stride_head, stride_row, stride_length_slot, stride_length_head,
-    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr,
-    GROUP_PADDED: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr, SOFTCAP: tl.constexpr,
+    query, keys, values, key_scales, value_scales, lengths, part, peak, total, logits_out, scaling, capacity,
+    stride_slot, stride_head, stride_row, stride_length_slot, stride_length_head, scale_slot, scale_head,
+    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr, GROUP_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
@@ -106,8 +118,11 @@ def _attend_chunk(
             at = base + rows.to(tl.int64)[:, None] * stride_row + dims
             k = tl.load(keys + at, mask=live[:, None] & wide, other=0.0)
             v = tl.load(values + at, mask=live[:, None] & wide, other=0.0)
-            if UPCAST:
-                k, v = k.to(tl.float32), v.to(tl.float32)
+            if SCALED:
+                scale_at = slot * scale_slot + head * scale_head + rows
+                k = k.to(tl.float32) * tl.load(key_scales + scale_at, mask=live, other=0.0)[:, None]
+                v = v.to(tl.float32) * tl.load(value_scales + scale_at, mask=live, other=0.0)[:, None]
+            k, v = k.to(q.dtype), v.to(q.dtype)
             logits, top, weight, mixed = attend_rows(q, k, v, live[None, :], scaling, top, weight, mixed, SOFTCAP)
             if MASS:
                 tl.store(logits_out + heads[:, None] * capacity + rows, logits, mask=real[:, None] & live)

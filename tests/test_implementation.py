@@ -54,10 +54,12 @@ def test_an_unknown_implementation_is_refused(kvsweep, no_model, tiny, tmp_path)
 
 PACKED = ["cache.bits=4", "cache.group=8", "cache.residual=9", "grid.policy=[h2o,random_head]"]
 
+FP8 = ["cache.scheme=fp8", "cache.scale=token", "grid.policy=[h2o,random_head]"]
+
 
 # `make test` holds each kernel against its reference in the interpreter.
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [["grid.policy=[dynts,h2o,rkv]"], PACKED], ids=["whole", "packed"])
+@pytest.mark.parametrize("more", [["grid.policy=[dynts,h2o,rkv]"], PACKED, FP8], ids=["whole", "packed", "fp8"])
 def test_triton_writes_the_same_greedy_texts(more, kvsweep, tiny, tiny_policy, tmp_path):
     pytest.importorskip("triton")
     found = {}

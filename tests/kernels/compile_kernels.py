@@ -62,17 +62,25 @@ def variants():
                 "GROUP_PADDED": power(group),
                 "BLOCK": decode_attention.block(getattr(torch, NAMES[dtype])),
             }
-            constants |= {"MASS": mass, "UPCAST": up}
+            constants |= {"MASS": mass, "UPCAST": up, "SCALED": False}
+            types |= dict.fromkeys(("key_scales", "value_scales"), "*i64")
             for softcap in (None, 50.0) if dim == 256 else (None,):
                 name = f"attend_chunk {dtype} D={dim} G={group} mass={int(mass)} softcap={softcap}"
                 yield name, decode_attention._attend_chunk, types, {**constants, "SOFTCAP": softcap}, 4
+            for rows, scaled in (("fp8e4nv", True), ("fp8e5", False)) if mass else ():
+                of_rows = dict.fromkeys(("keys", "values"), f"*{rows}")
+                of_rows |= dict.fromkeys(("key_scales", "value_scales"), "*fp32" if scaled else "*i64")
+                warps = decode_attention.decode_warps(getattr(torch, NAMES[dtype]), torch.float8_e5m2, dim)
+                name = f"attend_chunk {dtype} {rows} D={dim} G={group} mass=1 scaled={int(scaled)}"
+                own = {**constants, "SOFTCAP": None, "SCALED": scaled}
+                yield name, decode_attention._attend_chunk, types | of_rows, own, warps
             types = dict.fromkeys(("query", "keys", "values", "output"), f"*{dtype}") | {
                 "mass": "*fp32",
                 "scaling": "fp32",
             }
             at_once = decode_attention.tokens_at_once(getattr(torch, NAMES[dtype]), power(group))
             warps = decode_attention.warps(getattr(torch, NAMES[dtype]), dim, mass)
-            del constants["CHUNK"], constants["DEPTH"]
+            del constants["CHUNK"], constants["DEPTH"], constants["SCALED"]
             name = f"attend {dtype} D={dim} G={group} mass={int(mass)}"
             yield name, decode_attention._attend, types, {**constants, "TOKENS": at_once}, warps
         for sinks in (False, True) if dim == 64 else ():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvsweep.kernels import reference
+from kvsweep.kernels.fp8 import DTYPES as FP8
 from kvsweep.kernels.packing import pack_rows
 from kvsweep.kernels.row_format import RowFormat
 from tests.kernels.interpreter import BY_MARK, DTYPES, INTERPRETED, TOLERANCE, run_file
@@ -83,6 +84,34 @@ def test_chunk_attention(group, dim, rows, tokens, dtype):
         close(output[token], expected[0][0], dtype)
         close(mass[token], expected[1][0], dtype)
     assert torch.equal(chunk_attention(query, keys, values, scaling=dim**-0.5)[0], output)
+
+
+@inside
+@DTYPES
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("form", ["e4m3", "e5m2"])
+@pytest.mark.slow_unless(rule=lambda dtype, **_: dtype == torch.bfloat16)
+def test_decode_attention_over_fp8_rows(form, scaled, dtype):
+    """All codes of a format, three query heads a key head, heads of 24 numbers; dead rows and scales are NaN."""
+    from kvsweep.kernels.decode_attention import decode_attention
+
+    torch.manual_seed(2)
+    query, lengths = torch.randn(2, 6, 24).to(dtype), torch.tensor([37, 5])
+    codes = torch.arange(2 * 2 * 2 * 40 * 24).view(2, 2, 2, 40, 24).to(torch.uint8).view(FP8[form])
+    # Numbers of one size: those of a code apart from its exponent's highest bits, so that no weight is all of them.
+    keys, values = torch.where(codes.float().abs() < 2, codes.float(), 0.5).to(FP8[form])
+    scales = list(torch.rand(2, 2, 2, 40, 1) + 0.1) if scaled else []
+    clean = [[tensor.clone() for tensor in several] for several in ((keys, values), scales)]
+    for slot, length in enumerate(lengths.tolist()):
+        for rows in (keys, values):
+            rows.view(torch.uint8)[slot, :, length:] = 127  # NaN in both formats
+        for scale in scales:
+            scale[slot, :, length:] = torch.nan
+    how = {"scaling": 24**-0.5, "return_mass": True}
+    output, mass = decode_attention(query, keys, values, lengths, scales=scales, **how)
+    expected = reference.decode_attention(query.double(), *clean[0], lengths, scales=clean[1], **how)
+    close(output, expected[0], dtype)
+    close(mass, expected[1], dtype)
 
 
 @inside

@@ -76,7 +76,6 @@ def test_packed_cells_have_ids_of_their_own_and_do_not_depend_on_shards(kvsweep,
         ("cache.bits=null cache.scheme=fp8 cache.value_bits=4", "takes 8 bits for a number, not cache.bits=None"),
         ("cache.bits=8 cache.scheme=fp8 cache.format=e3m4", "cache.format=e3m4 is unknown: choose one of e4m3, e5m2."),
         ("cache.bits=8 cache.scheme=fp8 cache.scale=head", "cache.scale=head is unknown: choose one of none, token."),
-        ("cache.bits=8 cache.scheme=fp8 impl=triton", "cache.scheme=fp8 has no Triton kernel: give impl=torch"),
         ("cache.bits=8 cache.scheme=fp8 " + DECIDED, "which a job of fp8 e4m3 does not decode"),
         ("cache.residual=0", "cache.residual=0 is out of range: it is a number of tokens, at least 1."),
         ("cache.group=5", "cache.group=5 does not divide the 32 numbers of a head: choose a divisor."),
@@ -109,6 +108,15 @@ def test_the_short_form_and_the_long_form_name_the_same_cell():
     assert CacheConfig(bits=4, value_bits=2).identity() == CacheConfig(key_bits=4, value_bits=2).identity() != short
     assert CacheConfig(bits=4, scheme="kivi").identity() != CacheConfig(bits=4, scheme="plain").identity() != short
     assert CacheConfig(scheme="kivi", residual=3).identity() == CacheConfig(bits=16).identity() == {}
+
+
+def test_the_e4m3_of_triton_needs_a_gpu_that_has_it():
+    config = CacheConfig(scheme="fp8")
+    with pytest.raises(UserError, match=r"capability 8\.9, and this one has 8\.0: give cache"):
+        config.check_implementation("triton", (8, 0))
+    for one, impl, capability in ((config, "triton", (9, 0)), (config, "torch", (8, 0)), (config, "triton", None)):
+        one.check_implementation(impl, capability)
+    CacheConfig(scheme="fp8", format="e5m2").check_implementation("triton", (8, 0))
 
 
 def test_fp8_is_named_by_format_and_scale_and_by_nothing_that_it_does_not_take():
