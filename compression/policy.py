@@ -378,16 +378,22 @@ class HeadPolicy(BudgetPolicy):
     per_head = True
 
 
-def size_of(*, rows: int, every: int, local_window: int) -> dict[str, Any]:
-    """Return keep_ratio and budget such that each eviction leaves `rows` rows and the next comes `every` tokens later.
+@dataclass(frozen=True, kw_only=True)
+class SizeInRows:
+    """A policy's size in another form: an eviction leaves `rows` rows, and the next comes `every` tokens later."""
 
-    The ratio has the fewest digits for which BudgetPolicy's rounding gives exactly `rows` of the rows + every + 1 rows
-    that are pruned.
-    """
-    if rows <= local_window:
-        none = f"policy.rows={rows} leaves no row beside policy.local_window={local_window}"
-        raise UserError(f"{none}: choose more rows or a smaller window.")
-    budget, kept = rows + every, rows - local_window
-    outside = budget + 1 - local_window
-    ratios = (math.ceil(kept / outside * 10**digits) / 10**digits for digits in itertools.count(1))
-    return {"keep_ratio": next(ratio for ratio in ratios if int(outside * ratio) == kept), "budget": budget}
+    rows: Annotated[int, Field(ge=1, strict=True)]
+    every: Annotated[int, Field(ge=1, strict=True)]
+    local_window: Annotated[int, Field(ge=1, strict=True)]
+
+    def __post_init__(self) -> None:
+        if self.rows <= self.local_window:
+            none = f"policy.rows={self.rows} leaves no row beside policy.local_window={self.local_window}"
+            raise UserError(f"{none}: choose more rows or a smaller window.")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the budget, and the keep_ratio with the fewest digits for which an eviction leaves exactly `rows`."""
+        budget, kept = self.rows + self.every, self.rows - self.local_window
+        outside = budget + 1 - self.local_window
+        ratios = (math.ceil(kept / outside * 10**digits) / 10**digits for digits in itertools.count(1))
+        return {"keep_ratio": next(ratio for ratio in ratios if int(outside * ratio) == kept), "budget": budget}

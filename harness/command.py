@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from kvsweep.checked import checked
 from kvsweep.command_line import check_engine
 from kvsweep.compression import artifacts
 from kvsweep.compression.policy import Policy
@@ -40,10 +41,6 @@ TEMPLATE = Path(__file__).resolve().parent / "template"
 # A command with none of these runs the default policy and, to compare with, the full cache.
 _NAMES_CELLS = ("policy", "grid", "experiment")
 _NAMES_MODEL = ("model=", "model.name=", "experiment=")
-# The parts of a job that its cells do not contain; two benchmarks may have the same problems.
-_NOT_OF_A_JOB = ("benchmark", "cells", "inputs", "resolved", "command")
-_GRADED_BY = ("answer_kind", "answer_from")
-_OF_A_JOB = ["problem_ids", *(field.name for field in fields(Job) if field.name not in _NOT_OF_A_JOB)]
 # Hydra's options that a sweep cannot have, by their shortest forms.
 _REFUSED = dict.fromkeys(
     ("--config-n", "-cn"), "a sweep has one configuration; experiment=NAME chooses what changes it"
@@ -99,9 +96,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
                 notes.update([*_complete(config), *_not_swept()])
                 unused = _without_others_settings(config)
                 launcher = settings.build_target("launcher", config.launcher, Launcher)
-                plan = settings.build(
-                    ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")}
-                )
+                plan = checked(ReplayPlan, {name: config.get(name) for name in ("replay", "screen", "texts")})
                 job = make_job(config)
                 found.append((job, launcher, plan, unused_settings(config, job) | unused))
         except UserError as mistake:
@@ -166,11 +161,7 @@ def _without_shared_cells(jobs: Sequence[Job], plan: ReplayPlan) -> list[Job]:
                 continue
             theirs = {cell.cell_id for cell in other.cells}
             rest = tuple(cell for cell in job.cells if cell.cell_id not in theirs)
-            differing = [name for name in _OF_A_JOB if getattr(job, name) != getattr(other, name)]
-            # Cell ids also do not say how completions are graded.
-            asked = [one.cells[0].benchmark for one in (job, other) if one.cells]
-            differing += [f"benchmark.{n}" for n in _GRADED_BY if len({getattr(one, n) for one in asked}) > 1]
-            if differing and len(rest) < len(job.cells):
+            if len(rest) < len(job.cells) and (differing := job.differing(other)):
                 both = f"{job.name}: two jobs of this command have the same cells and differ in {', '.join(differing)}"
                 raise UserError(f"{both}: give one value, or start one command after the other.")
             # Rounds and replays compare a job's cells with its own full cache.

@@ -9,7 +9,7 @@ from typing import Any
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
+from kvsweep.harness.decode.request import Branch, Request, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model as load
 from kvsweep.harness.models.loaded import LoadedModel
@@ -60,8 +60,8 @@ def generate(
 ) -> list[Completion]:
     """A completion for each user message, in their order; `options` are those of `Engine`, such as slots."""
     branches = (Branch(cell_id=policy.name, policy=policy),)
-    sampling = SamplingConfig(temperature=temperature, top_p=top_p)
-    decoding = DecodingConfig(name="notebook", max_new_tokens=max_new_tokens, sampling=sampling)
+    settings = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
+    decoding = build_decoding({"name": "notebook", **settings})
     requests = [
         Request(problem_id=str(number), draw=0, prompt_ids=model.dialogue.prompt_ids(prompt), branches=branches)
         for number, prompt in enumerate(prompts)

@@ -30,7 +30,6 @@ from kvsweep.errors import UserError
 from kvsweep.escape import folder_below
 from kvsweep.files import at_home
 from kvsweep.harness.overrides import hydra_overrides, quoted
-from kvsweep.records import MOST
 
 WEIGHTS = Path(__file__).resolve().parent / "toy" / "weights"
 
@@ -231,14 +230,6 @@ def plain(node: DictConfig | Mapping[str, Any] | None) -> dict[str, Any]:
     if not OmegaConf.is_config(node):
         return dict(node)
     return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
-
-
-def whole_number(name: str, value: Any, *, least: int) -> int:
-    """Return the value of a setting outside all sections; UserError for no whole number from `least` to MOST."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-        allowed = f"it must be a whole number of at least {least} and at most {MOST}"
-        raise UserError(f"{name}={value} is out of range: {allowed}.")
-    return value
 
 
 @contextmanager

@@ -30,15 +30,13 @@ Implementation = Literal["torch", "triton"]
 Operations = ModuleType
 
 
-def check_installed(impl: str) -> None:
-    """Raise UserError for an unknown implementation, or for Triton if it is not installed."""
-    if impl not in ("torch", "triton"):
-        raise UserError(f"impl={impl} is unknown: choose torch or triton.")
+def check_installed(impl: Implementation) -> None:
+    """Raise UserError for Triton if it is not installed."""
     if impl == "triton" and find_spec("triton") is None:
         raise UserError("impl=triton needs the package triton, which is not installed: install it or choose torch.")
 
 
-def check_available(impl: str) -> None:
+def check_available(impl: Implementation) -> None:
     """Like `check_installed`; also raise UserError if Triton has neither a GPU nor its interpreter."""
     check_installed(impl)
     if impl == "torch":

@@ -1,11 +1,12 @@
 """The engine's input: how to decode, and requests with branches. Importing this module does not import torch."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from omegaconf import DictConfig
+from pydantic import Field
 
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
@@ -14,7 +15,6 @@ from kvsweep.kernels.row_format import ROW_BLOCK, whole_blocks
 from kvsweep.records import Completion
 
 SamplingOrder = Literal["top_k_then_top_p", "top_p_then_top_k"]
-ORDERS: tuple[SamplingOrder, ...] = get_args(SamplingOrder)
 
 # Logits divided by a lower temperature would exceed float32's range.
 _COLDEST = 1e-3
@@ -25,8 +25,9 @@ class SamplingConfig:
     """How tokens are drawn."""
 
     temperature: float  # divides the logits; 0 takes the most likely token
-    top_p: float = 1.0  # probability of the nucleus, in (0, 1]; the token that crosses it is kept
-    top_k: int = 0  # number of most likely tokens kept; 0 keeps all
+    # The token that crosses the nucleus is kept.
+    top_p: Annotated[float, Field(gt=0, le=1, description="the probability of the nucleus")] = 1.0
+    top_k: Annotated[int, Field(ge=0, description="the number of most likely tokens kept, or 0 for all")] = 0
     # The nucleus is computed from the renormalised top k (transformers, vLLM) or from the whole distribution (DynTS).
     order: SamplingOrder = "top_k_then_top_p"
 
@@ -34,12 +35,6 @@ class SamplingConfig:
         if not (self.temperature == 0 or _COLDEST <= self.temperature < float("inf")):
             allowed = f"0 (greedy), or {_COLDEST} and above"
             raise UserError(f"decoding.temperature={self.temperature} is out of range: {allowed}.")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"decoding.top_p={self.top_p} is out of range: above 0 and at most 1 (1 keeps all).")
-        if self.top_k < 0:
-            raise UserError(f"decoding.top_k={self.top_k} is out of range: 0 (keeps all) or above.")
-        if self.order not in ORDERS:
-            raise UserError(f"decoding.order={self.order} is unknown: choose one of {', '.join(ORDERS)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +42,12 @@ class DecodingConfig:
     """How completions are sampled and truncated: at `max_new_tokens`, and with `stop_on_loop` when they loop."""
 
     name: str
-    max_new_tokens: int
+    max_new_tokens: Annotated[int, Field(ge=1, description="a number of tokens")]
     sampling: SamplingConfig
     stop_on_loop: bool = False
 
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UserError(
-                f"decoding.max_new_tokens={self.max_new_tokens} is out of range: it must be at least 1 token."
-            )
 
-
-def build_decoding(node: DictConfig) -> DecodingConfig:
+def build_decoding(node: DictConfig | Mapping[str, Any]) -> DecodingConfig:
     """Build the decoding from its flat section, which also has the fields of the sampling."""
     values = {str(name): value for name, value in node.items()}
     own = {name: values.pop(name) for name in set(values) & {"name", "max_new_tokens", "stop_on_loop"}}

@@ -24,8 +24,9 @@ from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.predictor.recipe import LabelKind
 from kvsweep.harness.predictor.traces import Trace, check_cell, read_graded, read_texts, trace_of, trace_of_text
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
+from kvsweep.harness.sweep.checks import check_predictors, check_tags, other_model
 from kvsweep.harness.sweep.grid import build_policies
-from kvsweep.harness.sweep.job import Job, check_predictors, check_tags, make_job, other_model, stored_config
+from kvsweep.harness.sweep.job import Job, make_job, stored_config
 from kvsweep.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem
 from kvsweep.stored import StoredCell, read_cells
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, Field
 
-from kvsweep.compression.policy import BudgetPolicy, Policy, Question, size_of
+from kvsweep.checked import checked
+from kvsweep.compression.policy import BudgetPolicy, Policy, Question, SizeInRows
 from kvsweep.errors import UserError
 from kvsweep.harness import settings
 
@@ -117,9 +118,8 @@ def _sized(composed: Mapping[str, Any]) -> dict[str, Any]:
         return rest
     if len(given) == 1:
         raise UserError(f"policy.{next(iter(given))} is given alone: policy.rows and policy.every go together.")
-    given["local_window"] = rest["local_window"]
-    sizes = {name: settings.whole_number(f"policy.{name}", value, least=1) for name, value in given.items()}
-    return {**rest, **size_of(**sizes)}
+    size = checked(SizeInRows, {**given, "local_window": rest["local_window"]}, "policy.")
+    return rest | size.settings()
 
 
 def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) -> dict[str, Any]:

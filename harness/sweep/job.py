@@ -1,7 +1,7 @@
 """From a composed Hydra configuration to a checked, frozen Job. Every mistake is refused here."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
-from pydantic import Field
+from pydantic import BeforeValidator, Field, StrictBool
 
+from kvsweep.checked import checked
 from kvsweep.command_line import counted
-from kvsweep.compression import artifacts
 from kvsweep.compression.config import UNPACKED, CacheConfig
-from kvsweep.compression.policy import BudgetPolicy, Policy
 from kvsweep.compression.source import is_own
 from kvsweep.errors import UserError
 from kvsweep.escape import folder_below
@@ -23,15 +22,16 @@ from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import Benchmark, load_problems
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.spec import BYTES, ModelSpec, read_spec
+from kvsweep.harness.models.spec import ModelSpec, read_spec
 from kvsweep.harness.provenance import command_line, describe_code
-from kvsweep.harness.settings import WEIGHTS, build, choices, conf_files, plain, whole_number
+from kvsweep.harness.settings import WEIGHTS, build, choices, conf_files, plain
 from kvsweep.harness.sweep.card import NOTHING_ASSUMED, UNPRICED, AssumeConfig, Card, CostConfig, known_card
 from kvsweep.harness.sweep.cell import Cell, stored_scores
+from kvsweep.harness.sweep.checks import check_cache, check_predictors, check_tags, input_files, rounds_until
 from kvsweep.harness.sweep.grid import build_policies, policy_file
-from kvsweep.harness.sweep.server import ServedModel, asks_servers, build_servers
+from kvsweep.harness.sweep.server import asks_servers, build_servers
 from kvsweep.kernels.implementation import Implementation, check_installed
-from kvsweep.records import WHOLE, Shard, content_hash, grading_rule, leaves
+from kvsweep.records import MOST, WHOLE, Shard, content_hash, grading_rule, leaves
 from kvsweep.stored import StoredCell, read_cells, read_provenance
 
 PositiveSeconds = Annotated[float, Field(gt=0, description="a number of seconds")]
@@ -59,6 +59,37 @@ class TrackerConfig:
             raise UserError(f"{missing}: pip install 'kvsweep[{self.kind}]', or tracker=none.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The settings outside all sections, which conf/config.yaml describes.
+
+    Raises UserError for an implementation that is not installed, and for `finish` without `until`.
+    """
+
+    seed: Annotated[int, Field(ge=0, le=MOST, strict=True)]
+    draws: Annotated[int, Field(ge=1, le=MOST, strict=True)]
+    slots: Annotated[int, Field(ge=1, le=MOST, strict=True)] | Literal["auto"]
+    invariant: StrictBool | Literal["auto"]
+    impl: Implementation
+    shard: Annotated[Shard, BeforeValidator(lambda text: Shard.parse(str(text)))]
+    # A stored configuration of an older version lacks these.
+    until: Literal["decided"] | None = None
+    finish: StrictBool = False
+    card: str | None = None
+
+    def __post_init__(self) -> None:
+        check_installed(self.impl)  # not check_available: the machine that submits a job to SLURM may have no GPU
+        if self.finish and self.until is None:
+            raise UserError("finish=True goes with until=decided: add until=decided or leave it out.")
+
+
+_SECTIONS = {
+    "cache": CacheConfig,
+    "report": ReportConfig,
+    "tracker": TrackerConfig,
+    "cost": CostConfig,
+    "assume": AssumeConfig,
+}
 UNTRACKED = TrackerConfig()
 _MOST_PAIRS = 10_000_000  # of problem and draw; each takes memory
 
@@ -126,6 +157,15 @@ class Job:
                 changed = f"{path} has changed since the cells of {self.name} were planned"
                 raise UserError(f"{changed}: restore the file, or run the command again for cells of its new contents.")
 
+    def differing(self, other: "Job") -> list[str]:
+        """Return what the ids of cells that both jobs have do not contain and the jobs give other values."""
+        aside = ("benchmark", "cells", "inputs", "resolved", "command")  # two benchmarks may have the same problems
+        names = ["problem_ids", *(field.name for field in fields(self) if field.name not in aside)]
+        found = [name for name in names if getattr(self, name) != getattr(other, name)]
+        ours, theirs = self.cells[0].benchmark, other.cells[0].benchmark
+        graded = ("answer_kind", "answer_from")
+        return found + [f"benchmark.{name}" for name in graded if getattr(ours, name) != getattr(theirs, name)]
+
     def scores(self, cell: Cell) -> NDArray[np.float64]:
         """Return the stored grades of one of the job's cells, [problems, draws]: 1 right, 0 wrong, NaN ungraded."""
         return stored_scores(self.stored(cell), self.problem_ids, self.draws)
@@ -161,23 +201,45 @@ def changed_code(job: Job) -> str | None:
 
 def make_job(config: DictConfig) -> Job:
     """Check a composed configuration and make its job: first the settings, then the files, which take longest."""
-    settings, asked, policies = _settings(config)
-    data = _data(settings, asked, policies)
-    shared = {name: settings[name] for name in ("model", "decoding", "seed", "impl", "cache")}
-    shared |= {"benchmark": asked, "dataset_hash": data["benchmark"].content_hash}
-    if data["spec"] is None:
-        shared["impl"] = "openai"
-    cells = [Cell(policy=policy, **shared) for policy in policies]
+    if served := asks_servers(config):
+        model, policies = build_servers(config)
+    else:
+        model, policies = build(ModelConfig, "model", config.model), build_policies(config)
+    model = replace(model, revision=model.commit or model.revision)
+    asked = build(BenchmarkConfig, "benchmark", config.benchmark)
+    run = checked(RunConfig, {field.name: config[field.name] for field in fields(RunConfig) if field.name in config})
+    sections: dict[str, Any] = {name: build(cls, name, config.get(name, {})) for name, cls in _SECTIONS.items()}
+    decoding, cache, margin = build_decoding(config.decoding), sections["cache"], sections.pop("report").margin
+    rounds = rounds_until(run.draws, cache, policies) if run.until else ()
+    benchmark, spec, inputs = load_problems(asked), None, dict[Path, str]()
+    if not served:
+        inputs = input_files(model, policies)
+        check_tags(model, policies)
+        spec = read_spec(model)
+        check_predictors(model, spec, policies)
+        check_cache(cache, run.impl, decoding.max_new_tokens, model, spec, policies)
+    shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": run.seed}
+    dataset: dict[str, Any] = {"benchmark": asked, "dataset_hash": benchmark.content_hash}
+    impl: Any = "openai" if served else run.impl
+    cells = [Cell(**shared, **dataset, policy=policy, impl=impl, cache=cache) for policy in policies]
     job = Job(
-        **settings,
-        **data,
+        **shared,
+        **sections,
+        spec=spec,
+        benchmark=benchmark,
         cells=tuple({cell.cell_id: cell for cell in cells}.values()),
+        impl=run.impl,
+        draws=run.draws,
+        slots=None if run.slots == "auto" else run.slots,
         run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
-        resolved={
-            **plain(config),
-            "model": {**plain(config.model), "revision": settings["model"].revision},
-            **named_protocol(config),
-        },
+        resolved=plain(config) | {"model": plain(config.model) | {"revision": model.revision}} | named_protocol(config),
+        invariant=None if run.invariant == "auto" else run.invariant,
+        shard=run.shard,
+        rounds=rounds,
+        margin=margin if rounds else None,
+        finish=run.finish,
+        inputs=inputs,
+        card=None if run.card is None else known_card(run.card),
         command=command_line(),
     )
     if (count := job.draws * len(job.problem_ids)) > _MOST_PAIRS:
@@ -185,7 +247,7 @@ def make_job(config: DictConfig) -> Job:
             f"draws={job.draws} asks for {count:,} completions a cell: at most {_MOST_PAIRS:,} are possible."
         )
     job.check_inputs()
-    if job.model.revision != config.model.revision:
+    if model.revision != config.model.revision:
         _refuse_moved(job, config.model.revision or "main")
     return job
 
@@ -212,67 +274,6 @@ def _refuse_moved(job: Job, branch: str) -> None:
             moved = f"{branch} of {place} names commit {job.model.revision} now"
             mend = f"give model.revision={commit} to go on, or another run_name for the new commit"
             raise UserError(f"{moved}, and {job.run_directory} has cells of {commit}: {mend}.")
-
-
-def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list[Policy]]:
-    """Return the job's fields that depend only on the configuration, the benchmark and the policies, all checked."""
-    if asks_servers(config):
-        model, policies = build_servers(config)
-    else:
-        model, policies = build(ModelConfig, "model", config.model), build_policies(config)
-    settings: dict[str, Any] = {"model": replace(model, revision=model.commit or model.revision)}
-    asked = build(BenchmarkConfig, "benchmark", config.benchmark)
-    check_installed(config.impl)  # not check_available: the machine that submits a job to SLURM may have no GPU
-    settings |= {
-        "decoding": build_decoding(config.decoding),
-        "cache": build(CacheConfig, "cache", config.get("cache", {})),
-        "seed": whole_number("seed", config.seed, least=0),
-        "draws": whole_number("draws", config.draws, least=1),
-        "slots": None if config.slots == "auto" else whole_number("slots", config.slots, least=1),
-        "invariant": _invariant(config.invariant),
-        "shard": Shard.parse(str(config.shard)),
-        "tracker": build(TrackerConfig, "tracker", config.tracker),
-        "card": None if config.get("card") is None else known_card(str(config.card)),
-        "cost": build(CostConfig, "cost", config.get("cost", {})),
-        "assume": build(AssumeConfig, "assume", config.get("assume", {})),
-        "impl": config.impl,
-    }
-    return settings | _rounds(config, settings["draws"], settings["cache"], policies), asked, policies
-
-
-def _invariant(asked: Any) -> bool | None:
-    if asked != "auto" and not isinstance(asked, bool):
-        known = "true, false or auto, which is true on the CPU alone"
-        raise UserError(f"invariant={asked} is unknown: choose {known}.")
-    return None if asked == "auto" else asked
-
-
-def _rounds(config: DictConfig, draws: int, cache: CacheConfig, policies: Sequence[Policy]) -> dict[str, Any]:
-    """Return the fields that decide if and how a job runs in rounds."""
-    margin = build(ReportConfig, "report", config.get("report", {})).margin
-    rounds = rounds_until(config.get("until"), draws, policies)
-    finish = config.get("finish", False)
-    if not isinstance(finish, bool) or (finish and not rounds):
-        goes_with = "goes with until=decided, as true or false"
-        raise UserError(f"finish={finish} {goes_with}: add until=decided or leave it out.")
-    if rounds and cache.is_packed:
-        compared = "until=decided compares cells with the full cache of unpacked rows"
-        no_full = f"which a job of{cache.title} does not decode"
-        raise UserError(f"{compared}, {no_full}: give until=null, or cache.bits=16.")
-    return {"rounds": rounds, "margin": margin if rounds else None, "finish": finish}
-
-
-def _data(settings: Mapping[str, Any], asked: BenchmarkConfig, policies: Sequence[Policy]) -> dict[str, Any]:
-    """Return the fields that come from files and must fit the settings: problems, weights, the model's spec."""
-    model, benchmark = settings["model"], load_problems(asked)
-    if isinstance(model, ServedModel):
-        return {"benchmark": benchmark, "spec": None}
-    inputs = input_files(model, policies)
-    check_tags(model, policies)
-    spec = read_spec(model)
-    check_predictors(model, spec, policies)
-    check_cache(settings, spec, policies)
-    return {"benchmark": benchmark, "inputs": inputs, "spec": spec}
 
 
 def stored_config(path: Path) -> dict[str, Any]:
@@ -307,75 +308,3 @@ def _embedded_here(value: Any) -> Any:
     name = str(value).rpartition("/harness/toy/weights/")[2]
     is_lost = name != str(value) and not Path(value).exists() and (WEIGHTS / name).exists()
     return str(WEIGHTS / name) if is_lost else value
-
-
-def input_files(model: ModelConfig, policies: Sequence[Policy]) -> dict[Path, str]:
-    """Return the weight files on this disk that the outputs depend on, each with its hash."""
-    return model.files() | {path: digest for policy in policies for path, digest in policy.files().items()}
-
-
-def rounds_until(until: Any, draws: int, policies: Sequence[Policy]) -> tuple[int, ...]:
-    """Return the draws per problem until each round's end, 2, 4, 8, ..., `draws`; () if every cell gets all draws."""
-    if until is None:
-        return ()
-    if until != "decided":
-        raise UserError(f"until={until} is unknown: choose decided, or null for all draws of every cell.")
-    if draws < 2:
-        raise UserError(f"until=decided has no rounds with draws={draws}: give draws=2 or more, or until=null.")
-    names = {policy.name for policy in policies}
-    if "full" not in names or len(names) < 2:
-        alone = f"compares cells with the full cache, and the grid has {', '.join(sorted(names))} alone"
-        raise UserError(f"until=decided {alone}: let grid.policy name full and another policy, or give until=null.")
-    return doubled(draws)
-
-
-def doubled(draws: int) -> tuple[int, ...]:
-    """Return 2, 4, 8, ... up to `draws`, which is at least 2."""
-    return (*(2**power for power in range(1, (draws - 1).bit_length())), draws)
-
-
-def check_tags(model: ModelConfig, policies: Sequence[Policy]) -> None:
-    """Refuse policies that need the end of the thinking, if the model names no tag."""
-    for policy in policies:
-        if model.think_end is None and isinstance(policy, BudgetPolicy) and policy.THINKS:
-            untagged = f"policy={policy.name} keeps the answer behind model.think_end, which is null"
-            raise UserError(f"{untagged}: name the tag that closes the model's thinking, or choose another policy.")
-
-
-def check_predictors(model: ModelConfig, spec: ModelSpec, policies: Sequence[Policy]) -> None:
-    """Refuse artifacts made for another model."""
-    for kind, place in sorted({one for policy in policies for one in policy.placed.items()}):
-        if other := other_model(artifacts.read_card(kind, place), model, spec):
-            mend = f"give one made for this model (`kvsweep predictor`), or take policy=window, which needs no {kind}"
-            yours = "model.name=NAME model.title=TITLE name a model of your own"
-            raise UserError(f"policy.{kind}={place} was made for {other}: {mend}; {yours}.")
-
-
-def other_model(card: Mapping[str, Any], model: ModelConfig, spec: ModelSpec) -> str:
-    """Return the other model named in an artifact's card, and this one, as text; "" if it may be this one."""
-    weights = model.identity()["weights"]
-    made_for = card.get("model_weights", weights)
-    if card["hidden_size"] != spec.hidden_size:
-        return f"hidden size {card['hidden_size']}, but model={model.name} has {spec.hidden_size}"
-    # A hub id cannot be told apart from a local copy of the same weights, which is identified by a hash.
-    if made_for != weights and ("@" in made_for) == ("@" in weights):
-        return f"{card.get('model')} ({made_for}), but model={model.name} is {weights}"
-    return ""
-
-
-def check_cache(settings: Mapping[str, Any], spec: ModelSpec, policies: Sequence[Policy]) -> None:
-    """Refuse policies without a layer to evict from, and a precision that is not supported or saves nothing."""
-    model, cache = settings["model"], settings["cache"]
-    evicting = [policy.name for policy in policies if policy.trigger(1, 0) is not None]
-    if not spec.layers and evicting:
-        no_rows = f"no layer of full attention, whose rows policy={evicting[0]} could evict"
-        raise UserError(f"model={model.name} has {no_rows}: choose policy=full.")
-    sizes = {"layers": 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": BYTES[model.dtype]}
-    cache.forms(spec.head_dim)
-    cache.check_implementation(settings["impl"])
-    for policy in policies if cache.is_packed else ():
-        rows = policy.capacity(1, settings["decoding"].max_new_tokens)
-        if cache.bytes_per_slot(**sizes, capacity=rows) >= UNPACKED.bytes_per_slot(**sizes, capacity=rows):
-            saves_nothing = f"the {rows} rows of policy={policy.name} then take no less memory than unpacked"
-            out_of_range = f"cache.residual={cache.residual} is out of range"
-            raise UserError(f"{out_of_range}: with{cache.title} {saves_nothing}; choose a smaller residual.")

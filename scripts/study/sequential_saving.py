@@ -20,7 +20,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.inference import score_array
 from kvsweep.analysis.statistics.metrics import graded_rows
 from kvsweep.analysis.statistics.noninferiority import decide_rounds
-from kvsweep.harness.sweep.job import doubled
+from kvsweep.harness.sweep.checks import doubled
 
 
 def main() -> None:

@@ -35,10 +35,15 @@ def checked(cls: type[_T], values: Mapping[str, Any], place: str = "", *, extra:
         has = f"{place.rstrip('.')} has {', '.join(known)}"
         raise UserError(f"{place}{unknown[0]} is not a setting: {did_you_mean(unknown[0], known)}{has}.")
     adapter: TypeAdapter[_T] = _adapter(cls)  # type: ignore[arg-type]
+    given = {name: value for name, value in values.items() if name in known}
     try:
-        return adapter.validate_python({name: value for name, value in values.items() if name in known})
+        made = adapter.validate_python(given)
     except ValidationError as error:
         raise UserError(_sentence(place, adapter, values, error)) from error
+    for name, value in given.items():
+        if isinstance(value, bool) and type(getattr(made, name)) in (int, float):  # pydantic takes true for 1
+            raise UserError(f"{place}{name}={value} is out of range: {_range(adapter, name)}.")
+    return made
 
 
 @cache

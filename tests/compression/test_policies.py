@@ -41,7 +41,7 @@ from kvsweep.compression.policy import (
     LastUse,
     PredictedImportance,
     RecentQueries,
-    size_of,
+    SizeInRows,
 )
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 from kvsweep.errors import UserError
@@ -863,7 +863,7 @@ def test_identity_names_the_predictors_content_and_not_its_place(tmp_path):
 )
 def test_sizes_of_other_papers_keep_the_same_rows_said_either_way(rows, every, window, by_hand):
     hand = make("random", keep_ratio=by_hand, local_window=window, budget=rows + every)
-    ours = make("random", local_window=window, **size_of(rows=rows, every=every, local_window=window))
+    ours = make("random", local_window=window, **SizeInRows(rows=rows, every=every, local_window=window).settings())
     positions = torch.arange(rows + every + 1)
     for eviction in range(5):
         view = make_view(rows + every + 1, 7, seed=eviction, holes=False)

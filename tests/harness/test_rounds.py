@@ -15,12 +15,14 @@ import yaml
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.analysis.statistics.noninferiority import decide_grid, decide_rounds
+from kvsweep.compression.config import UNPACKED
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.rounds import decided_cells, decode_stage, run, staged
 from kvsweep.harness.screen import ReplayPlan
 from kvsweep.harness.sweep import execute as executing
 from kvsweep.harness.sweep import slurm
-from kvsweep.harness.sweep.job import make_job, rounds_until
+from kvsweep.harness.sweep.checks import rounds_until
+from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.launch import Inline
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.status import read_sweep
@@ -291,8 +293,8 @@ def test_a_job_that_fails_has_no_later_round_and_the_others_go_on(settings, comp
         (["until=2"], "until=2 is unknown"),
         ([DECIDED, "draws=1"], "draws=1"),
         (["finish=true"], "finish=True goes with until=decided"),
-        ([DECIDED, "finish=2"], "finish=2 goes with until=decided"),
-        ([DECIDED, "finish=1"], "finish=1 goes with until=decided"),
+        ([DECIDED, "finish=2"], "finish=2 is out of range: it must be true or false."),
+        ([DECIDED, "finish=1"], "finish=1 is out of range"),
         (["seed=9007199254740992"], "seed=9007199254740992 is out of range"),
         (["draws=99999999999"], "completions a cell: at most 10,000,000 are possible"),
         *(([word], "not by a number or null: write") for word in ("model=null", "model=3", "tracker=null")),
@@ -312,7 +314,7 @@ def test_what_cannot_be_decided_is_one_sentence(overrides, named, command, no_mo
 def test_every_shard_has_its_part_of_every_round(settings, compose):
     whole = make_job(compose(*settings, DECIDED))
     assert whole.rounds == (2, 4, 8)
-    assert [rounds_until("decided", n, [cell.policy for cell in whole.cells]) for n in (2, 3, 4, 12)] == [
+    assert [rounds_until(n, UNPACKED, [cell.policy for cell in whole.cells]) for n in (2, 3, 4, 12)] == [
         (2,), (2, 3), (2, 4), (2, 4, 8, 12),
     ]  # fmt: skip
     shards = [replace(whole, shard=Shard(index=i, count=4)) for i in (1, 2, 3, 4)]

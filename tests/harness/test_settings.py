@@ -49,6 +49,8 @@ class Example:
         ({"ratio": 1.5}, "example.ratio=1.5 is out of range: it is the fraction kept, above 0 and at most 1."),
         ({"ratio": float("nan")}, "example.ratio=nan is out of range: it is the fraction kept, above 0 and at most 1."),
         ({"count": 0}, "example.count=0 is out of range: it must be a whole number, at least 1."),
+        ({"count": True}, "example.count=True is out of range: it must be a whole number, at least 1."),
+        ({"ratio": True}, "example.ratio=True is out of range: it is the fraction kept, above 0 and at most 1."),
         ({"threads": 0}, "example.threads=0 is out of range: it is a number of threads, at least 1, or null."),
         (
             {"values": [1, 2]},

@@ -1,0 +1,85 @@
+"""Check a job's settings and files against each other; each contradiction is a UserError."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvsweep.compression import artifacts
+from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.compression.policy import BudgetPolicy, Policy
+from kvsweep.errors import UserError
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.spec import BYTES, ModelSpec
+
+
+def input_files(model: ModelConfig, policies: Sequence[Policy]) -> dict[Path, str]:
+    """Return the weight files on this disk that the outputs depend on, each with its hash."""
+    return model.files() | {path: digest for policy in policies for path, digest in policy.files().items()}
+
+
+def rounds_until(draws: int, cache: CacheConfig, policies: Sequence[Policy]) -> tuple[int, ...]:
+    """Return the draws per problem until the end of each round of `until=decided`, 2, 4, 8, ..., `draws`."""
+    if draws < 2:
+        raise UserError(f"until=decided has no rounds with draws={draws}: give draws=2 or more, or until=null.")
+    names = {policy.name for policy in policies}
+    if "full" not in names or len(names) < 2:
+        alone = f"compares cells with the full cache, and the grid has {', '.join(sorted(names))} alone"
+        raise UserError(f"until=decided {alone}: let grid.policy name full and another policy, or give until=null.")
+    if cache.is_packed:
+        compared = "until=decided compares cells with the full cache of unpacked rows"
+        no_full = f"which a job of{cache.title} does not decode"
+        raise UserError(f"{compared}, {no_full}: give until=null, or cache.bits=16.")
+    return doubled(draws)
+
+
+def doubled(draws: int) -> tuple[int, ...]:
+    """Return 2, 4, 8, ... up to `draws`, which is at least 2."""
+    return (*(2**power for power in range(1, (draws - 1).bit_length())), draws)
+
+
+def check_tags(model: ModelConfig, policies: Sequence[Policy]) -> None:
+    """Refuse policies that need the end of the thinking, if the model names no tag."""
+    for policy in policies:
+        if model.think_end is None and isinstance(policy, BudgetPolicy) and policy.THINKS:
+            untagged = f"policy={policy.name} keeps the answer behind model.think_end, which is null"
+            raise UserError(f"{untagged}: name the tag that closes the model's thinking, or choose another policy.")
+
+
+def check_predictors(model: ModelConfig, spec: ModelSpec, policies: Sequence[Policy]) -> None:
+    """Refuse artifacts made for another model."""
+    for kind, place in sorted({one for policy in policies for one in policy.placed.items()}):
+        if other := other_model(artifacts.read_card(kind, place), model, spec):
+            mend = f"give one made for this model (`kvsweep predictor`), or take policy=window, which needs no {kind}"
+            yours = "model.name=NAME model.title=TITLE name a model of your own"
+            raise UserError(f"policy.{kind}={place} was made for {other}: {mend}; {yours}.")
+
+
+def other_model(card: Mapping[str, Any], model: ModelConfig, spec: ModelSpec) -> str:
+    """Return the other model named in an artifact's card, and this one, as text; "" if it may be this one."""
+    weights = model.identity()["weights"]
+    made_for = card.get("model_weights", weights)
+    if card["hidden_size"] != spec.hidden_size:
+        return f"hidden size {card['hidden_size']}, but model={model.name} has {spec.hidden_size}"
+    # A hub id cannot be told apart from a local copy of the same weights, which is identified by a hash.
+    if made_for != weights and ("@" in made_for) == ("@" in weights):
+        return f"{card.get('model')} ({made_for}), but model={model.name} is {weights}"
+    return ""
+
+
+def check_cache(
+    cache: CacheConfig, impl: str, max_new_tokens: int, model: ModelConfig, spec: ModelSpec, policies: Sequence[Policy]
+) -> None:
+    """Refuse policies without a layer to evict from, and a precision that is not supported or saves nothing."""
+    evicting = [policy.name for policy in policies if policy.trigger(1, 0) is not None]
+    if not spec.layers and evicting:
+        no_rows = f"no layer of full attention, whose rows policy={evicting[0]} could evict"
+        raise UserError(f"model={model.name} has {no_rows}: choose policy=full.")
+    sizes = {"layers": 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": BYTES[model.dtype]}
+    cache.forms(spec.head_dim)
+    cache.check_implementation(impl)
+    for policy in policies if cache.is_packed else ():
+        rows = policy.capacity(1, max_new_tokens)
+        if cache.bytes_per_slot(**sizes, capacity=rows) >= UNPACKED.bytes_per_slot(**sizes, capacity=rows):
+            saves_nothing = f"the {rows} rows of policy={policy.name} then take no less memory than unpacked"
+            out_of_range = f"cache.residual={cache.residual} is out of range"
+            raise UserError(f"{out_of_range}: with{cache.title} {saves_nothing}; choose a smaller residual.")
