@@ -39,6 +39,9 @@ NAMES = {f"{section}.{field}" for section in SECTIONS for field in ("name", "tit
 ASIDE = {f"policy.{axis}" for axis in AXES} | {"model.device", "model.threads"}
 ASIDE |= {f"benchmark.{field}" for field in ("source", "path", "limit", "expected_count")}
 
+# The name of a server's setting that asks the baseline again.
+CONTROL = "control"
+
 _OF_A_POLICY = ("policy.", "cache.")
 
 COUNTS = ("num_tokens", "prompt_tokens", "thinking_tokens", "peak_length")
@@ -378,6 +381,11 @@ def _same_settings(cells: list[_Cell]) -> list[str]:
     same = pd.Series([cell.folder.name for cell in cells]).groupby(hashes, sort=False)
     said = "have the same settings; the pictures show the first of them."
     return [f"Cells {', '.join(ids)} {said}" for _, ids in same if len(ids) > 1]
+
+
+def is_control(cells: pd.DataFrame) -> "pd.Series[bool]":
+    """True for each cell that is the baseline asked again: a server's setting of the name `control`."""
+    return cells["policy"].eq(CONTROL) & cells["engine"].eq("server")
 
 
 def is_served(settings: Mapping[str, Any]) -> bool:

@@ -290,7 +290,7 @@ def _verdicts(
         table["best of its bytes"] = ["yes" if name in set(best) else "" for name in found]
     if control:
         table["texts differ"] = [_texts_that_differ(outputs[baseline], outputs[name]) for name in found]
-        beyond = _beyond(tried, full, scores[control])
+        beyond = noninferiority.beyond_control(tried, full, scores[control])
         table["beyond control"] = ["yes" if name in beyond else "no" for name in tried] + ["control"]
     return table, told
 
@@ -299,16 +299,6 @@ def _texts_that_differ(ours: Sequence[Answer], theirs: Sequence[Answer]) -> str:
     texts = {one.key: one.text for one in ours if one.text is not None}
     both = [one.text != texts[one.key] for one in theirs if one.text is not None and one.key in texts]
     return f"{sum(both):,} of {len(both):,}" if both else ""
-
-
-def _beyond(scores: Mapping[str, Floats], full: Floats, control: Floats) -> set[str]:
-    """The settings in which surely more answers are lost or won than where the baseline is asked again.
-
-    Where a setting changes nothing, it and the control are alike; Holm bounds the chance of any error.
-    """
-    same = {name: 1 - np.abs(one - full) for name, one in scores.items()}
-    found = noninferiority.decide_grid(same, 1 - np.abs(control - full))
-    return {name for name, one in found.items() if one.high < 0}
 
 
 def _uneven(name: str, baseline: str, pairs: Floats, found: Floats) -> Iterator[str]:

@@ -14,6 +14,7 @@ from itertools import zip_longest
 
 import numpy as np
 
+from kvsweep.analysis.load import CONTROL
 from kvsweep.command_line import LOCKED, counted
 from kvsweep.errors import UserError
 from kvsweep.harness.grading.grader import Grader
@@ -159,8 +160,8 @@ def _part(job: Job, stage: Stage) -> Job:
 def decided_cells(job: Job) -> dict[str, int]:
     """The cells that the draws of a job's round decide, by cell_id, and the draws after which each was decided.
 
-    The full cache counts as decided once all other cells are. A cell that is not decided and lacks a completion of
-    these draws raises an UnfinishedRoundError.
+    The full cache and a control count as decided once all other cells are. A cell that is not decided and lacks a
+    completion of these draws raises an UnfinishedRoundError.
     """
     decided = _decided(job)
     lacking = [c for c in job.cells if c.cell_id not in decided and np.isnan(job.scores(c)).any()]
@@ -182,8 +183,10 @@ def _decided(job: Job) -> dict[str, int]:
     from kvsweep.analysis.statistics.noninferiority import decide_rounds  # imports scipy
 
     [full] = [cell for cell in job.cells if cell.policy.name == "full"]
-    others = {cell.cell_id: job.scores(cell) for cell in job.cells if cell is not full}
+    controls = [cell for cell in job.cells if cell.impl == "openai" and cell.policy.name == CONTROL]
+    others = {cell.cell_id: job.scores(cell) for cell in job.cells if cell not in (full, *controls)}
     assert job.margin is not None
     decisions = decide_rounds(others, job.scores(full), rounds=job.rounds, margin=job.margin / 100)
     decided = {cell_id: decision.draws for cell_id, decision in decisions.items() if decision.settled}
-    return decided if len(decided) < len(others) else {**decided, full.cell_id: max(decided.values())}
+    ended = {cell.cell_id: max(decided.values(), default=0) for cell in (full, *controls)}
+    return decided if len(decided) < len(others) else {**decided, **ended}

@@ -198,7 +198,7 @@ def composed() -> list[Any]:
     """Configurations that together have every key."""
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        chosen = (["launcher=slurm", "tracker=wandb"], ["model=r1_qwen_7b"])
+        chosen = (["launcher=slurm", "tracker=wandb"], ["model=r1_qwen_7b", "engine=openai"])
         found = [hydra.compose("config", overrides) for overrides in chosen]
     return [*found, OmegaConf.load(CONF / "predictor/r1.yaml")]
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.figures import heatmap, style
-from kvsweep.analysis.load import Run, in_order
+from kvsweep.analysis.load import Run, in_order, is_control
 from kvsweep.analysis.notation import MISSING, Look, Scale
 from kvsweep.analysis.report import card, drilldown, tables
 from kvsweep.analysis.report.gallery import Picture
@@ -92,7 +92,7 @@ def run_page(
 
 def _label_counts(metrics: pd.DataFrame) -> dict[Any, str]:
     """Return how many settings have each label, by model and benchmark title: "15 worse, 6 unclear, 3 safe"."""
-    compared = metrics[metrics["decision"].notna()]
+    compared = metrics[metrics["decision"].notna() & ~is_control(metrics)]
     groups = compared.groupby(["model_title", "benchmark_title"], sort=False)["decision"]
     return {
         name: f"of {counted(len(labels), 'setting')}: "

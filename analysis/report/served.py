@@ -5,7 +5,9 @@ from typing import Any
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import Run, is_served
+from kvsweep.analysis.load import Run, is_control, is_served
+from kvsweep.analysis.statistics.against_full import decide_cells
+from kvsweep.analysis.statistics.metrics import difference_to_full, graded_rows, texts_differ
 from kvsweep.command_line import counted
 from kvsweep.escape import visible
 
@@ -57,6 +59,26 @@ def _cache(run: Run, cell_id: str) -> dict[str, str]:
     size, tokens = (str(said.get(f"kv_cache_{name}", "")) for name in ("memory_bytes", "size_tokens"))
     measured = size.isdecimal() and tokens.isdecimal() and int(tokens) > 0
     return {**kinds, **({"bytes a token": f"{int(size) / int(tokens):,.0f}"} if measured else {})}
+
+
+def beside_control(run: Run, margin: float | None = None) -> list[str]:
+    """A sentence for each control: what chance alone changes, and which settings surely change more."""
+    if not is_control(run.cells).any():
+        return []
+    graded = graded_rows(run)
+    parts = [decide_cells(run.cells, graded, run.provenance, margin), difference_to_full(run.cells, graded)]
+    table = run.cells.set_index("cell_id").join([*parts, texts_differ(run)])
+    sentences = []
+    for _, row in table[is_control(table)].dropna(subset="decision").iterrows():
+        others = table[(table["condition"] == row["condition"]) & table["beyond_control"].notna()]
+        kinds = (notation.rows(others[others["beyond_control"].eq(kind)]) for kind in (True, False))
+        beyond, within = ("; ".join(map(notation.setting, kind)) or "none" for kind in kinds)
+        changed = f"{row['texts_differ']:.0f} of {counted(row['completions'], 'text')} differ"
+        sentences.append(
+            f"{_name(row)}: {changed}, answers that flip: {row['regressions'] + row['gains']:.0f}; {row['decision']}. "
+            f"With these settings surely more answers flip: {beyond}. With these not surely more: {within}."
+        )
+    return sentences
 
 
 def cut_by_server(run: Run) -> list[str]:

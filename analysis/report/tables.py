@@ -10,9 +10,9 @@ import pandas as pd
 
 from kvsweep import records
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import Run, in_order, is_served, load_run
+from kvsweep.analysis.load import CONTROL, Run, in_order, is_control, is_served, load_run
 from kvsweep.analysis.notation import MARKS, MISSING, STOPPED, UNFINISHED, UNPACKED, UNTOUCHED, WORSE
-from kvsweep.analysis.report.served import cut_by_server, cut_early, other_prompts, same_caches
+from kvsweep.analysis.report.served import beside_control, cut_by_server, cut_early, other_prompts, same_caches
 from kvsweep.analysis.statistics.against_full import plan_of
 from kvsweep.analysis.statistics.fidelity import fidelity, replay_rows, timings
 from kvsweep.analysis.statistics.metrics import (
@@ -78,6 +78,7 @@ def warnings(run: Run, margin: float | None = None) -> dict[str, list[str]]:
         "Cut off by their server": cut_by_server(run),
         "Asked with other prompts": other_prompts(run),
         "Compression not seen": same_caches(run),
+        "The full setting asked again": beside_control(run, margin),
         "Not finite": not_finite(run),
         "Not evicted": not_evicted(run),
     }
@@ -173,7 +174,7 @@ def not_evicted(run: Run) -> list[str]:
 
 def headline(metrics: pd.DataFrame) -> pd.DataFrame:
     """Return, for each finished model and benchmark, the cell that a reader would take: rows of `metrics`."""
-    compared = metrics[metrics["decision"].notna() & (metrics["policy"] != "full")]
+    compared = metrics[metrics["decision"].notna() & (metrics["policy"] != "full") & ~is_control(metrics)]
     groups = compared.groupby(["model", "benchmark"], sort=False)
     chosen = [best_setting(cells).name for _, cells in groups if (cells["status"] == "done").all()]
     return metrics.loc[chosen]
@@ -251,7 +252,7 @@ def score_table(metrics: pd.DataFrame, model: str, *, marked: bool = False) -> p
 
 
 def _scores(rows: pd.DataFrame, marked: bool) -> pd.Series:
-    best = rows.loc[rows["policy"] != "full", "pass_at_1"].max() if marked else None
+    best = rows.loc[~rows["policy"].isin(["full", CONTROL]), "pass_at_1"].max() if marked else None
     return pd.Series([_score(row, best) for row in rows.itertuples()], index=_settings(rows), dtype="object")
 
 

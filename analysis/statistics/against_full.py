@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kvsweep.analysis.load import is_control
 from kvsweep.analysis.statistics import noninferiority
 from kvsweep.analysis.statistics.inference import problem_means, score_array
 from kvsweep.analysis.statistics.noninferiority import Decision, Floats, Population
@@ -51,10 +52,11 @@ def decide_cells(
     """Decide about each cell that shares a (problem, draw) pair with the full cache of its condition.
 
     The correction for several cells counts the cells of a condition with the same plan. A cell is unclear until it and
-    its full cache are complete. Returns `COLUMNS` and recommendable (docs/report.md), by cell_id.
+    its full cache are complete. A control is decided by itself. Returns `COLUMNS`, recommendable and beyond_control
+    (docs/report.md), by cell_id.
     """
     rows: dict[str, list[Any]] = {}
-    recommendable: set[str] = set()
+    recommendable, beyond = set[str](), dict[str, bool]()
     for _, group in cells.groupby("condition", sort=False):
         is_full = group["policy"] == "full"
         names = [*group.loc[is_full, "cell_id"].head(1), *group.loc[~is_full, "cell_id"]]
@@ -64,21 +66,27 @@ def decide_cells(
         problems = graded.loc[graded["cell_id"].isin(names), "problem_id"].unique()
         plans = {name: plan_of(provenance.get(name, {}), margin) for name in names[1:]}
         scores = dict(zip(plans, others, strict=True))
+        controls = set(group.loc[is_control(group), "cell_id"])
+        families = {name: (plan, name in controls) for name, plan in plans.items()}
         unfinished = set(group.loc[group["status"] != "done", "cell_id"])
-        for plan in dict.fromkeys(plans.values()):
-            family = {name: scores[name] for name in scores if plans[name] == plan}
+        for plan, of_control in dict.fromkeys(families.values()):
+            family = {name: scores[name] for name in scores if families[name] == (plan, of_control)}
             found = _decisions(family, full, plan)
             ready = {name: one for name, one in found.items() if not {name, names[0]} & unfinished}
             for name, one in found.items():
                 if not math.isnan(one.difference):
                     row = _row(family[name], full, plan, one, len(family), name in ready)
                     rows[name] = [*row, _fewest(family[name], full, problems), *_where_lost(family[name], full)]
-            if len(ready) == len(found):
+            for control in controls if not of_control else ():
+                surely = noninferiority.beyond_control(family, full, scores[control], population=plan.population)
+                beyond |= {name: name in surely for name in ready if control not in unfinished}
+            if len(ready) == len(found) and not of_control:
                 chains = _chains(group[group["cell_id"].isin(list(ready))])
                 recommendable |= noninferiority.hold_in_search(
                     {name: one.p_holds for name, one in ready.items()}, chains
                 )
     table = pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).rename_axis("cell_id")
+    table["beyond_control"] = pd.Series(beyond, dtype="object").reindex(table.index)
     return table.assign(recommendable=[name in recommendable for name in table.index])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import COUNTS, Run
+from kvsweep.analysis.load import COUNTS, Run, load_texts
 from kvsweep.analysis.statistics.against_full import decide_cells
 from kvsweep.analysis.statistics.inference import LEVEL, pass_at_k
 from kvsweep.analysis.statistics.pass_at_1 import mean_and_error
@@ -35,6 +35,7 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
         several_draws(graded),
         difference_to_full(run.cells, graded),
         decide_cells(run.cells, graded, run.provenance, margin),
+        texts_differ(run),
         _outcome_shares(graded),
         _tokens_spent(graded),
         _completion_means(run),
@@ -160,6 +161,18 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
     sums = groups[["regressions", "gains", "untouched_differ", "num_tokens", "num_tokens_full"]].sum(min_count=1)
     sums["tokens_to_full"] = sums["num_tokens"] / sums["num_tokens_full"]
     return table.join(groups[["diff_evicted", "diff_untouched"]].mean().join(sums)[PAIR_SUMS])
+
+
+def texts_differ(run: Run) -> pd.Series:
+    """Count each server's completions that differ from the baseline's of the same problem and draw; by cell_id."""
+    counts = dict[str, int]()
+    for _, cells in run.cells[run.cells["engine"] == "server"].groupby("condition", sort=False):
+        names = cells.sort_values("policy", key=lambda name: name != "full", kind="stable")["cell_id"]
+        texts = [{pair: hash(row.text) for pair, row in load_texts(run.directory / one).items()} for one in names]
+        full = texts[0] if (cells["policy"] == "full").any() else {}
+        differ = [sum(full[pair] != text for pair, text in own.items() if pair in full) for own in texts[1:]]
+        counts |= dict(zip(names[1:], differ if full else (), strict=False))
+    return pd.Series(counts, name="texts_differ", dtype="float64").rename_axis("cell_id")
 
 
 def _beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:

@@ -158,6 +158,18 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
     return found
 
 
+def beyond_control(
+    cells: Mapping[Id, Floats], full: Floats, control: Floats, *, population: Population = "these"
+) -> set[Id]:
+    """Return the cells in which surely more answers are lost or won than where the full cache is asked again.
+
+    Where a cell changes nothing, it and the control are alike; Holm bounds the chance of any error by `LEVEL`.
+    """
+    same = {name: 1 - np.abs(differences(one, full)) for name, one in cells.items()}
+    found = decide_grid(same, 1 - np.abs(differences(control, full)), population=population)
+    return {name for name, one in found.items() if one.high < 0}
+
+
 def power(problems: int, draws: int, differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
     """Return the chance that a lossless cell is called safe, if a pair differs with chance `differ`: 10,000 draws."""
     pairs = problems * draws

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
+from kvsweep.analysis.load import CONTROL
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
@@ -100,12 +101,25 @@ def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
     section, grid = plain(config.engine), plain(config.grid)["engine"]
     if grid is not None and not (isinstance(grid, list) and grid and all(isinstance(one, dict) for one in grid)):
         raise UserError("grid.engine is no list of settings: write grid.engine=[{url: URL, name: full}, ...].")
+    control = section.pop("control", False)
+    if not isinstance(control, bool):
+        raise UserError(f"engine.control={control} is no truth value: give true to ask the baseline twice, or false.")
     sections = [{k: v for k, v in {**section, **one}.items() if v is not None} for one in grid or [{}]]
     servers = [build_target("engine", one, Policy) for one in sections]
+    servers += [_asked_again(server) for server in servers if control and server.name == "full"]
     name, count = Counter(server.name for server in servers).most_common(1)[0]
     if count > 1:
         raise UserError(f"grid.engine has {count} settings of the name {name}: give each its own.")
     if len(servers) > 1 and "full" not in {server.name for server in servers}:
         raise UserError("grid.engine has no setting with name: full, the baseline of the others: name one so.")
+    said = [{**one.identity(), "name": None, "title": None} for one in servers if one.name in ("full", CONTROL)]
+    if len(said) == 2 and said[0] != said[1]:
+        other = ", ".join(name for name in said[0] if said[0][name] != said[1][name])
+        raise UserError(f"grid.engine: {CONTROL} and full differ in {other}, but a control is the full setting again.")
     model = {**{key: config.model[key] for key in NAMES}, "revision": config.model.revision}
     return build(ServedModel, "model", model), servers
+
+
+def _asked_again(full: Policy) -> Server:
+    assert isinstance(full, Server)
+    return dataclasses.replace(full, name=CONTROL, title=", ".join(filter(None, (full.title, "asked again"))))

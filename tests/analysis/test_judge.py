@@ -21,10 +21,9 @@ import pytest
 from pyarrow import parquet
 
 from kvsweep.analysis.outputs import Asked, read_outputs, read_texts
-from kvsweep.analysis.statistics.noninferiority import decide
+from kvsweep.analysis.statistics.noninferiority import beyond_control, decide
 from kvsweep.cli import main
 from kvsweep.errors import UserError
-from kvsweep.harness.judge import _beyond
 
 # Written by these programs at these versions, on two questions: inspect_ai with its mock model, two epochs, and
 # lm-evaluation-harness with its dummy model.
@@ -215,7 +214,7 @@ def test_equal_servers_are_seldom_beyond_their_control() -> None:
     chances, rng, beyond, worse = np.random.default_rng(5).beta(0.6, 0.4, 30), np.random.default_rng(1), 0, 0
     for _ in range(1000):
         full, again, other = (rng.random((3, 30, 8)) < chances[:, None]).astype(float)
-        beyond += len(_beyond({"other": other}, full, again))
+        beyond += len(beyond_control({"other": other}, full, again))
         worse += decide(other, full).label in ("worse", "small loss")
     assert (beyond <= 25, worse <= 25) == (True, True), (beyond, worse)
 

@@ -23,6 +23,8 @@ const COLUMNS = {
   "problems to be safe": (cell) => number(cell.problems_to_hold),
   regressions: (cell) => number(cell.regressions),
   gains: (cell) => number(cell.gains),
+  "texts differ": (cell) => number(cell.texts_differ),
+  "beyond control": (cell) => (cell.beyond_control === undefined ? MISSING : cell.beyond_control ? "yes" : "no"),
   "where evicted": (cell) => percent(cell.diff_evicted, true),
   elsewhere: (cell) => percent(cell.diff_untouched, true),
   "lost wholly": (cell) => number(cell.lost_wholly),
@@ -51,7 +53,7 @@ const COLUMNS = {
 };
 const VIEWS = {
   scores: ["draws", "Pass@1 ± SE", "vs full", "interval", "verdict", "kept memory %", "bytes (declared)", "tokens per solved", "status"],
-  "what is shown": ["vs full", "interval", "verdict", "recommended", "p (safe)", "p (worse)", "problems like these", "draws to be safe", "problems to be safe"],
+  "what is shown": ["vs full", "interval", "verdict", "texts differ", "beyond control", "recommended", "p (safe)", "p (worse)", "problems like these", "draws to be safe", "problems to be safe"],
   "where the loss sits": ["vs full", "lost wholly", "hard third", "middle third", "easy third", "where evicted", "elsewhere", "regressions", "gains"],
   "cost and gain": ["Pass@1 ± SE", "kept memory %", "kept memory, % of own text", "kept rows %", "kept rows, % of own text", "peak rows, all problems", "bytes (declared)", "KiB of a text", "tokens per answer", "tokens per solved", "tokens, × full"],
   lengths: ["tokens", "tokens, × full", "evictions", "evicted %", "kept memory %", "pass@k", "majority", "95% interval"],
@@ -60,10 +62,12 @@ const VIEWS = {
   all: Object.keys(COLUMNS),
 };
 const CACHE = ["keep ratio", "window", "trigger", "KV budget", "bytes (declared)", "where evicted", "elsewhere", "evictions", "evicted %", "kept memory %", "kept memory, % of own text", "kept rows %", "kept rows, % of own text", "peak rows, all problems", "KiB of a text", "looping"];
+// Only servers have these.
+const SERVED = ["bytes (declared)", "texts differ", "beyond control"];
 const TEXTS = ["model", "benchmark", "policy"];
 const mostDraws = Math.max(1, ...allCells.flatMap(Object.keys).filter((name) => /^pass_at_\d+$/.test(name)).map((name) => Number(name.slice(8))));
 // Of a server's cache nothing is known but what is declared: a page of servers alone has no columns for the rest.
-const served = allCells.every((cell) => cell.engine === "server"), unsaid = new Set(CACHE.filter((name) => (served || name === "bytes (declared)") && allCells.every((cell) => COLUMNS[name](cell) === MISSING)));
+const served = allCells.every((cell) => cell.engine === "server"), unsaid = new Set([...SERVED, ...(served ? CACHE : [])].filter((name) => allCells.every((cell) => COLUMNS[name](cell) === MISSING)));
 const view = document.getElementById("view"), cellTable = document.getElementById("cell-table");
 
 const headCell = (text, name) => { const head = make("th", text, name); head.scope = "col"; return head; };

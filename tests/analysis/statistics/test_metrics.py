@@ -366,7 +366,9 @@ def test_a_cell_that_has_later_draws_alone_is_decided_by_these() -> None:
     ]
     graded = pd.DataFrame(rows, columns=["cell_id", "problem_id", "draw", "correct"])
     cells = pd.DataFrame({"cell_id": list(sides), "policy": ["full", "dynts", "dynts"]})
-    cells = cells.assign(condition="c", status="done", variant="", keep_ratio=0.5, local_window=16, budget=64)
+    cells = cells.assign(
+        condition="c", status="done", variant="", keep_ratio=0.5, local_window=16, budget=64, engine="kvsweep"
+    )
     found = decide_cells(cells, graded, {})
     assert found.loc["cell"].equals(found.loc["first"])
     assert found.loc["cell", "these_low"] < -1 / 30

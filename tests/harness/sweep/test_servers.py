@@ -453,6 +453,9 @@ def test_the_key_appears_nowhere(
         (["grid.engine=[{name: full}, {name: full}]"], "2 settings of the name full"),
         (["grid.engine=[{nome: full}]"], "engine.nome is not a setting"),
         (["engine=kvsweep", "model.name=x", "grid.engine=[{name: full}]"], "engine"),
+        (["engine.control=2"], "engine.control=2 is no truth value"),
+        (["grid.engine=[{name: full}, {name: control, extra: {a: 1}}]"], "control and full differ in extra"),
+        (["engine.control=true", "grid.engine=[{name: full}, {name: control}]"], "2 settings of the name control"),
     ],
 )
 def test_what_a_server_cannot_do_is_refused(
@@ -467,7 +470,7 @@ def test_what_a_server_cannot_do_is_refused(
 
 def test_the_file_of_the_group_describes_every_field() -> None:
     section = yaml.safe_load((CONF / "engine/openai.yaml").read_text())
-    assert section.keys() - {"_target_"} == {field.name for field in dataclasses.fields(Server)}
+    assert section.keys() - {"_target_", "control"} == {field.name for field in dataclasses.fields(Server)}
 
 
 def test_the_address_must_be_given(words: list[str], kvsweep: Callable[..., Any]) -> None:
@@ -513,6 +516,53 @@ def test_a_setting_whose_cache_is_the_baseline_s_is_named(
     said = [line for line in ended.out.splitlines() if "compression is not seen" in line]
     assert len(said) == (CACHES[name][2] is not None)
     assert all(f"({CACHES[name][2]})" in line for line in said)
+
+
+def test_a_control_asks_the_baseline_again(
+    adder: Callable[..., Adder],
+    words: list[str],
+    write_problems: Callable[..., Path],
+    kvsweep: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    """A server that answers one question otherwise when it is asked again, and one that answers all of them so."""
+
+    def wrong(handler: Handler, always: bool) -> bool:
+        body = handler.server.asked[-1]
+        changed = always or (
+            "is 2+7" in str(body) and sum(one["seed"] == body["seed"] for one in handler.server.asked) > 1
+        )
+        if changed:
+            handler.say(200, json.dumps(added(body, content="</think>\\boxed{1}")))
+        return changed
+
+    problems = write_problems([{"id": f"p{i}", "problem": f"What is {i}+7?", "answer": i + 7} for i in range(12)])
+    full, q4 = (adder(lambda handler, number, always=always: wrong(handler, always)) for always in (False, True))
+    named = (f"{{url: '{one.url}', name: {name}}}" for one, name in ((full, "full"), (q4, "q4"), (adder(), "q8")))
+    given = [f"benchmark.path={problems}", "draws=1", "decoding=greedy", f"grid.engine=[{', '.join(named)}]"]
+    ended = kvsweep(*words, *given, "engine.control=true")
+    assert ended.code == 0, ended.err
+    assert len(full.asked) == 24
+    [said] = [line for line in ended.out.splitlines() if line.startswith("note: ") and "control" in line]
+    assert "control, asked again, declared: 1 of 12 texts differ, answers that flip: 1; unclear. " in said
+    assert said.endswith("surely more answers flip: q4, declared. With these not surely more: q8, declared.")
+    run = tmp_path / "runs/sums"
+    assert kvsweep("report", str(run)).code == 0
+    table = pd.read_csv(run / "report/cells.csv").set_index("policy")
+    own = pd.DataFrame(
+        {
+            yaml.safe_load(path.read_text())["policy"]["name"]: pd.read_json(
+                path.with_name("completions.jsonl"), lines=True
+            ).set_index("problem_id")["text"]
+            for path in run.glob("*/cell.yaml")
+        }
+    )
+    differ = own.drop(columns="full").ne(own["full"], axis=0).sum()
+    assert table["texts_differ"].drop("full").to_dict() == differ.to_dict()
+    assert (differ["control"], differ["q4"] - differ["q8"]) in ((1, 12), (1, 10))  # which of the two was asked first
+    assert table["beyond_control"].dropna().to_dict() == {"q4": True, "q8": False}
+    assert table["family"].drop("full").to_dict() == {"control": 1, "q4": 2, "q8": 2}
+    assert not table.loc["control", "recommendable"]
 
 
 @pytest.mark.slow
