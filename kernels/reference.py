@@ -16,6 +16,9 @@ from torch.nn.functional import avg_pool1d, max_pool1d, pad, scaled_dot_product_
 
 from kvsweep.kernels.fp8 import widened
 from kvsweep.kernels.packing import unpack_rows
+from kvsweep.kernels.pointwise import add_norm as add_norm
+from kvsweep.kernels.pointwise import gated as gated
+from kvsweep.kernels.pointwise import rotate_and_write as rotate_and_write
 from kvsweep.kernels.row_format import (
     HEAD_BLOCK,
     ROW_BLOCK,

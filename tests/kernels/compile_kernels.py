@@ -20,6 +20,7 @@ from kvsweep.kernels import (
     compact,
     decode_attention,
     draw_tokens,
+    fused_pointwise,
     importance_labels,
     linear,
     packed_attention,
@@ -147,6 +148,21 @@ def variants():
         constants |= {"SHIFT": draw_tokens.ZERO_BITS[getattr(torch, NAMES[dtype])]}
         name = f"draw {dtype} top_p={int(top_p)} top_k={int(top_k)} k_first={int(k_first)}"
         yield name, draw_tokens._draw, types, constants, draw_tokens.WARPS
+    # The widths of R1-Qwen-7B, R1-Llama-8B and the toys; heads of Qwen2 and of Qwen3, whose are normed.
+    for dtype, width, add in itertools.product(("bf16", "fp16", "fp32"), (3584, 4096, 128), (False, True)):
+        types = {**dict.fromkeys(("states", "update", "weight", "total", "normed"), f"*{dtype}"), "epsilon": "fp32"}
+        how = fused_pointwise.row_block(width)
+        name, constants = f"add_norm {dtype} width={width} add={int(add)}", {"ADD": add, "BLOCK": how["BLOCK"]}
+        yield name, fused_pointwise._add_norm, types, constants, how["num_warps"]
+    for dtype in ("bf16", "fp16", "fp32"):
+        types = dict.fromkeys(("gate_up", "output"), f"*{dtype}")
+        yield f"gate {dtype}", fused_pointwise._gate, types, {"BLOCK": fused_pointwise.COLUMNS}, 4
+        tensors = ("heads", "cos", "sin", "q_weight", "k_weight", "query", "keys", "values")
+        types = {**dict.fromkeys(tensors, f"*{dtype}"), "lines": "*i64", "epsilon": "fp32"}
+        for heads, kv_heads, norms in ((28, 4, False), (32, 8, True)):
+            constants = {"Q_HEADS": heads, "KV_HEADS": kv_heads, "HEADS": fused_pointwise.HEADS, "NORMS": norms}
+            name = f"rotate {dtype} norms={int(norms)}"
+            yield name, fused_pointwise._rotate, types, {**constants, "DIM": 128, "DIM_PADDED": 128}, 4
 
 
 def lower(kernel, types, constants, warps, stages):

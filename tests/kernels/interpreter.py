@@ -21,7 +21,7 @@ DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16", "fp16"
 WIDTHS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
-# A file's test that runs it, for `make test` and for `make slow`.
+# A test that runs files in the interpreter, for `make test` and for `make slow`.
 BY_MARK = pytest.mark.parametrize("mark", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 
 
@@ -40,11 +40,23 @@ def skip_without_interpreter() -> None:
         pytest.skip(f"the interpreter of triton {triton} fails with numpy {numpy}: install numpy<2.5")
 
 
-def run_file(file: str, mark: str) -> None:
-    """Run a test file's tests of a mark once more where the interpreter is on; they must pass."""
+def run_files(mark: str, *files: str | Path) -> None:
+    """Run test files' tests of a mark once more where the interpreter is on; they must pass."""
     skip_without_interpreter()
     root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", mark, file]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-m",
+        mark,
+        *map(str, files),
+    ]
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{root / 'src'}:{root}"}
     env.pop("PYTEST_XDIST_WORKER", None)
     ended = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False)

@@ -78,3 +78,11 @@ def test_attention_fetches_keys_and_values_16_bytes_at_a_time(lowered):
         fetched = [sass[i] for i in places(sass, "LDGSTS")]
         assert fetched, sass
         assert all(operation.endswith(".128") for operation in fetched), sass
+
+
+def test_pointwise_kernels_write_16_bytes_at_a_time(lowered):
+    forms = [row for row in lowered if row["name"].split()[0] in ("add_norm", "gate", "rotate")]
+    assert len(forms) == 27
+    for row in forms:
+        stored = {row["sass"][i] for i in places(row["sass"], "STG")}
+        assert stored == {"STG.E.64" if "width=128" in row["name"] and "fp32" not in row["name"] else "STG.E.128"}, row

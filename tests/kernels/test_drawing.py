@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvsweep.kernels import sampling
-from tests.kernels.interpreter import BY_MARK, DTYPES, INTERPRETED, run_file
+from tests.kernels.interpreter import BY_MARK, DTYPES, INTERPRETED, run_files
 
 pytest.importorskip("triton")
 inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_the_interpreter starts")
@@ -25,7 +25,7 @@ SETTINGS = [
 @BY_MARK
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_in_the_interpreter(mark: str) -> None:
-    run_file(__file__, mark)
+    run_files(mark, __file__)
 
 
 def logits_of(rows: int, vocabulary: int, dtype: torch.dtype, spread: float = 3.0) -> Tensor:

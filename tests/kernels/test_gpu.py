@@ -16,7 +16,7 @@ from kvsweep.compression.rows import CacheShape
 from kvsweep.kernels import reference
 from kvsweep.kernels.packing import pack_rows
 from kvsweep.kernels.row_format import RowFormat
-from tests.kernels.interpreter import DTYPES, INTERPRETED, TOLERANCE, WIDTHS, run_file
+from tests.kernels.interpreter import DTYPES, INTERPRETED, TOLERANCE, WIDTHS, run_files
 
 pytest.importorskip("triton")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -58,7 +58,7 @@ def inside(test):
 @pytest.mark.slow  # test_triton.py has the kernels in the interpreter
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_the_checks_themselves_in_the_interpreter():
-    run_file(__file__, "not slow")
+    run_files("not slow", __file__)
 
 
 def close(actual, expected, tolerance):

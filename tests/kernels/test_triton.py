@@ -5,6 +5,7 @@ tests run in a process of their own, which `test_in_the_interpreter` starts.
 """
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from kvsweep.kernels import reference
 from kvsweep.kernels.fp8 import DTYPES as FP8
 from kvsweep.kernels.packing import pack_rows
 from kvsweep.kernels.row_format import RowFormat
-from tests.kernels.interpreter import BY_MARK, DTYPES, INTERPRETED, TOLERANCE, run_file
+from tests.kernels.interpreter import BY_MARK, DTYPES, INTERPRETED, TOLERANCE, run_files
 
 pytest.importorskip("triton")
 inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_the_interpreter starts")
@@ -23,7 +24,7 @@ inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that te
 @BY_MARK
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_in_the_interpreter(mark):
-    run_file(__file__, mark)
+    run_files(mark, __file__, Path(__file__).with_name("test_pointwise.py"))
 
 
 def close(actual, expected, dtype):
