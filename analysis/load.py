@@ -6,7 +6,7 @@ never wrong), and an unreadable line is skipped with a notice.
 
 import json
 from array import array
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -22,7 +22,7 @@ from kvsweep.analysis.outputs import copied
 from kvsweep.errors import BrokenCell, UserError
 from kvsweep.escape import in_one_line
 from kvsweep.records import Completion, Pair, Problem
-from kvsweep.stored import StoredCell, stored_cells
+from kvsweep.stored import StoredCell, is_served, stored_cells
 from kvsweep.task_status import TaskStatus, read_tasks
 
 # Names that are shown first, in this order.
@@ -269,6 +269,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
     rows = []
     for cell, variant in zip(cells, _variants([cell.settings for cell in cells]), strict=True):
         model, benchmark, policy, decoding = (cell.settings[name] for name in SECTIONS)
+        served = is_served(cell.settings)
         rows.append(
             {
                 # The folder names the cell, because YAML would read an all-digit id as a number.
@@ -278,12 +279,12 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "benchmark": benchmark["name"],
                 "benchmark_title": _title(benchmark),
                 "policy": _policy_name(cell.settings),
-                "bits": None if "kind" in policy else _bits(_cache(cell.settings)),
+                "bits": None if served else _bits(_cache(cell.settings)),
                 "unpacked_rows": _unpacked_rows(_cache(cell.settings)),
                 **{name: policy.get(name) for name in AXES},
                 "question": str(policy.get("question") or ""),
                 "variant": ", ".join(map(str, filter(None, [variant, *map(policy.get, ("title", "kind"))]))),
-                "engine": "server" if "kind" in policy else "kvsweep",
+                "engine": "server" if served else "kvsweep",
                 "declared_bytes": policy.get("kept_bytes"),
                 "decoding": decoding["name"],
                 "seed": cell.settings.get("seed"),
@@ -386,11 +387,6 @@ def _same_settings(cells: list[_Cell]) -> list[str]:
 def is_control(cells: pd.DataFrame) -> "pd.Series[bool]":
     """True for each cell that is the baseline asked again: a server's setting of the name `control`."""
     return cells["policy"].eq(CONTROL) & cells["engine"].eq("server")
-
-
-def is_served(settings: Mapping[str, Any]) -> bool:
-    """True if a server wrote the cell's completions."""
-    return settings.get("policy", {}).get("kind") == "declared"
 
 
 def _has_copies(cell: _Cell) -> bool:

@@ -18,7 +18,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvsweep.checked import checked
-from kvsweep.command_line import check_engine
 from kvsweep.compression import artifacts
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
@@ -31,8 +30,8 @@ from kvsweep.harness.sweep.grid import AXES, policy_file
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline, Launcher, split
 from kvsweep.harness.sweep.plan import describe
-from kvsweep.harness.sweep.server import asks_servers
 from kvsweep.harness.sweep.share import share_of
+from kvsweep.harness.sweep.source import source_class
 from kvsweep.harness.sweep.unused import refuse_unused, unused_settings
 from kvsweep.harness.toy.tasks import problems
 from kvsweep.stored import read_cells
@@ -90,8 +89,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         # Hydra prints its own lines about an error that passes through it.
         try:
             with settings.plain_config_errors():
-                if not asks_servers(config):
-                    check_engine("a sweep")
+                source_class(config).check()
                 settings.fill_homes(config)
                 notes.update([*_complete(config), *_not_swept()])
                 unused = _without_others_settings(config)
@@ -124,7 +122,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
 
 def _no_full_cache(jobs: Sequence[Job], stored: Sequence[Mapping[str, Any]]) -> str | None:
     """A note on a multirun whose jobs, and whose stored cells, have no full cache to compare with; with its words."""
-    policies = dict.fromkeys(cell.policy.name for job in jobs for cell in job.cells if job.spec)
+    policies = dict.fromkeys(cell.policy.name for job in jobs for cell in job.cells if job.source.local)
     known = {*policies, *(cell.get("policy", {}).get("name") for cell in stored)}
     if "full" in known or not policies or {"-m", "--multirun"}.isdisjoint(sys.argv):
         return None
@@ -189,8 +187,7 @@ def _complete(config: DictConfig) -> list[str]:
     place = Path(str(OmegaConf.select(config, placed[-1]))).absolute().name
     if not (name := re.sub(r"[^\w.-]+", "_", place)):
         return []
-    taken = "the tags of thinking" if asks_servers(config) else "precision, tags and sizes"
-    lent = f"takes {taken} of {config.model.name}"
+    lent = f"takes {source_class(config).lent} of {config.model.name}"
     config.model.name = config.model.title = name
     return [f"note: model={name} {lent}: choose the nearest with model=."]
 

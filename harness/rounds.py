@@ -183,7 +183,7 @@ def _decided(job: Job) -> dict[str, int]:
     from kvsweep.analysis.statistics.noninferiority import decide_rounds  # imports scipy
 
     [full] = [cell for cell in job.cells if cell.policy.name == "full"]
-    controls = [cell for cell in job.cells if cell.impl == "openai" and cell.policy.name == CONTROL]
+    controls = [cell for cell in job.cells if not job.source.local and cell.policy.name == CONTROL]
     others = {cell.cell_id: job.scores(cell) for cell in job.cells if cell not in (full, *controls)}
     assert job.margin is not None
     decisions = decide_rounds(others, job.scores(full), rounds=job.rounds, margin=job.margin / 100)

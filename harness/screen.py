@@ -72,7 +72,7 @@ class ReplayPlan:
 
 def replayed(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list[Job]:
     """Decode the full cache's completions, replay them through every cell; return the jobs of the cells to decode."""
-    if any(job.spec is None for job in jobs):
+    if not all(job.source.local for job in jobs):
         raise UserError(
             "replay= and screen= replay texts through kvsweep's own cache: leave them out, or engine=openai."
         )

@@ -5,11 +5,12 @@ from typing import Any
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import Run, is_control, is_served
+from kvsweep.analysis.load import Run, is_control
 from kvsweep.analysis.statistics.against_full import decide_cells
 from kvsweep.analysis.statistics.metrics import difference_to_full, graded_rows, texts_differ
 from kvsweep.command_line import counted
 from kvsweep.escape import visible
+from kvsweep.stored import is_served
 
 
 def other_prompts(run: Run) -> list[str]:

@@ -104,6 +104,16 @@ def grows(policy: Policy, longest: int, limit: int) -> bool:
     return capacity == longest + limit or trigger is None or capacity > max(trigger, longest) + 1
 
 
+def first_eviction(policy: Policy, question_length: int) -> int | None:
+    """Return the step, in generated tokens fed, at which the policy first evicts; None if it never does."""
+    trigger = policy.trigger(question_length)
+    if trigger is None:
+        return None
+    step = max(trigger, question_length) - question_length
+    # A policy that frees nothing needs a row for every token of a text that continues after its first eviction.
+    return None if grows(policy, question_length, step + 2) else step
+
+
 def needed_capacity(requests: Iterable[Request], decoding: DecodingConfig) -> int:
     """Rows per slot that every branch of the requests can run with, a multiple of attention's block."""
     rows = max(b.policy.capacity(len(r.prompt_ids), decoding.max_new_tokens) for r in requests for b in r.branches)

@@ -72,7 +72,7 @@ class _Answer(msgspec.Struct):
     error: Any = None
 
 
-def ask(work: OpenCells) -> None:
+def fill(work: OpenCells) -> None:
     """Fill the open cells. If a server fails, the others continue; then the first error is raised."""
     asyncio.run(_ask_all(work))
 

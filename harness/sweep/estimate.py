@@ -10,26 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsweep import records
-from kvsweep.compression.policy import Policy
-from kvsweep.harness.decode.request import grows
 from kvsweep.harness.sweep.job import Job
-from kvsweep.harness.sweep.server import Server
 from kvsweep.harness.sweep.share import Share
 
 # An average for English and mathematics, used only for the length of the prompt, a small part of a sequence.
 _CHARACTERS_PER_TOKEN = 3
-
-
-def first_eviction(policy: Policy, question_length: int) -> int | None:
-    """Return the step, in generated tokens fed, at which the policy first evicts; None if it never does."""
-    if isinstance(policy, Server):
-        return 0  # it shares no token with other cells
-    trigger = policy.trigger(question_length)
-    if trigger is None:
-        return None
-    step = max(trigger, question_length) - question_length
-    # A policy that frees nothing needs a row for every token of a text that continues after its first eviction.
-    return None if grows(policy, question_length, step + 2) else step
 
 
 def forked_tokens(
@@ -38,8 +23,8 @@ def forked_tokens(
     """Count the tokens of a grid in one batch: each completion once up to its last fork, each branch from its fork.
 
     All cells' completions count as long as the full cache's, although compression may make them longer. `lengths`: the
-    generated tokens of each (problem, draw); `forks`: each cell's `first_eviction`; `lacking` [lengths, forks]: the
-    completions to decode, by default all.
+    generated tokens of each (problem, draw); `forks`: each cell's `Source.first_eviction`; `lacking` [lengths, forks]:
+    the completions to decode, by default all.
     """
     length = np.asarray(lengths, float)[:, None]
     shared = np.minimum(length, [math.inf if fork is None else fork for fork in forks])
@@ -60,7 +45,7 @@ class TokensLeft:
         policies = {cell.cell_id: cell.policy for cell in job.cells}
         self._rows = {pair: row for row, pair in enumerate(pairs)}
         self._columns = {cell_id: column for column, cell_id in enumerate(stored)}
-        self._forks = [first_eviction(policies[cell_id], question) for cell_id in stored]
+        self._forks = [job.source.first_eviction(policies[cell_id], question) for cell_id in stored]
         self._lacking = np.array([[pair not in found for found in stored.values()] for pair in pairs], bool)
         self._lacking = self._lacking.reshape(len(pairs), len(stored))
         self._lengths, self._limit = np.full(len(pairs), np.nan), job.decoding.max_new_tokens

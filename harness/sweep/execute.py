@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import TypeVar
 
 from kvsweep.harness.grading.grader import Grader, read_standard
@@ -52,13 +53,9 @@ def _let_go(error: BaseException) -> None:
 
 def execute(grader: Grader, share: Share, work: OpenCells) -> None:
     """Decode, or ask the servers for, the open cells' missing rows; grade them, and mark complete cells."""
-    if share.job.spec is None:
-        from kvsweep.harness.sweep.ask import ask as fill  # imports openai
-    else:
-        from kvsweep.harness.sweep.fill import decode as fill  # imports torch
-
+    filler = import_module(share.job.source.filler)
     with graded_beside(grader, work.stores.values()):
-        fill(work)
+        filler.fill(work)
     for store in work.stores.values():
         grader.grade_cell(store.directory, shard=share.job.shard)
         if share.is_last:

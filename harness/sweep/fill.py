@@ -38,13 +38,12 @@ class NotFiniteError(UserError):
     exit_code = FAILED
 
 
-def decode(work: OpenCells) -> None:
+def fill(work: OpenCells) -> None:
     job, pairs = work.share.job, work.share.pairs
     cells = [s.cell for s in work.stores.values() if not s.finished_pairs.issuperset(pairs)]
     if not cells:
         return
     check_available(job.impl)
-    assert job.spec is not None
     invariant = is_invariant(job.invariant, job.spec, device_of(job.model), job.impl)
     for cell in cells:
         cell.policy.load_artifacts()

@@ -22,14 +22,14 @@ from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import Benchmark, load_problems
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.spec import ModelSpec, read_spec
+from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.harness.provenance import command_line, describe_code
 from kvsweep.harness.settings import WEIGHTS, build, choices, conf_files, plain
 from kvsweep.harness.sweep.card import NOTHING_ASSUMED, UNPRICED, AssumeConfig, Card, CostConfig, known_card
 from kvsweep.harness.sweep.cell import Cell, stored_scores
-from kvsweep.harness.sweep.checks import check_cache, check_predictors, check_tags, input_files, rounds_until
-from kvsweep.harness.sweep.grid import build_policies, policy_file
-from kvsweep.harness.sweep.server import asks_servers, build_servers
+from kvsweep.harness.sweep.checks import input_files, rounds_until
+from kvsweep.harness.sweep.grid import policy_file
+from kvsweep.harness.sweep.source import Decoded, Source, source_class
 from kvsweep.kernels.implementation import Implementation, check_installed
 from kvsweep.records import MOST, WHOLE, Shard, content_hash, grading_rule, leaves
 from kvsweep.stored import StoredCell, read_cells, read_provenance
@@ -102,7 +102,7 @@ class Job:
     """
 
     model: ModelConfig
-    spec: ModelSpec | None  # what the model's config says, read once; None for a job of servers (`engine=openai`)
+    source: Source
     benchmark: Benchmark
     cells: tuple[Cell, ...]
     decoding: DecodingConfig
@@ -128,6 +128,12 @@ class Job:
     @property
     def name(self) -> str:
         return f"{self.model.name} {self.benchmark.name}{self.cache.title}"
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the model's config says; only of a job that decodes here."""
+        assert isinstance(self.source, Decoded)
+        return self.source.spec
 
     @property
     def problem_ids(self) -> list[str]:
@@ -201,31 +207,24 @@ def changed_code(job: Job) -> str | None:
 
 def make_job(config: DictConfig) -> Job:
     """Check a composed configuration and make its job: first the settings, then the files, which take longest."""
-    if served := asks_servers(config):
-        model, policies = build_servers(config)
-    else:
-        model, policies = build(ModelConfig, "model", config.model), build_policies(config)
+    kind = source_class(config)
+    model, policies = kind.choose(config)
     model = replace(model, revision=model.commit or model.revision)
     asked = build(BenchmarkConfig, "benchmark", config.benchmark)
     run = checked(RunConfig, {field.name: config[field.name] for field in fields(RunConfig) if field.name in config})
     sections: dict[str, Any] = {name: build(cls, name, config.get(name, {})) for name, cls in _SECTIONS.items()}
     decoding, cache, margin = build_decoding(config.decoding), sections["cache"], sections.pop("report").margin
     rounds = rounds_until(run.draws, cache, policies) if run.until else ()
-    benchmark, spec, inputs = load_problems(asked), None, dict[Path, str]()
-    if not served:
-        inputs = input_files(model, policies)
-        check_tags(model, policies)
-        spec = read_spec(model)
-        check_predictors(model, spec, policies)
-        check_cache(cache, run.impl, decoding.max_new_tokens, model, spec, policies)
+    benchmark, inputs = load_problems(asked), input_files(model, policies)
+    source = kind.read(cache, run.impl, decoding.max_new_tokens, model, policies)
     shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": run.seed}
     dataset: dict[str, Any] = {"benchmark": asked, "dataset_hash": benchmark.content_hash}
-    impl: Any = "openai" if served else run.impl
+    impl = source.impl(run.impl)
     cells = [Cell(**shared, **dataset, policy=policy, impl=impl, cache=cache) for policy in policies]
     job = Job(
         **shared,
         **sections,
-        spec=spec,
+        source=source,
         benchmark=benchmark,
         cells=tuple({cell.cell_id: cell for cell in cells}.values()),
         impl=run.impl,

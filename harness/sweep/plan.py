@@ -19,7 +19,7 @@ from kvsweep.command_line import counted
 from kvsweep.compression.config import fixed_bytes
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.errors import UserError
-from kvsweep.harness.decode.request import Branch, Request, grows
+from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.models.spec import BYTES
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.sweep.card import (
@@ -34,10 +34,9 @@ from kvsweep.harness.sweep.card import (
     weights_bytes,
 )
 from kvsweep.harness.sweep.cell import Cell
-from kvsweep.harness.sweep.estimate import first_eviction, forked_tokens, question_tokens, saving
+from kvsweep.harness.sweep.estimate import forked_tokens, question_tokens, saving
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.launch import Launcher, Task
-from kvsweep.harness.sweep.server import Server
 from kvsweep.harness.sweep.share import Share, lacking
 from kvsweep.stored import StoredCell
 
@@ -102,7 +101,7 @@ class Plan:
 def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
     """The jobs and their sizes, a table of what their tasks take, and how the launcher would start them."""
     shares = [share for task in tasks for share in task]
-    here = card_here() if any(share.job.spec and not share.job.card for share in shares) else None
+    here = card_here() if any(share.job.source.local and not share.job.card for share in shares) else None
     of_job = {_key(share.job): share for share in shares}
     plans = {key: _plan(share.job, here) for key, share in of_job.items()}
     parts = [[part for share in task for part in _parts(plans[_key(share.job)], share)] for task in tasks]
@@ -143,7 +142,7 @@ def _plan(job: Job, here: Card | None) -> Plan:
     if lengths:
         source = f"mean length {sum(lengths) / len(lengths):.0f} {'assumed' if assumed else 'measured'}"
     mean = sum(lengths) / len(lengths) if lengths else limit
-    head, speeds = _speeds(job, groups, question, mean, job.card or (here if job.spec else None))
+    head, speeds = _speeds(job, groups, question, mean, job.card or (here if job.source.local else None))
     return Plan(job, question, groups, lengths, source, size if known else None, head, speeds)
 
 
@@ -161,7 +160,6 @@ def _speeds(
 
 def _on_card(job: Job, card: Card, groups: Sequence[Group], question: int, length: float) -> tuple[str, list[Speed]]:
     """Slots, a step and speed of each group on a card; a UserError where it does not fit."""
-    assert job.spec is not None
     if (sizes := weights_bytes(job.spec, job.model.dtype)) is None:
         why = f"on one {card.title}: not known, because no arithmetic here fits model type {job.spec.family}"
         return why, [Speed(None, "")] * len(groups)
@@ -268,11 +266,10 @@ def _hundredths(value: float | None) -> str:
 def groups_of(job: Job, question: int) -> list[Group]:
     """Return the cells with slots as long as their completions, and the others, in the order that `decode` takes."""
 
-    def growing(cell: Cell) -> bool:
-        return isinstance(cell.policy, Server) or grows(cell.policy, question, job.decoding.max_new_tokens)
-
-    parts = [cell for cell in job.cells if growing(cell)], [cell for cell in job.cells if not growing(cell)]
-    return [Group(cells, [first_eviction(cell.policy, question) for cell in cells]) for cells in parts if cells]
+    source, limit = job.source, job.decoding.max_new_tokens
+    growing = [cell for cell in job.cells if source.grows(cell.policy, question, limit)]
+    parts = growing, [cell for cell in job.cells if cell not in growing]
+    return [Group(cells, [source.first_eviction(cell.policy, question) for cell in cells]) for cells in parts if cells]
 
 
 def stored_texts(job: Job) -> tuple[list[int], float]:
@@ -325,7 +322,6 @@ def _tokens_of(groups: Sequence[Group], lengths: Sequence[int], missing: Mapping
 def _slots_on(job: Job, card: Card, weights: int, group: Group, question: int) -> int:
     from kvsweep.harness.decode.memory import slot_bytes, step_bytes  # with torch
 
-    assert job.spec is not None
     branches = tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in group.cells)
     request = Request(problem_id="", draw=0, prompt_ids=(0,) * question, branches=branches)
     slot = slot_bytes(job.spec.cache_shape(job.model.dtype), [request], job.decoding, job.cache)
@@ -340,7 +336,6 @@ def _slots_on(job: Job, card: Card, weights: int, group: Group, question: int) -
 
 def _row_bytes(job: Job) -> float:
     """Bytes of a cached token over all layers."""
-    assert job.spec is not None
     sizes = {"layers": job.spec.layers, "kv_heads": job.spec.kv_heads, "head_dim": job.spec.head_dim}
     newest, many = (
         job.cache.bytes_per_slot(**sizes, itemsize=BYTES[job.model.dtype], capacity=rows)
@@ -352,7 +347,7 @@ def _row_bytes(job: Job) -> float:
 def _borrowed(job: Job) -> list[str]:
     """What a folder of weights takes over from an embedded model; none for any other model."""
     model, own = job.model, WEIGHTS / job.model.name
-    if job.spec is None or not own.is_dir() or str(own) in (model.place, model.adapter):
+    if not job.source.local or not own.is_dir() or str(own) in (model.place, model.adapter):
         return []
     taken = f"with name, precision, tags and sizes (trigger, window, longest text) of {model.name}"
     return [f"  model: {model.place}, {taken}: choose the nearest with model=, and set model.name and model.title"]
@@ -388,7 +383,7 @@ def _sizes(job: Job) -> list[str]:
 
 
 def _memory(job: Job, question: int) -> str:
-    if job.spec is None:
+    if not job.source.local:
         return "that of the servers"
     spec, itemsize = job.spec, BYTES[job.model.dtype]
     layers, heads, head_dim = spec.layers, spec.kv_heads, spec.head_dim

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pydantic import Field
 
 from kvsweep.analysis.load import CONTROL
@@ -43,8 +43,6 @@ class Server(FullCache):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if find_spec("openai") is None:
-            raise UserError("engine=openai needs the package openai: pip install 'kvsweep[openai]'.")
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
             # Do not print the address: it may contain a key.
@@ -88,8 +86,9 @@ class ServedModel(ModelConfig):
 NAMES = ("name", "title", "think_start", "think_end")
 
 
-def asks_servers(config: DictConfig) -> bool:
-    return OmegaConf.select(config, "engine._target_") is not None  # a run of an older version names no engine
+def check_client() -> None:
+    if find_spec("openai") is None:
+        raise UserError("engine=openai needs the package openai: pip install 'kvsweep[openai]'.")
 
 
 def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:

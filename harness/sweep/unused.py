@@ -11,13 +11,7 @@ from kvsweep.errors import UserError
 from kvsweep.harness.settings import config_keys, plain
 from kvsweep.harness.sweep.grid import AXES, policy_file
 from kvsweep.harness.sweep.job import Job
-from kvsweep.harness.sweep.server import NAMES
 
-# Prefixes of the keys of kvsweep's own decoding.
-_OWN = (
-    *("policy", "cache.", "grid.", "model.", "impl", "slots", "invariant", "replay", "screen", "texts"),
-    *("card", "cost."),
-)
 _NAMED = {"report.margin", *(f"policy.{name}" for name in BudgetPolicy.SHARED)}
 # Why a grid does not use `policy` or one of its settings; the key of the grid's own values comes before this text.
 _GIVES = " gives the values"
@@ -44,22 +38,16 @@ def refuse_unused(given: Sequence[str], unused: Sequence[Mapping[str, str]]) -> 
 
 def unused_settings(config: DictConfig, job: Job) -> dict[str, str]:
     """Return the keys of a configuration that its job does not use, each with the reason."""
-    if job.spec is None:
-        return dict(_of_servers(config))
+    source = job.source
+    if source.unused:
+        keys = [key for key in [*config_keys(config), "policy"] if key.startswith(source.unused)]
+        return {k: source.why for k in keys if k not in source.used and not k.startswith("model.sizes.")}
     grid = plain(config.grid)
     found = {f"cache.{name}": reason for name, reason in job.cache.unused().items()}
     found["grid.engine"] = "engine=openai alone takes it"
     if not job.rounds:
         found["report.margin"] = "until=decided alone uses it, and kvsweep report has --margin"
     return found | dict(_of_policies(plain(config.policy), [grid, *grid["beside"]]))
-
-
-def _of_servers(config: DictConfig) -> Iterator[tuple[str, str]]:
-    """Yield the settings of kvsweep's own decoding, which a job of servers does not use."""
-    used = {*(f"model.{name}" for name in NAMES), "model.sizes", "grid.engine"}
-    for key in [*config_keys(config), "policy"]:
-        if key.startswith(_OWN) and key not in used and not key.startswith("model.sizes."):
-            yield key, "with engine=openai the server decides that"
 
 
 def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

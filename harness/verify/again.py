@@ -76,7 +76,6 @@ def decoded_again(
     """Decode completions of a job's cells again, from their first token; `passes` are those that made each cell."""
     try:
         check_available(job.impl)
-        assert job.spec is not None
         invariant = is_invariant(job.invariant, job.spec, device_of(job.model), job.impl)
         model = loaded(job.model)
         for cell in {cell.cell_id: cell for cell, _ in asked}.values():

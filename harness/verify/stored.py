@@ -22,7 +22,7 @@ from kvsweep.harness.settings import plain_config_errors
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.records import BadLine, Completion, Grade, leaves
-from kvsweep.stored import StoredCell, read_cells, stored_cells
+from kvsweep.stored import StoredCell, is_served, read_cells, stored_cells
 
 # differs: something that can change bits is another one today. fails: what is stored is not what was made.
 State = Literal["holds", "differs", "fails", "cannot"]
@@ -93,7 +93,7 @@ def read_run(directory: Path) -> StoredRun:
     for other in (run.changed, run.unread):  # several commands may have begun a cell
         for name in run.found.keys() & other.keys():
             del other[name]
-    run.served.update(cell.name for cell, has in read_cells(directory) if has.get("impl") == "openai")
+    run.served.update(cell.name for cell, has in read_cells(directory) if is_served(has))
     for folder in run.folders:
         if folder.name not in {*run.found, *run.changed}:
             run.unread.setdefault(

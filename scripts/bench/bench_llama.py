@@ -77,7 +77,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("server", help="address of llama.cpp's server, which has the same GGUF")
     parser.add_argument("settings", nargs="*", default=["model=smollm2_135m"], help="KEY=VALUE, as of a sweep")
-    parser.add_argument("--benchmark", default="records")
+    parser.add_argument("--benchmark", default="toy_chain")
     parser.add_argument("--texts", type=int, nargs="+", default=[1, 16], help="texts at once")
     parser.add_argument("--tokens", type=int, default=96, help="at most, of a text")
     parser.add_argument("--rounds", type=int, default=3)

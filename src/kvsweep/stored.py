@@ -4,7 +4,7 @@ Every call reads the disk, so that a sweep at work is seen as it is now.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +158,11 @@ def _whole_size(path: Path) -> int:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         return size if file.read() in (b"", b"\n") else -1
+
+
+def is_served(settings: Mapping[str, Any]) -> bool:
+    """True if a server wrote the completions of the cell with these settings."""
+    return settings.get("impl") == "openai"
 
 
 def stored_cells(run_directory: Path) -> list[StoredCell]:

@@ -55,6 +55,7 @@ def write_cell(
         "benchmark": {"name": benchmark, "title": benchmark_title, "answer_kind": "integer", "limit": limit},
         "policy": {"name": policy, **({} if policy == "full" else fields), **(extra or {})},
         "decoding": {"name": "r1", "temperature": 0.6, "max_new_tokens": 400},
+        "impl": "openai" if extra and "kind" in extra else "torch",
         "seed": seed,
         "condition": f"{model} {benchmark} {seed}",
     }

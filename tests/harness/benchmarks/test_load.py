@@ -110,7 +110,7 @@ class TestConfigs:
         ("fields", "parts"),
         [
             ({"limit": 0}, ("benchmark.limit=0", "at least 1", "null")),
-            ({"limit": "ten"}, ("benchmark.limit='ten'", "integer")),
+            ({"limit": "ten"}, ("benchmark.limit='ten'", "whole number")),
             ({"limit": True}, ("benchmark.limit=True",)),
             ({"source": "toy", "task": "chain", "count": -3}, ("benchmark.count=-3",)),
             ({"source": "web"}, ("benchmark.source=web", "toy, file, hub")),

@@ -41,7 +41,7 @@ from kvsweep.compression.policy import AttentionMass, CacheView, LastUse, Recent
 from kvsweep.compression.recorders import ImportancePredictor, load_predictor, save_predictor
 from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig, is_untouched
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig, build_decoding, is_untouched
 from kvsweep.harness.decode.sampling import sequence_key, uniforms_of_rows
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
@@ -675,4 +675,4 @@ def test_clock_counts_live_tokens_only(networks):
 @pytest.mark.parametrize("max_new_tokens", [0, -3])
 def test_a_length_limit_below_one_is_refused(max_new_tokens):
     with pytest.raises(UserError, match=f"max_new_tokens={max_new_tokens}"):
-        DecodingConfig(name="d", max_new_tokens=max_new_tokens, sampling=GREEDY)
+        build_decoding({"name": "d", "max_new_tokens": max_new_tokens, "temperature": 0})

@@ -13,11 +13,12 @@ import pytest
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.random import Random
+from kvsweep.harness.decode.request import first_eviction
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec, read_architecture
 from kvsweep.harness.settings import CONF, WEIGHTS, build, compose_config
 from kvsweep.harness.sweep import plan
-from kvsweep.harness.sweep.estimate import TokensLeft, first_eviction, forked_tokens, saving
+from kvsweep.harness.sweep.estimate import TokensLeft, forked_tokens, saving
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.share import share_of
 

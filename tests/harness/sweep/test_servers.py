@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
         self.say(200 if self.path in self.server.pages else 404, self.server.pages.get(self.path, "{}"))
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.body = body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(body)
         self.server.keys.add(self.headers["Authorization"])
         if not self.server.misbehave(self, len(self.server.asked)):
@@ -527,13 +527,14 @@ def test_a_control_asks_the_baseline_again(
 ) -> None:
     """A server that answers one question otherwise when it is asked again, and one that answers all of them so."""
 
+    first = dict[int, Handler]()  # by the seed of the question; two threads may ask it at once
+
     def wrong(handler: Handler, always: bool) -> bool:
-        body = handler.server.asked[-1]
         changed = always or (
-            "is 2+7" in str(body) and sum(one["seed"] == body["seed"] for one in handler.server.asked) > 1
+            "is 2+7" in str(handler.body) and first.setdefault(handler.body["seed"], handler) is not handler
         )
         if changed:
-            handler.say(200, json.dumps(added(body, content="</think>\\boxed{1}")))
+            handler.say(200, json.dumps(added(handler.body, content="</think>\\boxed{1}")))
         return changed
 
     problems = write_problems([{"id": f"p{i}", "problem": f"What is {i}+7?", "answer": i + 7} for i in range(12)])

@@ -1,0 +1,142 @@
+"""Where the completions of a job's cells come from: kvsweep's own decoding, or servers (`engine=openai`)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from omegaconf import DictConfig, OmegaConf
+
+from kvsweep.command_line import check_engine
+from kvsweep.compression.config import CacheConfig
+from kvsweep.compression.policy import Policy
+from kvsweep.harness.decode.request import first_eviction, grows
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.spec import ModelSpec, read_spec
+from kvsweep.harness.settings import build
+from kvsweep.harness.sweep.checks import check_cache, check_predictors, check_tags
+from kvsweep.harness.sweep.grid import build_policies
+from kvsweep.harness.sweep.server import NAMES, build_servers, check_client
+from kvsweep.kernels.implementation import Implementation
+
+
+class Source(ABC):
+    """One kind of source. A further kind is a subclass, a name in `source_class`, and a module with its `fill`.
+
+    Attributes:
+        filler: the module whose `fill(work)` writes the missing rows; it is imported then, because it brings torch or a
+            client.
+        local: whether the model and its caches are in this machine's memory.
+        lent: what a model that only a place names takes from the chosen model, in words.
+        unused: the settings that a job does not use, as beginnings of keys; `used` are exceptions, `why` the reason.
+    """
+
+    filler: ClassVar[str]
+    local: ClassVar[bool]
+    lent: ClassVar[str]
+    unused: ClassVar[tuple[str, ...]] = ()
+    used: ClassVar[tuple[str, ...]] = ()
+    why: ClassVar[str] = ""
+
+    @classmethod
+    @abstractmethod
+    def check(cls) -> None:
+        """Raise UserError if a package is missing."""
+
+    @classmethod
+    @abstractmethod
+    def choose(cls, config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
+        """Return the model and a policy, or what stands in its place, for each cell; UserError for a wrong setting."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, cache: CacheConfig, impl: str, tokens: int, model: ModelConfig, policies: list[Policy]) -> Self:
+        """Read what the model's files say; UserError if they do not fit the settings. `tokens`: of a completion."""
+
+    @abstractmethod
+    def impl(self, asked: Implementation) -> Implementation | Literal["openai"]:
+        """The implementation in the cells' ids."""
+
+    @abstractmethod
+    def first_eviction(self, policy: Policy, question: int) -> int | None:
+        """Return the step at which a cell's completions leave those of other cells; None if they never do."""
+
+    @abstractmethod
+    def grows(self, policy: Policy, question: int, tokens: int) -> bool:
+        """True if a cell's caches grow with its completions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded(Source):
+    """kvsweep's own decoding. `spec`: what the model's config says."""
+
+    filler = "kvsweep.harness.sweep.fill"
+    local = True
+    lent = "precision, tags and sizes"
+    spec: ModelSpec
+
+    @classmethod
+    def check(cls) -> None:
+        check_engine("a sweep")
+
+    @classmethod
+    def choose(cls, config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
+        return build(ModelConfig, "model", config.model), build_policies(config)
+
+    @classmethod
+    def read(cls, cache: CacheConfig, impl: str, tokens: int, model: ModelConfig, policies: list[Policy]) -> Self:
+        check_tags(model, policies)
+        spec = read_spec(model)
+        check_predictors(model, spec, policies)
+        check_cache(cache, impl, tokens, model, spec, policies)
+        return cls(spec=spec)
+
+    def impl(self, asked: Implementation) -> Implementation:
+        return asked
+
+    def first_eviction(self, policy: Policy, question: int) -> int | None:
+        return first_eviction(policy, question)
+
+    def grows(self, policy: Policy, question: int, tokens: int) -> bool:
+        return grows(policy, question, tokens)
+
+
+class Served(Source):
+    """Servers of OpenAI's API: each cell's policy is a `Server`, and nothing is known of the model but its name."""
+
+    filler = "kvsweep.harness.sweep.ask"
+    local = False
+    lent = "the tags of thinking"
+    unused = (
+        *("policy", "cache.", "grid.", "model.", "impl", "slots", "invariant"),
+        *("replay", "screen", "texts", "card", "cost."),
+    )
+    used = ("grid.engine", "model.sizes", *(f"model.{name}" for name in NAMES))
+    why = "with engine=openai the server decides that"
+
+    @classmethod
+    def check(cls) -> None:
+        check_client()
+
+    @classmethod
+    def choose(cls, config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
+        return build_servers(config)
+
+    @classmethod
+    def read(cls, *settings: Any) -> Self:
+        return cls()
+
+    def impl(self, asked: Implementation) -> Literal["openai"]:
+        return "openai"
+
+    def first_eviction(self, policy: Policy, question: int) -> int:
+        return 0  # cells share no token
+
+    def grows(self, policy: Policy, question: int, tokens: int) -> bool:
+        return True
+
+
+def source_class(config: DictConfig) -> type[Source]:
+    """Return the source that a configuration chooses; a run of an older version names no engine."""
+    return Decoded if OmegaConf.select(config, "engine._target_") is None else Served
