@@ -19,6 +19,7 @@ import pandas as pd
 from kvsweep import records
 from kvsweep.analysis.notation import AXES, POLICY_TITLES
 from kvsweep.analysis.outputs import copied
+from kvsweep.analysis.server_caches import bytes_per_token, said_of_cache
 from kvsweep.errors import BrokenCell, UserError
 from kvsweep.escape import in_one_line
 from kvsweep.records import Completion, Pair, Problem
@@ -286,6 +287,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "variant": ", ".join(map(str, filter(None, [variant, *map(policy.get, ("title", "kind"))]))),
                 "engine": "server" if served else "kvsweep",
                 "declared_bytes": policy.get("kept_bytes"),
+                "measured_bytes": bytes_per_token(said_of_cache(cell.provenance)),
                 "decoding": decoding["name"],
                 "seed": cell.settings.get("seed"),
                 "random_weights": bool(model.get("random_weights")),
@@ -299,7 +301,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows)
-    for column in (*AXES, "bits", "expected", "draws", "unpacked_rows", "declared_bytes"):
+    for column in (*AXES, "bits", "expected", "draws", "unpacked_rows", "declared_bytes", "measured_bytes"):
         table[column] = pd.to_numeric(table[column], errors="coerce").astype("float64")
     return table
 

@@ -6,6 +6,7 @@ import pandas as pd
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, is_control
+from kvsweep.analysis.server_caches import bytes_per_token, kinds_of_cache, said_of_cache
 from kvsweep.analysis.statistics.against_full import decide_cells
 from kvsweep.analysis.statistics.metrics import difference_to_full, graded_rows, texts_differ
 from kvsweep.command_line import counted
@@ -39,12 +40,12 @@ def other_prompts(run: Run) -> list[str]:
 
 def same_caches(run: Run) -> list[str]:
     """A sentence for each server that says the same of its cache as the baseline's server, where both say something."""
-    said = {name: _cache(run, name) for name in run.cells["cell_id"]}
+    said = {name: _cache(run, name) for name in run.cells.loc[~is_control(run.cells), "cell_id"]}
     sentences = []
     for _, cells in run.cells.groupby("condition", sort=False):
         full = next(iter(cells.loc[cells["policy"] == "full", "cell_id"]), None)
         for _, cell in cells.iterrows():
-            if full and cell["cell_id"] != full and said[full] and said[cell["cell_id"]] == said[full]:
+            if full and cell["cell_id"] != full and said[full] and said.get(cell["cell_id"]) == said[full]:
                 words = visible(", ".join(f"{name} {value}" for name, value in said[full].items()))
                 alike = f"Its server says the same of its cache as the full setting's ({words})"
                 mend = "Look at how the server was started, and at its log"
@@ -54,12 +55,9 @@ def same_caches(run: Run) -> list[str]:
 
 def _cache(run: Run, cell_id: str) -> dict[str, str]:
     """The types that a cell's server says its cache has, and its bytes per token where it says both numbers."""
-    passes = run.provenance.get(cell_id, {}).get("decoding_passes") or [{}]
-    said = passes[-1].get("cache") or {}
-    kinds = {name: value for name, value in said.items() if name.endswith("dtype")}
-    size, tokens = (str(said.get(f"kv_cache_{name}", "")) for name in ("memory_bytes", "size_tokens"))
-    measured = size.isdecimal() and tokens.isdecimal() and int(tokens) > 0
-    return {**kinds, **({"bytes a token": f"{int(size) / int(tokens):,.0f}"} if measured else {})}
+    said = said_of_cache(run.provenance.get(cell_id, {}))
+    size = bytes_per_token(said)
+    return {**kinds_of_cache(said), **({} if size is None else {"bytes a token": f"{size:,.0f}"})}
 
 
 def beside_control(run: Run, margin: float | None = None) -> list[str]:

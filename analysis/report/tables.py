@@ -51,7 +51,7 @@ def summary_table(directory: Path | str) -> str:
     run = load_run(directory)
     scores = cell_scores(run)
     models = scores["model"].unique()
-    tables = [_aligned(score_table(scores, model).assign(**_evictions(scores, model))) for model in models]
+    tables = [_aligned(score_table(scores, model).assign(**_caches(scores, model))) for model in models]
     notes = [f"note: {sentence}" for sentences in warnings(run).values() for sentence in sentences]
     return "\n\n".join([*tables, "\n".join([NOTE, *_legend(scores), *notes])])
 
@@ -212,9 +212,16 @@ def _saved(kept: float) -> str:
     return MISSING if notation.missing(kept) else f"{notation.percent(1 - kept)}%"
 
 
-def _evictions(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
-    """Per policy setting: completions with an eviction, over all benchmarks, and the mean length after it."""
+def _caches(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
+    """Per policy setting: completions with an eviction, over all benchmarks, and the mean length after it.
+
+    Of servers alone: the bytes of a token that a server says, and the bytes that were declared, where there are any.
+    """
     ours = scores[scores["model"] == model].drop_duplicates([*SETTING, "benchmark"])
+    if ours["engine"].eq("server").all():
+        sizes = ours.set_axis(_settings(ours)).loc[lambda rows: ~rows.index.duplicated()]
+        told = {"bytes a token": sizes["measured_bytes"].round(), "bytes, declared": sizes["declared_bytes"]}
+        return {name: column.map(notation.number) for name, column in told.items() if column.notna().any()}
     evicted = (ours["evicted"].where(ours["completions"] > 0, 0) * ours["completions"]).round()
     settings = ours.assign(evicted=evicted).groupby(_settings(ours))
     counts = settings[["evicted", "completions"]].sum(min_count=1)

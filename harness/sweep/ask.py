@@ -6,14 +6,17 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import openai
 
 from kvsweep.command_line import FAILED
+from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
+from kvsweep.files import at_home
 from kvsweep.harness.provenance import describe_code
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.server import Server
@@ -28,8 +31,16 @@ _OF_ONE_QUESTION = (400, 413, 422)  # with these a server answers, but not this 
 _SHOWN = 200  # characters of what a server said
 # What is kept of a server's words, which may have a key among them: vLLM's labels and SGLang's fields of the cache.
 _OF_CACHE = re.compile(
-    r'\b(cache_dtype|kv_cache_memory_bytes|kv_cache_size_tokens|kv_cache_dtype|max_total_num_tokens)"?\s*[:=]\s*"?([^",}\s]+)'
+    r"\b(cache_dtype|kv_cache_memory_bytes|kv_cache_size_tokens|kv_cache_dtype|max_total_num_tokens|kvcache|token_capacity)"
+    r'"?\s*[:=]\s*"?([^",}\s]+)'
 )
+# llama.cpp's log has these lines from verbosity 4 on; it calls each text's rows cells, and has a stream for each text.
+_OF_LOG = re.compile(
+    r"llama_kv_cache: size = +(?P<kv_mib>[\d.]+) MiB \( *(?P<kv_cells>\d+) cells,.*/(?P<kv_streams>\d+) seqs\), "
+    r"K \((?P<k_dtype>\w+)\).* V \((?P<v_dtype>\w+)\)"
+    r"|llama_kv_cache: (?:n|attn)_rot_k = (?P<rotated_k>\d+)|llama_kv_cache: (?:n|attn)_rot_v = (?P<rotated_v>\d+)"
+)
+_LOG_START = 1 << 22  # bytes of a log in which these lines stand
 
 
 class ServerError(UserError):
@@ -79,10 +90,12 @@ def fill(work: OpenCells) -> None:
 
 async def _ask_all(work: OpenCells) -> None:
     lacking = [store for store in work.stores.values() if not store.finished_pairs.issuperset(work.share.pairs)]
+    logs = [_said_in_log(store.cell.policy) for store in lacking]  # a log that says nothing ends the sweep here
     written = dict.fromkeys((store.cell.cell_id for store in lacking), 0)
     beat = asyncio.create_task(_beat())
     work.reporter.counters.append(lambda: sum(written.values()))
-    ended = await asyncio.gather(*(_fill(work, store, written) for store in lacking), return_exceptions=True)
+    fills = (_fill(work, store, written, log) for store, log in zip(lacking, logs, strict=True))
+    ended = await asyncio.gather(*fills, return_exceptions=True)
     beat.cancel()
     if failures := [one for one in ended if one is not None]:
         raise failures[0]
@@ -94,7 +107,7 @@ async def _beat() -> None:
         await asyncio.sleep(_BEAT_S)
 
 
-async def _fill(work: OpenCells, store: CellStore, written: dict[str, int]) -> None:
+async def _fill(work: OpenCells, store: CellStore, written: dict[str, int], log: dict[str, str]) -> None:
     job, server, cell_id = work.share.job, store.cell.policy, store.cell.cell_id
     assert isinstance(server, Server)
     started = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "code": describe_code()}
@@ -102,7 +115,7 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int]) -> N
     # Without these the client would send those of another place, from the environment.
     names: Any = {"api_key": server.key or "none", "organization": "", "project": ""}
     async with openai.AsyncOpenAI(base_url=server.url, max_retries=RETRIES, timeout=timeout, **names) as client:
-        said = {"url": server.url, "cache": await _said_of_cache(client, server.url)}
+        said = {"url": server.url, "cache": log or await _said_of_cache(client, server.url)}
         store.begin_pass(job.provenance(store.cell), {**started, **said})
         prompts = {problem.id: problem.prompt for problem in job.benchmark.problems}
         free = asyncio.Semaphore(server.parallel)
@@ -139,6 +152,27 @@ async def _said_of_cache(client: openai.AsyncOpenAI, url: str) -> dict[str, str]
             if found := dict(_OF_CACHE.findall(text)):
                 return found
     return {}
+
+
+def _said_in_log(server: Policy) -> dict[str, str]:
+    """What llama.cpp's server says of its cache in its log, several values of a name joined; empty without a log."""
+    assert isinstance(server, Server)
+    if server.log is None:
+        return {}
+    try:
+        with Path(at_home(server.log)).open("rb") as file:
+            text = file.read(_LOG_START).decode(errors="replace")
+    except OSError as error:
+        raise UserError(f"engine.log={server.log} cannot be read ({error.strerror}): name the server's log.") from None
+    found = dict[str, list[str]]()
+    for match in _OF_LOG.finditer(text):
+        for name, value in match.groupdict().items():
+            found.setdefault(name, []).extend([value] if value else [])
+    if not any(found.values()):
+        raise UserError(
+            f"engine.log={server.log} says nothing of a cache: start llama-server with -lv 4, or give none."
+        )
+    return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items() if values}
 
 
 @dataclass(frozen=True, kw_only=True)

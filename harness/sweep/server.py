@@ -40,6 +40,7 @@ class Server(FullCache):
     key_env: str | None = None
     parallel: Annotated[int, Field(ge=1)] = 8
     check: Annotated[int, Field(ge=0)] = 0
+    log: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,7 +61,7 @@ class Server(FullCache):
 
     def identity(self) -> dict[str, Any]:
         """Everything that is declared and sent. A server that is restarted elsewhere continues the same cell."""
-        aside = ("url", "key_env", "parallel", "check")
+        aside = ("url", "key_env", "parallel", "check", "log")
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in aside} | {"kind": "declared"}
 
 

