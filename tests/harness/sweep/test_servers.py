@@ -1,5 +1,6 @@
 """`engine=openai` against a server that adds numbers, and misbehaves as it is told."""
 
+import copy
 import dataclasses
 import json
 import re
@@ -78,7 +79,7 @@ def added(body: dict[str, Any], **message: Any) -> dict[str, Any]:
     first, second = map(int, re.findall(r"(\d+)\+(\d+)", question)[-1])
     text = f"</think>\\boxed{{{first + second}}}"
     said = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text, **message}}
-    return {**ANSWER, "choices": [{"index": 0, "finish_reason": "stop", **said}]}
+    return {**copy.deepcopy(ANSWER), "choices": [{"index": 0, "finish_reason": "stop", **said}]}
 
 
 @pytest.fixture
