@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvsweep.kernels.tiles import padded, upcast
+from kvsweep.kernels.tiles import padded, stages, upcast
 
 CHUNK = 512
 
@@ -22,9 +22,11 @@ def block(dtype: torch.dtype) -> int:
     return 16 if dtype == torch.float32 else 64
 
 
-def decode_warps(query: torch.dtype, rows: torch.dtype, dim: int) -> int:
-    """Warps per program: with 4, widened fp8 rows would spill registers in float32 and with wide heads."""
-    return 8 if rows.itemsize == 1 and (query == torch.float32 or dim > 128) else 4
+def launch(query: torch.dtype, rows: torch.dtype, dim: int) -> dict[str, int]:
+    """Warps per program and loads in flight: widened fp8 rows would spill registers with those of other rows."""
+    if rows.itemsize > 1:
+        return {"num_warps": 4, "num_stages": 2}
+    return {"num_warps": 8 if dim > 128 else 4, "num_stages": stages(query)}
 
 
 def decode_attention(
@@ -53,8 +55,8 @@ def decode_attention(
     group = q_heads // kv_heads
     how: dict[str, Any] = {"GROUP": group, "GROUP_PADDED": 1 << (group - 1).bit_length(), "CHUNK": CHUNK}
     how |= {"BLOCK": block(query.dtype), "DIM": head_dim, "DIM_PADDED": padded(head_dim), "UPCAST": upcast(query.dtype)}
-    how |= {"MASS": return_mass, "SOFTCAP": softcap, "SCALED": bool(scales), "num_stages": 2}
-    how["num_warps"] = decode_warps(query.dtype, keys.dtype, head_dim)
+    how |= {"MASS": return_mass, "SOFTCAP": softcap, "SCALED": bool(scales)}
+    how |= launch(query.dtype, keys.dtype, head_dim)
     strides = (*keys.stride()[:3], *per_head.stride(), *(scales[0].stride()[:2] if scales else (0, 0)))
     rows = (keys, values, *(scales or (per_head, per_head)))  # without scales the kernel reads neither
     _attend_chunk[(slots, kv_heads, chunks)](query, *rows, per_head, *parts, scaling, capacity, *strides, **how)

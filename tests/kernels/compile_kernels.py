@@ -71,10 +71,10 @@ def variants():
             for rows, scaled in (("fp8e4nv", True), ("fp8e5", False)) if mass else ():
                 of_rows = dict.fromkeys(("keys", "values"), f"*{rows}")
                 of_rows |= dict.fromkeys(("key_scales", "value_scales"), "*fp32" if scaled else "*i64")
-                warps = decode_attention.decode_warps(getattr(torch, NAMES[dtype]), torch.float8_e5m2, dim)
+                how = decode_attention.launch(getattr(torch, NAMES[dtype]), torch.float8_e5m2, dim)
                 name = f"attend_chunk {dtype} {rows} D={dim} G={group} mass=1 scaled={int(scaled)}"
                 own = {**constants, "SOFTCAP": None, "SCALED": scaled}
-                yield name, decode_attention._attend_chunk, types | of_rows, own, warps
+                yield name, decode_attention._attend_chunk, types | of_rows, own, how["num_warps"]
             types = dict.fromkeys(("query", "keys", "values", "output"), f"*{dtype}") | {
                 "mass": "*fp32",
                 "scaling": "fp32",
@@ -200,7 +200,7 @@ if __name__ == "__main__":
     for name, kernel, types, constants, warps in variants():
         if only in name:
             halves = "*bf16" in types.values() and kernel is not decode_attention._join_chunks
-            stages = 2 if halves or kernel in ATTENTION else 1
+            stages = 2 if halves or (kernel in ATTENTION and " fp8" not in name) else 1
             stages = linear.STAGES if kernel is linear._multiply else stages
             found = inspect(lower(kernel, types, constants, warps, stages))
             print(json.dumps({"name": name, **found}), flush=True)

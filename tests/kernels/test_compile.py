@@ -72,7 +72,7 @@ def test_compaction_moves_16_bytes_and_waits_between_load_and_store(lowered):
 
 
 def test_attention_fetches_keys_and_values_16_bytes_at_a_time(lowered):
-    forms = [row["sass"] for row in lowered if row["name"].startswith("attend_chunk")]
+    forms = [row["sass"] for row in lowered if row["name"].startswith("attend_chunk") and " fp8" not in row["name"]]
     assert forms
     for sass in forms:
         fetched = [sass[i] for i in places(sass, "LDGSTS")]
@@ -86,3 +86,14 @@ def test_pointwise_kernels_write_16_bytes_at_a_time(lowered):
     for row in forms:
         stored = {row["sass"][i] for i in places(row["sass"], "STG")}
         assert stored == {"STG.E.64" if "width=128" in row["name"] and "fp32" not in row["name"] else "STG.E.128"}, row
+
+
+def test_attention_fetches_8_fp8_numbers_at_a_time(lowered):
+    """In 16 bits, where two blocks are in flight; scales are 4 bytes each."""
+    forms = [row for row in lowered if row["name"].startswith("attend_chunk bf16 fp8")]
+    assert len(forms) == 12
+    for row in forms:
+        fetched = {row["sass"][i] for i in places(row["sass"], "LDGSTS")}
+        rows = {operation for operation in fetched if operation.endswith((".64", ".128"))}
+        assert rows, row
+        assert fetched - rows <= ({"LDGSTS.E"} if "scaled=1" in row["name"] else set()), row
