@@ -51,7 +51,7 @@ def draw_run(options: inspected.TraceOptions) -> Iterator[Path]:
 def draw_text(options: inspected.TraceOptions) -> Iterator[Path]:
     """Draw the pictures of one completion; yield the files. Bad input is refused before the model is loaded."""
     if options.source != LIVE and not Path(options.source).exists():
-        raise UserError(f"{options.source} does not exist: give a cell's folder, a JSONL of texts, or {LIVE}.")
+        raise UserError(f"{options.source} does not exist: give a cell's folder, a file of texts, or {LIVE}.")
     if options.source == LIVE:
         source = inspected.live(options.overrides, options.problem, options.draw, options.question)
     else:

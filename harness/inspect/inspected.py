@@ -1,4 +1,4 @@
-"""A completion to inspect: a stored one of a cell, a row of a JSONL of texts, or one that the model writes now."""
+"""A completion to inspect: a stored one of a cell, a row of a file of texts, or one that the model writes now."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from kvsweep.harness.grading.grader import Grader, standard_of
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.predictor.recipe import LabelKind
-from kvsweep.harness.predictor.traces import Trace, check_cell, read_graded, read_texts, trace_of, trace_of_text
+from kvsweep.harness.predictor.traces import Trace, check_cell, read_graded, trace_of, trace_of_text
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.sweep.checks import check_predictors, check_tags, other_model
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.job import Job, make_job, stored_config
 from kvsweep.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem
+from kvsweep.row_files import texts_of_file
 from kvsweep.stored import StoredCell, read_cells
 
 if TYPE_CHECKING:
@@ -201,12 +202,12 @@ def of_completion(
 
 @plain_config_errors()
 def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[str] = ()) -> TextSource:
-    """Return a row of a JSONL of texts, with the overrides' model. A row has problem and text, perhaps id and draw.
+    """Return a row of a file of texts, with the overrides' model. A row has problem and text, perhaps id and draw.
 
     Raises UserError if the row or a field is missing; `read` raises UserError for a text that does not answer.
     """
-    texts = (text for text in read_texts(path) if problem_id in (None, text[1].id))
-    found = next((text for text in texts if int(text[1].draw or 0) == draw), None)
+    texts = (text for text in texts_of_file(path) if problem_id in (None, text[1].id))
+    found = next((text for text in texts if (text[1].draw or 0) == draw), None)
     if found is None:
         missing = f"--problem {problem_id} --draw {draw} is not in {path}"
         raise UserError(f"{missing}: name the id of a row, or its line number.")

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import msgspec
 from msgspec.structs import replace
 from tqdm import tqdm
 
@@ -26,6 +25,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.predictor.recipe import PredictorSettings, read_manifest
 from kvsweep.harness.toy import tasks, word_problems
 from kvsweep.records import Completion, Grade, Problem, read_rows
+from kvsweep.row_files import TextRow, texts_of_file
 from kvsweep.stored import StoredCell
 from kvsweep.thinking import ThinkTags, segment_text
 
@@ -52,17 +52,6 @@ class Trace(records.PairRow, frozen=True, kw_only=True):
     @property
     def answered(self) -> bool:
         return self.answer_start < len(self.token_ids)
-
-
-class TextRow(records.Row, frozen=True, kw_only=True):
-    """A row of a JSONL of texts. Its id is by default the line number; gold or correct decides whether it is kept."""
-
-    id: str
-    problem: str
-    text: str
-    draw: records.Tokens | Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")] | None = None
-    gold: str | int | float | None = None
-    correct: bool | Literal[0, 1] | None = None
 
 
 def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> int:
@@ -181,12 +170,12 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKi
 
 
 def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
-    """Yield traces from a cell's folder or a JSONL of problem, text, and gold or correct; UserError without them."""
+    """Yield traces from a cell's folder or a file of problem, text, and gold or correct; UserError without them."""
     source = Path(str(settings.recipe.import_from))
     is_cell = (source / records.CELL_FILE).is_file()
     if not is_cell and not source.is_file():
         lacking = f"recipe.import_from={source} does not exist, or has no {records.CELL_FILE}"
-        raise UserError(f"{lacking}: give a cell's folder or a JSONL of texts.")
+        raise UserError(f"{lacking}: give a cell's folder or a file of texts.")
     if is_cell:
         check_cell(source, settings.model)
         model = load()
@@ -224,27 +213,17 @@ def _by_question(source: Path) -> dict[records.Pair, tuple[str, TextRow]]:
     ids: dict[str, str] = {}
     counts: Counter[str] = Counter()
     found: dict[records.Pair, tuple[str, TextRow]] = {}
-    for where, row in read_texts(source):
+    for where, row in texts_of_file(source):
         if row.gold is None and row.correct is None:
             raise UserError(f"{where} must name problem, text, and gold or correct.")
         name = ids.setdefault(row.problem, row.id)
-        key = (name, counts[name] if row.draw is None else int(row.draw))
+        key = (name, counts[name] if row.draw is None else row.draw)
         if key in found:
             again = f"{where} is the second row of problem {name!r} and draw {key[1]}"
             raise UserError(f"{again}: give the texts of one question different draws, or leave draw out.")
         counts[name] += 1
         found[key] = where, row
     return found
-
-
-def read_texts(path: Path) -> Iterator[tuple[str, TextRow]]:
-    """Yield the place and row of each line in a JSONL of texts; raises UserError for an invalid row."""
-    for number, values in enumerate(read_rows(path), start=1):
-        where = f"{path}:{number}"
-        try:
-            yield where, msgspec.convert({**values, "id": str(values.get("id", number))}, TextRow)
-        except msgspec.ValidationError as error:
-            raise UserError(f"{where} is no row of a text ({error}): correct or delete that line.") from error
 
 
 def trace_of_text(

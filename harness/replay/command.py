@@ -7,11 +7,12 @@ from pathlib import Path
 import yaml
 
 from kvsweep import records
+from kvsweep.checked import checked
 from kvsweep.errors import UserError
 from kvsweep.files import at_home
 from kvsweep.harness.replay.references import ReplayConfig
 from kvsweep.harness.replay.replay_share import read_jobs, replay_share, start_replay
-from kvsweep.harness.settings import build, build_target, compose_config
+from kvsweep.harness.settings import build_target, compose_config
 from kvsweep.harness.sweep.launch import Launcher
 
 _OWN = ("texts", "limit", "tokens")
@@ -35,12 +36,12 @@ def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
     if timed and known:
         raise UserError(f"{known[0]} cannot go with --time, which measures one cell after the other in this process.")
     config = compose_config(*known)
-    texts = build(ReplayConfig, "replay", {name: own[name] for name in _OWN if name in own})
+    texts = checked(ReplayConfig, {name: own[name] for name in _OWN if name in own})
     jobs = read_jobs(directory)
     if timed:
         from kvsweep.harness.replay.seconds import TimeConfig, measure_seconds  # imports torch
 
-        measure_seconds(jobs, texts, build(TimeConfig, "time", {name: own[name] for name in _TIMED if name in own}))
+        measure_seconds(jobs, texts, checked(TimeConfig, {name: own[name] for name in _TIMED if name in own}))
         return
     if given := [name for name in _TIMED if name in own]:
         raise UserError(f"{given[0]}= goes with --time alone.")

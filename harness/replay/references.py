@@ -16,7 +16,8 @@ from kvsweep.errors import UserError
 from kvsweep.files import digests
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.sweep.job import Job
-from kvsweep.records import Completion, Pair, Row, read_rows
+from kvsweep.records import Completion, Pair
+from kvsweep.row_files import texts_of_file
 from kvsweep.stored import StoredCell, read_cells
 
 if TYPE_CHECKING:
@@ -66,12 +67,6 @@ class Text:
         )
 
 
-class _Line(Row, frozen=True, kw_only=True):
-    id: str
-    problem: str
-    text: str
-
-
 def read_texts(job: Job, config: ReplayConfig) -> list[Text]:
     """Return the completions in the replay's file, else those of the full cache under the job's conditions."""
     path, limit = config.texts, config.limit
@@ -84,9 +79,9 @@ def read_texts(job: Job, config: ReplayConfig) -> list[Text]:
 def _of_file(path: Path) -> list[Text]:
     if not path.is_file():
         raise UserError(f"texts={path} is no file: name a file of lines with id, problem and text.")
-    texts = [Text(pair=(line.id, 0), prompt=line.problem, words=line.text) for line in read_rows(path, _Line)]
-    if not texts or any(not text.words.strip() for text in texts):
-        raise UserError(f"texts={path} holds no text, or an empty one: give every line a text.")
+    texts = [Text(pair=(row.id, 0), prompt=row.problem, words=row.text) for _, row in texts_of_file(path)]
+    if not texts:
+        raise UserError(f"texts={path} holds no text: give a line for each.")
     return texts
 
 

@@ -19,7 +19,7 @@ _NOUNS = {
     "string": "a text",
     "null": "null",
 }
-_OF_NUMBERS = ("greater_than", "less_than", "int_", "float_", "bool_")  # kinds of pydantic's errors
+_OF_NUMBERS = ("greater_than", "less_than", "int_", "float_", "bool_", "finite_")  # kinds of pydantic's errors
 _T = TypeVar("_T")
 
 
@@ -31,7 +31,7 @@ def checked(cls: type[_T], values: Mapping[str, Any], place: str = "", *, extra:
     range: it is a number of tokens, at least 1." The text of a ValueError from `__post_init__` becomes the UserError's.
     """
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    if not extra and (unknown := sorted(values.keys() - set(known))):
+    if not extra and (unknown := sorted(str(name) for name in values if name not in known)):
         has = f"{place.rstrip('.')} has {', '.join(known)}"
         raise UserError(f"{place}{unknown[0]} is not a setting: {did_you_mean(unknown[0], known)}{has}.")
     adapter: TypeAdapter[_T] = _adapter(cls)  # type: ignore[arg-type]

@@ -451,7 +451,7 @@ def policy(**options: Any) -> None:
 def trace(**options: Any) -> None:
     """Pictures of one completion, with its numbers.
 
-    The source is a cell's folder, a JSONL of texts, or live, to write a completion now. KEY=VALUE words say for a
+    The source is a cell's folder, a file of texts, or live, to write a completion now. KEY=VALUE words say for a
     folder where the model lies now, for a file which model, and for live all settings of a sweep but its grid. --label,
     --head and --scores can be repeated.
     """

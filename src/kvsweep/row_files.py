@@ -5,16 +5,20 @@ import csv
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 # Python's own zipfile reads what zstd has packed from Python 3.14 on.
 from backports.zstd import ZstdError, zipfile
+from pydantic import Field, StrictBool
 
+from kvsweep.checked import checked
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
 from kvsweep.files import MOST_BYTES, open_file
+from kvsweep.records import MOST_TOKENS
 
 _LONGEST = 2**31 - 1  # characters of a value in a CSV file, where Python allows 131,072
 
@@ -24,6 +28,25 @@ class FileRow(NamedTuple):
 
     where: str
     values: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRow:
+    """A row of a file of texts. Its id is by default the row's number; gold and correct are the text's grade."""
+
+    id: str
+    problem: str
+    text: str
+    draw: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    gold: str | int | float | None = None
+    correct: StrictBool | Literal[0, 1] | None = None
+
+
+def texts_of_file(path: Path) -> Iterator[tuple[str, TextRow]]:
+    """Yield the place and row of each text; raises UserError for a row without problem or text."""
+    for number, (where, values) in enumerate(rows_of_file(path), start=1):
+        given = {name: value for name, value in values.items() if str(value).strip()}
+        yield where, checked(TextRow, given | {"id": str(given.get("id", number))}, f"{where} ", extra=True)
 
 
 def rows_of_file(path: Path, *, keys: Sequence[str] = ()) -> Iterator[FileRow]:

@@ -68,6 +68,7 @@ FILES: dict[str, Callable[[Path], object]] = {
 CARDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "another kind": lambda card: card.update(kind="x"),
     "no size": lambda card: card.pop("hidden_size"),
+    "a number as weights": lambda card: card.update(model_weights=5),
     "nested": lambda card: card.update(hidden_size=[[]]),
 }
 

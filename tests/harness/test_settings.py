@@ -58,6 +58,8 @@ class Example:
         ),
         ({"values": []}, "example.values=[] has too few values: name at least 1."),
         ({"name": "b", "count": 4}, "example.count=4 is too many for b."),
+        ({"count": float("inf")}, "example.count=inf is out of range: it must be a whole number, at least 1."),
+        ({1: 2, "?": 3}, "example.1 is not a setting: example has ratio, count, threads, values, name."),
         ({"length": 1}, "example.length is not a setting: example has ratio, count, threads, values, name."),
     ],
 )

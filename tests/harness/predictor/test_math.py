@@ -14,6 +14,7 @@ from kvsweep.harness.predictor.recipe import read_settings
 from kvsweep.harness.predictor.traces import Trace, imported, trace_problems
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.records import read_rows
+from kvsweep.row_files import texts_of_file
 from tests.program import predictor
 
 
@@ -78,8 +79,21 @@ def test_the_texts_of_one_question_have_one_id(tiny_model_dir: Path, tmp_path: P
     [{"text": None}, {"text": 5}, {"problem": None}, {"draw": "x"}, {"draw": -1}, {"correct": "false"}, {"correct": 2}],
 )
 def test_a_row_that_is_no_text_is_one_sentence(field: dict[str, Any], tiny_model_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf":2 is no row of a text \(.*{next(iter(field))}`\): correct or"):
+    with pytest.raises(UserError, match=rf":2 {next(iter(field))}=.* (cannot be|is out of|is unknown|is read)"):
         import_rows(tiny_model_dir, tmp_path, {}, {"problem": "p=5"} | field)
+
+
+def test_a_file_of_texts_that_ends_within_a_row_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"problem": "p=4", "text": "It is 4."}\n{"problem": "p=5", "te')
+    with pytest.raises(UserError, match=r"texts\.jsonl:2 is not a JSON object; correct or delete that line"):
+        list(texts_of_file(path))
+
+
+def test_texts_in_a_csv_are_those_of_json_lines(tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("problem,text,draw,gold\np=4,It is 4.,3,4\np=5,It is 5.,,5\n")
+    found = [(row.id, row.problem, row.text, row.draw, row.gold) for _, row in texts_of_file(tmp_path / "texts.csv")]
+    assert found == [("1", "p=4", "It is 4.", 3, "4"), ("2", "p=5", "It is 5.", None, "5")]
 
 
 def test_a_row_is_kept_if_it_is_called_correct(tiny_model_dir: Path, tmp_path: Path) -> None:
