@@ -81,21 +81,6 @@ def mistake(*parts: str, path: Path | None = None, **fields: Any) -> str:
 
 
 class TestConfigs:
-    def test_the_benchmarks_of_this_version_are_there(self) -> None:
-        expected = {"toy_chain", "toy_add", "toy_regs", "toy_groups", "aime24", "aime25", "amc23"}
-        assert expected <= {path.stem for path in CONFIGS}
-
-    @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-    def test_yaml_holds_the_fields_of_the_dataclass(self, path: Path) -> None:
-        fields = read_yaml(path)
-        assert set(fields) == set(BenchmarkConfig.__dataclass_fields__)
-        assert build(BenchmarkConfig, "benchmark", fields).name == path.stem
-
-    @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-    def test_hydra_composes_the_same_settings(self, path: Path, compose: Callable[..., Any]) -> None:
-        composed = compose(f"benchmark={path.stem}").benchmark
-        assert list(OmegaConf.to_container(composed).items()) == list(read_yaml(path).items())
-
     @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
     def test_hub_revisions_are_whole_commits(self, path: Path) -> None:
         fields = read_yaml(path)

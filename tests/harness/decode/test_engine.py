@@ -132,26 +132,14 @@ def ask(texts, *policies, draws=1):
     ]
 
 
-def test_full_cache_equals_transformers_generate(networks):
-    compare_with_generate(*networks, prompts(7, 23, 1, 40, 2), max_new_tokens=NEW_TOKENS)
-
-
 @pytest.mark.core
 @OF_QWEN
 def test_full_cache_of_an_embedded_model_equals_transformers_generate(toy):
-    compare_with_generate(*toy, max_new_tokens=300)
-
-
-def compare_with_generate(stock, model, texts, *, max_new_tokens):
-    completions, _ = run(model, ask(texts, FULL), max_new_tokens=max_new_tokens)
+    stock, model, texts = toy
+    completions, _ = run(model, ask(texts, FULL), max_new_tokens=300)
+    how = {"max_new_tokens": 300, "do_sample": False, "pad_token_id": 0}
     for i, ids in enumerate(texts):
-        expected = stock.generate(
-            torch.tensor([ids]),
-            attention_mask=torch.ones(1, len(ids)),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )
+        expected = stock.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), **how)
         assert completions["0", f"p{i}", 0].token_ids == expected[0, len(ids) :].tolist()
 
 
