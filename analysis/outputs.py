@@ -132,11 +132,27 @@ def _outputs_in(folder: Path, asked: Asked) -> list[Path]:
     """The one file of outputs below a folder, or its files of one draw each."""
     files = sorted(path for path in folder.rglob("*") if path.suffix in _ROWS and path.is_file())
     repeats = [path for path in files if _REPEAT.search(path.stem)]
-    found = repeats or [path for path in files if _begins_with_outputs(path, asked)]
+    found = repeats or _without_copies([path for path in files if _begins_with_outputs(path, asked)], asked)
     if len(found) != 1 and (not repeats or len({path.name for path in found}) < len(found)):
         several = f"{len(found)} files of outputs{': ' * bool(found)}{', '.join(str(one) for one in found[:4])}"
         raise UserError(f"{folder} has {several}: name a file, or a folder with the files of one setting.")
     return found
+
+
+def _without_copies(files: list[Path], asked: Asked) -> list[Path]:
+    """The file that says most, if all have the same problems and draws, and no two a different grade or text; else all.
+
+    NeMo Evaluator writes each answer into three files.
+    """
+    if len(files) < 2:
+        return files
+    read = [[answer for answer, _ in read_texts(path, asked)] for path in files]
+    known = [sum(value is not None for value in (one.correct, one.text, one.gold, one.prompt)) for one, *_ in read]
+    said = [{one.key: (one.correct, one.text) for one in answers} for answers in read]
+    most = said[known.index(max(known))]
+    pairs = (pair for own in said for key in own.keys() & most for pair in zip(own[key], most[key], strict=True))
+    same = all(own.keys() == most.keys() for own in said) and all(None in pair or pair[0] == pair[1] for pair in pairs)
+    return [files[known.index(max(known))]] if same else files
 
 
 def _begins_with_outputs(path: Path, asked: Asked) -> bool:

@@ -90,12 +90,24 @@ def test_the_details_of_lighteval() -> None:
     assert found["1"][1] == "Let 66666666666666666666666"
 
 
-def test_the_results_of_nemo_evaluator(tmp_path: Path) -> None:
-    """Rows with the fields that its documents of version 0.4.0 list; two repeats of a problem."""
-    row = {"problem_idx": 0, "reward": 1.0, "expected_answer": "42", "model_response": "It is 42.", "metadata": {}}
-    path = write(tmp_path / "results.jsonl", [row | {"repeat": 0}, row | {"repeat": 1, "reward": 0.0}])
-    found = [(one.problem, one.draw, one.correct, one.gold, text) for one, text in read_texts(path)]
-    assert found == [("0", 0, 1.0, "42", "It is 42."), ("0", 1, 0.0, "42", "It is 42.")]
+def test_the_folders_of_nemo_evaluator(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    """Written by `nel eval run` of nemo-evaluator 0.3.0, two repeats of three sums; the server of fp8 adds 1 once."""
+    full, fp8 = (REAL / f"nemo_evaluator_0.3.0_{name}" for name in ("full", "fp8"))
+    names = ["problem_idx", "repeat", "reward"]
+    tables = [pd.read_json(folder / "results.jsonl", lines=True)[names] for folder in (full, fp8)]
+    both = tables[0].merge(tables[1], on=names[:2], suffixes=("_full", "_fp8"))
+    change = both["reward_fp8"] - both["reward_full"]
+    for words in ((), ("--grades", "ours", "--kind", "integer")):
+        code, out, _ = judge(full, fp8, *words)
+        [line] = [line.split() for line in out.splitlines() if line.startswith("nemo_evaluator_0.3.0_fp8 ")]
+        assert (code, line[1], line[2]) == (4, "unclear", f"{100 * change.mean():+.1f}")
+        assert line[9:11] == [str((change < 0).sum()), str((change > 0).sum())] == ["1", "0"]
+        assert f"is read from {fp8 / 'results.jsonl'}." in out
+    # Its other files say the same, so any of them would do; a file that says something else is another setting's.
+    shutil.copytree(fp8, tmp_path / "fp8")
+    (tmp_path / "fp8/trajectories.jsonl").write_bytes((full / "trajectories.jsonl").read_bytes())
+    code, _, err = judge(full, tmp_path / "fp8")
+    assert (code, "fp8 has 3 files of outputs" in err) == (2, True)
 
 
 def test_the_folders_of_sgl_eval(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
@@ -166,7 +178,10 @@ def test_a_folder_stands_for_its_one_file_of_outputs(name: str, tmp_path: Path) 
     shutil.copy(REAL / name, place)
     (tmp_path / "run/results.json").write_text(json.dumps({"results": {"task": {"exact_match": 0.5}}}, indent=2))
     assert read_outputs(tmp_path / "run") == read_outputs(REAL / name)
-    shutil.copy(place, place.with_name(f"other_{place.name}"))
+    shutil.copy(place, place.with_name(f"copy_of_{place.name}"))
+    assert read_outputs(tmp_path / "run") == read_outputs(REAL / name)
+    place.with_name(f"copy_of_{place.name}").unlink()
+    write(place.with_name("other.jsonl"), [{"id": "another", "draw": 0, "correct": 1}])
     with pytest.raises(UserError, match=r"run has 2 files of outputs: .*name a file, or a folder with the files of"):
         read_outputs(tmp_path / "run")
     (tmp_path / "empty").mkdir()
