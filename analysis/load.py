@@ -332,7 +332,7 @@ def _unpacked_rows(stored: dict[str, Any]) -> int | None:
     """The longest cache in which no token is quantized; None without quantization."""
     if stored["bits"] == 16:
         return None
-    return int(stored.get("residual", 0) + (stored["group"] - 1 if stored["scheme"] == "kivi" else 0))
+    return int(stored.get("residual", 0) + (stored["group"] - 1 if stored["scheme"] in ("kivi", "kvarn") else 0))
 
 
 def _policy_name(cell: dict[str, Any]) -> str:

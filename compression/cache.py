@@ -54,7 +54,7 @@ class SlotCache(Slots, Cache):
         Slots.__init__(self, shape, slots, capacity, device, per_head, impl, invariant)
         self.recorders = {signal: recorder_of(signal, self) for signal in signals}
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
-        packed = {"kivi": KiviRows, "fp8": Fp8Rows}.get(config.scheme, PackedRows)
+        packed = {"kivi": KiviRows, "kvarn": KiviRows, "fp8": Fp8Rows}.get(config.scheme, PackedRows)
         self.storage: Storage = packed(self, config) if config.is_packed else WholeRows(self)
         numbers = itertools.count()
         make: dict[LayerKind, Callable[[], Any]] = {

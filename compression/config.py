@@ -9,7 +9,7 @@ from pydantic import Field
 from kvsweep.errors import UserError
 from kvsweep.kernels.row_format import ROW_BLOCK, Fp8Format, RowFormat, RowForms, whole_blocks
 
-Scheme = Literal["rotated", "plain", "kivi", "fp8"]
+Scheme = Literal["rotated", "plain", "kivi", "kvarn", "fp8"]
 Width = Literal[8, 4, 2]
 
 # full: rows that policies choose from; window: only the newest rows; linear: a state of fixed size.
@@ -39,7 +39,9 @@ class CacheConfig:
     numbers share a scale. "plain": neighbours in a row. "rotated": the same after a Hadamard rotation, which spreads
     outliers (QuaRot, 2404.00456, section 3). "kivi": keys per channel over neighbouring tokens, values as "plain"
     (KIVI, 2402.02750, section 3). The `residual` newest tokens stay in the model's precision; "kivi" quantizes older
-    rows `group` at a time. "fp8": every row, also the newest, as 8-bit floating-point numbers (`kernels.fp8`).
+    rows `group` at a time. "kvarn": tiles of `group` rotated tokens, whose variances are made alike; keys per channel,
+    values per token (KVarN, 2606.03458). "fp8": every row, also the newest, as 8-bit floating-point numbers
+    (`kernels.fp8`).
     """
 
     bits: Literal[16, 8, 4, 2] | None = None  # per stored number; 16: the model's own precision; None: 16, with fp8 8
@@ -83,7 +85,11 @@ class CacheConfig:
     @property
     def whole_rows(self) -> int:
         """The most rows of a slot that stay in the model's precision, if older rows are quantized."""
-        return 0 if self.is_fp8 else self.residual + (self.group if self.scheme == "kivi" else 0)
+        return 0 if self.is_fp8 else self.residual + (self.group if self.in_groups else 0)
+
+    @property
+    def in_groups(self) -> bool:  # `group` neighbouring tokens are quantized together
+        return self.scheme in ("kivi", "kvarn")
 
     def unused(self) -> dict[str, str]:
         """The settings that change nothing, each with the reason."""
@@ -94,38 +100,40 @@ class CacheConfig:
 
     def check_implementation(self, impl: str, capability: tuple[int, int] | None = None) -> None:
         """Raise UserError if Triton does not support the scheme, or not on a GPU of this compute capability."""
-        if self.is_packed and self.scheme == "kivi" and impl == "triton":
-            raise UserError("cache.scheme=kivi has no Triton kernel: give impl=torch, or another scheme.")
+        if self.is_packed and self.in_groups and impl == "triton":
+            raise UserError(f"cache.scheme={self.scheme} has no Triton kernel: give impl=torch, or another scheme.")
         if self.is_fp8 and self.format == "e4m3" and impl == "triton" and capability and capability < (8, 9):
             has = f"needs a GPU of compute capability 8.9, and this one has {capability[0]}.{capability[1]}"
             raise UserError(f"cache.format=e4m3 with impl=triton {has}: give cache.format=e5m2, or impl=torch.")
 
     def forms(self, head_dim: int) -> RowForms | None:
-        """Row formats of integer keys ("kivi": of `group` keys of a channel) and values; None without integers."""
+        """Row formats of integer keys (of `group` keys of a channel, if `in_groups`) and values; None without them."""
         if not self.is_packed or self.is_fp8:
             return None
-        if self.scheme == "rotated" and head_dim & (head_dim - 1):
-            unfit = f"cache.scheme=rotated needs heads of a power of two, and the model's have {head_dim} numbers"
+        if self.scheme in ("rotated", "kvarn") and head_dim & (head_dim - 1):
+            unfit = f"cache.scheme={self.scheme} needs heads of a power of two, and the model's have {head_dim} numbers"
             raise UserError(f"{unfit}: choose plain or kivi.")
         keys, values = self.widths
-        sizes = ((keys, self.group if self.scheme == "kivi" else head_dim), (values, head_dim))
-        key, value = (RowFormat(bits=bits, group=self.group, head_dim=numbers) for bits, numbers in sizes)
-        return key, value
+        key = RowFormat(bits=keys, group=self.group, head_dim=self.group if self.in_groups else head_dim)
+        share = head_dim if self.scheme == "kvarn" else self.group
+        return key, RowFormat(bits=values, group=share, head_dim=head_dim)
 
     def bytes_per_slot(self, *, layers: int, kv_heads: int, head_dim: int, itemsize: int, capacity: int) -> int:
         """Bytes of keys and values in one slot of `capacity` rows: layers * kv_heads times the bytes of one head.
 
         Not quantized: 2 * capacity * head_dim * itemsize. Quantized: capacity * (bytes of a key + bytes of a value) + 2
         * whole_rows * head_dim * itemsize; a key or value takes head_dim * bits / 8 + 4 * head_dim / group bytes.
-        "kivi" counts only the whole groups of the capacity. "fp8" takes head_dim bytes, and 4 for a scale.
+        "kivi" and "kvarn" count only the whole groups of the capacity, "kvarn" with 2 * (group + head_dim) bytes of
+        scales for each. "fp8" takes head_dim bytes, and 4 for a scale.
         """
         forms, whole = self.forms(head_dim), 2 * head_dim * itemsize
         if self.is_fp8:
             whole = 2 * (head_dim + (4 if self.scale == "token" else 0))
         if not forms:
             return layers * kv_heads * capacity * whole
-        rows, keys = (self.group, head_dim) if self.scheme == "kivi" else (1, 1)
-        packed = capacity // rows * (keys * forms[0].row_bytes + rows * forms[1].row_bytes)
+        rows, keys = (self.group, head_dim) if self.in_groups else (1, 1)
+        scales = 2 * (self.group + head_dim) if self.scheme == "kvarn" else 0
+        packed = capacity // rows * (keys * forms[0].row_bytes + rows * forms[1].row_bytes + scales)
         return layers * kv_heads * (packed + self.whole_rows * whole)
 
     def identity(self) -> dict[str, Any]:

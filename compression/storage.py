@@ -16,7 +16,7 @@ from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.rows import Prefill
 from kvsweep.compression.slots import Piece, Slots
 from kvsweep.kernels.fp8 import DTYPES, to_fp8, widened
-from kvsweep.kernels.packing import pack_rows, rotation
+from kvsweep.kernels.packing import column_scales, pack_rows, rotation
 from kvsweep.kernels.reference import Attended, whole_kivi_rows, whole_rows
 
 # A chunk's rows are copied for each of its tokens, for this many tokens at a time: little extra memory is needed.
@@ -190,6 +190,16 @@ class _Packing(Storage):
         self.residual = self.longest_chunk = config.residual
         size = (cache.slots, shape.layers, 2, shape.kv_heads, self.room, shape.head_dim)
         self.newest = torch.zeros(size, dtype=shape.dtype, device=cache.device)
+        both = rotation(shape.head_dim) if config.scheme in ("rotated", "kvarn") else (None, None)
+        self._forth, self._back = (None if one is None else one.to(cache.device, shape.dtype) for one in both)
+
+    def attend(self, layer: int, query: Tensor, how: Mapping[str, Any]) -> tuple[Tensor, list[Tensor | None]]:
+        """Attend over the packed and the newest rows; if rows are rotated, rotate the query and the output too."""
+        output, masses = super().attend(layer, self._multiplied(query, self._back), how)
+        return self._multiplied(output, self._back), masses
+
+    def _multiplied(self, rows: Tensor, by: Tensor | None) -> Tensor:
+        return rows if by is None else self.cache.linear(rows.reshape(-1, rows.shape[-1]), by).view(rows.shape)
 
     def _bytes(self, *size: int) -> Tensor:
         """Allocate memory for each layer and head of a slot."""
@@ -230,8 +240,6 @@ class PackedRows(_Packing):
         self.packed = [self._bytes(cache.capacity, form.row_bytes) for form in self.forms]
         self.counts = torch.zeros(cache.positions.shape[:3], dtype=torch.int64, device=cache.device)
         self.tensors, self.columns = (*self.packed, self.newest), (self.counts,)
-        both = rotation(cache.shape.head_dim) if config.scheme == "rotated" else (None, None)
-        self._forth, self._back = (None if one is None else one.to(cache.device, cache.shape.dtype) for one in both)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
         """Quantize all rows except the newest tokens' rows, which go to `newest`."""
@@ -277,11 +285,6 @@ class PackedRows(_Packing):
         )  # [tokens or more, kv_heads, 2, head_dim]
         self.newest[self.cache.step_slots, layer, :, :, self._lie] = rows[: len(self._lie)].transpose(1, 2)
 
-    def attend(self, layer: int, query: Tensor, how: Mapping[str, Any]) -> tuple[Tensor, list[Tensor | None]]:
-        """Attend over the packed and the newest rows, all rotated."""
-        output, masses = super().attend(layer, self._multiplied(query, self._back), how)
-        return self._multiplied(output, self._back), masses
-
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
         stored = self._rows(layer, piece.slots, cache.seen(piece.slots))
@@ -318,9 +321,6 @@ class PackedRows(_Packing):
         """Return the bytes of keys and values, [..., head_dim] each."""
         return [pack_rows(one, form) for one, form in zip(rows, self.forms, strict=True)]
 
-    def _multiplied(self, rows: Tensor, by: Tensor | None) -> Tensor:
-        return rows if by is None else self.cache.linear(rows.reshape(-1, rows.shape[-1]), by).view(rows.shape)
-
 
 class KiviRows(_Packing):
     """The newest rows in the model's precision; older keys quantized per channel, older values per token.
@@ -329,10 +329,15 @@ class KiviRows(_Packing):
     quantized together as soon as `residual` rows follow them. KIVI itself does not evict; here an eviction makes new
     groups of the kept rows, and quantizes again the keys that do not form a group from before. Values move unchanged.
 
+    `scheme=kvarn` (KVarN, 2606.03458) does so with rotated rows, and first divides the keys of a group by a scale for
+    each token, and its values by a scale for each channel (`kernels.packing.column_scales`). Its values are quantized
+    again as the keys are. Its authors' port leaves the first group whole, which is not done here.
+
     Attributes:
         keys: the bytes of a channel of each group, [slots, layers, kv_heads, groups, head_dim, bytes].
         values: the bytes of as many values, [slots, layers, kv_heads, rows, bytes].
         newest: row i lies at i % room.
+        scales: KVarN's, of keys and of values, [slots, layers, kv_heads, groups, 1, group or head_dim], float16.
 
     """
 
@@ -342,13 +347,16 @@ class KiviRows(_Packing):
         groups = cache.capacity // self.group
         self.keys = self._bytes(groups, cache.shape.head_dim, self.forms[0].row_bytes)
         self.values = self._bytes(groups * self.group, self.forms[1].row_bytes)
-        self.tensors = (self.keys, self.values, self.newest)
+        widths = (self.group, cache.shape.head_dim) if config.scheme == "kvarn" else ()
+        self._unit = 1.0 if self._forth is None else float(self._forth[0, 0]) ** -1 * cache.shape.head_dim**-0.5
+        self.scales = [self._bytes(groups, 1, 2 * width).view(torch.float16) for width in widths]
+        self.tensors = (self.keys, self.values, self.newest, *self.scales)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
         for memory in self.tensors:
             memory[slot] = 0  # an earlier sequence may have left NaN
         for layer, rows in enumerate(prefill.rows):
-            self._lay(slot, layer, torch.stack(rows))
+            self._lay(slot, layer, self._multiplied(torch.stack(rows), self._forth))
 
     def place(self) -> None:
         """Quantize the groups that the new tokens complete; the new rows take their places."""
@@ -363,18 +371,19 @@ class KiviRows(_Packing):
                         self._pack(slot, layer, first, one)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        at, rows = self.cache.write_at % self.room, torch.cat([keys, values], dim=2).transpose(1, 2)
+        rows = self._multiplied(torch.cat([keys, values], dim=2), self._forth).transpose(1, 2)
+        at = self.cache.write_at % self.room
         self.newest[self.cache.step_slots, layer, :, :, at] = rows[: len(at)]
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
         lengths, seen = cache.step_lengths[piece.tokens], cache.seen(piece.slots)
         counts = (lengths - self.residual).clamp(min=0) // self.group * self.group
-        stored = self._rows(layer, piece.slots, seen)
+        stored, kinds = self._rows(layer, piece.slots, seen)
         if piece.count == 1:
-            output, mass = cache.operations.kivi_attention(query, *stored, counts, lengths, forms=self.forms, **how)
+            output, mass = cache.operations.kivi_attention(query, *stored, counts, lengths, **kinds, **how)
             return output, None if mass is None else mass[..., :seen]
-        packed = torch.cat(whole_kivi_rows(*stored, counts[-1:], forms=self.forms))[:, :, :seen]
+        packed = torch.cat(whole_kivi_rows(*stored, counts[-1:], **kinds))[:, :, :seen]
         first, rows = self._leaving.get(piece.slots.start, (0, self.newest[0, :, :, :, :0]))
         whole = packed.clone()
         whole[:, :, first : first + rows.shape[-2]] = rows[layer]
@@ -384,31 +393,43 @@ class KiviRows(_Packing):
         """Write the kept rows again, in new groups."""
         length, kept = int(self.cache.lengths[slot]), keep.shape[-1]
         old, count = self._packed_rows(length), self._packed_rows(kept)
+        # What an eviction moves unchanged only where its group stays.
+        grouped = [self.keys, *((self.values.unflatten(3, (-1, self.group)), *self.scales) if self.scales else ())]
         for layer in range(self.keys.shape[1]):
             index = keep.expand(self.keys.shape[2], -1) if keep.dim() == 1 else keep[layer]
-            keys, values = self.keys[slot, layer].clone(), self.values[slot, layer].clone()
-            rows = torch.stack(self.read(layer, slot, length))
+            before, values = [memory[slot, layer].clone() for memory in grouped], self.values[slot, layer].clone()
+            rows = self._whole(layer, slot, length)
             self._lay(slot, layer, rows.gather(2, index[None, ..., None].expand(2, -1, -1, rows.shape[-1])))
             index = index[:, :count, None]
-            moved = values.gather(1, index.clamp(max=values.shape[1] - 1).expand(-1, -1, values.shape[-1]))
-            self.values[slot, layer, :, :count] = moved.where(index < old, self.values[slot, layer, :, :count])
+            if not self.scales:
+                at = index.clamp(max=values.shape[1] - 1).expand(-1, -1, values.shape[-1])
+                self.values[slot, layer, :, :count] = values.gather(1, at).where(
+                    index < old, self.values[slot, layer, :, :count]
+                )
             in_place = (index == torch.arange(count, device=index.device)[:, None]) & (index < old)
             same, groups = in_place.unflatten(1, (-1, self.group)).all(2)[..., None], count // self.group
-            self.keys[slot, layer, :, :groups] = keys[:, :groups].where(same, self.keys[slot, layer, :, :groups])
+            for memory, was in zip(grouped, before, strict=True):
+                memory[slot, layer, :, :groups] = was[:, :groups].where(same, memory[slot, layer, :, :groups])
 
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        keys, values = self._multiplied(self._whole(layer, slot, length), self._back)
+        return keys, values
+
+    def _whole(self, layer: int, slot: int, length: int) -> Tensor:
+        """Return the rows of a slot as they are stored, [2, kv_heads, length, head_dim]."""
         counts = torch.tensor([self._packed_rows(length)], device=self.newest.device)
-        keys, values = whole_kivi_rows(*self._rows(layer, slice(slot, slot + 1), length), counts, forms=self.forms)
-        return keys[0, :, :length], values[0, :, :length]
+        stored, kinds = self._rows(layer, slice(slot, slot + 1), length)
+        return torch.cat(whole_kivi_rows(*stored, counts, **kinds))[:, :, :length]
 
     def _packed_rows(self, length: int) -> int:
         return max(0, length - self.residual) // self.group * self.group
 
-    def _rows(self, layer: int, slots: slice, seen: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a layer's groups of the first `seen` rows, and all newest rows."""
+    def _rows(self, layer: int, slots: slice, seen: int) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+        """Return a layer's groups of the first `seen` rows and all newest rows; then their forms and scales."""
         groups = min(-(-seen // self.group), self.keys.shape[3])
         rows = self.values[slots, layer, :, : groups * self.group]
-        return self.keys[slots, layer, :, :groups], rows, self.newest[slots, layer]
+        kinds = {"forms": self.forms, "scales": [scale[slots, layer, :, :groups] for scale in self.scales]}
+        return (self.keys[slots, layer, :, :groups], rows, self.newest[slots, layer]), kinds
 
     def _lies(self, first: int, end: int) -> Tensor:
         return torch.arange(first, end, device=self.newest.device) % self.room
@@ -421,9 +442,17 @@ class KiviRows(_Packing):
 
     def _pack(self, slot: int, layer: int, first: int, rows: Tensor) -> None:
         """Quantize whole groups of rows [2, kv_heads, rows, head_dim], and write them from row `first` on."""
-        keys, end = rows[0].unflatten(1, (-1, self.group)).transpose(-1, -2), first + rows.shape[-2]
-        self.keys[slot, layer, :, first // self.group : end // self.group] = pack_rows(keys, self.forms[0])
-        self.values[slot, layer, :, first:end] = pack_rows(rows[1], self.forms[1])
+        end = first + rows.shape[-2]
+        groups, tiles = slice(first // self.group, end // self.group), rows.unflatten(2, (-1, self.group))
+        keys, values = tiles[0].transpose(-1, -2), tiles[1]
+        if self.scales and first < end:
+            # KVarN's limits are those of a rotation that changes no length.
+            found = [column_scales(tile * self._unit).half() for tile in (keys, values)]
+            for memory, scale in zip(self.scales, found, strict=True):
+                memory[slot, layer, :, groups] = scale
+            keys, values = keys / found[0], values / found[1]
+        self.keys[slot, layer, :, groups] = pack_rows(keys, self.forms[0])
+        self.values[slot, layer, :, first:end] = pack_rows(values.flatten(1, 2), self.forms[1])
 
 
 def few_tokens(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -10,6 +10,8 @@ from kvsweep.kernels.row_format import RowFormat
 # Rounding to float16 changes a number by at most 2^-11 of the number or, below float16's normal numbers, by 2^-25. So a
 # number minus these margins stays below itself after rounding, and a number plus these margins stays above.
 _MARGIN, _LEAST = 2.0**-10, 2.0**-24
+# KVarN: steps of the normalization; limits of a deviation, and of a scale's logarithm.
+_STEPS, _DEVIATIONS, _SCALES = 16, (1e-3, 1e3), (-0.3, 10.0)
 _UNPACK = {4: torch.ops.quantized.embedding_bag_4bit_unpack, 2: torch.ops.quantized.embedding_bag_2bit_unpack}
 
 
@@ -54,3 +56,29 @@ def unpack_rows(packed: Tensor, form: RowFormat) -> Tensor:
         step, zero = fields.view(torch.float16).float().split(1, dim=1)
         numbers = torch.stack(places, dim=-1).flatten(1) * step + zero
     return numbers.view(*packed.shape[:-1], form.head_dim)
+
+
+def column_scales(tiles: Tensor) -> Tensor:
+    """Return KVarN's scale of each column of tiles [..., rows, columns], float32, [..., 1, columns].
+
+    KVarN (2606.03458; constants of huawei-csl/KVarN, ascend_kernel/kvarn_store_tile_k/api_test.py at f9806bd) divides
+    columns, then rows, by their standard deviations, 16 times, and takes the scales after which the deviations differ
+    least. Scales of rows are not returned: quantized rows have a step each, which absorbs them.
+    """
+    tiles = tiles.float()
+    columns, rows = torch.zeros_like(tiles[..., :1, :]), torch.zeros_like(tiles[..., :1])
+    now, best, least = tiles, columns, _unevenness(tiles)
+    for _ in range(_STEPS):
+        columns = (columns + now.std(dim=-2, keepdim=True).clamp(*_DEVIATIONS).log()).clamp(*_SCALES)
+        now = tiles / columns.exp() / rows.exp()
+        rows = (rows + now.std(dim=-1, keepdim=True).clamp(*_DEVIATIONS).log()).clamp(*_SCALES)
+        now = tiles / columns.exp() / rows.exp()
+        found = _unevenness(now)
+        best, least = torch.where(found <= least, columns, best), torch.minimum(found, least)
+    return best.exp()
+
+
+def _unevenness(tiles: Tensor) -> Tensor:
+    """The largest deviation of a tile's columns, and of its rows, over the smallest, added: [..., 1, 1]."""
+    both = (tiles.std(dim=axis).unflatten(-1, (1, -1)) for axis in (-2, -1))
+    return sum(((one.amax(-1) / one.amin(-1).clamp(min=1e-8))[..., None] for one in both), torch.zeros(()))

@@ -339,6 +339,7 @@ def kivi_attention(
     lengths: Tensor,
     *,
     forms: RowForms,
+    scales: Sequence[Tensor] = (),
     **how: Any,
 ) -> Attended:
     """`decode_attention` over rows stored as in `whole_kivi_rows`; other arguments as in `packed_attention`."""
@@ -347,7 +348,8 @@ def kivi_attention(
     def unpack(slots: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         groups = -(-rows // group)
         packed = _of_slots(keys, slots, groups), _of_slots(values, slots, groups * group)
-        return whole_kivi_rows(*packed, newest.index_select(0, slots), counts[slots], forms=forms)
+        own = [scale[:, :, :groups].index_select(0, slots) for scale in scales]
+        return whole_kivi_rows(*packed, newest.index_select(0, slots), counts[slots], forms=forms, scales=own)
 
     return _attend_unpacked(unpack, query, lengths, values.shape[2] + newest.shape[3], values.shape[1], how)
 
@@ -392,17 +394,23 @@ def whole_rows(
 
 
 def whole_kivi_rows(
-    keys: Tensor, values: Tensor, newest: Tensor, counts: Tensor, *, forms: RowForms
+    keys: Tensor, values: Tensor, newest: Tensor, counts: Tensor, *, forms: RowForms, scales: Sequence[Tensor] = ()
 ) -> tuple[Tensor, Tensor]:
     """Return the rows of a cache with keys quantized per channel, [slots, kv_heads, capacity, head_dim] each.
 
     `keys` is the bytes of a channel of each group, [slots, kv_heads, groups, head_dim, bytes]; `values` the bytes of
     the values, [slots, kv_heads, rows, bytes]. The rows from `counts` on (whole groups, [slots]) lie in `newest`,
-    [slots, 2, kv_heads, room, head_dim], row i at i % room; all its numbers are finite.
+    [slots, 2, kv_heads, room, head_dim], row i at i % room; all its numbers are finite. KVarN's `scales` multiply the
+    keys of a group, [slots, kv_heads, groups, 1, group], and its values, [slots, kv_heads, groups, 1, head_dim].
     """
-    room = newest.shape[3]
-    channels = unpack_rows(keys, forms[0]).to(newest.dtype).transpose(-1, -2)
-    rows = [pad(channels.flatten(2, 3), (0, 0, 0, room)), _unpacked(values, forms[1], room, newest)]
+    room, channels = newest.shape[3], unpack_rows(keys, forms[0])
+    if scales:
+        channels = channels * scales[0]
+        wide = unpack_rows(values, forms[1]).unflatten(2, (-1, forms[0].head_dim)) * scales[1]
+        whole = pad(wide.flatten(2, 3).to(newest.dtype), (0, 0, 0, room))
+    else:
+        whole = _unpacked(values, forms[1], room, newest)
+    rows = [pad(channels.to(newest.dtype).transpose(-1, -2).flatten(2, 3), (0, 0, 0, room)), whole]
     at = (counts[:, None, None] + torch.arange(room, device=counts.device)).expand(-1, values.shape[1], -1)
     _fill(rows, newest, at, at % room)
     return rows[0], rows[1]

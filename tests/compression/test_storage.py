@@ -265,7 +265,7 @@ def test_every_operation_on_packed_slots(settings, residual, per_head):
 
 @pytest.mark.parametrize("bits", [(16, 16), (8, 8), (4, 4), (2, 2), (4, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scheme", ["rotated", "plain", "kivi"])
+@pytest.mark.parametrize("scheme", ["rotated", "plain", "kivi", "kvarn"])
 def test_memory_equals_the_arithmetic_to_the_byte(bits, dtype, scheme):
     shape = CacheShape(layers=3, q_heads=4, kv_heads=2, head_dim=32, dtype=dtype)
     widths = {} if bits[0] == 16 else dict(zip(("key_bits", "value_bits"), bits, strict=True))
@@ -273,8 +273,10 @@ def test_memory_equals_the_arithmetic_to_the_byte(bits, dtype, scheme):
     cache = SlotCache(shape, slots=5, capacity=70, device=torch.device("cpu"), config=config)
     whole = 32 * dtype.itemsize
     # A zero and a step of 2 bytes each per 16 numbers; only whole groups of 16 rows are packed channel by channel.
-    rows, newest = (64, 6 + 16) if scheme == "kivi" else (70, 6)
+    rows, newest = (64, 6 + 16) if scheme in ("kivi", "kvarn") else (70, 6)
     packed = sum(rows * (32 * width // 8 + 2 * (2 + 2)) + newest * whole for width in bits)
+    if scheme == "kvarn":  # one zero and step for all 32 numbers of a value; a scale for 64 tokens, and 32 in 4 groups
+        packed += 2 * 64 + 4 * 2 * 32 - 64 * (2 + 2)
     slot = 2 * 70 * whole if bits[0] == 16 else packed
     assert cache.kv_bytes == 5 * SlotCache.bytes_per_slot(shape, 70, config) == 5 * 3 * 2 * slot
 

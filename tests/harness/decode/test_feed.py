@@ -138,10 +138,13 @@ def policies_of(model, names):
         pytest.param(
             "toy_qwen", {"bits": 4, "value_bits": 2, "scheme": "kivi", "group": 16}, FEW, marks=pytest.mark.slow
         ),
+        pytest.param(
+            "toy_llama", {"bits": 4, "value_bits": 2, "scheme": "kvarn", "group": 16}, FEW, marks=pytest.mark.slow
+        ),
         pytest.param("toy_qwen", {"scheme": "fp8", "format": "e5m2", "scale": "token"}, FEW, marks=pytest.mark.slow),
         pytest.param("toy_llama", {"scheme": "fp8"}, FEW, marks=pytest.mark.slow),
     ],
-    ids=["qwen-16", "llama-16", "llama-8", "qwen-42", "qwen-2", "kivi", "qwen-fp8", "llama-fp8"],
+    ids=["qwen-16", "llama-16", "llama-8", "qwen-42", "qwen-2", "kivi", "kvarn", "qwen-fp8", "llama-fp8"],
 )
 def test_chunks_are_bit_for_bit_the_steps(name, settings, names):
     """Policies side by side, in chunks with odd borders, against one token at a time."""

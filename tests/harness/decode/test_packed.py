@@ -51,9 +51,10 @@ def texts(model, wanted, cache, slots):
         {"bits": 4},
         pytest.param({"bits": 2}, marks=pytest.mark.slow),
         {"bits": 4, "value_bits": 2, "scheme": "kivi", "group": 16},
+        {"bits": 4, "value_bits": 2, "scheme": "kvarn", "group": 16},
         {"scheme": "fp8", "scale": "token"},
     ],
-    ids=["8", "4", "2", "kivi", "fp8"],
+    ids=["8", "4", "2", "kivi", "kvarn", "fp8"],
 )
 def test_texts_do_not_depend_on_the_batch(model, settings):
     config, wanted = CacheConfig(residual=10, **{"group": 32, **settings}), list(requests(3))

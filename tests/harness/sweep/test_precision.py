@@ -69,8 +69,9 @@ def test_packed_cells_have_ids_of_their_own_and_do_not_depend_on_shards(kvsweep,
             "cache.key_bits=4 and cache.value_bits=None leave one of the two at 16 bits",
         ),
         ("cache.key_bits=16", "cache.key_bits=16 is unknown: choose one of 8, 4, 2"),
-        ("cache.scheme=kvi", "cache.scheme=kvi is unknown: choose one of rotated, plain, kivi, fp8."),
+        ("cache.scheme=kvi", "cache.scheme=kvi is unknown: choose one of rotated, plain, kivi, kvarn, fp8."),
         ("cache.scheme=kivi cache.group=2", "cache.group=2 does not fill whole words of 4 bytes with 4 bits a number"),
+        ("cache.scheme=kvarn impl=triton", "cache.scheme=kvarn has no Triton kernel: give impl=torch"),
         ("cache.scheme=kivi impl=triton", "cache.scheme=kivi has no Triton kernel: give impl=torch"),
         ("cache.scheme=fp8", "cache.scheme=fp8 takes 8 bits for a number, not cache.bits=4, cache.key_bits=None"),
         ("cache.bits=null cache.scheme=fp8 cache.value_bits=4", "takes 8 bits for a number, not cache.bits=None"),
@@ -95,6 +96,8 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(setting, message, kv
 
 @pytest.mark.parametrize("head_dim", [24, 80, 96])
 def test_a_rotation_needs_heads_of_a_power_of_two(head_dim):
+    with pytest.raises(UserError, match=r"cache\.scheme=kvarn needs heads of a power of two"):
+        CacheConfig(bits=8, group=8, scheme="kvarn").forms(head_dim)
     config = CacheConfig(bits=8, group=8)
     with pytest.raises(UserError, match=rf"cache.scheme=rotated needs heads of a power of two, .* {head_dim} numbers"):
         config.forms(head_dim)
