@@ -1,7 +1,8 @@
 """Split-K flash decoding over slots: the Triton kernel of `kernels.reference.decode_attention`.
 
-Each program attends over one chunk of one slot's rows; a second kernel joins the chunks of a head. The grid depends
-only on slots and capacity, and the kernels read the lengths on the device, so that a CUDA graph can replay them.
+Each program attends over one chunk of one slot's rows; a second kernel joins the chunks of a head, unless one chunk is
+the whole output. The grid depends only on slots and capacity, and the kernels read the lengths on the device, so that a
+CUDA graph can replay them.
 """
 
 from collections.abc import Sequence
@@ -52,15 +53,18 @@ def decode_attention(
     q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
     per_head = lengths.expand(kv_heads, slots).T if lengths.dim() == 1 else lengths
     parts = scratch(query, chunks, capacity if return_mass else 1)
+    alone = chunks == 1 and sinks is None and not return_mass
+    if alone:
+        parts[0] = torch.empty_like(query)
     group = q_heads // kv_heads
     how: dict[str, Any] = {"GROUP": group, "GROUP_PADDED": 1 << (group - 1).bit_length(), "CHUNK": CHUNK}
     how |= {"BLOCK": block(query.dtype), "DIM": head_dim, "DIM_PADDED": padded(head_dim), "UPCAST": upcast(query.dtype)}
-    how |= {"MASS": return_mass, "SOFTCAP": softcap, "SCALED": bool(scales)}
+    how |= {"MASS": return_mass, "SOFTCAP": softcap, "SCALED": bool(scales), "ALONE": alone}
     how |= launch(query.dtype, keys.dtype, head_dim)
     strides = (*keys.stride()[:3], *per_head.stride(), *(scales[0].stride()[:2] if scales else (0, 0)))
     rows = (keys, values, *(scales or (per_head, per_head)))  # without scales the kernel reads neither
     _attend_chunk[(slots, kv_heads, chunks)](query, *rows, per_head, *parts, scaling, capacity, *strides, **how)
-    return join(query, parts, per_head, sinks, return_mass)
+    return (parts[0], None) if alone else join(query, parts, per_head, sinks, return_mass)
 
 
 def scratch(query: Tensor, chunks: int, logits: int) -> list[Tensor]:
@@ -98,11 +102,12 @@ def _attend_chunk(
     stride_slot, stride_head, stride_row, stride_length_slot, stride_length_head, scale_slot, scale_head,
     GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr, GROUP_PADDED: tl.constexpr,
     BLOCK: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr,
+    ALONE: tl.constexpr,
 ):  # fmt: skip
     slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
     start = chunk * CHUNK
-    if start < length:
+    if ALONE or start < length:
         end = tl.minimum(start + CHUNK, length)
         group, dims = tl.arange(0, GROUP_PADDED), tl.arange(0, DIM_PADDED)
         heads = (slot * tl.num_programs(1) + head) * GROUP + group  # query heads, counted over all slots
@@ -129,7 +134,9 @@ def _attend_chunk(
             if MASS:
                 tl.store(logits_out + heads[:, None] * capacity + rows, logits, mask=real[:, None] & live)
         cell = heads * tl.num_programs(2) + chunk
-        tl.store(part + cell[:, None] * DIM + dims, mixed, mask=real[:, None] & wide)
+        if ALONE:  # nothing to join; an empty slot gives zeros
+            mixed = mixed / tl.where(length > 0, weight, 1.0)[:, None]
+        tl.store(part + cell[:, None] * DIM + dims, mixed.to(part.dtype.element_ty), mask=real[:, None] & wide)
         tl.store(peak + cell, top, mask=real)
         tl.store(total + cell, weight, mask=real)
 

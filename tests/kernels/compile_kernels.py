@@ -63,11 +63,14 @@ def variants():
                 "GROUP_PADDED": power(group),
                 "BLOCK": decode_attention.block(getattr(torch, NAMES[dtype])),
             }
-            constants |= {"MASS": mass, "UPCAST": up, "SCALED": False}
+            constants |= {"MASS": mass, "UPCAST": up, "SCALED": False, "ALONE": False}
             types |= dict.fromkeys(("key_scales", "value_scales"), "*i64")
             for softcap in (None, 50.0) if dim == 256 else (None,):
                 name = f"attend_chunk {dtype} D={dim} G={group} mass={int(mass)} softcap={softcap}"
                 yield name, decode_attention._attend_chunk, types, {**constants, "SOFTCAP": softcap}, 4
+            if not mass:
+                whole, own = {**types, "part": f"*{dtype}"}, {**constants, "SOFTCAP": None, "ALONE": True}
+                yield f"attend_chunk {dtype} D={dim} G={group} alone", decode_attention._attend_chunk, whole, own, 4
             for rows, scaled in (("fp8e4nv", True), ("fp8e5", False)) if mass else ():
                 of_rows = dict.fromkeys(("keys", "values"), f"*{rows}")
                 of_rows |= dict.fromkeys(("key_scales", "value_scales"), "*fp32" if scaled else "*i64")

@@ -130,6 +130,7 @@ def test_decode_attention_with_a_length_per_head_and_an_empty_slot():
     output, mass = decode_attention(query, keys * torch.nan, values, torch.tensor([0, 0]), scaling=1, return_mass=True)
     assert not output.any()
     assert not mass.any()
+    assert not decode_attention(query, keys * torch.nan, values, torch.tensor([0, 0]), scaling=1)[0].any()
 
 
 @inside
@@ -333,3 +334,5 @@ def test_a_slot_has_the_same_bits_beside_any_others_and_in_any_capacity(dtype, p
         output, mass = decode_attention(query[of], *rows, lengths[of], scaling=0.25, return_mass=True)
         assert torch.equal(output, whole[0][of])
         assert torch.equal(mass, whole[1][of, :, :capacity])
+    few = query[2:], keys[2:, :, :40], values[2:, :, :40], lengths[2:]  # one chunk, which nothing joins
+    assert torch.equal(decode_attention(*few, scaling=0.25)[0], whole[0][2:])
