@@ -11,6 +11,7 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 from kvsweep.compression.config import ring
 from kvsweep.compression.slots import Slots
 from kvsweep.compression.storage import Storage, WholeRows, few_tokens, filled
+from kvsweep.kernels.pointwise import rotated
 
 
 class _Layer(CacheLayerMixin):
@@ -34,6 +35,12 @@ class _Layer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self._cache.capacity
 
+    def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor, **how: Any) -> Tensor:
+        """Rotate a step's heads (`kernels.pointwise.rotated`), `update` with the rows, and return the queries."""
+        query, key, value = rotated(heads, cos, sin, **how)
+        self.update(key[:, :, None], value[:, :, None])
+        return query
+
 
 class SlotLayer(_Layer):
     """A layer of full attention: rows [slots, kv_heads, capacity, head_dim], of which a policy keeps some."""
@@ -48,6 +55,14 @@ class SlotLayer(_Layer):
         """Write one row per token of the step, [tokens or more, kv_heads, 1, head_dim]; return the new rows."""
         self._storage.write(self._index, key_states, value_states)
         return key_states, value_states
+
+    def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor, **how: Any) -> Tensor:
+        storage = self._storage
+        if not isinstance(storage, WholeRows) or storage.keys[self._index].dtype != heads.dtype:
+            return super().rotate(heads, cos, sin, **how)
+        given = heads, cos, sin, storage.keys[self._index], storage.values[self._index], storage.lines
+        query: Tensor = self._cache.operations.rotate_and_write(*given, **how)
+        return query
 
     def attend(self, query: Tensor, how: Mapping[str, Any]) -> Tensor:
         """Attend (`Storage.attend`), and pass each token's attention to the recorders."""

@@ -17,6 +17,7 @@ from kvsweep.compression.rows import Prefill
 from kvsweep.compression.slots import Piece, Slots
 from kvsweep.kernels.fp8 import DTYPES, to_fp8, widened
 from kvsweep.kernels.packing import column_scales, pack_rows, rotation
+from kvsweep.kernels.pointwise import write_rows
 from kvsweep.kernels.reference import Attended, whole_kivi_rows, whole_rows
 
 # A chunk's rows are copied for each of its tokens, for this many tokens at a time: little extra memory is needed.
@@ -90,7 +91,7 @@ class WholeRows(Storage):
         """Find the lines of a layer's [slots * kv_heads * capacity] rows that the step writes, [tokens * kv_heads]."""
         cache, heads = self.cache, self._heads
         first = (cache.step_slots[:, None] * len(heads) + heads) * cache.capacity
-        self._lines = (first + cache.write_at[:, None]).flatten()
+        self.lines = (first + cache.write_at[:, None]).flatten()
 
     def admit(self, slot: int, prefill: Prefill) -> None:
         for memory in self.tensors:
@@ -102,7 +103,7 @@ class WholeRows(Storage):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         tokens = len(self.cache.write_at)
         for memory, numbers in self._stored(layer, keys[:tokens, :, 0], values[:tokens, :, 0]):
-            memory.view(-1, memory.shape[-1]).index_copy_(0, self._lines, numbers.flatten(0, 1))
+            write_rows(memory, numbers, self.lines)
 
     def _stored(self, layer: int, *pair: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each memory of a layer with the numbers that it takes for keys and values, [..., head_dim] each."""

@@ -26,6 +26,8 @@ else:
 
 
 Implementation = Literal["torch", "triton"]
+# What the ids of cells call an implementation: another name as soon as its results have other bits.
+ARITHMETIC = {"torch": "torch", "triton": "triton 2"}
 # `kernels.reference` or `kernels.triton_kernels`: every operation, and RAGGED.
 Operations = ModuleType
 

@@ -21,6 +21,8 @@ from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.dialogue import Dialogue
 from kvsweep.harness.models.spec import ModelSpec
+from kvsweep.kernels.implementation import Implementation
+from kvsweep.kernels.pointwise import HeadNorms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -36,9 +38,10 @@ class _Layer:
         self.qkv_bias = None if projections[0].bias is None else _shared(projections, "bias")
         self.gate_up = _shared([mlp.gate_proj, mlp.up_proj], "weight")  # [2 * intermediate_size, hidden_size]
         self.out, self.down = attention.o_proj, mlp.down_proj
-        self.norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
-        # Qwen3 normalises queries and keys.
-        self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
+        self.norm, self.mlp_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+        self.head_norms: HeadNorms | None = None
+        if hasattr(attention, "q_norm"):  # Qwen3 normalises queries and keys
+            self.head_norms = (attention.q_norm.weight, *_norm(attention.k_norm))
 
 
 class FusedStep:
@@ -49,35 +52,29 @@ class FusedStep:
     def __init__(self, network: Any) -> None:
         base = network.base_model
         attention = base.layers[0].self_attn
-        self.embedding, self.rotary, self.norm = base.embed_tokens, base.rotary_emb, base.norm
+        self.embedding, self.rotary, self.norm = base.embed_tokens, base.rotary_emb, _norm(base.norm)
         self.head_dim, self.scaling = attention.head_dim, float(attention.scaling)
-        self.q_heads, self.kv_heads = network.config.num_attention_heads, network.config.num_key_value_heads
+        self.q_heads = network.config.num_attention_heads
         self.layers = [_Layer(layer) for layer in base.layers]
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states [tokens, hidden_size] of tokens at positions [tokens]; `cache` has begun the step."""
-        states = functional.embedding(tokens, self.embedding.weight)
+        states, update = functional.embedding(tokens, self.embedding.weight), None
         cos, sin = self.rotary(states, positions[:, None])  # [live, 1, head_dim]
         # The rotation swaps the halves of a head and negates one half; here the sine gets the sign.
         sin = torch.cat([-sin[..., : self.head_dim // 2], sin[..., self.head_dim // 2 :]], dim=-1)
-        for index, layer in enumerate(self.layers):
-            states = states + self._attend(index, layer, _normalized(layer.norm, states), cos, sin, cache)
-            gate, up = cache.linear(_normalized(layer.mlp_norm, states), layer.gate_up).chunk(2, dim=-1)
-            states = states + cache.linear(functional.silu(gate) * up, layer.down.weight, layer.down.bias)
-        return _normalized(self.norm, states)
-
-    def _attend(self, index: int, layer: _Layer, states: Tensor, cos: Tensor, sin: Tensor, cache: SlotCache) -> Tensor:
-        tokens, rotated = len(states), self.q_heads + self.kv_heads
-        heads = cache.linear(states, layer.qkv, layer.qkv_bias).view(tokens, -1, self.head_dim)
-        queries_keys = heads[:, :rotated]
-        if layer.head_norms is not None:
-            split = zip(layer.head_norms, queries_keys.split([self.q_heads, self.kv_heads], dim=1), strict=True)
-            queries_keys = torch.cat([_normalized(norm, part) for norm, part in split], dim=1)
-        queries_keys = queries_keys * cos + queries_keys.roll(self.head_dim // 2, dims=-1) * sin
-        query, key = queries_keys.split([self.q_heads, self.kv_heads], dim=1)
-        cache.layers[index].update(key[:, :, None], heads[:, rotated:, None])
-        mixed = cache.layers[index].attend(query, {"scaling": self.scaling}).flatten(1)
-        return cache.linear(mixed, layer.out.weight, layer.out.bias)
+        operations = cache.operations
+        for layer, memory in zip(self.layers, cache.layers, strict=True):
+            states, normed = operations.add_norm(states, update, *layer.norm)
+            heads = cache.linear(normed, layer.qkv, layer.qkv_bias).view(len(tokens), -1, self.head_dim)
+            query = memory.rotate(heads, cos, sin, q_heads=self.q_heads, norms=layer.head_norms)
+            mixed = memory.attend(query, {"scaling": self.scaling}).flatten(1)
+            update = cache.linear(mixed, layer.out.weight, layer.out.bias)
+            states, normed = operations.add_norm(states, update, *layer.mlp_norm)
+            gated = operations.gated(cache.linear(normed, layer.gate_up))
+            update = cache.linear(gated, layer.down.weight, layer.down.bias)
+        hidden: Tensor = operations.add_norm(states, update, *self.norm)[1]
+        return hidden
 
 
 def _shared(modules: list[nn.Linear], name: str) -> Tensor:
@@ -89,8 +86,8 @@ def _shared(modules: list[nn.Linear], name: str) -> Tensor:
     return whole
 
 
-def _normalized(norm: Any, states: Tensor) -> Tensor:
-    return functional.rms_norm(states, norm.weight.shape, norm.weight, norm.variance_epsilon)
+def _norm(module: Any) -> tuple[Tensor, float]:
+    return module.weight, float(module.variance_epsilon)
 
 
 Linear = Callable[..., Tensor]
@@ -105,6 +102,10 @@ class LoadedModel:
     config: ModelConfig
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
+
+    @cached_property
+    def compared(self) -> set[Implementation]:  # those whose steps `probe.check_steps` has found right
+        return set()
 
     @cached_property
     def spec(self) -> ModelSpec:

@@ -18,6 +18,7 @@ from kvsweep.compression.rows import CacheShape, LayerKind, Prefill
 from kvsweep.errors import UserError
 from kvsweep.harness.models.hub import lines_of
 from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.kernels.implementation import Implementation
 
 # Tokens of the check's text, and how many of them are the prompt.
 _CHECKED, _PROMPT = 9, 7
@@ -28,8 +29,13 @@ _ALLOWED = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
 @torch.inference_mode()
-def check_steps(model: LoadedModel) -> None:
-    """Compare two decode steps, one after an eviction, with the network's own code; raises UserError if they differ."""
+def check_steps(model: LoadedModel, impl: Implementation = "torch") -> None:
+    """Compare two decode steps, one after an eviction, with the network's own code; raises UserError if they differ.
+
+    An implementation is compared once for a model.
+    """
+    if impl in model.compared:
+        return
     # Earlier versions of transformers read a delta rule's state from elsewhere than the cache.
     if len(model.shape.states) > 1 and not hasattr(transformers.Cache, "get_recurrent_state"):
         needs = "has a delta rule, which needs transformers 5.21 or later"
@@ -40,15 +46,18 @@ def check_steps(model: LoadedModel) -> None:
     try:
         with _short_windows(model):
             at = torch.arange(_CHECKED, device=model.device) + _first_position(model)
-            found = _steps(model, ids, at, prefill)
+            found = _steps(model, ids, at, prefill, impl)
             expected = _own_logits(model, ids, at, prefill)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # each architecture fails in its own way
-        raise _refused(model, f"fails over a slot cache ({lines_of(error)[0].rstrip('.')[:200]})") from error
+        fails = f"fails over a slot cache ({lines_of(error)[0].rstrip('.')[:200]})"
+        raise _refused(model, fails, impl) from error
     difference = _difference(found, expected)
     if not difference <= _ALLOWED[model.config.dtype]:
-        raise _refused(model, f"has other logits over a slot cache, by {difference:.3g} of their standard deviation")
+        other = f"has other logits over a slot cache, by {difference:.3g} of their standard deviation"
+        raise _refused(model, other, impl)
+    model.compared.add(impl)
 
 
 @torch.no_grad()
@@ -74,8 +83,10 @@ def _difference(found: Tensor, expected: Tensor) -> Tensor:
     return (found - expected).square().mean().sqrt() / expected.std().clamp(min=1e-12)
 
 
-def _refused(model: LoadedModel, what: str) -> UserError:
-    return UserError(f"model type {model.spec.family} {what}: choose a model that docs/python.md lists.")
+def _refused(model: LoadedModel, what: str, impl: Implementation = "torch") -> UserError:
+    other = "impl=torch" if "torch" in model.compared else "a model that docs/python.md lists"
+    by = "" if impl == "torch" else f" with impl={impl}"
+    return UserError(f"model type {model.spec.family} {what}{by}: choose {other}.")
 
 
 @contextmanager
@@ -109,9 +120,9 @@ def _first_position(model: LoadedModel) -> int:
     return -(-max(0, int(made_for) - _PROMPT) // window) * window
 
 
-def _steps(model: LoadedModel, ids: Tensor, at: Tensor, prefill: Prefill) -> Tensor:
+def _steps(model: LoadedModel, ids: Tensor, at: Tensor, prefill: Prefill, impl: Implementation) -> Tensor:
     """Return logits [2, vocabulary] of the last two tokens, each one step over a slot cache, an eviction in between."""
-    cache = SlotCache(model.shape, slots=1, capacity=_CHECKED, device=model.device)
+    cache = SlotCache(model.shape, slots=1, capacity=_CHECKED, device=model.device, impl=impl)
     model.read(ids[:, :_PROMPT], int(at[0]), prefill, model.new_cache())
     _check_rows(model, prefill)
     cache.admit(prefill)

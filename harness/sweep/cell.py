@@ -15,7 +15,7 @@ from kvsweep.compression.policy import Policy
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.kernels.implementation import Implementation
+from kvsweep.kernels.implementation import ARITHMETIC, Implementation
 from kvsweep.stored import StoredCell
 
 _Verdict = records.view(records.Grade, "correct", "rule")
@@ -49,7 +49,7 @@ class Cell:
             "dataset": self.dataset_hash,
             "decoding": {**limits, **dataclasses.asdict(self.decoding.sampling)},
             "seed": self.seed,
-            "impl": self.impl,  # implementations round differently
+            "impl": ARITHMETIC.get(self.impl, self.impl),  # implementations round differently
         }
 
     def describe(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Cell:
             "dataset_hash": self.dataset_hash,
             "policy": self.policy.identity(),
             "decoding": {**decoding.pop("sampling"), **decoding},
-            "impl": self.impl,
+            "impl": self._conditions["impl"],
             "seed": self.seed,
             **self.cache.identity(),
         }

@@ -17,6 +17,7 @@ from kvsweep.kernels.row_format import RowFormat
 from tests.kernels.interpreter import BY_MARK, DTYPES, INTERPRETED, TOLERANCE, run_files
 
 pytest.importorskip("triton")
+FILES = Path(__file__), Path(__file__).with_name("test_pointwise.py"), Path("tests/harness/models/test_fused_step.py")
 inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_the_interpreter starts")
 
 
@@ -24,7 +25,7 @@ inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that te
 @BY_MARK
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_in_the_interpreter(mark):
-    run_files(mark, __file__, Path(__file__).with_name("test_pointwise.py"))
+    run_files(mark, *FILES)
 
 
 def close(actual, expected, dtype):
