@@ -301,6 +301,34 @@ def check_repeats(device, dtype, sizes, tokens, runs):
             assert torch.equal(again, once), (run, number)
 
 
+def check_pointwise(device, dtype, sizes, inner, normed):
+    """A step of every slot, and the bits of the first slot alone."""
+    from kvsweep.kernels.fused_pointwise import add_norm, gated, rotate_and_write
+
+    width, lines = sizes.q_heads * sizes.head_dim, torch.arange(sizes.slots * sizes.kv_heads, device=device).flip(0)
+    states, update = 30 * normal(device, dtype, 2, sizes.slots, width)
+    gate_up, weight = normal(device, dtype, sizes.slots, 2 * inner), normal(device, dtype, width)
+    heads = normal(device, dtype, sizes.slots, sizes.q_heads + 2 * sizes.kv_heads, sizes.head_dim)
+    turn = normal(device, dtype, 2, sizes.slots, 1, sizes.head_dim)
+    weights = normal(device, dtype, 2, sizes.head_dim)
+
+    def results(norm, gate, rotate, slots, to):
+        tensors = [tensor.to(to) for tensor in (states, update, gate_up, heads, *turn)]
+        own = [tensor[:slots] for tensor in tensors]
+        memory = torch.zeros(2, len(lines), sizes.head_dim, dtype=to, device=device)
+        norms = (*weights.to(to), 1e-6) if normed else None
+        query = rotate(*own[3:], *memory, lines[: slots * sizes.kv_heads], q_heads=sizes.q_heads, norms=norms)
+        return *norm(*own[:2], weight.to(to), 1e-6), gate(own[2]), query, *memory
+
+    whole = results(add_norm, gated, rotate_and_write, sizes.slots, dtype)
+    expected = results(reference.add_norm, reference.gated, reference.rotate_and_write, sizes.slots, torch.float64)
+    for found, exact in zip(whole, expected, strict=True):
+        close(found, exact, TOLERANCE[dtype])
+    alone = results(add_norm, gated, rotate_and_write, 1, dtype)
+    for one, of_all in zip(alone[:4], whole[:4], strict=True):
+        assert torch.equal(one[0], of_all[0])
+
+
 def check_memory(device, sizes, impl, allocated):
     """Of the rows alone: what is kept for each row beside them is a few bytes of some fifty thousand."""
     shape = CacheShape(
@@ -388,6 +416,14 @@ def test_observation(sizes, window, how, dtype):
 
 
 @on_gpu
+@DTYPES
+@pytest.mark.parametrize("normed", [False, True])
+@MODELS
+def test_pointwise(sizes, normed, dtype):
+    check_pointwise(CUDA, dtype, sizes, 18944, normed)
+
+
+@on_gpu
 @WIDTHS
 @MODELS
 def test_a_hundred_runs_give_the_same_bits(sizes, dtype):
@@ -411,6 +447,7 @@ def test_in_small(dtype):
     check_importance_labels(CPU, dtype, SMALL, 70, "later")
     check_causal_mass(CPU, dtype, SMALL, 70)
     check_redundancy(CPU, dtype, SMALL)
+    check_pointwise(CPU, dtype, SMALL, 70, normed=True)
 
 
 @inside
