@@ -68,7 +68,7 @@ def beside_control(run: Run, margin: float | None = None) -> list[str]:
     parts = [decide_cells(run.cells, graded, run.provenance, margin), difference_to_full(run.cells, graded)]
     table = run.cells.set_index("cell_id").join([*parts, texts_differ(run)])
     sentences = []
-    for _, row in table[is_control(table)].dropna(subset="decision").iterrows():
+    for _, row in table[is_control(table) & table["status"].eq("done")].dropna(subset="decision").iterrows():
         others = table[(table["condition"] == row["condition"]) & table["beyond_control"].notna()]
         kinds = (notation.rows(others[others["beyond_control"].eq(kind)]) for kind in (True, False))
         beyond, within = ("; ".join(map(notation.setting, kind)) or "none" for kind in kinds)

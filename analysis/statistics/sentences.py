@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import Run, run_of_scores
+from kvsweep.analysis.load import Run, is_control, run_of_scores
 from kvsweep.analysis.statistics import inference
 from kvsweep.analysis.statistics.grids import PolicyGrid, SharedSetting, find_grids, shared_settings
 from kvsweep.analysis.statistics.inference import BETWEEN_PROBLEMS, NoiseFloor
@@ -321,7 +321,7 @@ class Findings:
 def analyse(run: Run, margin: float | None = None) -> Findings:
     """Compute all numbers and verdicts of a run; `margin` as in `cell_metrics`."""
     metrics, graded = cell_metrics(run, margin), graded_rows(run)
-    grids, settings = find_grids(metrics), shared_settings(metrics)
+    grids, settings = find_grids(metrics), shared_settings(metrics[~is_control(metrics)])
     verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded)]
     policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting)]
     pairs = [one for setting in settings[:MAX_COMPARED] for one in policy_pairs(setting, graded)]
