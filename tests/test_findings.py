@@ -11,7 +11,7 @@ import yaml
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from kvsweep.analysis.statistics.noninferiority import decide, decide_grid, power
+from kvsweep.analysis.statistics.noninferiority import beyond_control, decide, decide_grid, power
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "results" / "published"
 
@@ -688,6 +688,41 @@ def test_the_cache_types_of_llama_cpp() -> None:
     assert f"({(four < ours).sum()} lost, {(four > ours).sum()} won)" in own_page
     assert f"{100 * (four - served['q4', 'nan']).mean():.1f} points above q4_0" in own_page
     assert decide(four, ours, margin=0.05, population="like_these").label == "unclear"
+
+
+def test_the_rotation_of_llama_cpp() -> None:
+    found, before = answers("servers_rotation"), answers("servers")
+    full = found["full", "nan"]
+    told = re.findall(
+        r"^\| (control|q\d\w*) \| ([\d,]+) \| ([\d.]+) ± .* \| (\S+) \((.*) to (.*)\) "
+        r"\| (\d+) \| (\d+) \| \d+ \| (\w+) \| (.*) \|$",
+        (PUBLISHED / "servers_rotation/README.md").read_text(),
+        re.M,
+    )
+    cells = {name: found[name, "nan"] for name, *_ in told}
+    control = cells.pop("control")
+    assert [*cells] == ["q8", "q8_unrotated", "q4", "q4_unrotated"]
+    verdicts = decide_grid(cells, full, margin=0.05, population="like_these")
+    verdicts |= decide_grid({"control": control}, full, margin=0.05, population="like_these")
+    surely = beyond_control(cells, full, control, population="like_these")
+    sizes = pd.read_csv(PUBLISHED / "servers_rotation/cells.csv").set_index("policy")["measured_bytes"]
+    for name, size, score, points, low, high, lost, won, label, beyond in told:
+        scores, verdict = found[name, "nan"], verdicts[name]
+        numbers = [scores.mean(), verdict.difference, verdict.low, verdict.high]
+        assert [*map(float, (score, points, low, high))] == pytest.approx([100 * one for one in numbers], abs=0.06)
+        assert ((scores < full).sum(), (scores > full).sum(), verdict.label) == (int(lost), int(won), label)
+        assert beyond == ("–" if name == "control" else "yes" if name in surely else "no")
+        assert size == f"{sizes[name]:,.0f}"
+    rotated, plain = cells["q4"], cells["q4_unrotated"]
+    own_page = said("servers_rotation/README.md")
+    assert f"worth {100 * (rotated - plain).mean():.1f} points of q4_0" in own_page
+    assert f"({(plain < rotated).sum()} answers lost without it, {(plain > rotated).sum()} won)" in own_page
+    assert (rotated == before["q4", "nan"]).all()
+    assert f"Those of f16 differ on {(full != before['full', 'nan']).sum()}," in own_page
+    lost = [f"{-100 * verdicts[name].difference:.1f}" for name in ("q4", "q4_unrotated")]
+    assert f"q4_0 loses {lost[0]} points with it and {lost[1]} without, q8_0 nothing either way" in said("README.md")
+    assert f"it would lose {lost[1]}." in page("README.md")
+    assert f"q4_0 loses {lost[1]} points" in said("servers/README.md")
 
 
 def test_windows_on_the_front_page() -> None:
