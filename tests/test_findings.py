@@ -857,6 +857,54 @@ def test_steps_on_an_h100() -> None:
         assert all(one["same"] == one["texts"] == 120 for one in pairs.values())
 
 
+def test_fp8_packing_and_evictions_at_equal_bytes() -> None:
+    """The table of results/published/equal_bytes recomputed from the answers, and the sentences from the table."""
+    folder = PUBLISHED / "equal_bytes"
+    cells = pd.read_csv(folder / "cells.csv").set_index("cell_id")
+    rows = pd.read_csv(folder / "answers.csv", dtype=str)
+    letters = rows.pivot(index="cell_id", columns="problem_id", values="grades").fillna("--")
+    value = {"1": 1.0, "0": 0.0, "-": np.nan}
+    grades = {cell: np.array([[*map(value.get, one)] for one in own], float) for cell, own in letters.iterrows()}
+    assert set(grades) == set(cells.index)
+    assert all(one.shape == (120, 2) for one in grades.values())
+    cells["mean"] = [pd.DataFrame(grades[cell]).mean(axis=1).mean() for cell in cells.index]
+    assert list(cells["mean"]) == pytest.approx(list(cells["pass_at_1"]))
+    full = cells[cells["policy"] == "full"].iloc[0]
+    cells["share"] = cells["kv_bytes_mean"] / full["kv_bytes_mean"]
+    told = re.findall(r"^\| (?!setting|---)(.*) \|$", (folder / "README.md").read_text(), re.M)
+    assert len(told) == len(cells)
+    cells = cells.sort_values(["share", "pass_at_1"], ascending=False, kind="stable")
+    for line, cell in zip(told, cells.index, strict=True):
+        _, _, _, share, _, answered, score, compared = line.split(" | ")
+        assert int(answered) == (~np.isnan(grades[cell])).sum()
+        assert share == f"{cells['share'][cell]:.1%}"
+        assert float(score.split()[0]) == pytest.approx(100 * cells["mean"][cell], abs=0.051)
+        if cells["policy"][cell] != "full":
+            both = grades[cell] - grades[full.name]
+            differences = np.nanmean(both[~np.isnan(both).all(1)], axis=1)
+            count = len(differences)
+            half = stats.t.ppf(0.975, count - 1) * differences.std(ddof=1) / np.sqrt(count)
+            numbers = [float(one) for one in re.findall(r"[-+][\d.]+", compared)]
+            exact = [differences.mean(), differences.mean() - half, differences.mean() + half]
+            assert numbers == pytest.approx([100 * one for one in exact], abs=0.051)
+    variant = cells["variant"].fillna("")
+    fp8, four, kivi = (
+        cells[(cells["policy"] == "full_packed") & variant.str.contains(one)].iloc[0]
+        for one in ("scheme=fp8", "bits=4, scheme=rotated", "scheme=kivi")
+    )
+    evicted = cells[~cells["policy"].isin(["full", "full_packed"])]
+    half = evicted[evicted["share"].between(0.45, 0.55)].nlargest(1, "mean").iloc[0]
+    quarter = evicted[evicted["share"].between(0.2, 0.3)].nlargest(1, "mean").iloc[0]
+    taken = (
+        f"fp8 at {fp8['share']:.0%} of the bytes answers {fp8['mean']:.1%} and 4 bits at {four['share']:.0%} "
+        f"{four['mean']:.1%}, where the full cache answers {full['mean']:.1%}; the best eviction answers "
+        f"{half['mean']:.1%} at half of the bytes and {quarter['mean']:.1%} at a quarter"
+    )
+    assert taken in said("equal_bytes/README.md")
+    assert taken in said("README.md")
+    assert min(fp8["mean"], four["mean"], kivi["mean"]) > half["mean"]
+
+
 # --- The list of these sentences -----------------------------------------------------------------------------
 
 CLAIMS = pd.read_csv(PUBLISHED / "claims.csv", dtype=str, keep_default_na=False)
