@@ -189,6 +189,76 @@ def test_a_folder_stands_for_its_one_file_of_outputs(name: str, tmp_path: Path) 
         read_outputs(tmp_path / "empty")
 
 
+def lm_eval(path: Path) -> pd.Series:
+    return pd.read_json(path, lines=True).set_index("doc_id")["exact_match"]
+
+
+def inspect_ai(path: Path) -> pd.Series:
+    samples = json.loads(path.read_text())["samples"]
+    return pd.Series({(one["id"], one["epoch"]): next(iter(one["scores"].values()))["value"] == "C" for one in samples})
+
+
+def lighteval(path: Path) -> pd.Series:
+    table = pd.read_parquet(path)
+    return table["metric"].map(lambda one: one["em"]).set_axis(table["doc"].map(lambda one: one["id"]))
+
+
+def llama_cases(path: Path) -> pd.Series:
+    cases = json.loads(path.read_text())["task_states"]["cases"].values()
+    return pd.Series({(one["problem_idx"], one["chunk_idx"]): one["correct"] for one in cases})
+
+
+# What a folder of each program holds, and how pandas reads the grades; the other two have tests of their own above.
+PROGRAMS: dict[str, tuple[str, Callable[[Path], "pd.Series[Any]"]]] = {
+    "lm_eval": ("model/samples_task_2026-01-01.jsonl", lm_eval),
+    "inspect_ai": ("logs/2026-01-01_task.json", inspect_ai),
+    "lighteval": ("details/model/2026-01-01/details_task.parquet", lighteval),
+    "llama_eval": ("llama-eval-state.json", llama_cases),
+}
+
+
+def write_folders(program: str, files: list[Path]) -> None:
+    """The program's own outputs as the baseline's, and as a setting's the same with the first grade turned around."""
+    full, other = files
+    for file in files:
+        file.parent.mkdir(parents=True)
+    if program == "lm_eval":
+        rows = [json.loads(line) for line in (REAL / "lm_eval_0.4.13.jsonl").read_text().splitlines()]
+        write(full, rows)
+        write(other, [{**rows[0], "exact_match": 1 - rows[0]["exact_match"]}, *rows[1:]])
+    elif program == "inspect_ai":
+        for file, name in zip(files, ("full", "fp8"), strict=True):
+            shutil.copy(REAL / f"inspect_ai_0.3.285_{name}.json", file)
+    elif program == "lighteval":
+        table = parquet.read_table(REAL / "lighteval_0.13.0.parquet")
+        metric = [{"em": 1 - table["metric"][0].as_py()["em"]}, *table["metric"].to_pylist()[1:]]
+        parquet.write_table(table, full)
+        place = table.schema.get_field_index("metric")
+        parquet.write_table(table.set_column(place, "metric", pa.array(metric, table.schema.field(place).type)), other)
+    else:
+        cases = [(chunk, problem, bool(problem)) for chunk in range(2) for problem in range(3)]
+        for file, found in zip(files, (cases, [*cases[:1], (0, 1, False), *cases[2:]]), strict=True):
+            file.write_text(json.dumps(llama_eval(found)))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_folders_of_programs_are_judged_without_a_flag(
+    program: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    name, read = PROGRAMS[program]
+    files = [tmp_path / setting / name for setting in ("full", "other")]
+    write_folders(program, files)
+    code, out, _ = judge(tmp_path / "full", tmp_path / "other", "--markdown", tmp_path / "m.md")
+    own = pd.DataFrame({one: read(file).astype(float) for one, file in zip(("full", "other"), files, strict=True)})
+    if "one draw of each problem counts" in out:  # the mock model of inspect_ai repeats itself
+        own = own.groupby(level=0).first()
+    change = own["other"] - own["full"]
+    row = table_of(tmp_path / "m.md")["other"]
+    assert (row["lost"], row["won"]) == (str((change < 0).sum()), str((change > 0).sum())) != ("0", "0")
+    assert row["points"] == f"{100 * change.mean():+.1f}"
+    assert (code, row["label"], int(row["problems"]) * int(row["draws"])) == (4, "unclear", len(own)), out
+
+
 def asked_again(rng: np.random.Generator, flips: float = 0.0) -> list[dict[str, Any]]:
     """Answers with texts of their own; each problem is right with a chance that is the same in all calls."""
     right = rng.random((30, 8)) < np.random.default_rng(5).beta(0.6, 0.4, 30)[:, None]
