@@ -348,14 +348,14 @@ def test_the_job_after_a_failed_one_is_done(
 ) -> None:
     from kvsweep.harness.sweep import fill as decoding
 
-    decode = decoding.decode
+    fill = decoding.fill
 
     def fail(work: Any) -> None:
         if work.share.job.benchmark.name == "toy_add":
             raise RuntimeError("broken")
-        decode(work)
+        fill(work)
 
-    monkeypatch.setattr(decoding, "decode", fail)
+    monkeypatch.setattr(decoding, "fill", fail)
     with pytest.raises(RuntimeError, match="broken"):
         kvsweep("-m", "benchmark=toy_add,toy_regs", *tiny, "policy=window", f"results_dir={tmp_path / 'runs'}")
     assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == 1
@@ -367,11 +367,11 @@ def test_a_failed_job_is_status_1(jobs: int, start_kvsweep: Run, tiny: list[str]
     assert "`kvsweep`" in documented()[command_line.FAILED]
     # The second job's benchmark is whole.
     setup = (
-        "import kvsweep.harness.sweep.fill as run; decode = run.decode\n"
+        "import kvsweep.harness.sweep.fill as run; fill = run.fill\n"
         "def fail(work):\n"
         "    if work.share.job.benchmark.name == 'toy_add': raise RuntimeError('broken')\n"
-        "    decode(work)\n"
-        "run.decode = fail"
+        "    fill(work)\n"
+        "run.fill = fail"
     )
     names = ["benchmark=toy_add"] if jobs == 1 else ["-m", "benchmark=toy_add,toy_regs"]
     process = start_kvsweep(*names, *tiny, "policy=window", f"results_dir={tmp_path / 'runs'}", setup=setup)

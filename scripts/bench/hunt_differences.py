@@ -320,7 +320,7 @@ def _decode(job: Job, left: int) -> None:
     with ExitStack() as stack, redirect_stdout(io.StringIO()):
         stores = {cell.cell_id: stack.enter_context(CellStore.of(share, cell)) for cell in job.cells}
         reporter = Deadly(job.run_directory, status)
-        decode_cells.decode(OpenCells(share=share, stores=stores, reporter=reporter, left=None))
+        decode_cells.fill(OpenCells(share=share, stores=stores, reporter=reporter, left=None))
 
 
 def parse_args() -> argparse.Namespace:
