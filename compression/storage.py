@@ -349,7 +349,9 @@ class KiviRows(_Packing):
         self.keys = self._bytes(groups, cache.shape.head_dim, self.forms[0].row_bytes)
         self.values = self._bytes(groups * self.group, self.forms[1].row_bytes)
         widths = (self.group, cache.shape.head_dim) if config.scheme == "kvarn" else ()
-        self._unit = 1.0 if self._forth is None else float(self._forth[0, 0]) ** -1 * cache.shape.head_dim**-0.5
+        self._unit = 1.0
+        if self._forth is not None:  # the entries' size is read on the CPU: a cache on torch's meta device has none
+            self._unit = cache.shape.head_dim**-0.5 / float(rotation(cache.shape.head_dim)[0][0, 0])
         self.scales = [self._bytes(groups, 1, 2 * width).view(torch.float16) for width in widths]
         self.tensors = (self.keys, self.values, self.newest, *self.scales)
 

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.compression.policy import CacheView, Question
-from kvsweep.errors import UserError
 from kvsweep.kernels.implementation import Tensor
 
 
@@ -19,7 +18,7 @@ class NoQuestion(DynTS):
         super().__post_init__()
         if self.question_rule != "free":
             other = f"policy.question={self.question_rule} contradicts policy={self.name}, which evicts the question"
-            raise UserError(f"{other}: choose free, or leave the policy out.")
+            raise ValueError(f"{other}: choose free, or leave the policy out.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,12 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from kvsweep.compression.policy import BudgetPolicy, CacheView, Count, HeadPolicy, RecentQueries, Signal
-from kvsweep.errors import UserError
 from kvsweep.kernels.implementation import Tensor, torch
 
 
 def _odd(width: int) -> int:
     if width % 2 == 0:
-        raise UserError(f"policy.pooling={width} is out of range: it must be odd.")
+        raise ValueError(f"policy.pooling={width} is out of range: it must be odd.")
     return width
 
 
@@ -30,7 +29,7 @@ class Observation(BudgetPolicy):
         super().__post_init__()
         if self.observation_window > self.size:
             allowed = f"at most the {self.size} tokens that stay at an eviction"
-            raise UserError(f"policy.observation_window={self.observation_window} is out of range: {allowed}.")
+            raise ValueError(f"policy.observation_window={self.observation_window} is out of range: {allowed}.")
 
     @property
     def signals(self) -> tuple[Signal, ...]:

@@ -1,6 +1,7 @@
 """The hash of a policy's code: what changes it, and what does not."""
 
 import importlib
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,10 @@ import pytest
 
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.h2o import H2O
-from kvsweep.compression.source import code_hash, is_own, source_files
+from kvsweep.compression.policy import Policy
+from kvsweep.compression.source import code_hash, is_own, is_same_code, source_files
+from kvsweep.harness.settings import choices, target_class
+from kvsweep.harness.sweep.grid import policy_file
 
 POLICY = '''"""A module."""
 from kvsweep.compression.policies.window import Window
@@ -76,3 +80,13 @@ def test_a_shipped_policy_is_its_own_module() -> None:
     assert not is_own(H2O)
     assert {path.name for path in source_files(H2O)} == {"h2o.py"}
     assert code_hash(H2O) != code_hash(FullCache)
+
+
+STORED = json.loads((Path(__file__).parents[1] / "stored/policy_codes.json").read_text())
+
+
+@pytest.mark.parametrize("name", choices("policy"))
+def test_cells_that_an_earlier_version_began_go_on(name: str) -> None:
+    """A wording in a policy's file would end every stored cell of it. A new rule is written into policy_codes.json."""
+    now = code_hash(target_class("policy", policy_file(name), Policy))
+    assert is_same_code(STORED.get(name, now), now)

@@ -266,11 +266,12 @@ def test_every_operation_on_packed_slots(settings, residual, per_head):
 @pytest.mark.parametrize("bits", [(16, 16), (8, 8), (4, 4), (2, 2), (4, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scheme", ["rotated", "plain", "kivi", "kvarn"])
-def test_memory_equals_the_arithmetic_to_the_byte(bits, dtype, scheme):
+@pytest.mark.parametrize("device", ["cpu", "meta"])  # on meta a job counts the slots that fit
+def test_memory_equals_the_arithmetic_to_the_byte(bits, dtype, scheme, device):
     shape = CacheShape(layers=3, q_heads=4, kv_heads=2, head_dim=32, dtype=dtype)
     widths = {} if bits[0] == 16 else dict(zip(("key_bits", "value_bits"), bits, strict=True))
     config = CacheConfig(group=16, residual=6, scheme=scheme, **widths)
-    cache = SlotCache(shape, slots=5, capacity=70, device=torch.device("cpu"), config=config)
+    cache = SlotCache(shape, slots=5, capacity=70, device=torch.device(device), config=config)
     whole = 32 * dtype.itemsize
     # A zero and a step of 2 bytes each per 16 numbers; only whole groups of 16 rows are packed channel by channel.
     rows, newest = (64, 6 + 16) if scheme in ("kivi", "kvarn") else (70, 6)
@@ -283,8 +284,9 @@ def test_memory_equals_the_arithmetic_to_the_byte(bits, dtype, scheme):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("scale", "row"), [("none", 20), ("token", 24)])
-def test_fp8_takes_a_byte_a_number_and_four_a_scale(scale, row, dtype):
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_fp8_takes_a_byte_a_number_and_four_a_scale(scale, row, dtype, device):
     shape = CacheShape(layers=3, q_heads=4, kv_heads=2, head_dim=20, dtype=dtype)
     config = CacheConfig(scheme="fp8", scale=scale)
-    cache = SlotCache(shape, slots=5, capacity=71, device=torch.device("cpu"), config=config)
+    cache = SlotCache(shape, slots=5, capacity=71, device=torch.device(device), config=config)
     assert cache.kv_bytes == 5 * SlotCache.bytes_per_slot(shape, 71, config) == 5 * 3 * 2 * 2 * 71 * row
