@@ -84,14 +84,18 @@ def _keys(values: Any, loc: Iterable[int | str]) -> Iterator[str]:
 
 
 def _range(adapter: TypeAdapter[Any], field: str) -> str:
-    """Return the values that a field of numbers allows, as half a sentence; "" for a field of other dataclasses."""
-    schema = adapter.json_schema()["properties"][field]
+    """Return the values that a field of numbers allows, as half a sentence; "" for a field of other types too."""
+    whole = adapter.json_schema()
+    if "$ref" in whole:  # a class with fields of its own kind
+        whole = whole["$defs"][whole["$ref"].rpartition("/")[2]]
+    schema = whole["properties"][field]
     first, *others = schema.get("anyOf", [schema])
     number = first.get("items", first)
     what = schema.get("description", number.get("description"))
-    if not (what or "type" in number):
+    nouns = [one.get("const") or _NOUNS.get(one.get("type", "")) for one in (number, *others)]
+    if not all(nouns[1:]) or not (what or nouns[0]):
         return ""
-    allowed = f"it is {what}" if what else f"it must be {_NOUNS[number['type']]}"
+    allowed = f"it is {what}" if what else f"it must be {nouns[0]}"
     if bounds := " and ".join(f"{words} {number[key]:,.16g}" for key, words in _BOUNDS.items() if key in number):
         allowed += f", {bounds}"
-    return ", or ".join([allowed, *(other.get("const") or _NOUNS[other["type"]] for other in others)])
+    return ", or ".join([allowed, *map(str, nouns[1:])])
