@@ -23,7 +23,7 @@ from kvsweep.analysis.server_caches import bytes_per_token, said_of_cache
 from kvsweep.errors import BrokenCell, UserError
 from kvsweep.escape import in_one_line
 from kvsweep.records import Completion, Pair, Problem
-from kvsweep.stored import StoredCell, is_served, stored_cells
+from kvsweep.stored import CONTROL, StoredCell, is_served, stored_cells
 from kvsweep.task_status import TaskStatus, read_tasks
 
 # Names that are shown first, in this order.
@@ -39,9 +39,6 @@ NAMES = {f"{section}.{field}" for section in SECTIONS for field in ("name", "tit
 # The grid's own axes are no variants. The other settings change no completion; dataset_hash identifies the problems.
 ASIDE = {f"policy.{axis}" for axis in AXES} | {"model.device", "model.threads"}
 ASIDE |= {f"benchmark.{field}" for field in ("source", "path", "limit", "expected_count")}
-
-# The name of a server's setting that asks the baseline again.
-CONTROL = "control"
 
 _OF_A_POLICY = ("policy.", "cache.")
 
@@ -202,13 +199,19 @@ class _Settings(TypedDict, total=False):
     cache: dict[str, Any]
 
 
+class _Pass(TypedDict, total=False):
+    """What the server of a pass said of its cache."""
+
+    cache: dict[str, str]
+
+
 class _Provenance(TypedDict, total=False):
     """The fields of provenance.json that need a certain type here or on the page."""
 
     expected: _Size
     draws: _Size
     bytes: dict[str, Annotated[float, msgspec.Meta(ge=0, le=records.MOST)]]
-    decoding_passes: list[dict[str, Any]]
+    decoding_passes: list[_Pass]
     git: dict[str, Any] | None
     config: dict[str, Any] | None
 
@@ -259,7 +262,7 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
             msgspec.convert(value, _Provenance)
             passes += value.get("decoding_passes", [])
             whole = {**value, **whole, "decoding_passes": passes}
-        except ValueError:
+        except (ValueError, RecursionError):
             unread(path)
     if not cell.files(records.PROVENANCE_FILE):
         unread(folder / records.PROVENANCE_FILE)
@@ -416,10 +419,9 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
     rows: list[tuple[Any, ...]] = []
     events = array("q")
     for folder in folders:
-        completions, grades = (
-            list(StoredCell(folder).rows(_Counts, on_bad=on_bad)),
-            StoredCell(folder).grades(on_bad=on_bad),
-        )
+        cell = StoredCell(folder)
+        completions = list(cell.rows(_Counts, on_bad=on_bad))
+        grades = cell.grades(on_bad=on_bad)
         for row in completions:
             before = after = freed_step = 0
             for e in row.evictions:

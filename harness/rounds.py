@@ -14,7 +14,6 @@ from itertools import zip_longest
 
 import numpy as np
 
-from kvsweep.analysis.load import CONTROL
 from kvsweep.command_line import LOCKED, counted
 from kvsweep.errors import UserError
 from kvsweep.harness.grading.grader import Grader
@@ -24,6 +23,7 @@ from kvsweep.harness.sweep.job import Job, changed_code
 from kvsweep.harness.sweep.launch import Launcher, show_results, start
 from kvsweep.harness.sweep.share import Share, lacking, share_of
 from kvsweep.harness.sweep.store import CellStore
+from kvsweep.stored import CONTROL
 from kvsweep.task_status import State, TaskStatus
 
 

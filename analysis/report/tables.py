@@ -10,7 +10,7 @@ import pandas as pd
 
 from kvsweep import records
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import CONTROL, Run, in_order, is_control, load_run
+from kvsweep.analysis.load import Run, in_order, is_control, load_run
 from kvsweep.analysis.notation import MARKS, MISSING, STOPPED, UNFINISHED, UNPACKED, UNTOUCHED, WORSE
 from kvsweep.analysis.report.served import beside_control, cut_by_server, cut_early, other_prompts, same_caches
 from kvsweep.analysis.statistics.against_full import plan_of
@@ -26,7 +26,7 @@ from kvsweep.analysis.statistics.metrics import (
 from kvsweep.analysis.statistics.sentences import Findings, best_setting
 from kvsweep.command_line import counted
 from kvsweep.escape import file_name
-from kvsweep.stored import is_served
+from kvsweep.stored import CONTROL, is_served
 
 MARKED = "; ".join(f"{mark} {MARKS[mark]}" for mark in (UNFINISHED, MISSING, UNTOUCHED, UNPACKED))
 NOTE = f"Pass@1 in %, ± standard error over problems; {MARKED}"

@@ -16,7 +16,7 @@ from kvsweep.command_line import FAILED
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
-from kvsweep.files import at_home
+from kvsweep.files import at_home, open_file
 from kvsweep.harness.provenance import describe_code
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.server import Server
@@ -160,8 +160,10 @@ def _said_in_log(server: Policy) -> dict[str, str]:
     if server.log is None:
         return {}
     try:
-        with Path(at_home(server.log)).open("rb") as file:
+        with open_file(Path(at_home(server.log)), linked=True) as file:  # a pipe would be waited for
             text = file.read(_LOG_START).decode(errors="replace")
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"engine.log={server.log} cannot be read ({error.strerror}): name the server's log.") from None
     found = dict[str, list[str]]()

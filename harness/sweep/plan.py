@@ -267,8 +267,8 @@ def groups_of(job: Job, question: int) -> list[Group]:
     """Return the cells with slots as long as their completions, and the others, in the order that `decode` takes."""
 
     source, limit = job.source, job.decoding.max_new_tokens
-    growing = [cell for cell in job.cells if source.grows(cell.policy, question, limit)]
-    parts = growing, [cell for cell in job.cells if cell not in growing]
+    grows = [source.grows(cell.policy, question, limit) for cell in job.cells]
+    parts = [[cell for cell, one in zip(job.cells, grows, strict=True) if one == growing] for growing in (True, False)]
     return [Group(cells, [source.first_eviction(cell.policy, question) for cell in cells]) for cells in parts if cells]
 
 

@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 from omegaconf import DictConfig
 from pydantic import Field
 
-from kvsweep.analysis.load import CONTROL
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import build, build_target, plain
+from kvsweep.stored import CONTROL
 
 # Fields of a request that a cell's settings decide, with the keys that set them.
 _DECLARED = {"max_tokens": "decoding.max_new_tokens", "seed": "seed", "n": "draws", "model": "engine.model"}

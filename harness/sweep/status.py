@@ -184,7 +184,8 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
 
 
 def _cell_without_task(stored: StoredCell) -> CellStatus:
-    settings, count = stored.settings, stored.done.completions if stored.done else 0
+    settings, done = stored.settings, stored.done
+    count = done.completions if done else 0
     named = {name: settings[name]["name"] for name in ("model", "benchmark")}
     named |= {"policy": policy_label(settings["policy"]), "state": "done" if stored.is_done else "stopped"}
     named["random_weights"] = bool(settings["model"].get("random_weights"))

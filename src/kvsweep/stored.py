@@ -22,6 +22,8 @@ from kvsweep.records import Completion, Grade, OnBad, Pair, PairRow, Problem, Sh
 _CELL_FIELDS = {"schema", "cell_id", "condition", "model", "benchmark", "dataset_hash", "policy", "decoding", "impl"}
 _CELL_FIELDS |= {"seed", "cache"}
 _NEEDED = (records.CELL_FILE, records.PROBLEMS_FILE)
+# The name of a server's setting that asks the baseline again.
+CONTROL = "control"
 DONE_NAMES = (*_NEEDED, Completion.file, Grade.file)  # the files whose sizes DONE names
 
 

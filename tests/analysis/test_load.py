@@ -87,6 +87,19 @@ def test_provenance_of_shards_is_put_together(tmp_path: Path, make_cell: MakeCel
     assert told.get("expected") == whole.get("expected")
 
 
+DEEP = json.loads("[" * 700 + "]" * 700)
+
+
+@pytest.mark.parametrize("passes", [[{"cache": 5}], [{"cache": {"kvcache": 1}}], [{"other": DEEP}], DEEP])
+def test_a_strangers_provenance_is_told_and_not_believed(passes: object, tmp_path: Path, make_cell: MakeCell) -> None:
+    folder = make_cell([[1, 0]])
+    whole = json.loads((folder / "provenance.json").read_text())
+    (folder / "provenance.json").write_text(json.dumps({**whole, "decoding_passes": passes}))
+    run = load_run(tmp_path / "run")
+    assert len(run.cells) == 1
+    assert any("provenance.json cannot be read" in notice for notice in run.notices)
+
+
 def test_shards_are_read_together_and_a_repeated_pair_counts_once(tmp_path: Path, make_cell: MakeCell) -> None:
     folder = make_cell([[1], [0]])
     first = json.loads((folder / "completions.jsonl").read_text().splitlines()[0])

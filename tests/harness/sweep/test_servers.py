@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import os
 import re
 import signal
 import socket
@@ -601,7 +602,10 @@ def test_the_log_of_llama_cpp_says_bytes_and_types(
     assert sizes.to_list() == pytest.approx([30 * 3 * 64 * 2 * 18 / 32] * 4, rel=2e-4)
 
 
-@pytest.mark.parametrize(("text", "said"), [(None, "cannot be read"), ("ready", "says nothing of a cache")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "cannot be read"), ("ready", "says nothing of a cache"), ("|", "log is no plain file")],
+)
 def test_a_log_without_a_cache_is_refused(
     text: str | None,
     said: str,
@@ -610,7 +614,9 @@ def test_a_log_without_a_cache_is_refused(
     kvsweep: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    if text:
+    if text == "|":
+        os.mkfifo(tmp_path / "log")
+    elif text:
         (tmp_path / "log").write_text(text)
     server = adder()
     ended = kvsweep(*words, f"engine.url={server.url}", "engine.log=log")
