@@ -392,6 +392,7 @@ def own_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_own_module:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_policies_of_the_page_have_no_fault_and_are_swept(own_policies: Path, kvsweep: Callable[..., Any]) -> None:
     for name in ("fading", "loudvalues", "peak"):
         ended = kvsweep("policy", "check", name)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kvsweep.kernels import sampling
-from tests.kernels.interpreter import BY_MARK, DTYPES, INTERPRETED, run_files
+from tests.kernels.interpreter import DTYPES, INTERPRETED
 
 pytest.importorskip("triton")
-inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_the_interpreter starts")
+inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_triton.py starts")
 SETTINGS = [
     {"temperature": temperature, "top_p": top_p, "top_k": top_k, "k_first": k_first}
     for temperature, (top_p, top_k, k_first) in zip(
@@ -19,13 +19,6 @@ SETTINGS = [
          (1.0, 20, False), (1.0, 0, True)),
     )
 ]  # fmt: skip
-
-
-@pytest.mark.core
-@BY_MARK
-@pytest.mark.skipif(INTERPRETED, reason="this is that process")
-def test_in_the_interpreter(mark: str) -> None:
-    run_files(mark, __file__)
 
 
 def logits_of(rows: int, vocabulary: int, dtype: torch.dtype, spread: float = 3.0) -> Tensor:
@@ -95,7 +88,7 @@ def test_equal_tokens_at_the_edge_of_a_cut_are_kept_together() -> None:
         (0.25, 2, False, True),
     ):
         settings = {"temperature": 1.0, "top_p": top_p, "top_k": top_k, "k_first": k_first}
-        rows, numbers = logits.expand(5, -1), numbers_of(5)
+        rows, numbers = logits.expand(3, -1), numbers_of(3)
         drawn = draw_tokens(rows, *numbers, **settings)
         assert len(set(drawn.tolist())) > 1 if several else set(drawn.tolist()) == {1000}, settings
         assert torch.equal(drawn, sampling.draw_tokens(rows, *numbers, **settings)), settings
@@ -108,6 +101,6 @@ def test_logits_that_are_not_finite_give_a_token_of_the_vocabulary() -> None:
 
     logits = torch.randn(4, 5000)
     logits[0], logits[1, 17], logits[2, 4999], logits[3] = torch.nan, torch.nan, torch.inf, -torch.inf
-    for settings in SETTINGS[:3]:
+    for settings in SETTINGS[1:3]:
         drawn = draw_tokens(logits, *numbers_of(4), **settings)
         assert ((drawn >= 0) & (drawn < 5000)).all()

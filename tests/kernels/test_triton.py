@@ -17,7 +17,8 @@ from kvsweep.kernels.row_format import RowFormat
 from tests.kernels.interpreter import BY_MARK, DTYPES, INTERPRETED, TOLERANCE, run_files
 
 pytest.importorskip("triton")
-FILES = Path(__file__), Path(__file__).with_name("test_pointwise.py"), Path("tests/harness/models/test_fused_step.py")
+BESIDE = (Path(__file__).with_name(name) for name in ("test_triton.py", "test_pointwise.py", "test_drawing.py"))
+FILES = *BESIDE, Path("tests/harness/models/test_fused_step.py")
 inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_the_interpreter starts")
 
 
