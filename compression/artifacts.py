@@ -1,4 +1,4 @@
-"""Artifacts: files that a policy needs and that a command makes with the model (predictors, query statistics, labels).
+"""Artifacts: files that a policy or a cache needs and a command makes with the model: predictors, statistics, scales.
 
 An artifact is a file of tensors (safetensors) with a card beside it. A card is a JSON object: the kind of artifact, the
 model's hidden_size, and what the maker recorded. Reading a card does not import torch.
@@ -37,15 +37,21 @@ def planning() -> Iterator[None]:
         _PLANNING.reset(token)
 
 
+def setting(kind: str) -> str:
+    """Return the setting that names an artifact of a kind."""
+    return f"cache.{kind}" if kind == "scales" else f"policy.{kind}"
+
+
 def check(kind: str, place: str | None, maker: str) -> None:
-    """Raise UserError if `policy.KIND` names no artifact of this kind; `maker` is the command that makes it."""
+    """Raise UserError if the kind's setting names no artifact of this kind; `maker` is the command that makes it."""
     if place is None:
         if _PLANNING.get():
             return
-        mend = f"make it with `{maker}` and name its place by policy.{kind}=PLACE, or choose a policy that needs none"
-        raise UserError(f"policy.{kind} is not set and this model comes with none: {mend}.")
+        other = "cache.scale=none" if kind == "scales" else "a policy that needs none"
+        mend = f"make it with `{maker}` and name its place by {setting(kind)}=PLACE, or choose {other}"
+        raise UserError(f"{setting(kind)} is not set and this model comes with none: {mend}.")
     if not file_of(place).is_file():
-        raise UserError(f"policy.{kind}={place} holds no {kind}: make it with `{maker}` and name its place.")
+        raise UserError(f"{setting(kind)}={place} holds no {kind}: make it with `{maker}` and name its place.")
     _check_shapes(kind, place, read_card(kind, place))
 
 
@@ -59,13 +65,13 @@ def _check_shapes(kind: str, place: str, card: Mapping[str, Any]) -> None:
             found = {name: tuple(part.get_shape()) for name, part in slices.items()}
             types = {name: part.get_dtype() for name, part in slices.items()}
     except (OSError, SafetensorError) as error:
-        raise UserError(f"policy.{kind}={place} cannot be read ({error}): make it again.") from error
+        raise UserError(f"{setting(kind)}={place} cannot be read ({error}): make it again.") from error
     expected = _shapes(kind, card, found)
     wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
     wrong += [name for name, kind_of in types.items() if kind_of not in (_IDS if name.startswith("ids/") else _FLOATS)]
     if wrong:
         tensor = f"the tensor {wrong[0]!r:.80} as {types.get(wrong[0], 'nothing')} {found.get(wrong[0], '')}"
-        raise UserError(f"policy.{kind}={place} has {tensor}, which does not fit its card and kind: make it again.")
+        raise UserError(f"{setting(kind)}={place} has {tensor}, which does not fit its card and kind: make it again.")
 
 
 def _shapes(kind: str, card: Mapping[str, Any], found: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -77,6 +83,8 @@ def _shapes(kind: str, card: Mapping[str, Any], found: Mapping[str, tuple[int, .
     if kind == "labels":
         texts = {name.partition("/")[2]: shape[:1] for name, shape in found.items()}
         return {f"{part}/{text}": shape for text, shape in texts.items() for part in ("ids", "labels")}
+    if kind == "scales":
+        return dict.fromkeys(("keys", "values"), found.get("keys", ())[:1])
     shape = (*found.get("mean_real", ()), 0, 0, 0)[:3]
     means = dict.fromkeys(("mean_real", "mean_imaginary", "mean_size"), shape)
     return {**means, "inverse_frequencies": shape[2:], "attention_scaling": ()}
@@ -111,7 +119,7 @@ def load(place: str | Path) -> dict[str, Tensor]:
     tensors = load_file(file_of(place))
     for name, tensor in tensors.items():
         wrong = tensor.isinf() if name.startswith("labels/") else ~tensor.isfinite()
-        if wrong.any() or (name.startswith("ids/") and (tensor < 0).any()):
+        if wrong.any() or (name.startswith(("ids/", "keys", "values")) and (tensor < 0).any()):
             raise UserError(f"{file_of(place)} holds numbers in {name!r:.80} that are none of its kind: make it again.")
     return tensors
 

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from kvsweep.compression import artifacts
 from kvsweep.errors import UserError
+from kvsweep.kernels.implementation import Tensor
 from kvsweep.kernels.row_format import ROW_BLOCK, Fp8Format, RowFormat, RowForms, whole_blocks
 
 Scheme = Literal["rotated", "plain", "kivi", "kvarn", "fp8"]
@@ -14,6 +16,7 @@ Width = Literal[8, 4, 2]
 
 # full: rows that policies choose from; window: only the newest rows; linear: a state of fixed size.
 LayerKind = Literal["full", "window", "linear"]
+SCALES_MAKER = "kvsweep predictor scales"
 
 
 def ring(window: int) -> int:
@@ -35,13 +38,13 @@ def fixed_bytes(shape: Any, itemsize: int) -> int:
 class CacheConfig:
     """How a cache stores its rows: in the model's precision, or quantized ("packed").
 
-    Raises UserError if only keys or only values are quantized, or if "fp8" gets other bits than 8. `scheme`: which
-    numbers share a scale. "plain": neighbours in a row. "rotated": the same after a Hadamard rotation, which spreads
-    outliers (QuaRot, 2404.00456, section 3). "kivi": keys per channel over neighbouring tokens, values as "plain"
-    (KIVI, 2402.02750, section 3). The `residual` newest tokens stay in the model's precision; "kivi" quantizes older
-    rows `group` at a time. "kvarn": tiles of `group` rotated tokens, whose variances are made alike; keys per channel,
-    values per token (KVarN, 2606.03458). "fp8": every row, also the newest, as 8-bit floating-point numbers
-    (`kernels.fp8`).
+    Raises UserError if only keys or only values are quantized, if "fp8" gets other bits than 8, or if `scales` holds no
+    scales where `scale` is "tensor". `scheme`: which numbers share a scale. "plain": neighbours in a row. "rotated":
+    the same after a Hadamard rotation, which spreads outliers (QuaRot, 2404.00456, section 3). "kivi": keys per channel
+    over neighbouring tokens, values as "plain" (KIVI, 2402.02750, section 3). The `residual` newest tokens stay in the
+    model's precision; "kivi" quantizes older rows `group` at a time. "kvarn": tiles of `group` rotated tokens, whose
+    variances are made alike; keys per channel, values per token (KVarN, 2606.03458). "fp8": every row, also the newest,
+    as 8-bit floating-point numbers (`kernels.fp8`).
     """
 
     bits: Literal[16, 8, 4, 2] | None = None  # per stored number; 16: the model's own precision; None: 16, with fp8 8
@@ -51,12 +54,17 @@ class CacheConfig:
     group: Annotated[int, Field(ge=1)] = 32  # neighbouring numbers that share a zero and a step
     residual: Annotated[int, Field(ge=1, description="a number of tokens")] = 128
     format: Fp8Format = "e4m3"  # of fp8
-    scale: Literal["none", "token"] = "none"  # of fp8; token: a row of a head is divided by a scale of its own
+    # Of fp8. tensor: a layer's keys are divided by one number and its values by another, from a calibration; token: a
+    # row of a head is divided by a scale of its own.
+    scale: Literal["none", "tensor", "token"] = "none"
+    scales: str | None = None  # of scale=tensor: the file that `kvsweep predictor scales` wrote
 
     def __post_init__(self) -> None:
         if self.is_fp8 and self.widths != (8, 8):
             given = f"cache.bits={self.bits}, cache.key_bits={self.key_bits} and cache.value_bits={self.value_bits}"
             raise UserError(f"cache.scheme=fp8 takes 8 bits for a number, not {given}: leave the three out.")
+        if self.is_calibrated:
+            artifacts.check("scales", self.scales, SCALES_MAKER)
         if 16 in self.widths and self.is_packed:
             given = f"cache.key_bits={self.key_bits} and cache.value_bits={self.value_bits}"
             raise UserError(f"{given} leave one of the two at 16 bits: give both, or cache.bits below 16.")
@@ -71,6 +79,28 @@ class CacheConfig:
         return self.scheme == "fp8"
 
     @property
+    def is_calibrated(self) -> bool:
+        return self.is_fp8 and self.scale == "tensor"
+
+    @property
+    def placed(self) -> dict[str, str]:
+        """Return the path of the artifact that the cache reads, by setting."""
+        return {"scales": self.scales} if self.is_calibrated and self.scales else {}
+
+    def largest_rows(self, layers: int) -> dict[str, Tensor]:
+        """Return the largest number of each layer's `keys` and `values`, [layers] each; nothing without a calibration.
+
+        Raises UserError if the file holds invalid numbers, or those of another number of layers of full attention.
+        """
+        if not self.is_calibrated:
+            return {}
+        found = artifacts.load_once(str(self.scales))
+        if len(found["keys"]) != layers:
+            other = f"is of {len(found['keys'])} layers, and the model has {layers} of full attention"
+            raise UserError(f"cache.scales={self.scales} {other}: make it again with `{SCALES_MAKER}`.")
+        return found
+
+    @property
     def is_packed(self) -> bool:
         return self.widths != (16, 16)
 
@@ -78,7 +108,7 @@ class CacheConfig:
     def title(self) -> str:
         """Return the text behind a policy's name: "", " 4 bits", " 4 and 2 bits, kivi", " fp8 e4m3"."""
         if self.is_fp8:
-            return f" fp8 {self.format}" + ", a scale per token" * (self.scale == "token")
+            return f" fp8 {self.format}" + (f", a scale per {self.scale}" if self.scale != "none" else "")
         bits = " and ".join(map(str, dict.fromkeys(self.widths)))
         return f" {bits} bits{'' if self.scheme == 'rotated' else f', {self.scheme}'}" if self.is_packed else ""
 
@@ -94,9 +124,10 @@ class CacheConfig:
     def unused(self) -> dict[str, str]:
         """The settings that change nothing, each with the reason."""
         if not self.is_packed:
-            return dict.fromkeys(("scheme", "group", "residual", "format", "scale"), "no row is packed")
-        names = ("group", "residual") if self.is_fp8 else ("format", "scale")
-        return dict.fromkeys(names, f"cache.scheme={self.scheme} does not take it")
+            return dict.fromkeys(("scheme", "group", "residual", "format", "scale", "scales"), "no row is packed")
+        names = ("group", "residual") if self.is_fp8 else ("format", "scale", "scales")
+        unused = dict.fromkeys(names, f"cache.scheme={self.scheme} does not take it")
+        return unused if self.is_calibrated else {"scales": f"cache.scale={self.scale} does not take it"} | unused
 
     def check_implementation(self, impl: str, capability: tuple[int, int] | None = None) -> None:
         """Raise UserError if Triton does not support the scheme, or not on a GPU of this compute capability."""
@@ -142,7 +173,9 @@ class CacheConfig:
             return {}
         keys, values = self.widths
         if self.is_fp8:
-            return {"cache": {"bits": keys, "scheme": self.scheme, "format": self.format, "scale": self.scale}}
+            scales = {kind: artifacts.digest(place) for kind, place in self.placed.items()}
+            stored = {"bits": keys, "scheme": self.scheme, "format": self.format, "scale": self.scale}
+            return {"cache": stored | scales}
         widths = {"bits": keys} if keys == values else {"key_bits": keys, "value_bits": values}
         scheme = {} if self.scheme == "rotated" else {"scheme": self.scheme}
         return {"cache": widths | {"group": self.group, "residual": self.residual} | scheme}

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.rows import Prefill
 from kvsweep.compression.slots import Piece, Slots
-from kvsweep.kernels.fp8 import DTYPES, to_fp8, widened
+from kvsweep.kernels.fp8 import DTYPES, row_scales, scale_of, to_fp8, widened
 from kvsweep.kernels.packing import column_scales, pack_rows, rotation
 from kvsweep.kernels.pointwise import write_rows
 from kvsweep.kernels.reference import Attended, whole_kivi_rows, whole_rows
@@ -158,18 +158,31 @@ class Fp8Rows(WholeRows):
         super().__init__(cache, torch.uint8)  # torch copies and gathers rows of bytes, but not of every float8
         self.dtype, self._codes = DTYPES[config.format], list(self.tensors)
         self.keys, self.values = ([codes.view(self.dtype) for codes in self._codes[which::2]] for which in (0, 1))
-        self.scales = self._memory(1, torch.float32) if config.scale == "token" else []
-        self.tensors = [*self._codes, *self.scales]
+        self._own = self._memory(1, torch.float32) if config.scale == "token" else []
+        self.scales = self._of_layers(config) if config.is_calibrated else self._own
+        self.tensors = [*self._codes, *self._own]
+
+    def _of_layers(self, config: CacheConfig) -> list[Tensor]:
+        """Return each layer's scale of keys and of values, one number as [slots, kv_heads, capacity, 1].
+
+        All slots and heads share the memory of `capacity` numbers, because kernels read scales that lie side by side.
+        """
+        rows = config.largest_rows(self.cache.shape.layers)
+        largest = torch.stack([rows["keys"], rows["values"]], dim=1).float().flatten()  # keys and values in turn
+        scales = scale_of(largest.to(self.cache.device), self.dtype)
+        size = self._codes[0].shape[:3]
+        return [scale.repeat(size[2], 1).expand(*size, 1) for scale in scales]
 
     def _stored(self, layer: int, *pair: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         for at, rows in enumerate(pair, 2 * layer):
-            codes, scale = to_fp8(rows, self.dtype, scaled=bool(self.scales))
-            yield self._codes[at], codes.view(torch.uint8)
-            if scale is not None:
-                yield self.scales[at], scale
+            scale = self.scales[at][0, 0, 0] if self.scales else None  # the layer's
+            if self._own:
+                scale = row_scales(rows, self.dtype)
+                yield self._own[at], scale
+            yield self._codes[at], to_fp8(rows, self.dtype, scale).view(torch.uint8)
 
     def keep(self, slot: int, keep: Tensor) -> None:
-        for memory in filter(None, (self._codes, self.scales)):
+        for memory in filter(None, (self._codes, self._own)):
             self.cache.operations.compact_layers([tensor[slot] for tensor in memory], keep)
 
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,9 @@ too, and NaN stays NaN, as in NVIDIA's conversion with `satfinite`, which vLLM c
 (csrc/quantization/fp8/nvidia/quant_utils.cuh at 03476e5). SGLang casts with torch, whose cast of e5m2 makes infinities
 (python/sglang/srt/mem_cache/memory_pool.py at 000ccdb). Both engines divide keys and values by one scale each for a
 whole layer, from a checkpoint or 1.0 (vLLM, vllm/model_executor/layers/quantization/kv_cache.py at 0531c22): 1.0 is
-`cache.scale=none` here. A scale per token is absmax / largest, at least 1e-6, in float32 (vLLM,
-vllm/v1/attention/ops/triton_reshape_and_cache_flash.py at 027e07f, there over all heads of a token; here per head).
+`cache.scale=none` here, and a scale from a calibration `cache.scale=tensor`. A scale per token is absmax / largest, at
+least 1e-6, in float32 (vLLM, vllm/v1/attention/ops/triton_reshape_and_cache_flash.py at 027e07f, there over all heads
+of a token; here per head).
 """
 
 import torch
@@ -18,14 +19,20 @@ DTYPES: dict[Fp8Format, torch.dtype] = {"e4m3": torch.float8_e4m3fn, "e5m2": tor
 _LEAST = 1e-6
 
 
-def to_fp8(rows: Tensor, dtype: torch.dtype, *, scaled: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the codes of rows [..., head_dim] and, if they are `scaled`, a float32 scale for each row, [..., 1]."""
-    top, scale = torch.finfo(dtype).max, None
-    if scaled:
-        rows = rows.float()
-        scale = (rows.abs().amax(dim=-1, keepdim=True) / top).clamp(min=_LEAST)
-        rows = rows / scale
-    return rows.clamp(-top, top).to(dtype), scale
+def row_scales(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a float32 scale for each of the rows [..., head_dim], [..., 1]."""
+    return scale_of(rows.float().abs().amax(dim=-1, keepdim=True), dtype)
+
+
+def scale_of(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the scale that stores numbers up to `largest` as the format's numbers."""
+    return (largest / torch.finfo(dtype).max).clamp(min=_LEAST)
+
+
+def to_fp8(rows: Tensor, dtype: torch.dtype, scale: Tensor | None = None) -> Tensor:
+    """Return the codes of rows [..., head_dim] divided by their scale, [..., 1] or one number, if they have one."""
+    top = torch.finfo(dtype).max
+    return (rows if scale is None else rows.float() / scale).clamp(-top, top).to(dtype)
 
 
 def widened(rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:

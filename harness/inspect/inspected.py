@@ -24,7 +24,7 @@ from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.predictor.recipe import LabelKind
 from kvsweep.harness.predictor.traces import Trace, check_cell, read_graded, trace_of, trace_of_text
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
-from kvsweep.harness.sweep.checks import check_predictors, check_tags, other_model
+from kvsweep.harness.sweep.checks import check_artifacts, check_tags, other_model
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.job import Job, make_job, stored_config
 from kvsweep.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem
@@ -130,7 +130,7 @@ class TextSource:
         values: Any = OmegaConf.to_container(self.config)
         policies = build_policies(DictConfig({**values, "grid": {"policy": list(names)}}))
         check_tags(self.model, policies)
-        check_predictors(self.model, read_spec(self.model), policies)
+        check_artifacts(self.model, read_spec(self.model), policies)
         if others := [policy.name for policy in policies if not isinstance(policy, BudgetPolicy)]:
             raise UserError(f"--scores {others[0]} cannot be drawn: it keeps everything and scores nothing.")
         return [policy for policy in policies if isinstance(policy, BudgetPolicy)]

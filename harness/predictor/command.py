@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
 
 STAGES = ("traces", "labels", "train", "eval")
-ALONE = ("oracle", "statistics")  # no predictor needs these stages, so `all` leaves them out
+ALONE = ("oracle", "statistics", "scales")  # no predictor needs these stages, so `all` leaves them out
 
 
 def make(stage: str, overrides: Sequence[str]) -> None:
@@ -57,9 +57,10 @@ def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], Loaded
     recipe = settings.recipe
     if stage == "traces":
         return {"kept": make_traces(settings, load)}
-    from_text = stage == "statistics" and recipe.text is not None
+    of_rows = stage in ("statistics", "scales")
+    from_text = of_rows and recipe.text is not None
     traces = read_traces(settings) if stage in ("labels", *ALONE) and not from_text else []
-    manifest = read_manifest(settings, recipe.manifest, "labels") if stage not in ("labels", "statistics") else {}
+    manifest = read_manifest(settings, recipe.manifest, "labels") if stage != "labels" and not of_rows else {}
     from kvsweep.harness.predictor.labels import make_labels, write_oracle
     from kvsweep.harness.predictor.train import evaluate, train
 
@@ -67,6 +68,10 @@ def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], Loaded
         from kvsweep.harness.predictor.query_means import make_statistics
 
         return make_statistics(recipe, traces, load())
+    if stage == "scales":
+        from kvsweep.harness.predictor.scales import make_scales
+
+        return make_scales(recipe, traces, load())
     if stage == "labels":
         return make_labels(recipe, traces, load())
     if stage == "oracle":

@@ -105,16 +105,22 @@ def make_statistics(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel)
     model.check_rows("statistics are of its queries")
     frequencies, scaling = rotation_of(model)
     means = QueryMeans(frequencies, scaling)
-    for token_ids in _texts(recipe, traces, model):
-        means.begin_chunk()
-        read_whole(model, token_ids, means)
+    card = read_texts(recipe, traces, model, means)
     path = recipe.out / "statistics.safetensors"
     rotation = {"inverse_frequencies": frequencies, "attention_scaling": torch.tensor(scaling)}
-    text = Path(recipe.text).name if recipe.text else "traces"
-    of_model = {"model": model.config.name, "model_weights": model.config.identity()["weights"]}
-    card = {"hidden_size": model.spec.hidden_size, **of_model, "text": text, "tokens": means.tokens}
     save_statistics(str(path), {**means.result(), **rotation}, card)
     return {"statistics": str(path), "tokens": means.tokens}
+
+
+def read_texts(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel, prefill: Prefill) -> dict[str, Any]:
+    """Read a text file, or the traces, which `prefill` observes; return the artifact's card."""
+    texts = _texts(recipe, traces, model)
+    for token_ids in texts:
+        prefill.begin_chunk()
+        read_whole(model, token_ids, prefill)
+    text = Path(recipe.text).name if recipe.text else "traces"
+    of_model = {"model": model.config.name, "model_weights": model.config.identity()["weights"]}
+    return {"hidden_size": model.spec.hidden_size, **of_model, "text": text, "tokens": sum(map(len, texts))}
 
 
 def _texts(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> list[list[int]]:

@@ -12,9 +12,10 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import BYTES, ModelSpec
 
 
-def input_files(model: ModelConfig, policies: Sequence[Policy]) -> dict[Path, str]:
+def input_files(model: ModelConfig, policies: Sequence[Policy], cache: CacheConfig) -> dict[Path, str]:
     """Return the weight files on this disk that the outputs depend on, each with its hash."""
-    return model.files() | {path: digest for policy in policies for path, digest in policy.files().items()}
+    scales = {artifacts.file_of(place): artifacts.digest(place) for place in cache.placed.values()}
+    return model.files() | scales | {path: digest for policy in policies for path, digest in policy.files().items()}
 
 
 def rounds_until(draws: int, cache: CacheConfig, policies: Sequence[Policy]) -> tuple[int, ...]:
@@ -45,13 +46,14 @@ def check_tags(model: ModelConfig, policies: Sequence[Policy]) -> None:
             raise UserError(f"{untagged}: name the tag that closes the model's thinking, or choose another policy.")
 
 
-def check_predictors(model: ModelConfig, spec: ModelSpec, policies: Sequence[Policy]) -> None:
+def check_artifacts(model: ModelConfig, spec: ModelSpec, users: Sequence[Policy | CacheConfig]) -> None:
     """Refuse artifacts made for another model."""
-    for kind, place in sorted({one for policy in policies for one in policy.placed.items()}):
+    for kind, place in sorted({one for user in users for one in user.placed.items()}):
         if other := other_model(artifacts.read_card(kind, place), model, spec):
-            mend = f"give one made for this model (`kvsweep predictor`), or take policy=window, which needs no {kind}"
+            without = "cache.scale=none" if kind == "scales" else "policy=window"
+            mend = f"give one made for this model (`kvsweep predictor`), or take {without}, which needs no {kind}"
             yours = "model.name=NAME model.title=TITLE name a model of your own"
-            raise UserError(f"policy.{kind}={place} was made for {other}: {mend}; {yours}.")
+            raise UserError(f"{artifacts.setting(kind)}={place} was made for {other}: {mend}; {yours}.")
 
 
 def other_model(card: Mapping[str, Any], model: ModelConfig, spec: ModelSpec) -> str:

@@ -47,6 +47,7 @@ def fill(work: OpenCells) -> None:
     invariant = is_invariant(job.invariant, job.spec, device_of(job.model), job.impl)
     for cell in cells:
         cell.policy.load_artifacts()
+    job.cache.largest_rows(job.spec.layers)
     decoding_pass, model = describe_process(), loaded(job.model)
     decoding_pass["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
     _begin_passes(work, cells, model, decoding_pass)

@@ -156,7 +156,7 @@ class Job:
 
     def check_inputs(self) -> None:
         """Refuse to write rows if the files have changed since their hashes went into the ids."""
-        found = input_files(self.model, [cell.policy for cell in self.cells])
+        found = input_files(self.model, [cell.policy for cell in self.cells], self.cache)
         # Part of a job has some of its policies, and does not need the other policies' artifacts.
         for path in sorted({*found, *(path for path in self.inputs if not path.exists())}):
             if found.get(path) != self.inputs.get(path):
@@ -215,7 +215,7 @@ def make_job(config: DictConfig) -> Job:
     sections: dict[str, Any] = {name: build(cls, name, config.get(name, {})) for name, cls in _SECTIONS.items()}
     decoding, cache, margin = build_decoding(config.decoding), sections["cache"], sections.pop("report").margin
     rounds = rounds_until(run.draws, cache, policies) if run.until else ()
-    benchmark, inputs = load_problems(asked), input_files(model, policies)
+    benchmark, inputs = load_problems(asked), input_files(model, policies, cache)
     source = kind.read(cache, run.impl, decoding.max_new_tokens, model, policies)
     shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": run.seed}
     dataset: dict[str, Any] = {"benchmark": asked, "dataset_hash": benchmark.content_hash}

@@ -15,7 +15,7 @@ from kvsweep.harness.decode.request import first_eviction, grows
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec, read_spec
 from kvsweep.harness.settings import build
-from kvsweep.harness.sweep.checks import check_cache, check_predictors, check_tags
+from kvsweep.harness.sweep.checks import check_artifacts, check_cache, check_tags
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.server import NAMES, build_servers, check_client
 from kvsweep.kernels.implementation import Implementation
@@ -88,7 +88,7 @@ class Decoded(Source):
     def read(cls, cache: CacheConfig, impl: str, tokens: int, model: ModelConfig, policies: list[Policy]) -> Self:
         check_tags(model, policies)
         spec = read_spec(model)
-        check_predictors(model, spec, policies)
+        check_artifacts(model, spec, [*policies, cache])
         check_cache(cache, impl, tokens, model, spec, policies)
         return cls(spec=spec)
 

@@ -80,6 +80,7 @@ def decoded_again(
         model = loaded(job.model)
         for cell in {cell.cell_id: cell for cell, _ in asked}.values():
             cell.policy.load_artifacts()
+        job.cache.largest_rows(job.spec.layers)
     except UserError as error:
         yield from (_decoded(cell, row, state="cannot", cause=str(error)) for cell, row in asked)
         return

@@ -373,7 +373,9 @@ def replay(**options: Any) -> None:
 
 
 @program.command()
-@click.argument("stage", type=click.Choice(["traces", "labels", "train", "eval", "all", "oracle", "statistics"]))
+@click.argument(
+    "stage", type=click.Choice(["traces", "labels", "train", "eval", "all", "oracle", "statistics", "scales"])
+)
 @_overrides
 def predictor(**options: Any) -> None:
     """Make an importance head for a model.
@@ -388,6 +390,7 @@ def predictor(**options: Any) -> None:
     all         these four stages
     oracle      write the labels for policy=oracle_answer and policy=oracle_far_max
     statistics  write the mean queries for policy=triattention, from recipe.text=FILE or the traces
+    scales      write the largest keys and values for cache.scale=tensor, from the same
 
     \b
     recipe=toy|r1         settings for the embedded models, or the paper's (conf/predictor/)

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from kvsweep.compression import artifacts
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.policy import Selection
@@ -14,6 +15,7 @@ from kvsweep.kernels.packing import pack_rows, rotation
 SHAPE = CacheShape(layers=2, q_heads=6, kv_heads=3, head_dim=16, dtype=torch.float32)
 FORTH, BACK = rotation(16)
 SLOTS, CAPACITY = 5, 24
+LARGEST = {"keys": torch.tensor([3.0, 0.7]), "values": torch.tensor([9.0, 448.0])}  # of a calibration, by layer
 
 
 class Text:
@@ -146,10 +148,13 @@ class Fp8Text(Text):
         self.dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[config.format]
 
     def age(self):
-        for row in (row for heads in self.rows for rows in heads for row in rows if row[2] is None):
-            largest = row[1].abs().amax(-1, keepdim=True) / torch.finfo(self.dtype).max
-            scale = largest if self.config.scale == "token" else torch.ones(2, 1)
-            row[2] = (row[1] / scale).to(self.dtype).float() * scale
+        top = torch.finfo(self.dtype).max
+        layers = [(layer, row) for layer, heads in enumerate(self.rows) for rows in heads for row in rows]
+        for layer, row in (one for one in layers if one[1][2] is None):
+            calibrated = torch.stack([LARGEST["keys"][layer], LARGEST["values"][layer]])[:, None] / top
+            largest = row[1].abs().amax(-1, keepdim=True) / top
+            scale = {"none": torch.ones(2, 1), "tensor": calibrated, "token": largest}[self.config.scale]
+            row[2] = (row[1] / scale).clamp(-top, top).to(self.dtype).float() * scale
 
     def check(self, cache, slot):
         for layer, heads in enumerate(self.rows):
@@ -178,13 +183,15 @@ def selection(dice, length, per_head):
         pytest.param({"bits": 4, "value_bits": 8, "scheme": "kivi"}, 5, True, marks=pytest.mark.slow),
         pytest.param({"bits": 2, "scheme": "kivi", "group": 16}, 3, True, marks=pytest.mark.slow),
         ({"scheme": "fp8", "scale": "token"}, 6, True),
+        ({"scheme": "fp8", "scale": "tensor"}, 4, False),
         pytest.param({"scheme": "fp8", "format": "e5m2"}, 9, False, marks=pytest.mark.slow),
     ],
 )
-def test_every_operation_on_packed_slots(settings, residual, per_head):
+def test_every_operation_on_packed_slots(settings, residual, per_head, tmp_path):
     """Random admissions, steps, evictions, copies, swaps and ends, over memory that begins as junk."""
     dice, numbers = random.Random(residual), torch.Generator().manual_seed(residual)
-    config = CacheConfig(**{"group": 8, **settings}, residual=residual)
+    artifacts.save("scales", tmp_path / "s.safetensors", LARGEST, {"hidden_size": 96})
+    config = CacheConfig(**{"group": 8, **settings}, residual=residual, scales=str(tmp_path / "s.safetensors"))
     kind = {"kivi": KiviText, "fp8": Fp8Text}.get(config.scheme, Text)
     cache = SlotCache(
         SHAPE, slots=SLOTS, capacity=CAPACITY, device=torch.device("cpu"), per_head=per_head, config=config
@@ -283,10 +290,12 @@ def test_memory_equals_the_arithmetic_to_the_byte(bits, dtype, scheme, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("scale", "row"), [("none", 20), ("token", 24)])
+@pytest.mark.parametrize(("scale", "row"), [("none", 20), ("tensor", 20), ("token", 24)])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_fp8_takes_a_byte_a_number_and_four_a_scale(scale, row, dtype, device):
+def test_fp8_takes_a_byte_a_number_and_four_a_scale(scale, row, dtype, device, tmp_path):
     shape = CacheShape(layers=3, q_heads=4, kv_heads=2, head_dim=20, dtype=dtype)
-    config = CacheConfig(scheme="fp8", scale=scale)
+    sizes = {"keys": torch.ones(3), "values": torch.ones(3)}
+    artifacts.save("scales", tmp_path / "s.safetensors", sizes, {"hidden_size": 80})
+    config = CacheConfig(scheme="fp8", scale=scale, scales=str(tmp_path / "s.safetensors"))
     cache = SlotCache(shape, slots=5, capacity=71, device=torch.device(device), config=config)
     assert cache.kv_bytes == 5 * SlotCache.bytes_per_slot(shape, 71, config) == 5 * 3 * 2 * 2 * 71 * row

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kvsweep.kernels.fp8 import DTYPES, to_fp8, widened
+from kvsweep.kernels.fp8 import DTYPES, row_scales, to_fp8, widened
 from kvsweep.kernels.reference import decode_attention
 
 FORMATS = pytest.mark.parametrize(("form", "exponent", "mantissa"), [("e4m3", 4, 3), ("e5m2", 5, 2)])
@@ -28,7 +28,7 @@ def test_every_code_is_its_number_and_every_number_its_code(form, exponent, mant
     expected = torch.tensor([by_definition(code, exponent, mantissa) for code in range(256)])
     assert torch.equal(numbers.nan_to_num(9e9), expected.nan_to_num(9e9))
     finite = expected.isfinite()
-    again = to_fp8(numbers, DTYPES[form], scaled=False)[0]
+    again = to_fp8(numbers, DTYPES[form])
     assert torch.equal(again.view(torch.uint8)[finite], codes[finite])
     assert torch.equal(again.view(torch.uint8)[finite], numbers.to(DTYPES[form]).view(torch.uint8)[finite])
     assert again.float()[expected.isnan()].isnan().all()
@@ -43,7 +43,7 @@ def test_every_16_bit_number_goes_to_the_nearest_code(form, exponent, mantissa, 
     """All 65,536 of them: the nearest code, ties to the even one, the largest beyond it, NaN for NaN alone."""
     halves = torch.float16 if dtype == torch.float16 else torch.bfloat16
     numbers = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(halves).to(dtype)
-    found = to_fp8(numbers, DTYPES[form], scaled=False)[0]
+    found = to_fp8(numbers, DTYPES[form])
     assert torch.equal(found.float().isnan(), numbers.isnan())
     values = torch.tensor([by_definition(code, exponent, mantissa) for code in range(128)], dtype=torch.float64)
     values = values[values.isfinite()]
@@ -64,8 +64,8 @@ def test_a_scale_puts_the_largest_number_of_a_row_at_the_top(form, exponent, man
     torch.manual_seed(0)
     rows = torch.randn(40, 3, 24) * 10.0 ** torch.arange(-4, 4)[torch.randint(8, (40, 1, 1))]
     rows[5], rows[6, 0, 3], rows[7, 0, 3] = 0, torch.nan, torch.inf
-    codes, scale = to_fp8(rows, DTYPES[form], scaled=True)
-    assert scale is not None
+    scale = row_scales(rows, DTYPES[form])
+    codes = to_fp8(rows, DTYPES[form], scale)
     whole = torch.ones(40, dtype=torch.bool).index_fill_(0, torch.tensor([5, 6, 7]), value=False)
     top = torch.finfo(DTYPES[form]).max
     large = rows[whole].abs().amax(-1) > 1e-6 * top
@@ -93,7 +93,8 @@ def test_attention_is_that_over_the_rows_that_torch_casts(form, exponent, mantis
     lengths, cast = [33, 1, 17], []
     given, scales = [], []
     for one in rows:
-        codes, scale = to_fp8(one, DTYPES[form], scaled=scaled)
+        scale = row_scales(one, DTYPES[form]) if scaled else None
+        codes = to_fp8(one, DTYPES[form], scale)
         given, scales = [*given, codes], scales if scale is None else [*scales, scale]
         by = 1.0 if scale is None else scale.double()
         cast.append((one.double() / by).float().to(DTYPES[form]).double() * by)

@@ -91,10 +91,10 @@ def test_chunk_attention(group, dim, rows, tokens, dtype):
 
 @inside
 @DTYPES
-@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("scale", ["none", "tensor", "token"])
 @pytest.mark.parametrize("form", ["e4m3", "e5m2"])
 @pytest.mark.slow_unless(rule=lambda dtype, **_: dtype == torch.bfloat16)
-def test_decode_attention_over_fp8_rows(form, scaled, dtype):
+def test_decode_attention_over_fp8_rows(form, scale, dtype):
     """All codes of a format, three query heads a key head, heads of 24 numbers; dead rows and scales are NaN."""
     from kvsweep.kernels.decode_attention import decode_attention
 
@@ -103,13 +103,15 @@ def test_decode_attention_over_fp8_rows(form, scaled, dtype):
     codes = torch.arange(2 * 2 * 2 * 40 * 24).view(2, 2, 2, 40, 24).to(torch.uint8).view(FP8[form])
     # Numbers of one size: those of a code apart from its exponent's highest bits, so that no weight is all of them.
     keys, values = torch.where(codes.float().abs() < 2, codes.float(), 0.5).to(FP8[form])
-    scales = list(torch.rand(2, 2, 2, 40, 1) + 0.1) if scaled else []
+    scales = [] if scale == "none" else list(torch.rand(2, 2, 2, 40, 1) + 0.1)
+    if scale == "tensor":  # one number in the memory of one head's rows
+        scales = [one[0, 0, :1].repeat(40, 1).expand(2, 2, 40, 1) for one in scales]
     clean = [[tensor.clone() for tensor in several] for several in ((keys, values), scales)]
     for slot, length in enumerate(lengths.tolist()):
         for rows in (keys, values):
             rows.view(torch.uint8)[slot, :, length:] = 127  # NaN in both formats
-        for scale in scales:
-            scale[slot, :, length:] = torch.nan
+        for own in scales if scale == "token" else ():
+            own[slot, :, length:] = torch.nan
     how = {"scaling": 24**-0.5, "return_mass": True}
     output, mass = decode_attention(query, keys, values, lengths, scales=scales, **how)
     expected = reference.decode_attention(query.double(), *clean[0], lengths, scales=clean[1], **how)

@@ -76,7 +76,18 @@ def test_packed_cells_have_ids_of_their_own_and_do_not_depend_on_shards(kvsweep,
         ("cache.scheme=fp8", "cache.scheme=fp8 takes 8 bits for a number, not cache.bits=4, cache.key_bits=None"),
         ("cache.bits=null cache.scheme=fp8 cache.value_bits=4", "takes 8 bits for a number, not cache.bits=None"),
         ("cache.bits=8 cache.scheme=fp8 cache.format=e3m4", "cache.format=e3m4 is unknown: choose one of e4m3, e5m2."),
-        ("cache.bits=8 cache.scheme=fp8 cache.scale=head", "cache.scale=head is unknown: choose one of none, token."),
+        (
+            "cache.bits=8 cache.scheme=fp8 cache.scale=head",
+            "cache.scale=head is unknown: choose one of none, tensor",
+        ),
+        (
+            "cache.bits=8 cache.scheme=fp8 cache.scale=tensor",
+            "cache.scales is not set and this model",
+        ),
+        (
+            "cache.bits=8 cache.scheme=fp8 cache.scale=tensor cache.scales=/none",
+            "cache.scales=/none holds no scales",
+        ),
         ("cache.bits=8 cache.scheme=fp8 " + DECIDED, "which a job of fp8 e4m3 does not decode"),
         ("cache.residual=0", "cache.residual=0 is out of range: it is a number of tokens, at least 1."),
         ("cache.group=5", "cache.group=5 does not divide the 32 numbers of a head: choose a divisor."),
@@ -126,6 +137,7 @@ def test_fp8_is_named_by_format_and_scale_and_by_nothing_that_it_does_not_take()
     own = {"bits": 8, "scheme": "fp8", "format": "e4m3", "scale": "none"}
     assert CacheConfig(scheme="fp8", group=8, residual=3).identity() == {"cache": own}
     assert CacheConfig(bits=8, scheme="fp8", scale="token").identity() == {"cache": own | {"scale": "token"}}
+    assert CacheConfig(scheme="fp8", scales="/nowhere").identity() == {"cache": own}
     assert CacheConfig(scheme="fp8", scale="token", format="e5m2").title == " fp8 e5m2, a scale per token"
 
 

@@ -1,0 +1,43 @@
+"""A separate stage: the largest keys and values of each layer, from which an fp8 cache has calibrated scales."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvsweep.compression import artifacts
+from kvsweep.compression.rows import Prefill
+from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.predictor.query_means import read_texts
+from kvsweep.harness.predictor.recipe import Recipe
+from kvsweep.harness.predictor.traces import Trace
+
+
+class LargestRows(Prefill):
+    """Receives each full layer's keys and values during a forward, and keeps the largest size of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[Tensor] = []  # of keys and of values, [2] for each layer
+
+    def observe(self, query: Tensor, key: Tensor, value: Tensor, *how: Any) -> None:
+        """Take one full layer of one text, [1, heads, length, head_dim] each."""
+        layer, self._layer = self._layer, self._layer + 1
+        sizes = torch.stack([rows.abs().amax().float() for rows in (key, value)])
+        self.sizes[layer : layer + 1] = [torch.stack([sizes, *self.sizes[layer : layer + 1]]).amax(dim=0)]
+
+
+@torch.inference_mode()
+def make_scales(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> dict[str, Any]:
+    """Write the largest keys and values, [layers] each, of a text file or the traces to recipe.out/scales.safetensors.
+
+    As llm-compressor's calibration by minima and maxima, which makes one scale of a layer's keys and one of its values.
+    """
+    model.check_rows("scales are of its rows")
+    rows = LargestRows()
+    card = read_texts(recipe, traces, model, rows)
+    path = recipe.out / "scales.safetensors"
+    keys, values = torch.stack(rows.sizes, dim=1)
+    artifacts.save("scales", path, {"keys": keys, "values": values}, card)
+    return {"scales": str(path), "tokens": card["tokens"]}
