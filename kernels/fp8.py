@@ -17,6 +17,7 @@ from kvsweep.kernels.row_format import Fp8Format
 
 DTYPES: dict[Fp8Format, torch.dtype] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 _LEAST = 1e-6
+_NUMBERS = {dtype: torch.arange(256, dtype=torch.uint8).view(dtype).float() for dtype in DTYPES.values()}
 
 
 def row_scales(rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -37,4 +38,9 @@ def to_fp8(rows: Tensor, dtype: torch.dtype, scale: Tensor | None = None) -> Ten
 
 def widened(rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return the numbers of rows [..., head_dim] in `dtype`, float32 or wider, times their scale if they have one."""
-    return rows.to(dtype) if scale is None else rows.to(dtype) * scale
+    if rows.dtype in _NUMBERS and rows.device.type == "cpu":  # torch casts there one number after the other
+        codes = rows.view(torch.uint8)
+        wide = _NUMBERS[rows.dtype].index_select(0, codes.flatten().int()).view(rows.shape).to(dtype)
+    else:
+        wide = rows.to(dtype)
+    return wide if scale is None else wide * scale

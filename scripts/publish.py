@@ -37,7 +37,7 @@ FILES = {
     "methods_on_top": ["policies_toy_qwen_ratio0.3_window48_budget128.png"],
     "bytes_smol": ["bytes_*.png"],
     **dict.fromkeys(("methods_pinned", "hybrid", "servers", "servers_own", "servers_rotation", "labels"), ()),
-    **dict.fromkeys(("methods_smol", "regimes", "equal_bytes"), ()),
+    **dict.fromkeys(("methods_smol", "regimes", "equal_bytes", "equal_bytes_smol"), ()),
 }
 
 

@@ -856,16 +856,16 @@ def test_steps_on_an_h100() -> None:
         assert all(one["same"] == one["texts"] == 120 for one in pairs.values())
 
 
-def test_fp8_packing_and_evictions_at_equal_bytes() -> None:
-    """The table of results/published/equal_bytes recomputed from the answers, and the sentences from the table."""
-    folder = PUBLISHED / "equal_bytes"
+def equal_bytes(name: str, shape: tuple[int, int]) -> pd.DataFrame:
+    """The cells of a run at equal bytes, after the page's table was recomputed from `shape` answers of each cell."""
+    folder = PUBLISHED / name
     cells = pd.read_csv(folder / "cells.csv").set_index("cell_id")
     rows = pd.read_csv(folder / "answers.csv", dtype=str)
-    letters = rows.pivot(index="cell_id", columns="problem_id", values="grades").fillna("--")
+    letters = rows.pivot(index="cell_id", columns="problem_id", values="grades").fillna("-" * shape[1])
     value = {"1": 1.0, "0": 0.0, "-": np.nan}
     grades = {cell: np.array([[*map(value.get, one)] for one in own], float) for cell, own in letters.iterrows()}
     assert set(grades) == set(cells.index)
-    assert all(one.shape == (120, 2) for one in grades.values())
+    assert all(one.shape == shape for one in grades.values())
     cells["mean"] = [pd.DataFrame(grades[cell]).mean(axis=1).mean() for cell in cells.index]
     assert list(cells["mean"]) == pytest.approx(list(cells["pass_at_1"]))
     full = cells[cells["policy"] == "full"].iloc[0]
@@ -886,11 +886,20 @@ def test_fp8_packing_and_evictions_at_equal_bytes() -> None:
             numbers = [float(one) for one in re.findall(r"[-+][\d.]+", compared)]
             exact = [differences.mean(), differences.mean() - half, differences.mean() + half]
             assert numbers == pytest.approx([100 * one for one in exact], abs=0.051)
+    return cells
+
+
+def stored_as(cells: pd.DataFrame, words: str) -> pd.Series:
+    """The cell with all rows that are stored so."""
     variant = cells["variant"].fillna("")
-    fp8, four, kivi = (
-        cells[(cells["policy"] == "full_packed") & variant.str.contains(one)].iloc[0]
-        for one in ("scheme=fp8", "bits=4, scheme=rotated", "scheme=kivi")
-    )
+    return cells[(cells["policy"] == "full_packed") & variant.str.contains(words)].iloc[0]
+
+
+def test_fp8_packing_and_evictions_at_equal_bytes() -> None:
+    """The table of results/published/equal_bytes recomputed from the answers, and the sentences from the table."""
+    cells = equal_bytes("equal_bytes", (120, 2))
+    full = cells[cells["policy"] == "full"].iloc[0]
+    fp8, four, kivi = (stored_as(cells, one) for one in ("scheme=fp8", "bits=4, scheme=rotated", "scheme=kivi"))
     evicted = cells[~cells["policy"].isin(["full", "full_packed"])]
     half = evicted[evicted["share"].between(0.45, 0.55)].nlargest(1, "mean").iloc[0]
     quarter = evicted[evicted["share"].between(0.2, 0.3)].nlargest(1, "mean").iloc[0]

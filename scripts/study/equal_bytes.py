@@ -22,6 +22,8 @@ SHARES = {1 / 2: "1/2", 1 / 4: "1/4", 1 / 8: "1/8"}
 STORED = {
     "16": "full cache, 16 bits",
     "8 fp8": "fp8",
+    "8 fp8 tensor": "fp8, calibrated",
+    "8 fp8 token": "fp8, a scale per token",
     "8 rotated": "8 bits",
     "4 rotated": "4 bits",
     "3 rotated": "4 and 2 bits",
@@ -47,7 +49,9 @@ def settings(metrics: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFrame:
     """The cells with their name, their share of the full cache's bytes, and the paired difference to the full cache."""
     full = metrics[metrics["policy"] == "full"].iloc[0]
     scheme = metrics["variant"].str.extract(r"scheme=(\w+)")[0].fillna("rotated").where(metrics["bits"] < 16, "")
-    metrics = metrics.assign(stored=(metrics["bits"].map("{:g}".format) + " " + scheme).str.strip())
+    scale = metrics["variant"].str.extract(r"scale=(\w+)")[0].fillna("none").where(scheme == "fp8", "none")
+    stored = metrics["bits"].map("{:g}".format) + " " + scheme + " " + scale.replace("none", "")
+    metrics = metrics.assign(stored=stored.str.strip())
     metrics["all_rows"] = metrics["policy"].isin(["full", "full_packed"])
     metrics["share"] = metrics["kv_bytes_mean"] / full["kv_bytes_mean"]
     metrics["peak"] = metrics["kv_bytes_peak"] / full["kv_bytes_peak"]

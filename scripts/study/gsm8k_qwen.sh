@@ -67,17 +67,22 @@ PYTHON
     "$KVSWEEP" predictor statistics $MODEL "recipe.text=$HEAD/texts.txt" "recipe.out=$HEAD"
 }
 
-decoded() { # the policies at two sizes, at temperature 0.6, until each is decided or has four draws
-    # shellcheck disable=SC2086
-    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=triattention "run_name=$DRAWN" \
-        "model.statistics=$HEAD/statistics.safetensors" \
-        'grid.policy=[full,window,random,h2o,snapkv,rkv,triattention]' $SIZES draws=4 until=decided
+decoded() { # the policies at two sizes, at temperature 0.6: one draw of each, then until each is decided or has four
+    for draws in "draws=1" "draws=4 until=decided"; do
+        # shellcheck disable=SC2086
+        "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=triattention \
+            "run_name=$DRAWN" "model.statistics=$HEAD/statistics.safetensors" \
+            'grid.policy=[full,window,random,h2o,snapkv,rkv,triattention]' $SIZES $draws
+    done
 }
 
-bits() { # 4 bits, rotated: all rows, and R-KV's rows at the same two sizes
+bits() { # all rows in fp8 and at 4 bits, rotated, and R-KV's rows at 4 bits at the same two sizes
     # shellcheck disable=SC2086
     "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=rkv "run_name=$DRAWN" \
-        cache.bits=4 'grid.policy=[full,rkv]' $SIZES draws=2
+        cache.scheme=fp8 'grid.policy=[full]'
+    # shellcheck disable=SC2086
+    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=rkv "run_name=$DRAWN" \
+        cache.bits=4 'grid.policy=[full,rkv]' $SIZES
 }
 
 report() { # the pages
