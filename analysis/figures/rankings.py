@@ -179,7 +179,8 @@ def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: L
             axes[kind].plot(at, one["kl"], marker=".", markersize=3, linewidth=0.6, color=color)
         axes[kind].set_xticks(range(len(bounds)), [f"{bound:g}" for bound in bounds])
         axes[kind].set(xlabel=label, ylabel="KL (nats per token)", yscale="log")
-        axes[kind].yaxis.set_major_formatter("{x:g}")
+        axes[kind].yaxis.set_major_formatter(style.PlainLogFormatter())
+        axes[kind].yaxis.set_minor_formatter(style.PlainLogFormatter())
         style.tidy(axes[kind], grid="both")
     style.legend_below(figure)
     shared = f", trigger {notation.number(budgets[0])}" if len(budgets) == 1 else ""

@@ -24,6 +24,7 @@ from matplotlib.font_manager import findSystemFonts, fontManager
 from matplotlib.ft2font import FT2Font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter
 
 from kvsweep.analysis import notation
 from kvsweep.errors import UserError
@@ -117,6 +118,13 @@ def tidy(axes: Axes, *, grid: Literal["x", "y", "both"] = "y") -> None:
     axes.grid(axis=grid, color="0.92", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+class PlainLogFormatter(LogFormatter):
+    """matplotlib's choice of the ticks that have a number, without its formulas, which `STYLE` does not read."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
 
 
 def percent_axis(axes: Axes) -> None:

@@ -74,7 +74,7 @@ def faint(figure: Figure) -> list[str]:
 
 
 def faults(figure: Figure) -> list[str]:
-    """What the renderer's boxes show: texts outside the figure, texts over each other."""
+    """What the renderer's boxes show: texts outside the figure, texts over each other, and formulas as their source."""
     figure.draw_without_rendering()
     shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
     # An axis keeps the texts of ticks beyond its limits, and does not draw them.
@@ -89,6 +89,7 @@ def faults(figure: Figure) -> list[str]:
     boxes = [(text.get_text(), text.get_window_extent()) for text in shown if text not in beyond]
     width, height = figure.get_size_inches() * figure.dpi
     found = [f"outside: {text}" for text, b in boxes if b.x0 < -1 or b.y0 < -1 or b.x1 > width + 1 or b.y1 > height + 1]
+    found += [f"a formula: {text}" for text, _ in boxes if "\\math" in text]
     for (one, a), (other, b) in combinations(boxes, 2):
         # A line of text has room above and below its letters, so that two lines may touch.
         if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 2.5:
@@ -219,6 +220,20 @@ def test_figures_of_replayed_texts_fit(width: float) -> None:
     title = str(figure.get_label())
     assert title.startswith("Toy-Qwen, trigger 5000: KL of replayed texts")
     assert f"the {len(names)} nearest settings" in title
+
+
+def test_numbers_of_less_than_a_decade_are_plain() -> None:
+    one = {"benchmark_title": "GSM8K", "policy": "rkv", "variant": "", "local_window": 48, "budget": 128, "kl_se": 0.01}
+    rows = [one | {"cell_id": f"{i}", "keep_ratio": i / 10, "kl": 0.02 * i} for i in (1, 2, 4)]
+    bins = [
+        {"cell_id": row["cell_id"], "by": kind, "from": bound, "kl": (1.2 + bound) * row["kl"]}
+        for row in rows
+        for kind, bounds in (("distance", (1, 2)), ("entropy", (0, 1)))
+        for bound in bounds
+    ]
+    figure = fidelity_figure(pd.DataFrame(rows), pd.DataFrame(bins), "Qwen", Look(width=COLUMN_WIDTH))
+    assert faults(figure) == []
+    assert {"0.04", "0.1"} < {text.get_text() for axes in figure.axes for text in axes.get_yticklabels(which="both")}
 
 
 @pytest.mark.slow
