@@ -95,9 +95,9 @@ report() { # the pages
 PARTS=(
     full       # 0.4
     draw       # 0.4
-    replay     # 1.3
+    replay     # 1.9
     statistics # 0.2
-    decoded    # 5 for two draws of each, 11 where none is decided before four
+    decoded    # 3 for a draw of each, 11 where none is decided before four
     bits       # 2
     report     # a minute
 )

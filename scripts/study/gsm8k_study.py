@@ -1,0 +1,96 @@
+"""The tables and the heatmap of the runs of gsm8k_qwen.sh.
+
+python scripts/study/gsm8k_study.py results/runs/gsm8k_qwen_bfloat16 results/runs/gsm8k_qwen_drawn_bfloat16 \
+    results/published/gsm8k
+
+The first run is the greedy one, with the replayed grid: replay_grid.csv and replay_grid.png. Of the second, each
+setting beside the full cache, over the problems that both have answered: settings.csv, answers_drawn.csv, and a table.
+Both must be graded (`kvsweep grade RUN`, if their sweep was interrupted).
+"""
+
+import argparse
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+
+from kvsweep.analysis import notation
+from kvsweep.analysis.figures import style
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.report.tables import fidelity_by_cell
+from kvsweep.analysis.statistics.inference import paired_tests, score_array
+from kvsweep.analysis.statistics.metrics import cell_metrics, graded_rows
+from scripts.publish import answers
+
+SIZE = ["policy", "keep_ratio", "local_window"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("greedy", "drawn", "out"):
+        parser.add_argument(name, type=Path)
+    args = parser.parse_args()
+    grid = fidelity_by_cell(load_run(args.greedy), "replay.jsonl")
+    grid = grid[[*SIZE, "texts", "tokens", "evictions", "kl", "kl_se", "change", "flips", "answer_change"]]
+    grid.sort_values(SIZE).round(6).to_csv(args.out / "replay_grid.csv", index=False)
+    with matplotlib.rc_context(style.STYLE):
+        heatmaps(grid[grid["keep_ratio"].notna()]).savefig(args.out / "replay_grid.png")
+    run = load_run(args.drawn)
+    graded = graded_rows(run)
+    answers(graded).to_csv(args.out / "answers_drawn.csv", index=False)
+    cells = settings(cell_metrics(run), graded)
+    cells.round(6).to_csv(args.out / "settings.csv", index=False)
+    print(table(cells))
+
+
+def heatmaps(grid: pd.DataFrame) -> matplotlib.figure.Figure:
+    """The mean KL of each policy's settings, in thousandths of a nat, on one scale."""
+    policies = sorted(grid["policy"].unique(), key=notation.policy_title)
+    figure, axes = style.panels(7.1, len(policies), len(policies), row=1.9, rest=0.4)
+    limits = (0.0, 1000 * float(grid["kl"].max()))
+    for place, (panel, policy) in enumerate(zip(axes, policies, strict=True)):
+        own = 1000 * grid[grid["policy"] == policy].pivot(index="local_window", columns="keep_ratio", values="kl")
+        labels = own.map("{:.0f}".format).to_numpy()
+        style.heat_table(panel, own.to_numpy(), labels, cmap=f"{style.SEQUENTIAL}_r", limits=limits, size=8)
+        panel.set_xticks(np.arange(own.shape[1]) + 0.5, [f"{ratio:g}" for ratio in own.columns])
+        panel.set_yticks(np.arange(own.shape[0]) + 0.5, [f"{window:g}" for window in own.index] if not place else [])
+        panel.set(title=notation.policy_title(policy), xlabel="keep ratio", ylabel="" if place else "local window")
+    return figure
+
+
+def settings(metrics: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFrame:
+    """Each setting beside the full cache, on the problems and draws that both have."""
+    scores = score_array(graded, list(metrics["cell_id"]))
+    full = scores[metrics["policy"].eq("full").to_numpy()][0]
+    tests = paired_tests(scores, full)
+    change = scores - full
+    counts = pd.DataFrame(
+        {
+            "answers": (~np.isnan(change)).sum(axis=(1, 2)),
+            "full_right": [full[~np.isnan(one)].mean() for one in change],
+            "lost": (change < 0).sum(axis=(1, 2)),
+            "won": (change > 0).sum(axis=(1, 2)),
+        }
+    )
+    names = ["cell_id", *SIZE, "mean_length_after", "kv_bytes_mean", "pass_at_1", "mean_tokens"]
+    own = metrics[names].assign(stored=metrics["variant"].fillna("")).reset_index(drop=True)
+    return pd.concat([own, counts, tests[["difference", "low", "high", "p"]].reset_index(drop=True)], axis=1)
+
+
+def table(cells: pd.DataFrame) -> str:
+    head = ["setting", "rows of thinking kept", "answers", "Pass@1 (%)", "full cache on these (%)", "lost, won"]
+    lines = []
+    for row in cells.sort_values(["keep_ratio", "pass_at_1"], ascending=False, na_position="first").itertuples():
+        size = "" if np.isnan(row.keep_ratio) else f" {row.keep_ratio:g}"
+        kept = "all" if np.isnan(row.mean_length_after) else f"{row.mean_length_after:.0f}"
+        name = notation.policy_title(row.policy) + size + (f", {row.stored}" if row.stored else "")
+        interval = notation.interval(row.low, row.high, signed=True)
+        difference = f"{notation.percent(row.difference, signed=True)} ({interval})" if row.policy != "full" else ""
+        scores = [notation.percent(one) for one in (row.pass_at_1, row.full_right)]
+        lines.append([name, kept, f"{row.answers:.0f}", *scores, f"{row.lost}, {row.won}", difference])
+    return notation.markdown([[*head, "difference (95%)"], *lines])
+
+
+if __name__ == "__main__":
+    main()
