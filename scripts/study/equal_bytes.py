@@ -57,7 +57,7 @@ def settings(metrics: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFrame:
     metrics["peak"] = metrics["kv_bytes_peak"] / full["kv_bytes_peak"]
     scores = score_array(graded, list(metrics["cell_id"]))
     tests = paired_tests(scores, scores[metrics["policy"].eq("full").to_numpy()][0])
-    metrics[["difference", "low", "high"]] = tests[["difference", "low", "high"]].to_numpy()
+    metrics[["difference", "low", "high"]] = tests[["difference", "low", "high"]].clip(-1, 1).to_numpy()
     metrics["name"] = [name(row) for row in metrics.itertuples()]
     return metrics.sort_values(["share", "pass_at_1"], ascending=[False, False], ignore_index=True)
 
@@ -121,12 +121,14 @@ def draw(cells: pd.DataFrame) -> matplotlib.figure.Figure:
     axes.errorbar(
         whole["share"], score, ends, color="black", marker="*", markersize=9, linestyle="none", elinewidth=0.6
     )
-    low, before, lower = min(score), np.inf, 0
+    before, lower = np.inf, 0
     for row, height in zip(whole.itertuples(), score, strict=True):  # the largest share first
         lower = lower + 1 if row.share > before / 1.4 else 0
-        before, place = row.share, (row.share, low - 9 - 6 * lower)
+        before, below = row.share, height - 9 - 6 * lower
+        place = (row.share, below if below > 0 else height + 12)
         line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.5, "shrinkB": 3}
-        axes.annotate(row.name, (row.share, height), place, ha="center", va="top", fontsize=7.5, arrowprops=line)
+        look = {"fontsize": 7.5, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6}}
+        axes.annotate(row.name, (row.share, height), place, ha="center", va="top", arrowprops=line, **look)
     axes.set_xscale("log", base=2)
     axes.set(
         xlabel="keys and values of a text, share of the full cache's bytes, mean over its steps (log scale)",
