@@ -93,11 +93,6 @@ class SharedSetting:
         """How many policies share the setting, without the full cache; a policy's variants count once."""
         return int(self.cells.loc[self.cells["policy"] != "full", "policy"].nunique())
 
-    @property
-    def models(self) -> set[str]:
-        """The models that ran a compressed cache with this setting."""
-        return set(self.cells.loc[self.cells["policy"] != "full", "model"])
-
 
 def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
     """Return the settings that at least `MIN_POLICIES` policies share; settings of the most policies come first."""

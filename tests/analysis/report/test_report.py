@@ -1,5 +1,6 @@
 import base64
 import csv
+import itertools
 import json
 import os
 import platform
@@ -132,6 +133,15 @@ def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
     for name in ("policies_toy_qwen_ratio0.3_window48_budget128", "memory_toy_qwen"):
         for suffix in ("png", "svg", "pdf"):
             assert (folder / f"{name}.{suffix}").stat().st_size > 1000
+
+
+def test_settings_without_a_score_have_no_heatmap_and_no_bars(tmp_path: Path, make_cell: MakeCell) -> None:
+    """As where a grid was only replayed."""
+    make_cell([[1], [0]])
+    for ratio, policy in itertools.product((0.2, 0.3, 0.4), ("dynts", "window")):
+        make_cell([], policy=policy, keep_ratio=ratio, done=False, expected=2)
+    folder = build_report(tmp_path / "run").parent
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(("heatmap", "policies"))]
 
 
 @pytest.mark.slow
