@@ -11,6 +11,7 @@ import yaml
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
+from kvsweep.analysis.notation import policy_title
 from kvsweep.analysis.statistics.noninferiority import beyond_control, decide, decide_grid, power
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "results" / "published"
@@ -949,6 +950,30 @@ def test_fp8_packing_and_evictions_at_equal_bytes_on_a_language_model() -> None:
         plain, packed = (float(kept[policy].filter(regex=one).iloc[0]) for one in ("^$|bits=16", "fp8"))
         assert [100 * plain, 100 * packed] == pytest.approx([*map(float, re.findall(r"\d+\.\d", told))], abs=0.051)
         assert told in said_here
+
+
+def test_the_policies_on_gsm8k() -> None:
+    """The page's table recomputed from the answers, with scipy's paired t-test for the interval."""
+    folder = PUBLISHED / "gsm8k"
+    rows = pd.read_csv(folder / "answers_drawn.csv", dtype=str)
+    letters = rows.pivot(index="cell_id", columns="problem_id", values="grades").map({"1": 1.0, "0": 0.0}.get)
+    cells = pd.read_csv(folder / "settings.csv").set_index("cell_id")
+    full = letters.loc[cells.index[cells["policy"] == "full"][0]].astype(float)
+    page = (folder / "README.md").read_text()
+    told = re.findall(r"^\| (\S.*) (0\.\d) \| \d+ \| (\d+) \| (\S+) \| (\S+) \| (\d+), (\d+) \| (.+) \|$", page, re.M)
+    assert len(told) == len(cells) - 1 == 12
+    for name, ratio, count, score, beside, lost, won, compared in told:
+        policy = {policy_title(one): one for one in cells["policy"]}[name]
+        [cell] = cells.index[(cells["policy"] == policy) & (cells["keep_ratio"] == float(ratio))]
+        own = letters.loc[cell].astype(float).dropna()
+        change = own - full[own.index]
+        assert (int(count), int(lost), int(won)) == (len(own), (change < 0).sum(), (change > 0).sum())
+        assert [float(score), float(beside)] == pytest.approx(
+            [100 * own.mean(), 100 * full[own.index].mean()], abs=0.051
+        )
+        interval = stats.ttest_1samp(change, 0).confidence_interval()
+        exact = 100 * np.clip([change.mean(), interval.low, interval.high], -1, 1)
+        assert [*map(float, re.findall(r"[-+][\d.]+", compared))] == pytest.approx(exact, abs=0.051)
 
 
 # --- The list of these sentences -----------------------------------------------------------------------------

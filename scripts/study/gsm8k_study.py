@@ -75,11 +75,12 @@ def settings(metrics: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFrame:
     )
     names = ["cell_id", *SIZE, "mean_length_after", "kv_bytes_mean", "pass_at_1", "mean_tokens"]
     own = metrics[names].assign(stored=metrics["variant"].fillna("")).reset_index(drop=True)
+    tests[["low", "high"]] = tests[["low", "high"]].clip(-1, 1)
     return pd.concat([own, counts, tests[["difference", "low", "high", "p"]].reset_index(drop=True)], axis=1)
 
 
 def table(cells: pd.DataFrame) -> str:
-    head = ["setting", "rows of thinking kept", "answers", "Pass@1 (%)", "full cache on these (%)", "lost, won"]
+    head = ["setting", "rows after an eviction", "answers", "Pass@1 (%)", "full cache on these (%)", "lost, won"]
     lines = []
     for row in cells.sort_values(["keep_ratio", "pass_at_1"], ascending=False, na_position="first").itertuples():
         size = "" if np.isnan(row.keep_ratio) else f" {row.keep_ratio:g}"
