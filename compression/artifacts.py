@@ -124,6 +124,11 @@ def load(place: str | Path) -> dict[str, Tensor]:
     return tensors
 
 
+def files(placed: Mapping[str, str]) -> dict[Path, str]:
+    """Return the file of each artifact, given by kind and place, with a hash of its tensors."""
+    return {file_of(place): digest(place) for place in placed.values()}
+
+
 def load_once(place: str | Path) -> dict[str, Tensor]:
     """Return the tensors of an artifact. They stay in memory until the file changes."""
     return _load(place, digest(place))

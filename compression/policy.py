@@ -188,7 +188,7 @@ class Policy(ABC):
     def files(self) -> dict[Path, str]:
         """Return the artifacts and a user's Python files that the policy reads, each with a hash."""
         code = source_files(type(self)) if is_own(type(self)) else {}
-        return code | {artifacts.file_of(place): artifacts.digest(place) for place in self.placed.values()}
+        return code | artifacts.files(self.placed)
 
     def identity(self) -> dict[str, Any]:
         """Return everything about the policy that can change a completion, for `cell_id`.

@@ -14,7 +14,7 @@ from kvsweep.harness.models.spec import BYTES, ModelSpec
 
 def input_files(model: ModelConfig, policies: Sequence[Policy], cache: CacheConfig) -> dict[Path, str]:
     """Return the weight files on this disk that the outputs depend on, each with its hash."""
-    scales = {artifacts.file_of(place): artifacts.digest(place) for place in cache.placed.values()}
+    scales = artifacts.files(cache.placed)
     return model.files() | scales | {path: digest for policy in policies for path, digest in policy.files().items()}
 
 

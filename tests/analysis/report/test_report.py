@@ -111,7 +111,6 @@ def test_cells_on_fewer_problems_or_with_uneven_draws_are_named(tmp_path: Path, 
 
 @pytest.mark.core
 @pytest.mark.all_formats
-@pytest.mark.slow
 def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
     for benchmark, title in (("toy_chain", "Chain"), ("toy_add", "Add")):
         place = {"benchmark": benchmark, "benchmark_title": title}
