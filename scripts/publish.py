@@ -3,7 +3,7 @@
     kvsweep -m experiment=demo_full launcher=local && python scripts/publish.py demo    # README's picture is of it
     kvsweep -m experiment=methods && python scripts/publish.py methods    # methods_pinned and methods_on_top likewise
 
-Of the single completions the demo's page has `TEXTS` a cell, so that git can hold it. answers.csv has all grades,
+Of the single completions the demo's page has `TEXTS` a cell, so that git can hold it. answers.csv.gz has all grades,
 so that any two cells can be tested again. provenance.md says what ran on what.
 """
 
@@ -61,7 +61,7 @@ def publish(run: Path, target: Path, kept: Sequence[str]) -> None:
             shutil.copy(path, target / path.name)
             if path.suffix == ".png":
                 with_palette(target / path.name)
-    answers(graded_rows(load_run(run))).to_csv(target / "answers.csv", index=False)
+    write_answers(graded_rows(load_run(run)), target / "answers.csv.gz")
     (target / "provenance.md").write_text(provenance(run))
 
 
@@ -71,11 +71,12 @@ def with_palette(picture: Path) -> None:
     image.quantize(256, dither=Image.Dither.NONE).save(picture, optimize=True)
 
 
-def answers(graded: pd.DataFrame) -> pd.DataFrame:
-    """A row per cell and problem, with a letter per draw: 1 right, 0 wrong, - without a grade."""
+def write_answers(graded: pd.DataFrame, path: Path) -> None:
+    """Write a row per cell and problem, with a letter per draw: 1 right, 0 wrong, - without a grade."""
     keys = [graded[name].astype("str") for name in ("cell_id", "problem_id")]
     letters = graded["correct"].map({1: "1", 0: "0"}).groupby([*keys, graded["draw"]]).first().unstack().fillna("-")
-    return letters.sum(axis=1).rename("grades").reset_index()
+    table = letters.sum(axis=1).rename("grades").reset_index()
+    table.to_csv(path, index=False, compression={"method": "gzip", "compresslevel": 9, "mtime": 0})
 
 
 def provenance(run: Path) -> str:

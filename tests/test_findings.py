@@ -630,8 +630,8 @@ def test_rows_and_bits_on_the_front_pages() -> None:
 
 
 def answers(folder: str) -> dict[tuple[str, str], np.ndarray]:
-    """The grades of a published run by policy and bits, [problems, draws], recomputed from its answers.csv."""
-    rows = pd.read_csv(PUBLISHED / folder / "answers.csv", dtype=str)
+    """The grades of a published run by policy and bits, [problems, draws], recomputed from its answers.csv.gz."""
+    rows = pd.read_csv(PUBLISHED / folder / "answers.csv.gz", dtype=str)
     names = pd.read_csv(PUBLISHED / folder / "cells.csv", dtype=str).set_index("cell_id")[["policy", "bits"]]
     return {
         (names.loc[cell, "policy"], str(names.loc[cell, "bits"])): np.array([[*map(float, one)] for one in own])
@@ -640,8 +640,8 @@ def answers(folder: str) -> dict[tuple[str, str], np.ndarray]:
 
 
 def test_the_labels_of_a_head_from_the_grades_of_each_answer() -> None:
-    """The table of results/published/labels, recomputed from answers.csv: means over 300 problems."""
-    rows = pd.read_csv(PUBLISHED / "labels/answers.csv", dtype=str)
+    """The table of results/published/labels, recomputed from answers.csv.gz: means over 300 problems."""
+    rows = pd.read_csv(PUBLISHED / "labels/answers.csv.gz", dtype=str)
     cells = pd.read_csv(PUBLISHED / "labels/cells.csv").set_index("cell_id")
     rows = rows.join(cells[["model", "benchmark", "policy", "keep_ratio"]], on="cell_id")
     rows["mean"] = [np.mean([*map(int, grades)]) for grades in rows["grades"]]
@@ -861,7 +861,7 @@ def equal_bytes(name: str, shape: tuple[int, int]) -> pd.DataFrame:
     """The cells of a run at equal bytes, after the page's table was recomputed from `shape` answers of each cell."""
     folder = PUBLISHED / name
     cells = pd.read_csv(folder / "cells.csv").set_index("cell_id")
-    rows = pd.read_csv(folder / "answers.csv", dtype=str)
+    rows = pd.read_csv(folder / "answers.csv.gz", dtype=str)
     letters = rows.pivot(index="cell_id", columns="problem_id", values="grades").fillna("-" * shape[1])
     value = {"1": 1.0, "0": 0.0, "-": np.nan}
     grades = {cell: np.array([[*map(value.get, one)] for one in own], float) for cell, own in letters.iterrows()}
@@ -955,7 +955,7 @@ def test_fp8_packing_and_evictions_at_equal_bytes_on_a_language_model() -> None:
 def test_the_policies_on_gsm8k() -> None:
     """The page's table recomputed from the answers, with scipy's paired t-test for the interval."""
     folder = PUBLISHED / "gsm8k"
-    rows = pd.read_csv(folder / "answers_drawn.csv", dtype=str)
+    rows = pd.read_csv(folder / "answers_drawn.csv.gz", dtype=str)
     letters = rows.pivot(index="cell_id", columns="problem_id", values="grades").map({"1": 1.0, "0": 0.0}.get)
     cells = pd.read_csv(folder / "settings.csv").set_index("cell_id")
     full = letters.loc[cells.index[cells["policy"] == "full"][0]].astype(float)

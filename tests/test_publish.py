@@ -33,8 +33,10 @@ def test_a_run_is_published(kvsweep, tmp_path):
     places = ["--runs", str(tmp_path), "--published", str(tmp_path / "published")]
     subprocess.run([*script, *places], cwd=ROOT, env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}, check=True)
     files = {path.name: path for path in (tmp_path / "published" / "demo").iterdir()}
-    assert {"report.html", "cells.csv", "answers.csv", "provenance.md", "heatmap_toy_qwen_dynts_128.png"} == set(files)
-    answers = pd.read_csv(files["answers.csv"], dtype=str)
+    assert {"report.html", "cells.csv", "answers.csv.gz", "provenance.md", "heatmap_toy_qwen_dynts_128.png"} == set(
+        files
+    )
+    answers = pd.read_csv(files["answers.csv.gz"], dtype=str)
     assert answers["grades"].str.len().eq(2).all()
     scores = answers.groupby("cell_id")["grades"].agg(lambda grades: np.mean([*map(int, "".join(grades))]))
     cells = pd.read_csv(files["cells.csv"]).set_index("cell_id")["pass_at_1"]

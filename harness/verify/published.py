@@ -1,7 +1,9 @@
 """A published folder that has answers and no completions: whether its numbers follow from its answers."""
 
 import csv
+import gzip
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from kvsweep.errors import UserError
 from kvsweep.files import read_file
 from kvsweep.harness.verify.stored import Check
 
-ANSWERS, CELLS = "answers.csv", "cells.csv"
+ANSWERS, CELLS = "answers.csv.gz", "cells.csv"
 # The columns of cells.csv that follow from the answers alone.
 _NUMBERS = ("graded", "problems", "pass_at_1", "se")
 
@@ -57,7 +59,16 @@ def published_checks(directory: Path) -> Iterator[Check]:
 
 
 def _rows(path: Path, *columns: str) -> list[dict[str, str]]:
-    rows = list(csv.DictReader(read_file(path).decode(errors="replace").splitlines()))
+    rows = list(csv.DictReader(_text(path).splitlines()))
     if not rows or not {*columns} <= rows[0].keys() or any(None in row.values() or None in row for row in rows):
         raise UserError(f"{path} is no table with the columns {', '.join(columns)}: restore the file.")
     return rows
+
+
+def _text(path: Path) -> str:
+    """The text of a file that is packed by gzip or not; what gzip cannot read is no text."""
+    raw = read_file(path)
+    try:
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode(errors="replace")
+    except (OSError, EOFError, zlib.error):
+        return ""

@@ -4,7 +4,7 @@ python scripts/study/gsm8k_study.py results/runs/gsm8k_qwen_bfloat16 results/run
     results/published/gsm8k
 
 The first run is the greedy one, with the replayed grid: replay_grid.csv and replay_grid.png. Of the second, each
-setting beside the full cache, over the problems that both have answered: settings.csv, answers_drawn.csv, and a table.
+setting beside the full cache, over the problems that both have answered: settings.csv, answers_drawn.csv.gz, a table.
 Both must be graded (`kvsweep grade RUN`, if their sweep was interrupted).
 """
 
@@ -21,7 +21,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.report.tables import fidelity_by_cell
 from kvsweep.analysis.statistics.inference import paired_tests, score_array
 from kvsweep.analysis.statistics.metrics import cell_metrics, graded_rows
-from scripts.publish import answers
+from scripts.publish import write_answers
 
 SIZE = ["policy", "keep_ratio", "local_window"]
 
@@ -38,7 +38,7 @@ def main() -> None:
         heatmaps(grid[grid["keep_ratio"].notna()]).savefig(args.out / "replay_grid.png")
     run = load_run(args.drawn)
     graded = graded_rows(run)
-    answers(graded).to_csv(args.out / "answers_drawn.csv", index=False)
+    write_answers(graded, args.out / "answers_drawn.csv.gz")
     cells = settings(cell_metrics(run), graded)
     cells.round(6).to_csv(args.out / "settings.csv", index=False)
     print(table(cells))
