@@ -123,8 +123,11 @@ class Ended(NamedTuple):
 def parsed_once() -> Iterator[None]:
     """Hydra parses each file of a configuration once in a process, and again when it has changed.
 
-    It composes each configuration once and not twice: the first time tells it `hydra.mode`, which no test sets.
+    It composes each configuration once and not twice: the first time tells it `hydra.mode`, which no test sets. The
+    same files are merged once, and a defaults list that interpolates nothing needs no map of what to interpolate.
     """
+    from hydra._internal import defaults_list
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.hydra import Hydra
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
@@ -138,15 +141,32 @@ def parsed_once() -> Iterator[None]:
             key = (self.provider, self.path, config_path, stamp(self, config_path))
             if key not in known:
                 known[key] = pickle.dumps(load(self, config_path))
-            return pickle.loads(known[key])
+            result = pickle.loads(known[key])
+            result.content = known[key]
+            return result
 
         return load_config
+
+    def merged(self: Any, defaults: list[Any], repo: Any) -> Any:
+        read = (getattr(repo.load_config(one.config_path), "content", None) for one in defaults)
+        key = tuple((repr(one), one.is_self, content) for one, content in zip(defaults, read, strict=True))
+        if key not in known:
+            known[key] = pickle.dumps(merge(self, defaults, repo))
+        return pickle.loads(known[key])
+
+    def mapped(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
+        return (
+            interpolation(overrides, defaults, self_added) if any(one.is_interpolation() for one in defaults) else None
+        )
 
     def stamp(self: Any, config_path: str) -> Any:
         path = Path(self.path, self._normalize_file_name(config_path))
         return (found.st_mtime_ns, found.st_size, found.st_ino) if path.is_file() and (found := path.stat()) else None
 
+    merge, interpolation = ConfigLoaderImpl._compose_config_from_defaults_list, defaults_list._create_interpolation_map
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", merged)
+        patch.setattr(defaults_list, "_create_interpolation_map", mapped)
         patch.setattr(of_files, "load_config", once(of_files.load_config, stamp))
         patch.setattr(of_packages, "load_config", once(of_packages.load_config, lambda *_: None))
         patch.setattr(Hydra, "get_mode", lambda *_, **__: None)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix().replace("src/kvsweep/", "ground/")
 
 
+@cache
 def imported(source: str) -> set[str]:
     """Every module a source names in an import, wherever in it, and each name taken from one as if a module."""
     names = set()

@@ -239,6 +239,7 @@ def test_slurm_gets_an_array_for_each_round_that_waits_for_the_one_before(
     assert "nothing to do" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_round_that_waits_for_another_shard_says_so_in_its_status(settings, compose):
     job = replace(make_job(compose(*settings, DECIDED)), shard=Shard(index=1, count=2))
     first, second, _ = staged(job)

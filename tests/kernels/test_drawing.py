@@ -61,6 +61,7 @@ def test_numbers_are_those_of_the_reference_for_any_key() -> None:
 
 
 @inside
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS[:1], ids=str)
 def test_a_token_does_not_depend_on_the_rows_beside_it(settings: dict[str, object]) -> None:
     from kvsweep.kernels.draw_tokens import draw_tokens

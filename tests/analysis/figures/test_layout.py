@@ -250,6 +250,7 @@ def test_the_papers_eight_grids_fit_on_a_page(width: float) -> None:
         assert (len(dots), axes.get_ylim()[0] < dots.min(), dots.max() < axes.get_ylim()[1]) == (20, True, True)
 
 
+@pytest.mark.slow
 def test_a_heatmap_of_many_ratios_is_as_wide_as_its_numbers_need(tmp_path: Path) -> None:
     one = {"model": "m", "benchmark": "b", "policy": "dynts", "budget": 5000, "problems": 30, "draws": 5}
     places = [(ratio, window) for ratio in range(1, 251) for window in (64, 128)]
