@@ -203,14 +203,16 @@ def _not_swept() -> list[str]:
 
 
 def _compose(collect: Callable[[DictConfig], None]) -> None:
-    typed = sys.argv
+    typed, inside = sys.argv, False
 
     def collect_typed(config: DictConfig) -> None:
-        sys.argv = typed
+        nonlocal inside
+        sys.argv, inside = typed, True
         collect(config)
+        inside = False
 
-    with settings.plain_config_errors():
-        try:
+    try:
+        with settings.plain_config_errors():
             multirun = not {"-m", "--multirun"}.isdisjoint(typed)
             words = hydra_overrides(typed[1:], settings.target_classes, multirun=multirun)
             if not any(argument.startswith("hydra.searchpath=") for argument in typed):
@@ -218,8 +220,13 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
             # Hydra takes no KEY=VALUE between options.
             sys.argv = [typed[0], *sorted(words, key=_is_option_or_its_value)]
             hydra.main(version_base="1.3", config_path=str(settings.CONF), config_name="config")(collect_typed)()
-        finally:
-            sys.argv = typed
+    except Exception as error:  # Hydra checks few of its own settings
+        own = [word for word in typed if word.lstrip("+~").startswith("hydra.")]
+        if inside or not own or isinstance(error, UserError):
+            raise
+        raise UserError(f"Hydra cannot use {', '.join(own)} ({error!r}): give it another value.") from error
+    finally:
+        sys.argv = typed
 
 
 def _is_option_or_its_value(word: str) -> bool:

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from kvsweep.compression.cache import use_slot_attention
 from kvsweep.errors import UserError
+from kvsweep.granted import granted_cores
 from kvsweep.harness.models.chat import TEMPLATES
 from kvsweep.harness.models.config import ROLES, ModelConfig
 from kvsweep.harness.models.dialogue import OTHER_QUESTION
@@ -93,7 +94,9 @@ def load_model(config: ModelConfig) -> LoadedModel:
         network = add_adapter(network, config.adapter)
     network = network.eval().requires_grad_(False)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    torch.set_num_threads(config.threads or min(_MOST_THREADS, 1 + parameters // _PARAMETERS_PER_THREAD))
+    worth = 1 + parameters // _PARAMETERS_PER_THREAD
+    # torch counts the machine's cores, and a container may grant fewer.
+    torch.set_num_threads(config.threads or min(_MOST_THREADS, granted_cores(), worth))
     use_slot_attention(network)
     model = LoadedModel(config, network, tokenizer)
     _check_planned(model)

@@ -357,6 +357,9 @@ def test_another_ending_of_yaml_and_a_sweeper_that_is_not_there(own: Path) -> No
         ("--experimental-rerun=x", "provenance.json of a cell has the command to run again"),
         ('hydra.job.env_set={A: "1"}', "hydra.job.env_set cannot be set so: `kvsweep --cfg hydra` shows"),
         ("hydra.nosuch=1", "begins with a plus (+hydra.nosuch.NAME=VALUE)."),
+        ("hydra.job.env_copy=[NOSUCH]", "Hydra cannot use hydra.job.env_copy=[NOSUCH] (KeyError('NOSUCH')): give it"),
+        ("hydra.run.dir=/proc/nosuch", "Hydra cannot use hydra.run.dir=/proc/nosuch (FileNotFoundError("),
+        ("hydra.verbose=3.5", "Hydra cannot use hydra.verbose=3.5 (AssertionError("),
     ],
 )
 def test_words_of_hydras_own_are_told_their_way(word: str, sentence: str, kvsweep: Callable[..., Any]) -> None:

@@ -376,14 +376,23 @@ def pickled(model: Path, folder: Path, values: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("threads", "per_thread", "expected"), [(None, 32_000_000, 1), (None, 2_000_000, 2), (None, 10, 3), (2, 10, 2)]
+    ("threads", "granted", "per_thread", "expected"),
+    [
+        (None, 3, 32_000_000, 1),
+        (None, 3, 2_000_000, 2),
+        (None, 3, 10, 3),
+        (2, 3, 10, 2),
+        (None, 1, 10, 1),
+        (2, 1, 10, 2),
+    ],
 )
-def test_threads_follow_the_size_of_the_model(
-    threads: int | None, per_thread: int, expected: int, monkeypatch: pytest.MonkeyPatch
+def test_threads_follow_the_size_of_the_model_and_the_cores(
+    threads: int | None, granted: int, per_thread: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model of 2 to 4 million parameters on a machine of three cores."""
+    """A model of 2 to 4 million parameters on a machine of three cores, of which a container may grant one."""
     before = torch.get_num_threads()
     monkeypatch.setattr(load, "_MOST_THREADS", 3)
+    monkeypatch.setattr(load, "granted_cores", lambda: granted)
     monkeypatch.setattr(load, "_PARAMETERS_PER_THREAD", per_thread)
     try:
         network = load_model(config("qwen3_4b", threads=threads)).network
