@@ -78,8 +78,8 @@ decoded() { # the policies at two sizes, at temperature 0.6: one draw of each, t
 
 bits() { # all rows in fp8 and at 4 bits, rotated, and R-KV's rows at 4 bits at the same two sizes
     # shellcheck disable=SC2086
-    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=rkv "run_name=$DRAWN" \
-        cache.scheme=fp8 'grid.policy=[full]'
+    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=full "run_name=$DRAWN" \
+        cache.scheme=fp8
     # shellcheck disable=SC2086
     "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=rkv "run_name=$DRAWN" \
         cache.bits=4 'grid.policy=[full,rkv]' $SIZES
