@@ -34,6 +34,10 @@ PATIENCE_S = 400.0
 # What a terminal would act on; a carriage return belongs to the progress bar.
 RAW = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\xa8-\xae]|\xe2\x81[\xa6-\xa9]")
 TRACEBACK = re.compile(rb"Traceback \(most recent call last\)|Exception ignored")
+# What Python prints in a process that it starts, if the one that started it is killed before it has said what to run.
+ORPHAN = re.compile(
+    rb'Traceback [^\n]*\n  File "<string>", line 1, in <module>\r?\n(?:  [^\n]*\n)*EOFError: Ran out of input'
+)
 MARK = "ran_by_attack"
 
 
@@ -126,7 +130,7 @@ class Command:
 
     def tally(self) -> Tally:
         """What the terminal saw."""
-        tracebacks = bool(TRACEBACK.search(self.said))
+        tracebacks = bool(TRACEBACK.search(ORPHAN.sub(b"", self.said)))
         raw = bool(RAW.search(self.said))
         if tracebacks or raw or self.hangs:
             print(f"{self.name} ({self.code}) said {self.said[-3000:]!r}")
