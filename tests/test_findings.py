@@ -974,6 +974,12 @@ def test_the_policies_on_gsm8k() -> None:
         interval = stats.ttest_1samp(change, 0).confidence_interval()
         exact = 100 * np.clip([change.mean(), interval.low, interval.high], -1, 1)
         assert [*map(float, re.findall(r"[-+][\d.]+", compared))] == pytest.approx(exact, abs=0.051)
+        assert interval.high < 0  # the page and README say that all lose
+        assert len(own) == 96
+    ours = cells[cells["keep_ratio"] == 0.2].reset_index().set_index("policy")["cell_id"]
+    beside = letters.loc[ours["triattention"]].astype(float) - letters.loc[ours["random"]].astype(float)
+    assert 100 * beside.mean() == pytest.approx(-14.6, abs=0.051)
+    assert stats.ttest_1samp(beside, 0).pvalue == pytest.approx(0.0075, abs=0.00005)
 
 
 # --- The list of these sentences -----------------------------------------------------------------------------
