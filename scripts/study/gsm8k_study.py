@@ -24,6 +24,7 @@ from kvsweep.analysis.statistics.metrics import cell_metrics, graded_rows
 from scripts.publish import write_answers
 
 SIZE = ["policy", "keep_ratio", "local_window"]
+LEAST = 20  # answers of a setting; with fewer it is still being decoded
 
 
 def main() -> None:
@@ -39,7 +40,8 @@ def main() -> None:
     run = load_run(args.drawn)
     graded = graded_rows(run)
     write_answers(graded, args.out / "answers_drawn.csv.gz")
-    cells = settings(cell_metrics(run), graded)
+    metrics = cell_metrics(run)
+    cells = settings(metrics[metrics["graded"] >= LEAST], graded)
     cells.round(6).to_csv(args.out / "settings.csv", index=False)
     print(table(cells))
 
