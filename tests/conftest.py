@@ -155,9 +155,8 @@ def parsed_once() -> Iterator[None]:
         return pickle.loads(known[key])
 
     def mapped(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
-        return (
-            interpolation(overrides, defaults, self_added) if any(one.is_interpolation() for one in defaults) else None
-        )
+        needed = any(one.is_interpolation() for one in defaults)
+        return interpolation(overrides, defaults, self_added) if needed else None
 
     def stamp(self: Any, config_path: str) -> Any:
         path = Path(self.path, self._normalize_file_name(config_path))

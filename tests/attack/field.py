@@ -130,7 +130,8 @@ class Command:
 
     def tally(self) -> Tally:
         """What the terminal saw."""
-        tracebacks = bool(TRACEBACK.search(ORPHAN.sub(b"", self.said)))
+        said = ORPHAN.sub(b"", self.said) if self.code == -signal.SIGKILL else self.said
+        tracebacks = bool(TRACEBACK.search(said))
         raw = bool(RAW.search(self.said))
         if tracebacks or raw or self.hangs:
             print(f"{self.name} ({self.code}) said {self.said[-3000:]!r}")
