@@ -213,6 +213,28 @@ def test_a_worker_that_does_not_start_is_an_error_and_no_worker_is_left(monkeypa
         assert set(multiprocessing.active_children()) <= others
 
 
+def test_a_worker_that_is_still_starting_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The second worker starts slowly and meets an end that leaves it time to say what has been taken away."""
+    first = tmp_path / "first"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, time\ntry: os.mkdir({str(first)!r})\nexcept FileExistsError: time.sleep(0.3)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    stop = pebble.pool.process.stop_process
+
+    def stop_process(process: multiprocessing.process.BaseProcess) -> None:
+        time.sleep(0.3)
+        stop(process)
+
+    monkeypatch.setattr(pebble.pool.process, "stop_process", stop_process)
+    with Workers(workers=2) as workers:
+        assert workers.map(abs, [(-1,)]) == [1]
+    assert first.is_dir()
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_machine_without_shared_locks_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")

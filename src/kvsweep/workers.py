@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.synchronize import RLock
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self, TypeVar
@@ -39,9 +40,21 @@ class _Process(SpawnProcess):
 
 
 class _Spawn(SpawnContext):
-    """How worker processes start: a fork would copy torch's threads and locks."""
+    """How worker processes start: a fork would copy torch's threads and locks.
+
+    pebble lets go of its locks before it stops its workers, and a worker that is still starting would not find them.
+    The locks live as long as this object instead.
+    """
 
     Process = _Process
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._locks: list[RLock] = []
+
+    def RLock(self) -> RLock:
+        self._locks.append(super().RLock())
+        return self._locks[-1]
 
 
 class Workers:
@@ -126,7 +139,7 @@ def _check_semaphores() -> None:
 
 
 def _end(pool: ProcessPool) -> None:
-    """Stop the workers and wait: a worker that is still starting would miss its parent's semaphores and complain."""
+    """Stop the workers and wait for their end."""
     pool.stop()
     pool.join()
 
