@@ -15,7 +15,7 @@ from kvsweep.analysis.load import Run, load_run
 from kvsweep.analysis.notation import DEFAULT_LOOK, PAGE_WIDTH, Look
 from kvsweep.analysis.report import tables
 from kvsweep.analysis.statistics.fidelity import fidelity_bins, paired_fidelity, replay_rows, timings
-from kvsweep.analysis.statistics.grids import PolicyGrid, published_grid
+from kvsweep.analysis.statistics.grids import PolicyGrid, has_results, published_grid
 from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings
 from kvsweep.errors import UserError
 from kvsweep.escape import file_name
@@ -61,21 +61,16 @@ def _of_run(found: Findings, look: Look) -> Iterator[Drawn]:
 def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
     metrics = found.metrics
     for grid in found.grids:
-        if _has_results(grid.cells, model):
+        if has_results(grid.cells, model):
             yield from _of_grid(found, grid, model, look)
     for setting in found.settings[:MAX_COMPARED]:
-        if _has_results(setting.cells, model):
+        if has_results(setting.cells, model):
             figure = rankings.policy_bars_figure(setting, model, metrics, look)
             yield figure, ("policies", model, setting.file_part)
     yield cost.cost_figure(found.run, metrics, model, look), ("cost", model)
     timed = timings(found.run)
     for x in tradeoffs.COSTS:
         yield tradeoffs.tradeoff(x, metrics, model, look, timed), (x, model)
-
-
-def _has_results(cells: pd.DataFrame, model: str) -> bool:
-    """True if a compressed cache of the model has a score: cells that were only replayed have none."""
-    return bool(cells.loc[(cells["model"] == model) & (cells["policy"] != "full"), "pass_at_1"].notna().any())
 
 
 def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Iterator[Drawn]:

@@ -15,7 +15,7 @@ from kvsweep.analysis.notation import MISSING, Look, Scale
 from kvsweep.analysis.report import card, drilldown, tables
 from kvsweep.analysis.report.gallery import Picture
 from kvsweep.analysis.report.rendering import render, script_json
-from kvsweep.analysis.statistics.grids import TITLES, beside_published, missing_cells
+from kvsweep.analysis.statistics.grids import TITLES, beside_published, has_results, missing_cells
 from kvsweep.analysis.statistics.metrics import SETTING, cheapest_in_words, model_title, settings_by_bytes
 from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings
 from kvsweep.command_line import counted
@@ -136,6 +136,7 @@ def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
         )
         for grid in found.grids
         for model in grid.models
+        if has_results(grid.cells, model)
     ]
     every = [number for _, panels in boards for panel in panels for number in panel.numbers]
     shown = []

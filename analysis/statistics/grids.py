@@ -60,6 +60,11 @@ def missing_cells(grid: PolicyGrid) -> pd.DataFrame:
     return every.difference(pd.MultiIndex.from_frame(grid.cells[names]), sort=False).to_frame(index=False)
 
 
+def has_results(cells: pd.DataFrame, model: str) -> bool:
+    """True if a compressed cache of the model has a score: cells that were only replayed have none."""
+    return bool(cells.loc[(cells["model"] == model) & (cells["policy"] != "full"), "pass_at_1"].notna().any())
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedSetting:
     """The cells of all policies that ran with one budget, keep_ratio and local_window, on all models.

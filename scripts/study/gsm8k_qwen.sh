@@ -85,6 +85,16 @@ bits() { # all rows in fp8 and at 4 bits, rotated, and R-KV's rows at 4 bits at 
         cache.bits=4 'grid.policy=[full,rkv]' $SIZES
 }
 
+scales() { # all rows in fp8 with a layer's scales, from the texts that TriAttention's statistics come from
+    statistics
+    # shellcheck disable=SC2086
+    [ -f "$HEAD/scales.safetensors" ] ||
+        "$KVSWEEP" predictor scales $MODEL "recipe.text=$HEAD/texts.txt" "recipe.out=$HEAD"
+    # shellcheck disable=SC2086
+    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=full "run_name=$DRAWN" \
+        cache.scheme=fp8 cache.scale=tensor "cache.scales=$HEAD/scales.safetensors"
+}
+
 report() { # the pages
     "$KVSWEEP" report "$RUNS/$GREEDY"
     "$KVSWEEP" report "$RUNS/$DRAWN"
@@ -99,6 +109,7 @@ PARTS=(
     statistics # 0.2
     decoded    # 3 for a draw of each, 11 where none is decided before four
     bits       # 2
+    scales     # 0.5
     report     # a minute
 )
 [ $# -gt 0 ] || set -- "${PARTS[@]}"

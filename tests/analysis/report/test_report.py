@@ -139,8 +139,9 @@ def test_settings_without_a_score_have_no_heatmap_and_no_bars(tmp_path: Path, ma
     make_cell([[1], [0]])
     for ratio, policy in itertools.product((0.2, 0.3, 0.4), ("dynts", "window")):
         make_cell([], policy=policy, keep_ratio=ratio, done=False, expected=2)
-    folder = build_report(tmp_path / "run").parent
-    assert not [path.name for path in folder.iterdir() if path.name.startswith(("heatmap", "policies"))]
+    page = build_report(tmp_path / "run")
+    assert not [path.name for path in page.parent.iterdir() if path.name.startswith(("heatmap", "policies"))]
+    assert not any(page_data(page.read_text(), "heatmap-data").values())
 
 
 @pytest.mark.slow
