@@ -166,8 +166,3 @@ def test_memory_that_does_not_suffice_is_one_sentence(error, capsys):
         raise error
     assert end.value.code == command_line.FAILED
     assert capsys.readouterr().err == "kvsweep: error: the memory does not suffice; what is stored stays.\n"
-
-
-def test_another_error_of_the_program_is_shown_whole():
-    with pytest.raises(RuntimeError, match="a bug"), command_line.one_sentence("kvsweep", "interrupted."):
-        raise RuntimeError("a bug")

@@ -275,23 +275,6 @@ def test_showing_runs_nothing(call: Run, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reader_that_has_seen_enough_is_no_disk_that_cannot_be_written_to(tmp_path: Path) -> None:
-    program = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\nfrom kvsweep.cli import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", program, "--cfg", "job"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    process.stdout.close()
-    assert process.wait(120) == command_line.FAILED
-    assert process.stderr is not None
-    with process.stderr as errors:
-        assert errors.read() == ""
-
-
 # --- Tab ----------------------------------------------------------------------------------------------------
 
 
@@ -340,25 +323,6 @@ def test_the_table_has_every_status(call: Run) -> None:
     assert told is not None
     assert [int(code) for code in re.findall(r"\d+", told[1])] == sorted(documented())
     assert documented()[command_line.BAD_INPUT] == "all"
-
-
-@pytest.mark.slow
-def test_the_job_after_a_failed_one_is_done(
-    kvsweep: Run, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kvsweep.harness.sweep import fill as decoding
-
-    fill = decoding.fill
-
-    def fail(work: Any) -> None:
-        if work.share.job.benchmark.name == "toy_add":
-            raise RuntimeError("broken")
-        fill(work)
-
-    monkeypatch.setattr(decoding, "fill", fail)
-    with pytest.raises(RuntimeError, match="broken"):
-        kvsweep("-m", "benchmark=toy_add,toy_regs", *tiny, "policy=window", f"results_dir={tmp_path / 'runs'}")
-    assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == 1
 
 
 @pytest.mark.slow  # two processes that decode; the test before has the second in this one

@@ -140,15 +140,6 @@ def test_one_cell_by_its_folder_or_its_name(make_cell: MakeCell) -> None:
         export(full.parent, cells=["nothing"])
 
 
-def test_shards_and_rows_written_twice_count_once(make_cell: MakeCell) -> None:
-    cell = make_cell([[1, 0]])
-    twice = (cell / "completions.jsonl").read_text().replace("a is 4", "a is 5")
-    (cell / "completions-1of2.jsonl").write_text(twice)
-    table = pq.read_table(next(export(cell.parent)[0].glob("data/*")))
-    assert table.num_rows == 2
-    assert all(text.startswith("a is 5") for text in table.column("text").to_pylist())
-
-
 def test_broken_and_torn_lines_are_told_once_and_passed_over(make_cell: MakeCell) -> None:
     cell = make_cell([[1, 0]])
     with (cell / "completions.jsonl").open("a") as file:

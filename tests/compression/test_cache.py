@@ -234,16 +234,6 @@ TINY = {
 }
 
 
-@pytest.mark.parametrize("tokens", [1, 9])
-def test_prefill_is_plain_causal_attention(tokens):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(num_hidden_layers=2, **TINY)).eval()
-    ids = torch.randint(0, 50, (1, tokens))
-    expected = model(ids).logits
-    use_slot_attention(model)
-    torch.testing.assert_close(model(ids, past_key_values=DynamicCache()).logits, expected, rtol=1e-5, atol=1e-5)
-
-
 def test_a_step_without_its_cache_is_refused():
     model = AutoModelForCausalLM.from_config(LlamaConfig(num_hidden_layers=1, **TINY)).eval()
     use_slot_attention(model)

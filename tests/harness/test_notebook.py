@@ -3,7 +3,6 @@
 import pytest
 
 import kvsweep
-from kvsweep.harness.settings import choices
 
 
 def test_a_policy_of_the_package_comes_by_its_name() -> None:
@@ -23,14 +22,6 @@ def test_a_policy_of_the_package_comes_by_its_name() -> None:
         kvsweep.policy("h20")
 
 
-@pytest.mark.slow  # test_configs.py composes each
-@pytest.mark.parametrize("name", sorted(choices("policy")))
-def test_every_policy_comes_by_its_name(name: str) -> None:
-    if name.startswith(("oracle", "dynts_", "triattention")) or name in ("bottom", "no_window"):
-        return  # of a model's own files
-    assert isinstance(kvsweep.policy(name), kvsweep.Policy)
-
-
 @pytest.mark.parametrize(
     ("name", "overrides", "said"),
     [
@@ -45,8 +36,3 @@ def test_a_mistake_is_one_sentence_without_the_errors_behind_it(name: str, overr
         kvsweep.load_model(name, *overrides)
     assert raised.value.__suppress_context__ or raised.value.__context__ is None
     assert "\n" not in str(raised.value)
-
-
-def test_every_name_that_is_offered_can_be_imported() -> None:
-    assert all(getattr(kvsweep, name) is not None for name in kvsweep.__all__)
-    assert set(kvsweep.__all__) <= set(dir(kvsweep))

@@ -11,7 +11,6 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import Field
 
-from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.source import code_hash
 from kvsweep.errors import UserError
@@ -98,12 +97,6 @@ def test_a_target_that_is_no_policy(path: str | None, fault: str) -> None:
         build_target("policy", {"_target_": path, "budget": 64}, Policy)
     wanted = "name a dataclass that extends kvsweep.compression.policy.Policy."
     assert str(caught.value) == f"policy._target_={path} {fault}: {wanted}"
-
-
-def test_a_target_that_is_a_policy() -> None:
-    settings = {"name": "window", "budget": 64, "keep_ratio": 0.5, "local_window": 8}
-    path = f"{Window.__module__}.{Window.__qualname__}"
-    assert build_target("policy", {"_target_": path, **settings}, Policy) == Window(**settings)
 
 
 def test_a_word_of_a_script_with_windows_line_ends() -> None:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from kvsweep.errors import UserError
 from kvsweep.kernels.packing import pack_rows, rotation, unpack_rows
 from kvsweep.kernels.reference import kivi_attention, packed_attention
 from kvsweep.kernels.row_format import RowFormat
@@ -151,10 +150,3 @@ def test_attention_over_keys_packed_by_channel(bits, group, dim):
         calm = [channel for channel in range(dim) if channel != 3]
         error = (stored[0, slot, :, : counts[slot]] - rows[0, slot, :, : counts[slot]])[..., calm].abs()
         assert (error <= 8 / forms[0].top / 2).all(), "normal numbers lie within 8 of each other"
-
-
-def test_what_cannot_be_packed():
-    with pytest.raises(UserError, match=r"cache.group=32 does not divide the 80 numbers of a head"):
-        RowFormat(bits=4, group=32, head_dim=80)
-    with pytest.raises(UserError, match=r"cache.group=4 does not fill whole words of 4 bytes with 2 bits a number"):
-        RowFormat(bits=2, group=4, head_dim=8)

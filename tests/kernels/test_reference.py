@@ -44,15 +44,6 @@ def test_decode_attention_equals_the_definition(group, capacity, lengths):
     assert decode_attention(query, keys, values, lengths, scaling=0.3)[1] is None
 
 
-def test_decode_attention_reads_no_other_slot():
-    torch.manual_seed(0)
-    query, (keys, values) = torch.randn(3, 4, 8), torch.randn(2, 3, 2, 9, 8)
-    lengths = torch.tensor([4, 9, 2])
-    together, _ = decode_attention(query, keys, values, lengths, scaling=1.0)
-    alone, _ = decode_attention(query[1:2], keys[1:2], values[1:2], lengths[1:2], scaling=1.0)
-    torch.testing.assert_close(together[1:2], alone, rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("kept", [0, 1, 5, 11])
 def test_compact_moves_rows_bit_exactly(kept):
     torch.manual_seed(kept)

@@ -343,20 +343,6 @@ def test_a_grid_without_any_grade_or_spread_renders(tmp_path: Path, make_cell: M
         assert save_figure(figure, tmp_path, "figure")["png"].stat().st_size > 1000
 
 
-@pytest.mark.slow
-def test_saving_gives_three_formats_the_same_each_time(tmp_path: Path, metrics: pd.DataFrame) -> None:
-    written = []
-    for name in ("once", "twice"):
-        (tmp_path / name).mkdir()
-        figure = grid_figure(find_grids(metrics)[0], "toy_qwen", metrics)
-        paths = save_figure(figure, tmp_path / name, "grid")
-        written.append([paths[suffix].read_bytes() for suffix in ("png", "svg", "pdf")])
-    assert written[0] == written[1]
-    png, svg, pdf = written[0]
-    assert (png[1:4], pdf[:4]) == (b"PNG", b"%PDF")
-    assert b"<svg" in svg
-
-
 def test_the_font_comes_with_matplotlib() -> None:
     path = Path(matplotlib.font_manager.findfont("STIXGeneral", fallback_to_default=False))
     assert path.is_relative_to(matplotlib.get_data_path())

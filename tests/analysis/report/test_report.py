@@ -352,13 +352,6 @@ def run_without(packages: tuple[str, ...], program: str) -> None:
     subprocess.run([sys.executable, "-c", block + program], cwd=ROOT, check=True)
 
 
-@pytest.mark.slow  # test_imports.py has the imports
-def test_the_report_needs_no_torch(tmp_path: Path, make_cell: MakeCell) -> None:
-    make_cell([[1], [0]])
-    program = f"from kvsweep.analysis.report.build import build_report; build_report({str(tmp_path / 'run')!r})"
-    run_without(("torch", "transformers", "triton"), program)
-
-
 def test_the_sweeps_summary_needs_no_plotting_and_no_statistics(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1], [0]])
     make_cell([[1], [0]], policy="dynts")

@@ -594,40 +594,6 @@ def test_a_long_question_does_not_stop_the_others(networks):
     assert 49 <= engine.clock.steps <= 51
 
 
-@pytest.mark.slow
-def test_shuffled_requests_give_the_same_completions(networks):
-    _, model = networks
-    policy = Random(name="random", keep_ratio=0.4, local_window=5, budget=20)
-    requests = ask(prompts(7, 23, 3, 12), policy, FULL, draws=2)
-    sampling = SamplingConfig(temperature=0.6, top_p=0.95)
-    ordered, _ = run(model, requests, sampling=sampling, slots=4)
-    shuffled = random.Random(0).sample(requests, len(requests))
-    for slots in (1, 4, 32):
-        assert run(model, shuffled, sampling=sampling, slots=slots)[0] == ordered
-    assert len({tuple(c.token_ids) for c in ordered.values()}) > 8
-
-
-def test_cells_agree_token_for_token_until_one_evicts(networks):
-    _, model = networks
-    policies = [
-        FULL,
-        Window(name="window", keep_ratio=0.2, local_window=3, budget=30),
-        Random(name="random", keep_ratio=0.5, local_window=9, budget=40),
-    ]
-    sampling = SamplingConfig(temperature=1.0)
-    completions, _ = run(model, ask(prompts(7, 23, 3), *policies), sampling=sampling, slots=2)
-    differing = 0
-    for problem in ("p0", "p1", "p2"):
-        full = completions["0", problem, 0].token_ids
-        for cell in ("1", "2"):
-            other = completions[cell, problem, 0]
-            # Tokens up to and including the one drawn in the step after which the eviction happened.
-            agreed = other.evictions[0].step + 1 if other.evictions else len(full)
-            assert other.token_ids[:agreed] == full[:agreed]
-            differing += other.token_ids != full
-    assert differing > 0
-
-
 def test_another_seed_or_draw_writes_another_text(networks):
     _, model = networks
     sampling = SamplingConfig(temperature=1.0)
@@ -635,29 +601,6 @@ def test_another_seed_or_draw_writes_another_text(networks):
     texts = [c.token_ids for c in run(model, requests, sampling=sampling)[0].values()]
     texts += [c.token_ids for c in run(model, requests, sampling=sampling, seed=1)[0].values()]
     assert len({tuple(t) for t in texts}) == 6
-
-
-@pytest.mark.slow
-def test_stop_reason_thinking_and_text(networks):
-    _, model = networks
-    sampling = SamplingConfig(temperature=1.5)
-    completions = run(model, ask(prompts(3, 4, 5, 6), FULL, draws=8), sampling=sampling)[0].values()
-    for completion in completions:
-        ids = completion.token_ids
-        stopped = ids[-1] == EOS
-        assert completion.stop_reason == ("stop" if stopped else "length")
-        assert stopped or len(ids) == NEW_TOKENS
-        assert completion.num_tokens == len(ids)
-        assert completion.thinking_tokens == (ids.index(THINK_END) if THINK_END in ids else len(ids))
-        assert completion.text == " ".join(map(str, ids[:-1] if stopped else ids))
-    assert {c.stop_reason for c in completions} == {"stop", "length"}
-
-
-def test_clock_counts_live_tokens_only(networks):
-    _, model = networks
-    completions, engine = run(model, ask(prompts(3, 4, 5, 6, 7), FULL), sampling=SamplingConfig(temperature=1.5))
-    assert engine.clock.tokens == sum(c.num_tokens for c in completions.values())
-    assert engine.clock.steps < engine.clock.tokens
 
 
 @pytest.mark.parametrize("max_new_tokens", [0, -3])

@@ -259,10 +259,6 @@ class TestRule:
         gold = "C" if kind == "letter" else "5"
         assert judge(f"</think>\\boxed{{{gold}}}", "length", gold, kind)[:2] == (None, "truncated")
 
-    def test_whole_text_is_for_models_that_do_not_think(self) -> None:
-        assert extract_answer("\\boxed{5}", "integer") is None
-        assert extract_answer("\\boxed{5}", "integer", answer_from="whole_text") == "5"
-
     def test_other_tags(self) -> None:
         tags = ThinkTags(start="<|begin_of_thought|>", end="<|end_of_thought|>")
         text = "<|begin_of_thought|>\\boxed{4}</think><|end_of_thought|>\\boxed{5}"

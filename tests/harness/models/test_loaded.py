@@ -75,11 +75,6 @@ def test_the_tag_that_closes_the_thinking(text, before):
     assert (None if closing is None else text[:closing]) == before
 
 
-def test_other_tags():
-    text = "<|begin_of_thought|>\n\nwhy</think><|end_of_thought|>so"
-    assert text[: THOUGHT.closing(text)] == "<|begin_of_thought|>\n\nwhy</think>"
-
-
 @pytest.mark.parametrize("text", ["", "a", "<think>a", "a</think>b<think>c"])
 def test_unclosed_is_refused(text):
     assert THINK.closing(text) is None

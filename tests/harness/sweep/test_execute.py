@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import msgspec
@@ -17,20 +16,14 @@ import yaml
 from torch import Tensor
 
 from kvsweep import loops
-from kvsweep.compression.policies.random import Random as RandomPolicy
-from kvsweep.compression.policies.window import Window
-from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.harness.decode import slots as slot_table
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
-from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.grading.grader import Grader, Standard
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.sweep.store import CellStore
-from kvsweep.harness.toy.tasks import problems as toy_problems
 from kvsweep.records import OUTCOMES, Completion, Grade, read_rows
 from tests.program import beside
 
@@ -224,17 +217,6 @@ def test_the_full_cache_comes_first_and_the_others_write_only_what_an_eviction_t
 # --- The same again -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_slots_do_not_change_a_completion(
-    command: Callable[..., Any], read_completions: Callable[[Path], Rows], tmp_path: Path
-) -> None:
-    for slots in (1, 4, 32):
-        command(*GRID, f"slots={slots}", "draws=2", run=f"slots{slots}")
-    one, *others = (read_completions(tmp_path / "runs" / f"slots{slots}") for slots in (1, 4, 32))
-    assert len(one) == 7
-    assert all(other == one for other in others)
-
-
 @pytest.fixture
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """`small_memory(n)`: from now on the model has room for n rows in its 20th step, and for any before."""
@@ -287,38 +269,6 @@ def test_a_grid_is_its_cells_one_by_one(
     assert model_loads == ["toy_qwen"], "one load serves every job of the process"
 
 
-class Shuffled:
-    """An engine's work over the same requests in several orders."""
-
-    def __init__(self, model: LoadedModel) -> None:
-        self.model = model
-        policies: list[Policy] = [
-            RandomPolicy(name="random", keep_ratio=0.3, local_window=8, budget=60),
-            Window(name="window", keep_ratio=0.6, local_window=16, budget=52),
-        ]
-        self.policies = policies
-        branches = tuple(Branch(cell_id=policy.name, policy=policy) for policy in policies)
-        self.requests = [
-            Request(problem_id=p.id, draw=draw, prompt_ids=model.dialogue.prompt_ids(p.question), branches=branches)
-            for p in toy_problems("add", count=6)
-            for draw in range(2)
-        ]
-
-    def write(self, requests: Sequence[Request], slots: int) -> dict[tuple[str, str, int], Completion]:
-        engine = Engine(
-            self.model,
-            decoding=DecodingConfig(name="d", max_new_tokens=40, sampling=SamplingConfig(temperature=0.8, top_p=0.95)),
-            seed=3,
-            slots=slots,
-            capacity=120,
-            policies=self.policies,
-        )
-        written = [(cell_id, completion) for cell_id, completion in engine.generate(requests)]
-        found = {(cell_id, *completion.key): completion for cell_id, completion in written}
-        assert len(found) == len(written) == 2 * len(requests)
-        return found
-
-
 @pytest.mark.slow  # four sweeps of six policies
 def test_a_killed_grid_of_every_kind_of_policy_resumes_to_the_same_rows(
     command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]]
@@ -344,16 +294,6 @@ def test_a_killed_grid_of_every_kind_of_policy_resumes_to_the_same_rows(
         path.write_text("".join(lines[:number]) + (lines[number][:40] if number < len(lines) else ""))
     command(*grid, "slots=3", run="scarce")
     assert rows("scarce") == expected
-
-
-@pytest.mark.slow
-def test_the_order_of_requests_does_not_change_a_completion(tiny_model_dir: Path) -> None:
-    work = Shuffled(load_model(ModelConfig(name="t", title="T", path=str(tiny_model_dir))))
-    expected = work.write(work.requests, slots=5)
-    assert sum(bool(completion.evictions) for completion in expected.values()) > 6
-    for slots in (2, 5, 7):
-        mixed = Random(slots).sample(work.requests, len(work.requests))
-        assert work.write(mixed, slots=slots) == expected
 
 
 # --- What is skipped ----------------------------------------------------------------------------------------
@@ -668,16 +608,6 @@ def test_a_text_that_loops_is_stopped_and_counts_as_truncated(
 def test_a_text_beyond_the_models_context_is_noted(command: Callable[..., Any]) -> None:
     ended = command("benchmark=toy_add", "benchmark.limit=1", "decoding.max_new_tokens=1000")
     assert ended.err.count("was made for 1024") == 1
-
-
-def test_torch_draws_nothing(
-    command: Callable[..., Any], read_completions: Callable[[Path], Rows], tmp_path: Path
-) -> None:
-    """The global generator plays no part: whatever its state, the completions are the same."""
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        command("benchmark=toy_add", "policy=random", run=f"torch{seed}")
-    assert read_completions(tmp_path / "runs/torch1") == read_completions(tmp_path / "runs/torch2")
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from kvsweep import records
 from kvsweep.analysis.export import export
@@ -327,13 +326,6 @@ def test_a_damaged_file_of_problems_is_made_anew(tmp_path: Path) -> None:
         path.write_text(damaged)
         with store(tmp_path):
             assert path.read_text() == whole
-
-
-def test_cell_yaml_is_whole_and_has_no_temporary_beside_it(tmp_path: Path) -> None:
-    with store(tmp_path) as opened:
-        pass
-    assert yaml.safe_load((opened.directory / "cell.yaml").read_text())["cell_id"] == CELL.cell_id
-    assert not list(opened.directory.glob("*.tmp"))
 
 
 def test_files_of_another_schema_are_refused_and_stay(tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
 """A setting that no job uses is refused; one that some job uses is not."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -73,17 +70,5 @@ def test_a_setting_that_a_policy_takes_is_not(words: list[str]) -> None:
     refuse(words)
 
 
-def test_the_sentence_has_the_grids_key_with_the_value() -> None:
-    with pytest.raises(UserError, match=re.escape("leave it out, or write 'grid.keep_ratio=[0.5]'.")):
-        refuse(["grid.keep_ratio=[0.3,0.4]", "policy.keep_ratio=0.5"])
-
-
 def test_one_job_of_several_may_leave_a_setting_unused() -> None:
     refuse(["policy=snapkv", "policy.observation_window=8"], ["policy=h2o"])
-
-
-def test_the_command_line_refuses_it(kvsweep: Callable[..., Any], tmp_path: Path) -> None:
-    ended = kvsweep(*TOY, "policy=full", "cache.group=16", f"results_dir={tmp_path}")
-    assert ended.code == 2
-    assert "cache.group=16 has no effect, because no row is packed: leave it out." in ended.err
-    assert not any(tmp_path.iterdir())

@@ -1,8 +1,6 @@
 import hashlib
 import json
 import re
-import subprocess
-import sys
 from random import Random
 
 import pytest
@@ -79,15 +77,6 @@ SOLVERS = {
 @pytest.mark.parametrize("task", TASKS)
 def test_problems_are_pinned(task):
     assert content_hash(task) == PINNED[task]
-
-
-def test_problems_are_the_same_in_another_process():
-    # PYTHONHASHSEED changes the hash of strings, which must not reach the problems.
-    code = "from kvsweep.harness.toy.tasks import TASKS, problems; print([problems(task) for task in TASKS])"
-    run = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True
-    )
-    assert run.stdout.strip() == str([problems(task) for task in TASKS])
 
 
 @pytest.mark.parametrize("task", TASKS)
