@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvsweep.compression.config import UNPACKED
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
@@ -15,6 +16,7 @@ from kvsweep.harness.models.load import load_model as load
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.sweep.grid import build_policies
+from kvsweep.harness.sweep.source import Decoded
 from kvsweep.records import Completion
 
 
@@ -39,11 +41,14 @@ def load_model(name: str, *overrides: str) -> LoadedModel:
         return load(build(ModelConfig, "model", compose_config(f"model={name}", *overrides).model))
 
 
-def policy(name: str, **settings: Any) -> Policy:
-    """The policy of conf/policy/NAME.yaml with these settings, such as keep_ratio; a mistake is a UserError."""
+def policy(name: str, model: str = "toy_qwen", **settings: Any) -> Policy:
+    """The policy of conf/policy/NAME.yaml with these settings, such as keep_ratio; a mistake is a UserError.
+
+    What is not given, such as the budget or a predictor, is that of conf/model/MODEL.yaml.
+    """
     given = [f"policy.{key}={json.dumps(value)}" for key, value in settings.items()]
     with _one_sentence():
-        [made] = build_policies(compose_config(f"policy={name}", *given))
+        [made] = build_policies(compose_config(f"model={model}", f"policy={name}", *given))
     return made
 
 
@@ -58,7 +63,14 @@ def generate(
     seed: int = 0,
     **options: Any,
 ) -> list[Completion]:
-    """A completion for each user message, in their order; `options` are those of `Engine`, such as slots."""
+    """A completion for each user message, in their order; `options` are those of `Engine`, such as slots.
+
+    Raises UserError for a policy or a cache that a sweep with this model refuses, such as another model's predictor.
+    """
+    with _one_sentence():
+        Decoded.read(
+            options.get("cache", UNPACKED), options.get("impl", "torch"), max_new_tokens, model.config, [policy]
+        )
     branches = (Branch(cell_id=policy.name, policy=policy),)
     settings = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
     decoding = build_decoding({"name": "notebook", **settings})

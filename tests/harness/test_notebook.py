@@ -36,3 +36,12 @@ def test_a_mistake_is_one_sentence_without_the_errors_behind_it(name: str, overr
         kvsweep.load_model(name, *overrides)
     assert raised.value.__suppress_context__ or raised.value.__context__ is None
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["dynts", "triattention"])
+def test_another_models_artifact_is_refused_as_in_a_sweep(name: str) -> None:
+    model, sizes = kvsweep.load_model("toy_llama"), {"keep_ratio": 0.3, "local_window": 48, "budget": 128}
+    with pytest.raises(kvsweep.UserError, match=r"was made for toy_qwen .*, but model=toy_llama is"):
+        kvsweep.generate(model, kvsweep.policy(name, **sizes), ["1+1"], max_new_tokens=4)
+    own = kvsweep.policy(name, "toy_llama", **sizes)
+    assert len(kvsweep.generate(model, own, ["1+1"], max_new_tokens=4)) == 1
