@@ -249,6 +249,21 @@ def _checked(scores: Tensor, view: CacheView, outside: int) -> Tensor:
     return scores
 
 
+def checked_capacity(policy: Policy, question: int, limit: int) -> int:
+    """Return the policy's capacity for a prompt of `question` and a completion of `limit` tokens.
+
+    Raises UserError if that is less than the rows of a text at its first eviction or, without one, at its end.
+    """
+    capacity, trigger, fullest = policy.capacity(question, limit), policy.trigger(question), question + limit - 1
+    if trigger is not None:
+        fullest = min(fullest, max(trigger, question) + 1)
+    if capacity < fullest:
+        rows = f"and a text has {fullest} rows at its first eviction or its end"
+        said = f"capacity({question}, {limit}) returns {capacity}, {rows}"
+        raise UserError(f"policy={policy.name}: {said}: return {fullest} or more.")
+    return capacity
+
+
 def check_selection(selection: Selection, view: CacheView) -> None:
     """Raise SelectionError unless `keep` names rows of the view in ascending order, each once."""
     keep, heads = selection.keep, tuple(view.positions.shape[:-1])

@@ -22,6 +22,7 @@ from kvsweep.compression.policy import (
     SelectionError,
     Signal,
     check_selection,
+    checked_capacity,
 )
 from kvsweep.compression.recorders import decayed_mass
 from kvsweep.errors import UserError
@@ -157,6 +158,8 @@ def check(tried: Sequence[Trial], golden: Mapping[str, Any]) -> dict[str, Tensor
     `golden` has the rows that another program keeps, by the cache's name. Each cache is tried twice, the second time in
     another order: the kept rows may depend only on the view.
     """
+    for trial in tried:
+        checked_capacity(trial.policy, trial.question, _LONG)
     kept = {trial.name: _select(trial) for trial in tried}
     for trial in reversed(tried):
         if not torch.equal(kept[trial.name], _select(trial)):
@@ -169,19 +172,48 @@ def check(tried: Sequence[Trial], golden: Mapping[str, Any]) -> dict[str, Tensor
     return kept
 
 
-def _select(trial: Trial) -> Tensor:
-    view, before = trial.view(), trial.view()
+def selected(policy: Policy, view: CacheView) -> Selection:
+    """Let a user's policy select, whose code may do anything.
+
+    Raises SelectionError for each error in it, for a selection that names no rows, and for a view that it changes.
+    """
+    before = {name: _copied(getattr(view, name)) for name in _TENSORS}
     try:
-        selection = trial.policy.select(view)
-        if not isinstance(selection, Selection):
-            raise SelectionError(f"select returned a {type(selection).__name__}: return a Selection.")
-        check_selection(selection, view)
+        selection = policy.select(view)
+    except SelectionError:
+        raise
+    except Exception as error:
+        raise SelectionError(f"{_place(error, policy)} raises {type(error).__name__}: {error}"[:400]) from error
+    if not isinstance(selection, Selection):
+        raise SelectionError(f"select returned a {type(selection).__name__}: return a Selection.")
+    check_selection(selection, view)
+    if changed := [name for name, kept in before.items() if not _equal(getattr(view, name), kept)]:
+        raise SelectionError(f"it changes view.{changed[0]} in place: work on a copy (clone)")
+    return selection
+
+
+def selected_alike(policy: Policy, view: CacheView) -> Selection:
+    """Let a user's policy select twice; raises SelectionError if the rows do not depend on the view alone."""
+    selection = selected(policy, view)
+    if not torch.equal(selection.keep, selected(policy, view).keep):
+        raise SelectionError("two evictions of equal caches keep different rows: take all numbers from the view")
+    return selection
+
+
+def check_room(selection: Selection, capacity: int) -> None:
+    """Raise SelectionError if the next token has no row in the capacity that a policy promises."""
+    if (kept := selection.keep.shape[-1]) >= capacity:
+        raise SelectionError(
+            f"it keeps {kept} rows, and capacity() returns {capacity}: keep fewer, so that the next token has a row."
+        )
+
+
+def _select(trial: Trial) -> Tensor:
+    view = trial.view()
+    try:
+        selection = selected(trial.policy, view)
     except SelectionError as error:
         raise _fault(trial, str(error).rstrip(".")) from error
-    except Exception as error:  # the user's code may raise anything
-        raise _fault(trial, f"{_place(error, trial.policy)} raises {type(error).__name__}: {error}"[:400]) from error
-    if changed := [name for name in _TENSORS if not _equal(getattr(view, name), getattr(before, name))]:
-        raise _fault(trial, f"it changes view.{changed[0]} in place: work on a copy (clone)")
     for signal, numbers in selection.written.items():
         if tuple(numbers.shape) != (shape := (trial.layers, trial.kv_heads, view.length)):
             raise _fault(trial, f"written[{signal}] must be {list(shape)}: it is {list(numbers.shape)}")
@@ -203,6 +235,15 @@ def _place(error: Exception, policy: Policy) -> str:
     }
     frame = ([one for one in frames if one.filename in files] or frames)[-1]
     return f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a tensor, or of all tensors of a list or a mapping."""
+    if torch.is_tensor(value):
+        return value.clone()
+    if isinstance(value, Mapping):
+        return {name: _copied(one) for name, one in value.items()}
+    return [_copied(one) for one in value]
 
 
 def _equal(ours: Any, theirs: Any) -> bool:

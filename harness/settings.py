@@ -135,7 +135,8 @@ def _import(target: str) -> ModuleType:
 
     Raises ImportError that says what is wrong, with file and line (its `path`) of a mistake in the user's code.
     """
-    module = target.rpartition(".")[0]
+    module, own = target.rpartition(".")[0], own_folder()
+    import_from(str(own.parent) if own else None)
     try:
         found = importlib.import_module(module)
     except (Exception, SystemExit) as error:
@@ -151,7 +152,7 @@ def _import(target: str) -> ModuleType:
         if not inside:  # there is no such module
             raise ImportError(str(error)) from error
         raise ImportError(f"{inside[-1]}: {what}", path=inside[-1]) from error
-    if own := own_folder():
+    if own:
         file, taken = own.parent / f"{module.replace('.', '/')}.py", getattr(found, "__file__", None) or "Python's own"
         if file.is_file() and not taken.startswith(str(own.parent)):
             raise ImportError(f"{taken} is taken in place of {file}, so rename that file")

@@ -18,6 +18,8 @@ from torch.nn.functional import pad
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import CacheView, Policy, Selection, SelectionError, check_selection
 from kvsweep.compression.slots import uploaded
+from kvsweep.compression.source import is_own
+from kvsweep.compression.trial import check_room, selected, selected_alike
 from kvsweep.errors import UserError
 from kvsweep.harness.decode.clock import Clock
 from kvsweep.harness.decode.graphs import StepGraphs
@@ -371,11 +373,18 @@ class Engine:
             self.table.add_eviction(slot, eviction)
 
     def _selected(self, state: SlotState, view: CacheView, slot: int) -> Selection:
-        """Return the selection of a slot's policy; an invalid one raises UserError with the policy's name."""
+        """Return the selection of a slot's policy; an invalid one raises UserError with the policy's name.
+
+        A user's policy selects twice at a text's first eviction, which shows chance and memories of its own.
+        """
         policy, request = state.branches[0].policy, state.request
         try:
-            selection = policy.select(view)
-            check_selection(selection, view)
+            if is_own(type(policy)):
+                selection = (selected if state.evictions else selected_alike)(policy, view)
+                check_room(selection, policy.capacity(view.question_length, self.decoding.max_new_tokens))
+            else:
+                selection = policy.select(view)
+                check_selection(selection, view)
         except SelectionError as error:
             where = f"token {int(self.table.generated[slot])} of problem {request.problem_id}, draw {request.draw}"
             raise UserError(f"policy={policy.name}, {where}: {error}") from error

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from omegaconf import DictConfig
 from pydantic import Field
 
-from kvsweep.compression.policy import Policy
+from kvsweep.compression.policy import Policy, checked_capacity
 from kvsweep.errors import UserError
 from kvsweep.harness.settings import build
 from kvsweep.kernels.row_format import ROW_BLOCK, whole_blocks
@@ -115,6 +115,10 @@ def first_eviction(policy: Policy, question_length: int) -> int | None:
 
 
 def needed_capacity(requests: Iterable[Request], decoding: DecodingConfig) -> int:
-    """Rows per slot that every branch of the requests can run with, a multiple of attention's block."""
-    rows = max(b.policy.capacity(len(r.prompt_ids), decoding.max_new_tokens) for r in requests for b in r.branches)
+    """Rows per slot that every branch of the requests can run with, a multiple of attention's block.
+
+    Raises UserError if a user's policy promises fewer rows than a text has at its first eviction.
+    """
+    limit = decoding.max_new_tokens
+    rows = max(checked_capacity(b.policy, len(r.prompt_ids), limit) for r in requests for b in r.branches)
     return whole_blocks(rows, ROW_BLOCK)

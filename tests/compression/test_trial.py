@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+import kvsweep
 from kvsweep.compression.policy import AttentionMass, BudgetPolicy, CacheView, HeadPolicy, RecentQueries, Selection
 from kvsweep.compression.trial import check, trials
 from kvsweep.errors import UserError
 from kvsweep.harness import notebook, settings
+from kvsweep.harness.models.loaded import LoadedModel
 
 SETTINGS: dict[str, Any] = {"keep_ratio": 0.3, "local_window": 8, "budget": 60}
 CALLS: list[int] = []
@@ -84,15 +86,53 @@ def test_a_wrong_policy_is_named_in_one_sentence(kind: type[BudgetPolicy], make:
     assert "\n" not in str(raised.value)
 
 
+FAULTS = {name: (kind, make, said) for name, kind, make, said in WRONG}
+IN_A_SWEEP = ("chance", "earlier calls", "keys changed", "a signal changed", "an exception", "booleans")
+
+
+@pytest.mark.parametrize("name", IN_A_SWEEP)
+def test_decoding_names_the_fault_too(name: str, toy: LoadedModel) -> None:
+    """What a policy was never checked for shows at the first eviction."""
+    kind, make, said = FAULTS[name]
+    mine = policy_of(make, kind, (AttentionMass(),) if make is decayed_in_place else ())
+    with pytest.raises(UserError, match=rf"^policy=mine, token \d+ of problem 0, draw 0: .*{said.split(' .*')[-1]}"):
+        kvsweep.generate(toy, mine, ["1+1"], max_new_tokens=80)
+
+
+@pytest.fixture(scope="module")
+def toy() -> LoadedModel:
+    return kvsweep.load_model("toy_qwen")
+
+
+@dataclass(frozen=True, kw_only=True)
+class All(BudgetPolicy):
+    """It frees nothing, and promises that it does."""
+
+    def scores(self, view: CacheView) -> Any:
+        return view.positions
+
+    def select(self, view: CacheView) -> Selection:
+        return Selection(keep=torch.arange(view.length))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tight(All):
+    def capacity(self, question_length: int, max_new_tokens: int) -> int:
+        return self.budget - 1
+
+
+def test_rows_that_a_policy_did_not_promise_are_named(toy: LoadedModel) -> None:
+    mine = All(name="all", **SETTINGS)
+    with pytest.raises(UserError, match=r"policy=all, .* it keeps 61 rows, and capacity\(\) returns 61: keep fewer"):
+        kvsweep.generate(toy, mine, ["1+1"], max_new_tokens=80)
+    tight = Tight(name="tight", **SETTINGS)
+    with pytest.raises(UserError, match=r"policy=tight: capacity\(\d+, 80\) returns 59, and a text has 61 rows"):
+        kvsweep.generate(toy, tight, ["1+1"], max_new_tokens=80)
+    with pytest.raises(UserError, match=r"policy=tight: capacity\(.*\) returns 59"):
+        check(trials(tight), {})
+
+
 def test_a_selection_of_too_many_rows_is_named() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class All(BudgetPolicy):
-        def scores(self, view: CacheView) -> Any:
-            return view.positions
-
-        def select(self, view: CacheView) -> Selection:
-            return Selection(keep=torch.arange(view.length))
-
     with pytest.raises(UserError, match="keeps 61 rows where length_after promises 23"):
         check(trials(All(name="all", **SETTINGS)), {})
 

@@ -289,6 +289,12 @@ def test_a_slip_in_ones_own_code_has_file_and_line(own: Path, slip: str, words: 
     assert str(caught.value).endswith(": correct that line.")
 
 
+def test_ones_own_code_is_found_where_nothing_is_composed(own: Path) -> None:
+    """As `kvsweep verify` reads the settings of stored cells."""
+    found = target_class("policy", {"_target_": "my_policies.Spread"}, Policy)
+    assert found.__name__ == "Spread"
+
+
 @pytest.mark.parametrize("inner", [False, True])
 def test_a_file_with_null_bytes_is_named(own: Path, inner: bool) -> None:
     path, place = own / "my_policies.py", "my_policies.py"
