@@ -17,6 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from kvsweep.compression import artifacts
 from kvsweep.compression.source import code_hash, is_own, source_files
 from kvsweep.errors import UserError
+from kvsweep.files import digests
 from kvsweep.kernels.implementation import Operations, Tensor, operations, torch
 
 
@@ -186,20 +187,31 @@ class Policy(ABC):
         """Return the rows to keep."""
 
     def files(self) -> dict[Path, str]:
-        """Return the artifacts and a user's Python files that the policy reads, each with a hash."""
+        """Return the artifacts that the policy reads, and a user's Python files and data, each with a hash."""
         code = source_files(type(self)) if is_own(type(self)) else {}
-        return code | artifacts.files(self.placed)
+        data = {path: digests([path])[0] for files in self._data().values() for path in files}
+        return code | artifacts.files(self.placed) | data
+
+    def _data(self) -> dict[str, list[Path]]:
+        """Return the files that a user's settings name, by setting; of a folder, which a slash tells, all in it."""
+        if not is_own(type(self)):
+            return {}
+        texts = {name: str(value) for name, value in vars(self).items() if isinstance(value, str | Path)}
+        named = {name: [Path(text), *(Path(text).rglob("*") if "/" in text else ())] for name, text in texts.items()}
+        found = {name: sorted(filter(Path.is_file, paths)) for name, paths in named.items() if name != "name"}
+        return {name: files for name, files in found.items() if files}
 
     def identity(self) -> dict[str, Any]:
         """Return everything about the policy that can change a completion, for `cell_id`.
 
-        An artifact is given by a hash of its contents, a user's class by its name and a hash of its code. The code of
-        kvsweep's own policies is left out, so that an update keeps the ids; see `CellStore.begin_pass`.
+        Artifacts and a user's data are given by a hash of their contents, a user's class by its name and a hash of its
+        code. The code of kvsweep's own policies is left out, so that an update keeps the ids: `CellStore.begin_pass`.
         """
-        digests = {kind: artifacts.digest(place) for kind, place in self.placed.items()}
+        contents = {name: digests(files, named=True)[-1] for name, files in self._data().items()}
+        contents |= {kind: artifacts.digest(place) for kind, place in self.placed.items()}
         cls = type(self)
         named = {"class": f"{cls.__module__}.{cls.__qualname__} {code_hash(cls)}"} if is_own(cls) else {}
-        return dataclasses.asdict(self) | digests | named
+        return dataclasses.asdict(self) | contents | named
 
     def load_artifacts(self) -> None:
         """Read the artifacts; raises UserError if one contains invalid numbers."""
@@ -208,8 +220,9 @@ class Policy(ABC):
 
     @property
     def placed(self) -> dict[str, str]:
-        """Return the path of each artifact that is set, by setting."""
-        places = {kind: getattr(self, kind) for kind in self.ARTIFACTS}
+        """Return the path of each artifact that is set, by setting; a signal names its predictor too."""
+        heads = [one.directory for one in self.signals if isinstance(one, PredictedImportance)]
+        places = dict(zip(["predictor"], heads, strict=False)) | {kind: getattr(self, kind) for kind in self.ARTIFACTS}
         return {kind: place for kind, place in places.items() if place is not None}
 
     @property

@@ -35,8 +35,8 @@ def source_files(policy_class: type) -> dict[Path, str]:
     """Return the Python files that define a policy's class, each with a hash of its code.
 
     These are the modules of the class and its base classes, except `compression.policy`; for a user's class also the
-    modules that these import from the same folder or installed package. The hash ignores comments, docstrings and
-    layout.
+    modules that these import from its own package or from a place where nothing is installed. The hash ignores
+    comments, docstrings and layout.
     """
     modules = {sys.modules[cls.__module__] for cls in policy_class.__mro__}
     waiting = [module for module in modules if _belongs(module, policy_class)]
@@ -66,13 +66,9 @@ def _belongs(module: ModuleType, policy_class: type) -> bool:
     """True if a module is in the class's folder or installed package; for our policies, in compression.policies."""
     if not is_own(policy_class):
         return module.__name__.startswith(f"{_PACKAGE}.compression.policies")
-    home = Path(inspect.getfile(policy_class)).resolve().parent
-    path = Path(getattr(module, "__file__", None) or "/").resolve()
-    beside = path.is_relative_to(home) and _INSTALLED.isdisjoint(path.relative_to(home).parts)
-    if _INSTALLED.isdisjoint(home.parts) and beside:
-        return path.suffix == ".py"
-    same_package = module.__name__.partition(".")[0] == policy_class.__module__.partition(".")[0]
-    return same_package and path.suffix == ".py"
+    package, path = module.__name__.partition(".")[0], Path(getattr(module, "__file__", None) or "/").resolve()
+    nobodys = package not in (_PACKAGE, *sys.stdlib_module_names) and _INSTALLED.isdisjoint(path.parts)
+    return path.suffix == ".py" and (nobodys or package == policy_class.__module__.partition(".")[0])
 
 
 def _imported(text: str, module: ModuleType) -> Iterator[ModuleType]:

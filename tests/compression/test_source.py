@@ -2,14 +2,18 @@
 
 import importlib
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.h2o import H2O
+from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.source import code_hash, is_own, is_same_code, source_files
 from kvsweep.harness.settings import choices, target_class
@@ -72,7 +76,42 @@ def test_code_alone_changes_the_hash(folder: Path, mine: type, name: str, old: s
     assert (code_hash(mine) != before) == changes
 
 
-def test_a_module_of_another_folder_is_not_part_of_it(folder: Path, mine: type, tmp_path: Path) -> None:
+def test_a_module_of_another_folder_where_nothing_is_installed_is_part_of_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for place in ("lib", "site-packages"):
+        (tmp_path / place).mkdir()
+        monkeypatch.syspath_prepend(tmp_path / place)
+    (folder / "helper_of_mine.py").rename(tmp_path / "lib/helper_of_mine.py")
+    (tmp_path / "site-packages/package_of_theirs.py").touch()
+    rewrite(folder / "policy_of_mine.py", lambda text: f"import json, package_of_theirs\n{text}")
+    policy = importlib.import_module("policy_of_mine").Mine
+    assert {path.name for path in source_files(policy)} == {"policy_of_mine.py", "helper_of_mine.py"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Window):
+    table: str
+
+
+def test_data_that_a_users_setting_names_are_part_of_the_identity_and_not_their_place(tmp_path: Path) -> None:
+    def identity(table: Path) -> dict[str, Any]:
+        return Table(name="table", keep_ratio=0.5, local_window=4, budget=16, table=str(table)).identity()
+
+    for name, content in (("a.npy", "1"), ("b.npy", "2")):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "folder").mkdir()
+    shutil.copy(tmp_path / "a.npy", tmp_path / "folder")
+    before, in_folder = identity(tmp_path / "a.npy"), identity(tmp_path / "folder")
+    assert identity(tmp_path / "b.npy") != before == identity(tmp_path / "folder/a.npy")
+    (tmp_path / "folder/a.npy").write_text("2")
+    assert identity(tmp_path / "folder") != in_folder
+    assert identity(tmp_path / "no file")["table"] == str(tmp_path / "no file")
+    made = Table(name="table", keep_ratio=0.5, local_window=4, budget=16, table=str(tmp_path / "a.npy"))
+    assert tmp_path / "a.npy" in made.files()
+
+
+def test_our_own_modules_are_no_part_of_it(mine: type) -> None:
     assert not any("kvsweep" in path.parts for path in source_files(mine))
 
 

@@ -1,8 +1,12 @@
 """The three calls of a notebook."""
 
+from dataclasses import dataclass
+
 import pytest
+from torch import Tensor
 
 import kvsweep
+from kvsweep.compression.policy import CacheView, PredictedImportance, Signal
 
 
 def test_a_policy_of_the_package_comes_by_its_name() -> None:
@@ -45,3 +49,23 @@ def test_another_models_artifact_is_refused_as_in_a_sweep(name: str) -> None:
         kvsweep.generate(model, kvsweep.policy(name, **sizes), ["1+1"], max_new_tokens=4)
     own = kvsweep.policy(name, "toy_llama", **sizes)
     assert len(kvsweep.generate(model, own, ["1+1"], max_new_tokens=4)) == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByHead(kvsweep.BudgetPolicy):
+    """As docs/your_policy.md names a predictor: by the signal alone."""
+
+    directory: str
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        return (PredictedImportance(self.directory),)
+
+    def scores(self, view: CacheView) -> Tensor:
+        return view.signals[self.signals[0]]
+
+
+def test_a_signals_predictor_of_another_model_is_refused() -> None:
+    mine = ByHead(name="mine", keep_ratio=0.3, local_window=48, budget=128, directory=kvsweep.policy("dynts").predictor)
+    with pytest.raises(kvsweep.UserError, match=r"was made for toy_qwen .*, but model=toy_llama is"):
+        kvsweep.generate(kvsweep.load_model("toy_llama"), mine, ["1+1"], max_new_tokens=4)
