@@ -200,9 +200,10 @@ class _Settings(TypedDict, total=False):
 
 
 class _Pass(TypedDict, total=False):
-    """What the server of a pass said of its cache."""
+    """What the server of a pass said of its cache, and the model that its answers name."""
 
     cache: dict[str, str]
+    model: str | None
 
 
 class _Provenance(TypedDict, total=False):

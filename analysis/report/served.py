@@ -1,4 +1,4 @@
-"""What rows tell about servers: different prompts, and completions truncated at a server's own limit."""
+"""What a run tells about its servers: other prompts, models or caches, and completions cut at a server's own limit."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from kvsweep.analysis.statistics.against_full import decide_cells
 from kvsweep.analysis.statistics.metrics import difference_to_full, graded_rows, texts_differ
 from kvsweep.command_line import counted
 from kvsweep.escape import visible
-from kvsweep.stored import is_served
+from kvsweep.stored import is_served, models_told
 
 
 def other_prompts(run: Run) -> list[str]:
@@ -36,6 +36,42 @@ def other_prompts(run: Run) -> list[str]:
                     "template by engine.api=completions."
                 )
     return sentences
+
+
+def other_models(run: Run) -> list[str]:
+    """A sentence for each server whose answers name another model than the baseline's, or than the one asked for."""
+    served = run.cells[_are_served(run)]
+    told = {name: _told(run, name) for name in served["cell_id"]}
+    asked = {name: str(run.settings[name]["policy"].get("model")) for name in served["cell_id"]}
+    sentences = []
+    for _, cells in served.groupby("condition", sort=False):
+        cells = cells.set_index("cell_id")
+        base = next(iter(cells.index[cells["policy"] == "full"]), cells.index[0])
+        one_model = cells.index.map(asked).nunique() == 1
+        for cell_id, cell in cells.iterrows():
+            models = ", ".join(sorted(told[cell_id]))
+            if asked[cell_id] == asked[base] and told[base] and told[cell_id] and told[cell_id] != told[base]:
+                theirs = f"{', '.join(sorted(told[base]))} with {notation.setting(cells.loc[base])}"
+                said = f"its answers are of the model {models}, and of {theirs}"
+                mend = "Start both servers with one model, or give each setting its engine.model if they shall differ"
+            elif not one_model and any(_last(name) != _last(asked[cell_id]) for name in told[cell_id]):
+                said = f"asked for engine.model={visible(asked[cell_id])}, its answers are of the model {models}"
+                mend = "Start the server with the model that is asked for, or ask for the one that it has"
+            else:
+                continue
+            sentences.append(f"{_name(cell)}: {said}, so that a difference may be the model's. {mend}.")
+    return sentences
+
+
+def _told(run: Run, cell_id: str) -> set[str]:
+    """The models that a cell's answers name."""
+    models = models_told(run.provenance.get(cell_id, {}).get("decoding_passes", []))
+    return {visible(model) for model in models if model}
+
+
+def _last(model: str) -> str:
+    """A model's own name, without the owner or the folders before it."""
+    return model.rstrip("/").rpartition("/")[2]
 
 
 def same_caches(run: Run) -> list[str]:
@@ -108,9 +144,13 @@ def cut_early(run: Run) -> pd.Series:
 
 def _texts(run: Run) -> pd.DataFrame:
     """Return servers' completions with the columns of their cells; `row` is their place in the run."""
-    cells = run.cells[[is_served(run.settings.get(name, {})) for name in run.cells["cell_id"]]]
+    cells = run.cells[_are_served(run)]
     own = run.completions.assign(row=run.completions.index)
     return own.merge(cells.drop(columns="completions"), on="cell_id")
+
+
+def _are_served(run: Run) -> list[bool]:
+    return [is_served(run.settings.get(name, {})) for name in run.cells["cell_id"]]
 
 
 def _limit(run: Run, cell_id: str) -> Any:

@@ -12,7 +12,14 @@ from kvsweep import records
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, in_order, is_control, load_run
 from kvsweep.analysis.notation import MARKS, MISSING, STOPPED, UNFINISHED, UNPACKED, UNTOUCHED, WORSE
-from kvsweep.analysis.report.served import beside_control, cut_by_server, cut_early, other_prompts, same_caches
+from kvsweep.analysis.report.served import (
+    beside_control,
+    cut_by_server,
+    cut_early,
+    other_models,
+    other_prompts,
+    same_caches,
+)
 from kvsweep.analysis.statistics.against_full import plan_of
 from kvsweep.analysis.statistics.fidelity import fidelity, replay_rows, timings
 from kvsweep.analysis.statistics.metrics import (
@@ -78,6 +85,7 @@ def warnings(run: Run, margin: float | None = None) -> dict[str, list[str]]:
         "Full caches that were cut off": cut_off(run, margin),
         "Cut off by their server": cut_by_server(run),
         "Asked with other prompts": other_prompts(run),
+        "Answered by other models": other_models(run),
         "Compression not seen": same_caches(run),
         "The full setting asked again": beside_control(run, margin),
         "Not finite": not_finite(run),

@@ -5,9 +5,9 @@ import re
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import openai
@@ -22,6 +22,7 @@ from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.server import Server
 from kvsweep.harness.sweep.store import CellStore, OpenCells
 from kvsweep.records import Completion, Pair, Tokens, content_hash
+from kvsweep.stored import models_told
 from kvsweep.thinking import ending, joined
 
 # The client waits 0.5 s, 1 s, 2 s, ... and then 8 s, or as long as the server says: about a minute in all.
@@ -79,7 +80,7 @@ class _Usage(msgspec.Struct):
 class _Answer(msgspec.Struct):
     choices: list[_Choice]
     usage: _Usage
-    model: str | None = None
+    model: Annotated[str, msgspec.Meta(max_length=1000)] | None = None
     error: Any = None
 
 
@@ -116,10 +117,10 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int], log:
     names: Any = {"api_key": server.key or "none", "organization": "", "project": ""}
     async with openai.AsyncOpenAI(base_url=server.url, max_retries=RETRIES, timeout=timeout, **names) as client:
         said = {"url": server.url, "cache": log or await _said_of_cache(client, server.url)}
-        store.begin_pass(job.provenance(store.cell), {**started, **said})
+        models = models_told(store.begin_pass(job.provenance(store.cell), {**started, **said}))
         prompts = {problem.id: problem.prompt for problem in job.benchmark.problems}
         free = asyncio.Semaphore(server.parallel)
-        asker = _Asker(job=job, server=server, client=client, prompts=prompts, free=free)
+        asker = _Asker(job=job, server=server, client=client, prompts=prompts, free=free, models=models)
         refused: list[_RefusedError] = []
 
         async def answer(pair: Pair) -> None:
@@ -128,6 +129,7 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int], log:
             except _RefusedError as error:
                 refused.append(error)  # the other questions are still asked
                 return
+            store.note(model=asker.model)
             work.append(cell_id, completion)
             written[cell_id] += completion.num_tokens
 
@@ -184,7 +186,13 @@ class _Asker:
     client: openai.AsyncOpenAI
     prompts: dict[str, str]
     free: asyncio.Semaphore
-    models: set[str | None] = field(default_factory=set)  # the model names that the server reports
+    models: set[str | None]  # that this cell's answers name, those of earlier passes too
+
+    @property
+    def model(self) -> str | None:
+        """The one model that the answers name."""
+        [model] = self.models
+        return model
 
     async def check(self, pairs: list[Pair]) -> None:
         """Ask each of the pairs twice, and print how many completions were equal."""
@@ -261,13 +269,18 @@ class _Asker:
         """Refuse a completion that is incomplete or of another model, and token counts that cannot be its own."""
         if fault := answer.error or answer.choices[0].error:
             raise ValueError(f"it has the error {fault}")
-        self.models.add(answer.model)
-        if len(self.models) > 1:
-            raise ValueError(f"texts are of the models {', '.join(sorted(map(str, self.models)))}")
         count, thinking = answer.usage.completion_tokens, answer.usage.thinking or 0
         if count < max(thinking, bool(text)) or (self._limit is not None and count > self._limit):
             possible = f"1 to {self._limit or 'any number'}"
             raise ValueError(f"it counts {count} tokens, {thinking} of thinking, where {possible} are possible")
+        self._check_model(answer.model)
+
+    def _check_model(self, model: str | None) -> None:
+        if others := self.models - {model}:
+            named = " and ".join(sorted(map(_named, others)))
+            what = f"names {_named(model)}, and other answers of this cell name {named}"
+            raise self._error(what, mend="take another run_name, or start the server that gave those")
+        self.models.add(model)
 
     @property
     def _limit(self) -> int | None:
@@ -289,8 +302,14 @@ class _Asker:
             raise ValueError("its thinking is split off, and model.think_end=null: name the model's tags")
         return joined(thinking, message.content, tags, ended=ending(choice.finish_reason) == "stop")
 
-    def _error(self, what: str, kind: type[ServerError] = ServerError) -> ServerError:
+    def _error(
+        self, what: str, kind: type[ServerError] = ServerError, mend: str = "mend it, and the same command goes on"
+    ) -> ServerError:
         """Return an error of one sentence, without a key, whatever the server has said."""
         said = what.replace(self.server.key, "***") if self.server.key else what
         said = visible(" ".join(said.split()))[:_SHOWN]
-        return kind(f"{self.server.url} ({self.server.name}) {said}; mend it, and the same command goes on.")
+        return kind(f"{self.server.url} ({self.server.name}) {said}; {mend}.")
+
+
+def _named(model: str | None) -> str:
+    return "no model" if model is None else f"the model {model}"

@@ -68,6 +68,7 @@ class CellStore:
         self._rows, self._path = rows, self.directory / shard.file(rows)
         self._lock = FileLock(self.directory / shard.file(LOCK_FILE), timeout=0)
         self._synced = 0.0
+        self._provenance: dict[str, Any] = {}
         self.listener: Callable[[Any], object] = lambda row: None  # gets every appended row
 
     @classmethod
@@ -140,9 +141,10 @@ class CellStore:
         with plain_disk_errors(self.directory):
             records.append_row(self.directory / self.shard.file(row.file), row)
 
-    def begin_pass(self, provenance: dict[str, Any], decoding_pass: Mapping[str, Any]) -> None:
+    def begin_pass(self, provenance: dict[str, Any], decoding_pass: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Record the origin of the rows to come, beside earlier decoding passes, and delete DONE.
 
+        Return the earlier passes of all shards.
         Raises UserError if other code of the policy has made rows of this cell.
         """
         path = self.directory / self.shard.file(records.PROVENANCE_FILE)
@@ -153,10 +155,23 @@ class CellStore:
             stored = self.stored.provenances(lambda part, error: None)
             others = [one for part, found in stored if part != path for one in found.get("decoding_passes", [])]
             self._check_code(code, [*passes, *others])
-            passes = [*passes, {**decoding_pass, "policy_code": code}]
+            own = {**decoding_pass, "policy_code": code}
             (self.directory / records.DONE_FILE).unlink(missing_ok=True)
-            whole = {"schema": records.SCHEMA, **provenance, "decoding_passes": passes}
-            replace_text(path, json.dumps(whole, indent=2) + "\n")
+            self._provenance = {"schema": records.SCHEMA, **provenance, "decoding_passes": [*passes, own]}
+            self._write_provenance()
+        return [*passes, *others]
+
+    def note(self, **facts: Any) -> None:
+        """Record what this process's pass has learned since it began; facts that stand there are not written again."""
+        own = self._provenance["decoding_passes"][-1]
+        if not facts.items() <= own.items():
+            own |= facts
+            with plain_disk_errors(self.directory):
+                self._write_provenance()
+
+    def _write_provenance(self) -> None:
+        path = self.directory / self.shard.file(records.PROVENANCE_FILE)
+        replace_text(path, json.dumps(self._provenance, indent=2) + "\n")
 
     def _check_code(self, code: str, passes: Sequence[Mapping[str, Any]]) -> None:
         for earlier in passes:

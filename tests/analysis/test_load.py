@@ -90,7 +90,9 @@ def test_provenance_of_shards_is_put_together(tmp_path: Path, make_cell: MakeCel
 DEEP = json.loads("[" * 700 + "]" * 700)
 
 
-@pytest.mark.parametrize("passes", [[{"cache": 5}], [{"cache": {"kvcache": 1}}], [{"other": DEEP}], DEEP])
+@pytest.mark.parametrize(
+    "passes", [[{"cache": 5}], [{"cache": {"kvcache": 1}}], [{"model": 5}], [{"other": DEEP}], DEEP]
+)
 def test_a_strangers_provenance_is_told_and_not_believed(passes: object, tmp_path: Path, make_cell: MakeCell) -> None:
     folder = make_cell([[1, 0]])
     whole = json.loads((folder / "provenance.json").read_text())

@@ -266,7 +266,11 @@ def counting(tokens: int, thinking: int = 0) -> Callable[[Handler, int], None]:
     ("answer", "said"),
     [
         (with_fields(error={"code": 502}), "no completion (it has the error {'code': 502})"),
-        (with_fields(model="other"), "no completion (texts are of the models None, other)"),
+        (
+            with_fields(model="other"),
+            "names the model other, and other answers of this cell name no model; take another ",
+        ),
+        (with_fields(model="x" * 2000), "no completion (Expected `str` of length <= 1000"),
         (counting(0), "no completion (it counts 0 tokens, 0 of thinking, where 1 to"),
         (counting(10**6), "no completion (it counts 1000000 tokens"),
         (counting(7, thinking=900), "no completion (it counts 7 tokens, 900 of thinking"),
@@ -522,6 +526,69 @@ def test_a_setting_whose_cache_is_the_baseline_s_is_named(
     said = [line for line in ended.out.splitlines() if "compression is not seen" in line]
     assert len(said) == (CACHES[name][2] is not None)
     assert all(f"({CACHES[name][2]})" in line for line in said)
+
+
+def test_a_server_that_has_another_model_after_a_resume_is_refused(
+    adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
+) -> None:
+    def dies(handler: Handler, number: int) -> bool:
+        (half if number > 4 else with_fields(model="org/Adder"))(handler, number)
+        return True
+
+    def go_on(model: str) -> Any:
+        return kvsweep(*words, f"engine.url={adder(always(with_fields(model=model))).url}", "engine.parallel=1")
+
+    assert kvsweep(*words, f"engine.url={adder(dies).url}", "engine.parallel=1").code == 1
+    refused = go_on("other-0.5B")
+    assert refused.code == 1
+    assert len(rows(tmp_path)) == 4
+    said = "(full) names the model other-0.5B, and other answers of this cell name the model org/Adder; "
+    assert refused.err.splitlines()[-1].endswith(f"{said}take another run_name, or start the server that gave those.")
+    assert go_on("org/Adder").code == 0
+    assert len(rows(tmp_path)) == 12
+    [file] = (tmp_path / "runs/sums").glob("*/provenance.json")
+    passes = json.loads(file.read_text())["decoding_passes"]
+    assert [one.get("model", "unsaid") for one in passes] == ["org/Adder", "unsaid", "org/Adder"]
+    # A pass of an older version says nothing of its model.
+    file.write_text(json.dumps({"schema": 1, "decoding_passes": [{}]}))
+    assert kvsweep(*words, "draws=3", f"engine.url={adder(always(with_fields(model='new'))).url}").code == 0
+
+
+def always(answer: Callable[[Handler, int], None]) -> Callable[[Handler, int], bool]:
+    return lambda handler, number: answer(handler, number) is None
+
+
+# Two settings: what each asks for and what its answers name; then whom the warnings name, and their words.
+MODELS: dict[str, tuple[list[tuple[str, str | None]], list[str]]] = {
+    "another": (
+        [("Qwen3-8B", "Qwen3-8B"), ("Qwen3-8B", "other")],
+        ["q4, declared: its answers are of the model other, and of Qwen3-8B with full cache"],
+    ),
+    "one alias": ([("Qwen3-8B", "/models/q.gguf"), ("Qwen3-8B", "/models/q.gguf")], []),
+    "one says nothing": ([("Qwen3-8B", "Qwen3-8B"), ("Qwen3-8B", None)], []),
+    "as asked": ([("Qwen3-8B", "Qwen/Qwen3-8B"), ("Qwen3-8B-AWQ", "Qwen3-8B-AWQ")], []),
+    "not as asked": (
+        [("Qwen3-8B", "Qwen3-8B"), ("Qwen3-8B-AWQ", "other")],
+        ["q4, declared: asked for engine.model=Qwen3-8B-AWQ, its answers are of the model other"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow_unless(rule=lambda name: "as" not in name)
+def test_settings_of_other_models_are_named(
+    name: str, adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
+) -> None:
+    asked, expected = MODELS[name]
+    settings = [
+        f"{{name: {n}, url: '{adder(always(with_fields(model=told))).url}', model: {model}}}"
+        for n, (model, told) in zip(("full", "q4"), asked, strict=True)
+    ]
+    ended = kvsweep(*words, "draws=1", f"grid.engine=[{', '.join(settings)}]")
+    assert ended.code == 0, ended.err
+    said = [line for line in ended.out.splitlines() if "answers are of the model" in line]
+    assert [words in line for words, line in zip(expected, said, strict=True)] == [True] * len(expected)
+    assert all("so that a difference may be the model's. Start " in line for line in said)
 
 
 def test_a_control_asks_the_baseline_again(
