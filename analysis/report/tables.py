@@ -25,6 +25,7 @@ from kvsweep.analysis.statistics.fidelity import fidelity, replay_rows, timings
 from kvsweep.analysis.statistics.metrics import (
     SETTING,
     benchmark_views,
+    beside_full,
     cell_scores,
     mean_over_benchmarks,
     model_title,
@@ -80,7 +81,7 @@ def _legend(scores: pd.DataFrame) -> list[str]:
 def warnings(run: Run, margin: float | None = None) -> dict[str, list[str]]:
     """Return warnings by heading: what was seen, why it matters, what to type; `margin` as in `cut_off`."""
     return {
-        "Without answers": unanswered(run),
+        "Without answers": [*unanswered(run), *otherwise_answered(run, margin)],
         "Texts that ran to the limit": endless(run),
         "Full caches that were cut off": cut_off(run, margin),
         "Cut off by their server": cut_by_server(run),
@@ -102,13 +103,45 @@ def unanswered(run: Run) -> list[str]:
     sentences = []
     for (model, benchmark), ours in cells.groupby(["model_title", "benchmark_title"], sort=False):
         texts = silent[silent["silent"] & silent["cell_id"].isin(ours["cell_id"])]
-        examples = [f"--why {shlex.quote(name)}" for name in texts["problem_id"].astype(str).unique()[:2]]
         sentences.append(
             f"{model} | {benchmark}: most texts of {counted(len(ours), 'cell')} hold no answer. Is model.think_end the "
             "tag that this model writes (null if it does not think), and does the prompt ask for a \\boxed answer? "
-            f"See `kvsweep grade {shlex.quote(str(run.directory))}` with {' or '.join(examples)}."
+            f"See {_why(run, texts)}."
         )
     return sentences
+
+
+def otherwise_answered(run: Run, margin: float | None = None) -> list[str]:
+    """A sentence for each server whose whole texts lack an answer more or less often than the baseline's.
+
+    What counts is a difference beyond the margin, over the pairs of problem and draw that both have. In kvsweep's own
+    texts the cache alone makes such a difference, because tags and prompt are the same; two servers may differ in both.
+    """
+    graded = run.completions.dropna(subset="outcome")
+    silent = graded.assign(silent=graded["outcome"].eq("no_answer") & graded["stop_reason"].eq("stop"))
+    pairs = beside_full(run.cells, silent, ["silent"])
+    cells = run.cells.set_index("cell_id")
+    sentences = []
+    for _, ours in pairs[pairs["cell_id"] != pairs["full"]].groupby("cell_id", sort=False):
+        cell_id, full = (str(ours[name].iloc[0]) for name in ("cell_id", "full"))
+        own, theirs = int(ours["silent"].sum()), int(ours["silent_full"].sum())
+        beyond = abs(own - theirs) / len(ours) > plan_of(run.provenance.get(cell_id, {}), margin).margin
+        if beyond and is_served(run.settings.get(cell_id, {})):
+            cell, base = cells.loc[cell_id], notation.setting(cells.loc[full])
+            of_both = f"{own} of {counted(len(ours), 'text')} ended by themselves without an answer"
+            sentences.append(
+                f"{cell['model_title']} | {cell['benchmark_title']}: {notation.setting(cell)}: {of_both}, and {theirs} "
+                f"with {base}, so that the difference may be one of reading and not of the cache. Look at the texts "
+                "and at both servers' reasoning parsers: one may take the tags of thinking away. "
+                f"See {_why(run, ours[ours['silent'] != ours['silent_full']])}."
+            )
+    return sentences
+
+
+def _why(run: Run, texts: pd.DataFrame) -> str:
+    """The command that shows how texts were graded, with two of their problems."""
+    examples = [f"--why {shlex.quote(name)}" for name in texts["problem_id"].astype(str).unique()[:2]]
+    return f"`kvsweep grade {shlex.quote(str(run.directory))}` with {' or '.join(examples)}"
 
 
 def cut_off(run: Run, margin: float | None = None) -> list[str]:

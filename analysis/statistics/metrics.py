@@ -141,7 +141,7 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
     Draws with one seed share their random numbers, so a pair is equal until eviction acts, and the common part cancels.
     `PAIR_SUMS` counts what changed, split by where eviction acted. A cell without a pair has no row.
     """
-    pairs = _beside_full(cells, graded, ["correct", "num_tokens"])
+    pairs = beside_full(cells, graded, ["correct", "num_tokens"])
     pairs = pairs[pairs["cell_id"] != pairs["full"]]
     difference, acted = pairs["correct"] - pairs["correct_full"], pairs["evictions"] > 0
     untouched = pairs["evictions"] == 0  # a server reports neither
@@ -175,7 +175,7 @@ def texts_differ(run: Run) -> pd.Series:
     return pd.Series(counts, name="texts_differ", dtype="float64").rename_axis("cell_id")
 
 
-def _beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+def beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Join cells with full caches: `full` (its cell_id) and the full cache's `names`, for the same pair."""
     key, is_full = ["problem_id", "draw"], cells["policy"] == "full"
     baseline = cells[is_full].drop_duplicates("condition").set_index("condition")["cell_id"]
@@ -199,7 +199,7 @@ def _kept_of_full(run: Run) -> pd.DataFrame:
         bytes=completions["peak_length"] * sizes["row"] + beside,
         held_bytes=held * sizes["row"] + completions["num_tokens"] * beside,
     )
-    pairs = _beside_full(run.cells, rows, sums)
+    pairs = beside_full(run.cells, rows, sums)
     total = pairs.groupby("cell_id")[[name + end for name in sums for end in ("", "_full")]].sum(min_count=1)
     per_step = total["num_tokens_full"] / total["num_tokens"]
     memory = (total["bytes"] / total["bytes_full"]).fillna(total["peak_length"] / total["peak_length_full"])

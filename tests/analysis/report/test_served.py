@@ -43,6 +43,30 @@ def test_a_server_that_cuts_below_the_limit_is_named(whose: str, make_cell: Call
     assert "Raise decoding.max_new_tokens" not in said
 
 
+@pytest.mark.parametrize(
+    ("full", "small", "extra", "counts"),
+    [
+        (0, 2, SERVED, "2 of 20 texts ended by themselves without an answer, and 0 with full cache"),
+        (2, 0, SERVED, "0 of 20 texts ended by themselves without an answer, and 2 with full cache"),
+        (0, 1, SERVED, None),
+        (9, 8, SERVED, None),
+        (0, 9, {}, None),
+    ],
+)
+def test_a_server_whose_texts_lack_answers_beside_the_baseline_s_is_named(
+    full: int, small: int, extra: dict[str, Any], counts: str | None, make_cell: Callable[..., Path]
+) -> None:
+    """From 5 points on, in both directions; the baseline's further problem does not count."""
+    for policy, silent, further in (("full", full, [["no_answer"]]), ("small", small, [])):
+        grades = [["no_answer"]] * silent + [[1]] * (20 - silent) + further
+        run = make_cell(grades, policy=policy, extra=extra).parent
+    said = warnings(load_run(run), margin=0.05)["Without answers"]
+    assert len(said) == (counts is not None)
+    assert all(
+        f"small, declared: {counts}" in one and f"See `kvsweep grade {run}` with --why p0" in one for one in said
+    )
+
+
 def test_texts_at_the_limit_are_the_limits(make_cell: Callable[..., Path]) -> None:
     at_limit = {"stop_reason": "length", "num_tokens": 400}
     run = make_cell([[1]] * 4, extra=SERVED, completion=at_limit).parent
