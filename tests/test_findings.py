@@ -978,10 +978,26 @@ def test_the_policies_on_gsm8k() -> None:
         assert [*map(float, re.findall(r"[-+][\d.]+", compared))] == pytest.approx(exact, abs=0.051)
         assert interval.high < 0  # the page and README say that all lose
         assert len(own) == 96
-    [fp8] = cells.index[cells["stored"] == "bits=8, scheme=fp8"]
-    change = letters.loc[fp8].astype(float) - full
+    readme = (PUBLISHED.parents[1] / "README.md").read_text()
+    for stored, said in {
+        "bits=8, scheme=fp8, scale=none": "loses {} points ({} to {}) without scales",
+        "bits=8, scheme=fp8, scale=tensor": "and {} ({} to {}) with a layer's",
+        "bits=4, scheme=rotated": "rotated (45%) lose {} points",
+    }.items():
+        [cell] = cells.index[cells["stored"] == stored]
+        change = letters.loc[cell].astype(float) - full
+        low, high = 100 * np.array(stats.ttest_1samp(change, 0).confidence_interval())
+        assert said.format(*(f"{-one:.1f}" for one in (100 * change.mean(), high, low))) in page
+    assert f"4 rotated bits lose {-100 * change.mean():.1f} points" in readme
+    [kivi] = cells.index[cells["stored"] == "bits=4, scheme=kivi"]
+    change = letters.loc[kivi].astype(float) - full
     low, high = 100 * np.array(stats.ttest_1samp(change, 0).confidence_interval())
-    assert f"loses {-100 * change.mean():.1f} points ({-high:.1f} to {-low:.1f})" in page
+    lost, won = (change == -1).sum(), (change == 1).sum()
+    told = f"{lost} answers are lost where {won} are won: {100 * change.mean():+.1f} points ({low:+.1f} to {high:+.1f})"
+    assert told in page
+    share = cells["kv_bytes_mean"] / cells["kv_bytes_mean"][cells["policy"] == "full"].item()
+    for stored, percent in {"kivi": 56, "rotated": 45, "scale=none": 50, "scale=tensor": 56}.items():
+        assert round(100 * share[cells["stored"].str.endswith(stored, na=False)].item()) == percent
     ours = cells[cells["keep_ratio"] == 0.2].reset_index().set_index("policy")["cell_id"]
     beside = letters.loc[ours["triattention"]].astype(float) - letters.loc[ours["random"]].astype(float)
     assert 100 * beside.mean() == pytest.approx(-14.6, abs=0.051)

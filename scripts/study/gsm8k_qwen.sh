@@ -76,13 +76,12 @@ decoded() { # the policies at two sizes, at temperature 0.6: one draw of each, t
     done
 }
 
-bits() { # all rows in fp8 and at 4 bits, rotated, and R-KV's rows at 4 bits at the same two sizes
-    # shellcheck disable=SC2086
-    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=full "run_name=$DRAWN" \
-        cache.scheme=fp8
-    # shellcheck disable=SC2086
-    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=rkv "run_name=$DRAWN" \
-        cache.bits=4 'grid.policy=[full,rkv]' $SIZES
+bits() { # all rows in fp8, and at 4 and 8 bits: rotated, with keys by channel, and with 8 bits for the keys alone
+    for cache in scheme=fp8 bits=4 "bits=4 cache.scheme=kivi" "key_bits=8 cache.value_bits=4" bits=8; do
+        # shellcheck disable=SC2086
+        "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=full "run_name=$DRAWN" \
+            cache.$cache
+    done
 }
 
 scales() { # all rows in fp8 with a layer's scales, from the texts that TriAttention's statistics come from
@@ -108,7 +107,7 @@ PARTS=(
     replay     # 1.9
     statistics # 0.2
     decoded    # 3 for a draw of each, 11 where none is decided before four
-    bits       # 2
+    bits       # 3
     scales     # 0.5
     report     # a minute
 )
