@@ -995,6 +995,15 @@ def test_the_policies_on_gsm8k() -> None:
     lost, won = (change == -1).sum(), (change == 1).sum()
     told = f"{lost} answers are lost where {won} are won: {100 * change.mean():+.1f} points ({low:+.1f} to {high:+.1f})"
     assert told in page
+    kl = pd.read_csv(folder / "key_rounding.csv").set_index("layer")
+    schemes = ["4 bits, rotated", "fp8", "fp8, scaled", "8 bits, rotated", "4 bits, KIVI"]
+    numbers = [f"{n:.2g}".removeprefix("0") if n < 1 else f"{n:.1f}" for n in kl.loc[0, schemes]]
+    first = (
+        "KL of {} nats (4 bits, rotated), {} (fp8), {} (fp8, scaled) and {} (8 bits, rotated), and by {} with KIVI's"
+    )
+    assert first.format(*numbers) in " ".join(page.split())
+    assert kl.loc[1, schemes].tolist() == pytest.approx([0.487, 0.108, 0.106, 0.002, 0.004], abs=0.0011)
+    assert kl.loc[2:, schemes].max().max() == pytest.approx(0.1645, abs=0.001)
     share = cells["kv_bytes_mean"] / cells["kv_bytes_mean"][cells["policy"] == "full"].item()
     for stored, percent in {"kivi": 56, "rotated": 45, "scale=none": 50, "scale=tensor": 56}.items():
         assert round(100 * share[cells["stored"].str.endswith(stored, na=False)].item()) == percent
