@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from kvsweep.analysis.questions import GOLD, PROMPT, Questions, described
 from kvsweep.errors import UserError
-from kvsweep.escape import visible
+from kvsweep.escape import is_text, visible
 from kvsweep.records import MOST, Pair
 from kvsweep.row_files import rows_of_file
 from kvsweep.thinking import DEFAULT_TAGS, Thinking, ending, joined, thinking_of, without_end
@@ -346,6 +346,10 @@ def _answer(row: Values, place: str, asked: Asked, text: str | None, default: in
     if isinstance(problem, float) and problem.is_integer():  # a column with a missing value, as pandas writes it
         problem = int(problem)
     problem = " ".join(str(problem).split()) if type(problem) in (str, int) else ""
+    if not is_text(problem):
+        raise UserError(
+            f"{place} has half a character (a lone surrogate) in its id {visible(problem)!r:.60}: correct it."
+        )
     if not problem:
         named = f"name it {', '.join(_PROBLEM[:3])}, or --column id=NAME"
         raise UserError(f"{place} has no problem's id: {named}; it has {visible(', '.join(map(str, row))):.200}.")

@@ -140,6 +140,11 @@ def _regraded(
     golds, ours = {one.problem: one.gold for one in rows}, dict[str, list[Answer]]()
     if wrong := [one for one in rows if one.gold is None or one.gold != golds[one.problem]]:
         raise UserError(f"{gold} has not one gold for problem {visible(wrong[0].problem)!r:.60}: write one.")
+    asked_of = {one.problem for found in read.values() for one in found}
+    if gold and (lacking := sorted(asked_of - golds.keys())):
+        these = f"{len(lacking)} of {len(asked_of)} problems, such as {visible(lacking[0])!r:.60}"
+        mend = "give each problem's gold under the id that the outputs have, or leave out --gold"
+        raise UserError(f"{gold} has no gold for {these}: {mend}.")
     read = _with_thinking(read)
     tags = _tags_of_files(read)
     with Grader() as grader:
@@ -204,8 +209,9 @@ def _tags_of_files(read: Outputs) -> dict[str, ThinkTags | None]:
 def _job(
     one: Answer, text: str | None, path: Sequence[Path], gold: object, kind: AnswerKind, of_file: ThinkTags | None
 ) -> Ungraded | None:
-    if text is None:
+    if text is None and one.ending != "length":
         return None
+    text = text or ""  # a server sends no content where the thinking took all tokens
     place = f"{named(path)}: problem {visible(one.problem)!r:.60}, draw {one.draw} has"
     if gold is None:
         raise UserError(f"{place} no gold: give --gold FILE.")

@@ -4,6 +4,7 @@ import re
 import unicodedata
 from decimal import Decimal
 
+from kvsweep.escape import is_text
 from kvsweep.harness.grading.answers import AnswerKind, canonical_gold
 from kvsweep.harness.grading.expressions import compare
 from kvsweep.harness.grading.spelling import TEXT_COMMAND, readable
@@ -67,11 +68,6 @@ def read_gold(value: object, kind: AnswerKind) -> str:
     if kind == "expression" and (fault := _fault(text)):
         raise ValueError(f"is no {wanted} that an answer can equal: {fault}")
     return gold
-
-
-def is_text(text: str) -> bool:
-    """False if the text contains half a character (a lone surrogate), which no report file can store."""
-    return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def text_fault(text: str) -> str | None:

@@ -12,8 +12,9 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from kvsweep.errors import UserError
+from kvsweep.escape import is_text
 from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig, FieldName
-from kvsweep.harness.benchmarks.golds import SOLUTION_END, is_text, read_gold, text_fault, text_warning
+from kvsweep.harness.benchmarks.golds import SOLUTION_END, read_gold, text_fault, text_warning
 from kvsweep.harness.benchmarks.options import (
     LETTERS,
     check_letter,

@@ -61,3 +61,8 @@ def folder_below(parent: str, name: str, setting: str) -> Path:
         allowed = f"take at most {LONGEST_NAME} bytes, and neither control characters nor % nor \\."
         raise UserError(f"{setting}={visible(name):.80} is no name for a folder: {allowed}")
     return Path(parent) / name
+
+
+def is_text(text: str) -> bool:
+    """False if the text contains half a character (a lone surrogate), which no report file can store."""
+    return not any("\ud800" <= sign <= "\udfff" for sign in text)

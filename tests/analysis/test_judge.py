@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import parquet
 
@@ -371,6 +372,11 @@ def test_our_grades_in_place_of_theirs(judge: Callable[..., tuple[int, str, str]
     # Golds of a file of their own count before those of the outputs.
     golds = write(tmp_path / "golds.jsonl", [{"id": f"p{p}", "gold": f"{p}.0"} for p in range(30)])
     assert judge(full, worse, *own, "--grades", "ours", "--gold", golds)[0] == 1
+    for ids in (range(15), range(30, 60)):
+        half = write(tmp_path / "half.jsonl", [{"id": f"p{p}", "gold": f"{p}"} for p in ids])
+        code, _, err = judge(full, worse, *own, "--grades", "ours", "--gold", half)
+        lacking = 30 - len(set(ids) & set(range(30)))
+        assert (code, f"{half} has no gold for {lacking} of 30 problems, such as 'p" in err) == (2, True)
     twice = write(tmp_path / "twice.jsonl", [{"id": "p0", "draw": d, "gold": str(d)} for d in range(2)])
     for wrong in (twice, write(tmp_path / "no.jsonl", [{"id": "p0"}])):
         code, _, err = judge(full, worse, *own, "--grades", "ours", "--gold", wrong)
@@ -463,6 +469,19 @@ def test_what_has_no_text_is_ungraded(judge: Callable[..., tuple[int, str, str]]
     files = [write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other)]
     code, out, _ = judge(*files, "--grades", "ours", "--kind", "integer")
     assert (code, "note: other: 1 answer of 30 have no grade." in out) == (4, True)
+
+
+def test_what_has_no_text_because_it_was_cut_off_is_wrong(
+    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """As vLLM's rows are with a reasoning parser, where the thinking took all tokens."""
+    full = [{"id": p, "gold": str(p), "text": f"\\boxed{{{p}}}", "finish_reason": "stop"} for p in range(30)]
+    cut = {"text": None, "finish_reason": "length", "reasoning_content": "let me"}
+    other = [row | (cut if row["id"] < 15 else {}) for row in full]
+    files = [write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other)]
+    code, out, _ = judge(*files, "--grades", "ours", "--kind", "integer")
+    assert (code, "no grade" in out) == (1, False)
+    assert re.search(r"other +worse +-50\.0 .* 15 ", out)
 
 
 def test_the_repeats_of_lm_evaluation_harness_are_draws(tmp_path: Path) -> None:
@@ -968,6 +987,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "a quote that never ends": (b'id,correct\n"a,1\n', ":2 is not a CSV row"),
     "a stray comma": (b"id,text,correct\na,1, 2,1\n", ":2 has not the header's count of cells"),
     "a short row": (b"id,draw,correct\na,1\n", ":2 has not the header's count of cells"),
+    "half a character": (b'{"id": "\\ud800", "correct": 1}\n', "has half a character (a lone surrogate) in its id"),
     "a column twice": (b"id,correct,correct\na,1,0\n", "has the column 'correct' twice"),
     "a key twice": (b'{"id": "a", "correct": 1, "correct": 0}\n', ":1 has the key 'correct' twice"),
     "half a Parquet": (b"PAR1xxxx", "is not a Parquet file that can be read"),
@@ -988,6 +1008,16 @@ def test_a_file_that_says_nothing_is_one_sentence(
     code, _, err = judge(write(tmp_path / "full.jsonl", rows(3, 1)), tmp_path / "bad")
     assert (code, err.count("\n")) == (2, 1)
     assert said in err
+
+
+def test_a_date_that_python_cannot_hold_is_one_sentence(
+    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    far = pa.array([2**62], type=pa.timestamp("us"))
+    pq.write_table(pa.table({"id": ["a"], "correct": [1], "when": far}), tmp_path / "far.parquet")
+    code, _, err = judge(write(tmp_path / "full.jsonl", rows(3, 1)), tmp_path / "far.parquet")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "far.parquet has a value that Python cannot hold (" in err
 
 
 def test_a_long_text_in_a_csv_file_is_read(tmp_path: Path) -> None:
