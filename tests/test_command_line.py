@@ -63,6 +63,25 @@ def test_an_end_in_one_sentence(
     assert capsys.readouterr().err == f"kvsweep x: error: {sentence}\n"
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)])
+def test_a_signal_that_comes_in_a_destructor_is_not_lost(number: int, code: int) -> None:
+    """Python raises nothing from there: it prints the exception and goes on."""
+    script = f"""
+import signal, time
+from kvsweep.command_line import one_sentence
+
+class Struck:
+    def __del__(self):
+        signal.raise_signal({number})
+
+with one_sentence("kvsweep x"):
+    Struck()
+    time.sleep(20)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=15)
+    assert (ended.returncode, ended.stderr) == (code, "kvsweep x: error: interrupted.\n")
+
+
 def test_a_terminal_that_has_closed_is_no_error_of_the_command() -> None:
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as terminal:

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -42,6 +43,25 @@ def _terminate(number: int, frame: object) -> None:
 
 
 @contextmanager
+def _interrupts_kept() -> Iterator[None]:
+    """Send a signal again whose exception came in a destructor or a callback, from where Python raises nothing."""
+    earlier = sys.unraisablehook
+
+    def send_again(lost: Any) -> None:
+        if not isinstance(lost.exc_value, KeyboardInterrupt):
+            earlier(lost)
+            return
+        number = getattr(lost.exc_value, "exit_code", INTERRUPTED) - 128
+        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()  # when the callback has ended
+
+    sys.unraisablehook = send_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = earlier
+
+
+@contextmanager
 def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[None]:
     """If the body of a command raises an error, end the process with one sentence on stderr and an exit code.
 
@@ -59,7 +79,8 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
             signal.signal(number, _terminate)
     try:
         try:
-            yield
+            with _interrupts_kept():
+                yield
         except SystemExit:
             sys.stdout.flush()
             raise
