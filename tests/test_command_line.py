@@ -74,6 +74,7 @@ class Struck:
     def __del__(self):
         signal.raise_signal({number})
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 with one_sentence("kvsweep x"):
     Struck()
     time.sleep(20)
