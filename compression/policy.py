@@ -221,8 +221,10 @@ class Policy(ABC):
     @property
     def placed(self) -> dict[str, str]:
         """Return the path of each artifact that is set, by setting; a signal names its predictor too."""
-        heads = [one.directory for one in self.signals if isinstance(one, PredictedImportance)]
-        places = dict(zip(["predictor"], heads, strict=False)) | {kind: getattr(self, kind) for kind in self.ARTIFACTS}
+        places = {kind: getattr(self, kind) for kind in self.ARTIFACTS}
+        for signal in self.signals:
+            if isinstance(signal, PredictedImportance):
+                places.setdefault("predictor", signal.directory)
         return {kind: place for kind, place in places.items() if place is not None}
 
     @property

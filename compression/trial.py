@@ -30,6 +30,7 @@ from kvsweep.errors import UserError
 HEAD_DIM = 8
 _LONG = 2048  # tokens
 _SEPARATORS = (0, 1, 2)  # token ids of the 50 in the caches
+_UNLIKE = "two evictions of equal caches keep different rows: take all numbers from the view"
 _TENSORS = ("text_ids", "positions", "token_ids", "keys", "values", "signals")
 
 
@@ -163,7 +164,7 @@ def check(tried: Sequence[Trial], golden: Mapping[str, Any]) -> dict[str, Tensor
     kept = {trial.name: _select(trial) for trial in tried}
     for trial in reversed(tried):
         if not torch.equal(kept[trial.name], _select(trial)):
-            raise _fault(trial, "two evictions of equal caches keep different rows: take all numbers from the view")
+            raise _fault(trial, _UNLIKE)
     if unknown := sorted(golden.keys() - kept.keys()):
         raise UserError(f"the golden file names the cache {unknown[0]!r:.60}: choose from {', '.join(kept)}.")
     for trial in tried:
@@ -196,7 +197,7 @@ def selected_alike(policy: Policy, view: CacheView) -> Selection:
     """Let a user's policy select twice; raises SelectionError if the rows do not depend on the view alone."""
     selection = selected(policy, view)
     if not torch.equal(selection.keep, selected(policy, view).keep):
-        raise SelectionError("two evictions of equal caches keep different rows: take all numbers from the view")
+        raise SelectionError(_UNLIKE)
     return selection
 
 

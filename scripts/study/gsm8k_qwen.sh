@@ -35,9 +35,13 @@ full() { # the greedy texts of the full cache: LIMIT problems
     "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=greedy policy=full "run_name=$GREEDY"
 }
 
-draw() { # one draw of the full cache at temperature 0.6
+drawn() { # texts at temperature 0.6 with these settings
     # shellcheck disable=SC2086
-    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=full "run_name=$DRAWN"
+    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 "run_name=$DRAWN" "$@"
+}
+
+draw() { # one draw of the full cache
+    drawn policy=full
 }
 
 replay() { # the DynTS paper's grid of 5 x 4 sizes, on the greedy texts of TEXTS problems
@@ -70,8 +74,7 @@ PYTHON
 decoded() { # the policies at two sizes, at temperature 0.6: one draw of each, then until each is decided or has four
     for draws in "draws=1" "draws=4 until=decided"; do
         # shellcheck disable=SC2086
-        "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=triattention \
-            "run_name=$DRAWN" "model.statistics=$HEAD/statistics.safetensors" \
+        drawn policy=triattention "model.statistics=$HEAD/statistics.safetensors" \
             'grid.policy=[full,window,random,h2o,snapkv,rkv,triattention]' $SIZES $draws
     done
 }
@@ -79,8 +82,7 @@ decoded() { # the policies at two sizes, at temperature 0.6: one draw of each, t
 bits() { # all rows in fp8, and at 4 and 8 bits: rotated, with keys by channel, and with 8 bits for the keys alone
     for cache in scheme=fp8 bits=4 "bits=4 cache.scheme=kivi" "key_bits=8 cache.value_bits=4" bits=8; do
         # shellcheck disable=SC2086
-        "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=full "run_name=$DRAWN" \
-            cache.$cache
+        drawn policy=full cache.$cache
     done
 }
 
@@ -89,9 +91,7 @@ scales() { # all rows in fp8 with a layer's scales, from the texts that TriAtten
     # shellcheck disable=SC2086
     [ -f "$HEAD/scales.safetensors" ] ||
         "$KVSWEEP" predictor scales $MODEL "recipe.text=$HEAD/texts.txt" "recipe.out=$HEAD"
-    # shellcheck disable=SC2086
-    "$KVSWEEP" $RUN "benchmark.path=$PROBLEMS" "benchmark.limit=$LIMIT" decoding=r1 policy=full "run_name=$DRAWN" \
-        cache.scheme=fp8 cache.scale=tensor "cache.scales=$HEAD/scales.safetensors"
+    drawn policy=full cache.scheme=fp8 cache.scale=tensor "cache.scales=$HEAD/scales.safetensors"
 }
 
 report() { # the pages
