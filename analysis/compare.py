@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import Run, load_run, settings_of
+from kvsweep.analysis.load import Run, load_run, refuse_unlike_golds, settings_of
 from kvsweep.analysis.statistics.inference import paired_tests, score_array
 from kvsweep.analysis.statistics.metrics import graded_rows
 from kvsweep.command_line import counted
@@ -29,6 +29,7 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     Columns: `MATCH`, cell_id_a, cell_id_b, `paired_tests` over all settings, graded (answers that both have; graded_a,
     graded_b: each), and as text the settings that differ. Raises UserError without a common setting or answer.
     """
+    refuse_unlike_golds(first, second)
     left, right = map(_distinct, (first, second))
     columns = [*MATCH, "model_title", "benchmark_title", "cell_id"]
     shared = left[columns].merge(right[[*MATCH, "cell_id"]], on=MATCH, suffixes=("_a", "_b"))

@@ -18,7 +18,9 @@ import pandas as pd
 
 from kvsweep import records
 from kvsweep.analysis.notation import AXES, POLICY_TITLES
+from kvsweep.analysis.notation import rows as rows_of
 from kvsweep.analysis.outputs import copied
+from kvsweep.analysis.questions import plain
 from kvsweep.analysis.server_caches import bytes_per_token, said_of_cache
 from kvsweep.errors import BrokenCell, UserError
 from kvsweep.escape import in_one_line
@@ -132,7 +134,7 @@ def load_run(directory: Path | str) -> Run:
         cell.provenance["copies"] = True
         same = "most problems have the same text in all draws, though the server was asked to sample"
         notices.append(f"Cell {cell.folder.name}: {same}; each problem counts once, as greedy texts do.")
-    return Run(
+    run = Run(
         directory=directory,
         cells=in_order(cells),
         completions=completions,
@@ -143,6 +145,29 @@ def load_run(directory: Path | str) -> Run:
         tasks=read_tasks(directory, on_bad=lambda path: notices.append(_UNREAD_TASK.format(path))),
         notices=notices,
     )
+    refuse_unlike_golds(run)
+    return run
+
+
+def refuse_unlike_golds(*runs: Run) -> None:
+    """Raise UserError if two grades of one problem of one dataset were made by different golds."""
+    rows = pd.concat(
+        [
+            run.completions[["cell_id", "problem_id", "gold"]]
+            .dropna()
+            .drop_duplicates()
+            .astype({"problem_id": "object"})
+            .merge(run.cells[["cell_id", "benchmark", "dataset_hash"]].astype({"cell_id": "object"}), on="cell_id")
+            for run in runs
+        ]
+    )
+    golds = rows.assign(gold=rows["gold"].map(plain)).groupby(["benchmark", "dataset_hash", "problem_id"])["gold"]
+    found = golds.unique().reset_index()
+    for row in rows_of(found[found["gold"].map(len) > 1].head(1)):
+        graded = (
+            f"Problem {row.problem_id!r:.60} of {row.benchmark} was graded by the golds {' and '.join(row.gold):.120}"
+        )
+        raise UserError(f"{graded}: grade all cells with kvsweep grade.")
 
 
 def run_of_scores(table: pd.DataFrame, directory: Path) -> Run:

@@ -35,27 +35,30 @@ _ANSWERS = {*_DRAW, *_CORRECT, *_ENDING, *_TEXT, "scores", "metrics", "error", "
 _ANSWERS |= {"reasoning", "reasoning_content"}
 _NUMBER = TypeAdapter(Annotated[int, Field(ge=0, le=MOST)])
 _VALUES = dict.fromkeys(("1", "1.0", "true", "c", "correct", "right", "yes", "pass", "passed"), 1.0)
-_VALUES |= dict.fromkeys(("0", "0.0", "false", "i", "incorrect", "wrong", "no", "fail", "failed"), 0.0)
+_VALUES |= dict.fromkeys(("0", "0.0", "false", "i", "incorrect", "wrong", "no", "fail", "failed", "n"), 0.0)
 MOST_ROWS = 10_000_000
 Values = Mapping[str, Any]
 Outputs = Mapping[str, Sequence["Answer"]]
 Source = Path | Sequence[Path]  # a setting's file or folder, or its files
 _KEYS = ("samples", "task_states.cases")  # of inspect_ai and llama-eval
 _ROWS = (".jsonl", ".json", ".csv", ".parquet", ".eval")
+_WHOLE_FLOAT = re.compile(r"^(\d+)\.0$")  # an id in a CSV file, from a column that has a missing value
 _REPEAT = re.compile(r"-rs(\d+)$")  # the draw in the name of a file of NeMo-Skills and sgl-eval
 
 
 class Answer(NamedTuple):
     """One answer: `correct` is 1 right, 0 wrong, None without a grade; gold and prompt as in the file, or None.
 
-    `grade` names the score that `correct` is where a file names its scores; `text` tells equal texts of a file.
-    `thinking` is what the text shows of it, where texts are graded; `ending` is None where the file does not say it,
-    and the file's own reason where that is neither "stop" nor "length" (kvsweep.thinking.ending).
+    `column` is the one that `correct` was read from; `grade` names the score where a file names its scores. `text`
+    tells equal texts of a file. `thinking` is what the text shows of it, where texts are graded. `ending` is None where
+    the file does not say it, and the file's own reason where that is neither "stop" nor "length"
+    (kvsweep.thinking.ending).
     """
 
     problem: str
     draw: int
     correct: float | None
+    column: str | None
     grade: str | None
     text: int | None
     gold: Any
@@ -197,8 +200,9 @@ def _telling(path: Source, asked: Asked, key: Pair) -> str | None:
     for name in rows[0].keys() - _ANSWERS - metrics - {asked.correct}:
         values, everywhere = ({str(row.get(name)) for row in side} for side in (rows, known))
         if len(values) == len(rows) and values == everywhere:
+            draw = f"--column draw={visible(name):.60}, or " if all(one.isdecimal() for one in values) else ""
             shown = " or ".join(f"--where {visible(f'{name}={value}'):.80}" for value in sorted(values))
-            return f"these rows differ in {visible(name):.40}: choose by {shown}"
+            return f"these rows differ in {visible(name):.40}: give {draw}{shown}"
     return None
 
 
@@ -215,7 +219,7 @@ def read_texts(
                 text = text if isinstance(text := _first(known, _TEXT), str) else None
                 answer = _answer(known, row.where, asked, text, draw)
                 if questions is not None:
-                    questions.add(answer.problem, asked.question(known))
+                    questions.add(answer.problem, asked.question(known), row.where)
                 yield answer, text
 
 
@@ -237,6 +241,13 @@ def copied(answers: Iterable[tuple[str, Hashable, float | None]]) -> str | None:
     mixed = sum(len({grade for _, grade in found}) > 1 for found in own)
     are = 2 * len(own) > len(several) and 20 * mixed <= len(own)
     return f"{len(own):,} of {len(several):,} problems" if are else None
+
+
+def draws_differ(answers: Iterable[Answer]) -> bool:
+    """Whether some problem has draws of different grades or texts."""
+    first: dict[str, Answer] = {}
+    pairs = ((one, first.setdefault(one.problem, one)) for one in answers)
+    return any((one.correct, one.text) != (other.correct, other.text) for one, other in pairs)
 
 
 def first_draws(answers: Sequence[Answer]) -> list[Answer]:
@@ -339,13 +350,14 @@ def _objects(value: Any) -> Iterator[Values]:
 
 
 def _answer(row: Values, place: str, asked: Asked, text: str | None, default: int) -> Answer:
-    problem, draw, gold = _first(row, _PROBLEM), _first(row, _DRAW), _first(row, GOLD)
+    problem, gold = _first(row, _PROBLEM), _first(row, GOLD)
     ids = {name: row[name] for name in _PROBLEM[:-1] if row.get(name) is not None}
     if len({*map(str, ids.values())}) > 1 and "id" not in asked.columns:
         raise UserError(f"{place} has the ids {visible(str(ids)):.200}: name the problem's, --column id=NAME.")
     if isinstance(problem, float) and problem.is_integer():  # a column with a missing value, as pandas writes it
         problem = int(problem)
     problem = " ".join(str(problem).split()) if type(problem) in (str, int) else ""
+    problem = _WHOLE_FLOAT.sub(r"\1", problem)
     if not is_text(problem):
         raise UserError(
             f"{place} has half a character (a lone surrogate) in its id {visible(problem)!r:.60}: correct it."
@@ -353,17 +365,24 @@ def _answer(row: Values, place: str, asked: Asked, text: str | None, default: in
     if not problem:
         named = f"name it {', '.join(_PROBLEM[:3])}, or --column id=NAME"
         raise UserError(f"{place} has no problem's id: {named}; it has {visible(', '.join(map(str, row))):.200}.")
-    try:
-        number = _NUMBER.validate_python(str(default if draw is None else draw))
-    except ValidationError:
-        raise UserError(f"{place} has the draw {visible(str(draw)):.40}: write a whole number from 0.") from None
     gold = gold[0] if isinstance(gold, list) and len(gold) == 1 else gold
     same, thinking = None if text is None else hash(text), None
     if text is not None and not asked.graded:
         thinking = thinking_of(text) or thinking_of(without_end(text), named=False)
     reason = _first(row, _ENDING)
     told = gold, _first(row, PROMPT), thinking, ending(reason) or (reason and intern(visible(str(reason))[:40]))
-    return Answer(problem, number, *_grade(row, place, asked), same, *told)
+    correct, column, grade = _grade(row, place, asked)
+    return Answer(problem, _draw(row, place, default), correct, column, grade, same, *told)
+
+
+def _draw(row: Values, place: str, default: int) -> int:
+    draw = _first(row, _DRAW)
+    try:
+        return _NUMBER.validate_python(str(default if draw is None else draw))
+    except ValidationError:
+        name = next(name for name in _DRAW if row.get(name) == draw)
+        mend = f"write a whole number from 0, or leave the column out by --ignore {name}"
+        raise UserError(f"{place} has {name}={visible(str(draw)):.40}, which is no draw: {mend}.") from None
 
 
 def _first(row: Values, names: Sequence[str]) -> Any:
@@ -371,8 +390,8 @@ def _first(row: Values, names: Sequence[str]) -> Any:
     return next((row[name] for name in names if row.get(name) is not None and row[name] == row[name]), None)
 
 
-def _grade(row: Values, place: str, asked: Asked) -> tuple[float | None, str | None]:
-    """Right or wrong by the column asked for, the one score, or a usual column; the names of score and filter."""
+def _grade(row: Values, place: str, asked: Asked) -> tuple[float | None, str | None, str | None]:
+    """Right or wrong by the column asked for, the one score, or a usual column; its name; score and filter in words."""
     usual = {name: row[name] for name in _CORRECT if name in row}
     # Those of inspect_ai, or else the columns that lm-evaluation-harness names.
     named = {name: row.get(name) for name in _list(row.get("metrics")) if isinstance(name, str)}
@@ -385,7 +404,7 @@ def _grade(row: Values, place: str, asked: Asked) -> tuple[float | None, str | N
         grades |= usual
     if len(grades) != 1:
         if row.get("error") or (asked.correct is None and not asked.graded):
-            return None, None
+            return None, None, None
         found = f"has the grades {', '.join(map(visible, grades))}" if grades else "has no grade"
         raise UserError(f"{place} {found}: name one with --correct NAME (1 right, 0 wrong), or give --grades ours.")
     [(name, value)] = grades.items()
@@ -395,7 +414,7 @@ def _grade(row: Values, place: str, asked: Asked) -> tuple[float | None, str | N
         raise UserError(f"{neither}: write 1 or 0, or give --grades ours.")
     parts = name if name in named else None, row.get("filter") if row.get("filter") != "none" else None
     full_name = intern(" ".join(str(part) for part in parts if part)) or None
-    return None if isinstance(grade, str) else grade, full_name
+    return None if isinstance(grade, str) else grade, intern(name), full_name
 
 
 def _value(value: Any) -> float | str | None:

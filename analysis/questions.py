@@ -6,10 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvsweep.errors import UserError
+from kvsweep.escape import visible
+
 # Columns that describe a question, whatever else a file holds.
 PROMPT, GOLD = ("prompt", "input"), ("gold", "target", "expected_answer")  # `answer` is as often the model's own
 _QUESTION = {*PROMPT, *GOLD, "question", "problem", "messages", "query", "instruction", "choices", "options"}
-_QUESTION |= {"expected", "ground_truth", "reference", "reference_answer", "correct_answer", "prompt_hash"}
+_QUESTION |= {"expected", "ground_truth", "reference", "reference_answer", "correct_answer", "prompt_hash", "doc"}
+_ASKED = {*PROMPT, "question", "problem", "messages", "query", "instruction", "prompt_hash", "doc"}
 # Of a program's rows these columns alone: the others are its own notes on the answer.
 _OF_LM_EVAL, _OF_INSPECT_AI = {"doc", "target", "prompt_hash"}, {"input", "target", "choices"}
 _OF_NEMO_SKILLS, _OF_KVSWEEP = {"expected_answer", "problem"}, {"gold"}
@@ -39,14 +43,8 @@ def plain(value: Any) -> str:
     return text if whole is None else "".join(whole.groups())
 
 
-_VARIES = -1  # no text has this hash
-
-
 class Questions:
-    """The columns of a file that have one value in all draws of each problem, as hashes.
-
-    A column that is known to describe the question may vary in some problems: it is compared in the others.
-    """
+    """The columns of a file that have one value in all draws of each problem, as hashes."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -54,7 +52,8 @@ class Questions:
         self._varying: set[str] = set()
         self._sentences: Counter[str] = Counter()
 
-    def add(self, problem: str, row: Mapping[str, Any]) -> None:
+    def add(self, problem: str, row: Mapping[str, Any], place: str) -> None:
+        """Add a row; a column known to describe the question that has another value in this problem: UserError."""
         number = self._numbers.setdefault(problem, len(self._numbers))
         for name, value in row.items():
             if name in self._varying or value is None or value != value:  # a missing number is NaN
@@ -66,10 +65,24 @@ class Questions:
             if column[number] in (0, found):
                 column[number] = found
             elif name in _QUESTION:
-                column[number] = _VARIES
+                other = f"{place} has another {name} ({visible(text)!r:.60}) than an earlier row"
+                mend = f"give one task's rows (--where KEY=VALUE), or --ignore {name} if it is no part of the question"
+                raise UserError(f"{other} of problem {visible(problem)!r:.60}: {mend}.")
             else:
                 self._varying.add(name)
                 del self._columns[name]
+
+    def of_many_ids(self) -> tuple[int, int] | None:
+        """The number of ids and of their questions, if most questions have several ids; else None.
+
+        One question that all ids have says how to answer and not what is asked.
+        """
+        if not _ASKED & self._columns.keys():
+            return None
+        columns = [self._columns[name] for name in sorted(_QUESTION & self._columns.keys())]
+        rows = zip(*([*column, *[0] * (len(self._numbers) - len(column))] for column in columns), strict=True)
+        found = Counter(rows)
+        return (len(self._numbers), len(found)) if len(found) > 1 and 2 * len(found) <= len(self._numbers) else None
 
     def differing(self, other: "Questions", *, several: bool) -> Iterator[tuple[str, str]]:
         """Each column that differs, with the first problem where it does.
@@ -82,11 +95,9 @@ class Questions:
             named = name in _QUESTION or several or 2 * self._sentences[name] > len(column)
             if theirs is None or not named or (name not in _QUESTION and 1 in map(len, map(set, (column, theirs)))):
                 continue
-            if any(2 * one.count(_VARIES) > len(one) for one in (column, theirs)):  # it is of the draw
-                continue
             for problem, number in self._numbers.items():
                 place = other._numbers.get(problem, len(theirs))
                 pair = {(column[number : number + 1] or [0])[0], (theirs[place : place + 1] or [0])[0]}
-                if len(pair - {0, _VARIES}) > 1:
+                if len(pair - {0}) > 1:
                     yield name, problem
                     break

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from kvsweep.analysis.outputs import (
     Asked,
     Outputs,
     copied,
+    draws_differ,
     files_of,
     first_draws,
     graded,
@@ -85,9 +86,11 @@ def judge(
         raise UserError(f"{unknown[0]} names none of the files: choose from {', '.join(paths)}.")
     questions = {name: Questions() for name in paths}
     read: Outputs = {name: read_outputs(path, asked, questions[name]) for name, path in paths.items()}
+    for name, found in questions.items():
+        _refuse_ids(found, name)
     taken = read if asked.graded else _regraded(read, paths, asked, gold, kind)
-    copies = {name: copied((a.problem, a.text, a.correct) for a in answers) for name, answers in taken.items()}
-    outputs = {name: first_draws(answers) if copies[name] else answers for name, answers in taken.items()}
+    copies = _copies(taken)
+    outputs = {name: first_draws(answers) if name in copies else answers for name, answers in taken.items()}
     table, told = _verdicts(outputs, baseline, control, margin=margin / 100, sizes=sizes)
     for name in paths:
         several = all(len({answer.draw for answer in outputs[one]}) > 1 for one in (baseline, name))
@@ -95,8 +98,7 @@ def judge(
     folders = {name: path for name, path in paths.items() if any(one.is_dir() for one in path)}
     told += [f"{name} is read from {named([one for one, _ in files_of(p, asked)])}." for name, p in folders.items()]
     told += [note for name in paths if taken is not read for note in _disagreements(name, read[name], taken[name])]
-    same = "as greedy decoding writes it: one draw of each problem counts."
-    told += [f"{name} has the same text in all draws of {how}, {same}" for name, how in copies.items() if how]
+    told += [f"{name} has {how}: one draw of each problem counts." for name, how in copies.items()]
     print(*(f"note: {note}\n" for note in told), sep="", end="")
     words = _in_words(table, baseline, margin)
     print(table.to_string(index=False), words, sep="\n\n")
@@ -110,6 +112,18 @@ def judge(
         print(html)
     labels = set(table["label"][table["setting"] != visible(control or "")]) or set(table["label"])
     return FAILED if "worse" in labels else UNCLEAR if labels & {"unclear", _MAY_BE_SAFE} else 0
+
+
+def _copies(taken: Outputs) -> dict[str, str]:
+    """The files whose draws are copies, or may be, each with the reason in words."""
+    found, some_differ = dict[str, str](), any(map(draws_differ, taken.values()))
+    for name, answers in taken.items():
+        if how := copied((a.problem, a.text, a.correct) for a in answers):
+            found[name] = f"the same text in all draws of {how}, as greedy decoding writes it"
+        elif not some_differ and len({answer.draw for answer in answers}) > 1:
+            tells = "no text that tells them from copies (--column text=NAME)"
+            found[name] = f"one grade in all draws of each problem, and {tells}"
+    return found
 
 
 def _settings(words: Sequence[str]) -> dict[str, list[Path]]:
@@ -139,7 +153,9 @@ def _regraded(
     rows = [] if gold is None else [one for one, _ in read_texts(gold, Asked(graded=False))]
     golds, ours = {one.problem: one.gold for one in rows}, dict[str, list[Answer]]()
     if wrong := [one for one in rows if one.gold is None or one.gold != golds[one.problem]]:
-        raise UserError(f"{gold} has not one gold for problem {visible(wrong[0].problem)!r:.60}: write one.")
+        raise UserError(
+            f"{gold} has not one gold for problem {visible(wrong[0].problem)!r:.60}: write rows of id and gold."
+        )
     asked_of = {one.problem for found in read.values() for one in found}
     if gold and (lacking := sorted(asked_of - golds.keys())):
         these = f"{len(lacking)} of {len(asked_of)} problems, such as {visible(lacking[0])!r:.60}"
@@ -165,7 +181,7 @@ def _graded(grader: Grader, answers: Sequence[Answer], jobs: Iterator[Ungraded |
         for one, job in zip(itertools.islice(left, len(batch)), batch, strict=True):
             right = None if job is None else float(next(verdicts).outcome == "correct")
             ending = "length" if job and job.stop_reason == "length" else one.ending
-            yield one._replace(correct=right, grade=None, ending=ending)
+            yield one._replace(correct=right, column=None, grade=None, ending=ending)
 
 
 def _with_thinking(read: Outputs) -> Outputs:
@@ -250,7 +266,8 @@ def _verdicts(
     scores = dict(zip(outputs, score_array(graded(shared), list(outputs)), strict=True))
     full = scores.pop(baseline)
     losable = noninferiority.can_lose(full, margin)
-    told = [note for name in outputs for note in _notes(known, outputs[name], baseline, name)]
+    told = [*_columns(outputs), *_lone_draws(outputs, baseline)]
+    told += [note for name in outputs for note in _notes(known, outputs[name], baseline, name)]
     if not losable:
         told.insert(0, f"{baseline} is right in at most {notation.percent(margin)}%: nothing is safe beside it.")
     tried = {name: one for name, one in scores.items() if name != control}
@@ -268,6 +285,7 @@ def _verdicts(
         lead = np.nansum(pairs, 1)
         whole += [name] * bool(np.isfinite(pairs).all())
         told += _uneven(name, baseline, pairs, noninferiority.differences(scores[name], full))
+        told += _same_grades(name, baseline, outputs, pairs)
         elsewhere = noninferiority.decide(scores[name], full, margin=margin, population="like_these")
         undecided = losable and one.label == "unclear"
         needed = f"{noninferiority.draws_to_hold(scores[name], full, margin=margin):,}" if undecided else ""
@@ -295,16 +313,47 @@ def _verdicts(
         best = pareto_front(pd.DataFrame(sized, columns=["bytes", "pass_at_1", "name"]), "bytes")["name"]
         table["best of its bytes"] = ["yes" if name in set(best) else "" for name in found]
     if control:
-        table["texts differ"] = [_texts_that_differ(outputs[baseline], outputs[name]) for name in found]
+        differing = {name: _texts_that_differ(outputs[baseline], outputs[name]) for name in found}
+        table["texts differ"] = [f"{own:,} of {of:,}" if of else "" for own, of in differing.values()]
         beyond = noninferiority.beyond_control(tried, full, scores[control])
         table["beyond control"] = ["yes" if name in beyond else "no" for name in tried] + ["control"]
     return table, told
 
 
-def _texts_that_differ(ours: Sequence[Answer], theirs: Sequence[Answer]) -> str:
+def _columns(outputs: Outputs) -> Iterator[str]:
+    """A sentence on each column that grades were read from: a reader sees if it is none."""
+    files = defaultdict[str, list[str]](list)
+    for name, answers in outputs.items():
+        columns = sorted({one.column for one in answers if one.column is not None})
+        right = [one.correct for one in answers if one.correct is not None]
+        if columns and right:
+            files[" and ".join(columns)].append(f"{notation.percent(sum(right) / len(right))}% in {name}")
+    for column, shares in files.items():
+        yield f"the grade is {visible(column):.80}, right in {', '.join(map(visible, shares))}."
+
+
+def _lone_draws(outputs: Outputs, baseline: str) -> Iterator[str]:
+    draws = {name: {one.draw for one in answers} for name, answers in outputs.items()}
+    for name in outputs:
+        for has, lacks in ((name, baseline), (baseline, name)):
+            alone = draws[has] - draws[lacks]
+            if lone := sum(one.draw in alone for one in outputs[has]):
+                yield f"{has}: {counted(lone, 'answer')} are unused, of draws that {lacks} lacks."
+
+
+def _same_grades(name: str, baseline: str, outputs: Outputs, pairs: Floats) -> Iterator[str]:
+    differ, both = _texts_that_differ(outputs[baseline], outputs[name])
+    column = outputs[name][0].column
+    if column and not np.nan_to_num(pairs).any() and 2 * differ >= both:
+        these = f"all {counted(int(np.isfinite(pairs).sum()), 'grade')} are those of {baseline}"
+        yield f"{name}: {these}: check that {visible(column):.40} is the answer's grade and not the question's."
+
+
+def _texts_that_differ(ours: Sequence[Answer], theirs: Sequence[Answer]) -> tuple[int, int]:
+    """How many texts differ, and how many both have."""
     texts = {one.key: one.text for one in ours if one.text is not None}
     both = [one.text != texts[one.key] for one in theirs if one.text is not None and one.key in texts]
-    return f"{sum(both):,} of {len(both):,}" if both else ""
+    return sum(both), len(both)
 
 
 def _uneven(name: str, baseline: str, pairs: Floats, found: Floats) -> Iterator[str]:
@@ -343,6 +392,13 @@ def _check_alike(ours: Answer, theirs: Answer, baseline: str, name: str) -> None
             two = f"{what} {pair[0]!r:.60} and {pair[1]!r:.60} for problem {visible(ours.problem)!r:.60}"
             way = "--correct NAME, --where filter=NAME" if what == "grade" else f"--column {what}=NAME or --ignore NAME"
             raise UserError(f"{files} {two}: give outputs of the same questions and grades, or choose by {way}.")
+
+
+def _refuse_ids(questions: Questions, name: str) -> None:
+    if many := questions.of_many_ids():
+        has = f"{visible(name)} has {many[0]:,} ids for {many[1]:,} questions, so that draws would count as problems"
+        mend = "--column id=NAME names the problem's id and --column draw=NAME the draw"
+        raise UserError(f"{has}: {mend}, or --ignore a column that is no part of the question.")
 
 
 def _refuse_other_questions(ours: Questions, theirs: Questions, several: bool, full: str, name: str) -> None:

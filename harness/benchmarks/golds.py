@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from decimal import Decimal
 
 from kvsweep.escape import is_text
@@ -100,12 +101,30 @@ def _fault(text: str) -> str | None:
         return f"LaTeX has another form of {strange}"
     if any(unicodedata.category(sign) == "Cf" for sign in spelled):
         return "it has an invisible sign"
+    for part, spelling in _in_latex(text):
+        if not compare(text.replace(part, spelling), text)[0]:
+            return f"it has {part.strip()}, {f'which LaTeX writes as {spelling}' if spelling else 'so leave it out'}"
     first, *others = re.split(r"\s+or\s+", text.strip())
     if any(compare(first, other)[0] for other in others):
         return "it has one answer twice beside or"
     if _is_sentence(text):
         return "it is a sentence"
     return None
+
+
+def _in_latex(text: str) -> Iterator[tuple[str, str]]:
+    r"""Each name of a function or letter without its backslash, unit and sign of money, and how LaTeX writes it."""
+    from sympy.printing.latex import accepted_latex_functions, greek_letters_set
+
+    bare = TEXT_COMMAND.sub(" ", text)
+    names = "|".join(sorted({*accepted_latex_functions, *greek_letters_set} - {"re", "im"}))
+    for name in re.findall(rf"(?<![\\A-Za-z.])(?:{names})(?![A-Za-z])", bare):
+        yield name, rf"\{name}"
+    for unit in re.findall(r"(?<=\d) [A-Z]{2,}$", bare.strip()):
+        yield unit, rf"\text{{{unit}}}"
+    for sign in bare:
+        if unicodedata.category(sign) == "Sc" and sign != "$":
+            yield sign, ""
 
 
 def _is_sentence(text: str) -> bool:

@@ -225,6 +225,10 @@ class Grade(PairRow, frozen=True, kw_only=True):
     correct: Literal[0, 1]
     rule: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.correct != (self.outcome == "correct"):
+            raise ValueError(f"correct={self.correct} contradicts the outcome {self.outcome!r}")
+
 
 class DecodeStats(StoredRow, frozen=True, kw_only=True):
     """The cost of one call of the engine: seconds, tokens decoded up to each completion's end, KV cache bytes.

@@ -5,6 +5,7 @@ import csv
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,7 @@ def rows_of_file(path: Path, *, keys: Sequence[str] = ()) -> Iterator[FileRow]:
         elif first.startswith((b"{", b"[")) and not _is_row(first, keys):
             yield from _json_rows(path, keys)
         elif first.startswith(b"{"):
+            _refuse_columns(first, path)
             with path.open(encoding="utf-8-sig", newline="\n") as text:
                 yield from (_json_row(line, f"{path}:{n}") for n, line in enumerate(text, start=1) if line.strip())
         else:
@@ -89,6 +91,14 @@ def _is_row(line: bytes, keys: Sequence[str]) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and _under(found, keys) is None
+
+
+def _refuse_columns(line: bytes, path: Path) -> None:
+    with suppress(ValueError, RecursionError):
+        found = json.loads(line)
+        if found and all(isinstance(value, dict) and "0" in value for value in found.values()):
+            mend = 'write rows, orient="records", lines=True'
+            raise UserError(f"{path} holds columns, as pandas' to_json writes them; {mend}.")
 
 
 def _under(found: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:

@@ -54,6 +54,17 @@ def test_cells_of_other_problems_are_not_paired(tmp_path: Path) -> None:
         compare(first, other)
 
 
+def test_grades_by_other_golds_are_not_paired(tmp_path: Path) -> None:
+    for name, gold in (("a", "4"), ("b", "04"), ("c", "5")):
+        folder = write_cell(tmp_path / name, [[1], [0]])
+        rows = (folder / "grades.jsonl").read_text().replace('"gold": "4"', f'"gold": "{gold}"')
+        (folder / "grades.jsonl").write_text(rows)
+    first, same, other = (load_run(tmp_path / name) for name in "abc")
+    assert len(compare(first, same)) == 1
+    with pytest.raises(UserError, match=r"Problem 'p0' of toy_chain was graded by the golds 4 and 5: grade all cells"):
+        compare(first, other)
+
+
 @pytest.mark.parametrize("others", [[[None], [None]], []])
 def test_runs_without_a_common_graded_answer_are_refused(tmp_path: Path, others: list[list[None]]) -> None:
     """The second run has no grade, or no answer at all."""

@@ -43,9 +43,11 @@ def judge(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, s
 
 
 def rows(problems: int, draws: int, lost: int = 0, **more: Any) -> list[dict[str, Any]]:
-    """Outputs that are right but for the first `lost` problems, all of whose draws are wrong."""
+    """Outputs of different texts that are right but for the first `lost` problems, all of whose draws are wrong."""
     pairs = [(problem, draw) for problem in range(problems) for draw in range(draws)]
-    return [{"id": f"p{p}", "draw": d, "correct": p >= lost, "gold": "7", **more} for p, d in pairs]
+    texts = [{"text": f"{problem} in {draw}"} if draws > 1 else {} for problem, draw in pairs]
+    known = [{"id": f"p{p}", "draw": d, "correct": p >= lost, "gold": "7"} for p, d in pairs]
+    return [one | text | more for one, text in zip(known, texts, strict=True)]
 
 
 def write(path: Path, items: list[dict[str, Any]]) -> Path:
@@ -311,11 +313,19 @@ def test_files_of_one_name_are_the_draws_of_one_setting(
     words = []
     for name, lost in (("full", 0), ("fp8", 3)):
         for run in range(8):
-            items = [{k: v for k, v in row.items() if k != "draw"} for row in rows(30, 1, lost)]
+            items = [row | {"text": str(run)} for row in rows(30, 1, lost) if row.pop("draw") == 0]
             words.append(f"{name}={write(tmp_path / f'{name}{run}.jsonl', items)}")
     code, out, _ = judge(*words)
     [line] = [line.split() for line in out.splitlines() if line.startswith("    fp8")]
     assert (code, line[1], line[2], line[-2:]) == (1, "worse", "-10.0", ["30", "8"])
+
+
+def test_a_column_of_whole_numbers_is_proposed_as_the_draw(tmp_path: Path) -> None:
+    items = [row | {"seed": row.pop("draw") + 40} for row in rows(3, 2)]
+    file = write(tmp_path / "a.jsonl", items)
+    with pytest.raises(UserError, match="differ in seed: give --column draw=seed, or --where seed=40 or --where seed"):
+        read_outputs(file)
+    assert {one.draw for one in read_outputs(file, Asked(columns={"draw": "seed"}))} == {40, 41}
 
 
 def test_texts_stand_where_the_programs_write_them() -> None:
@@ -380,7 +390,7 @@ def test_our_grades_in_place_of_theirs(judge: Callable[..., tuple[int, str, str]
     twice = write(tmp_path / "twice.jsonl", [{"id": "p0", "draw": d, "gold": str(d)} for d in range(2)])
     for wrong in (twice, write(tmp_path / "no.jsonl", [{"id": "p0"}])):
         code, _, err = judge(full, worse, *own, "--grades", "ours", "--gold", wrong)
-        assert (code, f"{wrong} has not one gold for problem 'p0': write one." in err) == (2, True)
+        assert (code, f"{wrong} has not one gold for problem 'p0': write rows of id and gold." in err) == (2, True)
     code, _, err = judge(full, worse, *own, "--grades", "ours", "--kind", "letter")
     assert (code, "'p0', draw 0 has the gold '0', which is no letter from A to D: correct it" in err) == (2, True)
     code, _, err = judge(full, worse, "--correct", "ok", "--grades", "ours")
@@ -552,7 +562,7 @@ def test_the_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
     both = write(
         tmp_path / "both.jsonl", [line | {"filter": name} for name in ("strict", "flexible") for line in lines]
     )
-    with pytest.raises(UserError, match="differ in filter: choose by --where filter=flexible or --where filter=strict"):
+    with pytest.raises(UserError, match="differ in filter: give --where filter=flexible or --where filter=strict"):
         read_outputs(both)
     chosen = read_outputs(both, Asked(where={"filter": "strict"}))
     assert [one._replace(grade="exact_match") for one in chosen] == answers
@@ -755,6 +765,29 @@ Side = Callable[[int, int], dict[str, Any]]
         (lambda p, d: {"gold": math.nan}, lambda p, d: {"gold": math.nan}, 0, "other  safe"),
         (lambda p, d: {"draw": float(d)}, lambda p, d: {"draw": f"{d}.0"}, 0, "other  safe"),
         (lambda p, d: {"id": p}, lambda p, d: {"id": float(p)}, 0, "other  safe"),
+        (lambda p, d: {"id": p}, lambda p, d: {"id": f"{p}.0"}, 0, "other  safe"),
+        # Draws that one file has, and grades that are the other file's.
+        (
+            lambda p, d: {},
+            lambda p, d: {"left out": d > 5},
+            0,
+            "note: full: 80 answers are unused, of draws that other",
+        ),
+        (
+            lambda p, d: {"left out": d > 5},
+            lambda p, d: {},
+            0,
+            "note: other: 80 answers are unused, of draws that full",
+        ),
+        (lambda p, d: {}, lambda p, d: {"text": f"{p}{d}!"}, 0, "note: other: all 320 grades are those of full: check"),
+        (lambda p, d: {"is_correct": p > 0}, lambda p, d: {}, 2, "the grades correct, is_correct: name one"),
+        # Draws that nothing tells apart may be copies.
+        (lambda p, d: {"text": None}, lambda p, d: {"text": None}, 4, "note: other has one grade in all draws of each"),
+        (lambda p, d: {"text": None}, lambda p, d: {"text": None, "correct": p + d > 0}, 0, "other  safe"),
+        # A question that several ids have, and several questions of one id.
+        (lambda p, d: {"id": 8 * p + d, "prompt": p}, lambda p, d: {}, 2, "full has 320 ids for 40 questions, so that"),
+        (lambda p, d: {"query": d % 2}, lambda p, d: {}, 2, "another query ('1') than an earlier row of problem 'p0'"),
+        (lambda p, d: {"doc": {"q": d}, "resps": [""]}, lambda p, d: {}, 2, "--ignore doc if it is no part of the"),
         (lambda p, d: {"prompt": f"Add {p}"}, lambda p, d: {"prompt_hash": f"8fa{p}"}, 0, "other  safe"),
         (
             lambda p, d: {"prompt_hash": "a"},
@@ -778,7 +811,9 @@ def test_rows_that_could_be_misread(
     pairs = [(p, d) for p in range(40) for d in range(8)]
     files = []
     for name, more in (("full", full), ("other", other)):
-        items = [{"id": f"p{p}", "draw": d, "correct": 1, "gold": "7"} | more(p, d) for p, d in pairs]
+        items = [
+            {"id": f"p{p}", "draw": d, "correct": 1, "gold": "7", "text": f"{p}{d}"} | more(p, d) for p, d in pairs
+        ]
         files.append(write(tmp_path / f"{name}.jsonl", [item for item in items if not item.pop("left out", False)]))
     ended, out, err = judge(*files)
     assert (ended, said in out + err) == (code, True), out + err
@@ -810,13 +845,13 @@ def test_other_questions_under_the_same_ids(
     assert judge(full, other, "--ignore", name)[0] == 0
 
 
-def test_a_question_that_varies_in_one_problem_is_compared_in_the_others(
+def test_a_question_that_varies_in_one_problem_is_refused(
     judge: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     sides = {year: [row | {"question": ASKED.format(p=row["id"], year=year)} for row in rows(40, 8)] for year in (1, 2)}
     sides[2][0]["question"] += "!"
     code, _, err = judge(*(write(tmp_path / f"{year}.jsonl", side) for year, side in sides.items()))
-    assert (code, "1 and 2 differ in question for problem 'p1'" in err) == (2, True)
+    assert (code, "2.jsonl:2 has another question (" in err, "row of problem 'p0'" in err) == (2, True, True)
 
 
 def test_the_order_of_a_question_s_parts_is_no_difference(
@@ -853,7 +888,7 @@ def test_what_an_engine_says_of_its_run_is_no_question(
         (lambda p, d: f"{p} well" if (p, d) == (20, 3) else f"{p}", lambda p, d: p > 2, 1),
         (lambda p, d: f"{p} {d}" if p % 2 else f"{p}", lambda p, d: p > 2, 8),
         # Two problems' texts are equal: an agent's last one, or letters, which greedy decoding alone never varies.
-        (lambda p, d: "Submitted.", lambda p, d: p > 2, 8),
+        (lambda p, d: "Submitted.", lambda p, d: p > 2 or d > 5, 8),
         (lambda p, d: "ABCD"[p % 4], lambda p, d: p > 2, 1),
         (lambda p, d: "ABCD"[(p + (p < 2) * (d % 2)) % 4], lambda p, d: p > 2, 8),
         # A grade of 160 may be a grader's slip; those of one text in ten are not.
@@ -962,11 +997,19 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "words": (b'{"id": "a", "correct": "maybe"}\n', "correct=maybe, which is neither"),
     "a grade that is a list": (b'{"id": "a", "correct": [1]}\n', "which is neither right nor wrong"),
     "control characters": (b'{"id": "a", "correct": "\\u001b[2J"}\n', "correct=\\x1b[2J, which is neither"),
-    "draw 10^30": (b'{"id": "a", "draw": 1000000000000000000000000000000, "correct": 1}\n', "has the draw 1000000000"),
-    "draw below 0": (b'{"id": "a", "draw": -1, "correct": 1}\n', "has the draw -1"),
-    "draw 1.5": (b'{"id": "a", "draw": 1.5, "correct": 1}\n', "has the draw 1.5"),
+    "draw 10^30": (b'{"id": "a", "draw": 1000000000000000000000000000000, "correct": 1}\n', "has draw=1000000000"),
+    "draw below 0": (b'{"id": "a", "draw": -1, "correct": 1}\n', "has draw=-1"),
+    "draw 1.5": (b'{"id": "a", "draw": 1.5, "correct": 1}\n', "has draw=1.5"),
+    "a sample's object": (
+        b'{"id": "a", "sample": {"x": 1}, "correct": 1}\n',
+        "leave the column out by --ignore sample.",
+    ),
+    "pandas' columns": (
+        b'{"id": {"0": 4}, "correct": {"0": 1}}',
+        "holds columns, as pandas' to_json writes them; write",
+    ),
     "draw true": (b'{"id": "a", "draw": true, "correct": 1}\n', "whole number from 0"),
-    "draw of words": (b'{"id": "a", "draw": "x", "correct": 1}\n', "has the draw x"),
+    "draw of words": (b'{"id": "a", "draw": "x", "correct": 1}\n', "has draw=x"),
     "twice": (b'{"id": "a", "correct": 1}\n' * 2, "has draw 0 of problem 'a' 2 times"),
     "a space apart": (
         b'{"id": "a b", "correct": 1}\n{"id": "a  b", "correct": 1}\n',

@@ -75,6 +75,15 @@ def test_grades_by_another_rule_are_not_taken_for_grades(tmp_path: Path, make_ce
     pd.testing.assert_frame_equal(load_run(tmp_path / "run").completions, before)
 
 
+def test_a_grade_that_contradicts_its_outcome_is_skipped(tmp_path: Path, make_cell: MakeCell) -> None:
+    folder = make_cell([[1, 0]])
+    rows = (folder / "grades.jsonl").read_text().replace('"correct": 0', '"correct": 1')
+    (folder / "grades.jsonl").write_text(rows)
+    run = load_run(tmp_path / "run")
+    assert run.completions["correct"].isna().tolist() == [False, True]
+    assert any("correct=1 contradicts the outcome 'wrong'" in notice for notice in run.notices)
+
+
 def test_provenance_of_shards_is_put_together(tmp_path: Path, make_cell: MakeCell) -> None:
     folder = make_cell([[1, 0]])
     whole = json.loads((folder / "provenance.json").read_text())
