@@ -24,7 +24,7 @@ from kvsweep.errors import UserError
 from kvsweep.harness import settings
 from kvsweep.harness.overrides import hydra_overrides
 from kvsweep.harness.rounds import run
-from kvsweep.harness.screen import ReplayPlan
+from kvsweep.harness.screen import ReplayPlan, to_estimate
 from kvsweep.harness.sweep.card import NOTHING_ASSUMED, UNPRICED
 from kvsweep.harness.sweep.grid import AXES, policy_file
 from kvsweep.harness.sweep.job import Job, make_job
@@ -70,7 +70,10 @@ def sweep(words: Sequence[str]) -> None:
     if not jobs:  # Hydra only printed something, as for -cjob
         return
     if dry_run:
-        print(describe(split([*map(share_of, jobs)], launcher), launcher))
+        jobs, open_points = to_estimate(jobs, launcher, plan)
+        print(describe(split([*map(share_of, jobs)], launcher), launcher) if jobs else "Nothing is decoded.")
+        if open_points:
+            print(open_points)
         if any(job.rounds and not job.finish for job in jobs):
             print("With until=decided this is the most that can come: a decided cell gets no more draws.")
     elif any(job.card or job.cost != UNPRICED or job.assume != NOTHING_ASSUMED for job in jobs):

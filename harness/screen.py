@@ -70,19 +70,39 @@ class ReplayPlan:
         return bool(self.replay or self.screen)
 
 
-def replayed(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list[Job]:
-    """Decode the full cache's completions, replay them through every cell; return the jobs of the cells to decode."""
+def _full_caches(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list[Job]:
+    """Return the jobs whose texts are replayed, none if a file has them; UserError where nothing can be replayed."""
     if not all(job.source.local for job in jobs):
         raise UserError(
             "replay= and screen= replay texts through kvsweep's own cache: leave them out, or engine=openai."
         )
     if not launcher.waits:
         raise UserError("replay= and screen= go on when the full cache has ended: take launcher=inline or local.")
-    if plan.texts is None:
-        full = [replace(job, cells=_full(job), rounds=(), margin=None, finish=False) for job in jobs]
-        if not all(job.cells for job in full):
-            needed = "replay= and screen= replay the full cache's texts"
-            raise UserError(f"{needed}: add full to grid.policy, or give texts=.")
+    if plan.texts is not None:
+        return []
+    full = [replace(job, cells=_full(job), rounds=(), margin=None, finish=False) for job in jobs]
+    if not all(job.cells for job in full):
+        needed = "replay= and screen= replay the full cache's texts"
+        raise UserError(f"{needed}: add full to grid.policy, or give texts=.")
+    return full
+
+
+def to_estimate(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> tuple[list[Job], str]:
+    """Return the jobs that may decode, for `--dry-run`, and a sentence on what they leave open ("" if nothing)."""
+    if not plan.wanted:
+        return list(jobs), ""
+    full = _full_caches(jobs, launcher, plan)
+    said = "Replaying passes each known text once through every cell, which is not counted."
+    if plan.replay == "only":
+        return full, f"{said} replay=only decodes {'the full cache alone' if full else 'nothing'}."
+    if plan.screen is not None:
+        said += f" screen={plan.screen} will leave out cells: this is the most that can come."
+    return list(jobs), said
+
+
+def replayed(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list[Job]:
+    """Decode the full cache's completions, replay them through every cell; return the jobs of the cells to decode."""
+    if full := _full_caches(jobs, launcher, plan):
         start([([*map(share_of, full)], decode_all)], launcher)
     replays = [replay_share(job, ReplayConfig(texts=plan.texts)) for job in jobs]
     start_replay(replays, launcher)

@@ -377,8 +377,8 @@ def _sizes(job: Job) -> list[str]:
         beside = " beside the question" if policy.question == "on_top" else ""
         found.setdefault((policy.budget, policy.local_window, beside), set()).add(policy.size)
     return [
-        f"  KV budget: {', '.join(map(str, sorted(budgets)))} tokens, trigger {trigger}{beside}, window {window}"
-        for (trigger, window, beside), budgets in sorted(found.items())
+        f"  KV budget: {', '.join(map(str, sorted(kept)))} tokens{beside}, trigger {trigger}{beside}, window {window}"
+        for (trigger, window, beside), kept in sorted(found.items())
     ]
 
 

@@ -91,6 +91,25 @@ def test_what_is_unknown_or_does_not_fit_is_refused(words: list[str], said: str,
     assert ended.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["replay=only"], 0, "1 cell; nothing was run (--dry-run)."),
+        (["replay=only"], 0, "replay=only decodes the full cache alone."),
+        (["replay=only", "texts=texts.jsonl"], 0, "Nothing is decoded."),
+        (["replay=true"], 0, "2 cells; nothing was run (--dry-run)."),
+        (["screen=1"], 0, "screen=1 will leave out cells: this is the most that can come."),
+        (["screen=1", "launcher=slurm"], 2, "take launcher=inline or local."),
+        (["screen=1", "grid.policy=[window]"], 2, "add full to grid.policy, or give texts=."),
+        (["policy.question=on_top"], 0, " tokens beside the question, trigger "),
+    ],
+)
+def test_what_a_replay_or_a_screen_decodes(words: list[str], code: int, said: str, dry_run: Callable[..., Any]) -> None:
+    ended = dry_run("model=toy_qwen", "benchmark=toy_chain", "grid.policy=[full,window]", "policy=window", *words)
+    assert ended.code == code, ended.err
+    assert said in ended.out + ended.err
+
+
 def test_without_a_dry_run_the_settings_are_refused(
     kvsweep: Callable[..., Any], tmp_path: Path, no_model: None
 ) -> None:
