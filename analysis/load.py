@@ -262,14 +262,17 @@ def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
 
 
 def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
+    fault = f"{folder / records.CELL_FILE} does not describe a cell."
     try:
         cell = StoredCell(folder).settings
         msgspec.convert(cell, _Settings)
         if all(isinstance(cell[name]["name"], str) for name in SECTIONS) and "condition" in cell:
             return in_one_line(cell)
-    except (OSError, BrokenCell, KeyError, TypeError, ValueError):
+    except BrokenCell as error:
+        fault = str(error)
+    except (OSError, KeyError, TypeError, ValueError):
         pass
-    notify(f"{folder / records.CELL_FILE} does not describe a cell; its folder was left out.")
+    notify(f"{fault} Its folder was left out.")
     return None
 
 

@@ -316,7 +316,7 @@ class BudgetPolicy(Policy):
 
     keep_ratio: Annotated[float, Field(gt=0, le=1, description="the fraction kept")]
     local_window: Annotated[int, Field(ge=1, description="a number of tokens")]
-    budget: int
+    budget: Annotated[int, Field(ge=1, description="a number of tokens")]
     question: Question | None = None
     sinks: Annotated[int, Field(ge=0, description="a number of tokens")] | None = None
 

@@ -19,6 +19,7 @@ REPORT_FOLDER = "report"
 
 # The page shows at most this many completions, the same number of each cell.
 MAX_COMPLETIONS = 200_000
+_NOTES = 20  # that the command prints; the page has all
 
 
 def build_report(
@@ -40,7 +41,7 @@ def build_report(
         completions: the most that the page shows one by one; with 0 the page is a few megabytes, whatever the run.
         margin: the loss of accuracy, a fraction, that a setting which holds stays below; None takes the run's own.
         reload: seconds after which an open page of a running sweep loads itself again; None for never.
-        tell: gets the best setting of each model and benchmark as a table in plain text.
+        tell: gets what was skipped or looks wrong, and the best setting of each model and benchmark, in plain text.
     """
     from kvsweep.analysis.load import load_run
     from kvsweep.analysis.report import card, drilldown, gallery, page, tables
@@ -61,8 +62,12 @@ def build_report(
     replace_text(folder / "card.json", json.dumps(card.card(found), indent=2) + "\n")
     path = folder / "report.html"
     replace_text(path, page.run_page(found, pictures, embedded, files, reload))
-    if tell and (verdicts := tables.headline_text(found.metrics)):
-        tell(verdicts)
+    if tell:
+        notes = [*dict.fromkeys(found.run.notices)]
+        told = [f"note: {note}" for note in notes[:_NOTES]]
+        told += [f"note: {len(notes) - _NOTES} more notes are on the page."] if len(notes) > _NOTES else []
+        for text in filter(None, [*told, tables.headline_text(found.metrics)]):
+            tell(text)
     return path
 
 

@@ -244,6 +244,14 @@ def test_cells_in_which_most_texts_hold_no_answer_are_named(tmp_path: Path, make
     assert re.search("Without answers: 1", build_report(folder).read_text())
 
 
+def test_what_was_left_out_is_printed(tmp_path: Path, make_cell: MakeCell, capsys: pytest.CaptureFixture[str]) -> None:
+    make_cell([[1, 0]])
+    folder = make_cell([[1, 0]], policy="dynts")
+    (folder / "cell.yaml").write_text((folder / "cell.yaml").read_text() + "check: '0000000000000000'\n")
+    main([str(tmp_path / "run")])
+    assert capsys.readouterr().out.startswith(f"note: {folder / 'cell.yaml'} was edited, or is another cell's: restore")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("question", ["free", "on_top"])
 def test_a_run_without_evictions_names_budgets_that_evict(
