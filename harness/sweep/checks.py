@@ -52,7 +52,7 @@ def check_artifacts(model: ModelConfig, spec: ModelSpec, users: Sequence[Policy 
         if other := other_model(artifacts.read_card(kind, place), model, spec):
             without = "cache.scale=none" if kind == "scales" else "policy=window"
             mend = f"give one made for this model (`kvsweep predictor`), or take {without}, which needs no {kind}"
-            yours = "model.name=NAME model.title=TITLE name a model of your own"
+            yours = "model.name=NAME names a model of your own, and a copy of the weights as the card does"
             raise UserError(f"{artifacts.setting(kind)}={place} was made for {other}: {mend}; {yours}.")
 
 
@@ -62,8 +62,9 @@ def other_model(card: Mapping[str, Any], model: ModelConfig, spec: ModelSpec) ->
     made_for = card.get("model_weights", weights)
     if card["hidden_size"] != spec.hidden_size:
         return f"hidden size {card['hidden_size']}, but model={model.name} has {spec.hidden_size}"
-    # A hub id cannot be told apart from a local copy of the same weights, which is identified by a hash.
-    if made_for != weights and ("@" in made_for) == ("@" in weights):
+    # A hub id cannot be told apart from a local copy of the same weights, which is identified by a hash: there the name
+    # says that they are the same.
+    if made_for != weights and (("@" in made_for) == ("@" in weights) or card.get("model", model.name) != model.name):
         return f"{card.get('model')} ({made_for}), but model={model.name} is {weights}"
     return ""
 

@@ -251,9 +251,12 @@ def test_a_head_of_another_model_of_the_same_width_is_refused(texts, tiny_model_
     head = Path(shutil.copytree(tiny_predictor_dir, tmp_path / "head"))
     card = json.loads((head / "predictor.json").read_text())
     source = of_file(texts, None, 0, [f"model.path={tiny_model_dir}"])
-    for weights, other in ((source.model.identity()["weights"], False), ("0123456789abcdef", True)):
-        (head / "predictor.json").write_text(json.dumps({**card, "model": "toy_llama", "model_weights": weights}))
-        with pytest.raises(UserError, match="was made for toy_llama") if other else nullcontext():
+    own, name = source.model.identity()["weights"], source.model.name
+    # A copy of the hub's weights is known by its name alone.
+    known = {(own, "toy_llama"): False, ("0123456789abcdef", name): True, ("org/model@main", "toy_llama"): True}
+    for (weights, model), other in {**known, ("org/model@main", name): False}.items():
+        (head / "predictor.json").write_text(json.dumps({**card, "model": model, "model_weights": weights}))
+        with pytest.raises(UserError, match=f"was made for {model}") if other else nullcontext():
             source.check_head(head)
 
 
