@@ -377,5 +377,10 @@ def _print_failures(sweep: SweepStatus) -> None:
         print(f"\n{task.task} {task.state} (process {task.pid} on {task.host}{job})")
         if task.error:
             print("\n".join(f"    {line}" for line in task.error.splitlines()))
+    sharded = {cell_id for task in sweep.tasks if not task.shard.endswith("/1") for cell_id in task.cells}
+    whole = [cell for cell in sweep.cells if cell.state == "stopped" and 0 < cell.expected <= cell.finished]
+    if unlike := [cell for cell in whole if cell.cell_id in sharded]:
+        shards = f"The shards of {counted(len(unlike), 'cell')} have all that they were asked for, and it is not done"
+        print(f"\n{shards}: go on with the same benchmark.limit and draws in each shard, the most that one has.")
     for command in sweep.retry:
         print(f"\nGo on with (finished work is not repeated):\n    {command}")

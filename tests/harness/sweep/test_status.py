@@ -83,6 +83,16 @@ def test_a_done_that_never_came_is_not_done(tmp_path: Path) -> None:
     assert states(tmp_path) == {"a": "stopped"}
 
 
+@pytest.mark.parametrize(("count", "said"), [(1, False), (2, True)])
+def test_shards_that_were_asked_for_unlike_numbers(
+    count: int, said: bool, tmp_path: Path, kvsweep: Callable[..., Any]
+) -> None:
+    for index in range(1, count + 1):
+        task(tmp_path, "done", cells={"a": (3, 3)}, shard=f"{index}/{count}", **alive())
+    out = kvsweep("status", str(tmp_path)).out
+    assert ("go on with the same benchmark.limit and draws in each shard, the most that one has." in out) == said
+
+
 def test_shards_add_up(tmp_path: Path) -> None:
     task(tmp_path, "done", cells={"a": (3, 3)}, shard="1/2", **alive())
     task(tmp_path, "running", cells={"a": (1, 2)}, shard="2/2", **alive())
