@@ -121,8 +121,8 @@ def _copies(taken: Outputs) -> dict[str, str]:
         if how := copied((a.problem, a.text, a.correct) for a in answers):
             found[name] = f"the same text in all draws of {how}, as greedy decoding writes it"
         elif not some_differ and len({answer.draw for answer in answers}) > 1:
-            tells = "no text that tells them from copies (--column text=NAME)"
-            found[name] = f"one grade in all draws of each problem, and {tells}"
+            way_out = " (--column text=NAME)" if all(answer.text is None for answer in answers) else ""
+            found[name] = f"one grade in all draws of each problem, and no text that tells them from copies{way_out}"
     return found
 
 
@@ -266,7 +266,7 @@ def _verdicts(
     scores = dict(zip(outputs, score_array(graded(shared), list(outputs)), strict=True))
     full = scores.pop(baseline)
     losable = noninferiority.can_lose(full, margin)
-    told = [*_columns(outputs), *_lone_draws(outputs, baseline)]
+    told = [*_grade_columns(outputs), *_lone_draws(outputs, baseline)]
     told += [note for name in outputs for note in _notes(known, outputs[name], baseline, name)]
     if not losable:
         told.insert(0, f"{baseline} is right in at most {notation.percent(margin)}%: nothing is safe beside it.")
@@ -320,7 +320,7 @@ def _verdicts(
     return table, told
 
 
-def _columns(outputs: Outputs) -> Iterator[str]:
+def _grade_columns(outputs: Outputs) -> Iterator[str]:
     """A sentence on each column that grades were read from: a reader sees if it is none."""
     files = defaultdict[str, list[str]](list)
     for name, answers in outputs.items():
