@@ -27,13 +27,14 @@ def described(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return row if known is None else {name: row[name] for name in known & row.keys()}
 
 
+_REPLIES = ("assistant", "tool")  # roles of messages that the model wrote or caused
 _WHOLE = re.compile(r"(-?)0*([0-9]+)(?:\.0*)?")  # AIME writes 070
 
 
 def plain(value: Any) -> str:
     """A value without what makes no difference: spaces, a whole number's zeros, ids of messages, the model's own."""
     if isinstance(value, list):
-        parts = [part for part in value if not (isinstance(part, dict) and part.get("role") == "assistant")]
+        parts = [part for part in value if not (isinstance(part, dict) and part.get("role") in _REPLIES)]
         return " ".join(filter(None, map(plain, parts)))
     if isinstance(value, dict):  # whose order says nothing, and a table has a null for what a row lacks
         names = [name for name in sorted(value, key=str) if name != "id" and value[name] is not None]

@@ -784,6 +784,12 @@ Side = Callable[[int, int], dict[str, Any]]
         # Draws that nothing tells apart may be copies.
         (lambda p, d: {"text": None}, lambda p, d: {"text": None}, 4, "note: other has one grade in all draws of each"),
         (lambda p, d: {"text": None}, lambda p, d: {"text": None, "correct": p + d > 0}, 0, "other  safe"),
+        (
+            lambda p, d: {"messages": [{"role": "user", "content": f"Add {p}"}, {"role": "tool", "content": f"{d}"}]},
+            lambda p, d: {"messages": [{"role": "user", "content": f"Add {p}"}, {"role": "tool", "content": f"{d}!"}]},
+            0,
+            "other  safe",
+        ),
         # A question that several ids have, and several questions of one id.
         (lambda p, d: {"id": 8 * p + d, "prompt": p}, lambda p, d: {}, 2, "full has 320 ids for 40 questions, so that"),
         (lambda p, d: {"query": d % 2}, lambda p, d: {}, 2, "another query ('1') than an earlier row of problem 'p0'"),
