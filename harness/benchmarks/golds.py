@@ -117,7 +117,9 @@ def _in_latex(text: str) -> Iterator[tuple[str, str]]:
     from sympy.printing.latex import accepted_latex_functions, greek_letters_set
 
     bare = TEXT_COMMAND.sub(" ", text)
-    names = "|".join(sorted({*accepted_latex_functions, *greek_letters_set} - {"re", "im"}))
+    names = "|".join(
+        sorted({*accepted_latex_functions, *greek_letters_set} - {"re", "im", "xi", "mu", "nu"})
+    )  # these may be products
     for name in re.findall(rf"(?<![\\A-Za-z.])(?:{names})(?![A-Za-z])", bare):
         yield name, rf"\{name}"
     for unit in re.findall(r"(?<=\d) [A-Z]{2,}$", bare.strip()):

@@ -46,7 +46,7 @@ FIT = (
     r"\{1,2\}", r"\{1\pm\sqrt{5},-2\}", "(-1,6)", "(3,4]", "]2,5[", r"(-\infty,2)\cup(3,\infty)", "x=5, y=6", "5 or 6",
     r"\text{(E)}", "B", r"\text{Evelyn}", "no solution", r"\text{none}", r"\text{June 20}", "July 4",
     r"\text{4:30 p.m.}", "5 apples and 3 pears", "4 cups of water", "The answer is 5.", "pi/3",
-    "x**2+1", "sqrt(2)", "ln(2)", "2θ", "2 pi", "alpha + 1", "3 AB^2", "f'(x)",
+    "x**2+1", "sqrt(2)", "ln(2)", "2θ", "2 pi", "alpha + 1", "3 AB^2", "3+2xi", "f'(x)",
     r"\frac{def}{de+df+ef}", "np.arcsin(10/13)", r"\begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}", r"\emptyset", "∅",
     r"\left[\begin{array}{rr}3 & 7 \\ 5 & 12\end{array}\right]", "MR=SRMC", r"\text{all real numbers except } 2", "3!",
     r"\frac{dM}{dt}=\frac{10^{5} L_{\odot}}{0.007 c^{2}} M^{6}", r"(45^{\circ}, 60^{\circ})", "12:30", "1e-8", "€5",
