@@ -52,7 +52,7 @@ def check_artifacts(model: ModelConfig, spec: ModelSpec, users: Sequence[Policy 
         if other := other_model(artifacts.read_card(kind, place), model, spec):
             without = "cache.scale=none" if kind == "scales" else "policy=window"
             mend = f"give one made for this model (`kvsweep predictor`), or take {without}, which needs no {kind}"
-            yours = "model.name=NAME names a model of your own, and a copy of the weights as the card does"
+            yours = "model.name=NAME model.title=TITLE name a model of your own, or a copy as the card names it"
             raise UserError(f"{artifacts.setting(kind)}={place} was made for {other}: {mend}; {yours}.")
 
 
