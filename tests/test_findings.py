@@ -989,7 +989,7 @@ def test_the_policies_on_gsm8k() -> None:
         low, high = 100 * np.array(stats.ttest_1samp(change, 0).confidence_interval())
         assert said.format(*(f"{-one:.1f}" for one in (100 * change.mean(), high, low))) in page
     assert f"4 rotated bits lose {-100 * change.mean():.1f} points" in readme
-    for stored in ("bits=4, scheme=kivi", "bits=8, scheme=rotated"):
+    for stored in ("bits=4, scheme=kivi", "bits=8, scheme=rotated", "bits=8/4, scheme=rotated"):
         [cell] = cells.index[cells["stored"] == stored]
         change = letters.loc[cell].astype(float) - full
         low, high = 100 * np.array(stats.ttest_1samp(change, 0).confidence_interval())
@@ -1008,8 +1008,9 @@ def test_the_policies_on_gsm8k() -> None:
     share = cells["kv_bytes_mean"] / cells["kv_bytes_mean"][cells["policy"] == "full"].item()
     for stored, percent in {
         "kivi": 56,
-        "4, scheme=rotated": 45,
+        "=4, scheme=rotated": 45,
         "8, scheme=rotated": 69,
+        "8/4, scheme=rotated": 56,
         "scale=none": 50,
         "scale=tensor": 56,
     }.items():
