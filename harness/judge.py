@@ -342,9 +342,11 @@ def _lone_draws(outputs: Outputs, baseline: str) -> Iterator[str]:
 
 
 def _same_grades(name: str, baseline: str, outputs: Outputs, pairs: Floats) -> Iterator[str]:
-    differ, both = _texts_that_differ(outputs[baseline], outputs[name])
     column = outputs[name][0].column
-    if column and not np.nan_to_num(pairs).any() and 2 * differ >= both:
+    if column is None or np.nan_to_num(pairs).any():
+        return
+    differ, both = _texts_that_differ(outputs[baseline], outputs[name])
+    if 2 * differ >= both:
         these = f"all {counted(int(np.isfinite(pairs).sum()), 'grade')} are those of {baseline}"
         yield f"{name}: {these}: check that {visible(column):.40} is the answer's grade and not the question's."
 

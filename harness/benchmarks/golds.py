@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from decimal import Decimal
+from functools import cache
 
 from kvsweep.escape import is_text
 from kvsweep.harness.grading.answers import AnswerKind, canonical_gold
@@ -112,15 +113,20 @@ def _fault(text: str) -> str | None:
     return None
 
 
-def _in_latex(text: str) -> Iterator[tuple[str, str]]:
-    r"""Each name of a function or letter without its backslash, unit and sign of money, and how LaTeX writes it."""
+@cache
+def _names() -> re.Pattern[str]:
+    """LaTeX's functions and Greek letters where they lack their backslash."""
     from sympy.printing.latex import accepted_latex_functions, greek_letters_set
 
+    may_be_products = {"re", "im", "xi", "mu", "nu"}
+    names = sorted({*accepted_latex_functions, *greek_letters_set} - may_be_products)
+    return re.compile(rf"(?<![\\A-Za-z.])(?:{'|'.join(names)})(?![A-Za-z])")
+
+
+def _in_latex(text: str) -> Iterator[tuple[str, str]]:
+    r"""Each name of a function or letter without its backslash, unit and sign of money, and how LaTeX writes it."""
     bare = TEXT_COMMAND.sub(" ", text)
-    names = "|".join(
-        sorted({*accepted_latex_functions, *greek_letters_set} - {"re", "im", "xi", "mu", "nu"})
-    )  # these may be products
-    for name in re.findall(rf"(?<![\\A-Za-z.])(?:{names})(?![A-Za-z])", bare):
+    for name in _names().findall(bare):
         yield name, rf"\{name}"
     for unit in re.findall(r"(?<=\d) [A-Z]{2,}$", bare.strip()):
         yield unit, rf"\text{{{unit}}}"

@@ -10,7 +10,6 @@ probabilities in nats over heads and queries, and the layer's largest key. One l
 
 import argparse
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ from kvsweep.harness.settings import build, compose_config
 from kvsweep.kernels.fp8 import scale_of, to_fp8, widened
 from kvsweep.kernels.packing import pack_rows, rotation, unpack_rows
 from kvsweep.kernels.row_format import RowFormat
+from kvsweep.records import Completion
+from kvsweep.stored import StoredCell
 
 E4M3 = torch.float8_e4m3fn
 
@@ -96,12 +97,12 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=4)
     args = parser.parse_intermixed_args()
     model = load_model(build(ModelConfig, "model", compose_config(*args.settings).model))
-    asked = {row["id"]: row["prompt"] for row in map(json.loads, (args.cell / "problems.jsonl").open())}
-    rounded = Rounded()
-    with torch.inference_mode(), (args.cell / "completions.jsonl").open() as file:
-        for row in itertools.islice(map(json.loads, file), args.texts):
+    cell, rounded = StoredCell(args.cell), Rounded()
+    asked = cell.problems()
+    with torch.inference_mode():
+        for row in itertools.islice(cell.rows(Completion), args.texts):
             rounded.begin_chunk()
-            ids = [*model.dialogue.prompt_ids(asked[row["problem_id"]]), *row["token_ids"]]
+            ids = [*model.dialogue.prompt_ids(asked[row.problem_id].prompt), *row.token_ids]
             read_whole(model, ids, rounded)
     table = pd.DataFrame(rounded.found)
     kl = table.pivot_table(index="layer", columns="scheme", values="kl")[[*SCHEMES]]

@@ -60,16 +60,17 @@ def rows_of_file(path: Path, *, keys: Sequence[str] = ()) -> Iterator[FileRow]:
         with open_file(path, linked=True) as file:
             lines = (line.removeprefix(codecs.BOM_UTF8).strip() for line in file)
             first = next(filter(None, lines), b"")
+        row = _object_in(first)
         if first.startswith(b"PAR1"):
             yield from _parquet_rows(path)
         elif keys and first.startswith((b"PK\3\4", b"PK\5\6")):
             yield from _zip_rows(path, keys[0])
         elif first.startswith(b"\x1f\x8b"):
             raise UserError(f"{path} is packed by gzip; unpack it.")
-        elif first.startswith((b"{", b"[")) and not _is_row(first, keys):
+        elif first.startswith((b"{", b"[")) and (row is None or _under(row, keys) is not None):
             yield from _json_rows(path, keys)
-        elif first.startswith(b"{"):
-            _refuse_columns(first, path)
+        elif row is not None:
+            _refuse_columns(row, path)
             with path.open(encoding="utf-8-sig", newline="\n") as text:
                 yield from (_json_row(line, f"{path}:{n}") for n, line in enumerate(text, start=1) if line.strip())
         else:
@@ -84,21 +85,19 @@ def rows_of_file(path: Path, *, keys: Sequence[str] = ()) -> Iterator[FileRow]:
         raise UserError(f"{path} cannot be read ({reason}); check the file and its rights.") from None
 
 
-def _is_row(line: bytes, keys: Sequence[str]) -> bool:
-    """Whether a line is an object by itself, but not one that has all rows under a key."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and _under(found, keys) is None
+def _object_in(line: bytes) -> dict[str, Any] | None:
+    """The object that a line is by itself; None if it is none."""
+    if line.startswith(b"{"):
+        with suppress(ValueError, RecursionError):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    return None
 
 
-def _refuse_columns(line: bytes, path: Path) -> None:
-    with suppress(ValueError, RecursionError):
-        found = json.loads(line)
-        if found and all(isinstance(value, dict) and "0" in value for value in found.values()):
-            mend = 'write rows, orient="records", lines=True'
-            raise UserError(f"{path} holds columns, as pandas' to_json writes them; {mend}.")
+def _refuse_columns(row: dict[str, Any], path: Path) -> None:
+    if row and all(isinstance(value, dict) and "0" in value for value in row.values()):
+        mend = 'write rows, orient="records", lines=True'
+        raise UserError(f"{path} holds columns, as pandas' to_json writes them; {mend}.")
 
 
 def _under(found: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:
