@@ -10,11 +10,13 @@ import pytest
 from kvsweep.errors import OtherSchemaError, UserError
 from kvsweep.files import replace_text, replacing
 from kvsweep.records import (
+    MOST,
     BadLine,
     Completion,
     Eviction,
     Grade,
     PairRow,
+    Row,
     append_row,
     held_percents,
     ignore,
@@ -34,6 +36,10 @@ def completion(**fields):
     return Completion(**{**usual, **fields})
 
 
+def subclasses(kind):
+    return {kind}.union(*map(subclasses, kind.__subclasses__()))
+
+
 def test_held_runs_spread_out():
     assert held_percents([100, 2, 0, 3, 30, 1]) == [100, 100, 0, 0, 0, 30]
     assert held_percents([]) == []
@@ -51,6 +57,16 @@ def test_a_row_lacks_no_field(field, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(UserError, match=f"missing required field `{field}`"):
         list(read_rows(tmp_path / "rows.jsonl", Completion))
+
+
+@pytest.mark.parametrize("kind", sorted(subclasses(Row), key=lambda kind: kind.__name__))
+def test_a_row_does_not_change(kind):
+    assert kind.__struct_config__.frozen
+
+
+def test_the_largest_count_is_the_last_whole_number_that_every_reader_of_json_tells_apart():
+    assert float(MOST) + 1 == MOST + 1
+    assert float(MOST + 1) + 1 == float(MOST + 1)  # RFC 8259, section 6
 
 
 def test_shared_tokens_end_with_the_step_that_evicted_first():

@@ -241,3 +241,16 @@ def test_a_step_without_its_cache_is_refused():
     model(torch.zeros(1, 5, dtype=torch.int64), past_key_values=cache)
     with pytest.raises(ValueError, match="slot_cache"):
         model(torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("invariant", "ragged", "rows", "tokens"),
+    [(False, False, 6, 3), (True, False, 32, 4), (False, True, 40, 3), (True, True, 40, 3)],
+)
+def test_equal_bits_cost_whole_blocks_and_kernels_that_know_the_lengths_need_none(invariant, ragged, rows, tokens):
+    cache = SlotCache(SHAPE, slots=3, capacity=40, device=torch.device("cpu"), invariant=invariant)
+    cache.ragged = ragged
+    for seed in range(3):
+        admit(cache, 5, seed)
+    cache.begin_step(torch.full((3,), 5))
+    assert (cache.seen(slice(0, 3)), cache.step_tokens) == (rows, tokens)

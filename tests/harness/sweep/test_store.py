@@ -348,6 +348,15 @@ def test_decoding_passes_of_provenance_add_up(tmp_path: Path) -> None:
     assert provenance == {"schema": 1, "draws": 2, "decoding_passes": passes}
 
 
+def test_what_a_pass_learns_is_noted_in_that_pass_alone(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        for started in ("then", "now"):
+            opened.begin_pass({}, {"started": started})
+            opened.note(slots=len(started))
+    passes = json.loads((opened.directory / "provenance.json").read_text())["decoding_passes"]
+    assert [(one["started"], one["slots"]) for one in passes] == [("then", 4), ("now", 3)]
+
+
 def test_rows_of_two_codes_of_a_shipped_policy_do_not_mix(tmp_path: Path) -> None:
     with store(tmp_path) as opened:
         opened.begin_pass({}, {"started": "then"})
