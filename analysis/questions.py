@@ -74,16 +74,17 @@ class Questions:
                 del self._columns[name]
 
     def of_many_ids(self) -> tuple[int, int] | None:
-        """The number of ids and of their questions, if most questions have several ids; else None.
+        """The number of ids that have a question and of their questions, if most questions have several ids; else None.
 
         One question that all ids have says how to answer and not what is asked.
         """
-        if not _ASKED & self._columns.keys():
-            return None
-        columns = [self._columns[name] for name in sorted(_QUESTION & self._columns.keys())]
+        names = sorted(_QUESTION & self._columns.keys(), key=lambda name: name not in _ASKED)
+        asked = len(_ASKED.intersection(names))
+        columns = (self._columns[name] for name in names)
         rows = zip(*([*column, *[0] * (len(self._numbers) - len(column))] for column in columns), strict=True)
-        found = Counter(rows)
-        return (len(self._numbers), len(found)) if len(found) > 1 and 2 * len(found) <= len(self._numbers) else None
+        found = Counter(row for row in rows if any(row[:asked]))
+        ids = found.total()
+        return (ids, len(found)) if len(found) > 1 and 2 * len(found) <= ids else None
 
     def differing(self, other: "Questions", *, several: bool) -> Iterator[tuple[str, str]]:
         """Each column that differs, with the first problem where it does.

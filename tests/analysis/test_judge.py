@@ -792,6 +792,7 @@ Side = Callable[[int, int], dict[str, Any]]
         ),
         # A question that several ids have, and several questions of one id.
         (lambda p, d: {"id": 8 * p + d, "prompt": p}, lambda p, d: {}, 2, "full has 320 ids for 40 questions, so that"),
+        (lambda p, d: {"prompt": None if p % 3 else p}, lambda p, d: {}, 0, "other  safe"),
         (lambda p, d: {"query": d % 2}, lambda p, d: {}, 2, "another query ('1') than an earlier row of problem 'p0'"),
         (lambda p, d: {"doc": {"q": d}, "resps": [""]}, lambda p, d: {}, 2, "--ignore doc if it is no part of the"),
         (lambda p, d: {"prompt": f"Add {p}"}, lambda p, d: {"prompt_hash": f"8fa{p}"}, 0, "other  safe"),

@@ -254,3 +254,13 @@ def test_equal_bits_cost_whole_blocks_and_kernels_that_know_the_lengths_need_non
         admit(cache, 5, seed)
     cache.begin_step(torch.full((3,), 5))
     assert (cache.seen(slice(0, 3)), cache.step_tokens) == (rows, tokens)
+
+
+def test_the_mask_of_a_step_is_made_once_for_each_number_of_rows():
+    cache = make_cache(slots=3)
+    for seed in range(3):
+        admit(cache, 2, seed)
+    cache.begin_step(torch.full((3,), 2))
+    wide, narrow = cache.unseen(9), cache.unseen(3)
+    assert (wide.shape[-1], narrow.shape[-1]) == (9, 3)
+    assert cache.unseen(3) is narrow
