@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -219,25 +220,27 @@ def test_the_p_is_skellams_tail_at_the_likeliest_rates(won: int, lost: int, marg
     assert decide(cell, full, margin=margin).p_holds == pytest.approx(expected, rel=1e-4)
 
 
-def test_answers_that_lack_are_lost_below_and_won_above() -> None:
+@pytest.mark.parametrize("population", POPULATIONS)
+def test_answers_that_lack_are_lost_below_and_won_above(population: Population) -> None:
+    tested = partial(decide, population=population)
     full = np.ones((30, 8))
     cell, worst = full.copy(), full.copy()
     cell[0, 1:], worst[0, 1:] = np.nan, 0
-    found = decide(cell, full)
+    found = tested(cell, full)
     assert (found.draws, found.difference) == (8, 0)
-    assert found.low == pytest.approx(decide(worst, full).low, abs=1e-8)
-    assert found.high == pytest.approx(decide(full, worst).high, abs=1e-8)
-    assert found.p_holds == decide(worst, full).p_holds
+    assert found.low == pytest.approx(tested(worst, full).low, abs=1e-8)
+    assert found.high == pytest.approx(tested(full, worst).high, abs=1e-8)
+    assert found.p_holds == tested(worst, full).p_holds
     # A draw that few problems have was not asked; a problem that lacks wholly was.
     cell = full.copy()
     cell[:16, 7] = np.nan
-    assert decide(cell, full) == decide(full[:, :7], full[:, :7])
+    assert tested(cell, full) == tested(full[:, :7], full[:, :7])
     cell[15] = full[15]
-    assert decide(cell, full).draws == 8
+    assert tested(cell, full).draws == 8
     cell, worst[0] = full.copy(), 0
     cell[0] = np.nan
-    assert decide(cell, full).low == pytest.approx(decide(worst, full).low, abs=1e-8)
-    nothing = decide(np.full((30, 8), np.nan), full)
+    assert tested(cell, full).low == pytest.approx(tested(worst, full).low, abs=1e-8)
+    nothing = tested(np.full((30, 8), np.nan), full)
     assert (nothing.label, math.isnan(nothing.difference)) == ("unclear", True)
 
 
