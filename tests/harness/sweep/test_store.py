@@ -28,8 +28,10 @@ from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.sweep.cell import Cell
+from kvsweep.harness.sweep.job import make_job
+from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.status import read_sweep
-from kvsweep.harness.sweep.store import CellLockedError, CellStore
+from kvsweep.harness.sweep.store import CellLockedError, CellStore, open_cells
 from kvsweep.records import (
     Completion,
     DecodeStats,
@@ -206,6 +208,22 @@ def test_a_row_spoiled_in_the_middle_is_made_again(tmp_path: Path) -> None:
         assert again.finished_pairs == {("b", 0)}
         again.append(completion("a"))
     assert sorted(path.read_bytes().splitlines()) == sorted(whole.splitlines())
+
+
+def test_a_text_that_ended_in_nan_is_counted_again_when_its_run_goes_on(
+    compose: Callable[..., Any], tiny: list[str], tmp_path: Path
+) -> None:
+    job = make_job(compose(*tiny, "benchmark=toy_add", "policy=full", f"results_dir={tmp_path}"))
+    share, [cell] = share_of(job), job.cells
+    broken, whole, _ = share.pairs
+    with open_cells(share, job.cells) as work:
+        work.append(cell.cell_id, msgspec.structs.replace(completion(*broken), stop_reason="not_finite"))
+        work.append(cell.cell_id, completion(*whole))
+        assert (work.reporter.status.cells[cell.cell_id].not_finite, work.not_finite) == (1, {broken})
+    with open_cells(share, job.cells) as again:
+        found = again.reporter.status.cells[cell.cell_id]
+        assert (found.finished, found.not_finite, again.not_finite) == (2, 1, set())
+        assert [again.lacks(cell.cell_id, pair) for pair in share.pairs] == [False, False, True]
 
 
 def test_done_comes_with_the_last_pair(tmp_path: Path) -> None:
