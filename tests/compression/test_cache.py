@@ -264,3 +264,13 @@ def test_the_mask_of_a_step_is_made_once_for_each_number_of_rows():
     wide, narrow = cache.unseen(9), cache.unseen(3)
     assert (wide.shape[-1], narrow.shape[-1]) == (9, 3)
     assert cache.unseen(3) is narrow
+
+
+def test_more_tokens_than_a_slot_has_room_for_are_refused_before_any_is_placed():
+    cache = make_cache()
+    admit(cache, 5, seed=0)
+    with pytest.raises(ValueError, match="slot 0 holds 5 of 9 rows: it has no room for 5"):
+        cache.begin_chunks({0: 5}, torch.arange(5, 10))
+    assert cache.lengths[0] == 5
+    cache.begin_chunks({0: 4}, torch.arange(5, 9))
+    assert cache.lengths[0] == 9
