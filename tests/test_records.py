@@ -5,12 +5,14 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvsweep.errors import OtherSchemaError, UserError
 from kvsweep.files import replace_text, replacing
 from kvsweep.records import (
     MOST,
+    MOST_TOKENS,
     BadLine,
     Completion,
     Eviction,
@@ -67,6 +69,7 @@ def test_a_row_does_not_change(kind):
 def test_the_largest_count_is_the_last_whole_number_that_every_reader_of_json_tells_apart():
     assert int(float(MOST)) == MOST
     assert float(MOST + 1) + 1 == float(MOST + 1)  # RFC 8259, section 6
+    assert np.iinfo(np.int32).max == MOST_TOKENS
 
 
 def test_shared_tokens_end_with_the_step_that_evicted_first():

@@ -350,6 +350,13 @@ def test_as_many_draws_or_problems_as_planned_show_that_equal_cells_hold() -> No
     assert labels.count("safe") < 0.88 * 120
 
 
+def test_fewer_equal_problems_promise_less() -> None:
+    """Without a difference 1 of n^2 is taken to differ, so that a single problem is the most careful plan."""
+    plans = [problems_to_hold(*np.ones((2, problems, 4))) for problems in (1, 2, 10)]
+    assert plans == sorted(plans, reverse=True)
+    assert len({*plans}) == 3
+
+
 def test_rounds_depend_on_the_rows_of_the_rounds_alone() -> None:
     rng = np.random.default_rng(3)
     full, *cells = answers(rng, 100, 8, 8, 0.04)
