@@ -178,7 +178,7 @@ def read_outputs(path: Source, asked: Asked = _ALL, questions: Questions | None 
     pairs = Counter(one.key for one in found)
     (problem, draw), count = pairs.most_common(1)[0]
     problems, draws = (len({*side}) for side in zip(*pairs, strict=True))
-    way = "choose rows by --where KEY=VALUE, or name the draw's column by --column draw=NAME"
+    way = "choose rows by --where KEY=VALUE, or name the draw's column by --column draw=NAME, or add one that counts"
     if count > 1:
         way = _telling(path, asked, (problem, draw)) or way
         raise UserError(f"{named(path)} has draw {draw} of problem {visible(problem)!r:.60} {count} times: {way}.")
@@ -311,7 +311,9 @@ def _of_inspect_ai(row: Values, choice: Values) -> Values:
         content = "".join(str(part["text"]) for part in _objects(content) if part.get("text"))
         if thinking:
             content = joined(thinking, content, DEFAULT_TAGS, ended=ending(reason) != "length")
-    return {**row, "text": content, "stop_reason": _first(row, _ENDING) or reason}
+    epoch = row.get("epoch")  # the first one is 1
+    numbered = {"draw": epoch - 1} if isinstance(epoch, int) and epoch > 0 else {}
+    return {**row, **numbered, "text": content, "stop_reason": _first(row, _ENDING) or reason}
 
 
 def _of_llama_eval(row: Values) -> Values:
@@ -364,6 +366,8 @@ def _answer(row: Values, place: str, asked: Asked, text: str | None, default: in
         )
     if not problem:
         named = f"name it {', '.join(_PROBLEM[:3])}, or --column id=NAME"
+        if written := visible(str(_first(row, _PROBLEM) or "")):
+            named = f"{written:.60} is neither text nor a whole number; {named}"
         raise UserError(f"{place} has no problem's id: {named}; it has {visible(', '.join(map(str, row))):.200}.")
     gold = gold[0] if isinstance(gold, list) and len(gold) == 1 else gold
     same, thinking = None if text is None else hash(text), None
@@ -419,4 +423,6 @@ def _grade(row: Values, place: str, asked: Asked) -> tuple[float | None, str | N
 
 def _value(value: Any) -> float | str | None:
     """A grade as 1, 0 or None; another text where it is none of them."""
-    return None if value is None or value == "" else _VALUES.get(str(value).strip().lower(), str(value))
+    return (
+        None if value is None or value == "" or value != value else _VALUES.get(str(value).strip().lower(), str(value))
+    )

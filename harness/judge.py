@@ -29,7 +29,7 @@ from kvsweep.analysis.report.judged import judged_page, shown_pairs
 from kvsweep.analysis.statistics import noninferiority
 from kvsweep.analysis.statistics.inference import score_array
 from kvsweep.analysis.statistics.metrics import pareto_front
-from kvsweep.analysis.statistics.noninferiority import Floats
+from kvsweep.analysis.statistics.noninferiority import Decision, Floats, Population
 from kvsweep.command_line import FAILED, UNCLEAR, counted
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
@@ -43,7 +43,8 @@ _NAMED = 4  # problems or answers that a note names
 _ENDS = ("stop", "length")
 _NAME = re.compile(r"^(?:([^=/]+)=)?(.*)$", re.DOTALL)
 _BATCH = 2000  # texts in memory while they are graded
-_DECIDE = '"Draws to decide" are the draws per problem that would show that an unclear setting is safe (90%).'
+# What would show that an unclear setting is safe, for each population of its test.
+_DECIDE: Mapping[Population, str] = {"these": "draws to decide", "like_these": "problems to decide"}
 # The label of a file that is safe by itself and was given among others.
 _MAY_BE_SAFE = "may be safe"
 _CONTROL = "Control: {} asked again. Beyond it are settings of which surely more answers are lost or won."
@@ -271,10 +272,13 @@ def _verdicts(
     if not losable:
         told.insert(0, f"{baseline} is right in at most {notation.percent(margin)}%: nothing is safe beside it.")
     tried = {name: one for name, one in scores.items() if name != control}
-    found = noninferiority.decide_grid(tried, full, margin=margin)
+    found = _decisions(tried, full, margin)
     if control:
-        found |= noninferiority.decide_grid({control: scores[control]}, full, margin=margin)
+        found |= _decisions({control: scores[control]}, full, margin)
     if nothing := [name for name, one in found.items() if notation.missing(one.difference)]:
+        for name in (baseline, nothing[0]):
+            if all(one.correct is None for one in outputs[name]):
+                raise UserError(f"{visible(name)} has no grade in any row: write 1 or 0, or give --grades ours.")
         raise UserError(f"{baseline} and {nothing[0]} share no graded pair of problem and draw: check ids and draws.")
     # A sequence from the largest cache down needs all sizes; without them Holm's procedure decides alone.
     chains = [sorted(tried, key=lambda name: -sizes[name])] if tried.keys() <= sizes.keys() else []
@@ -286,9 +290,12 @@ def _verdicts(
         whole += [name] * bool(np.isfinite(pairs).all())
         told += _uneven(name, baseline, pairs, noninferiority.differences(scores[name], full))
         told += _same_grades(name, baseline, outputs, pairs)
+        population = _population(scores[name], full)
         elsewhere = noninferiority.decide(scores[name], full, margin=margin, population="like_these")
+        elsewhere = one if population == "like_these" else elsewhere
+        plan = noninferiority.draws_to_hold if population == "these" else noninferiority.problems_to_hold
         undecided = losable and one.label == "unclear"
-        needed = f"{noninferiority.draws_to_hold(scores[name], full, margin=margin):,}" if undecided else ""
+        needed = f"{plan(scores[name], full, margin=margin):,}" if undecided else ""
         rows[name] = {
             "setting": visible(name),
             "label": _MAY_BE_SAFE if one.label in ("safe", "small loss") and name not in taken else one.label,
@@ -301,13 +308,14 @@ def _verdicts(
             "problems won": int((lead > 0).sum()),
             "problems": len(lead),
             "draws": one.draws,
-            "draws to decide": needed,
+            **dict.fromkeys(_DECIDE.values(), ""),
+            _DECIDE[population]: needed,
             "bytes (declared)": notation.number(sizes[name]) if name in sizes else "",
         }
     table = pd.DataFrame([*rows.values()])
-    if (table["draws"] == 1).all():  # as greedy decoding has it: the interval of these problems asked again says little
-        order = ["setting", "label", "points", "problems like these", "interval"]
-        table = table[order + [name for name in table if name not in {*order, "draws to decide"}]]
+    populations = {_population(scores[name], full) for name in found}
+    aside = [column for population, column in _DECIDE.items() if population not in populations]
+    table = table.drop(columns=aside + ["problems like these"] * ("these" not in populations))
     if sizes:
         sized = [(sizes[name], found[name].difference, name) for name in whole if name in sizes]
         best = pareto_front(pd.DataFrame(sized, columns=["bytes", "pass_at_1", "name"]), "bytes")["name"]
@@ -315,9 +323,31 @@ def _verdicts(
     if control:
         differing = {name: _texts_that_differ(outputs[baseline], outputs[name]) for name in found}
         table["texts differ"] = [f"{own:,} of {of:,}" if of else "" for own, of in differing.values()]
-        beyond = noninferiority.beyond_control(tried, full, scores[control])
+        beyond = {
+            name
+            for population, own in _by_population(tried, full)
+            for name in noninferiority.beyond_control(own, full, scores[control], population=population)
+        }
         table["beyond control"] = ["yes" if name in beyond else "no" for name in tried] + ["control"]
     return table, told
+
+
+def _population(cell: Floats, full: Floats) -> Population:
+    """What a label speaks of, as in a report: greedy answers, which one draw may be, have no new draws."""
+    return "these" if noninferiority.paired(cell, full).shape[1] > 1 else "like_these"
+
+
+def _by_population(cells: Mapping[str, Floats], full: Floats) -> Iterator[tuple[Population, dict[str, Floats]]]:
+    for population in _DECIDE:
+        if own := {name: one for name, one in cells.items() if _population(one, full) == population}:
+            yield population, own
+
+
+def _decisions(cells: Mapping[str, Floats], full: Floats, margin: float) -> dict[str, Decision]:
+    found = dict[str, Decision]()
+    for population, own in _by_population(cells, full):
+        found |= noninferiority.decide_grid(own, full, margin=margin, population=population, family=len(cells))
+    return {name: found[name] for name in cells}
 
 
 def _grade_columns(outputs: Outputs) -> Iterator[str]:
@@ -333,8 +363,13 @@ def _grade_columns(outputs: Outputs) -> Iterator[str]:
 
 
 def _lone_draws(outputs: Outputs, baseline: str) -> Iterator[str]:
+    """A sentence on each draw that one file lacks; UserError for draws that are counted from 0 here and 1 there."""
     draws = {name: {one.draw for one in answers} for name, answers in outputs.items()}
     for name in outputs:
+        first, other = sorted((name, baseline), key=lambda one: min(draws[one], default=0))
+        if min(draws[first], default=1) == 0 and {draw + 1 for draw in draws[first]} == draws[other]:
+            pairs = "answers are paired by the number of the draw"
+            raise UserError(f"{first} counts its draws from 0 and {other} from 1: count both alike; {pairs}.")
         for has, lacks in ((name, baseline), (baseline, name)):
             alone = draws[has] - draws[lacks]
             if lone := sum(one.draw in alone for one in outputs[has]):
@@ -412,16 +447,24 @@ def _refuse_other_questions(ours: Questions, theirs: Questions, several: bool, f
 
 
 def _in_words(table: pd.DataFrame, baseline: str, margin: float) -> str:
-    """What the labels and numbers speak of, and what to do next; of single draws first the interval to read."""
+    """What the labels and numbers speak of, and what to do next."""
     points, labels = counted(notation.number(margin), "point"), set(table["label"])
+    greedy = "greedy answers have no new draws"
+    on = "these problems asked again" if "problems like these" in table else f"problems like these: {greedy}"
     lines = [
-        f"Safe: very likely loses less than {points} of accuracy against {visible(baseline)}, on these problems asked "
-        f"again. A setting that truly loses {points} is called safe at most once in 40.",
+        f"Safe: very likely loses less than {points} of accuracy against {visible(baseline)}, on {on}. A setting that "
+        f"truly loses {points} is called safe at most once in 40.",
         *(text for label, text in _LEGEND.items() if label in labels),
-        *[_DECIDE] * ("draws to decide" in table),
+        *(
+            f'"{column.capitalize()}": so many would show that an unclear setting is safe (90%).'
+            for column in _DECIDE.values()
+            if column in table
+        ),
         *[_CONTROL.format(visible(baseline))] * ("beyond control" in table),
         f"Lost are the answers that are wrong where {visible(baseline)} is right in the same draw, won the other way "
         "around. A problem is lost if it loses more answers than it wins, and won the other way around.",
+        *['For other problems read "problems like these".'] * ("problems like these" in table),
     ]
-    greedy = 'Greedy answers have no new draws: for them, and for other problems, read "problems like these".'
-    return "\n".join([greedy, *lines] if (table["draws"] == 1).all() else [*lines, greedy])
+    if {*_DECIDE.values()} <= {*table}:
+        lines.append(f"The label of a setting with one draw is about problems like these: {greedy}.")
+    return "\n".join(lines)

@@ -100,8 +100,10 @@ def test_five_percent_lost_for_certain() -> None:
         assert own.loc[(30, 1, "5 of problems like these", rule), "wrong_pass_percent"] == pytest.approx(exact, abs=3)
     assert f"{exact:.0f}%" in rules_page()
     for draws in (1, 8):
-        full = np.ones((30, draws))
-        labels = [decide(full * (np.arange(30) >= lost)[:, None], full).label for lost in range(31)]
+        full, population = np.ones((30, draws)), "these" if draws > 1 else "like_these"
+        labels = [
+            decide(full * (np.arange(30) >= lost)[:, None], full, population=population).label for lost in range(31)
+        ]
         chances = stats.binom.pmf(range(31), 30, 0.05)
         for label, column in (("safe", "pass_percent"), ("worse", "fail_percent")):
             share = 100 * chances[[one == label for one in labels]].sum()

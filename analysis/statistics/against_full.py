@@ -120,6 +120,7 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int
     by_round = plan.rounds and all(noninferiority.complete(one, draws) for one in (cell, full))
     seen = (cell[:, :draws], full[:, :draws]) if by_round else (cell, full)
     elsewhere = noninferiority.decide(*seen, margin=plan.margin, level=level, population="like_these")
+    elsewhere = decision if plan.population == "like_these" else elsewhere  # widened for the number of cells
     planners = noninferiority.draws_to_hold, noninferiority.problems_to_hold
     losable = noninferiority.can_lose(seen[1], plan.margin)
     needed = [plan_for(*seen, margin=plan.margin, level=level) if losable else math.nan for plan_for in planners]

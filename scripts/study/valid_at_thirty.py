@@ -154,7 +154,8 @@ def ours(case: Case) -> np.ndarray:
 def _label(won: int, lost: int, problems: int, draws: int) -> str:
     cell, full = np.zeros((2, problems * draws))
     cell[:won], full[won : won + lost] = 1, 1
-    return OURS[decide(cell.reshape(problems, draws), full.reshape(problems, draws)).label]
+    population = "these" if draws > 1 else "like_these"
+    return OURS[decide(cell.reshape(problems, draws), full.reshape(problems, draws), population=population).label]
 
 
 def ours_elsewhere(case: Case) -> np.ndarray:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import parquet
+from scipy import stats
 
 from kvsweep.analysis.outputs import Asked, read_outputs, read_texts
 from kvsweep.analysis.statistics.noninferiority import beyond_control, decide
@@ -61,10 +62,10 @@ def test_the_logs_of_inspect_ai(judge: Callable[..., tuple[int, str, str]]) -> N
     assert [
         (one.problem, one.draw, one.correct) for one in sorted(answers, key=lambda one: (one.problem, one.draw))
     ] == [
+        ("p1", 0, 0.0),
         ("p1", 1, 0.0),
-        ("p1", 2, 0.0),
+        ("p2", 0, 1.0),
         ("p2", 1, 1.0),
-        ("p2", 2, 1.0),
     ]
     code, out, _ = judge(f"full={full}", f"fp8={fp8}")
     assert code == 4
@@ -605,13 +606,32 @@ def test_thirty_problems_asked_once_and_eight_times(judge: Callable[..., tuple[i
         }
         assert labels == expected
         assert code == (4 if draws == 1 else 1)
-        # Of one draw each, as greedy decoding has it, the column that counts stands first.
-        assert ("draws to decide" in out.lower()) == (draws > 1)
+        # Labels of one draw each, as greedy decoding has it, are about other problems.
         page = (tmp_path / "m.md").read_text()
-        first = "problems like these" if draws == 1 else "interval"
-        assert page.startswith(f"| setting | label | points | {first} |")
+        assert ("| draws to decide |" in page, "| problems to decide |" in page) == (draws > 1, draws == 1)
+        assert page.startswith("| setting | label | points | interval |")
+        assert ("| problems like these |" in page) == (draws > 1)
         assert "| same | " in page
         assert judge(files["full"], files["same"])[0] == (4 if draws == 1 else 0)
+
+
+@pytest.mark.parametrize("lost", [5, 12])
+def test_the_label_of_greedy_answers_is_about_problems_like_these(
+    lost: int, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """One draw, and copies of one: there are no gains, so that the lower end is that of Clopper and Pearson."""
+    low = -100 * stats.beta.ppf(0.975, lost + 1, 100 - lost)
+    found = decide(np.arange(100)[:, None] >= lost, np.ones((100, 1)), population="like_these")
+    for draws in (1, 3):
+        files = []
+        for name, wrong in (("full", 0), ("other", lost)):
+            items = [{"id": f"p{p}", "draw": d, "correct": int(p >= wrong), "text": f"{name} {p}"}
+                     for p in range(100) for d in range(draws)]  # fmt: skip
+            files.append(write(tmp_path / f"{name}.jsonl", items))
+        code, out, _ = judge(*files)
+        row = next(line for line in out.splitlines() if line.split()[:1] == ["other"])
+        assert row.split()[1:6] == [found.label, f"{-lost:.1f}", f"{low:.1f}", "to", f"{100 * found.high:+.1f}"]
+        assert code == {"worse": 1, "unclear": 4}[found.label]
 
 
 def test_lost_and_won_are_of_answers_and_of_problems(
@@ -653,12 +673,12 @@ def test_files_of_one_name_have_their_folders_names(judge: Callable[..., tuple[i
     assert "q4 worse" in " ".join(out.split())
 
 
-@pytest.mark.parametrize(("margin", "problems"), [(5, 74), (10, 37)])
+@pytest.mark.parametrize(("margin", "problems"), [(5, 72), (10, 36)])
 def test_the_margin_is_in_points(
     judge: Callable[..., tuple[int, str, str]], tmp_path: Path, margin: int, problems: int
 ) -> None:
-    # Where no pair differs, a loss of a part m of n problems has the chance exp(-m n): 2.5% at n = ln(40) / m.
-    assert problems - 1 < math.log(40) / (margin / 100) < problems
+    # A part m of all problems is lost: n of them lose nothing with the chance (1 - m)^n, which is 2.5% or 1 in 40.
+    assert problems - 1 < -math.log(40) / math.log1p(-margin / 100) < problems
     for number, code in ((problems - 1, 4), (problems, 0)):
         files = [write(tmp_path / f"{name}.jsonl", rows(number, 1)) for name in ("full", "same")]
         assert judge(*files, "--margin", margin)[0] == code
@@ -781,6 +801,15 @@ Side = Callable[[int, int], dict[str, Any]]
         ),
         (lambda p, d: {}, lambda p, d: {"text": f"{p}{d}!"}, 0, "note: other: all 320 grades are those of full: check"),
         (lambda p, d: {"is_correct": p > 0}, lambda p, d: {}, 2, "the grades correct, is_correct: name one"),
+        (lambda p, d: {}, lambda p, d: {"draw": d + 1}, 2, "full counts its draws from 0 and other from 1: count both"),
+        (lambda p, d: {}, lambda p, d: {"correct": math.nan if p == d == 0 else 1}, 0, "other  safe"),
+        (lambda p, d: {}, lambda p, d: {"correct": None}, 2, "other has no grade in any row"),
+        (
+            lambda p, d: {"id": 0.5},
+            lambda p, d: {},
+            2,
+            "no problem's id: 0.5 is neither text nor a whole number; name it",
+        ),
         # Draws that nothing tells apart may be copies.
         (lambda p, d: {"text": None}, lambda p, d: {"text": None}, 4, "note: other has one grade in all draws of each"),
         (lambda p, d: {"text": None}, lambda p, d: {"text": None, "correct": p + d > 0}, 0, "other  safe"),
@@ -999,7 +1028,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "a row of nothing": (b'{"id": "a", "correct": 1}\n{}\n', "bad:2 has no problem's id"),
     "no grade": (b'{"id": "a"}\n', "has no grade: name one with --correct"),
     "half right": (b'{"id": "a", "score": 0.5}\n', "score=0.5, which is neither right nor wrong"),
-    "NaN": (b'{"id": "a", "correct": NaN}\n', "correct=nan, which is neither right nor wrong"),
+    "NaN": (b'{"id": "a", "correct": NaN}\n', "bad has no grade in any row"),
     "infinite": (b'{"id": "a", "correct": 1e999}\n', "correct=inf, which is neither"),
     "words": (b'{"id": "a", "correct": "maybe"}\n', "correct=maybe, which is neither"),
     "a grade that is a list": (b'{"id": "a", "correct": [1]}\n', "which is neither right nor wrong"),
