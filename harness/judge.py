@@ -34,7 +34,7 @@ from kvsweep.command_line import FAILED, UNCLEAR, counted
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
 from kvsweep.files import at_home, replace_text
-from kvsweep.harness.benchmarks.golds import read_gold
+from kvsweep.harness.benchmarks.golds import SOLUTION_END, read_gold
 from kvsweep.harness.grading.answers import AnswerKind, Ungraded
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.thinking import ThinkTags
@@ -232,8 +232,8 @@ def _job(
     place = f"{named(path)}: problem {visible(one.problem)!r:.60}, draw {one.draw} has"
     if gold is None:
         raise UserError(f"{place} no gold: give --gold FILE.")
-    try:
-        right = read_gold(gold, kind)
+    try:  # GSM8K's target is a worked solution
+        right = read_gold(gold.rpartition(SOLUTION_END)[2] if isinstance(gold, str) else gold, kind)
     except ValueError as error:
         raise UserError(f"{place} the gold {visible(str(gold))!r:.60}, which {error}: correct it or --kind.") from None
     own = one.thinking

@@ -5,8 +5,10 @@ one rank the last counts; what cannot be an answer of the kind asked for is no s
 peeled off in `spelling`, and `expressions` decides what equals.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Literal, NamedTuple
 
 from kvsweep.harness.grading.languages import COPULA, answer_words, declarations, number_of_words, plain_characters
@@ -85,6 +87,23 @@ def _boxed(text: str, kind: AnswerKind) -> Statement | None:
     return Statement("a box", ", ".join(dict.fromkeys(reversed(values))).replace("&=", "=")) if values else None
 
 
+# --- JSON objects ---------------------------------------------------------------------------------------------
+
+_ANSWER_KEY = re.compile(r"(?:final[_ ])?answer", re.IGNORECASE)
+_OBJECT = re.compile(rf'\{{(?=[^{{}}]*"{_ANSWER_KEY.pattern}"\s*:)', re.IGNORECASE)
+
+
+def _keyed(text: str, kind: AnswerKind) -> Statement | None:
+    """The answer in the last JSON object that has one."""
+    for found in reversed(list(_OBJECT.finditer(text))):
+        with suppress(json.JSONDecodeError):
+            item, _ = json.JSONDecoder().raw_decode(text, found.start())
+            value = next((one for key, one in item.items() if _ANSWER_KEY.fullmatch(key)), None)
+            if isinstance(value, str | int | float) and (fitting := _fitting(str(value), kind)):
+                return Statement("a JSON object", fitting)
+    return None
+
+
 # --- What says that an answer follows --------------------------------------------------------------------------
 
 _CHOICE = r"(?:answers?|choice|option)"
@@ -99,7 +118,7 @@ _HEADING = rf"^[#*_\s]*+(?:(?:the|my|final|correct)\s+)*(?:answers?|{answer_word
 # The value follows a pattern, or is its group: kind ("" for all), pattern and an example.
 DECLARATIONS: tuple[tuple[str, str, str], ...] = (
     ("", r"<answer>(?P<value>[^<]{1,500})</answer>", "<answer>72</answer>"),
-    ("", r"(?<!\S)####[ \t]+", "#### 72"),
+    ("", r"(?<!\S)####[ \t]*+(?=[^\s#])", "#### 72"),
     ("", _HEADING, "**Final answer**\n\n72"),
     ("", rf"(?<![A-Za-z])answers?{_OF}{_SAYS}", "the answer is 72"),
     ("number", r"^[#*_\s]*+(?:[a-z]+\s+){0,3}(?:result|solution)[*_]*+:[*_]*+(?![^\n]*[a-z]{2}[ \t])",
@@ -323,7 +342,7 @@ def _fitting(value: str, kind: AnswerKind, *, in_box: bool = False) -> str | Non
 
 _NOT_BUT = re.compile(r"\bnot (?!only\b)[^.,;\n]{1,40}? but (?!also\b)(?:rather )?")
 # The ranks of places, from statements to mentions.
-RANKS: tuple[Callable[[str, AnswerKind], Statement | None], ...] = (_boxed, _declared, _concluded, _mentioned)
+RANKS: tuple[Callable[[str, AnswerKind], Statement | None], ...] = (_boxed, _keyed, _declared, _concluded, _mentioned)
 
 
 def find_statement(text: str, kind: AnswerKind) -> Statement | None:

@@ -44,11 +44,21 @@ class ThinkTags:
     end: str | None = "</think>"
 
     def closing(self, text: str) -> int | None:
-        """Position of the first closing tag behind the last opening tag, where thinking ends; None without it."""
+        """Position of the first closing tag behind the last opening tag, where thinking ends; None without it.
+
+        An opening tag in the midst of a sentence is a mention, as in an answer about tags.
+        """
         if self.end is None:
             return None
-        found = text.find(self.end, 0 if self.start is None else max(0, text.rfind(self.start)))
+        opening = [0] if self.start is None else [0, *(one.start() for one in _opening(self.start).finditer(text))]
+        found = text.find(self.end, opening[-1])
         return None if found < 0 else found
+
+
+@lru_cache
+def _opening(tag: str) -> re.Pattern[str]:
+    """The tag, but not behind a word and a space or in quotes, where an answer speaks of it."""
+    return re.compile(rf"(?:(?:^|>)[ \t]*|(?<![ \t`'\"“])){re.escape(tag)}", re.MULTILINE)
 
 
 DEFAULT_TAGS = ThinkTags()

@@ -396,6 +396,11 @@ def test_our_grades_in_place_of_theirs(judge: Callable[..., tuple[int, str, str]
     assert (code, "'p0', draw 0 has the gold '0', which is no letter from A to D: correct it" in err) == (2, True)
     code, _, err = judge(full, worse, "--correct", "ok", "--grades", "ours")
     assert (code, "full.jsonl has no text: give --column text=NAME" in err) == (2, True)
+    solved = [
+        write(side, [one | {"gold": f"One of them.\n#### {one['gold']}"} for one in texts(right)])
+        for side, right in ((full, 30), (worse, 15))
+    ]
+    assert judge(*solved, *own, "--grades", "ours", "--kind", "integer")[0] == 1
     sides = [write(tmp_path / f"{side}.jsonl", [texts(1)[0] | {"gold": "5cm"}]) for side in "ab"]
     code, _, err = judge(*sides, *own, "--grades", "ours")
     assert (code, "'p0', draw 0 has the gold '5cm', which is no expression that an answer can equal" in err) == (

@@ -36,7 +36,7 @@ UNFIT: list[tuple[Any, str]] = [
     ("5cm^2", "beside its number"), ("5 million", "digits"), ("2 thousand", "digits"), ("≈5", "LaTeX writes"),
     ("<= 5", "LaTeX writes"), ("x != 5", "LaTeX writes"), ("5 || five", "two answers"), ("1/2 or 0.5", "twice"),
     ("5\u200e", "invisible"), ("\u202e5", "invisible"), ("2\u200e+x", "invisible"),
-    ("6 USD", r"\text{ USD}"), ("5€", "so leave it out"), ("ln 2", r"LaTeX writes as \ln"), ("sqrt 2", r"as \sqrt"),
+    ("6 USD", r"\text{ USD}"), ("5฿", "so leave it out"), ("ln 2", r"LaTeX writes as \ln"), ("sqrt 2", r"as \sqrt"),
     ("-", "no number"), ("()", "no number"), ("...", "no expression"),
 ]  # fmt: skip
 # Answers of unusual form that can be equalled.
@@ -50,7 +50,7 @@ FIT = (
     r"\frac{def}{de+df+ef}", "np.arcsin(10/13)", r"\begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}", r"\emptyset", "∅",
     r"\left[\begin{array}{rr}3 & 7 \\ 5 & 12\end{array}\right]", "MR=SRMC", r"\text{all real numbers except } 2", "3!",
     r"\frac{dM}{dt}=\frac{10^{5} L_{\odot}}{0.007 c^{2}} M^{6}", r"(45^{\circ}, 60^{\circ})", "12:30", "1e-8", "€5",
-    "7.6 Z", "2k", "5 cm", r"5\text{ m}", "10 m/s", "x < 5", "|x|", r"\|v\|", "1 or 2", "E. coli",
+    "5€", "7.6 Z", "2k", "5 cm", r"5\text{ m}", "10 m/s", "x < 5", "|x|", r"\|v\|", "1 or 2", "E. coli",
 )  # fmt: skip
 
 

@@ -85,6 +85,9 @@ class TestAnswerPart:
             ("a</think>b<think>c</think>d", "d"),
             ("a</think>\\boxed{5}<think>more, never closed", None),
             ("a</think>b</think>c", "b</think>c"),
+            ("<think>a</think>\nI closed <think> before \\boxed{5}", "\nI closed <think> before \\boxed{5}"),
+            ("a</think>\\boxed{5}\n <think>more", None),
+            ("<|user|> 5? <think>a</think>5", "5"),
             ("", None),
         ],
     )
