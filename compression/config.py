@@ -127,6 +127,8 @@ class CacheConfig:
             return dict.fromkeys(("scheme", "group", "residual", "format", "scale", "scales"), "no row is packed")
         names = ("group", "residual") if self.is_fp8 else ("format", "scale", "scales")
         unused = dict.fromkeys(names, f"cache.scheme={self.scheme} does not take it")
+        if self.key_bits and self.value_bits:
+            unused["bits"] = "cache.key_bits and cache.value_bits are given"
         return unused if self.is_calibrated else {"scales": f"cache.scale={self.scale} does not take it"} | unused
 
     def check_implementation(self, impl: str, capability: tuple[int, int] | None = None) -> None:

@@ -2,12 +2,13 @@
 
 import ast
 import importlib.util
-import inspect
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple, Self
 
 from kvsweep.records import content_hash
 
@@ -26,6 +27,33 @@ _DIVIDED = {
 }
 
 
+class _Module(NamedTuple):
+    """A module that was imported, or that a function will import."""
+
+    name: str
+    file: Path
+    is_package: bool
+
+    @classmethod
+    def of(cls, module: ModuleType) -> Self:
+        return cls(
+            module.__name__, Path(getattr(module, "__file__", None) or "/").resolve(), hasattr(module, "__path__")
+        )
+
+    @classmethod
+    def named(cls, name: str) -> Self | None:
+        """The module of this name, which is not imported for it; None if there is none."""
+        if name in sys.modules:
+            return cls.of(sys.modules[name])
+        folders, spec = None, None
+        for end in (at for at, sign in enumerate(f"{name}.") if sign == "."):
+            spec = PathFinder.find_spec(name[:end], folders)
+            if spec is None:
+                return None
+            folders = spec.submodule_search_locations or []
+        return cls(name, Path(spec.origin), bool(folders)) if spec and spec.origin else None
+
+
 def is_own(policy_class: type) -> bool:
     """True if a policy's class is the user's and not kvsweep's."""
     return policy_class.__module__.partition(".")[0] != _PACKAGE
@@ -38,16 +66,15 @@ def source_files(policy_class: type) -> dict[Path, str]:
     modules that these import from its own package or from a place where nothing is installed. The hash ignores
     comments, docstrings and layout.
     """
-    modules = {sys.modules[cls.__module__] for cls in policy_class.__mro__}
+    modules = {_Module.of(sys.modules[cls.__module__]) for cls in policy_class.__mro__}
     waiting = [module for module in modules if _belongs(module, policy_class)]
     found: dict[Path, str] = {}
     while waiting:
         module = waiting.pop()
-        path = Path(inspect.getsourcefile(module) or "")
-        if path in found:
+        if module.file in found:
             continue
-        text = importlib.util.decode_source(path.read_bytes())
-        found[path] = _hash_of_code(text)
+        text = importlib.util.decode_source(module.file.read_bytes())
+        found[module.file] = _hash_of_code(text)
         if is_own(policy_class):
             waiting += [other for other in _imported(text, module) if _belongs(other, policy_class)]
     return found
@@ -62,19 +89,19 @@ def is_same_code(earlier: str, now: str) -> bool:
     return now == earlier or now in _DIVIDED.get(earlier, "").split()
 
 
-def _belongs(module: ModuleType, policy_class: type) -> bool:
+def _belongs(module: _Module, policy_class: type) -> bool:
     """True if a module is in the class's folder or installed package; for our policies, in compression.policies."""
     if not is_own(policy_class):
-        return module.__name__.startswith(f"{_PACKAGE}.compression.policies")
-    package, path = module.__name__.partition(".")[0], Path(getattr(module, "__file__", None) or "/").resolve()
-    nobodys = package not in (_PACKAGE, *sys.stdlib_module_names) and _INSTALLED.isdisjoint(path.parts)
-    return path.suffix == ".py" and (nobodys or package == policy_class.__module__.partition(".")[0])
+        return module.name.startswith(f"{_PACKAGE}.compression.policies")
+    package = module.name.partition(".")[0]
+    nobodys = package not in (_PACKAGE, *sys.stdlib_module_names) and _INSTALLED.isdisjoint(module.file.parts)
+    return module.file.suffix == ".py" and (nobodys or package == policy_class.__module__.partition(".")[0])
 
 
-def _imported(text: str, module: ModuleType) -> Iterator[ModuleType]:
-    """Yield the modules that a module imports, anywhere in the file."""
-    package = module.__name__ if hasattr(module, "__path__") else module.__name__.rpartition(".")[0]
-    return (sys.modules[name] for name in _imported_names(text, package) if name in sys.modules)
+def _imported(text: str, module: _Module) -> Iterator[_Module]:
+    """Yield the modules that a module imports, anywhere in the file, also in functions that have not run."""
+    package = module.name if module.is_package else module.name.rpartition(".")[0]
+    return filter(None, map(_Module.named, _imported_names(text, package)))
 
 
 @lru_cache(maxsize=256)  # a sweep asks for every cell

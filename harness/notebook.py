@@ -3,10 +3,14 @@
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from kvsweep.compression.config import UNPACKED
+from pydantic import Field, InstanceOf, WithJsonSchema
+
+from kvsweep.checked import checked
+from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
@@ -17,7 +21,23 @@ from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.source import Decoded
+from kvsweep.kernels.implementation import Implementation
 from kvsweep.records import Completion
+
+_PLAIN = WithJsonSchema({})  # a class of ours has no schema, which `checked` reads
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Arguments:
+    """What `generate` takes, so that one word for a list of words is refused."""
+
+    model: Annotated[InstanceOf[LoadedModel], _PLAIN]
+    policy: Annotated[InstanceOf[Policy], _PLAIN]
+    prompts: list[str]
+    seed: int = 0
+    slots: Annotated[int, Field(ge=1)] | None = None
+    cache: Annotated[InstanceOf[CacheConfig], _PLAIN] = UNPACKED
+    impl: Implementation = "torch"
 
 
 @contextmanager
@@ -65,18 +85,21 @@ def generate(
 ) -> list[Completion]:
     """A completion for each user message, in their order; `options` are those of `Engine`, such as slots.
 
-    Raises UserError for a policy or a cache that a sweep with this model refuses, such as another model's predictor.
+    Raises UserError for an argument of another type, and for a policy or a cache that a sweep with this model refuses,
+    such as another model's predictor.
     """
+    asked = {"model": model, "policy": policy, "prompts": prompts, "seed": seed, **options}
     with _one_sentence():
-        Decoded.read(
-            options.get("cache", UNPACKED), options.get("impl", "torch"), max_new_tokens, model.config, [policy]
-        )
+        given = checked(_Arguments, asked, extra=True)
+        Decoded.read(given.cache, given.impl, max_new_tokens, model.config, [policy])
     branches = (Branch(cell_id=policy.name, policy=policy),)
     settings = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
     decoding = build_decoding({"name": "notebook", **settings})
     requests = [
         Request(problem_id=str(number), draw=0, prompt_ids=model.dialogue.prompt_ids(prompt), branches=branches)
-        for number, prompt in enumerate(prompts)
+        for number, prompt in enumerate(given.prompts)
     ]
+    if not requests:
+        return []
     engine = Engine.sized_for(requests, model, decoding=decoding, seed=seed, **options)
     return sorted((found for _, found in engine.generate(requests)), key=lambda found: int(found.problem_id))

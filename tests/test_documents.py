@@ -16,7 +16,8 @@ import torch
 import yaml
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
 import kvsweep as kvsweep_package
 from kvsweep.cli import program as program_group
@@ -305,9 +306,9 @@ def test_the_engine_of_the_page_evicts(capsys: pytest.CaptureFixture[str]) -> No
 def run_loop(budget: int, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
     """The page's own loop with another budget: what it prints, and its names."""
     source = the_block("python", "SlotCache(")
-    assert "question, budget, window = len(text), 128, 48" in source
+    assert "question, budget, window = len(text), 128, 40" in source
     names: dict[str, Any] = {}
-    exec(source.replace("len(text), 128, 48", f"len(text), {budget}, 48"), names)
+    exec(source.replace("len(text), 128, 40", f"len(text), {budget}, 40"), names)
     return capsys.readouterr().out, names
 
 
@@ -320,19 +321,21 @@ def test_the_loop_of_the_page_holds_to_its_budget(capsys: pytest.CaptureFixture[
     width = config.hidden_size // config.num_attention_heads
     expected = 2 * config.num_hidden_layers * config.num_key_value_heads * 129 * width * 4
     assert f"{expected:,} bytes" in output
-    assert r"\boxed{" in output
-    assert r"\boxed{7}" not in output, "the page says that this policy answers wrong"
+    asked = Tokenizer.from_file(str(WEIGHTS / "toy_qwen/tokenizer.json")).encode(names["chat"][0]["content"]).ids
+    assert names["text"][2 : names["question"] - 2] == asked
+    assert "So r is 9." in output
+    assert "r is 7" in output
+    assert r"\boxed{5}" in output
 
 
 def test_the_loop_of_the_page_is_the_models_own_where_nothing_is_evicted(capsys: pytest.CaptureFixture[str]) -> None:
     output, names = run_loop(600, capsys)
     assert r"\boxed{7}" in output
-    path = WEIGHTS / "toy_qwen"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(path, dtype="float32"), AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(WEIGHTS / "toy_qwen", dtype="float32")
     question = torch.tensor([names["text"][: names["question"]]])
     own = model.generate(question, max_new_tokens=600, do_sample=False)[0].tolist()
     assert names["text"] == own
-    assert own[-1] == tokenizer.eos_token_id
+    assert own[-1] == names["tokenizer"].eos_token_id
 
 
 def test_the_policy_of_the_page_works_as_printed(

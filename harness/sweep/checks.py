@@ -83,6 +83,7 @@ def check_cache(
     for policy in policies if cache.is_packed else ():
         rows = policy.capacity(1, max_new_tokens)
         if cache.bytes_per_slot(**sizes, capacity=rows) >= UNPACKED.bytes_per_slot(**sizes, capacity=rows):
-            saves_nothing = f"the {rows} rows of policy={policy.name} then take no less memory than unpacked"
-            out_of_range = f"cache.residual={cache.residual} is out of range"
-            raise UserError(f"{out_of_range}: with{cache.title} {saves_nothing}; choose a smaller residual.")
+            saves_nothing = f"the {rows} rows of policy={policy.name} take no less memory than unpacked"
+            given = f"cache.residual={cache.residual} and cache.group={cache.group}"
+            mend = "make one of them smaller, or policy.budget larger"
+            raise UserError(f"with{cache.title}, {given} {saves_nothing}: {mend}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar
 
@@ -47,6 +47,14 @@ def build_policies(config: DictConfig) -> list[Policy]:
     return list(dict.fromkeys(policy for axes in (grid, *grid.beside) for policy in _policies(axes, config)))
 
 
+def _hashable(policy: Policy) -> Policy:
+    for field in fields(policy):
+        if not isinstance(value := getattr(policy, field.name), Hashable):
+            mend = f"annotate the field of {type(policy).__name__} as tuple[...], or make a setting of each value"
+            raise UserError(f"policy.{field.name}={value!r:.60} is a {type(value).__name__}, which may change: {mend}.")
+    return policy
+
+
 def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
     """Yield the product of one grid's axes."""
     composed = settings.plain(config.policy)
@@ -60,7 +68,7 @@ def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
         values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
         for point in itertools.product(*axes.values()):
             setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
-            yield settings.build_target("policy", _sized({**values, **setting}), Policy)
+            yield _hashable(settings.build_target("policy", _sized({**values, **setting}), Policy))
 
 
 def _refuse_other_axes(config: DictConfig) -> None:

@@ -152,8 +152,8 @@ def ours(case: Case) -> np.ndarray:
 
 @functools.cache
 def _label(won: int, lost: int, problems: int, draws: int) -> str:
-    cell, full = np.zeros((2, problems * draws))
-    cell[:won], full[won : won + lost] = 1, 1
+    cell, full = np.ones((2, problems * draws))  # a baseline with answers to lose
+    full[:won], cell[won : won + lost] = 0, 0
     population = "these" if draws > 1 else "like_these"
     return OURS[decide(cell.reshape(problems, draws), full.reshape(problems, draws), population=population).label]
 
@@ -167,7 +167,7 @@ def ours_elsewhere(case: Case) -> np.ndarray:
 @functools.cache
 def _label_elsewhere(net: tuple[int, ...], draws: int) -> str:
     won = np.array(net)[:, None]
-    cell, full = (np.arange(draws) < won).astype(float), (np.arange(draws) < -won).astype(float)
+    cell, full = (np.arange(draws) >= -won).astype(float), (np.arange(draws) >= won).astype(float)
     return OURS[decide(cell, full, population="like_these").label]
 
 

@@ -16,8 +16,9 @@ from kvsweep.compression.policies.h2o import H2O
 from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.source import code_hash, is_own, is_same_code, source_files
+from kvsweep.errors import UserError
 from kvsweep.harness.settings import choices, target_class
-from kvsweep.harness.sweep.grid import policy_file
+from kvsweep.harness.sweep.grid import build_policies, policy_file
 
 POLICY = '''"""A module."""
 from kvsweep.compression.policies.window import Window
@@ -89,6 +90,23 @@ def test_a_module_of_another_folder_where_nothing_is_installed_is_part_of_it(
     assert {path.name for path in source_files(policy)} == {"policy_of_mine.py", "helper_of_mine.py"}
 
 
+@pytest.mark.parametrize(
+    "line", ["import helper_of_mine", "from helper_of_mine import half", "import lib.helper_of_mine"]
+)
+def test_a_module_that_only_a_function_imports_is_part_of_it_before_the_function_runs(folder: Path, line: str) -> None:
+    (folder / "lib").mkdir()
+    shutil.copy(folder / "helper_of_mine.py", folder / "lib")
+    rewrite(folder / "policy_of_mine.py", lambda text: text.replace("import helper_of_mine\n", ""))
+    rewrite(folder / "policy_of_mine.py", lambda text: text.replace("return helper", f"{line}\n        return helper"))
+    policy = importlib.import_module("policy_of_mine").Mine
+    before, helper = code_hash(policy), folder / ("lib" * line.count("lib")) / "helper_of_mine.py"
+    assert "helper_of_mine" not in sys.modules
+    assert {*source_files(policy)} == {folder / "policy_of_mine.py", helper}
+    rewrite(helper, lambda text: text.replace("/ 2", "/ 3"))
+    assert code_hash(policy) != before
+    assert "helper_of_mine" not in sys.modules
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table(Window):
     table: str
@@ -109,6 +127,20 @@ def test_data_that_a_users_setting_names_are_part_of_the_identity_and_not_their_
     assert identity(tmp_path / "no file")["table"] == str(tmp_path / "no file")
     made = Table(name="table", keep_ratio=0.5, local_window=4, budget=16, table=str(tmp_path / "a.npy"))
     assert tmp_path / "a.npy" in made.files()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing(Window):
+    files: list[str]
+
+
+def test_a_setting_that_may_change_is_one_sentence(compose: Callable[..., Any], tmp_path: Path) -> None:
+    values = {"_target_": f"{__name__}.Listing", "name": "listing", "files": ["a"]}
+    policy = {"keep_ratio": 0.5, "local_window": 4, "budget": 16, "question": "free"} | values
+    config = compose("policy=window")
+    config.policy = policy
+    with pytest.raises(UserError, match=r"policy\.files=\['a'\] is a list, .*: annotate the field of Listing as tuple"):
+        build_policies(config)
 
 
 def test_our_own_modules_are_no_part_of_it(mine: type) -> None:

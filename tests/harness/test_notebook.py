@@ -69,3 +69,26 @@ def test_a_signals_predictor_of_another_model_is_refused() -> None:
     mine = ByHead(name="mine", keep_ratio=0.3, local_window=48, budget=128, directory=kvsweep.policy("dynts").predictor)
     with pytest.raises(kvsweep.UserError, match=r"was made for toy_qwen .*, but model=toy_llama is"):
         kvsweep.generate(kvsweep.load_model("toy_llama"), mine, ["1+1"], max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"prompts": "1+1"}, "prompts='1\\+1' cannot be used: input should be a valid list"),
+        ({"prompts": [{"role": "user", "content": "1+1"}]}, "prompts.0={'role'.*: input should be a valid string"),
+        ({"policy": "h2o"}, "policy='h2o' cannot be used: input should be an instance of Policy"),
+        ({"cache": {"bits": 4}}, "cache={'bits': 4} cannot be used: input should be an instance of CacheConfig"),
+        ({"seed": 1.5}, "seed=1.5 is out of range: it must be a whole number"),
+        ({"slots": 0}, "slots=0 is out of range: it must be a whole number, at least 1, or null"),
+        ({"impl": "cuda"}, "impl=cuda is unknown: choose one of "),
+        ({"temperature": -1}, "temperature=-1"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+    ],
+)
+def test_an_argument_of_another_type_is_one_sentence(change: dict[str, object], said: str) -> None:
+    model = kvsweep.load_model("toy_llama")
+    arguments: dict[str, object] = {"policy": kvsweep.policy("full"), "prompts": ["1+1"], "max_new_tokens": 4}
+    with pytest.raises(kvsweep.UserError, match=said):
+        kvsweep.generate(model, **{**arguments, **change})  # type: ignore[arg-type]
+    assert kvsweep.generate(model, **{**arguments, "prompts": []}) == []  # type: ignore[arg-type]
+    assert len(kvsweep.generate(model, **{**arguments, "prompts": iter(["1+1"])})) == 1  # type: ignore[arg-type]

@@ -92,7 +92,10 @@ def test_packed_cells_have_ids_of_their_own_and_do_not_depend_on_shards(kvsweep,
         ("cache.residual=0", "cache.residual=0 is out of range: it is a number of tokens, at least 1."),
         ("cache.group=5", "cache.group=5 does not divide the 32 numbers of a head: choose a divisor."),
         ("cache.size=5", "cache.size"),
-        ("cache.residual=230", "cache.residual=230 is out of range: with 4 bits the 257 rows of policy=dynts"),
+        (
+            "cache.residual=230",
+            "with 4 bits, cache.residual=230 and cache.group=32 the 257 rows of policy=dynts take no",
+        ),
         (
             DECIDED,
             "until=decided compares cells with the full cache of unpacked rows, which a job of 4 bits does not decode",

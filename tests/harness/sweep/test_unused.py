@@ -25,6 +25,10 @@ def refuse(*jobs: list[str]) -> None:
         (["policy=full", "cache.group=16"], "no row is packed"),
         (["policy=full", "cache.scheme=kivi"], "no row is packed"),
         (["policy=full", "cache.scheme=fp8", "cache.residual=4"], "cache.scheme=fp8 does not take it"),
+        (
+            ["policy=full", "cache.key_bits=8", "cache.value_bits=2", "cache.bits=4"],
+            "cache.key_bits and cache.value_bits",
+        ),
         (["policy=full", "cache.bits=4", "cache.format=e5m2"], "cache.scheme=rotated does not take it"),
         (["grid.keep_ratio=[0.3,0.4]", "policy.keep_ratio=0.5"], "grid.keep_ratio gives the values"),
         (["grid.policy=[full,dynts]", "policy=h2o"], "grid.policy gives the values"),
