@@ -30,9 +30,7 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     graded_b: each), and as text the settings that differ. Raises UserError without a common setting or answer.
     """
     refuse_unlike_golds(first, second)
-    left, right = map(_distinct, (first, second))
-    columns = [*MATCH, "model_title", "benchmark_title", "cell_id"]
-    shared = left[columns].merge(right[[*MATCH, "cell_id"]], on=MATCH, suffixes=("_a", "_b"))
+    shared = _pairs(first, second)
     if shared.empty:
         runs = f"{first.directory} and {second.directory}"
         named = "share no cell that cells.csv names alike (a run of several seeds names the seed)"
@@ -50,6 +48,17 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     pairs = zip(shared["cell_id_a"], shared["cell_id_b"], strict=True)
     other = [_other_settings(first.settings[a], second.settings[b]) for a, b in pairs]
     return shared.join(tests).assign(**sizes, other_settings=other)
+
+
+def _pairs(first: Run, second: Run) -> pd.DataFrame:
+    """The cells that are the same one in both runs, which name it by what varies there, and those that `MATCH`."""
+    columns = [*MATCH, "model_title", "benchmark_title", "cell_id"]
+    left, right = (_distinct(run)[columns] for run in (first, second))
+    same = left.merge(right[[*MATCH[:-1], "cell_id"]], on=[*MATCH[:-1], "cell_id"])
+    left, right = (side[~side["cell_id"].isin(same["cell_id"])] for side in (left, right))
+    alike = left.merge(right[[*MATCH, "cell_id"]], on=MATCH, suffixes=("_a", "_b"))
+    same = same.rename(columns={"cell_id": "cell_id_a"})
+    return pd.concat([same.assign(cell_id_b=same["cell_id_a"]), alike], ignore_index=True)
 
 
 def _distinct(run: Run) -> pd.DataFrame:

@@ -38,7 +38,8 @@ from kvsweep.stored import CONTROL, is_served
 
 MARKED = "; ".join(f"{mark} {MARKS[mark]}" for mark in (UNFINISHED, MISSING, UNTOUCHED, UNPACKED))
 NOTE = f"Pass@1 in %, ± standard error over problems; {MARKED}"
-CAPTION = f"{NOTE}; {STOPPED} {MARKS[STOPPED]}"
+_STOPPED_EARLY = f"{STOPPED} {MARKS[STOPPED]}"
+CAPTION = f"{NOTE}; {_STOPPED_EARLY}"
 CAPTION += f"; {WORSE} worse than the full cache; bold: the highest score of a compressed cache"
 
 FIDELITY_NOTE = (
@@ -61,7 +62,8 @@ def summary_table(directory: Path | str) -> str:
     models = scores["model"].unique()
     tables = [_aligned(score_table(scores, model).assign(**_caches(scores, model))) for model in models]
     notes = [f"note: {sentence}" for sentences in warnings(run).values() for sentence in sentences]
-    return "\n\n".join([*tables, "\n".join([NOTE, *_legend(scores), *notes])])
+    note = f"{NOTE}; {_STOPPED_EARLY}" if any(STOPPED in table for table in tables) else NOTE
+    return "\n\n".join([*tables, "\n".join([note, *_legend(scores), *notes])])
 
 
 def _legend(scores: pd.DataFrame) -> list[str]:

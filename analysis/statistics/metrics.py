@@ -51,8 +51,14 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
 
 
 def cell_scores(run: Run) -> pd.DataFrame:
-    """Return a run's cells with Pass@1, its error and eviction's effect, without importing scipy or statsmodels."""
-    scores = run.cells.set_index("cell_id").join(pass_at_1(graded_rows(run)))
+    """Return a run's cells with Pass@1, its error and eviction's effect; after rounds also what stopped early.
+
+    Without rounds neither scipy nor statsmodels is imported.
+    """
+    graded = graded_rows(run)
+    scores = run.cells.set_index("cell_id").join(pass_at_1(graded))
+    if any(record.get("rounds") for record in run.provenance.values()):
+        scores = scores.join(decide_cells(run.cells, graded, run.provenance)["stopped_early"])
     return scores.join(_completion_means(run)[["evicted", "mean_length_after", "packed"]]).reset_index()
 
 

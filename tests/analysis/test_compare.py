@@ -1,5 +1,6 @@
 """Two runs are compared where their settings and their problems agree."""
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -110,6 +111,21 @@ def test_what_only_one_run_has_is_counted(tmp_path: Path, capsys: pytest.Capture
     said = capsys.readouterr().out
     assert "counts of answers differ" not in said
     assert "not compared" not in said
+
+
+def test_one_cell_is_itself_in_a_run_that_varies_more(tmp_path: Path) -> None:
+    """In A alone the number of sinks varies, so that only A's names say it."""
+    folders = []
+    for sinks in (0, 4):
+        folders.append(write_cell(tmp_path / "a", [[1], [0]], policy="dynts", budget=128 + sinks))
+        cell = yaml.safe_load((folders[-1] / "cell.yaml").read_text())
+        cell["policy"] |= {"sinks": sinks, "budget": 128}
+        (folders[-1] / "cell.yaml").write_text(yaml.safe_dump(cell))
+    shutil.copytree(folders[1], tmp_path / "b" / folders[1].name)
+    runs = load_run(tmp_path / "a"), load_run(tmp_path / "b")
+    assert [list(run.cells["variant"]) for run in runs] == [["sinks=0", "sinks=4"], [""]]
+    for found in (compare(*runs), compare(*reversed(runs))):
+        assert (list(found["cell_id_a"]), list(found["cell_id_b"])) == ([folders[1].name], [folders[1].name])
 
 
 def test_what_was_skipped_in_either_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from kvsweep.analysis.notation import POLICY_TITLES
 from kvsweep.analysis.report.build import build_report
 from kvsweep.analysis.report.drilldown import cells_data
 from kvsweep.analysis.report.page import run_page
+from kvsweep.analysis.report.tables import summary_table
 from kvsweep.analysis.statistics.grids import REFERENCE, find_grids
 from kvsweep.analysis.statistics.metrics import cell_metrics, graded_rows
 from kvsweep.analysis.statistics.sentences import PanelVerdict, analyse, analyse_scores, panel_verdicts
@@ -211,6 +212,9 @@ def test_a_sequential_run_says_so_and_keeps_its_decisions(tmp_path: Path, make_c
     (marks,) = [re.findall(r'"marks":"([^"]*)"', html)]
     assert marks == ["", "°", "", "°"]
     assert "50.0 ± 5.0°" in html
+    printed = summary_table(tmp_path / "run")
+    assert "50.0 ± 5.0° " in printed
+    assert "; ° decided early" in printed
 
 
 def test_a_run_of_one_round_leaves_no_cell_fewer_draws(tmp_path: Path, make_cell: MakeCell) -> None:
