@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 # Placeholders for a question and an answer, to see the template's own text; no template contains them.
 OTHER_QUESTION = "what kvsweep asks in place of a question"
+_PLAIN = re.compile("[a-z0-9]")  # no tokenizer writes these signs in another form
 _OTHER_ANSWER = "what kvsweep answers in place of a model"
 
 
@@ -90,6 +93,11 @@ class Dialogue:
         # A stored question may hold half a character, which a tokenizer refuses.
         prompt = prompt.encode(errors="replace").decode()
         text = self.asked(prompt)
+        ids = self._prompt_ids(prompt, text)
+        self._check_letters(text, ids)
+        return ids
+
+    def _prompt_ids(self, prompt: str, text: str) -> tuple[int, ...]:
         add_special_tokens = self.config.chat_template == "none"
         # One call wherever that is right, since a tokenizer may merge characters across the question's edges.
         if (found := self._control_tokens.found_in(prompt)) is None:
@@ -102,6 +110,14 @@ class Dialogue:
             cannot = "which its tokenizer or chat template cannot take as plain text"
             raise UserError(f"{held}, {cannot}: correct the problem, or leave the problem out.") from error
         return self._embedded(ids)
+
+    def _check_letters(self, text: str, ids: tuple[int, ...]) -> None:
+        """Refuse a tokenizer that drops letters or digits, as that of another model may, and writes none for them."""
+        kept = Counter(str(self.tokenizer.decode([*ids], skip_special_tokens=False)).casefold())
+        lost = {sign for sign, times in Counter(text.casefold()).items() if _PLAIN.match(sign) and times > kept[sign]}
+        if lost and self.tokenizer.unk_token_id not in ids:
+            dropped = f"the tokenizer of {self.config.place} drops {', '.join(sorted(lost))} of the text {text!r:.60}"
+            raise UserError(f"{dropped}: take the tokenizer of the model's own folder.")
 
     @cached_property
     def _control_tokens(self) -> ControlTokens:

@@ -118,6 +118,10 @@ def _llama3(factors: Any, config: PreTrainedConfig) -> dict[str, Any]:
     raise UserError(f"its tensor {_ROPE_FREQUENCIES} is no scaling of Llama 3's")
 
 
+# transformers has a value of its own for these where a file lacks them. Another missing size leaves tensors unread.
+_NEEDED = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+
+
 def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
     """Raise UserError, naming a field or tensor of the file that the loaded network does not have."""
     heads = network.config.hidden_size // network.config.num_attention_heads
@@ -128,6 +132,8 @@ def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
     if architecture == "gemma3" and network.config.num_hidden_layers == _LAYERS_OF_GEMMA3_27B:
         raise UserError("it may be Gemma 3 27B, whose scaling of queries is its own, and the file does not say it")
     read = {*_SCALING, *_read_keys(architecture)}
+    if lacking := [key for key in _NEEDED if key in read and _value(reader, key) is None]:
+        raise UserError(f"it lacks the field {architecture}.{lacking[0]}, which llama.cpp needs too")
     for name in reader.fields:
         group, _, key = name.partition(".")
         if group in _OTHER_GROUPS or (group == architecture and key in read):

@@ -238,6 +238,8 @@ class _Asker:
             raise self._error("sends the key back in an answer, which is not stored")
         try:
             answer = msgspec.json.decode(data, type=_Answer)
+            if len(answer.choices) != 1:
+                raise ValueError(f"it has {len(answer.choices)} choices, where one was asked for")
             [choice] = answer.choices
             text = self._text(choice)
             self._check(answer, text)

@@ -97,6 +97,9 @@ def written(model: LlamaForCausalLM, path: Path, rope: str, fields: dict[str, An
     writer.add_unk_token_id(0)
     writer.add_chat_template("{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
     for name, value in fields.items():
+        if value is None:
+            del writer.kv_data[0][name]
+            continue
         {float: writer.add_float32, int: writer.add_uint32, bool: writer.add_bool, str: writer.add_string}[type(value)](
             name, value
         )
@@ -164,6 +167,11 @@ def test_the_rotary_scaling_of_a_file_is_the_models(rope: str, loaded: Any) -> N
         ({"adapter.type": "lora"}, {}, "does not read its field adapter.type"),
         ({"llama.rope.scaling.type": "longrope"}, {}, "rope.scaling.type=longrope is read neither"),
         ({"llama.rope.scaling.type": "yarn"}, {}, "rope.scaling.type=yarn is read neither"),
+        (
+            {"llama.attention.layer_norm_rms_epsilon": None},
+            {},
+            "lacks the field llama.attention.layer_norm_rms_epsilon",
+        ),
         ({}, {"rope_freqs.weight": np.full(8, 3.0, np.float32)}, "rope_freqs.weight is no scaling of Llama 3's"),
         ({}, {"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}, "leaves out blk.0.attn_q_norm.weight"),
         ({}, {"blk.0.attn_q.bias": np.ones(64, np.float32)}, "leaves out blk.0.attn_q.bias"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from kvsweep.errors import UserError
@@ -289,3 +289,16 @@ def test_the_thinking_ends_before_the_tag_where_characters_are_several_tokens(ta
             assert found == len(before)
             assert dialogue.tag_tokens(ids, found) == len(write(tag)) - 1
     assert dialogue.thinking_tokens(write("a√")) is None
+
+
+def test_a_tokenizer_that_drops_letters_of_a_question_is_refused(tmp_path: Path) -> None:
+    """transformers' AutoTokenizer cuts a text as Qwen2 does, in pieces that the toy vocabulary does not have."""
+    shutil.copytree(WEIGHTS / "toy_qwen", tmp_path / "toy")
+    AutoTokenizer.from_pretrained(WEIGHTS / "toy_qwen").save_pretrained(tmp_path / "toy")
+    config = ModelConfig(name="toy", title="Toy", path=str(tmp_path / "toy"), threads=1)
+    with pytest.raises(
+        UserError, match=r"/toy drops f, s of the text '.*Sum p=4\+2.*: take the tokenizer of the model"
+    ):
+        load_model(config).dialogue.prompt_ids("Sum p=4+2. Find p.")
+    whole = load_model(replace(config, path=str(WEIGHTS / "toy_qwen")))
+    assert whole.dialogue.prompt_ids("Sum p=4+2. Find p.")

@@ -282,7 +282,10 @@ def counting(tokens: int, thinking: int = 0) -> Callable[[Handler, int], None]:
             lambda handler, number: handler.say(404, '{"error": "no model org/Adder"}'),
             'answers 404: {"error": "no model',
         ),
-        (lambda handler, number: handler.say(200, json.dumps({**ANSWER, "choices": []})), "no completion"),
+        (
+            lambda handler, number: handler.say(200, json.dumps({**ANSWER, "choices": []})),
+            "no completion (it has 0 choices",
+        ),
         (ended_by("content_filter"), "finish_reason 'content_filter', neither stop nor length"),
     ],
 )
