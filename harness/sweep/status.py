@@ -129,8 +129,18 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
         seconds_left=seconds_left,
         failed=failed,
         # Between two rounds nothing has failed, and the same command resumes.
-        retry=sorted({task.command for task in (failed if state in AT_WORK else lacking)}),
+        retry=sorted({one for task in (failed if state in AT_WORK else lacking) for one in _resuming(task, tasks)}),
     )
+
+
+def _resuming(task: TaskStatus, tasks: Sequence[TaskStatus]) -> list[str]:
+    """The commands that do what a task lacks: its own, or of a shard that has ended those of shards without a task."""
+    count = int(task.shard.partition("/")[2])
+    begun = {one.shard for one in tasks if not one.cells.keys().isdisjoint(task.cells)}
+    others = [shard for shard in (f"{index}/{count}" for index in range(1, count + 1)) if shard not in begun]
+    if task.state != "done" or not others:
+        return [task.command]
+    return [task.command.replace(f"shard={task.shard}", f"shard={other}") for other in others]
 
 
 def _pace(tasks: Sequence[TaskStatus]) -> tuple[float, float | None]:
@@ -377,10 +387,19 @@ def _print_failures(sweep: SweepStatus) -> None:
         print(f"\n{task.task} {task.state} (process {task.pid} on {task.host}{job})")
         if task.error:
             print("\n".join(f"    {line}" for line in task.error.splitlines()))
-    sharded = {cell_id for task in sweep.tasks if not task.shard.endswith("/1") for cell_id in task.cells}
-    whole = [cell for cell in sweep.cells if cell.state == "stopped" and 0 < cell.expected <= cell.finished]
-    if unlike := [cell for cell in whole if cell.cell_id in sharded]:
-        shards = f"The shards of {counted(len(unlike), 'cell')} have all that they were asked for, and it is not done"
-        print(f"\n{shards}: go on with the same benchmark.limit and draws in each shard, the most that one has.")
+    if unlike := _unlike(sweep):
+        cells = f"{counted(len(unlike), 'cell')} {'is' if len(unlike) == 1 else 'are'} not done"
+        had = "though each shard has all that it was asked for"
+        print(f"\n{cells}, {had}: give each shard the same benchmark.limit and draws, the most that one has.")
     for command in sweep.retry:
         print(f"\nGo on with (finished work is not repeated):\n    {command}")
+
+
+def _unlike(sweep: SweepStatus) -> list[CellStatus]:
+    """The cells whose shards all have what they were asked for, which are not done: they were asked unlike things."""
+    shards = defaultdict(set)
+    for task in sweep.tasks:
+        for cell_id in task.cells:
+            shards[cell_id, int(task.shard.partition("/")[2])].add(task.shard)
+    whole = {cell_id for (cell_id, count), found in shards.items() if count > 1 and len(found) == count}
+    return [c for c in sweep.cells if c.cell_id in whole and c.state == "stopped" and 0 < c.expected <= c.finished]

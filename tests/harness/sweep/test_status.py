@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,7 +31,11 @@ def task(
         for cell_id, (done, expected) in cells.items()
     }
     row = TaskStatus(
-        task=task_name("m", "b", cells, shard), state=state, shard=shard, command="kvsweep x=1", cells=progress, **more
+        task=task_name("m", "b", cells, shard),
+        state=state,
+        shard=shard,
+        cells=progress,
+        **{"command": "kvsweep x=1", **more},
     )
     row.write(run)
     return row
@@ -90,7 +95,16 @@ def test_shards_that_were_asked_for_unlike_numbers(
     for index in range(1, count + 1):
         task(tmp_path, "done", cells={"a": (3, 3)}, shard=f"{index}/{count}", **alive())
     out = kvsweep("status", str(tmp_path)).out
-    assert ("go on with the same benchmark.limit and draws in each shard, the most that one has." in out) == said
+    assert ("give each shard the same benchmark.limit and draws, the most that one has." in out) == said
+
+
+def test_a_failed_shard_goes_on_by_its_own_command_and_an_ended_one_by_those_of_shards_without_a_task(
+    tmp_path: Path,
+) -> None:
+    command = "kvsweep x=1 shard={}/3"
+    for state, finished, others in (("failed", 1, [1]), ("done", 3, [2, 3])):
+        task(tmp_path, state, cells={"a": (finished, 3)}, shard="1/3", **alive(command=command.format(1)))
+        assert read_sweep(tmp_path).retry == [command.format(other) for other in others]
 
 
 def test_shards_add_up(tmp_path: Path) -> None:
@@ -361,8 +375,10 @@ def test_a_run_leaves_its_status(kvsweep: Callable[..., Any], tiny: list[str], t
     arguments = [*tiny, "policy=full", "decoding.max_new_tokens=4", "benchmark.limit=3", f"results_dir={tmp_path}"]
     assert kvsweep(*arguments, "shard=1/2").code == 0
     run = tmp_path / "default"
-    assert [(c.state, c.finished, c.expected) for c in read_sweep(run).cells] == [("stopped", 2, 2)]
-    assert kvsweep(*arguments, "shard=2/2").code == 0
+    sweep = read_sweep(run)
+    assert [(c.state, c.finished, c.expected) for c in sweep.cells] == [("stopped", 2, 2)]
+    [command] = sweep.retry
+    assert kvsweep(*shlex.split(command)[1:]).code == 0, "this is the other shard"
     sweep = read_sweep(run)
     assert [(c.state, c.finished, c.expected) for c in sweep.cells] == [("done", 3, 3)]
     assert sweep.failed == []
