@@ -1,6 +1,7 @@
 """Try a policy on small seeded caches before a sweep; each fault of its code is named in one sentence."""
 
 import inspect
+import itertools
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -45,6 +46,8 @@ class Trial(NamedTuple):
     question: int = 12  # tokens
     evictions: int = 0
     equal: bool = False  # True if all keys, values and queries are equal
+    problem_id: str = "trial"
+    draw: int = 0
 
     @property
     def length(self) -> int | None:
@@ -88,8 +91,8 @@ class Trial(NamedTuple):
         if not heads:
             positions, token_ids = found["positions"], found["token_ids"]
         return CacheView(
-            problem_id="trial",
-            draw=0,
+            problem_id=self.problem_id,
+            draw=self.draw,
             text_ids=found["text_ids"],
             positions=positions,
             token_ids=token_ids,
@@ -157,11 +160,13 @@ def check(tried: Sequence[Trial], golden: Mapping[str, Any]) -> dict[str, Tensor
     """Return the rows that the policy keeps of each cache, by name; raises UserError at the first fault.
 
     `golden` has the rows that another program keeps, by the cache's name. Each cache is tried twice, the second time in
-    another order: the kept rows may depend only on the view.
+    another order and behind other problems' caches: the kept rows may depend only on the view.
     """
     for trial in tried:
         checked_capacity(trial.policy, trial.question, _LONG)
     kept = {trial.name: _select(trial) for trial in tried}
+    for trial, draw in itertools.product(tried, range(2)):
+        _select(trial._replace(problem_id="another trial", draw=draw))
     for trial in reversed(tried):
         if not torch.equal(kept[trial.name], _select(trial)):
             raise _fault(trial, _UNLIKE)

@@ -19,6 +19,7 @@ from kvsweep.harness.models.loaded import LoadedModel
 
 SETTINGS: dict[str, Any] = {"keep_ratio": 0.3, "local_window": 8, "budget": 60}
 CALLS: list[int] = []
+PROBLEMS = set[str]()
 
 
 def policy_of(
@@ -49,6 +50,12 @@ def counted(view: CacheView) -> torch.Tensor:
     return norms(view) * (-1) ** len(CALLS)
 
 
+def by_problems(view: CacheView) -> torch.Tensor:
+    """As a policy that keeps the problems it has met."""
+    PROBLEMS.add(view.problem_id)
+    return norms(view) * (-1) ** len(PROBLEMS)
+
+
 def scaled_in_place(view: CacheView) -> torch.Tensor:
     for keys in view.keys:
         keys /= 2
@@ -69,6 +76,7 @@ WRONG: list[tuple[str, type[BudgetPolicy], Callable[[CacheView], Any], str]] = [
     ("another device", HeadPolicy, lambda view: norms(view).to("meta"), "on cpu as the cache: they are on meta"),
     ("chance", HeadPolicy, lambda view: torch.rand_like(norms(view)), "two evictions of equal caches"),
     ("earlier calls", HeadPolicy, counted, "two evictions of equal caches"),
+    ("earlier problems", HeadPolicy, by_problems, "two evictions of equal caches"),
     ("keys changed", HeadPolicy, scaled_in_place, "changes view.keys in place"),
     ("a signal changed", HeadPolicy, decayed_in_place, "changes view.signals in place"),
     ("an exception", HeadPolicy, lambda view: {}["decay"], r"test_trial.py, line \d+ raises KeyError: 'decay'"),
