@@ -100,6 +100,9 @@ def judge(
     told += [f"{name} is read from {named([one for one, _ in files_of(p, asked)])}." for name, p in folders.items()]
     told += [note for name in paths if taken is not read for note in _disagreements(name, read[name], taken[name])]
     told += [f"{name} has {how}: one draw of each problem counts." for name, how in copies.items()]
+    places = {name: {one.resolve() for one in path} for name, path in paths.items()}
+    same = [name for name, own in places.items() if name != baseline and own == places[baseline]]
+    told += [f"{name} is the file of {baseline}, read twice." for name in same]
     print(*(f"note: {note}\n" for note in told), sep="", end="")
     words = _in_words(table, baseline, margin)
     print(table.to_string(index=False), words, sep="\n\n")
@@ -120,7 +123,8 @@ def _copies(taken: Outputs) -> dict[str, str]:
     found, some_differ = dict[str, str](), any(map(draws_differ, taken.values()))
     for name, answers in taken.items():
         if how := copied((a.problem, a.text, a.correct) for a in answers):
-            found[name] = f"the same text in all draws of {how}, as greedy decoding writes it"
+            ignore = "--ignore text if the texts are answers alone"
+            found[name] = f"the same text in all draws of {how}, as greedy decoding writes it ({ignore})"
         elif not some_differ and len({answer.draw for answer in answers}) > 1:
             way_out = " (--column text=NAME)" if all(answer.text is None for answer in answers) else ""
             found[name] = f"one grade in all draws of each problem, and no text that tells them from copies{way_out}"

@@ -880,7 +880,8 @@ def test_other_questions_under_the_same_ids(
     column, draws = QUESTIONS[name]
     sides = {year: [row | {name: column(int(row["id"][1:]), year)} for row in rows(80, draws)] for year in (2031, 2032)}
     full, other = (write(tmp_path / f"{year}.jsonl", side) for year, side in sides.items())
-    assert judge(full, f"other={full}")[0] == 0
+    code, out, _ = judge(full, f"other={full}")
+    assert (code, "note: other is the file of 2031, read twice." in out) == (0, True)
     code, _, err = judge(full, other)
     assert (code, f"2031 and 2032 differ in {name} for problem 'p0'" in err) == (2, True)
     assert judge(full, other, "--ignore", name)[0] == 0
