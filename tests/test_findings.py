@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,18 @@ def test_sentences_on_five_rules(sentence: str, cells: list[tuple]) -> None:
         assert float(said_here) == pytest.approx(share, abs=0.501)
 
 
+def labels_of_totals(full: int, cell: int, problems: int, draws: int) -> Counter[str]:
+    """The labels of all tables of pairs with these totals of right answers, the pairs laid out here one by one."""
+    answers, found = problems * draws, Counter[str]()
+    for lost in range(max(0, full - cell), min(full, answers - cell) + 1):
+        ours = np.arange(answers) < full
+        theirs = (np.arange(answers) >= lost) & (np.arange(answers) < cell + lost)
+        population = "these" if draws > 1 else "like_these"
+        pairs = (one.reshape(problems, draws).astype(float) for one in (theirs, ours))
+        found[decide(*pairs, population=population).label] += 1
+    return found
+
+
 def test_our_rule_on_fewer_simulations() -> None:
     """Five points lost in proportion, with new draws: simulated here in other words than in the script."""
     table = pd.read_csv(PUBLISHED / "valid_at_thirty.csv").set_index(["case", "n", "draws", "truth", "rule"])
@@ -165,12 +178,7 @@ def test_our_rule_on_fewer_simulations() -> None:
 
 def test_what_published_claims_can_carry() -> None:
     page = " ".join(rules_page().split())
-    labels = []
-    for won in range(20):
-        full, cell = np.zeros((2, 90, 1))
-        cell[:won], full[won : 2 * won + 6] = 1, 1
-        labels.append(decide(cell, full).label)
-    assert labels == ["worse"] + ["unclear"] * 19
+    assert labels_of_totals(71, 65, 90, 1) == {"worse": 1, "unclear": 19}
     assert "20 tables of pairs, from 6 answers lost and none won to 25 and 19" in page
     assert "*worse* in one (nothing won) and *unclear* in 19" in page
     rows = re.findall(
@@ -181,14 +189,8 @@ def test_what_published_claims_can_carry() -> None:
     own = re.findall(rf"(\d+) and (\d+) of 120. {fits}", page)
     totals = [([int(n) for n in row[2:]], 30, 5) for row in rows] + [([int(n) for n in (*own[0], "0")], 120, 1)]
     for (right, left, *counts), problems, draws in totals:
-        found = []
-        for won in range(max(0, left - right), problems * draws - right + 1):
-            lost = won + right - left
-            if lost <= right:
-                full, cell = np.zeros((2, problems * draws))
-                cell[:won], full[won : won + lost] = 1, 1
-                found.append(decide(cell.reshape(problems, draws), full.reshape(problems, draws)).label)
-        assert counts == [len(found), *(found.count(label) for label in ("worse", "unclear", "safe"))]
+        found = labels_of_totals(right, left, problems, draws)
+        assert counts == [found.total(), found["worse"], found["unclear"], found["safe"]]
     for right, of in ((124, 200), (58, 210)):
         low, high = 100 * stats.beta.ppf([0.025, 0.975], [right, right + 1], [of - right + 1, of - right])
         assert f"{low:.1f} to {high:.1f}%" in page
