@@ -294,9 +294,9 @@ def _verdicts(
         whole += [name] * bool(np.isfinite(pairs).all())
         told += _uneven(name, baseline, pairs, noninferiority.differences(scores[name], full))
         told += _same_grades(name, baseline, outputs, pairs)
-        population = _population(scores[name], full)
-        elsewhere = noninferiority.decide(scores[name], full, margin=margin, population="like_these")
-        elsewhere = one if population == "like_these" else elsewhere
+        population, elsewhere = _population(scores[name], full), one
+        if population == "these":
+            elsewhere = noninferiority.decide(scores[name], full, margin=margin, population="like_these")
         plan = noninferiority.draws_to_hold if population == "these" else noninferiority.problems_to_hold
         undecided = losable and one.label == "unclear"
         needed = f"{plan(scores[name], full, margin=margin):,}" if undecided else ""

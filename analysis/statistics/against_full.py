@@ -119,8 +119,9 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int
     # A round's decision uses the first draws; any other decision uses all rows.
     by_round = plan.rounds and all(noninferiority.complete(one, draws) for one in (cell, full))
     seen = (cell[:, :draws], full[:, :draws]) if by_round else (cell, full)
-    elsewhere = noninferiority.decide(*seen, margin=plan.margin, level=level, population="like_these")
-    elsewhere = decision if plan.population == "like_these" else elsewhere  # widened for the number of cells
+    elsewhere = decision  # widened for the number of cells
+    if plan.population == "these":
+        elsewhere = noninferiority.decide(*seen, margin=plan.margin, level=level, population="like_these")
     planners = noninferiority.draws_to_hold, noninferiority.problems_to_hold
     losable = noninferiority.can_lose(seen[1], plan.margin)
     needed = [plan_for(*seen, margin=plan.margin, level=level) if losable else math.nan for plan_for in planners]
