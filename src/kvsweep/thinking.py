@@ -36,6 +36,10 @@ _FIXED = (
 _WORDS = 5  # with the opening tag, from which on the words within a tag of any name may be thinking
 
 
+# What stands before a tag that an answer speaks of: a word and a space, or a quote.
+_BEFORE_MENTION = re.compile(r"""(?:[^>\s][ \t]+|[`'"“])\Z""")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ThinkTags:
     """The tags around a model's thinking. Without a closing tag a model does not think: all text is the answer."""
@@ -50,15 +54,11 @@ class ThinkTags:
         """
         if self.end is None:
             return None
-        opening = [0] if self.start is None else [0, *(one.start() for one in _opening(self.start).finditer(text))]
-        found = text.find(self.end, opening[-1])
+        opening = -1 if self.start is None else text.rfind(self.start)
+        while opening > 0 and _BEFORE_MENTION.search(text[max(0, opening - 16) : opening]):
+            opening = text.rfind(str(self.start), 0, opening)
+        found = text.find(self.end, max(0, opening))
         return None if found < 0 else found
-
-
-@lru_cache
-def _opening(tag: str) -> re.Pattern[str]:
-    """The tag, but not behind a word and a space or in quotes, where an answer speaks of it."""
-    return re.compile(rf"(?:(?:^|>)[ \t]*|(?<![ \t`'\"“])){re.escape(tag)}", re.MULTILINE)
 
 
 DEFAULT_TAGS = ThinkTags()
