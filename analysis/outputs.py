@@ -423,6 +423,5 @@ def _grade(row: Values, place: str, asked: Asked) -> tuple[float | None, str | N
 
 def _value(value: Any) -> float | str | None:
     """A grade as 1, 0 or None; another text where it is none of them."""
-    return (
-        None if value is None or value == "" or value != value else _VALUES.get(str(value).strip().lower(), str(value))
-    )
+    missing = value is None or value == "" or value != value  # NaN
+    return None if missing else _VALUES.get(str(value).strip().lower(), str(value))

@@ -92,6 +92,7 @@ def judge(
     taken = read if asked.graded else _regraded(read, paths, asked, gold, kind)
     copies = _copies(taken)
     outputs = {name: first_draws(answers) if name in copies else answers for name, answers in taken.items()}
+    _refuse_shifted_draws(outputs, baseline)
     table, told = _verdicts(outputs, baseline, control, margin=margin / 100, sizes=sizes)
     for name in paths:
         several = all(len({answer.draw for answer in outputs[one]}) > 1 for one in (baseline, name))
@@ -287,14 +288,15 @@ def _verdicts(
     # A sequence from the largest cache down needs all sizes; without them Holm's procedure decides alone.
     chains = [sorted(tried, key=lambda name: -sizes[name])] if tried.keys() <= sizes.keys() else []
     taken = noninferiority.hold_in_search({name: found[name].p_holds for name in tried}, chains) | {control}
-    rows, whole = dict[str, dict[str, object]](), list[str]()
+    rows, whole, populations = dict[str, dict[str, object]](), list[str](), set[Population]()
     for name, one in found.items():
         pairs = noninferiority.paired(scores[name], full)
         lead = np.nansum(pairs, 1)
         whole += [name] * bool(np.isfinite(pairs).all())
         told += _uneven(name, baseline, pairs, noninferiority.differences(scores[name], full))
         told += _same_grades(name, baseline, outputs, pairs)
-        population, elsewhere = _population(scores[name], full), one
+        population, elsewhere = _population(pairs), one
+        populations.add(population)
         if population == "these":
             elsewhere = noninferiority.decide(scores[name], full, margin=margin, population="like_these")
         plan = noninferiority.draws_to_hold if population == "these" else noninferiority.problems_to_hold
@@ -317,7 +319,6 @@ def _verdicts(
             "bytes (declared)": notation.number(sizes[name]) if name in sizes else "",
         }
     table = pd.DataFrame([*rows.values()])
-    populations = {_population(scores[name], full) for name in found}
     aside = [column for population, column in _DECIDE.items() if population not in populations]
     table = table.drop(columns=aside + ["problems like these"] * ("these" not in populations))
     if sizes:
@@ -336,14 +337,15 @@ def _verdicts(
     return table, told
 
 
-def _population(cell: Floats, full: Floats) -> Population:
+def _population(pairs: Floats) -> Population:
     """What a label speaks of, as in a report: greedy answers, which one draw may be, have no new draws."""
-    return "these" if noninferiority.paired(cell, full).shape[1] > 1 else "like_these"
+    return "these" if pairs.shape[1] > 1 else "like_these"
 
 
 def _by_population(cells: Mapping[str, Floats], full: Floats) -> Iterator[tuple[Population, dict[str, Floats]]]:
+    found = {name: _population(noninferiority.paired(one, full)) for name, one in cells.items()}
     for population in _DECIDE:
-        if own := {name: one for name, one in cells.items() if _population(one, full) == population}:
+        if own := {name: one for name, one in cells.items() if found[name] == population}:
             yield population, own
 
 
@@ -367,13 +369,8 @@ def _grade_columns(outputs: Outputs) -> Iterator[str]:
 
 
 def _lone_draws(outputs: Outputs, baseline: str) -> Iterator[str]:
-    """A sentence on each draw that one file lacks; UserError for draws that are counted from 0 here and 1 there."""
     draws = {name: {one.draw for one in answers} for name, answers in outputs.items()}
     for name in outputs:
-        first, other = sorted((name, baseline), key=lambda one: min(draws[one], default=0))
-        if min(draws[first], default=1) == 0 and {draw + 1 for draw in draws[first]} == draws[other]:
-            pairs = "answers are paired by the number of the draw"
-            raise UserError(f"{first} counts its draws from 0 and {other} from 1: count both alike; {pairs}.")
         for has, lacks in ((name, baseline), (baseline, name)):
             alone = draws[has] - draws[lacks]
             if lone := sum(one.draw in alone for one in outputs[has]):
@@ -440,6 +437,16 @@ def _refuse_ids(questions: Questions, name: str) -> None:
         has = f"{visible(name)} has {many[0]:,} ids for {many[1]:,} questions, so that draws would count as problems"
         mend = "--column id=NAME names the problem's id and --column draw=NAME the draw"
         raise UserError(f"{has}: {mend}, or --ignore a column that is no part of the question.")
+
+
+def _refuse_shifted_draws(outputs: Outputs, baseline: str) -> None:
+    """Raise UserError for draws that one file counts from 0 and another from 1."""
+    draws = {name: {one.draw for one in answers} for name, answers in outputs.items()}
+    for name in outputs:
+        first, other = sorted((name, baseline), key=lambda one: min(draws[one], default=0))
+        if min(draws[first], default=1) == 0 and {draw + 1 for draw in draws[first]} == draws[other]:
+            pairs = "answers are paired by the number of the draw"
+            raise UserError(f"{first} counts its draws from 0 and {other} from 1: count both alike; {pairs}.")
 
 
 def _refuse_other_questions(ours: Questions, theirs: Questions, several: bool, full: str, name: str) -> None:

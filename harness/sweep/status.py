@@ -135,12 +135,12 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
 
 def _resuming(task: TaskStatus, tasks: Sequence[TaskStatus]) -> list[str]:
     """The commands that do what a task lacks: its own, or of a shard that has ended those of shards without a task."""
-    count = int(task.shard.partition("/")[2])
+    shard = records.Shard.parse(task.shard)
     begun = {one.shard for one in tasks if not one.cells.keys().isdisjoint(task.cells)}
-    others = [shard for shard in (f"{index}/{count}" for index in range(1, count + 1)) if shard not in begun]
+    others = {f"{index}/{shard.count}" for index in range(1, shard.count + 1)} - begun
     if task.state != "done" or not others:
         return [task.command]
-    return [task.command.replace(f"shard={task.shard}", f"shard={other}") for other in others]
+    return [task.command.replace(f"shard={shard}", f"shard={other}") for other in others]
 
 
 def _pace(tasks: Sequence[TaskStatus]) -> tuple[float, float | None]:
@@ -176,7 +176,8 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
     for cell_id, entries in by_cell.items():
         # If a sweep was split differently later, status files of both splits exist; the newest is current.
         newest = max(entries, key=lambda task: task.heartbeat)
-        parts = [t for t in entries if t.shard.partition("/")[2] == newest.shard.partition("/")[2]]
+        count = records.Shard.parse(newest.shard).count
+        parts = [task for task in entries if records.Shard.parse(task.shard).count == count]
         done = StoredCell(directory / cell_id).is_done
         states = {task.state for task in parts}
         # Several experiments may share a cell; each counts the completions that it needs.
@@ -400,6 +401,6 @@ def _unlike(sweep: SweepStatus) -> list[CellStatus]:
     shards = defaultdict(set)
     for task in sweep.tasks:
         for cell_id in task.cells:
-            shards[cell_id, int(task.shard.partition("/")[2])].add(task.shard)
+            shards[cell_id, records.Shard.parse(task.shard).count].add(task.shard)
     whole = {cell_id for (cell_id, count), found in shards.items() if count > 1 and len(found) == count}
     return [c for c in sweep.cells if c.cell_id in whole and c.state == "stopped" and 0 < c.expected <= c.finished]
