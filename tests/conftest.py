@@ -1,6 +1,7 @@
 """Fixtures of all tests: one thread, a tiny untrained model beside its predictor, and the command `kvsweep`."""
 
 import contextlib
+import gc
 import io
 import itertools
 import json
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for case in {*quick} - {*covering(quick, *mark.args)}:
                 case.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected lives to the end: no collection of garbage looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def covering(cases: list[pytest.Item], strength: int) -> list[pytest.Item]:

@@ -198,16 +198,11 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("commands", "without"),
-    [
-        (REFUSED[:2], HEAVY),
-        pytest.param(REFUSED[2:], HEAVY, marks=pytest.mark.slow),
-        pytest.param(
-            [(script, BAD_INPUT.get(script, ["missing"])) for script in SCRIPTS[1:]], MODELS, marks=pytest.mark.slow
-        ),
-    ],
-    ids=["two sweeps", "sweeps", "other commands"],
+    [(REFUSED, HEAVY), ([(script, BAD_INPUT.get(script, ["missing"])) for script in SCRIPTS[1:]], MODELS)],
+    ids=["sweeps", "other commands"],
 )
 def test_a_refusal_needs_no_torch(commands: list[tuple[str, list[str]]], without: tuple[str, ...], fresh: Run) -> None:
     ended = fresh(*commands, without=without)
@@ -354,6 +349,7 @@ def test_a_failed_job_is_status_1(jobs: int, start_kvsweep: Run, tiny: list[str]
         (["model.path={place}", "model.name=other", "model.title=Other"], "other"),
     ],
 )
+@pytest.mark.slow_unless(rule=lambda words, named: named != "toy_llama" and "'" not in words[0])
 def test_a_path_alone_names_the_model(
     words: list[str], named: str, kvsweep: Run, tiny: list[str], tmp_path: Path
 ) -> None:

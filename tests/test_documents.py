@@ -288,6 +288,7 @@ def test_every_block_has_its_test() -> None:
     assert others == {the_block(*block) for block in known}
 
 
+@pytest.mark.slow
 def test_the_engine_of_the_page_evicts(capsys: pytest.CaptureFixture[str]) -> None:
     source = the_block("python", "kvsweep.generate(")
     assert len([line for line in source.splitlines() if line.strip()]) <= 10
@@ -328,6 +329,7 @@ def test_the_loop_of_the_page_holds_to_its_budget(capsys: pytest.CaptureFixture[
     assert r"\boxed{5}" in output
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_page_is_the_models_own_where_nothing_is_evicted(capsys: pytest.CaptureFixture[str]) -> None:
     output, names = run_loop(600, capsys)
     assert r"\boxed{7}" in output

@@ -158,6 +158,7 @@ def labels_of_totals(full: int, cell: int, problems: int, draws: int) -> Counter
     return found
 
 
+@pytest.mark.slow
 def test_our_rule_on_fewer_simulations() -> None:
     """Five points lost in proportion, with new draws: simulated here in other words than in the script."""
     table = pd.read_csv(PUBLISHED / "valid_at_thirty.csv").set_index(["case", "n", "draws", "truth", "rule"])
@@ -176,6 +177,7 @@ def test_our_rule_on_fewer_simulations() -> None:
     assert own[WRONG].to_list() == [own["pass_percent"], 0]
 
 
+@pytest.mark.slow
 def test_what_published_claims_can_carry() -> None:
     page = " ".join(rules_page().split())
     assert labels_of_totals(71, 65, 90, 1) == {"worse": 1, "unclear": 19}

@@ -1,5 +1,6 @@
 """`make test` stays short: a case has a budget of processor time, and few cases are free of it (tests/conftest.py)."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,8 @@ import pytest
 def test_sleeps():
     time.sleep(5)
 
-def test_starts_a_process():
-    subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 5: pass"])
+def test_starts_a_process():  # counts for 8 s of a quiet processor, as the budget's yardstick does
+    subprocess.run([sys.executable, "-c", "def count():\\n for _ in range(320_000_000): pass\\ncount()"])
 
 @pytest.mark.{mark}
 def test_is_marked():
@@ -35,7 +36,9 @@ def test_a_case_above_the_budget_fails_with_a_sentence_and_a_marked_one_passes(m
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert "2 failed, 2 passed" in ended.stdout, ended.stdout
     for name in ("test_sleeps", "test_starts_a_process"):
-        assert f"test_cases.py::{name} took 5." in ended.stdout
+        took = re.search(rf"test_cases\.py::{name} took (\d+\.\d) s", ended.stdout)
+        assert took
+        assert float(took[1]) >= 4.5
     assert (
         "of processor time and sleep; the budget of a case is 1.5 s: make it cheaper, mark it slow, or core"
         in ended.stdout

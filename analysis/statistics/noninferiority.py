@@ -26,6 +26,7 @@ import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -231,16 +232,28 @@ class PairedTest:
         """p of the hypothesis that the true difference is at most `value`."""
         if not len(self.pairs):
             return 1.0
+        if self.population == "these":
+            won, lost = self._counted
+            return float(p_these(won, lost, -value * self.pairs.size))
+        means, counts = self._counted
+        return _chance_below_zero(means - value, counts)
+
+    @cached_property
+    def _counted(self) -> tuple[Any, Any]:
+        """The pairs won and lost, or the different means of the problems and how many have each."""
         pairs = np.nan_to_num(self.pairs, nan=-1.0)  # a missing pair may be a loss
         if self.population == "these":
-            return float(p_these((pairs > 0).sum(), (pairs < 0).sum(), -value * pairs.size))
+            return (pairs > 0).sum(), (pairs < 0).sum()
         # Add the worst possible difference as one more problem.
-        steps, counts = np.unique(np.append(pairs.mean(1), -1.0) - value, return_counts=True)
-        return _chance_below_zero(steps, counts)
+        return np.unique(np.append(pairs.mean(1), -1.0), return_counts=True)
+
+    @cached_property
+    def _opposite(self) -> "PairedTest":
+        return PairedTest(-self.pairs, self.population)
 
     def p_below(self, value: float) -> float:
         """p of the hypothesis that the true difference is at least `value`."""
-        return PairedTest(-self.pairs, self.population).p_above(-value)
+        return self._opposite.p_above(-value)
 
     def bound(self, level: float, *, side: int) -> float:
         """The lower (`side` -1) or upper (1) end of the interval, the farthest difference that is not rejected."""

@@ -33,7 +33,13 @@ REAL = Path(__file__).parent / "judged"
 
 
 @pytest.fixture
-def judge(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def judge(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    grading_workers: Callable[[pytest.MonkeyPatch], None],
+) -> Callable[..., tuple[int, str, str]]:
+    grading_workers(monkeypatch)
+
     def run(*words: Any) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as end:
             main(["judge", *map(str, words)])

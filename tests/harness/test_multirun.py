@@ -87,6 +87,7 @@ def test_words_and_options_in_any_order(
     assert "mine" in ended.out
 
 
+@pytest.mark.slow
 def test_a_multirun_without_a_full_cache_says_the_words_that_add_it(
     kvsweep: Callable[..., Any], tmp_path: Path
 ) -> None:

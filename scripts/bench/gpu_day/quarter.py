@@ -4,7 +4,7 @@
 
 OUT/quarter.json is written after each part, OUT/logs.tar.gz at the end. A part that fails or overruns is named there
 and costs no other part; the exit status is then 1. What is right is tried side by side before anything is timed.
-`--small` tries the parts on the CPU, in Triton's interpreter, where no time means anything.
+`--small` tries the parts on the CPU, in Triton's interpreter, where no time means anything: only the deadline ends one.
 """
 
 import argparse
@@ -123,10 +123,11 @@ class Quarter:
         self.processes.append(process)
         return process
 
-    def ended(self, process: subprocess.Popen[bytes], end: float) -> int:
-        """The exit status of a process, which is killed with its children at this time or at the deadline."""
+    def ended(self, process: subprocess.Popen[bytes], name: str) -> int:
+        """The exit status of a part's process, which is killed with its children at the part's end or the deadline."""
+        end = self.end if self.small else min(self.end, self.began[name] + MOST_SECONDS[name])
         try:
-            return process.wait(max(0, min(end, self.end) - time.monotonic()))
+            return process.wait(max(0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.kill(process)
             return TOO_LATE
@@ -141,25 +142,24 @@ class Quarter:
 
     def part(self, name: str) -> None:
         """Run a part of parts.py, whose figures are its last line."""
-        start = self.began[name] = time.monotonic()
+        self.began[name] = time.monotonic()
         script = str(Path(__file__).with_name("parts.py"))
         process = self.start(name, [script, name, *(["--small"] if self.small else [])])
-        code, lines = self.ended(process, start + MOST_SECONDS[name]), self.log(name)
+        code, lines = self.ended(process, name), self.log(name)
         self.note(name, code, last_object(lines) or {"log": lines[-3:]})
 
     def correctness(self, names: Sequence[str]) -> None:
         """Run the toys and the tests side by side."""
-        start = time.monotonic()
-        self.began |= dict.fromkeys(names, start)
+        self.began |= dict.fromkeys(names, time.monotonic())
         models = ("toy_qwen",) if self.small else ("toy_qwen", "toy_llama")
         sweeps = dict(self._sweeps(models)) if "toys" in names else {}
         tests = self._tests() if "tests" in names else None
         if sweeps:
-            codes = {name: self.ended(sweep, start + MOST_SECONDS["toys"]) for name, sweep in sweeps.items()}
+            codes = {name: self.ended(sweep, "toys") for name, sweep in sweeps.items()}
             same = {model: self._same(model) for model in models}
             self.note("toys", max(map(abs, codes.values())), {"exit_codes": codes, "same": same})
         if tests:
-            code, lines = self.ended(tests, start + MOST_SECONDS["tests"]), self.log("tests")
+            code, lines = self.ended(tests, "tests"), self.log("tests")
             failed = [line[:300] for line in lines if line.startswith(("FAILED", "ERROR"))]
             self.note("tests", code, {"summary": lines[-1] if lines else "", "failed": failed[:20]})
 

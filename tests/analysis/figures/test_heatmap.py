@@ -285,6 +285,7 @@ def test_the_flags_of_the_heatmaps(metrics: pd.DataFrame) -> None:
     assert len(sizes) == 1, "text stays at its size"
 
 
+@pytest.mark.slow
 def test_a_panel_within_chance_is_pale_and_says_so(tmp_path: Path, make_cell: MakeCell) -> None:
     for benchmark, title in (("toy_chain", "Chain"), ("toy_groups", "Groups")):
         for place, ratio in enumerate((0.1, 0.2, 0.3, 0.4)):
@@ -333,6 +334,7 @@ def test_the_bar_of_differences_ends_where_the_data_ends(metrics: pd.DataFrame) 
         assert low == -high == pytest.approx(-values.abs().max())
 
 
+@pytest.mark.slow
 def test_a_grid_without_any_grade_or_spread_renders(tmp_path: Path, make_cell: MakeCell) -> None:
     for ratio in RATIOS:
         make_cell([[1]], policy="dynts", keep_ratio=ratio)

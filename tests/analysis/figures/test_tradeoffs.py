@@ -122,6 +122,7 @@ def boxes_of_names(figure: Figure) -> list[Any]:
     return [text.get_window_extent() for text in figure.axes[0].texts]
 
 
+@pytest.mark.slow
 def test_memory_begins_before_its_points_where_they_lie_in_the_upper_half(metrics: pd.DataFrame) -> None:
     full = metrics["policy"] == "full"
     for length, start in ((80, 80 - 0.1 * 60), (69, 0), (140, 0)):

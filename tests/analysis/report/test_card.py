@@ -56,6 +56,7 @@ def test_the_card_names_margin_and_protocol(make_cell):
     assert found["protocol"] == ["deepseek (github.com/a/b at 0123)"]
 
 
+@pytest.mark.slow
 def test_the_last_verify_stands_on_the_card_and_the_page(run):
     path = run / VERIFY_FILE
     path.parent.mkdir()

@@ -44,6 +44,7 @@ def formats(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr("kvsweep.analysis.figures.style.FORMATS", ("svg",))
 
 
+@pytest.mark.slow
 def test_a_page_of_scores_has_the_problems_of_its_table(tmp_path: Path) -> None:
     problems = {"easy": 30, "hard": 198}
     rows = [f"m,{name},p,{ratio},500,5000,{count},2,50" for name, count in problems.items() for ratio in (0.1, 0.2)]
@@ -67,6 +68,7 @@ def test_one_cell_alone(tmp_path: Path, make_cell: MakeCell) -> None:
     assert float(row["pass_at_1"]) == 0.75
 
 
+@pytest.mark.slow
 def test_a_page_without_completions_is_small_and_says_so(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1], [0], [1], [1]])
     main([str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--completions", "0"])
@@ -174,6 +176,7 @@ def test_bar_charts_that_are_too_many_are_named(
     assert "<li>keep ratio 0.2, window 48, trigger 128, question on top</li>" in html
 
 
+@pytest.mark.slow
 def test_a_report_is_not_written_through_a_link_of_the_run(tmp_path: Path, make_cell: MakeCell) -> None:
     run = make_cell([[1], [0]]).parent
     (tmp_path / "elsewhere").mkdir()
@@ -185,6 +188,7 @@ def test_a_report_is_not_written_through_a_link_of_the_run(tmp_path: Path, make_
     assert build_report(run, folder=tmp_path / "named").is_file()
 
 
+@pytest.mark.slow
 def test_a_second_report_takes_the_place_of_the_first(tmp_path: Path, make_cell: MakeCell) -> None:
     folder = make_cell([[1]], done=False, expected=2)
     assert "1 unfinished" in build_report(tmp_path / "run").read_text()
@@ -234,6 +238,7 @@ def test_summary_table(tmp_path: Path, make_cell: MakeCell) -> None:
     assert lines[2].split() == [*name, "50.0", "±", "50.0*", "–", "–", "2", "of", "2", "72.0"]
 
 
+@pytest.mark.slow
 def test_cells_in_which_most_texts_hold_no_answer_are_named(tmp_path: Path, make_cell: MakeCell) -> None:
     """In the sweep's summary and on the page, with two examples to look at."""
     make_cell([["no_answer"], ["no_answer"], ["no_answer"], [1]])
@@ -313,6 +318,7 @@ def test_a_cell_without_evictions_is_marked_as_the_full_cache(tmp_path: Path, ma
     assert (tmp_path / "run" / "report" / "tables.tex").read_text().count("$^{=}$") == 2  # the cell and the caption
 
 
+@pytest.mark.slow
 def test_a_cell_in_which_nothing_was_packed_is_marked(tmp_path: Path, make_cell: MakeCell) -> None:
     """In cells.csv, the sweep's summary, the tables and the page; a cache that was longer than the residual is not."""
     make_cell([[1], [0]])
@@ -360,6 +366,7 @@ def run_without(packages: tuple[str, ...], program: str) -> None:
     subprocess.run([sys.executable, "-c", block + program], cwd=ROOT, check=True)
 
 
+@pytest.mark.slow
 def test_the_sweeps_summary_needs_no_plotting_and_no_statistics(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1], [0]])
     make_cell([[1], [0]], policy="dynts")
@@ -475,6 +482,7 @@ def test_the_watch_makes_the_page_again_until_the_sweep_ends(
     assert next(steps, None) is None
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_watch_with_one_sentence(
     tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -331,6 +331,7 @@ def test_the_power_is_that_of_simulated_cells() -> None:
     assert power(30, 5, 0.2) < power(30, 5, 0.1) < power(198, 5, 0.1)
 
 
+@pytest.mark.slow
 def test_as_many_draws_or_problems_as_planned_show_that_equal_cells_hold() -> None:
     rng = np.random.default_rng(2)
     planned, by_draws, by_problems = [], [], []

@@ -104,6 +104,7 @@ def panel(make_cell: MakeCell, losses: list[int], **settings: Any) -> None:
         make_cell(correct, policy="dynts", keep_ratio=0.1 * (place + 1), **settings)
 
 
+@pytest.mark.slow
 def test_the_smallest_cache_that_is_safe_is_recommended(tmp_path: Path, make_cell: MakeCell) -> None:
     panel(make_cell, [60, 12, 1, 0])
     lines = verdict_lines(tmp_path / "run").splitlines()
@@ -217,6 +218,7 @@ def test_a_sequential_run_says_so_and_keeps_its_decisions(tmp_path: Path, make_c
     assert "; ° decided early" in printed
 
 
+@pytest.mark.slow
 def test_a_run_of_one_round_leaves_no_cell_fewer_draws(tmp_path: Path, make_cell: MakeCell) -> None:
     """`until=decided draws=2` has one round, in which every cell gets all draws."""
     make_cell([[1] * 2] * 50 + [[0] * 2] * 50)

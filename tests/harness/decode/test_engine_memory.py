@@ -107,6 +107,7 @@ def test_no_cache_outlives_an_error(
     assert alive(caches) == []
 
 
+@pytest.mark.slow
 def test_the_second_group_gets_the_memory_of_the_first(
     caches: list["weakref.ref[SlotCache]"],
     tiny: list[str],

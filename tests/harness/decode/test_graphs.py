@@ -102,7 +102,7 @@ def both(engine):
     engine.ahead = True
 
 
-@pytest.mark.parametrize("examples", [12, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [6, pytest.param(60, marks=pytest.mark.slow)])
 def test_completions_are_the_same(examples):
     @settings(max_examples=examples)
     @given(

@@ -67,7 +67,6 @@ WITH_EXPERTS = {"gpt_oss", "qwen3_next"}
 EACH = pytest.mark.parametrize("name", MODELS)
 # What `make test` runs of each kind of layer; `make slow` runs the others.
 FEW = ("a window of no whole block, fused", "two ropes", "sinks", "convolutions")
-QUICK = pytest.mark.slow_unless(rule=lambda name, **_: name in FEW)
 # Where a chunk's bits are not those of its steps, though both are within rounding; nobody knows why yet.
 CHUNKS_ROUND = {"gpt2", "gpt_neox", "persimmon"}
 # The other families, each with windows where it has them, in shorter texts.
@@ -98,7 +97,7 @@ def each_has_one(name: str, configs: int, config: int, other: bool) -> bool:
 
 
 @EACH
-@QUICK
+@pytest.mark.slow_unless(rule=lambda name, **_: name in FEW[:3])
 @pytest.mark.parametrize("tokens", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_many_tokens_are_those_of_the_models_own_code(name: str, tokens: int) -> None:
     check_exact(model_of(name), new=tokens, prompts=(5, 40, 9))
@@ -142,7 +141,7 @@ def exact_logits(model: LoadedModel, text: list[int], prompt: int, gone: dict[in
 
 
 @EACH
-@QUICK
+@pytest.mark.slow_unless(rule=lambda name: name in FEW[:3])
 def test_evictions_free_rows_of_full_layers_alone(name: str) -> None:
     """The second slot is copied from the first, which then swaps places with the third."""
     model, prompt, length = model_of(name), 33, 160
@@ -300,7 +299,7 @@ def test_bits_on_a_device_are_the_same_whatever_the_slots(device: str, impl: str
     [(name, invariant, 150) for name in MODELS for invariant in (True, False)] + [(f, True, 60) for f in OTHERS],
 )
 @pytest.mark.slow_unless(
-    rule=lambda name, invariant, length: each_has_one(name, 2, invariant, length == 60) and name != "convolutions"
+    rule=lambda name, invariant, length: each_has_one(name, 2, invariant, length == 60) and name not in FEW[::3]
 )
 def test_chunks_are_the_steps_one_by_one(name: str, invariant: bool, length: int) -> None:
     """A text over two slots: the last hidden states after chunks of any size; invariance is refused for experts."""

@@ -105,6 +105,7 @@ FP8 = [("fp8", "none"), ("fp8", "token")]
 @pytest.mark.parametrize(
     ("scheme", "scale"), [("plain", "none"), ("rotated", "none"), ("kivi", "none"), ("kvarn", "none"), *FP8]
 )
+@pytest.mark.slow_unless(rule=lambda scheme, scale: (scheme, scale) in (("kivi", "none"), ("fp8", "token")))
 def test_packed_rows_beside_such_a_text_are_right(scheme, scale):
     cache = CacheConfig(bits=8, group=8, residual=8, scheme=scheme, scale=scale)
     prompts = [(5, 6, 7), (6, 7, 8)]

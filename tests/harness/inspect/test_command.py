@@ -130,6 +130,7 @@ def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path, cap
     assert "has no thinking to look into" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_cell_whose_model_has_moved(kvsweep, tiny, tiny_policy, tiny_model_dir, model, tmp_path):
     here = tmp_path / "here"
     shutil.copytree(tiny_model_dir, here)
@@ -174,6 +175,7 @@ def test_the_attribution_of_equations(texts, read, tiny_model_dir, model, tmp_pa
     assert next(tmp_path.glob("*.png")).stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsys):
     # The text that Toy-Qwen writes for chain-000 of the demo: c and h are derived once; d stands in later steps too.
     question = "a=1. b=8. c=a+b. d=c+b. e=d+b. f=e+b. g=d+e. h=g+b. i=e+g. Find d+c+h mod 10."
@@ -342,6 +344,7 @@ def test_all_goes_on_where_a_picture_is_not_in_the_text(texts, tiny_model_dir, t
     assert {Path(p).name.partition("_")[0] for p in said.out.split()} == {"importance"}
 
 
+@pytest.mark.slow
 def test_policies_scores_are_strips_beside_the_labels(texts, read, tiny_model_dir, tmp_path):
     tiny = [f"model.path={tiny_model_dir}", "policy.budget=64", "policy.local_window=8"]
     main([str(texts), *tiny, "--scores", "window", "--scores", "h2o", "--out", str(tmp_path)])
@@ -369,6 +372,7 @@ def test_columns_are_paragraphs_where_there_is_no_equation(texts, tiny_model_dir
     assert "".join(table.columns[1:]) == text.partition("</think>")[0]
 
 
+@pytest.mark.slow
 def test_given_steps_are_columns_and_are_averaged(texts, read, tiny_model_dir, tmp_path):
     steps = ["--steps", "2-4,7-7", "--by", "step", "--show", "all"]
     main([str(texts), *steps, "--out", str(tmp_path), f"model.path={tiny_model_dir}"])

@@ -295,14 +295,17 @@ def exact_steps(model: LoadedModel, text: list[int], prompt: int) -> torch.Tenso
 
 
 def check_distance(found: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) -> None:
-    """Logits in float32 are about as far from float64 as those of transformers' own code, which are near.
+    """Logits [tokens, vocabulary] in float32 are about as far from float64 as those of transformers' own code.
 
-    Both round everywhere, in another order, and how far that carries depends on the processor. A wrong row would make
-    a difference of the size of the logits.
+    Both round everywhere, in another order, and how far that carries depends on the processor: the logits of a token
+    whose experts nearly tie may be 50 times as far as the others'. So the median of the tokens is compared. A wrong row
+    would make a difference of the size of the logits, which no token may have.
     """
-    ours, theirs = ((logits - exact).square().mean().sqrt() for logits in (found, own))
-    assert ours <= 3 * theirs, (ours, theirs)
-    assert theirs <= 1e-3 * exact.std(), (theirs, exact.std())
+    ours, theirs = ((logits - exact).square().mean(-1).sqrt() for logits in (found, own))
+    near = 1e-3 * exact.std()
+    assert ours.median() <= 3 * theirs.median(), (ours.median(), theirs.median())
+    assert ours.max() <= max(3 * theirs.max(), near), (ours.max(), theirs.max(), near)
+    assert theirs.median() <= near, (theirs.median(), near)
 
 
 def check_exact(model: LoadedModel, new: int = NEW, prompts: tuple[int, ...] = PROMPTS) -> None:
@@ -355,7 +358,7 @@ def particular(family: str) -> LoadedModel:
 
 
 @pytest.mark.parametrize("family", EXACT)
-@pytest.mark.slow_unless(rule=lambda family: list(EXACT).index(family) % 10 == 1)
+@pytest.mark.slow_unless(rule=lambda family: list(EXACT).index(family) % 20 == 1)
 def test_bits_do_not_depend_on_the_slots_or_invariance_is_refused(family: str) -> None:
     model = particular(family)
     if model.spec.experts:

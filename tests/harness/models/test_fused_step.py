@@ -80,7 +80,7 @@ def hidden_states(step: FusedStep, cache: SlotCache, count: int) -> Tensor:
     ids=["fp32", "bf16", "fp16"],
 )
 @pytest.mark.slow_unless(
-    rule=lambda config, packed, dtype, **_: dtype == torch.float32 and config in FAMILIES[::3] and packed is UNPACKED
+    rule=lambda config, packed, dtype, **_: dtype == torch.float32 and config is FAMILIES[3] and packed is UNPACKED
 )
 def test_the_steps_are_those_of_torch(
     config: PreTrainedConfig, packed: CacheConfig, dtype: torch.dtype, tolerance: float
@@ -182,6 +182,7 @@ def test_greedy_texts_are_those_of_torch(family: str) -> None:
     assert all(completion.evictions for completion in found.values())
 
 
+@pytest.mark.slow
 def test_a_step_that_differs_is_refused_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     from kvsweep.kernels import triton_kernels
 

@@ -173,6 +173,7 @@ def test_no_cell_and_a_cell_of_another_model_are_no_traces(kvsweep, tiny, tiny_p
     assert "or has no cell.yaml: give" in refused([*other, f"recipe.import_from={folder.parent}"], capsys)
 
 
+@pytest.mark.slow
 def test_shards_of_other_traces_are_written_anew(settings, tmp_path):
     main(["all", *settings])
     out = tmp_path / "out"

@@ -39,6 +39,7 @@ def test_they_are_those_of_transformers_own_cache(scales: Path, tiny_model_dir: 
         torch.testing.assert_close(found[part], expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_a_sweep_stores_by_them_and_its_cells_are_named_by_their_contents(
     scales: Path, kvsweep: Any, tiny: list[str], tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_a_family_without_arithmetic_is_named(dry_run: Callable[..., Any], monke
     assert "on one H100: not known, because no arithmetic here fits model type qwen2" in ended.out
 
 
+@pytest.mark.slow
 def test_the_pace_of_a_group_on_the_card_replaces_its_estimate(
     kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path
 ) -> None:

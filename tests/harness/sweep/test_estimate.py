@@ -189,6 +189,7 @@ def test_no_shipped_model_borrows_settings(name: str) -> None:
     assert plan._borrowed(Mock(model=model)) == []
 
 
+@pytest.mark.slow
 def test_the_command_measures_what_is_there(kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path) -> None:
     arguments = [*tiny, "policy=full", f"results_dir={tmp_path}"]
     assert kvsweep(*arguments).code == 0

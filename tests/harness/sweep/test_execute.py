@@ -97,6 +97,7 @@ def test_a_grid_in_one_job(
     assert f"kvsweep report {tmp_path / 'runs/default'}" in ended.out
 
 
+@pytest.mark.slow
 def test_grades_that_a_killed_shard_left_out_are_made(command: Callable[..., Any], tmp_path: Path) -> None:
     words = ["benchmark=toy_add", "grid.policy=[random]", "grid.keep_ratio=[0.6]"]
     command(*words, "shard=1/2")
@@ -109,6 +110,7 @@ def test_grades_that_a_killed_shard_left_out_are_made(command: Callable[..., Any
         assert len(rows[0]) == len(rows[1]) > 0
 
 
+@pytest.mark.slow
 def test_a_deleted_description_of_a_cell_comes_again(command: Callable[..., Any], tmp_path: Path) -> None:
     command(*GRID)
     path, *_ = (tmp_path / "runs/default").glob("*/cell.yaml")
@@ -136,7 +138,7 @@ def check_evictions(row: Completion, policy: dict[str, Any]) -> None:
     assert row.peak_length == max(longest, last)
 
 
-@pytest.mark.parametrize("budget", [24, 64])
+@pytest.mark.parametrize("budget", [24, pytest.param(64, marks=pytest.mark.slow)])
 def test_evictions_follow_the_rule(
     budget: int, command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]]
 ) -> None:
@@ -178,6 +180,7 @@ def test_rows_are_consistent(
     assert reasons == {"stop", "length"}, "the untrained model is to give both"
 
 
+@pytest.mark.slow
 def test_cells_agree_until_the_first_eviction(
     command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]]
 ) -> None:
@@ -317,6 +320,7 @@ def test_a_finished_run_does_nothing(
     assert first.out.splitlines()[-2:] == rest
 
 
+@pytest.mark.slow
 def test_only_what_is_missing_runs(
     command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]], tmp_path: Path
 ) -> None:
@@ -347,6 +351,7 @@ def test_more_draws_extend_a_cell(
     assert (provenance["expected"], provenance["draws"], len(provenance["decoding_passes"])) == (9, 3, 2)
 
 
+@pytest.mark.slow
 def test_done_is_away_while_more_is_made(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from kvsweep.harness.sweep.store import CellStore
 
@@ -363,6 +368,7 @@ def test_done_is_away_while_more_is_made(command: Callable[..., Any], monkeypatc
     assert seen == [False] * 3
 
 
+@pytest.mark.slow
 def test_a_smaller_run_of_the_same_cell_is_done_already(
     command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]], request: pytest.FixtureRequest
 ) -> None:
@@ -387,6 +393,7 @@ def test_lost_grades_are_made_again_without_a_model(
     assert grades.read_text() == before
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_says_how_to_go_on(
     command: Callable[..., Any],
     kvsweep: Callable[..., Any],
@@ -499,7 +506,7 @@ def test_a_sweep_killed_at_40_percent_has_grades_and_each_completion_is_graded_o
 
 
 @pytest.mark.parametrize("trouble", ["an error", "a full disk", "too slow"])
-@pytest.mark.slow_unless(rule=lambda trouble: trouble != "a full disk")
+@pytest.mark.slow_unless(rule=lambda trouble: trouble == "an error")
 def test_trouble_in_grading_beside_decoding_leaves_the_grades_to_the_end(
     trouble: str,
     command: Callable[..., Any],

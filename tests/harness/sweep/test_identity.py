@@ -32,7 +32,6 @@ from kvsweep.harness.sweep.share import lacking, share_of
 from kvsweep.records import COMPLETIONS_FILE
 from kvsweep.stored import StoredCell
 
-IN_EACH_WAY = pytest.mark.slow_unless(rule=lambda name: name == INPUTS["oracle labels"])
 INPUTS = {
     "weights": "model/model.safetensors",
     "chat template": "model/chat_template.jinja",
@@ -133,6 +132,7 @@ def test_a_users_policy_of_other_code_is_another_cell(own: Path) -> None:
         job.check_inputs()
 
 
+@pytest.mark.slow
 def test_a_replay_leaves_out_cells_of_other_code(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = spread("grid.policy=[full,spread]", "decoding.max_new_tokens=8")
     assert decode_all([share_of(job)]) == []
@@ -197,7 +197,7 @@ def test_a_file_that_changes_between_submission_and_start_stops_the_task(
     assert json.loads(status.read_text())["state"] == "failed"
 
 
-@IN_EACH_WAY
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INPUTS.values(), ids=INPUTS)
 def test_a_file_that_changes_between_two_rounds_ends_the_sweep(place: Path, settings: list[str], name: str) -> None:
     job = shipped(settings, "until=decided", "draws=4")
@@ -210,7 +210,7 @@ def test_a_file_that_changes_between_two_rounds_ends_the_sweep(place: Path, sett
     assert rows(place) == stored
 
 
-@IN_EACH_WAY
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INPUTS.values(), ids=INPUTS)
 def test_a_file_that_changes_between_resume_and_report_changes_no_row(
     place: Path, settings: list[str], name: str

@@ -209,6 +209,7 @@ def test_thinking_that_is_empty_was_split_off_unless_the_text_closes_it(
     assert {row.text.removeprefix("<think>") for row in rows(tmp_path)} == {stored or content}
 
 
+@pytest.mark.slow
 def test_a_server_that_ignores_the_seed_has_one_draw(
     adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -409,6 +410,7 @@ def test_a_killed_client_goes_on(
     assert len(rows(tmp_path)) == 12
 
 
+@pytest.mark.slow
 def test_the_key_appears_nowhere(
     adder: Callable[..., Adder],
     words: list[str],
@@ -514,6 +516,7 @@ CACHES = {
 
 
 @pytest.mark.parametrize("name", CACHES)
+@pytest.mark.slow_unless(rule=lambda name: name in ("two of vLLM that are equal", "two of SGLang of other bytes"))
 def test_a_setting_whose_cache_is_the_baseline_s_is_named(
     name: str, adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -531,6 +534,7 @@ def test_a_setting_whose_cache_is_the_baseline_s_is_named(
     assert all(f"({CACHES[name][2]})" in line for line in said)
 
 
+@pytest.mark.slow
 def test_a_server_that_has_another_model_after_a_resume_is_refused(
     adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -594,6 +598,7 @@ def test_settings_of_other_models_are_named(
     assert all("so that a difference may be the model's. Start " in line for line in said)
 
 
+@pytest.mark.slow
 def test_a_control_asks_the_baseline_again(
     adder: Callable[..., Adder],
     words: list[str],

@@ -519,7 +519,7 @@ def test_a_full_disk_is_one_sentence_and_the_next_row_is_stored(
 
 @pytest.fixture
 def short(tiny: list[str], tiny_policy: list[str], tmp_path: Path) -> list[str]:
-    return [*tiny, *tiny_policy, "benchmark=toy_add", "draws=12", "slots=2", f"results_dir={tmp_path / 'runs'}"]
+    return [*tiny, *tiny_policy, "benchmark=toy_add", "draws=6", "slots=2", f"results_dir={tmp_path / 'runs'}"]
 
 
 @pytest.fixture
@@ -598,7 +598,7 @@ def test_a_killed_run_goes_on_where_it_stopped(
     assert ended.code == 0, ended.err
     assert len(appended) == len(rows) - before.count(b"\n"), "what was stored is not made anew"
     assert read_completions(run) == whole
-    assert len(set(pairs(path))) == len(rows) == 36
+    assert len(set(pairs(path))) == len(rows) == 18
     assert (run / cell_id / "DONE").exists()
     passes = json.loads((run / cell_id / "provenance.json").read_text())["decoding_passes"]
     assert len(passes) == 2

@@ -17,6 +17,7 @@ from kvsweep.harness.sweep.tracker import TRACKERS
 
 ROOT = Path(__file__).resolve().parents[3]
 KINDS = tuple(TRACKERS)
+FIRST_KIND = pytest.mark.slow_unless(rule=lambda kind: kind == KINDS[0])
 
 
 # Stands in for each of the packages: writes what its runs are told to a file, a line each, after `BEFORE` has run.
@@ -119,6 +120,7 @@ def command(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@FIRST_KIND
 def test_each_cell_tells_its_settings_progress_and_result(
     kind: str, command: Callable[..., Any], fake: FakeTracker, tmp_path: Path
 ) -> None:
@@ -150,6 +152,7 @@ def test_each_cell_tells_its_settings_progress_and_result(
         assert settings["model"]["name"] == "toy_qwen"
 
 
+@pytest.mark.slow
 def test_the_report_says_the_same_of_memory(command: Callable[..., Any], fake: FakeTracker, tmp_path: Path) -> None:
     from kvsweep.analysis.load import load_run
     from kvsweep.analysis.statistics.metrics import cell_metrics
@@ -189,6 +192,7 @@ def test_a_tracker_changes_no_cell_and_no_completion(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@FIRST_KIND
 def test_an_error_of_the_tracker_is_told_once_and_costs_nothing(
     kind: str, command: Callable[..., Any], fake: FakeTracker, tmp_path: Path
 ) -> None:

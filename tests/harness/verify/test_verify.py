@@ -75,6 +75,7 @@ def test_an_edited_row_is_named(run, verify):
     assert "its check does not fit" in line
 
 
+@pytest.mark.slow
 def test_a_forged_token_is_found_with_the_gap_of_the_logits(run, verify):
     import torch
     from transformers import AutoModelForCausalLM
@@ -117,6 +118,7 @@ def test_a_forged_token_is_found_with_the_gap_of_the_logits(run, verify):
         (records.GRADES_FILE, Grade, {"outcome": "correct", "correct": 1, "answer": "12345"}, "grades"),
     ],
 )
+@pytest.mark.slow_unless(rule=lambda kind, **_: kind is Grade)
 def test_a_forged_problem_or_grade_is_named(file, kind, change, name, run, verify, kvsweep):
     assert kvsweep("grade", str(run)).code == 0  # by the rule of today
     rewrite(run / DYNTS / file, kind, lambda number, row: msgspec.structs.replace(row, **change))
@@ -126,6 +128,7 @@ def test_a_forged_problem_or_grade_is_named(file, kind, change, name, run, verif
     assert any("add-000" in line for line in checks(found, "fails")[name]["lines"])
 
 
+@pytest.mark.slow
 def test_other_code_and_another_kernel_set_are_named_and_are_no_fault_by_themselves(run, verify):
     for path in run.glob("*/provenance*.json"):
         stored = json.loads(path.read_text())
@@ -141,6 +144,7 @@ def test_other_code_and_another_kernel_set_are_named_and_are_no_fault_by_themsel
     assert "another kernel set (NEON, now " in one["cause"]
 
 
+@pytest.mark.slow
 def test_a_changed_byte_of_the_weights_and_missing_weights_are_named(tiny, tiny_model_dir, tmp_path, kvsweep, verify):
     weights = Path(shutil.copytree(tiny_model_dir, tmp_path / "weights"))
     words = [f"model.path={weights}" if word.startswith("model.path=") else word for word in tiny]
