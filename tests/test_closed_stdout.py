@@ -33,6 +33,7 @@ def end(command: tuple[str, ...], how: str) -> tuple[int, str]:
 @pytest.mark.covers(1)
 @pytest.mark.parametrize("how", ["no reader", "closed"])
 @pytest.mark.parametrize("name", ["", *program.commands])
+@pytest.mark.slow_unless(rule=lambda name, how: name in ("", "report", "judge"))
 def test_the_help_of_every_command(name: str, how: str) -> None:
     assert end((*PROGRAM, *name.split(), "--help"), how) == (FAILED, "")
 

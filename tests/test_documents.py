@@ -340,6 +340,7 @@ def test_the_loop_of_the_page_is_the_models_own_where_nothing_is_evicted(capsys:
     assert own[-1] == names["tokenizer"].eos_token_id
 
 
+@pytest.mark.slow
 def test_the_policy_of_the_page_works_as_printed(
     monkeypatch: pytest.MonkeyPatch, kvsweep: Callable[..., Any], no_model: None, tmp_path: Path
 ) -> None:

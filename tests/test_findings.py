@@ -772,6 +772,7 @@ def test_the_policies_page() -> None:
     assert f"the level of chance ({100 * free[0]:.0f} and {free[1]:.0%})" in text
 
 
+@pytest.mark.slow
 def test_the_plan_of_the_report_page() -> None:
     text = (PUBLISHED.parents[1] / "docs/report.md").read_text()
     rows = re.findall(r"^\| (\d+) × (\d+) \| (\d+)% \| (\d+)% \|$", text, re.M)

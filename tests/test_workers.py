@@ -75,6 +75,7 @@ def test_few_calls_keep_every_worker_busy_and_workers_are_reused() -> None:
         assert workers.map(call, []) == []
 
 
+@pytest.mark.slow
 def test_a_call_that_overran_once_is_tried_again(tmp_path: Path) -> None:
     with Workers(workers=1, timeout_s=0.5) as workers:
         assert None not in workers.map(call, [("ok",), ("once", str(tmp_path / "mark")), ("ok",)])
@@ -92,6 +93,7 @@ def test_a_worker_that_is_killed_between_calls_is_replaced(number: int) -> None:
         assert workers.map(call, [("ok",)]) == [other]
 
 
+@pytest.mark.slow
 def test_an_error_of_the_function_is_raised_and_the_workers_go_on() -> None:
     with Workers(workers=1) as workers:
         with pytest.raises(ArithmeticError, match="no sense"):

@@ -823,7 +823,7 @@ def test_sizes_of_other_papers_keep_the_same_rows_said_either_way(rows, every, w
 
 @pytest.mark.parametrize("question", [1, 50, 300])
 @pytest.mark.parametrize("on_top", [False, True])
-@pytest.mark.covers(1)
+@pytest.mark.slow_unless(rule=lambda question, on_top: question == 50 and on_top)
 def test_capacity_holds_every_length_the_rule_can_reach(question, on_top):
     for keep_ratio, local_window in itertools.product([0.1, 0.9, 1.0], [1, 64, 128]):
         sizes = {"keep_ratio": keep_ratio, "local_window": local_window, "budget": 128}

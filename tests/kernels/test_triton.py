@@ -17,8 +17,8 @@ from kvsweep.kernels.row_format import RowFormat
 from tests.kernels.interpreter import BY_MARK, DTYPES, INTERPRETED, TOLERANCE, run_files
 
 pytest.importorskip("triton")
-BESIDE = (Path(__file__).with_name(name) for name in ("test_triton.py", "test_pointwise.py", "test_drawing.py"))
-FILES = *BESIDE, Path("tests/harness/models/test_fused_step.py")
+BESIDE = [Path(__file__).with_name(name) for name in ("test_triton.py", "test_pointwise.py", "test_drawing.py")]
+FILES = {"not slow": BESIDE, "slow": (*BESIDE, Path("tests/harness/models/test_fused_step.py"))}
 inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_the_interpreter starts")
 
 
@@ -26,7 +26,7 @@ inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that te
 @BY_MARK
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_in_the_interpreter(mark):
-    run_files(mark, *FILES)
+    run_files(mark, *FILES[mark])
 
 
 def close(actual, expected, dtype):

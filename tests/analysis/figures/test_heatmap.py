@@ -95,6 +95,7 @@ def test_missing_partial_and_ungraded_cells_are_marked(metrics: pd.DataFrame) ->
     assert missing_cells(find_grids(metrics)[0]).to_numpy().tolist() == [["toy_qwen", "toy_add", 0.1, 16.0]]
 
 
+@pytest.mark.slow
 def test_titles_and_the_full_cache_score(metrics: pd.DataFrame) -> None:
     first, second = panels(grid_figure(find_grids(metrics)[0], "toy_qwen", metrics, MARKED))
     assert first.get_title() == "Toy-Qwen | Chain\nfull cache 75.0 ± 25.0"
@@ -180,6 +181,7 @@ def test_a_scale_reaches_to_all_its_numbers_and_has_a_width() -> None:
     assert shade(1.0, (0.0, 1.0), "Greys") == ("#000000", "#ffffff")
 
 
+@pytest.mark.slow
 def test_the_mean_lacks_what_one_benchmark_lacks(metrics: pd.DataFrame) -> None:
     (axes,) = panels(mean_figure(find_grids(metrics)[0], "toy_qwen", metrics, MARKED))
     printed = texts_by_place(axes)
@@ -267,6 +269,7 @@ def test_a_run_of_the_papers_axes_stands_beside_the_published_scores(tmp_path: P
     assert published_grid(toy, "toy_qwen") is None
 
 
+@pytest.mark.slow
 def test_the_flags_of_the_heatmaps(metrics: pd.DataFrame) -> None:
     (grid,) = find_grids(metrics)
     plain = grid_figure(grid, "toy_qwen", metrics, MARKED)
@@ -322,6 +325,7 @@ def test_the_papers_scores_have_their_own_spans() -> None:
                 assert f"\nspan {np.ptp(values):.1f}, p " in axes.get_title()
 
 
+@pytest.mark.slow
 def test_the_bar_of_differences_ends_where_the_data_ends(metrics: pd.DataFrame) -> None:
     (grid,) = find_grids(metrics)
     drawn = grid_figure(grid, "toy_qwen", metrics, Look(scale="diff_from_full"))

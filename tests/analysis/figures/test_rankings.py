@@ -57,6 +57,7 @@ def names(figure: Figure) -> list[str]:
     return [label.get_text() for label in figure.axes[0].get_yticklabels()]
 
 
+@pytest.mark.slow
 def test_only_settings_of_three_policies_are_shared(metrics: pd.DataFrame) -> None:
     (setting,) = shared_settings(metrics)
     assert (setting.budget, setting.keep_ratio, setting.local_window) == (128, 0.3, 48)

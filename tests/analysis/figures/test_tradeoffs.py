@@ -131,6 +131,7 @@ def test_memory_begins_before_its_points_where_they_lie_in_the_upper_half(metric
         assert figure.axes[0].get_xlim()[0] == pytest.approx(start)
 
 
+@pytest.mark.slow
 def test_memory_shows_the_full_cache(metrics: pd.DataFrame) -> None:
     figure = tradeoff("memory", metrics, "toy_qwen")
     assert figure is not None
@@ -140,6 +141,7 @@ def test_memory_shows_the_full_cache(metrics: pd.DataFrame) -> None:
     assert [(list(star.get_xdata()), list(star.get_ydata())) for star in stars] == [([140], [75])]
 
 
+@pytest.mark.slow
 def test_no_name_lies_over_a_line(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1]] * 10)
     for place, policy in enumerate(("dynts", "window", "random", "h2o")):
@@ -183,6 +185,7 @@ def test_speed_begins_at_nothing_and_names_the_settings_of_its_front(tmp_path: P
     assert (low < 0, high > 80) == (True, True)
 
 
+@pytest.mark.slow
 def test_no_curve_without_a_score(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1]])
     assert tradeoff("memory", read(tmp_path), "toy_qwen") is None

@@ -136,6 +136,7 @@ def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
             assert (folder / f"{name}.{suffix}").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_settings_without_a_score_have_no_heatmap_and_no_bars(tmp_path: Path, make_cell: MakeCell) -> None:
     """As where a grid was only replayed."""
     make_cell([[1], [0]])
@@ -249,6 +250,7 @@ def test_cells_in_which_most_texts_hold_no_answer_are_named(tmp_path: Path, make
     assert re.search("Without answers: 1", build_report(folder).read_text())
 
 
+@pytest.mark.slow
 def test_what_was_left_out_is_printed(tmp_path: Path, make_cell: MakeCell, capsys: pytest.CaptureFixture[str]) -> None:
     make_cell([[1, 0]])
     folder = make_cell([[1, 0]], policy="dynts")
@@ -379,6 +381,7 @@ def test_the_help_needs_neither_pandas_nor_plotting() -> None:
     run_without(("pandas", "numpy", "matplotlib", "statsmodels", "scipy", "jinja2"), program)
 
 
+@pytest.mark.slow
 def test_several_draws_show_pass_at_k_and_the_majority(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1, 0, 0], [0, 0, 0]])
     (cell,) = page_data(build_report(tmp_path / "run").read_text(), "cell-data")
@@ -428,6 +431,7 @@ def page_of(run: Path) -> str:
     return run_page(analyse(load_run(run)), [], {}, {})
 
 
+@pytest.mark.slow
 def test_a_running_sweep_shows_what_is_graded_so_far(tmp_path: Path, make_cell: MakeCell) -> None:
     run = tmp_path / "run"
     full = make_cell([[1], [1], [0], [None]], done=False, expected=9)

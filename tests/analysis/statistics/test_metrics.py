@@ -260,6 +260,7 @@ def test_bytes_and_the_cheapest_that_holds(metrics):
     assert cheapest_in_words(settings[settings["bits"] == 4]) == "By bytes, no setting is shown to be safe in a search."
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_curve_for_each_width(metrics):
     figure = tradeoff("bytes", metrics, "toy_qwen")
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -267,6 +268,7 @@ def test_the_picture_has_a_curve_for_each_width(metrics):
     assert tradeoff("bytes", metrics[metrics["bits"] == 16], "toy_qwen") is None
 
 
+@pytest.mark.slow
 def test_the_cost_of_packed_rows_is_drawn_in_bytes(metrics, tmp_path):
     figure = cost_figure(load_run(tmp_path / "run"), metrics, "toy_qwen")
     # The first step attends over 40 rows, nothing evicted.

@@ -170,6 +170,7 @@ def test_policies_are_compared_in_pairs_with_holms_correction(tmp_path: Path, ma
     assert f"<td>{pairs.table.iloc[0, -1]}</td>" in html
 
 
+@pytest.mark.slow
 def test_an_unfinished_panel_names_no_best(tmp_path: Path, make_cell: MakeCell) -> None:
     panel(make_cell, [60, 12, 0], done=False, expected=800)
     lines = verdict_lines(tmp_path / "run").splitlines()
@@ -264,6 +265,7 @@ def test_a_page_of_few_completions_shows_those_that_its_cells_lose(tmp_path: Pat
             assert cell_id == full.name or shown == 1 or problems[int(losing[cell_id])] in found
 
 
+@pytest.mark.slow
 def test_the_grey_band_holds_the_settings_tied_with_the_best(tmp_path: Path, make_cell: MakeCell) -> None:
     panel(make_cell, [60, 12, 1, 0])
     (verdict,) = verdicts(tmp_path / "run")

@@ -152,6 +152,7 @@ def test_a_cell_whose_model_has_moved(kvsweep, tiny, tiny_policy, tiny_model_dir
         of_cell(folder, None, 0, ["seed=3"])
 
 
+@pytest.mark.slow
 def test_the_attribution_of_equations(texts, read, tiny_model_dir, model, tmp_path):
     main(
         [
@@ -353,6 +354,7 @@ def test_policies_scores_are_strips_beside_the_labels(texts, read, tiny_model_di
     np.testing.assert_array_equal(table["scores: window"], table["position"])
 
 
+@pytest.mark.slow
 def test_columns_are_paragraphs_where_there_is_no_equation(texts, tiny_model_dir, tmp_path, capsys):
     text = "a is 4.\n\nSo a is 4.\n\nDone. </think>4"
     texts.write_text(json.dumps({"problem": "a=4", "text": text}) + "\n")
@@ -383,6 +385,7 @@ def test_given_steps_are_columns_and_are_averaged(texts, read, tiny_model_dir, t
     assert table["step"].tolist() == [0, 0, 1, 1, 1, 2, 2, 3, *[4] * (len(thinking) - 8)]
 
 
+@pytest.mark.slow
 def test_the_last_row_of_a_repeated_pair_counts(kvsweep, tiny, tiny_policy, tmp_path):
     ended = kvsweep("policy=window", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}")
     assert ended.code == 0, ended.err

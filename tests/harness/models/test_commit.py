@@ -56,6 +56,7 @@ def test_a_branch_that_moves_is_another_model(
     assert [job.model.revision for job in jobs] == [job.resolved["model"]["revision"] for job in jobs] == [A, B]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_own_commit_alone(
     point: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -344,7 +344,7 @@ def cases(table: dict[str, dict[str, Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("family", "fields"), cases(EXACT))
-@pytest.mark.slow_unless(rule=lambda family, fields: list(EXACT).index(family) % 10 == 0)
+@pytest.mark.slow_unless(rule=lambda family, fields: list(EXACT).index(family) % 20 == 0)
 def test_a_family_is_decoded_as_its_own_code_decodes_it(family: str, fields: dict[str, Any]) -> None:
     check_exact(loaded(family, fields))
 

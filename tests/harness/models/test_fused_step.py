@@ -33,7 +33,8 @@ from tests.harness.models.test_probe import TINY
 from tests.kernels.interpreter import INTERPRETED
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_triton.py starts")
+inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_triton.py starts")
+pytestmark = [pytest.mark.slow, inside]
 WINDOWS = Qwen2Config(
     **SHARED,
     use_sliding_window=True,
@@ -78,9 +79,6 @@ def hidden_states(step: FusedStep, cache: SlotCache, count: int) -> Tensor:
     ("dtype", "tolerance"),
     [(torch.float32, 2e-6), (torch.bfloat16, 3e-2), (torch.float16, 3e-3)],
     ids=["fp32", "bf16", "fp16"],
-)
-@pytest.mark.slow_unless(
-    rule=lambda config, packed, dtype, **_: dtype == torch.float32 and config is FAMILIES[3] and packed is UNPACKED
 )
 def test_the_steps_are_those_of_torch(
     config: PreTrainedConfig, packed: CacheConfig, dtype: torch.dtype, tolerance: float
@@ -138,7 +136,6 @@ def nodes_of_a_layer(monkeypatch: pytest.MonkeyPatch, family: PreTrainedConfig, 
 
 
 @pytest.mark.parametrize("config", [FAMILIES[0], FAMILIES[3]], ids=["qwen2", "qwen3"])
-@pytest.mark.slow_unless(rule=lambda config: config is FAMILIES[0])
 def test_graph_nodes_of_a_layer(config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine where there were 21, or 24 with normed heads; ten if slots have several chunks of rows for attention."""
     from kvsweep.kernels.decode_attention import CHUNK
@@ -148,7 +145,6 @@ def test_graph_nodes_of_a_layer(config: PreTrainedConfig, monkeypatch: pytest.Mo
     assert nodes_of_a_layer(monkeypatch, config, rows=CHUNK + 1) == {**expected, "_join_chunks": 1}
 
 
-@pytest.mark.slow
 def test_packed_rows_have_fused_norms_and_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = nodes_of_a_layer(monkeypatch, FAMILIES[3], config=PACKED)
     assert (nodes["_add_norm"], nodes["_gate"], nodes["_rotate"]) == (2, 1, 0)
@@ -163,7 +159,6 @@ def loaded(family: str) -> LoadedModel:
     return load_model(ModelConfig(name="tiny", title="", config={"model_type": family, **TINY}, **shared))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["toy_qwen", "toy_llama", "qwen3"])
 def test_greedy_texts_are_those_of_torch(family: str) -> None:
     """Over evictions of a policy that reads attention masses and of one that reads queries."""
@@ -182,7 +177,6 @@ def test_greedy_texts_are_those_of_torch(family: str) -> None:
     assert all(completion.evictions for completion in found.values())
 
 
-@pytest.mark.slow
 def test_a_step_that_differs_is_refused_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     from kvsweep.kernels import triton_kernels
 

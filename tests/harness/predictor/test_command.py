@@ -79,6 +79,7 @@ def test_from_texts_to_a_head_and_again_from_any_stage(settings, tmp_path, capsy
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
     main(["all", *settings])
     whole = load_predictor(tmp_path / "out/far_max").state_dict()
@@ -186,6 +187,7 @@ def test_shards_of_other_traces_are_written_anew(settings, tmp_path):
     assert len(load_file(shard)["lengths"]) == before // 2
 
 
+@pytest.mark.slow
 def test_a_head_of_nan_is_not_saved(settings, tmp_path, capsys):
     main(["traces", *settings])
     main(["labels", *settings])

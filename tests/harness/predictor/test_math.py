@@ -26,6 +26,7 @@ def test_the_problems_of_math_are_read(tmp_path: Path) -> None:
     assert ([problem.gold for problem in problems], kind) == ([r"\frac{1}{2}", "2"], "expression")
 
 
+@pytest.mark.slow
 def test_texts_with_gold_alone_are_graded(tiny_model_dir: Path, tmp_path: Path) -> None:
     answers = [
         (r"\frac{1}{2}", r"\boxed{0.5}"),

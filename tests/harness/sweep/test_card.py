@@ -150,6 +150,7 @@ def test_the_pace_of_a_group_on_the_card_replaces_its_estimate(
     assert "    full cache: 6 slots, " in kvsweep(*grid, "card=a100").out
 
 
+@pytest.mark.slow
 def test_on_a_gpu_the_card_is_the_one_that_is_there(
     dry_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

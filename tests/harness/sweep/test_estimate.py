@@ -170,6 +170,7 @@ def test_the_memory_is_the_caches_own(model: str, kvsweep: Callable[..., Any], t
     assert f"{SlotCache.bytes_per_slot(shape, 2001) / 2**20:.1f} MiB a slot of 2001 tokens" in ended.out
 
 
+@pytest.mark.slow
 def test_a_folder_of_weights_that_borrows_an_embedded_models_settings_is_said(
     kvsweep: Callable[..., Any], tiny_model_dir: Path, tmp_path: Path
 ) -> None:

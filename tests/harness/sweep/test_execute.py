@@ -202,6 +202,7 @@ def test_cells_agree_until_the_first_eviction(
     assert parted > 20, "eviction is to change what this model writes"
 
 
+@pytest.mark.slow
 def test_the_full_cache_comes_first_and_the_others_write_only_what_an_eviction_touched(
     command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]]
 ) -> None:
@@ -588,6 +589,7 @@ def test_problems_in_latex_run_to_their_end(
     assert {grade["gold"] for grade in grades} == {"25", "7", "0"}
 
 
+@pytest.mark.slow
 def test_a_text_that_loops_is_stopped_and_counts_as_truncated(
     command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ def test_a_replay_leaves_out_cells_of_other_code(own: Path, capsys: pytest.Captu
     assert "is not replayed, because the weights or the code of its policy have changed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_replay_has_the_cells_of_a_grid_that_were_not_begun(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = spread("grid.policy=[full,spread]", "decoding.max_new_tokens=8")
     assert decode_all([share_of(replace(job, cells=job.cells[:1]))]) == []
@@ -283,6 +284,7 @@ def test_every_byte_of_a_checkpoint_is_in_its_identity(tmp_path: Path) -> None:
     assert model.identity()["weights"] != before
 
 
+@pytest.mark.slow
 def test_a_large_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "model.safetensors"

@@ -342,6 +342,7 @@ def test_a_question_that_is_refused_stops_no_other_one(
     assert len(good.asked) == 2
 
 
+@pytest.mark.slow
 def test_a_dead_server_stops_no_other_one(
     adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -660,6 +661,7 @@ LOG = "".join(
 )
 
 
+@pytest.mark.slow
 def test_the_log_of_llama_cpp_says_bytes_and_types(
     adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
 ) -> None:

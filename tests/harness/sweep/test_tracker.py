@@ -203,6 +203,7 @@ def test_an_error_of_the_tracker_is_told_once_and_costs_nothing(
     assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == 2
 
 
+@pytest.mark.slow
 def test_a_tracker_that_hangs_is_stopped(command: Callable[..., Any], fake: FakeTracker, tmp_path: Path) -> None:
     fake.before("time.sleep(600)")
     start = time.monotonic()

@@ -64,6 +64,7 @@ def test_the_same_bits_and_nothing_of_the_run_is_changed(run, kvsweep):
     assert json.loads((run / records.VERIFY_FILE).read_text())["ok"]
 
 
+@pytest.mark.slow
 def test_an_edited_row_is_named(run, verify):
     path = run / FULL / records.COMPLETIONS_FILE
     path.write_text(path.read_text().replace('"draw":1', '"draw":3', 1))
