@@ -349,7 +349,7 @@ def test_a_failed_job_is_status_1(jobs: int, start_kvsweep: Run, tiny: list[str]
         (["model.path={place}", "model.name=other", "model.title=Other"], "other"),
     ],
 )
-@pytest.mark.slow_unless(rule=lambda words, named: named == "other")
+@pytest.mark.slow
 def test_a_path_alone_names_the_model(
     words: list[str], named: str, kvsweep: Run, tiny: list[str], tmp_path: Path
 ) -> None:

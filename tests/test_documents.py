@@ -313,6 +313,7 @@ def run_loop(budget: int, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict
     return capsys.readouterr().out, names
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_page_holds_to_its_budget(capsys: pytest.CaptureFixture[str]) -> None:
     output, names = run_loop(128, capsys)
     cache = names["cache"]

@@ -21,7 +21,7 @@ from kvsweep.harness.provenance import describe_code
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.server import Server
 from kvsweep.harness.sweep.store import CellStore, OpenCells
-from kvsweep.records import Completion, Pair, Tokens, content_hash
+from kvsweep.records import Completion, Pair, Tokens, content_hash, decode
 from kvsweep.stored import models_told
 from kvsweep.thinking import ending, joined
 
@@ -237,13 +237,13 @@ class _Asker:
         if self.server.key and self.server.key in said:
             raise self._error("sends the key back in an answer, which is not stored")
         try:
-            answer = msgspec.json.decode(data, type=_Answer)
+            answer = decode(data, _Answer)
             if len(answer.choices) != 1:
                 raise ValueError(f"it has {len(answer.choices)} choices, where one was asked for")
             [choice] = answer.choices
             text = self._text(choice)
             self._check(answer, text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._error(f"sends what is no completion ({error}): {said}") from None
         ended = ending(choice.finish_reason)
         if ended is None:

@@ -179,7 +179,7 @@ def selection(dice, length, per_head):
         pytest.param({"bits": 4}, 5, True, marks=pytest.mark.slow),
         pytest.param({"bits": 4, "value_bits": 2, "scheme": "plain", "group": 16}, 7, False, marks=pytest.mark.slow),
         pytest.param({"key_bits": 8, "value_bits": 2, "group": 16}, 40, True, marks=pytest.mark.slow),
-        ({"bits": 4, "scheme": "kivi"}, 1, False),
+        pytest.param({"bits": 4, "scheme": "kivi"}, 1, False, marks=pytest.mark.slow),
         pytest.param({"bits": 4, "value_bits": 8, "scheme": "kivi"}, 5, True, marks=pytest.mark.slow),
         pytest.param({"bits": 2, "scheme": "kivi", "group": 16}, 3, True, marks=pytest.mark.slow),
         ({"scheme": "fp8", "scale": "token"}, 6, True),

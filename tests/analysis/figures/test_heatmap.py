@@ -80,6 +80,7 @@ def test_largest_window_on_top_and_ratio_ascending(metrics: pd.DataFrame) -> Non
     assert printed[(columns["0.5"], rows["48"])] == "57.1"
 
 
+@pytest.mark.slow
 def test_missing_partial_and_ungraded_cells_are_marked(metrics: pd.DataFrame) -> None:
     plain = texts_by_place(panels(grid_figure(find_grids(metrics)[0], "toy_qwen", metrics))[1])
     assert (plain[(0.5, 1.5)], plain[(1.5, 1.5)], plain[(2.5, 1.5)]) == ("–", "28.6", "?")

@@ -274,6 +274,7 @@ def test_the_legend_of_the_published_grids_fits() -> None:
     assert "20 equal settings, a + b = 1: 50% of the variance between problems" in labels
 
 
+@pytest.mark.slow
 def test_every_text_of_a_trace_has_contrast() -> None:
     values = np.linspace(-1.5, 1.5, 60).reshape(6, 10)
     assert faint(attribution_figure(values, list("abcdef"), list("0123456789"), title="t")) == []

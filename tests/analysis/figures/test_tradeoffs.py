@@ -67,6 +67,7 @@ def curves(figure: Figure) -> dict[Any, tuple[list[float], list[float]]]:
     return {name: (list(line.get_xdata()), list(line.get_ydata())) for name, line in data.items()}
 
 
+@pytest.mark.slow
 def test_accuracy_against_memory(tmp_path: Path, metrics: pd.DataFrame) -> None:
     figure = tradeoff("memory", metrics, "toy_qwen")
     assert figure is not None

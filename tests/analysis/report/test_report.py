@@ -342,6 +342,7 @@ def test_a_cell_in_which_nothing_was_packed_is_marked(tmp_path: Path, make_cell:
     assert cells["packed"].dropna().to_dict() == {0.3: 1, 0.4: 0, 0.5: 1}
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, make_cell: MakeCell, capsys: pytest.CaptureFixture[str]) -> None:
     make_cell([[1]])
     main([str(tmp_path / "run")])
@@ -453,6 +454,7 @@ def test_a_running_sweep_shows_what_is_graded_so_far(tmp_path: Path, make_cell: 
     assert '<span class="state">stopped</span>' in page_of(run)
 
 
+@pytest.mark.slow
 def test_failed_cells_and_their_errors_are_on_the_page(tmp_path: Path, make_cell: MakeCell) -> None:
     folders = [make_cell([[1]]), make_cell([[1]], policy="dynts", done=False, expected=9)]
     error = f"ValueError: {SCRIPT} \x1b[31m"

@@ -318,6 +318,7 @@ class TestFiles:
         warning = capsys.readouterr().err
         assert re.fullmatch(r".*p.jsonl:1 has the control .*; the problem is asked as it is.\n", warning)
 
+    @pytest.mark.slow
     def test_half_a_character_of_a_template(self, tmp_path: Path) -> None:
         (tmp_path / "p.jinja").write_text('{{ problem }}{{ "\\ud83d" }}')
         path = write_jsonl(tmp_path / "p.jsonl", ROWS)
@@ -400,6 +401,7 @@ class TestEndless:
         os.mkfifo(tmp_path / name)
         mistake(name, "is a pipe, a device", path=tmp_path)
 
+    @pytest.mark.slow
     def test_a_folder_without_end(self, tmp_path: Path) -> None:
         for number in range(10_001):
             (tmp_path / str(number)).touch()
@@ -701,6 +703,7 @@ class TestOptions:
     def test_settings_that_do_not_fit(self, tmp_path: Path, fields: dict[str, Any], parts: tuple[str, ...]) -> None:
         mistake(*parts, path=write_jsonl(tmp_path / "p.jsonl", ROWS), **fields)
 
+    @pytest.mark.slow
     def test_a_template_of_ones_own(self, tmp_path: Path) -> None:
         template = tmp_path / "mine.jinja"
         template.write_text("Solve:\n{{ problem }}\n")

@@ -90,14 +90,8 @@ def text_of(model: LoadedModel, length: int, seed: int) -> list[int]:
     return torch.randint(3, 290, (length,), generator=generator).tolist()
 
 
-def each_has_one(name: str, configs: int, config: int, other: bool) -> bool:
-    """Few models of a kind, each with one of the configurations, and every twentieth of the other families."""
-    place = OTHERS.index(name) if other else list(MODELS).index(name)
-    return place % 40 == 0 if other else name in FEW and place % configs == config
-
-
 @EACH
-@pytest.mark.slow_unless(rule=lambda name, **_: name == FEW[1])
+@pytest.mark.slow_unless(rule=lambda name, **_: name == FEW[0])
 @pytest.mark.parametrize("tokens", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_many_tokens_are_those_of_the_models_own_code(name: str, tokens: int) -> None:
     check_exact(model_of(name), new=tokens, prompts=(5, 40, 9))
@@ -206,7 +200,7 @@ PACKED = CacheConfig(bits=8, group=8, residual=16)
     ("name", "config", "new"),
     [(name, config, 48) for name in MODELS for config in (CacheConfig(), PACKED)] + [(f, PACKED, 36) for f in OTHERS],
 )
-@pytest.mark.slow_unless(rule=lambda name, config, new: each_has_one(name, 2, config == PACKED, other=new == 36))
+@pytest.mark.slow_unless(rule=lambda name, config, new: (name, config) in ((FEW[0], PACKED), (FEW[1], CacheConfig())))
 def test_forks_are_what_each_branch_writes_alone(name: str, config: CacheConfig, new: int) -> None:
     model = model_of(name)
     requests = requests_for(model, 3)
@@ -298,11 +292,7 @@ def test_bits_on_a_device_are_the_same_whatever_the_slots(device: str, impl: str
     ("name", "invariant", "length"),
     [(name, invariant, 150) for name in MODELS for invariant in (True, False)] + [(f, True, 60) for f in OTHERS],
 )
-@pytest.mark.slow_unless(
-    rule=lambda name, invariant, length: (
-        each_has_one(name, 2, invariant, length == 60) and name not in {*FEW} - {"two ropes"}
-    )
-)
+@pytest.mark.slow_unless(rule=lambda name, invariant, length: length == 60 and OTHERS.index(name) % 40 == 0)
 def test_chunks_are_the_steps_one_by_one(name: str, invariant: bool, length: int) -> None:
     """A text over two slots: the last hidden states after chunks of any size; invariance is refused for experts."""
     model = model_of(name)

@@ -277,6 +277,7 @@ class TestRule:
         assert judge(text, stop_reason, gold, kind)[1] != "correct"
         assert judge(text, stop_reason, gold, kind, {"lenient": True})[1] == "correct"
 
+    @pytest.mark.slow
     def test_lenient_grades_have_a_file_of_their_own(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         cell = tmp_path / "cell"
         cell.mkdir()

@@ -385,6 +385,7 @@ class TestWorkers:
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_every_cell_below_the_folder_is_graded(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for name in ("demo/a", "demo/b"):
             write_cell(tmp_path / name, [completion(boxed(5)), completion(boxed(6), draw=1)], {"p": "5"})
@@ -440,6 +441,7 @@ class TestCommand:
         assert ended.value.code == 2
         assert is_one_sentence(capsys.readouterr().err.strip())
 
+    @pytest.mark.slow
     def test_as_a_program(self, tmp_path: Path) -> None:
         write_cell(tmp_path / "cell", [completion(boxed(5))], {"p": "5"})
         run = subprocess.run(

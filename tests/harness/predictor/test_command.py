@@ -154,6 +154,7 @@ def test_traces_of_another_model_are_refused(settings, tmp_path, capsys):
     assert "or does not name them: delete it" in refused(["traces", *settings], capsys)
 
 
+@pytest.mark.slow
 def test_traces_go_on_with_more_problems_and_no_other_seed(tiny_model_dir, tmp_path, capsys):
     own = [f"model.path={tiny_model_dir}", f"recipe.out={tmp_path}", "decoding.max_new_tokens=20"]
     refused(["traces", *own, *TOYS], capsys)  # the tiny model solves nothing

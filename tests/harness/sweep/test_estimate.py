@@ -83,6 +83,7 @@ def test_the_first_eviction_of_a_policy() -> None:
     assert first_eviction(never, 20) is None
 
 
+@pytest.mark.slow
 def test_what_is_assumed_gives_tokens_hours_a_price_and_the_hours_of_all_tasks(
     kvsweep: Callable[..., Any], tmp_path: Path, no_model: None
 ) -> None:

@@ -333,6 +333,7 @@ def test_only_what_is_missing_runs(
     assert len(cells()) == 7
 
 
+@pytest.mark.slow
 def test_more_draws_extend_a_cell(
     command: Callable[..., Any],
     cells: Callable[..., list[dict[str, Any]]],
@@ -507,7 +508,7 @@ def test_a_sweep_killed_at_40_percent_has_grades_and_each_completion_is_graded_o
 
 
 @pytest.mark.parametrize("trouble", ["an error", "a full disk", "too slow"])
-@pytest.mark.slow_unless(rule=lambda trouble: trouble == "an error")
+@pytest.mark.slow
 def test_trouble_in_grading_beside_decoding_leaves_the_grades_to_the_end(
     trouble: str,
     command: Callable[..., Any],

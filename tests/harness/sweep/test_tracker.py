@@ -178,6 +178,7 @@ def test_random_weights_have_no_accuracy(command: Callable[..., Any], fake: Fake
     assert "pass_at_1" not in fake.last(run)
 
 
+@pytest.mark.slow
 def test_a_tracker_changes_no_cell_and_no_completion(
     command: Callable[..., Any], fake: FakeTracker, tmp_path: Path, read_completions: Callable[..., Any]
 ) -> None:
