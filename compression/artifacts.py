@@ -57,21 +57,27 @@ def check(kind: str, place: str | None, maker: str) -> None:
 
 def _check_shapes(kind: str, place: str, card: Mapping[str, Any]) -> None:
     """Raise UserError if tensor names, shapes or dtypes do not fit the kind. No tensor is read."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file_of(place), framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            found = {name: tuple(part.get_shape()) for name, part in slices.items()}
-            types = {name: part.get_dtype() for name, part in slices.items()}
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{setting(kind)}={place} cannot be read ({error}): make it again.") from error
+    tensors = tensors_of(kind, place)
+    found = {name: shape for name, (shape, _) in tensors.items()}
+    types = {name: dtype for name, (_, dtype) in tensors.items()}
     expected = _shapes(kind, card, found)
     wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
     wrong += [name for name, kind_of in types.items() if kind_of not in (_IDS if name.startswith("ids/") else _FLOATS)]
     if wrong:
         tensor = f"the tensor {wrong[0]!r:.80} as {types.get(wrong[0], 'nothing')} {found.get(wrong[0], '')}"
         raise UserError(f"{setting(kind)}={place} has {tensor}, which does not fit its card and kind: make it again.")
+
+
+def tensors_of(kind: str, place: str) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shape and dtype of each tensor, without reading one; raises UserError if the file cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file_of(place), framework="numpy") as file:
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in parts.items()}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{setting(kind)}={place} cannot be read ({error}): make it again.") from error
 
 
 def _shapes(kind: str, card: Mapping[str, Any], found: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

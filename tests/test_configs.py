@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import shutil
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from safetensors.torch import load_file, save_file
 
 from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.compression.policy import Policy
@@ -208,3 +210,20 @@ def test_a_head_made_for_another_model_is_refused(compose: Callable[..., Any], t
     save_predictor(ImportancePredictor(64, (5,)), tmp_path / "narrow", {})
     with pytest.raises(UserError, match="was made for hidden size 64, but model=toy_qwen has 128"):
         make_job(compose("model=toy_qwen", "policy=dynts", f"policy.predictor={tmp_path}/narrow", "benchmark=toy_add"))
+
+
+def test_statistics_of_other_sizes_are_refused(compose: Callable[..., Any], tmp_path: Path) -> None:
+    """Of fewer heads, scores would be those of some heads alone."""
+    shipped, place = WEIGHTS / "statistics/toy_qwen.safetensors", tmp_path / "statistics.safetensors"
+    shutil.copy(shipped.with_suffix(".json"), place.with_suffix(".json"))
+    layers, heads, _ = load_file(shipped)["mean_real"].shape
+    for part, said in (
+        ((slice(1),), f"1 layers, but model=toy_qwen has {layers}"),
+        ((slice(None), slice(1)), f"1 query heads, but model=toy_qwen has {heads}"),
+    ):
+        parts = {n: t[part].contiguous() if n.startswith("mean_") else t for n, t in load_file(shipped).items()}
+        save_file(parts, place)
+        with pytest.raises(UserError, match=f"statistics.safetensors was made for {said}: give one made for"):
+            make_job(
+                compose("model=toy_qwen", "policy=triattention", f"policy.statistics={place}", "benchmark=toy_add")
+            )

@@ -126,6 +126,12 @@ def read_texts(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel, pref
 def _texts(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> list[list[int]]:
     """Return token ids of the texts, at most MOST_TOKENS in total."""
     if recipe.text:
-        return [list(model.dialogue.encode(Path(recipe.text).read_text(encoding="utf-8-sig"))[:MOST_TOKENS])]
+        try:
+            found = model.dialogue.encode(Path(recipe.text).read_text(encoding="utf-8-sig"))
+        except UnicodeDecodeError:
+            raise UserError(f"recipe.text={recipe.text} is no UTF-8 text: give one, or null.") from None
+        if not found:
+            raise UserError(f"recipe.text={recipe.text} holds no token: give a text, or null.")
+        return [list(found[:MOST_TOKENS])]
     starts = accumulate((len(trace.token_ids) for trace in traces), initial=0)
     return [trace.token_ids[: MOST_TOKENS - at] for trace, at in zip(traces, starts, strict=False) if at < MOST_TOKENS]

@@ -29,11 +29,11 @@ class Recipe:
     """The settings of the stages that make a predictor. `conf/predictor/base/recipe.yaml` describes each field."""
 
     out: Path
-    toy_problems: int | None
+    toy_problems: AtLeastOne | None
     toy_tasks: Annotated[list[str], Field(min_length=1)]
     draws: AtLeastOne
     seed: int
-    slots: int | None
+    slots: AtLeastOne | None
     impl: Implementation
     import_from: str | None
     text: str | None
@@ -42,10 +42,10 @@ class Recipe:
     min_distance: AtLeastOne
     shard_mib: AtLeastOne
     label: Annotated[list[LabelKind], Field(min_length=1)]
-    widths: list[int]
+    widths: list[AtLeastOne]
     epochs: AtLeastOne
     lr: Annotated[float, Field(gt=0)]
-    weight_decay: float
+    weight_decay: Annotated[float, Field(ge=0)]
     batch: AtLeastTwo
     rank_weight: Annotated[float, Field(ge=0)]
     held_out: AtLeastTwo
@@ -57,6 +57,9 @@ class Recipe:
             raise UserError(
                 f"recipe.toy_tasks={self.toy_tasks} names an unknown task: choose among {', '.join(tasks)}."
             )
+        if self.toy_problems is not None and self.toy_problems < len(self.toy_tasks):
+            few = f"recipe.toy_problems={self.toy_problems} is less than one problem for each of"
+            raise UserError(f"{few} {len(self.toy_tasks)} tasks: give more, or fewer recipe.toy_tasks.")
         if self.text is not None and not Path(self.text).is_file():
             raise UserError(f"recipe.text={self.text} is no file: give a text, or null for the texts of the traces.")
         if len(set(self.label)) < len(self.label):

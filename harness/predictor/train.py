@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from random import Random
 from typing import Any
 
@@ -40,15 +41,20 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     recipe.head.mkdir(parents=True, exist_ok=True)
     path = recipe.head / "checkpoint.pt"
     parts: dict[str, Any] = {"head": head, "optimizer": optimizer, "schedule": schedule}
-    saved: dict[str, Any] = torch.load(path, weights_only=True, map_location=device) if path.exists() else {}
+    saved = read_checkpoint(path, device) if path.exists() else {}
     start = saved["epoch"] if saved.get("settings") == fixed else 0
     for name, part in parts.items() if start else ():
         part.load_state_dict(saved[name])
     for epoch in tqdm(range(start, recipe.epochs), desc=f"train {'+'.join(recipe.label)}"):
         torch.manual_seed(recipe.seed + epoch)
+        fitted = 0
         for number in Random(f"{recipe.seed}-{epoch}").sample(range(manifest["shards"]), manifest["shards"]):
-            fit_shard(head, optimizer, recipe, read_shard(recipe, manifest, number))
+            fitted += fit_shard(head, optimizer, recipe, read_shard(recipe, manifest, number))
             schedule.step()
+        if not fitted:
+            lacking = f"no token of {manifest['traces']} traces is left to fit, with recipe.held_out={recipe.held_out}"
+            distance = f"recipe.min_distance={manifest['min_distance']}"
+            raise UserError(f"{lacking} and {distance}: write more traces, or lower the distance.")
         if not all(weight.isfinite().all() for weight in head.parameters()):
             lost = f"recipe.lr={recipe.lr} made weights of the head NaN or infinite in epoch {epoch + 1}"
             raise UserError(f"{lost}: choose a smaller one.")
@@ -63,13 +69,21 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     return recipe.head
 
 
+def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
+    try:
+        return dict(torch.load(path, weights_only=True, map_location=device))
+    except (RuntimeError, ValueError, EOFError, UnpicklingError) as error:
+        raise UserError(f"{path} cannot be read ({error!s:.80}): delete it, and training begins anew.") from None
+
+
 def fit_shard(
     head: ImportancePredictor, optimizer: torch.optim.Optimizer, recipe: Recipe, traces: Iterable[Labeled]
-) -> None:
+) -> int:
+    """Fit one shard's traces that are not held out; return the number of their tokens with a label."""
     device = next(head.parameters()).device
     fitted = [(h, target(labels, recipe.label)) for held_out, h, labels in traces if not held_out]
     if not fitted:
-        return
+        return 0
     hidden, wanted = torch.cat([h for h, _ in fitted]), torch.cat([t for _, t in fitted])
     owner = torch.cat([torch.full_like(t, i) for i, (_, t) in enumerate(fitted)])
     known = (~wanted.isnan()).nonzero()[:, 0]
@@ -83,6 +97,7 @@ def fit_shard(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
+    return len(known)
 
 
 def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:

@@ -49,7 +49,8 @@ def check_tags(model: ModelConfig, policies: Sequence[Policy]) -> None:
 def check_artifacts(model: ModelConfig, spec: ModelSpec, users: Sequence[Policy | CacheConfig]) -> None:
     """Refuse artifacts made for another model."""
     for kind, place in sorted({one for user in users for one in user.placed.items()}):
-        if other := other_model(artifacts.read_card(kind, place), model, spec):
+        card = artifacts.read_card(kind, place)
+        if other := other_model(card, model, spec) or other_sizes(kind, place, model, spec):
             without = "cache.scale=none" if kind == "scales" else "policy=window"
             mend = f"give one made for this model (`kvsweep predictor`), or take {without}, which needs no {kind}"
             yours = "model.name=NAME model.title=TITLE name a model of your own, or a copy as the card names it"
@@ -66,6 +67,22 @@ def other_model(card: Mapping[str, Any], model: ModelConfig, spec: ModelSpec) ->
     # says that they are the same.
     if made_for != weights and (("@" in made_for) == ("@" in weights) or card.get("model", model.name) != model.name):
         return f"{card.get('model')} ({made_for}), but model={model.name} is {weights}"
+    return ""
+
+
+def other_sizes(kind: str, place: str, model: ModelConfig, spec: ModelSpec) -> str:
+    """Return the first size of an artifact's tensors that is not the model's, and the model's, as text."""
+    tensor, sizes = {
+        "statistics": (
+            "mean_real",
+            [(spec.layers, "layers"), (spec.q_heads, "query heads"), (spec.head_dim // 2, "pairs")],
+        ),
+        "scales": ("keys", [(spec.layers, "layers")]),
+    }.get(kind, ("", []))
+    found = artifacts.tensors_of(kind, place)[tensor][0] if sizes else ()
+    for one, (size, name) in zip(found, sizes, strict=True):
+        if one != size:
+            return f"{one} {name}, but model={model.name} has {size}"
     return ""
 
 

@@ -58,7 +58,10 @@ def test_a_sweep_stores_by_them_and_its_cells_are_named_by_their_contents(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"keys": torch.ones(3), "values": torch.ones(3)}, "is of 3 layers, and the model has 2 of full attention"),
+        (
+            {"keys": torch.ones(3), "values": torch.ones(3)},
+            "was made for 3 layers, but model=toy_qwen has 2: give one made for this model",
+        ),
         ({"keys": torch.ones(2), "values": -torch.ones(2)}, "holds numbers in 'values' that are none of its kind"),
         ({"keys": torch.ones(2), "values": torch.tensor([1, torch.nan])}, "holds numbers in 'values' that are none"),
         ({"keys": torch.ones(2), "values": torch.ones(3)}, "which does not fit its card and kind"),
