@@ -396,3 +396,10 @@ def test_the_levels_of_all_rounds_add_up() -> None:
     alone = decide(cell, full, level=0.025 / 4)
     assert (looks.low, looks.high) == (alone.low, alone.high)
     assert looks.p_holds == pytest.approx(4 * alone.p_holds)
+
+
+def test_a_cell_that_lacks_the_first_rounds_draws_is_not_settled() -> None:
+    full, cell = np.ones((60, 8)), np.ones((60, 8))
+    cell[0, 1] = np.nan
+    found = decide_rounds({"cell": cell}, full, rounds=(2, 4, 8))["cell"]
+    assert (found.label, found.settled) == ("unclear", False)
