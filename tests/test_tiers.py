@@ -35,10 +35,9 @@ def test_a_case_above_the_budget_fails_with_a_sentence_and_a_marked_one_passes(m
     command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert "2 failed, 2 passed" in ended.stdout, ended.stdout
-    for name in ("test_sleeps", "test_starts_a_process"):
-        took = re.search(rf"test_cases\.py::{name} took (\d+\.\d) s", ended.stdout)
-        assert took
-        assert float(took[1]) >= 4.5
+    assert "test_cases.py::test_sleeps took 5." in ended.stdout
+    [seconds] = re.findall(r"test_cases\.py::test_starts_a_process took (\d+\.\d) s of", ended.stdout)
+    assert 4.5 < float(seconds) < 20
     assert (
         "of processor time and sleep; the budget of a case is 1.5 s: make it cheaper, mark it slow, or core"
         in ended.stdout

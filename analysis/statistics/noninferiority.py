@@ -24,7 +24,7 @@ an interval. scipy loads slowly: functions import it.
 
 import itertools
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -230,22 +230,18 @@ class PairedTest:
 
     def p_above(self, value: float) -> float:
         """p of the hypothesis that the true difference is at most `value`."""
-        if not len(self.pairs):
-            return 1.0
-        if self.population == "these":
-            won, lost = self._counted
-            return float(p_these(won, lost, -value * self.pairs.size))
-        means, counts = self._counted
-        return _chance_below_zero(means - value, counts)
+        return self._p_above(value) if len(self.pairs) else 1.0
 
     @cached_property
-    def _counted(self) -> tuple[Any, Any]:
-        """The pairs won and lost, or the different means of the problems and how many have each."""
+    def _p_above(self) -> Callable[[float], float]:
+        """`p_above` of pairs that are counted once: a search for a bound asks it many times."""
         pairs = np.nan_to_num(self.pairs, nan=-1.0)  # a missing pair may be a loss
         if self.population == "these":
-            return (pairs > 0).sum(), (pairs < 0).sum()
+            won, lost = (pairs > 0).sum(), (pairs < 0).sum()
+            return lambda value: float(p_these(won, lost, -value * pairs.size))
         # Add the worst possible difference as one more problem.
-        return np.unique(np.append(pairs.mean(1), -1.0), return_counts=True)
+        means, counts = np.unique(np.append(pairs.mean(1), -1.0), return_counts=True)
+        return lambda value: _chance_below_zero(means - value, counts)
 
     @cached_property
     def _opposite(self) -> "PairedTest":

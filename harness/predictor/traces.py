@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -58,41 +58,29 @@ def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) ->
     """Append the missing traces to traces.jsonl; return how many are kept. The model is loaded after the problems."""
     path, origin = settings.recipe.out / TRACES_FILE, json.dumps(_origin(settings), indent=2) + "\n"
     manifest = path.with_name(ORIGIN_FILE)
-    done = Questions()
-    for trace in read_rows(path, Trace):
-        done.add(trace)
+    done = {trace.key: _question(trace) for trace in read_rows(path, Trace)}
     if done and not (manifest.is_file() and manifest.read_bytes() == origin.encode()):
         other = f"{path} holds traces of another model, seed, decoding or recipe.import_from, or does not name them"
         raise UserError(f"{other}: delete it or set recipe.out=.")
     found = imported(settings, load) if settings.recipe.import_from else written(settings, load, done)
     for trace in found:
-        if not done.has(trace.key, trace.token_ids[: trace.think_start] if trace.kept else None):
+        if not is_stored(done, trace.key, _question(trace)):
             replace_text(manifest, origin)
             records.append_row(path, trace)
     return len(read_traces(settings))
 
 
-class Questions:
-    """The stored traces' questions, so that no trace is taken for that of another problem with the same id."""
+def _question(trace: Trace) -> int | None:
+    """Return a hash of the question's tokens; None for a trace that is not kept, which stores none."""
+    return hash(tuple(trace.token_ids[: trace.think_start])) if trace.kept else None
 
-    def __init__(self) -> None:
-        self._hashes = dict[records.Pair, int | None]()
 
-    def __len__(self) -> int:
-        return len(self._hashes)
-
-    def add(self, trace: Trace) -> None:
-        self._hashes[trace.key] = hash(tuple(trace.token_ids[: trace.think_start])) if trace.kept else None
-
-    def has(self, key: records.Pair, prompt: Sequence[int] | None) -> bool:
-        """True if the pair is stored; raises UserError if its question was another one."""
-        if key not in self._hashes:
-            return False
-        stored = self._hashes[key]
-        if stored is not None and prompt is not None and stored != hash(tuple(prompt)):
-            other = f"{TRACES_FILE} holds another question of the id {key[0]!r:.60}"
-            raise UserError(f"{other}: delete it, set recipe.out=, or give the problems ids of their own.")
-        return True
+def is_stored(done: Mapping[records.Pair, int | None], key: records.Pair, question: int | None) -> bool:
+    """True if the pair is stored; raises UserError if that trace answers another question of the same id."""
+    if key in done and None not in (done[key], question) and done[key] != question:
+        other = f"{TRACES_FILE} holds another question of the id {key[0]!r:.60}"
+        raise UserError(f"{other}: delete it, set recipe.out=, or give the problems ids of their own.")
+    return key in done
 
 
 def _origin(settings: PredictorSettings) -> dict[str, Any]:
@@ -113,7 +101,9 @@ def read_traces(settings: PredictorSettings) -> list[Trace]:
     return kept
 
 
-def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: Questions) -> Iterator[Trace]:
+def written(
+    settings: PredictorSettings, load: Callable[[], LoadedModel], done: Mapping[records.Pair, int | None]
+) -> Iterator[Trace]:
     """Let the model write the traces that are missing, with its full cache, and grade them."""
     problems, kind = trace_problems(settings)
     model, recipe = load(), settings.recipe
@@ -123,7 +113,7 @@ def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: 
         Request(problem_id=name, draw=draw, prompt_ids=prompt, branches=branch)
         for name, (prompt, _) in asked.items()
         for draw in range(recipe.draws)
-        if not done.has((name, draw), prompt)
+        if not is_stored(done, (name, draw), hash(tuple(prompt)))
     ]
     if not requests:
         return

@@ -88,7 +88,7 @@ def cache():
 
 @pytest.fixture
 def whole(cache, command, tmp_path):
-    """The rows of the grid with all draws, and the draws that decide each cell, by the decisions on these rows."""
+    """The rows of the grid with all draws; `expected` are those of the draws that decide each cell."""
     if not cache:
         command(run="whole")
         cache.update(rows=rows(tmp_path / "whole"), decided=deciding(tmp_path / "whole"))

@@ -134,9 +134,10 @@ def ask(texts, *policies, draws=1):
 
 @pytest.mark.core
 @OF_QWEN
-def test_full_cache_of_an_embedded_model_equals_transformers_generate(toy):
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_full_cache_of_an_embedded_model_equals_transformers_generate(toy, every):
     stock, model, texts = toy
-    texts = texts[::4]
+    texts = texts[::every]
     completions, _ = run(model, ask(texts, FULL), max_new_tokens=300)
     how = {"max_new_tokens": 300, "do_sample": False, "pad_token_id": 0}
     for i, ids in enumerate(texts):

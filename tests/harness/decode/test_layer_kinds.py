@@ -66,7 +66,7 @@ MODELS |= {
 WITH_EXPERTS = {"gpt_oss", "qwen3_next"}
 EACH = pytest.mark.parametrize("name", MODELS)
 # What `make test` runs of each kind of layer; `make slow` runs the others.
-FEW = ("a window of no whole block, fused", "two ropes", "sinks", "convolutions")
+FEW = ("a window of no whole block, fused", "two ropes", "sinks")
 # Where a chunk's bits are not those of its steps, though both are within rounding; nobody knows why yet.
 CHUNKS_ROUND = {"gpt2", "gpt_neox", "persimmon"}
 # The other families, each with windows where it has them, in shorter texts.
@@ -135,7 +135,7 @@ def exact_logits(model: LoadedModel, text: list[int], prompt: int, gone: dict[in
 
 
 @EACH
-@pytest.mark.slow_unless(rule=lambda name: name in FEW[:3])
+@pytest.mark.slow_unless(rule=lambda name: name in FEW)
 def test_evictions_free_rows_of_full_layers_alone(name: str) -> None:
     """The second slot is copied from the first, which then swaps places with the third."""
     model, prompt, length = model_of(name), 33, 160
