@@ -36,7 +36,7 @@ def test_a_case_above_the_budget_fails_with_a_sentence_and_a_marked_one_passes(m
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert "2 failed, 2 passed" in ended.stdout, ended.stdout
     assert "test_cases.py::test_sleeps took 5." in ended.stdout
-    [seconds] = re.findall(r"test_cases\.py::test_starts_a_process took (\d+\.\d) s of", ended.stdout)
+    [seconds] = set(re.findall(r"test_cases\.py::test_starts_a_process took (\d+\.\d) s of", ended.stdout))  # CI: twice
     assert 4.5 < float(seconds) < 20
     assert (
         "of processor time and sleep; the budget of a case is 1.5 s: make it cheaper, mark it slow, or core"
