@@ -60,7 +60,7 @@ def test_a_product(width, outs, dtype, threads):
     same_rows(lambda x: reference.linear(x, weight, bias), inputs)
 
 
-@pytest.mark.parametrize("rounds", ["more tokens", "the last two", "every second", "rows, and columns beyond a block"])
+@pytest.mark.parametrize("rounds", ["more tokens", "a token of seven", "the last two", "every second", "rows, and columns beyond a block"])
 def test_a_product_that_rounds_otherwise_is_done_in_another_form(monkeypatch, rounds):
     """As libraries do on some processors, whatever this one does. A BLAS library is known to round by a row's place."""
     multiply, columns = functional.linear, reference._across
@@ -69,6 +69,8 @@ def test_a_product_that_rounds_otherwise_is_done_in_another_form(monkeypatch, ro
         factor = torch.ones(len(x), 1)
         if rounds == "more tokens":
             factor += 1e-6 * (len(x) > TOKEN_BLOCK)
+        elif rounds == "a token of seven":  # of the others no output is rounded otherwise
+            factor += 1e-6 * (x[:, :1].abs() > 1.47) * (len(x) > TOKEN_BLOCK)
         elif rounds == "the last two":
             factor[max(1, len(x) - 2) :] += 1e-6
         else:
@@ -85,7 +87,7 @@ def test_a_product_that_rounds_otherwise_is_done_in_another_form(monkeypatch, ro
     weight, bias = torch.randn(24, 40), torch.randn(24)
     for offset in (None, bias):
         same_rows(lambda x, offset=offset: reference.linear(x, weight, offset), torch.randn(101, 40))
-    many = torch.randn(1, 40).repeat(64, 1)
+    many = torch.randn(64, 40)
     assert not (functional.linear(many, weight) == reference.linear(many, weight)).all()
     torch.testing.assert_close(reference.linear(many, weight, bias), many @ weight.T + bias)
 
