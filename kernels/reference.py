@@ -44,8 +44,8 @@ _WIDENED_NUMBERS = 1 << 20
 # With at most this many query heads per key head the product's bits do not depend on HEAD_BLOCK, so none are added.
 _FEW_HEADS = 2
 
-# Other rounding shows in one of so many outputs, and in one of so many tokens. It shows seldom in sums of few numbers: at
-# least in .15 of the tokens and .019 of the outputs (MKL's AVX2 kernels; widths 2 to 128, 1 to 64 outputs).
+# Other rounding shows in one of so many outputs, and in one of so many tokens. It shows seldom in sums of few numbers:
+# at least in .15 of the tokens and .019 of the outputs (MKL's AVX2 kernels; widths 2 to 128, 1 to 64 outputs).
 _TELLING, _MOST_TRIED = 1024, 64
 
 # The mask of chunks grows in steps of this many tokens and earlier rows.
@@ -116,8 +116,7 @@ def _product(tokens: int, weight: Tensor, bias: Tensor | None) -> Product:
 def _alike(product: Product, in_a_block: Product, tokens: int, weight: Tensor, bias: Tensor | None) -> bool:
     """True if equal tokens all get the outputs of the first token of a block; tried on a few random tokens."""
     generator = torch.Generator().manual_seed(0)
-    outputs = len(weight) if weight.stride(0) else 1  # an expanded row gives one output many times
-    for _ in range(min(_MOST_TRIED, max(1, _TELLING // outputs))):
+    for _ in range(min(_MOST_TRIED, max(1, _TELLING // len(weight)))):
         token = torch.randn(1, weight.shape[1], generator=generator).to(weight.dtype)
         expected = in_a_block(token.repeat(TOKEN_BLOCK, 1), weight, bias)[0]
         if not bool((product(token.repeat(tokens, 1), weight, bias) == expected).all()):

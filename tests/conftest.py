@@ -26,13 +26,16 @@ import pytest
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 ROOT = Path(__file__).resolve().parents[1]
+gc.disable()  # until all is imported and collected, which leaves little garbage
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "all_formats: of test_report.py, with pictures as PNG and PDF too")
     config.addinivalue_line("markers", "slow_unless(rule): slow are the cases that the rule does not accept")
     config.addinivalue_line("markers", "covers(n): slow are cases beyond those that meet each combination of n values")
-    config.addinivalue_line("markers", "first: takes minutes, and begun last it would keep one worker busy alone")
+    config.addinivalue_line(
+        "markers", "first: takes minutes, and begun last it would keep one worker busy alone, as core would"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -46,13 +49,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if mark := quick[0].get_closest_marker("covers") if quick else None:
             for case in {*quick} - {*covering(quick, *mark.args)}:
                 case.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("first", "core")))
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected lives to the end: no collection of garbage looks through it again."""
-    gc.collect()
+    """What was imported and collected lives to the end: no collection of garbage looks through it."""
     gc.freeze()
+    gc.set_threshold(50_000)
+    gc.enable()
 
 
 def covering(cases: list[pytest.Item], strength: int) -> list[pytest.Item]:
@@ -176,6 +180,30 @@ def parsed_once() -> Iterator[None]:
         patch.setattr(of_files, "load_config", once(of_files.load_config, stamp))
         patch.setattr(of_packages, "load_config", once(of_packages.load_config, lambda *_: None))
         patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def copied_in_one() -> Iterator[None]:
+    """A configuration is copied by pickle and not node by node, which is most of what Hydra takes to compose one."""
+    from omegaconf import DictConfig
+
+    node_by_node = DictConfig.__deepcopy__
+
+    def copied(self: DictConfig, memo: dict[int, Any]) -> DictConfig:
+        inside, parent = self.__dict__, self.__dict__["_parent"]
+        inside["_parent"] = None  # the copy has the same one
+        try:
+            copy = pickle.loads(pickle.dumps(self))
+        except (AttributeError, TypeError, pickle.PicklingError):  # a value of the test's own
+            copy = node_by_node(self, memo)
+        finally:
+            inside["_parent"] = parent
+        copy.__dict__["_parent"] = parent
+        return copy
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DictConfig, "__deepcopy__", copied)
         yield
 
 

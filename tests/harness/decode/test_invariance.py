@@ -60,7 +60,9 @@ def test_a_product(width, outs, dtype, threads):
     same_rows(lambda x: reference.linear(x, weight, bias), inputs)
 
 
-@pytest.mark.parametrize("rounds", ["more tokens", "a token of seven", "the last two", "every second", "rows, and columns beyond a block"])
+@pytest.mark.parametrize(
+    "rounds", ["more tokens", "a seventh", "the last two", "every second", "rows, and columns beyond a block"]
+)
 def test_a_product_that_rounds_otherwise_is_done_in_another_form(monkeypatch, rounds):
     """As libraries do on some processors, whatever this one does. A BLAS library is known to round by a row's place."""
     multiply, columns = functional.linear, reference._across
@@ -69,7 +71,7 @@ def test_a_product_that_rounds_otherwise_is_done_in_another_form(monkeypatch, ro
         factor = torch.ones(len(x), 1)
         if rounds == "more tokens":
             factor += 1e-6 * (len(x) > TOKEN_BLOCK)
-        elif rounds == "a token of seven":  # of the others no output is rounded otherwise
+        elif rounds == "a seventh":  # of the others no output is rounded otherwise
             factor += 1e-6 * (x[:, :1].abs() > 1.47) * (len(x) > TOKEN_BLOCK)
         elif rounds == "the last two":
             factor[max(1, len(x) - 2) :] += 1e-6
