@@ -125,7 +125,11 @@ def load(place: str | Path) -> dict[str, Tensor]:
     tensors = load_file(file_of(place))
     for name, tensor in tensors.items():
         wrong = tensor.isinf() if name.startswith("labels/") else ~tensor.isfinite()
-        if wrong.any() or (name.startswith(("ids/", "keys", "values")) and (tensor < 0).any()):
+        if name.startswith("ids/"):
+            wrong |= tensor < 0
+        elif name in ("keys", "values"):  # a layer's largest number, from which its scale comes
+            wrong |= tensor <= 0
+        if wrong.any():
             raise UserError(f"{file_of(place)} holds numbers in {name!r:.80} that are none of its kind: make it again.")
     return tensors
 

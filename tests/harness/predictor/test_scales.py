@@ -64,6 +64,7 @@ def test_a_sweep_stores_by_them_and_its_cells_are_named_by_their_contents(
         ),
         ({"keys": torch.ones(2), "values": -torch.ones(2)}, "holds numbers in 'values' that are none of its kind"),
         ({"keys": torch.ones(2), "values": torch.tensor([1, torch.nan])}, "holds numbers in 'values' that are none"),
+        ({"keys": torch.tensor([1.0, 0]), "values": torch.ones(2)}, "holds numbers in 'keys' that are none"),
         ({"keys": torch.ones(2), "values": torch.ones(3)}, "which does not fit its card and kind"),
         ({"keys": torch.ones(2)}, "which does not fit its card and kind"),
     ],
