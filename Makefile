@@ -19,7 +19,7 @@ test: .venv/.ready  ## All tests that need nothing but this checkout
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not slurm and not browser"
 
 slow: .venv/.ready  ## The other tests: attacks, mutants, kernels lowered for Hopper, further cases
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not slurm and not browser"
+	$(BIN)/python -m pytest -n 2 --dist worksteal --dearest 20 -m "slow and not slurm and not browser"
 
 site: .venv/.ready  ## The static site in build/site, with the published reports; fails on a dead link
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'

@@ -9,7 +9,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -29,6 +28,10 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 ROOT = Path(__file__).resolve().parents[1]
 gc.disable()  # until all is imported and collected, which leaves little garbage
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--dearest", type=int, default=0, metavar="N", help="end with the N dearest tests, in seconds")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,21 +81,26 @@ def covering(cases: list[pytest.Item], strength: int) -> list[pytest.Item]:
     return chosen
 
 
-# Processor seconds of one case of `make test`, its own and its children's, with the seconds that it sleeps. They are
-# those of a processor that counts to the yardstick's end in its seconds, as a quiet AMD EPYC does.
+# Processor seconds of one case of `make test`, its children's included, on a processor that counts to the yardstick's
+# end in its seconds, as a quiet AMD EPYC does. What a case waits does not count: a busy machine lets it wait longer.
 BUDGET, MOST = 1.5, 3
 YARDSTICK, YARDSTICK_SECONDS = 4_000_000, 0.1
-slept = [0.0]
-_sleep = time.sleep
+PRICE = "processor seconds"
+FIXTURE_SECONDS = pytest.StashKey[float]()
 
 
-def _counted_sleep(seconds: float) -> None:
-    if threading.current_thread() is threading.main_thread():
-        slept[0] += seconds
-    _sleep(seconds)
+def processor_seconds() -> float:
+    """Processor seconds of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
-time.sleep = _counted_sleep
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Measure what the case's fixtures take."""
+    before = processor_seconds()
+    yield
+    item.stash[FIXTURE_SECONDS] = processor_seconds() - before
 
 
 @pytest.hookimpl(wrapper=True)
@@ -101,19 +109,40 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
     A case that imports many modules pays for all that come after it in this process, and is not judged.
     """
-    modules, before, rested = len(sys.modules), sum(os.times()[:4]), slept[0]
-    yield
-    worked, rested = sum(os.times()[:4]) - before, slept[0] - rested
+    modules, before = len(sys.modules), processor_seconds()
+    try:
+        yield
+    finally:
+        worked = processor_seconds() - before
+        item.user_properties.append((PRICE, item.stash[FIXTURE_SECONDS] + worked))
     free = any(item.get_closest_marker(name) for name in ("slow", "core", "slurm", "browser", "gpu"))
-    if worked + rested <= MOST * BUDGET or free or len(sys.modules) >= modules + 100:
+    if worked <= MOST * BUDGET or free or len(sys.modules) >= modules + 100:
         return
-    seconds = worked / slowness() + rested
+    seconds = worked / slowness()
     if seconds > MOST * BUDGET:
         pytest.fail(
-            f"{item.nodeid} took {seconds:.1f} s of processor time and sleep; the budget of a case is {BUDGET} s: "
+            f"{item.nodeid} took {seconds:.1f} s of processor time; the budget of a case is {BUDGET} s: "
             "make it cheaper, mark it slow, or core if it is one of the 15 that make test must try (CONTRIBUTING.md).",
             pytrace=False,
         )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """With --dearest, print the dearest tests: processor seconds with fixtures and children, and wall seconds."""
+    limit = config.getoption("--dearest")
+    if not limit:
+        return
+    prices = []
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            properties = dict(getattr(report, "user_properties", ()))
+            if getattr(report, "when", None) == "call" and PRICE in properties:
+                prices.append((properties[PRICE], report.duration, report.nodeid))
+    prices.sort(reverse=True)
+    total = sum(seconds for seconds, _, _ in prices)
+    terminalreporter.section(f"{total:.0f} processor seconds in {len(prices)} tests, the {limit} dearest")
+    for seconds, wall, nodeid in prices[:limit]:
+        terminalreporter.write_line(f"{seconds:7.1f} s of processor  {wall:7.1f} s  {nodeid}")
 
 
 def slowness() -> float:

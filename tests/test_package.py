@@ -1,6 +1,7 @@
 """The installed package is whole: the wheel holds every file that is read at run time, and works away from here."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -79,6 +80,36 @@ def test_the_sdist_makes_the_same_wheel(build: Mapping[str, Path], unpacked: Pat
     subprocess.run(command, cwd=tree, capture_output=True, timeout=120, check=True)
     with zipfile.ZipFile(next((tmp_path / "again").glob("*.whl"))) as again, zipfile.ZipFile(build["wheel"]) as wheel:
         assert sorted(again.namelist()) == sorted(wheel.namelist())
+
+
+# Each tracked file matches one of these patterns.
+TRACKED = (
+    r"(kernels|compression|harness|analysis|src/kvsweep|tests|scripts)/([a-z0-9_/]+/)?[a-z0-9_]+\.py",
+    r"src/kvsweep/(py\.typed|kernels|compression|harness|analysis|conf|results)",
+    r"analysis/report/templates/[a-z0-9_.]+\.(jinja|js|css)",
+    r"harness/template/[A-Za-z0-9_./]+",
+    r"harness/toy/weights/[a-z0-9_/]+\.(json|jsonl|jinja|safetensors)",
+    r"conf/([a-z0-9_/]+/)?[A-Za-z0-9_]+\.(yaml|jinja)",
+    r"docs/[A-Za-z0-9_/]+\.(md|py|png|svg|gif|ipynb)",
+    r"results/README\.md|results/(published|reference)/[A-Za-z0-9_./-]+",
+    r"scripts/([a-z0-9_/]+/)?[A-Za-z0-9_]+\.(sh|md|txt)",
+    r"tests/(stored|analysis/judged)/[A-Za-z0-9_./-]+",
+    r"tests/[a-z_/]+\.(npz|jsonl|json|js|sh|txt)",
+    r"\.github/[A-Za-z_/]+\.(yaml|yml|md)",
+    r"[A-Z]+\.md|CITATION\.cff|LICENSE|Makefile|mkdocs\.yml|pyproject\.toml|constraints\.txt|\.ci/run",
+    r"\.gitignore|\.pre-commit-config\.yaml",
+)
+
+
+def test_every_tracked_file_is_one_that_the_repository_means_to_have() -> None:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout")
+    names = listing.stdout.split("\0")[:-1]
+    assert len(names) > 500
+    unexpected = [name for name in names if not any(re.fullmatch(pattern, name) for pattern in TRACKED)]
+    assert unexpected == []
+    assert [name for name in names if not re.fullmatch(r"[A-Za-z0-9._/-]+", name)] == []
 
 
 def test_the_citation_is_of_this_version() -> None:
