@@ -1,11 +1,12 @@
 # Everything runs in .venv, which each target makes if it is missing. Needs Python 3.11 to 3.13 and make.
 PYTHON ?= python3.11
 BIN := .venv/bin
+EXTRAS ?= engine,dev
 export TOKENIZERS_PARALLELISM := false
 # Container images often set it. Without compiled files each process imports torch and transformers 6 seconds longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test slow check site
+.PHONY: help setup demo test slow release check site
 
 help:   ## Show this list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/: .*## /\t/' | expand -t 8
@@ -16,13 +17,18 @@ demo: .venv/.ready  ## Sweep, grade and report on an embedded model: results/run
 	$(BIN)/kvsweep report results/runs/demo
 
 test: .venv/.ready  ## All tests that need nothing but this checkout
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not slurm and not browser"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not release and not slurm and not browser"
 
-slow: .venv/.ready  ## The other tests: attacks, mutants, kernels lowered for Hopper, further cases
-	$(BIN)/python -m pytest -n 2 --dist worksteal --dearest 20 -m "slow and not slurm and not browser"
+slow: .venv/.ready  ## The other tests of CI: attacks, mutants, families, further cases
+	$(BIN)/python -m pytest -n 2 --dist worksteal --dearest 20 -m "slow and not release and not slurm and not browser"
+
+release: .venv/.ready  ## What only a release needs: all cases, published findings, kernels lowered, all of SLURM
+	$(BIN)/python -m pytest -n 2 --dist worksteal --dearest 20 -m "release and not slurm" tests results/published
+	$(BIN)/python -m pytest --dearest 20 -m "slurm and slow" tests/slurm
 
 site: .venv/.ready  ## The static site in build/site, with the published reports; fails on a dead link
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
+	@$(BIN)/python -c "import material" 2>/dev/null || $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check -c constraints.txt -e '.[site]'
 	$(BIN)/python scripts/site.py
 
 check: .venv/.ready  ## Lint, formatting, types
@@ -35,6 +41,6 @@ check: .venv/.ready  ## Lint, formatting, types
 .venv/.ready: pyproject.toml constraints.txt
 	@echo "setup: .venv with torch, transformers and the other packages, one to two minutes"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[engine,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	@$(BIN)/python -c "import kvsweep.harness.sweep.execute, transformers.models.llama.modeling_llama"
 	@touch $@

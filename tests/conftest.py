@@ -37,7 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "all_formats: of test_report.py, with pictures as PNG and PDF too")
     config.addinivalue_line("markers", "slow_unless(rule): slow are the cases that the rule does not accept")
+    config.addinivalue_line("markers", "release_unless(rule): of the slow cases, the same for the release")
     config.addinivalue_line("markers", "covers(n): slow are cases beyond those that meet each combination of n values")
+    config.addinivalue_line("markers", "slow_covers(n): of the slow cases, the same for the release")
+    config.addinivalue_line("markers", "one_in(n): of n slow cases in turn, all but the first belong to the release")
     config.addinivalue_line(
         "markers", "first: takes minutes, and begun last it would keep one worker busy alone, as core would"
     )
@@ -46,15 +49,38 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        for mark in item.iter_markers("slow_unless"):
-            if not mark.kwargs["rule"](**item.callspec.params):  # type: ignore[attr-defined]
-                item.add_marker(pytest.mark.slow)
-    for _, cases in itertools.groupby(items, lambda item: (item.path, getattr(item, "originalname", item.name))):
-        quick = [case for case in cases if not case.get_closest_marker("slow")]
-        if mark := quick[0].get_closest_marker("covers") if quick else None:
-            for case in {*quick} - {*covering(quick, *mark.args)}:
-                case.add_marker(pytest.mark.slow)
+        mark_refused(item, "slow_unless", pytest.mark.slow)
+    for _, function in itertools.groupby(items, lambda item: (item.path, getattr(item, "originalname", item.name))):
+        cases = list(function)
+        if covers := cases[0].get_closest_marker("covers"):
+            mark_beyond(pytest.mark.slow, cases_without("slow", cases), *covers.args)
+        slow = [case for case in cases_without("release", cases) if case.get_closest_marker("slow")]
+        for case in slow:
+            mark_refused(case, "release_unless", pytest.mark.release)
+        if slow_covers := cases[0].get_closest_marker("slow_covers"):
+            mark_beyond(pytest.mark.release, cases_without("release", slow), *slow_covers.args)
+        if one_in := cases[0].get_closest_marker("one_in"):
+            for number, case in enumerate(cases_without("release", slow)):
+                if number % one_in.args[0]:
+                    case.add_marker(pytest.mark.release)
     items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("first", "core")))
+
+
+def cases_without(mark: str, cases: list[pytest.Item]) -> list[pytest.Item]:
+    return [case for case in cases if not case.get_closest_marker(mark)]
+
+
+def mark_refused(case: pytest.Item, rules: str, mark: pytest.MarkDecorator) -> None:
+    """Mark a case that a rule of its function does not accept."""
+    for rule in case.iter_markers(rules):
+        if not rule.kwargs["rule"](**case.callspec.params):  # type: ignore[attr-defined]
+            case.add_marker(mark)
+
+
+def mark_beyond(mark: pytest.MarkDecorator, cases: list[pytest.Item], strength: int) -> None:
+    """Mark the cases beyond those that meet each combination of `strength` values."""
+    for case in {*cases} - {*covering(cases, strength)}:
+        case.add_marker(mark)
 
 
 def pytest_collection_finish() -> None:
@@ -69,6 +95,8 @@ def covering(cases: list[pytest.Item], strength: int) -> list[pytest.Item]:
 
     Kuhn, Kacker and Lei, Practical Combinatorial Testing, NIST SP 800-142 (2010).
     """
+    if not cases:
+        return []
     values = [{name: repr(value) for name, value in case.callspec.params.items()} for case in cases]  # type: ignore[attr-defined]
     columns = [[row[name] for row in values] for name in values[0]]
     factors = dict.fromkeys(tuple(map(column.index, column)) for column in columns)  # names of one list are one factor
@@ -115,7 +143,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     finally:
         worked = processor_seconds() - before
         item.user_properties.append((PRICE, item.stash[FIXTURE_SECONDS] + worked))
-    free = any(item.get_closest_marker(name) for name in ("slow", "core", "slurm", "browser", "gpu"))
+    free = any(item.get_closest_marker(name) for name in ("slow", "core", "release", "slurm", "browser", "gpu"))
     if worked <= MOST * BUDGET or free or len(sys.modules) >= modules + 100:
         return
     seconds = worked / slowness()

@@ -81,6 +81,7 @@ def test_every_line_can_be_planned(model, mode, lines, kvsweep, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_rehearsal_makes_head_run_report_and_table(paper, tmp_path):
     ended = paper("r1_qwen_7b", "out", "--rehearse")
     assert ended.returncode == 0, ended.stderr[-2000:]

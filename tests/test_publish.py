@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow  # a script that makes what is published
+@pytest.mark.release
 def test_a_run_is_published(kvsweep, tmp_path):
     arguments = [
         "-m",

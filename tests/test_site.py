@@ -12,9 +12,10 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 ROOT = Path(__file__).parents[1]
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("material") is None, reason="needs MkDocs: pip install -e '.[site]'"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="needs MkDocs: pip install -e '.[site]'"),
+]
 
 
 class Links(HTMLParser):

@@ -51,14 +51,43 @@ def test_a_case_above_the_budget_fails_with_a_sentence_and_a_marked_one_passes(m
     assert "test_is_quick" not in dearest
 
 
+PRODUCTS = """
+import pytest
+
 @pytest.mark.covers(1)
+@pytest.mark.slow_covers(2)
 @pytest.mark.parametrize("a", [1, 2, 3])
 @pytest.mark.parametrize("b", "xy")
-def test_pytest_knows_the_product(a: int, b: str, request: pytest.FixtureRequest) -> None:
-    of_this = [item for item in request.session.items if item.name.startswith("test_pytest_knows_the_product")]
-    if len(of_this) == 6 or request.node.get_closest_marker("slow"):
-        return  # all of them are asked for
-    assert len(of_this) == 3
+@pytest.mark.parametrize("c", "uvw")
+def test_product(a, b, c):
+    pass
+
+@pytest.mark.slow
+@pytest.mark.release_unless(rule=lambda name: name < 7)
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", range(8))
+def test_list(name):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("tier", "product", "of_list"),
+    [
+        ("not slow and not release", 3, []),  # each value once
+        ("slow and not release", 9, [0, 3, 6]),  # each pair once, and the pairs of a with c are nine
+        ("release", 18 - 3 - 9, [1, 2, 4, 5, 7]),
+    ],
+)
+def test_a_product_is_spread_over_the_three_tiers(
+    tier: str, product: int, of_list: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "test_products.py").write_text(PRODUCTS)
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    command += ["-m", tier, "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout.count("::test_product[") == product
+    assert [int(name) for name in re.findall(r"::test_list\[(\d)\]", ended.stdout)] == of_list
 
 
 def test_few_cases_are_free_of_the_budget(request: pytest.FixtureRequest) -> None:

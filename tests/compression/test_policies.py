@@ -601,6 +601,7 @@ def test_the_matrix_covers_every_policy_file():
 @pytest.mark.parametrize("name", EVICTING)
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.slow_unless(rule=is_its_turn)
+@pytest.mark.slow_covers(1)
 def test_kept_rows_equal_brute_force(name, question):
     if name == "no_question" and question != "free":
         pytest.skip("no_question evicts the question, which the other settings keep")
@@ -621,6 +622,7 @@ def test_kept_rows_equal_brute_force(name, question):
 
 @pytest.mark.parametrize("name", EVICTING)
 @pytest.mark.slow_unless(rule=lambda name: EVICTING.index(name) % 10 == 0)
+@pytest.mark.one_in(3)
 def test_kept_rows_equal_brute_force_on_an_embedded_models_cache(name, toy_qwen, monkeypatch):
     compared = []
     if name == "triattention":

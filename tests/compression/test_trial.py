@@ -165,6 +165,7 @@ OF_A_MODEL = ("triattention", "oracle_answer", "oracle_far_max", "full")
 
 @pytest.mark.parametrize("name", sorted(set(settings.choices("policy")) - {*OF_A_MODEL}))
 @pytest.mark.slow_unless(rule=lambda name: name in ("dynts", "window"))
+@pytest.mark.one_in(3)
 def test_a_shipped_policy_has_no_fault(name: str) -> None:
     kept = check(trials(notebook.policy(name)), {})
     assert {"one_layer", "several_layers", "many_heads", "ties", "second_eviction"} <= kept.keys()

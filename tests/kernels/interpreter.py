@@ -21,8 +21,8 @@ DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16", "fp16"
 WIDTHS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
-# A test that runs files in the interpreter, for `make test` and for `make slow`.
-BY_MARK = pytest.mark.parametrize("mark", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+# A test that runs files in the interpreter, for `make test` and for `make release`.
+BY_MARK = pytest.mark.parametrize("mark", ["not slow", pytest.param("slow", marks=pytest.mark.release)])
 
 
 def is_usable(triton: str, numpy: str) -> bool:

@@ -14,7 +14,7 @@ from kvsweep import kernels
 
 pytest.importorskip("triton")
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.release,
     pytest.mark.first,
     pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler is for Linux"),
 ]

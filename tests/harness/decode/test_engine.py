@@ -334,6 +334,7 @@ def is_its_turn(networks, question, name):
     ids=["qwen2-free", "llama-free", "qwen2-pinned", "llama-on_top"],
 )
 @pytest.mark.slow_unless(rule=is_its_turn)
+@pytest.mark.one_in(3)  # each policy once, each setting with every fourth
 def test_eviction_equals_a_gathered_dynamic_cache(networks, name, question, tmp_path):
     if name == "no_question" and question != "free":
         pytest.skip("no_question evicts the question, which the other settings keep")

@@ -93,6 +93,7 @@ def text_of(model: LoadedModel, length: int, seed: int) -> list[int]:
 @EACH
 @pytest.mark.slow_unless(rule=lambda name, **_: name == FEW[0])
 @pytest.mark.parametrize("tokens", [40, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.release_unless(rule=lambda name, tokens: tokens == 40 or name in FEW)
 def test_many_tokens_are_those_of_the_models_own_code(name: str, tokens: int) -> None:
     check_exact(model_of(name), new=tokens, prompts=(5, 40, 9))
 
@@ -201,6 +202,7 @@ PACKED = CacheConfig(bits=8, group=8, residual=16)
     [(name, config, 48) for name in MODELS for config in (CacheConfig(), PACKED)] + [(f, PACKED, 36) for f in OTHERS],
 )
 @pytest.mark.slow_unless(rule=lambda name, config, new: (name, config) in ((FEW[0], PACKED), (FEW[1], CacheConfig())))
+@pytest.mark.one_in(4)
 def test_forks_are_what_each_branch_writes_alone(name: str, config: CacheConfig, new: int) -> None:
     model = model_of(name)
     requests = requests_for(model, 3)
@@ -293,6 +295,7 @@ def test_bits_on_a_device_are_the_same_whatever_the_slots(device: str, impl: str
     [(name, invariant, 150) for name in MODELS for invariant in (True, False)] + [(f, True, 60) for f in OTHERS],
 )
 @pytest.mark.slow_unless(rule=lambda name, invariant, length: length == 60 and OTHERS.index(name) % 40 == 0)
+@pytest.mark.one_in(4)
 def test_chunks_are_the_steps_one_by_one(name: str, invariant: bool, length: int) -> None:
     """A text over two slots: the last hidden states after chunks of any size; invariance is refused for experts."""
     model = model_of(name)

@@ -110,7 +110,7 @@ def smollm2():
 
 
 @EXTRA
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_weights_are_those_of_the_file(smollm2) -> None:
     from gguf import GGUFReader, dequantize
 
@@ -127,7 +127,7 @@ def test_the_weights_are_those_of_the_file(smollm2) -> None:
 
 
 @EXTRA
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("name", ["smollm2_135m", "smollm2_reasons"])
 def test_greedy_texts_are_generates(name: str) -> None:
     from transformers import AutoModelForCausalLM
@@ -157,7 +157,7 @@ RULE = {"keep_ratio": 0.5, "local_window": 8, "budget": 20, "question": "on_top"
 
 
 @EXTRA
-@pytest.mark.slow
+@pytest.mark.release
 def test_logits_have_the_same_bits_in_every_number_of_slots_in_chunks_and_after_forks(reasons, monkeypatch) -> None:
     """One number is drawn per text and position, so the logits that it samples from are compared by that number."""
     seen: dict[float, str] = {}
@@ -198,7 +198,7 @@ def test_logits_have_the_same_bits_in_every_number_of_slots_in_chunks_and_after_
 
 
 @EXTRA
-@pytest.mark.slow
+@pytest.mark.release
 def test_texts_do_not_depend_on_slots_nor_on_cells_beside_them(smollm2) -> None:
     rule = {"keep_ratio": 0.5, "local_window": 32, "budget": 64, "question": "free"}
     branches = [Branch(cell_id="full", policy=FULL), Branch(cell_id="window", policy=Window(name="window", **rule))]

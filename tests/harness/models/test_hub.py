@@ -93,6 +93,7 @@ NOWHERE = "http://127.0.0.1:9"  # the port of the discard protocol, at which not
 
 
 @pytest.mark.slow  # three processes that import torch
+@pytest.mark.release
 def test_models_from_the_hub(hub: Hub, run: Run) -> None:
     """A pinned download that breaks and is taken up again, gated and private places, a revision that is not there."""
     found = run(MODELS, "maker/tiny", "maker/gated", "maker/private", "maker/none", f"maker/tiny@{'f' * 40}")
