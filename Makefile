@@ -23,7 +23,8 @@ slow: .venv/.ready  ## The other tests of CI: attacks, mutants, families, furthe
 	$(BIN)/python -m pytest -n 2 --dist worksteal --dearest 20 -m "slow and not release and not slurm and not browser"
 
 release: .venv/.ready  ## What only a release needs: all cases, published findings, kernels lowered, all of SLURM
-	$(BIN)/python -m pytest -n 2 --dist worksteal --dearest 20 -m "release and not slurm" tests results/published
+	$(BIN)/python -m pytest -n 2 --dist worksteal --dearest 20 -m "release and not slurm"
+	$(BIN)/python -m pytest -q results/published
 	$(BIN)/python -m pytest --dearest 20 -m "slurm and slow" tests/slurm
 
 site: .venv/.ready  ## The static site in build/site, with the published reports; fails on a dead link

@@ -1,7 +1,8 @@
 """The configuration: the folders of its YAML files, and checked dataclasses from their sections.
 
 `${embedded:NAME}` is a folder of the embedded weights, `${below:RESULTS_DIR,RUN_NAME}` a run's folder, and
-`${with_options:A,B}` is B for a benchmark with options, else A.
+`${with_options:A,B}` is B for a benchmark with options, else A. `${by_benchmark:{NAME: A, other: B}}` is A for the
+benchmark NAME, and B for a benchmark that is not named.
 """
 
 import codecs
@@ -195,6 +196,9 @@ OmegaConf.register_new_resolver(
     "with_options",
     lambda without, given, *, _root_: given if "wrong_1" in _root_.benchmark.columns else without,
     replace=True,
+)
+OmegaConf.register_new_resolver(
+    "by_benchmark", lambda values, *, _root_: values.get(_root_.benchmark.name, values["other"]), replace=True
 )
 _T = TypeVar("_T")
 

@@ -79,9 +79,7 @@ def test_list(name):
         ("release", 18 - 3 - 9, [1, 2, 4, 5, 7]),
     ],
 )
-def test_a_product_is_spread_over_the_three_tiers(
-    tier: str, product: int, of_list: list[int], tmp_path: Path
-) -> None:
+def test_a_product_is_spread_over_the_three_tiers(tier: str, product: int, of_list: list[int], tmp_path: Path) -> None:
     (tmp_path / "test_products.py").write_text(PRODUCTS)
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "tests.conftest", "-p", "no:cacheprovider"]
     command += ["-m", tier, "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path)]

@@ -23,6 +23,7 @@ from kvsweep.compression.policies.lagkv import LagKV
 from kvsweep.compression.policies.lazyeviction import LazyEviction
 from kvsweep.compression.policies.longflow import LongFlow
 from kvsweep.compression.policies.oracle import Oracle, save_labels
+from kvsweep.compression.policies.question_window import QuestionWindow
 from kvsweep.compression.policies.raas import RaaS
 from kvsweep.compression.policies.random import Random, RandomHead
 from kvsweep.compression.policies.rkv import RKV, RKVDynTSCode
@@ -441,6 +442,7 @@ MATRIX = {
     "bottom": (Bottom, {}, bottom),
     "no_question": (NoQuestion, {}, dynts),
     "no_window": (NoWindow, {}, dynts),
+    "question_window": (QuestionWindow, {}, window),
     "streaming_llm": (StreamingLLM, {"sinks": 3}, window),
     "streaming_llm_dynts_code": (StreamingLLMDynTSCode, {"sinks": 3}, window),
     "sepllm": (SepLLM, {"sinks": 2}, sepllm),
@@ -490,16 +492,15 @@ NEWEST = {
     "triattention": 0,
 }
 QUESTIONS = ("free", "pinned", "on_top")
-PINNING = ("dynts", "oracle", "no_window", "random_head", "raas", "triattention")
+QUESTIONS_OF = {"no_question": ("free",), "question_window": ("pinned",)}  # the others are refused
+PINNING = ("dynts", "oracle", "no_window", "question_window", "random_head", "raas", "triattention")
 ITS_AUTHORS = {"rpc": "on_top"} | {name: "pinned" for name in EVICTING if name.startswith(PINNING)}
 
 
 def is_its_turn(name, question):
     """Each policy with one of the questions, all of which have their turn; the slow yardsticks of two take seconds."""
-    return (
-        name not in ("keydiff", "triattention")
-        and question == QUESTIONS[0 if name == "no_question" else EVICTING.index(name) % len(QUESTIONS)]
-    )
+    questions = QUESTIONS_OF.get(name, QUESTIONS)
+    return name not in ("keydiff", "triattention") and question == questions[EVICTING.index(name) % len(questions)]
 
 
 @pytest.fixture(autouse=True)
@@ -570,6 +571,8 @@ def brute_force(name, policy, view):
     newest = NEWEST.get(name, policy.local_window)
     if name == "h2o":
         newest = round((policy.local_window + int((policy.budget + 1 - policy.local_window) * policy.keep_ratio)) / 2)
+    if name == "question_window":
+        total = min(view.length, view.question_length + policy.local_window)
     if name == "rpc":  # each eviction leaves as many more as the first one left outside the window
         growth = int((policy.budget + 1 - policy.local_window) * policy.keep_ratio)
         past = view.evictions * growth
@@ -603,8 +606,8 @@ def test_the_matrix_covers_every_policy_file():
 @pytest.mark.slow_unless(rule=is_its_turn)
 @pytest.mark.slow_covers(1)
 def test_kept_rows_equal_brute_force(name, question):
-    if name == "no_question" and question != "free":
-        pytest.skip("no_question evicts the question, which the other settings keep")
+    if question not in QUESTIONS_OF.get(name, QUESTIONS):
+        pytest.skip(f"{name} is about its own treatment of the question")
     cases = itertools.product([65, 38], [0.1, 0.29, 0.5, 1.0], [8, 17])
     for seed, (length, keep_ratio, local_window) in enumerate(cases):
         if name.startswith(("streaming", "sepllm")) and int((65 - local_window) * keep_ratio) < 4:
@@ -668,6 +671,14 @@ def toy_qwen():
 def test_a_question_is_what_the_authors_make_of_it_unless_one_says_otherwise(name):
     settings = {"keep_ratio": 0.3, "local_window": 20, "budget": 64}
     assert make(name, **settings).question_rule == ITS_AUTHORS.get(name, "free")
+
+
+def test_question_and_window_are_the_rows_that_the_authors_code_keeps():
+    """Recorded: inference/window.py of Robin930/DynTS at a55dc37, sink_type="question", a question of 7 of 61 rows."""
+    view = make_view(61, 7, holes=False)
+    for local_window, kept in ((20, [*range(7), *range(41, 61)]), (60, [*range(61)])):
+        policy = make("question_window", keep_ratio=0.4, local_window=local_window, budget=60)
+        assert policy.select(view).keep.tolist() == kept
 
 
 @pytest.mark.parametrize("sinks", [0, 4])
@@ -739,6 +750,7 @@ def test_the_answer_is_pinned_over_any_thinking():
         ("lazyeviction", {"threshold": math.nan}, "threshold=nan"),
         ("no_question", {"question": "on_top"}, "question=on_top contradicts"),
         ("no_question", {"question": "pinned"}, "question=pinned contradicts"),
+        ("question_window", {"question": "free"}, "question=free contradicts"),
     ],
 )
 def test_a_policys_own_settings_out_of_range(name, settings, named):
