@@ -41,7 +41,8 @@ EQUATION = r"\d+(?:\s*[-+*/×·x]\s*\d+)+\s*=\s*-?\d+"
 # The policies' names in their papers, in display order.
 POLICY_TITLES = {
     "full": "full cache", "full_packed": "all rows, packed", "dynts": "DynTS", "no_question": "DynTS (no question)",
-    "no_window": "DynTS (no window)", "question_window": "question + window", "rkv": "R-KV", "rkv_paper": "R-KV (paper)",
+    "no_window": "DynTS (no window)", "question_window": "question + window",
+    "rkv": "R-KV", "rkv_paper": "R-KV (paper)",
     "rkv_dynts_code": "R-KV (DynTS code)", "snapkv": "SnapKV", "snapkv_dynts_code": "SnapKV (DynTS code)",
     "h2o": "H2O", "h2o_dynts_code": "H2O (DynTS code)", "tova": "TOVA", "tova_kvpress": "TOVA (kvpress)",
     "vase": "VaSE", "gkv": "G-KV", "triattention": "TriAttention", "rpc": "RPC", "caote": "CAOTE",

@@ -37,6 +37,11 @@ def planning() -> Iterator[None]:
         _PLANNING.reset(token)
 
 
+def is_planning() -> bool:
+    """Return whether a sweep is only estimated, so that what it reads may be missing."""
+    return _PLANNING.get()
+
+
 def setting(kind: str) -> str:
     """Return the setting that names an artifact of a kind."""
     return f"cache.{kind}" if kind == "scales" else f"policy.{kind}"
@@ -45,7 +50,7 @@ def setting(kind: str) -> str:
 def check(kind: str, place: str | None, maker: str) -> None:
     """Raise UserError if the kind's setting names no artifact of this kind; `maker` is the command that makes it."""
     if place is None:
-        if _PLANNING.get():
+        if is_planning():
             return
         other = "cache.scale=none" if kind == "scales" else "a policy that needs none"
         mend = f"make it with `{maker}` and name its place by {setting(kind)}=PLACE, or choose {other}"

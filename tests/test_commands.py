@@ -53,7 +53,7 @@ def test_help_fits_one_screen(script: str, columns: str, call: Run, monkeypatch:
     assert ended.code == 0
     lines = ended.out.rstrip("\n").split("\n")
     assert f"{script} " in lines[0]
-    assert len(lines) <= 60
+    assert len(lines) <= 61
     # A control character that click leaves is written as an escape.
     assert all(line.isprintable() and "\\x" not in line for line in lines)
     assert max(map(len, lines)) <= 110

@@ -23,8 +23,7 @@ def paper(tmp_path):
             (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
             (tmp_path / name).chmod(0o755)
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "LIMIT": "2", **variables}
-        environment |= {"KVSWEEP": str(tmp_path / "kvsweep"), "PYTHON": str(tmp_path / "python")}
-        environment["PATH"] = f"{tmp_path}{os.pathsep}{environment['PATH']}"
+        environment |= {name.upper(): str(tmp_path / name) for name in ("kvsweep", "python", "hf")}
         words = (SCRIPT, *words)
         return subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
 
@@ -67,11 +66,12 @@ def test_every_line_can_be_planned(model, mode, lines, kvsweep, tmp_path):
     for name in ("aime24", "aime25", "amc23", "gpqa_diamond"):
         row = problem | options if name == "gpqa_diamond" else problem
         (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n")
-    found = lines(model, *mode, **({} if mode else {"DATA": str(tmp_path)}))
+    found = lines(model, *mode, **({} if mode else {"DATA": str(tmp_path), "MATH": "MATH.jsonl"}))
     assert [words[:2] for words in found[:4]] == [["predictor", one] for one in ("traces", "labels", "train", "eval")]
     assert [words[0] for words in found[-2:]] == ["verify", "report"]
     sweeps = found[4:-2]
-    assert len(sweeps) == (5 if mode else 14)
+    # Heatmap and budget have four benchmarks, table and ablations six; of a rehearsal three are one line.
+    assert len(sweeps) == (8 if mode else 20)
     for words in sweeps:
         assert words.pop() == f"model.predictor={tmp_path}/out/head/answer"
         built = [] if mode else ["model.random_weights=true", "impl=torch"]
@@ -94,7 +94,7 @@ def test_the_rehearsal_makes_head_run_report_and_table(paper, tmp_path):
     assert {row[2] for row in rows} == {"20"}
     assert [row[5][:4] for row in rows] == ["45.0", "34.1", "87.2", "47.6"]  # means of the paper's four heatmaps
     before = {path: path.stat().st_mtime_ns for path in run.glob("*/completions.jsonl")}
-    assert len(before) == 4 * 21 + 4 * 6 + 3 * 7  # grids, other methods, ablations and budgets
+    assert len(before) == 4 * (21 + 6 + 5 + 3)  # grids, other methods, ablations and budgets
     again = paper("r1_qwen_7b", "out", "--rehearse")
     assert again.returncode == 0, again.stderr[-2000:]
     assert {path: path.stat().st_mtime_ns for path in run.glob("*/completions.jsonl")} == before

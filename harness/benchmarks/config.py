@@ -38,6 +38,7 @@ class BenchmarkConfig:
     columns: Mapping[FieldName, Text | None] = field(default_factory=lambda: {name: name for name in FIELDS})
     answer_after: Text | None = None
     keep_if: Mapping[str, str] | None = None
+    leave_out_faulty: bool = False
     hub_config: Text | None = None
     fallback: Mapping[_OfDataset, Any] | None = None
     licence: Text | None = None

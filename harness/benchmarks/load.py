@@ -106,12 +106,13 @@ def load_problems(config: BenchmarkConfig) -> Benchmark:
     """Load a benchmark from its path, else from its source, and check every problem."""
     rows, origin, config = read_source(config)
     config = _of_local_file(rows, config)
-    problems = _problems(_kept(rows, config, origin), config, origin)
+    rows = _kept(rows, config, origin)
+    problems = _problems(rows, config, origin)
     found = content_hash([[problem.id, problem.prompt, problem.gold] for problem in problems])
-    for name, value in {"expected_count": len(problems), "expected_hash": found}.items():
+    for name, value in {"expected_count": len(rows), "expected_hash": found}.items():
         expected = getattr(config, name)
         if config.source == "hub" and config.path is None and expected not in (None, value):
-            other = f"{len(problems)} problems of content hash {found}, not benchmark.{name}={expected}"
+            other = f"{len(rows)} problems of content hash {found}, not benchmark.{name}={expected}"
             mend = f"set benchmark.revision to the right commit, or benchmark.{name}={value} to take the data as it is"
             raise UserError(f"{origin} holds {other}; {mend}.")
     chosen = tuple(problems[: config.limit])
@@ -145,6 +146,8 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list
         raise UserError(f"{origin} holds no problems; give data with at least one.")
     problem_column, answer_column = (_require(name, config, rows, origin) for name in ("problem", "answer"))
     wrong_columns = [_require(name, config, rows, origin) for name in WRONG_OPTIONS if config.has_options]
+    if config.leave_out_faulty:
+        rows = _with_comparable_answers(rows, answer_column, config)
     texts = [_problem_text(row, problem_column) for row in rows]
     _warn(rows, problem_column)
     ids = _ids(rows, texts, _find("id", config, rows))
@@ -174,6 +177,22 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list
         for row, prompt, gold, problem_id in zip(rows, prompts, golds, ids, strict=True):
             check_letter(row, prompt, gold, problem_id)
     return [Problem(id=one, prompt=text, gold=gold) for one, text, gold in zip(ids, prompts, golds, strict=True)]
+
+
+def _with_comparable_answers(rows: list[FileRow], column: str, config: BenchmarkConfig) -> list[FileRow]:
+    """Return the rows whose answer can be compared; a note names the others' number and the first of them."""
+    comparable, faults = list[FileRow](), list[UserError]()
+    for row in rows:
+        try:
+            _gold(row, column, config, row.where)
+        except UserError as fault:
+            faults.append(fault)
+        else:
+            comparable.append(row)
+    if faults:
+        note = f"benchmark {config.name}: {len(faults)} of {len(rows)} problems are left out (leave_out_faulty)"
+        print(f"{note}, the first because {faults[0]}", file=sys.stderr)
+    return comparable
 
 
 def _prompts(name: str, asked: list[tuple[str, dict[str, str]]]) -> list[str]:

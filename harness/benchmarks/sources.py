@@ -3,11 +3,13 @@
 import glob
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvsweep.compression.artifacts import is_planning
 from kvsweep.errors import UserError
-from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig
 from kvsweep.harness.models.hub import is_lfs_pointer, is_reachable
 from kvsweep.harness.settings import build
 from kvsweep.row_files import FileRow, rows_of_file
@@ -15,6 +17,8 @@ from kvsweep.row_files import FileRow, rows_of_file
 # A folder with more entries is a disk or an archive, not a data set, and takes minutes to list.
 MOST_ENTRIES = 10_000
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+# Characters of a question that stands in for one that the hub does not give; AIME's have 80 to 1,734.
+_STAND_IN_CHARS = 1000
 
 
 def read_source(config: BenchmarkConfig) -> tuple[list[FileRow], str, BenchmarkConfig]:
@@ -27,6 +31,8 @@ def read_source(config: BenchmarkConfig) -> tuple[list[FileRow], str, BenchmarkC
     try:
         return _read_hub(config), _hub_origin(config), config
     except UserError as first:
+        if is_planning() and config.expected_count is not None:
+            return _stand_ins(config, first)
         if config.fallback is None:
             raise
         # A revision and a column name belong to one dataset only.
@@ -39,6 +45,22 @@ def read_source(config: BenchmarkConfig) -> tuple[list[FileRow], str, BenchmarkC
             raise first from None
         print(f"benchmark {config.name}: {config.hub_id} could not be had, {second.hub_id} is used.", file=sys.stderr)
         return rows, _hub_origin(second), second
+
+
+def _stand_ins(config: BenchmarkConfig, reason: UserError) -> tuple[list[FileRow], str, BenchmarkConfig]:
+    """Return `expected_count` questions of one length, to estimate a sweep of a data set that cannot be had here."""
+    counted = f"{config.expected_count} questions of {_STAND_IN_CHARS:,} characters (benchmark.expected_count)"
+    print(f"{reason} The dry run counts {counted}, and no stored cell of theirs as done.", file=sys.stderr)
+    columns = {name: name for name in ("id", "problem", "answer", *(WRONG_OPTIONS if config.has_options else ()))}
+    rows = []
+    for number in range(int(config.expected_count or 0)):
+        problem = f"{config.name} {number}".ljust(_STAND_IN_CHARS, "?")  # of two benchmarks no question is the same
+        values: dict[str, Any] = {"id": number, "problem": problem, "answer": "0"}
+        for place, name in enumerate(WRONG_OPTIONS, start=1):
+            values[name] = f"{place}"
+        rows.append(FileRow(f"{config.hub_id} row {number}", values))
+    fitting = replace(config, columns=columns, answer_after=None, keep_if=None, expected_hash=None)
+    return rows, _hub_origin(config), fitting
 
 
 def _read_toy(config: BenchmarkConfig) -> list[FileRow]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from kvsweep.errors import UserError
+from kvsweep.harness.benchmarks import sources
 from kvsweep.harness.command import init
 
 TOY = ("model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=3")
@@ -103,3 +105,26 @@ def test_a_multirun_without_a_full_cache_says_the_words_that_add_it(
     assert "5 cells" in ended.out
     assert "no full cache" not in ended.err
     assert "no full cache" not in kvsweep("-m", "policy=full,h2o", *where).err
+
+
+def test_a_dry_run_plans_a_data_set_that_the_hub_does_not_give(
+    dry_run: Callable[..., Any], kvsweep: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(config: Any) -> None:
+        raise UserError(f"{config.hub_id} is gated.")
+
+    monkeypatch.setattr(sources, "_read_hub", refused)
+    words = ("-m", "benchmark=aime24,aime25,gpqa_diamond,math500", "benchmark.limit=null", "policy=window")
+    ended = dry_run(*words)
+    assert ended.code == 0, ended.err
+    # Two sets of 30 problems are two jobs: their stand-ins differ.
+    assert [int(count) for count in re.findall(r": 1 cell \(0 done\) of (\d+) completions", ended.out)] == [
+        30,
+        30,
+        198,
+        500,
+    ]
+    assert "gated" in ended.err
+    ended = kvsweep(*TOY, *words)
+    assert ended.code == 2
+    assert "gated" in ended.err
