@@ -248,6 +248,7 @@ def test_a_decoding_job_needs_no_plotting_library(fresh: Run, tiny: list[str], t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["hydra", "pydantic", "submitit", "torch", "pandas"])
+@pytest.mark.one_in(3)
 def test_ctrl_c_during_an_import_is_one_sentence(module: str, fresh: Run, tiny: list[str], tmp_path: Path) -> None:
     arguments = [*tiny, "benchmark=toy_add", "policy=window", f"results_dir={tmp_path}"]
     ended = fresh(("kvsweep", arguments), without=(module,), error="KeyboardInterrupt")
@@ -322,6 +323,7 @@ def test_the_table_has_every_status(call: Run) -> None:
 
 @pytest.mark.slow  # two processes that decode; the test before has the second in this one
 @pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.one_in(2)
 def test_a_failed_job_is_status_1(jobs: int, start_kvsweep: Run, tiny: list[str], tmp_path: Path) -> None:
     assert "`kvsweep`" in documented()[command_line.FAILED]
     # The second job's benchmark is whole.

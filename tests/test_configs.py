@@ -156,6 +156,7 @@ def values_of(override: Override) -> list[str]:
 @pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.slow)], ids=["first", "all"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.slow_unless(rule=lambda name, most: name.startswith(("demo", "heatmap", "methods_r1", "ablation_r1_qwen")))
+@pytest.mark.one_in(3)
 def test_every_job_of_every_experiment(
     name: str, most: int | None, compose: Callable[..., Any], offline: Callable[[str], list[str]], tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ FP8 = ["cache.scheme=fp8", "cache.scale=token", "grid.policy=[h2o,random_head]"]
 # `make test` holds each kernel against its reference in the interpreter.
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [["grid.policy=[dynts,h2o,rkv]"], PACKED, FP8], ids=["whole", "packed", "fp8"])
+@pytest.mark.one_in(3)
 def test_triton_writes_the_same_greedy_texts(more, kvsweep, tiny, tiny_policy, tmp_path):
     pytest.importorskip("triton")
     found = {}
@@ -118,6 +119,7 @@ for kind, label in labels.items():
 
 
 @pytest.mark.slow  # test_triton.py has the kernel
+@pytest.mark.release
 def test_triton_makes_the_same_labels(tmp_path):
     pytest.importorskip("triton")
     run_interpreted([sys.executable, "-c", LABELS], tmp_path)

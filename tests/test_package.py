@@ -122,6 +122,7 @@ def test_the_citation_is_of_this_version() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: Path, tmp_path: Path) -> None:
     program = (
         "import sys\n"
@@ -174,6 +175,7 @@ exec unshare -U --map-user=23456 --map-group=23456 env -u HOME -u USER -u LOGNAM
 
 
 @pytest.mark.slow  # the processes of a demo
+@pytest.mark.release
 def test_the_demo_of_the_wheel_runs_in_a_container(unpacked: Path, tmp_path: Path) -> None:
     def boxed(*words: str) -> subprocess.CompletedProcess[str]:
         box = ["unshare", "-m", "bash", "-c", BOX, str(tmp_path), str(unpacked), *words]
@@ -194,6 +196,7 @@ def test_the_demo_of_the_wheel_runs_in_a_container(unpacked: Path, tmp_path: Pat
 
 
 @pytest.mark.slow  # installs a package
+@pytest.mark.release
 def test_hugging_faces_kernels_and_ours_do_not_meet(unpacked: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     shutil.copytree(unpacked, site)

@@ -60,6 +60,7 @@ def test_other_words_are_refused(words, sentence, paper, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["r1_qwen_7b", "r1_llama_8b"])
 @pytest.mark.parametrize("mode", [(), ("--rehearse",)], ids=["whole", "rehearsal"])
+@pytest.mark.slow_covers(1)
 def test_every_line_can_be_planned(model, mode, lines, kvsweep, tmp_path):
     problem = {"id": "a", "Record ID": "a", "problem": "1+1", "question": "1+1", "Question": "1+1", "answer": 2}
     options = {"Correct Answer": "2"} | {f"Incorrect Answer {i}": f"{2 + i}" for i in (1, 2, 3)}

@@ -187,6 +187,7 @@ def selection(dice, length, per_head):
         pytest.param({"scheme": "fp8", "format": "e5m2"}, 9, False, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.one_in(3)
 def test_every_operation_on_packed_slots(settings, residual, per_head, tmp_path):
     """Random admissions, steps, evictions, copies, swaps and ends, over memory that begins as junk."""
     dice, numbers = random.Random(residual), torch.Generator().manual_seed(residual)

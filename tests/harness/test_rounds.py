@@ -204,6 +204,7 @@ def test_a_killed_run_ends_alike_with_other_shards(expected, settings, start_kvs
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_slurm_gets_an_array_for_each_round_that_waits_for_the_one_before(
     whole, settings, compose, monkeypatch, capsys
 ):

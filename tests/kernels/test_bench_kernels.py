@@ -24,7 +24,7 @@ def bench(*arguments, first="", interpret="1"):
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_every_kernel_is_measured_and_the_times_are_called_meaningless():
     ended = bench("--tiny")
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -64,7 +64,7 @@ scores.observation_scores = None
 """
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_wrong_kernel_is_not_reported():
     kernels = ["compact", "redundancy", "observation", "decode_attention"]
     ended = bench("--kernels", *kernels, first=WRONG)
@@ -81,7 +81,7 @@ def test_a_wrong_kernel_is_not_reported():
     assert "not callable" in silent[2]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -101,7 +101,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(arguments, sentence):
     assert not ended.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_neither_a_gpu_nor_the_interpreter_is_refused():
     ended = bench(first="import torch; torch.cuda.is_available = lambda: False", interpret="0")
     assert ended.returncode == 2

@@ -57,6 +57,7 @@ def inside(test):
 
 @pytest.mark.slow  # test_triton.py has the kernels in the interpreter
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
+@pytest.mark.release
 def test_the_checks_themselves_in_the_interpreter():
     run_files("not slow", __file__)
 

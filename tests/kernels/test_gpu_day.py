@@ -38,7 +38,7 @@ def quarter_in_small(out, part):
     return found[part], lines
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_card(tmp_path):
     found, _ = quarter_in_small(tmp_path, "card")
     assert found["copied"] > 1e6
@@ -48,7 +48,7 @@ def test_the_card(tmp_path):
     assert found["hardware"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_toys_write_the_same_texts(tmp_path):
     found, lines = quarter_in_small(tmp_path, "toys")
     assert found["exit_codes"] == {"toy_qwen_cpu": 0, "toy_qwen_triton": 0}
@@ -56,7 +56,7 @@ def test_the_toys_write_the_same_texts(tmp_path):
     assert lines == ["toy_qwen cpu_triton: 4 of 4 texts the same"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_gpu_tests_are_found(tmp_path):
     found, lines = quarter_in_small(tmp_path, "tests")
     assert "2 skipped" in found["summary"]
@@ -65,7 +65,7 @@ def test_the_gpu_tests_are_found(tmp_path):
     assert all((ROOT / file).is_file() for file in quarter.GPU_TESTS)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_steps(tmp_path):
     """Each group's row has all figures, lengths lie between an eviction's ends, and texts are evicted meanwhile."""
     found, (head, *lines) = quarter_in_small(tmp_path, "step")
@@ -98,7 +98,7 @@ def test_the_steps(tmp_path):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_bits(tmp_path):
     found, lines = quarter_in_small(tmp_path, "bits")
     assert found["evictions"] > 0
@@ -110,7 +110,7 @@ def test_the_bits(tmp_path):
     assert lines[0] == "bits at 2 slots: 0 of 27 logits, 0 of 3 texts differ"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("part", ["generate", "generate_compiled"])
 def test_generate(part, tmp_path):
     found, (line,) = quarter_in_small(tmp_path, part)

@@ -99,6 +99,7 @@ def label_by_definition(query, key, scaling, kind, answer_start, min_distance):
 @pytest.mark.slow_unless(
     rule=lambda kind, group, length, answer_start, block: group * length in (13, 4 * 37, 7 * 2) and block != 512
 )
+@pytest.mark.slow_covers(2)
 def test_importance_labels_equal_those_of_the_whole_attention_matrix(kind, group, length, answer_start, block):
     torch.manual_seed(length + group)
     # Wide enough that some logits are far from the others.

@@ -117,6 +117,7 @@ def test_the_boxes_show_what_is_wrong() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("count", [2, 9, 32])
+@pytest.mark.slow_covers(1)
 def test_figures_of_policies_fit(tmp_path: Path, make_cell: MakeCell, width: float, count: int) -> None:
     for b, place in enumerate(PLACES):
         make_cell([[1]] * 10, **place)
@@ -157,6 +158,7 @@ def test_figures_of_policies_fit(tmp_path: Path, make_cell: MakeCell, width: flo
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(("marks", "interval"), [(False, False), (True, False), (True, True)])
+@pytest.mark.slow_covers(1)
 def test_figures_of_a_grid_fit(
     tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, width: float, marks: bool, interval: bool
 ) -> None:

@@ -261,6 +261,7 @@ def test_what_was_left_out_is_printed(tmp_path: Path, make_cell: MakeCell, capsy
 
 @pytest.mark.slow
 @pytest.mark.parametrize("question", ["free", "on_top"])
+@pytest.mark.one_in(2)
 def test_a_run_without_evictions_names_budgets_that_evict(
     question: str, kvsweep: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -380,6 +380,7 @@ def test_eviction_of_an_embedded_model_equals_a_gathered_dynamic_cache(toy):
 @pytest.mark.parametrize(
     ("tasks", "tokens"), [(2, 150), pytest.param(len(TASKS), 250, marks=pytest.mark.slow)], ids=["two", "all"]
 )
+@pytest.mark.release_unless(rule=lambda toy, tasks, tokens: tasks == 2)
 def test_an_embedded_models_completions_do_not_depend_on_slots_or_order(toy, tasks, tokens):
     _, model, _ = toy
     texts = [model.dialogue.prompt_ids(p.question) for task in list(TASKS)[:tasks] for p in problems(task)[:1]]
@@ -458,7 +459,7 @@ class BreakingModel(FakeModel):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("examples", [15, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [15, pytest.param(150, marks=pytest.mark.release)])
 def test_grid_in_one_batch_equals_one_cell_at_a_time(examples):
     """Any lengths, budgets, slots: ends, loses nothing, doubles nothing, and every completion is what it is alone."""
 
@@ -577,6 +578,7 @@ def read_whole(networks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step_tokens", [1, 5, 16, 64])
+@pytest.mark.one_in(2)
 def test_questions_in_chunks_or_side_by_side_give_the_same_completions(networks, read_whole, step_tokens):
     _, model = networks
     requests, whole = read_whole

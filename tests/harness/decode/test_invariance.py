@@ -198,6 +198,7 @@ PLANS = [
     ("dtype", "invariant", "bits"),
     [("float32", True, 16), ("bfloat16", True, 16), ("float32", False, 16), ("float32", True, 4)],
 )
+@pytest.mark.one_in(2)
 def test_a_short_hunt(dtype, invariant, bits):
     """Without the setting the hunt finds the bits of some logits and caches changed."""
     arguments = argparse.Namespace(problems=2, draws=1, dtype=dtype, invariant=str(invariant), impl="torch", bits=bits)

@@ -267,6 +267,7 @@ ON_A_DEVICE = pytest.mark.parametrize(
 @EACH
 @ON_A_DEVICE
 @pytest.mark.slow_unless(rule=lambda name, device, impl: device == "cuda" or name == "windows alone")
+@pytest.mark.one_in(3)
 def test_greedy_texts_on_a_device_are_those_of_the_cpu(name: str, device: str, impl: str) -> None:
     """Unevicted and in a window, over 1 and 7 slots; the CPU's own are held to transformers' code above."""
     found = []

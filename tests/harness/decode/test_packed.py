@@ -56,6 +56,7 @@ def texts(model, wanted, cache, slots):
     ],
     ids=["8", "4", "2", "kivi", "kvarn", "fp8"],
 )
+@pytest.mark.one_in(2)
 def test_texts_do_not_depend_on_the_batch(model, settings):
     config, wanted = CacheConfig(residual=10, **{"group": 32, **settings}), list(requests(3))
     together = texts(model, wanted, config, slots=6)

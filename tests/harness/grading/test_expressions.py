@@ -351,6 +351,7 @@ def within_the_limits(result: dict[str, int]) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_thousand_mutants_of_every_kind() -> None:
     result = measured(mutants.cases(111, seed=7))
     assert result["mutants"] >= 1000

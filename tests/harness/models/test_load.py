@@ -51,6 +51,7 @@ def config(name: str, small: bool = True, **fields: Any) -> ModelConfig:
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the variable hides instructions of x86 alone")
+@pytest.mark.release
 def test_bfloat16_on_a_processor_without_it_is_named_before_decoding(tmp_path: Path) -> None:
     words = ["model=toy_qwen", "policy=full", "benchmark.limit=1", "decoding.max_new_tokens=4", "results_dir=runs"]
     said = {}

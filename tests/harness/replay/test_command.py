@@ -141,6 +141,7 @@ def test_cells_with_other_texts_are_ranked_by_the_texts_that_all_have(sweep):
 
 
 @pytest.mark.slow  # two processes that import torch
+@pytest.mark.release
 def test_tasks_of_their_own_replay_like_one(sweep):
     folder = sweep("tasks", "replay=only")
     whole = rows(folder)

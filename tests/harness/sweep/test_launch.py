@@ -116,6 +116,7 @@ def test_a_signal_ends_the_processes_of_a_local_sweep(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("granted", ["affinity", "SLURM"])
+@pytest.mark.one_in(2)
 def test_a_local_sweep_starts_no_more_processes_than_cores_were_granted(
     start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path, granted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,7 @@ def test_twenty_requests_in_flight(start_kvsweep: Callable[..., Any], tmp_path: 
 
 
 @needs("fastapi", "uvicorn")
+@pytest.mark.release
 def test_transformers_serve_writes_our_texts(kvsweep: Callable[..., Any], tmp_path: Path) -> None:
     """Greedy texts in float32 are equal. Toy-Llama, since AutoTokenizer gives a Qwen2 model another pre-tokenizer."""
     weights, port = ROOT / "harness/toy/weights/toy_llama", free_port()

@@ -43,6 +43,7 @@ def greedy(model, tokenizer, question, max_new_tokens=576):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.one_in(5)
 def test_model_reasons_to_right_answers(name):
     model = AutoModelForCausalLM.from_pretrained(WEIGHTS / name, dtype=torch.float32).eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(WEIGHTS / name)
