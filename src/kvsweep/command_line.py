@@ -52,7 +52,13 @@ def _interrupts_kept() -> Iterator[None]:
             earlier(lost)
             return
         number = getattr(lost.exc_value, "exit_code", INTERRUPTED) - 128
-        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()  # when the callback has ended
+        seconds = 0.01  # until the callback has ended
+        while True:
+            try:
+                threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+                return
+            except KeyboardInterrupt:  # it has not ended, as this thread had to wait
+                seconds *= 2
 
     sys.unraisablehook = send_again
     try:
