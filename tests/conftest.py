@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 import time
@@ -23,9 +24,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import hypothesis
 import pytest
 
-# A busy machine takes many times longer; no test is about time.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+# A busy machine takes many times longer, and no test is about time. Each run draws the same examples.
+hypothesis.settings.register_profile(
+    "certain",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("certain")
 ROOT = Path(__file__).resolve().parents[1]
 gc.disable()  # until all is imported and collected, which leaves little garbage
 
@@ -125,8 +132,9 @@ def processor_seconds() -> float:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """Measure what the case's fixtures take."""
+    """Measure what the case's fixtures take; they draw the same numbers, whichever tests ran before."""
     before = processor_seconds()
+    seed()
     yield
     item.stash[FIXTURE_SECONDS] = processor_seconds() - before
 
@@ -179,6 +187,24 @@ def slowness() -> float:
     for _ in range(YARDSTICK):
         pass
     return max(1.0, (time.process_time() - before) / YARDSTICK_SECONDS)
+
+
+def seed() -> None:
+    """Seed what draws numbers, as far as it is imported."""
+    random.seed(0)
+    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    if numpy_random:
+        numpy_random.seed(0)
+    if torch:
+        torch.default_generator.manual_seed(0)  # `torch.manual_seed` formats a stack for CUDA, each time
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(0)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """A test draws the same numbers, whichever tests ran before it and whichever fixtures live longer than it."""
+    seed()
 
 
 class Ended(NamedTuple):

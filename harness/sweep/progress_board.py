@@ -19,6 +19,8 @@ from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.status import SweepStatus, VisibleConsole, read_sweep, render, sentence
 
 LOOK_S = 2.0
+# The most of a process's time that drawing may use.
+SHARE = 0.05
 # Seconds between two lines if no terminal shows the board.
 LINE_S = 60.0
 
@@ -68,8 +70,8 @@ class Board:
             while not ended:
                 ended, began = self._end.wait(pause), time.monotonic()
                 live.update(Group(*map(render, self._sweeps())), refresh=True)
-                # Reading many cells takes seconds of the decoding process: use at most a twentieth of its time.
-                pause = max(LOOK_S, 20 * (time.monotonic() - began))
+                # Reading many cells takes seconds of the decoding process.
+                pause = max(LOOK_S, (time.monotonic() - began) / SHARE)
 
     def _sweeps(self) -> Iterator[SweepStatus]:
         for directory, cells in self._cells.items():

@@ -20,6 +20,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import kvsweep.cli
 from kvsweep.records import COMPLETIONS_FILE, PairRow, decode, shard_files
 
@@ -152,6 +154,8 @@ def _become(words: list[str], cwd: Path, fresh: bool, limits: Callable[[], None]
             os._exit(130)
         if fresh:
             os.execv(sys.executable, [sys.executable, "-P", "-m", "kvsweep.cli", *words[1:]])
+        # A fork makes torch's threads anew without a lock, and several threads of the command may be the first.
+        torch.set_num_threads(1)
         sys.argv = words
         kvsweep.cli.main()
         code = 0

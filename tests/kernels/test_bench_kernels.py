@@ -21,7 +21,7 @@ def bench(*arguments, first="", interpret="1"):
     program = f"import runpy\n{first}\nrunpy.run_path('scripts/bench/bench_kernels.py', run_name='__main__')"
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "TRITON_INTERPRET": interpret}
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500, check=False)
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1800, check=False)
 
 
 @pytest.mark.release

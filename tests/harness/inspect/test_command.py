@@ -39,6 +39,13 @@ def texts(tmp_path):
 
 
 @pytest.fixture
+def empty(tmp_path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
 def model(tiny_model_dir):
     return load_model(ModelConfig(name="tiny", title="Tiny", path=str(tiny_model_dir), threads=1))
 
@@ -205,7 +212,7 @@ def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsy
     [
         (["TEXTS", "--map", "reddish"], "--map reddish is no colour map of matplotlib"),
         (["/nowhere-at-all"], "does not exist"),
-        (["/tmp"], "is no cell's folder"),
+        (["EMPTY"], "is no cell's folder"),
         (["TEXTS", "--problem", "none"], "is not in"),
         (["TEXTS", "--problem", "first", "--draw", "1"], "--draw 1 is not in"),
         (["TEXTS", "--problem", "open"], "never closes its thinking"),
@@ -217,8 +224,8 @@ def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsy
         (["TEXTS", "--show", "attribution", "--find", "zebra"], "matches nothing"),
         (["TEXTS", "--head", "/nowhere-at-all"], "holds no importance predictor"),
         (["TEXTS", "model.colour=blue"], "colour"),
-        (["/tmp", "--show", "retention", "seed=1"], "cannot be given with --show retention"),
-        (["/tmp", "--show", "retention"], "holds no cells"),
+        (["EMPTY", "--show", "retention", "seed=1"], "cannot be given with --show retention"),
+        (["EMPTY", "--show", "retention"], "holds no cells"),
         (["TEXTS", "--scores", "h3o"], "--scores h3o is no policy: choose from bottom,"),
         (["TEXTS", "--scores", "full"], "scores nothing"),
         (["TEXTS", "--scores", "snapkv", "policy.budget=16", "policy.local_window=8"], "observation_window=32 is out"),
@@ -233,10 +240,11 @@ def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsy
         (["live", "policy.budget=8", "policy.local_window=9"], "local_window"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments, message, texts, tiny_model_dir, capsys):
+def test_bad_input_is_one_sentence(arguments, message, texts, empty, tiny_model_dir, capsys):
     tiny = [f"model.path={tiny_model_dir}"] if "TEXTS" in arguments else []
+    places = {"TEXTS": str(texts), "EMPTY": str(empty)}
     with pytest.raises(SystemExit) as ended:
-        main([str(texts) if a == "TEXTS" else a for a in arguments] + tiny)
+        main([places.get(word, word) for word in arguments] + tiny)
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert message in error
@@ -402,10 +410,10 @@ HELP_AND_REFUSALS = [
     ("inspect", ["--help"], 0),
     ("predictor", ["--help"], 0),
     ("inspect", ["/nowhere-at-all"], 2),
-    ("inspect", ["/tmp"], 2),
-    ("inspect", ["/tmp", "--slots", "0"], 2),
-    ("inspect", ["/tmp", "--steps", "4"], 2),
-    ("inspect", ["/tmp", "--show", "retention"], 2),
+    ("inspect", ["EMPTY"], 2),
+    ("inspect", ["EMPTY", "--slots", "0"], 2),
+    ("inspect", ["EMPTY", "--steps", "4"], 2),
+    ("inspect", ["EMPTY", "--show", "retention"], 2),
     ("inspect", ["TEXTS", "--problem", "none"], 2),
     ("inspect", ["TEXTS", "model.colour=blue"], 2),
     ("inspect", ["TEXTS", "--scores", "h3o"], 2),
@@ -424,10 +432,11 @@ HELP_AND_REFUSALS = [
 ]
 
 
-def test_help_and_refusals_import_neither_torch_nor_matplotlib(texts, tmp_path):
-    cases = [
-        (room, [str(texts) if a == "TEXTS" else a for a in words], code) for room, words, code in HELP_AND_REFUSALS
-    ]
+def test_help_and_refusals_import_neither_torch_nor_matplotlib(texts, empty, tmp_path):
+    places = {"TEXTS": str(texts), "EMPTY": str(empty)}
+    cases = []
+    for room, words, code in HELP_AND_REFUSALS:
+        cases.append((room, [places.get(word, word) for word in words], code))
     program = f"""
 import sys
 for name in ("torch", "transformers", "matplotlib"):

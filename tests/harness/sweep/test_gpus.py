@@ -82,8 +82,12 @@ def test_the_gpus_that_a_variable_names(named: str, found: list[str], monkeypatc
 
 
 def report(jobs: Any) -> list[Exception]:
-    jobs[0].job.out.write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
-    time.sleep(2)  # so that all processes run at once
+    out: Path = jobs[0].job.out
+    out.write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
+    end = time.monotonic() + 240
+    while len(list(out.parent.glob("seen-*"))) < 4:  # all processes run at once
+        assert time.monotonic() < end
+        time.sleep(0.05)
     return []
 
 
@@ -97,7 +101,7 @@ def test_each_process_sees_one_gpu(
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     model = SimpleNamespace(device="auto")
     tasks: Any = [
-        [SimpleNamespace(job=SimpleNamespace(out=tmp_path / f"{number}.txt", model=model))] for number in range(4)
+        [SimpleNamespace(job=SimpleNamespace(out=tmp_path / f"seen-{number}", model=model))] for number in range(4)
     ]
     try:
         assert Local(parallel=4)._run(tasks, report) == 0
