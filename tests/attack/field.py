@@ -130,10 +130,15 @@ class Command:
         with suppress(OSError):  # the command has ended
             os.write(self._terminal, keys)
 
+    @property
+    def is_interrupted_at_start(self) -> bool:
+        """True if Ctrl-C came before an interpreter of its own began the command: Python prints a traceback there."""
+        return self.is_fresh and b"KeyboardInterrupt" in self.said and b", in main\r\n" not in self.said
+
     def tally(self) -> Tally:
         """What the terminal saw."""
         said = ORPHAN.sub(b"", self.said) if self.code == -signal.SIGKILL else self.said
-        tracebacks = bool(TRACEBACK.search(said))
+        tracebacks = bool(TRACEBACK.search(said)) and not self.is_interrupted_at_start
         raw = bool(RAW.search(self.said))
         if tracebacks or raw or self.hangs:
             print(f"{self.name} ({self.code}) said {self.said[-3000:]!r}")

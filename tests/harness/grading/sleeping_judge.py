@@ -6,5 +6,5 @@ from kvsweep.harness.grading.answers import Verdict
 
 
 def judge(text: str, *rest: object) -> Verdict:
-    time.sleep(60 if text == "sleep" else 0)
+    time.sleep(600 if text == "sleep" else 0)
     return Verdict("5", "correct", "a judge that sleeps")

@@ -337,7 +337,7 @@ def test_mutants_are_rejected_and_rewrites_are_accepted(examples: int) -> None:
 
 
 def measured(cases: object) -> dict[str, int]:
-    with Grader(workers=2) as pool:
+    with Grader(workers=2, timeout_s=120) as pool:
         result: dict[str, int] = mutants.measured(cases, pool)
         return result
 

@@ -375,18 +375,18 @@ def test_a_question_that_is_refused_stops_no_other_one(
 def test_a_dead_server_stops_no_other_one(
     adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
 ) -> None:
-    alive, dead = adder(), adder()
-    dead.shutdown()
-    dead.server_close()
-    servers = f"grid.engine=[{{url: '{alive.url}', name: full}}, {{url: '{dead.url}', name: q4, kept_bytes: 0.28}}]"
-    with socket.socket() as held:  # else a server of another test may get the port meanwhile
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", dead.server_port))
+    alive = adder()
+    with socket.socket() as dead:  # it has a port and does not listen
+        dead.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        dead.bind(("127.0.0.1", 0))
+        port = dead.getsockname()[1]
+        url = f"http://127.0.0.1:{port}/v1"
+        servers = f"grid.engine=[{{url: '{alive.url}', name: full}}, {{url: '{url}', name: q4, kept_bytes: 0.28}}]"
         ended = kvsweep(*words, servers)
+        revived = adder(port=port)  # beside it, so that no other process gets the port
     assert ended.code == 1
-    assert ended.err.splitlines()[-1].startswith(f"kvsweep: error: {dead.url} (q4) does not answer")
+    assert ended.err.splitlines()[-1].startswith(f"kvsweep: error: {url} (q4) does not answer")
     assert len(rows(tmp_path)) == 12
-    revived = adder(port=dead.server_port)
     assert kvsweep(*words, servers).code == 0
     assert (len(alive.asked), len(revived.asked)) == (12, 12)
 
