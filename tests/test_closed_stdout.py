@@ -25,7 +25,7 @@ def end(command: tuple[str, ...], how: str) -> tuple[int, str]:
     with Path("/dev/full").open("w") as full, os.fdopen(writer, "w") as pipe:
         stdout = full if how == "full" else pipe
         done = subprocess.run(
-            words, stdout=stdout, stderr=subprocess.PIPE, env=env, text=True, timeout=120, check=False
+            words, stdout=stdout, stderr=subprocess.PIPE, env=env, text=True, timeout=300, check=False
         )
     return done.returncode, done.stderr
 

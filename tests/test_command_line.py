@@ -109,7 +109,7 @@ def test_streams_that_were_closed_have_their_numbers(closed: str, tmp_path: Path
     code = "import os\nfrom kvsweep.command_line import one_sentence\nwith one_sentence('x'):\n"
     code += f"    file = open({str(tmp_path / 'f')!r}, 'w')\n    print(file.fileno() > 2, os.dup(0) > 2, os.dup(2) > 2)"
     command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | {"PYTHONPATH": PATH})
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": PATH})
     assert ended.stdout == "True True True\n", ended.stderr
 
 
@@ -169,7 +169,7 @@ def test_a_progress_bar_moves_on_a_terminal_and_the_text_in_it_does_not() -> Non
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdin=follower, stdout=follower, stderr=follower, env=env
     )
-    assert process.wait(60) == 0
+    assert process.wait(120) == 0
     said = os.read(leader, 1 << 16)
     os.close(follower)
     os.close(leader)

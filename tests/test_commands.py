@@ -180,7 +180,7 @@ def test_the_help_of_every_command_imports_neither_torch_nor_pandas(tmp_path: Pa
         f"    assert not {{'pandas', *{HEAVY!r}}} & sys.modules.keys(), name\n"
     )
     command = [sys.executable, "-P", "-c", program]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("Usage: kvsweep ") == len(SCRIPTS) - 1
 
@@ -300,7 +300,7 @@ def test_tab_completes_keys_and_choices_in_bash(typed: str, offered: str, tmp_pa
         f'PATH="{tmp_path}:$PATH"\n{lines}\nCOMP_WORDS=({words}); COMP_CWORD={len(typed.split()) - 1}\n'
         "_kvsweep_completion kvsweep\nprintf '%s\\n' \"${COMPREPLY[@]}\"\n"
     )
-    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert offered in ended.stdout.split(), ended.stderr
 
 

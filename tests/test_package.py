@@ -27,7 +27,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """The wheel and the sdist of this tree, by kind."""
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(folder)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     return {"wheel": next(folder.glob("*.whl")), "sdist": next(folder.glob("*.tar.gz"))}
 
@@ -77,7 +77,7 @@ def test_the_sdist_makes_the_same_wheel(build: Mapping[str, Path], unpacked: Pat
     assert not (tree / "results/runs").exists()
     assert (tree / "tests/test_package.py").is_file()
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "again")]
-    subprocess.run(command, cwd=tree, capture_output=True, timeout=120, check=True)
+    subprocess.run(command, cwd=tree, capture_output=True, timeout=300, check=True)
     with zipfile.ZipFile(next((tmp_path / "again").glob("*.whl"))) as again, zipfile.ZipFile(build["wheel"]) as wheel:
         assert sorted(again.namelist()) == sorted(wheel.namelist())
 

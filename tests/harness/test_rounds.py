@@ -178,17 +178,23 @@ def test_shards_in_any_order_and_way_write_the_same_rows(expected, command, tmp_
     assert Counter(cell.state for cell in read_sweep(run).cells) == {"done": 7}
 
 
-@pytest.mark.slow  # of a process that is slowed down; test_run.py kills one too
+@pytest.mark.slow  # test_store.py kills a process too
 def test_a_killed_run_ends_alike_with_other_shards(expected, settings, start_kvsweep, command, tmp_path):
     run = tmp_path / "default"
-    slow = (
-        "import time, kvsweep.harness.decode.engine as engine\nforward = engine.Engine._forward\n"
-        "engine.Engine._forward = lambda self: (time.sleep(0.005), forward(self))[1]\n"
+    mark = tmp_path / "waits"
+    waits_in_the_second_round = (
+        "import pathlib, time; from kvsweep.harness.sweep.store import CellStore\nappend, late = CellStore.append, []\n"
+        "def append_and_wait(self, row):\n"
+        "    append(self, row)\n"
+        "    late.extend([row] if row.draw in (2, 3) else [])\n"
+        f"    if len(late) > 1: pathlib.Path({str(mark)!r}).touch(); time.sleep(600)\n"
+        "CellStore.append = append_and_wait\n"
         "from tests.harness.sweep import rounds_grades\nrounds_grades.install()"
     )
-    process = start_kvsweep(*settings, DECIDED, "+launcher.shards=2", "slots=8", setup=slow)
+    settings = [*settings, DECIDED, "+launcher.shards=2", "slots=8"]
+    process = start_kvsweep(*settings, setup=waits_in_the_second_round)
     end = time.monotonic() + 240
-    while not any(json.loads(line)["draw"] in (2, 3) for lines in rows(run).values() for line in lines[:-1]):
+    while not mark.exists():
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -571,11 +571,15 @@ def test_a_killed_run_goes_on_where_it_stopped(
     [(cell_id, rows)] = whole.items()
     run = tmp_path / "runs/default"
     path = run / cell_id / "completions.jsonl"
-    slow = (
-        "import time, kvsweep.harness.decode.engine as engine\nforward = engine.Engine._forward\n"
-        "engine.Engine._forward = lambda self: (time.sleep(0.02), forward(self))[1]"
+    waits_after_three_rows = (
+        "import pathlib, time, kvsweep.harness.decode.engine as engine\n"
+        f"forward, path = engine.Engine._forward, pathlib.Path({str(path)!r})\n"
+        "def wait(self):\n"
+        "    while path.exists() and path.read_bytes().count(b'\\n') >= 3: time.sleep(1)\n"
+        "    return forward(self)\n"
+        "engine.Engine._forward = wait"
     )
-    process = start_kvsweep(*short, setup=slow)
+    process = start_kvsweep(*short, setup=waits_after_three_rows)
     deadline = time.monotonic() + 240
     while not path.exists() or path.read_bytes().count(b"\n") < 3:
         assert process.poll() is None, process.communicate()[1]

@@ -206,10 +206,10 @@ def test_an_error_of_the_tracker_is_told_once_and_costs_nothing(
 
 @pytest.mark.slow
 def test_a_tracker_that_hangs_is_stopped(command: Callable[..., Any], fake: FakeTracker, tmp_path: Path) -> None:
-    fake.before("time.sleep(600)")
+    fake.before("time.sleep(1800)")
     start = time.monotonic()
     ended = command("tracker=wandb", "tracker.patience_s=1")
-    assert time.monotonic() - start < 300
+    assert time.monotonic() - start < 1200
     assert ended.code == 0
     assert "tracker=wandb gets no more values (not finished after 1 s)" in ended.err
     assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == 2
