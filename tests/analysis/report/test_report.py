@@ -413,7 +413,8 @@ def write_task(run: Path, cells: list[Path], **settings: Any) -> TaskStatus:
         path.name: CellProgress(model="toy_qwen", benchmark="toy_chain", policy=path.name, finished=0, expected=9)
         for path in cells
     }
-    host = {"host": platform.node(), "pid": os.getpid(), "started": time.time(), "heartbeat": time.time()}
+    host = {"host": platform.node(), "pid": os.getpid(), "process": process_mark(os.getpid())}
+    host |= {"started": time.time(), "heartbeat": time.time()}
     known = {"task": "t", "state": "running", "shard": "1/1", "command": "kvsweep again", "cells": named, **host}
     task = TaskStatus(**known | settings)
     task.write(run)
@@ -451,7 +452,7 @@ def test_a_running_sweep_shows_what_is_graded_so_far(tmp_path: Path, make_cell: 
         (3, 4, True, "*"),
         *[(2, 2, True, "*")] * 3,
     ]
-    write_task(run, [full, *cells], process=process_mark(os.getpid()), pid=2**22 + 1)
+    write_task(run, [full, *cells], pid=2**22 + 1)
     assert '<span class="state">stopped</span>' in page_of(run)
 
 

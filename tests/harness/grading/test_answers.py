@@ -346,7 +346,7 @@ def test_recorded_outputs_of_real_models(shared_data: Path) -> None:
     rows = csv.DictReader((ROOT / "results/published/grading_audit.csv").read_text().splitlines())
     more = {int(row["id"]): row["audit"] == "true" for row in rows}
     path = shared_data / "graded_outputs.jsonl"
-    with Grader(workers=2) as grader:
+    with Grader(workers=2, timeout_s=20) as grader:
         result = audit(path, grader, more, show=False, library=False)
     assert result["rows"] == 1996
     assert result["integer_false_accepts"] == 0

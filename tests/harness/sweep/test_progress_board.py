@@ -18,7 +18,7 @@ import pytest
 
 from kvsweep.harness.sweep import progress_board
 from kvsweep.harness.sweep.progress_board import Board
-from kvsweep.task_status import CellProgress, TaskStatus
+from kvsweep.task_status import CellProgress, TaskStatus, process_mark
 
 
 def write_task(run: Path, name: str, benchmark: str, finished: int, **more: Any) -> None:
@@ -27,7 +27,8 @@ def write_task(run: Path, name: str, benchmark: str, finished: int, **more: Any)
         for policy in ("full", "h2o")
     }
     now = time.time()
-    alive = {"host": os.uname().nodename, "pid": os.getpid(), "started": now - 10, "heartbeat": now}
+    alive = {"host": os.uname().nodename, "pid": os.getpid(), "process": process_mark(os.getpid())}
+    alive |= {"started": now - 10, "heartbeat": now}
     own = {"state": "running", **alive, **more}
     TaskStatus(task=name, shard="1/1", command="kvsweep", cells=cells, **own).write(run)
 
