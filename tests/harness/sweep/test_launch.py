@@ -99,7 +99,7 @@ def test_a_signal_ends_the_processes_of_a_local_sweep(
     setup += "; signal.signal(signal.SIGINT, signal.SIG_IGN)" if ignored else ""
     words = [*tiny, "launcher=local", "draws=5000", "policy=full", f"results_dir={tmp_path}"]
     process = start_kvsweep(*words, setup=setup)
-    deadline, running = time.monotonic() + 240, dict[str, Any]()
+    deadline, running = time.monotonic() + 480, dict[str, Any]()
     while running.get("state") != "running" or not running["made"]:
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()[1]
@@ -126,7 +126,7 @@ def test_a_local_sweep_starts_no_more_processes_than_cores_were_granted(
         monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
     words = [*tiny, "launcher=local", "launcher.shards=2", "draws=2", "policy=full", f"results_dir={tmp_path}"]
     process = start_kvsweep(*words, setup=setup)
-    most, deadline = 0, time.monotonic() + 240
+    most, deadline = 0, time.monotonic() + 480
     while process.poll() is None:
         assert time.monotonic() < deadline
         most = max(most, sum("submitit.local._local" in command for command in children(process.pid)))
@@ -158,7 +158,7 @@ def test_a_task_imports_what_the_command_imports(tiny: list[str], tmp_path: Path
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
     )
     assert ended.returncode == 0, ended.stderr
     assert "full" in ended.stdout
@@ -179,7 +179,7 @@ def test_a_process_that_dies_before_its_task_begins_is_named(
         "launch.RunJobs.__reduce__ = lambda self: (eval, ('__import__(\"no_such_module\")',))"
     )
     process = start_kvsweep(*tiny, "launcher=local", "policy=full", f"results_dir={tmp_path}", setup=setup)
-    assert process.wait(120) == 1
+    assert process.wait(240) == 1
     [status] = (tmp_path / "default/status").glob("*.json")
     found = json.loads(status.read_text())
     assert found["state"] == "failed"
