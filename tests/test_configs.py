@@ -120,10 +120,11 @@ def test_a_policy_lies_in_the_file_of_its_name_or_its_family() -> None:
 @pytest.mark.parametrize("name", names("predictor"))
 def test_every_predictor_recipe(name: str, step: int, write_problems: Callable[..., Path]) -> None:
     for model in names("model")[::step]:
-        problems = (
-            [f"benchmark.path={write_problems([{'id': 'a', 'problem': '1+1?', 'answer': 2}])}"] if name == "r1" else []
-        )
-        plan = read_settings([f"recipe={name}", f"model={model}", *problems])
+        given = [f"recipe={name}", f"model={model}"]
+        if name.startswith("r1"):
+            path = write_problems([{"id": "a", "problem": "1+1?", "answer": 2}])
+            given += [f"benchmark.path={path}", "recipe.target=linear"]
+        plan = read_settings(given)
         assert plan.model.name == model
         assert plan.recipe.head.parent == plan.recipe.out
         assert (plan.recipe.toy_problems is None) == (plan.benchmark is not None)

@@ -20,8 +20,10 @@ ALONE = ("oracle", "statistics", "scales")  # no predictor needs these stages, s
 
 
 def make(stage: str, overrides: Sequence[str]) -> None:
-    """Run one stage, or all stages that a predictor needs (`all`)."""
-    run(read_settings(overrides), STAGES if stage == "all" else [stage])
+    """Run one stage, or all stages that a predictor needs (`all`); eval needs traces that are held out."""
+    settings = read_settings(overrides)
+    needed = STAGES if settings.recipe.held_out else STAGES[:-1]
+    run(settings, needed if stage == "all" else [stage])
 
 
 def run(settings: PredictorSettings, stages: Sequence[str]) -> None:

@@ -3,13 +3,16 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
@@ -18,11 +21,12 @@ from kvsweep.compression.rows import Prefill
 from kvsweep.errors import UserError
 from kvsweep.files import replace_text, replacing
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.predictor.recipe import LABEL_KINDS, LabelKind, Recipe
+from kvsweep.harness.predictor.recipe import LABEL_KINDS, LabelKind, Recipe, Target
 from kvsweep.harness.predictor.traces import Trace
 from kvsweep.kernels.implementation import Implementation, operations
 
 Labeled = tuple[bool, Tensor, dict[LabelKind, Tensor]]  # held out, hidden states [T, hidden_size], labels [T]
+Labels = Mapping[LabelKind, Tensor]
 
 
 class LabelPass(Prefill):
@@ -81,12 +85,14 @@ def label_trace(
 def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict[str, Any]:
     """Write the missing label shards; return the manifest. Raises UserError if the folder has other labels."""
     hidden_size = model.spec.hidden_size
-    tokens = sum(t.think_end - t.think_start for t in traces)
+    tokens = sum(t.think_end - t.think_start + recipe.lead for t in traces)
     mib = tokens * (hidden_size * model.shape.dtype.itemsize + 4 * len(LABEL_KINDS)) / 2**20
     print(f"labels: {len(traces)} traces, {tokens} thinking tokens, {mib:.1f} MiB on disk", flush=True)
     per_shard = max(1, round(len(traces) * recipe.shard_mib / mib))
     shards = [traces[i : i + per_shard] for i in range(0, len(traces), per_shard)]
     made_with = {"min_distance": recipe.min_distance, "hidden_size": hidden_size, "data": data_hash(traces)}
+    if recipe.lead:
+        made_with["lead"] = recipe.lead
     counts = {"traces": len(traces), "tokens": tokens, "shards": len(shards)}
     manifest: dict[str, Any] = {"model": model.config.identity(), **made_with, **counts}
     text = json.dumps(manifest, indent=2) + "\n"
@@ -113,12 +119,18 @@ def _about(path: Path) -> str:
 
 
 def write_shard(path: Path, traces: Sequence[Trace], model: LoadedModel, recipe: Recipe, about: str) -> None:
-    read = [label_trace(model, trace, recipe.min_distance, LABEL_KINDS, recipe.impl) for trace in traces]
+    longer = [with_lead(trace, recipe.lead) for trace in traces]
+    read = [label_trace(model, trace, recipe.min_distance, LABEL_KINDS, recipe.impl) for trace in longer]
     hidden, labels = zip(*read, strict=True)
     tensors: dict[str, Tensor] = {kind: torch.cat([label[kind] for label in labels]) for kind in LABEL_KINDS}
     tensors |= {"hidden": torch.cat(hidden), "lengths": torch.tensor([len(h) for h in hidden])}
     with replacing(path) as temporary:
         save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, temporary, metadata={"about": about})
+
+
+def with_lead(trace: Trace, lead: int) -> Trace:
+    """Return a trace whose thinking begins with the last `lead` tokens of the prompt."""
+    return replace(trace, think_start=trace.think_start - lead)
 
 
 def shard_path(directory: Path, number: int) -> Path:
@@ -129,20 +141,47 @@ def data_hash(traces: Sequence[Trace]) -> str:
     return hashlib.sha256("".join(json.dumps(trace.to_dict()) for trace in traces).encode()).hexdigest()[:16]
 
 
-def read_shard(recipe: Recipe, manifest: Mapping[str, Any], number: int) -> Iterator[Labeled]:
+@dataclass(frozen=True)
+class StoredTrace:
+    """A trace's place in an open shard. The file is mapped into memory, so that a read fetches these rows alone."""
+
+    file: Any
+    rows: slice
+    held_out: bool
+
+    def read(self) -> Labeled:
+        """Return whether the trace is held out, its hidden states [T, hidden_size] and its labels [T]."""
+        hidden, *labels = (self.file.get_slice(name)[self.rows] for name in ("hidden", *LABEL_KINDS))
+        return self.held_out, hidden, dict(zip(LABEL_KINDS, labels, strict=True))
+
+
+def open_shard(recipe: Recipe, manifest: Mapping[str, Any], number: int) -> list[StoredTrace]:
+    """Return the places of a shard's traces; raises UserError for a broken shard or one of other traces."""
     path = shard_path(recipe.labels, number)
     try:
-        tensors = load_file(path)
-        lengths = tensors["lengths"].tolist()
-        parts = {k: tensors[k].split(lengths) for k in ("hidden", *LABEL_KINDS)}
+        file: Any = safe_open(path, framework="pt")
         about = json.loads(_about(path))
-    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        lengths = file.get_tensor("lengths").tolist()
+        rows = {file.get_slice(name).get_shape()[0] for name in ("hidden", *LABEL_KINDS)}
+        if rows != {sum(lengths)}:
+            raise ValueError(f"{path} has tensors of {rows} rows for {sum(lengths)} tokens")
+    except (OSError, SafetensorError, ValueError) as error:
         raise UserError(f"{path} is no shard of labels: run kvsweep predictor labels again.") from error
     if about["manifest"] != manifest:
         raise UserError(f"{path} holds labels of other traces or settings: run kvsweep predictor labels again.")
-    for index, problem in enumerate(about["problems"]):
-        held_out = int(hashlib.sha256(problem.encode()).hexdigest(), 16) % recipe.held_out == 0
-        yield (held_out, parts["hidden"][index], {k: parts[k][index] for k in LABEL_KINDS})
+    ends = list(accumulate(lengths))
+    places = zip(ends, lengths, about["problems"], strict=True)
+    return [StoredTrace(file, slice(end - size, end), is_held_out(recipe, name)) for end, size, name in places]
+
+
+def is_held_out(recipe: Recipe, problem_id: str) -> bool:
+    if recipe.held_out is None:
+        return False
+    return int(hashlib.sha256(problem_id.encode()).hexdigest(), 16) % recipe.held_out == 0
+
+
+def read_shard(recipe: Recipe, manifest: Mapping[str, Any], number: int) -> Iterator[Labeled]:
+    return (trace.read() for trace in open_shard(recipe, manifest, number))
 
 
 def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str, Any]) -> Path:
@@ -150,10 +189,10 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
     if manifest["data"] != data_hash(traces):
         raise UserError(f"{recipe.out} holds labels of other traces: run kvsweep predictor labels first.")
     rows = (row for number in range(manifest["shards"]) for row in read_shard(recipe, manifest, number))
-    found = {}
+    found, lead = {}, manifest.get("lead", 0)
     for trace, (_, _, labels) in zip(traces, rows, strict=True):
         scores = torch.full((len(trace.token_ids),), torch.nan)
-        scores[trace.think_start : trace.think_end] = target(labels, recipe.label)
+        scores[trace.think_start : trace.think_end] = target(labels, recipe.label, recipe.target)[lead:]
         found[f"{trace.problem_id}/{trace.draw}"] = torch.tensor(trace.token_ids), scores
     path = recipe.out / f"oracle_{'_'.join(recipe.label)}.safetensors"
     card = {"hidden_size": manifest["hidden_size"], "model_weights": manifest["model"]["weights"]}
@@ -161,15 +200,20 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
     return path
 
 
-def target(labels: Mapping[LabelKind, Tensor], kinds: Sequence[LabelKind]) -> Tensor:
-    """Return the sum of a trace's standardised labels of these kinds, scaled to 0 to 1; NaN where a label is missing.
+def target(labels: Labels, kinds: Sequence[LabelKind], scale: Target | None = "standardised") -> Tensor:
+    """Return what a head learns of a trace's labels, [T]; NaN where a label is missing.
 
-    DynTS (2601.18383) trains on z-scores, shifted and scaled, because its Softplus output is never below zero.
+    `standardised` is the sum of the labels of these kinds, each standardised, scaled to 0 to 1. The code of DynTS
+    (Robin930/DynTS a55dc37, verl_sft_fsdp.py 1390-1410) scales the mean attention x of one kind, alike in all traces:
+    10 / 0.3 * x ** 0.3 (`power`) for R1-Distill-Qwen-7B, and 10,000 * x (`linear`) for R1-Distill-Llama-8B.
     """
-    return standardise(torch.stack([standardise(labels[kind].float()) for kind in kinds]).sum(dim=0))
+    if scale == "standardised":
+        return standardise(torch.stack([standardise(labels[kind].float()) for kind in kinds]).sum(dim=0))
+    [kind] = kinds
+    return labels[kind] * 10_000 if scale == "linear" else labels[kind] ** 0.3 / 0.3 * 10
 
 
 def standardise(label: Tensor) -> Tensor:
-    """Shift and scale one trace's label to 0 to 1, like its z-scores. NaN stays; a constant label becomes 0."""
+    """Shift and scale one trace's label to 0 to 1. NaN stays; a constant label becomes 0."""
     known = label[~label.isnan()]
     return (label - known.min()) / (known.max() - known.min()).clamp(min=1e-12) if len(known) else label

@@ -20,8 +20,27 @@ from kvsweep.kernels.implementation import Implementation, check_available
 # `kernels.reference.importance_labels` defines all three.
 LabelKind = Literal["answer", "far_max", "later"]
 LABEL_KINDS: tuple[LabelKind, ...] = get_args(LabelKind)
+# `labels.target` defines all three.
+Target = Literal["standardised", "power", "linear"]
+AtLeastZero = Annotated[int, Field(ge=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
 AtLeastTwo = Annotated[int, Field(ge=2)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeTraces:
+    """How a head learns from batches of whole traces. `conf/predictor/r1.yaml` has each field's released value."""
+
+    ranks: AtLeastOne
+    micro_batch: AtLeastOne
+    heavy: Annotated[list[float], Field(min_length=2, max_length=2)]
+    heavy_weight: Annotated[float, Field(ge=0)]
+    clip: Annotated[float, Field(gt=0)]
+    betas: Annotated[list[Share], Field(min_length=2, max_length=2)]
+    warm_up: Share
+    first_spread: Annotated[float, Field(gt=0)]
+    dtype: Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +59,18 @@ class Recipe:
     open_tag: str | None
     close_tag: str | None
     min_distance: AtLeastOne
+    lead: AtLeastZero
     shard_mib: AtLeastOne
     label: Annotated[list[LabelKind], Field(min_length=1)]
+    target: Target | None
     widths: list[AtLeastOne]
     epochs: AtLeastOne
     lr: Annotated[float, Field(gt=0)]
     weight_decay: Annotated[float, Field(ge=0)]
     batch: AtLeastTwo
     rank_weight: Annotated[float, Field(ge=0)]
-    held_out: AtLeastTwo
+    held_out: AtLeastTwo | None
+    whole_traces: WholeTraces | None
 
     def __post_init__(self) -> None:
         check_available(self.impl)
@@ -64,6 +86,23 @@ class Recipe:
             raise UserError(f"recipe.text={self.text} is no file: give a text, or null for the texts of the traces.")
         if len(set(self.label)) < len(self.label):
             raise UserError(f"recipe.label={self.label} names a kind twice: name each of {LABEL_KINDS} at most once.")
+        self._check_target()
+
+    def _check_target(self) -> None:
+        if self.target is None:
+            scales = "power (10 / 0.3 * x ** 0.3) and linear (10,000 * x)"
+            named = "name model=r1_qwen_7b or r1_llama_8b, or choose the scale for another model"
+            raise UserError(f"recipe.target= is not set, and DynTS has {scales}: {named}.")
+        if self.target != "standardised" and len(self.label) > 1:
+            several = f"recipe.target={self.target} scales one kind of label, not recipe.label={self.label}"
+            raise UserError(f"{several}: name one kind, or take recipe.target=standardised.")
+        whole = self.whole_traces
+        if whole and self.rank_weight:
+            unused = f"recipe.rank_weight={self.rank_weight} is of batches of tokens, and recipe.whole_traces is set"
+            raise UserError(f"{unused}: choose recipe.rank_weight=0 or recipe.whole_traces=null.")
+        if whole and self.batch % (whole.ranks * whole.micro_batch):
+            uneven = f"recipe.batch={self.batch} traces are no whole micro-batches of {whole.micro_batch}"
+            raise UserError(f"{uneven} for each of {whole.ranks} ranks: choose a multiple.")
 
     @property
     def labels(self) -> Path:
@@ -91,7 +130,10 @@ class PredictorSettings:
 
 @plain_config_errors()
 def read_settings(arguments: Sequence[str]) -> PredictorSettings:
-    """Compose conf/predictor/<recipe>.yaml (default: the model's, else toy) with overrides; refuse wrong ones."""
+    """Compose conf/predictor/<recipe>.yaml (default: the model's, else toy) with overrides; refuse wrong ones.
+
+    With a model that the DynTS paper's code names, recipe=r1 is the model's own file, which adds the target.
+    """
     if options := [argument for argument in arguments if argument.startswith("-")]:
         raise UserError(f"{options[0]} is no option of kvsweep predictor: give settings as KEY=VALUE, or --help.")
     models = [a.partition("=")[2] for a in arguments if a.startswith("model=")]
@@ -99,6 +141,8 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
     name = ["toy", *own, *(a.partition("=")[2] for a in arguments if a.startswith("recipe="))][-1]
     if name not in choices("predictor"):
         raise UserError(f"recipe={name} is unknown: choose from {', '.join(choices('predictor'))}.")
+    if name == "r1":
+        name = next((model for model in own if model.startswith("r1_")), name)
     config = compose_config(*(a for a in arguments if not a.startswith("recipe=")), name=f"predictor/{name}")
     # conf/predictor/r1.yaml leaves out the file, which only the stage that writes traces needs.
     benchmark = config.get("benchmark")

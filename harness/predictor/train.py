@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from pickle import UnpicklingError
 from random import Random
@@ -21,6 +22,7 @@ from kvsweep.files import replacing
 from kvsweep.harness.models.load import device_of
 from kvsweep.harness.predictor.labels import Labeled, read_shard, target
 from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe
+from kvsweep.harness.predictor.trace_batches import Fitting, trace_fitting
 from kvsweep.harness.provenance import describe_code
 
 # Eval counts how many of the true top 20% of tokens are in the predicted top 20%, 30%, ..., and compares the mean true
@@ -29,28 +31,26 @@ TOP, DEPTHS, BINS = 0.2, (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), 10
 
 
 def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
-    """Fit the predictor by mean squared error; write a checkpoint after each epoch; return its folder."""
+    """Fit the predictor; write a checkpoint after each epoch; return its folder."""
     recipe, model, device = settings.recipe, settings.model, device_of(settings.model)
-    names = ("label", "widths", "epochs", "lr", "weight_decay", "batch", "rank_weight", "held_out", "seed")
+    names = ("label", "target", "widths", "epochs", "lr", "weight_decay", "batch", "rank_weight", "held_out", "seed")
     fixed = {name: manifest[name] for name in ("data", "min_distance")} | {n: getattr(recipe, n) for n in names}
     fixed["model_weights"] = manifest["model"]["weights"]
+    if rules := recipe.whole_traces:
+        fixed |= {"lead": manifest.get("lead", 0), "whole_traces": asdict(rules)}
     torch.manual_seed(recipe.seed)
-    head = ImportancePredictor(manifest["hidden_size"], recipe.widths).to(device)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.epochs * manifest["shards"])
+    fitting = trace_fitting(recipe, rules, manifest, device) if rules else token_fitting(recipe, manifest, device)
+    head = fitting.head
     recipe.head.mkdir(parents=True, exist_ok=True)
     path = recipe.head / "checkpoint.pt"
-    parts: dict[str, Any] = {"head": head, "optimizer": optimizer, "schedule": schedule}
+    parts: dict[str, Any] = {"head": head, "optimizer": fitting.optimizer, "schedule": fitting.schedule}
     saved = read_checkpoint(path, device) if path.exists() else {}
     start = saved["epoch"] if saved.get("settings") == fixed else 0
     for name, part in parts.items() if start else ():
         part.load_state_dict(saved[name])
     for epoch in tqdm(range(start, recipe.epochs), desc=f"train {'+'.join(recipe.label)}"):
         torch.manual_seed(recipe.seed + epoch)
-        fitted = 0
-        for number in Random(f"{recipe.seed}-{epoch}").sample(range(manifest["shards"]), manifest["shards"]):
-            fitted += fit_shard(head, optimizer, recipe, read_shard(recipe, manifest, number))
-            schedule.step()
+        fitted = fitting.fit_epoch(epoch)
         if not fitted:
             lacking = f"no token of {manifest['traces']} traces is left to fit, with recipe.held_out={recipe.held_out}"
             distance = f"recipe.min_distance={manifest['min_distance']}"
@@ -69,6 +69,22 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     return recipe.head
 
 
+def token_fitting(recipe: Recipe, manifest: Mapping[str, Any], device: torch.device) -> Fitting:
+    """Return a new head with its optimizer. A batch is tokens of one shard's traces, and the rate falls by shards."""
+    head = ImportancePredictor(manifest["hidden_size"], recipe.widths).to(device)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.epochs * manifest["shards"])
+
+    def fit_epoch(epoch: int) -> int:
+        tokens = 0
+        for number in Random(f"{recipe.seed}-{epoch}").sample(range(manifest["shards"]), manifest["shards"]):
+            tokens += fit_shard(head, optimizer, recipe, read_shard(recipe, manifest, number))
+            schedule.step()
+        return tokens
+
+    return Fitting(head, optimizer, schedule, fit_epoch)
+
+
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     try:
         return dict(torch.load(path, weights_only=True, map_location=device))
@@ -81,7 +97,7 @@ def fit_shard(
 ) -> int:
     """Fit one shard's traces that are not held out; return the number of their tokens with a label."""
     device = next(head.parameters()).device
-    fitted = [(h, target(labels, recipe.label)) for held_out, h, labels in traces if not held_out]
+    fitted = [(h, target(labels, recipe.label, recipe.target)) for held_out, h, labels in traces if not held_out]
     if not fitted:
         return 0
     hidden, wanted = torch.cat([h for h, _ in fitted]), torch.cat([t for _, t in fitted])
@@ -112,6 +128,8 @@ def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
 @torch.inference_mode()
 def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Write eval.json: ranking and calibration on held-out traces; UserError without a predictor or such traces."""
+    if recipe.held_out is None:
+        raise UserError("recipe.held_out=null keeps no trace to measure on: choose one in so many, and train again.")
     try:
         head, card = load_predictor(recipe.head), read_card("predictor", recipe.head)
     except UserError as error:
@@ -123,7 +141,7 @@ def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
     found, ranks, bins = [], [], []
     for number in range(manifest["shards"]):
         for held_out, hidden, labels in read_shard(recipe, manifest, number):
-            goal = target(labels, recipe.label)
+            goal = target(labels, recipe.label, recipe.target)
             known = ~goal.isnan()
             if not held_out or known.sum() < 2 * BINS:
                 continue

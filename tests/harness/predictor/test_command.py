@@ -108,7 +108,7 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         ([], "Choose from: traces, labels, train"),
-        (["train", "recipe=none"], "recipe=none is unknown: choose from r1, smollm2_reasons, toy"),
+        (["train", "recipe=none"], "recipe=none is unknown: choose from r1, r1_llama_8b, r1_qwen_7b"),
         (["train", "recipe.label=[]"], "recipe.label=[] "),
         (["train", "recipe.label=[later,later]"], "names a kind twice"),
         (["train", "recipe.epochs=0"], "recipe.epochs=0 is out of range: it must be a whole number, at least 1."),
@@ -121,9 +121,19 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
         (["train"], "run kvsweep predictor labels first"),
         (["labels"], "run kvsweep predictor traces"),
         (["traces", "recipe.import_from=nowhere"], "import_from=nowhere does not exist"),
-        (["all", "recipe=r1", "benchmark.path=MATH.jsonl"], "benchmark.path=MATH.jsonl"),
-        (["all", "recipe=r1"], "no problems for traces"),
-        (["train", "recipe=r1"], "run kvsweep predictor labels first"),
+        (["all", "recipe=r1", "model=r1_qwen_7b", "benchmark.path=MATH.jsonl"], "benchmark.path=MATH.jsonl"),
+        (["all", "model=r1_qwen_7b"], "no problems for traces"),
+        (["train", "recipe=r1", "model=r1_llama_8b"], "run kvsweep predictor labels first"),
+        (
+            ["all", "recipe=r1", "model=toy_qwen"],
+            "recipe.target= is not set, and DynTS has power (10 / 0.3 * x ** 0.3)",
+        ),
+        (
+            ["train", "recipe.target=power", "recipe.label=[answer,later]"],
+            "recipe.target=power scales one kind of label",
+        ),
+        (["train", "model=r1_qwen_7b", "recipe.batch=24"], "recipe.batch=24 traces are no whole micro-batches of 4"),
+        (["train", "model=r1_qwen_7b", "recipe.whole_traces.dtype=x"], "recipe.whole_traces.dtype=x is unknown"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, message, capsys, monkeypatch, tmp_path):
@@ -244,6 +254,14 @@ def test_traces_of_words_are_of_no_evaluation_problem():
 
 
 def test_the_recipe_for_r1_takes_a_benchmark_or_a_file_and_nothing_by_itself():
-    assert read_settings(["recipe=r1"]).benchmark is None
-    assert read_settings(["recipe=r1", "benchmark=toy_add"]).benchmark.task == "add"
-    assert read_settings(["recipe=r1", "benchmark.path=MATH.jsonl"]).benchmark.path == "MATH.jsonl"
+    r1 = ["recipe=r1", "model=r1_qwen_7b"]
+    assert read_settings(r1).benchmark is None
+    assert read_settings([*r1, "benchmark=toy_add"]).benchmark.task == "add"
+    assert read_settings([*r1, "benchmark.path=MATH.jsonl"]).benchmark.path == "MATH.jsonl"
+
+
+def test_the_recipe_for_r1_scales_importance_by_the_model():
+    assert read_settings(["model=r1_qwen_7b"]) == read_settings(["recipe=r1", "model=r1_qwen_7b"])
+    assert read_settings(["recipe=r1", "model=r1_qwen_7b", "model.name=mine"]).recipe.target == "power"
+    assert read_settings(["recipe=r1", "model=r1_llama_8b"]).recipe.target == "linear"
+    assert read_settings(["recipe=r1", "model=toy_qwen", "recipe.target=linear"]).recipe.batch == 256
