@@ -79,6 +79,54 @@ def test_from_texts_to_a_head_and_again_from_any_stage(settings, tmp_path, capsy
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
+RELEASED = ["recipe=r1", "recipe.target=power", "recipe.batch=4", "recipe.whole_traces.ranks=1", "recipe.rank_weight=0"]
+
+
+def test_a_head_by_the_released_recipe(settings, tmp_path, capsys):
+    main(["all", *settings, *RELEASED])
+    head, traces = tmp_path / "out/answer", list(read_rows(tmp_path / "out/traces.jsonl"))
+    assert json.loads((head / "eval.json").read_text())["held_out_traces"] > 0
+    card = read_card("predictor", head)
+    assert {"target": "power", "batch": 4, "lead": 1}.items() <= card.items()
+    assert card["whole_traces"]["betas"] == [0.9, 0.95]
+    kept = [trace for trace in traces if trace["kept"]]
+    assert card["tokens"] == sum(trace["think_end"] - trace["think_start"] + 1 for trace in kept)
+    main(["oracle", *settings, *RELEASED])
+    labels = load_file(tmp_path / "out/oracle_answer.safetensors")
+    for trace in kept:
+        label = labels[f"labels/{trace['problem_id']}/{trace['draw']}"]
+        assert (~label.isnan()).nonzero()[:, 0].tolist() == [*range(trace["think_start"], trace["think_end"])]
+    assert "recipe.held_out=null keeps no trace to measure on" in refused(
+        ["eval", *settings, *RELEASED, "recipe.held_out=null"], capsys
+    )
+
+
+@pytest.mark.slow
+def test_the_released_recipe_in_bfloat16_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
+    released = [*settings, *RELEASED, "recipe.whole_traces.dtype=bfloat16", "recipe.held_out=null"]
+    main(["all", *released])
+    assert not (tmp_path / "out/answer/eval.json").exists()
+    whole = load_predictor(tmp_path / "out/answer").state_dict()
+    (tmp_path / "out/answer/checkpoint.pt").unlink()
+    import kvsweep.harness.predictor.trace_batches as stage
+
+    fit, calls = stage.fit_batch, []
+
+    def die_in_the_third_epoch(*arguments):
+        calls.append(1)
+        if len(calls) == 2 * 5 + 1:  # 20 traces are five steps
+            raise KeyboardInterrupt
+        return fit(*arguments)
+
+    monkeypatch.setattr(stage, "fit_batch", die_in_the_third_epoch)
+    with pytest.raises(SystemExit):
+        main(["train", *released])
+    main(["train", *released])
+    assert len(calls) == 2 * 5 + 1 + 5
+    resumed = load_predictor(tmp_path / "out/answer").state_dict()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
 @pytest.mark.slow
 def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
     main(["all", *settings])
@@ -133,6 +181,7 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
             "recipe.target=power scales one kind of label",
         ),
         (["train", "model=r1_qwen_7b", "recipe.batch=24"], "recipe.batch=24 traces are no whole micro-batches of 4"),
+        (["train", "model=r1_qwen_7b", "recipe.rank_weight=1"], "recipe.rank_weight=1.0 is of batches of tokens"),
         (["train", "model=r1_qwen_7b", "recipe.whole_traces.dtype=x"], "recipe.whole_traces.dtype=x is unknown"),
     ],
 )
