@@ -97,17 +97,21 @@ class Benchmark:
 
     name: str
     problems: tuple[Problem, ...]  # the first `limit` of `count`, in the data's order
+    questions: tuple[str, ...]  # the texts of these problems, without prompt and options
     content_hash: str  # over (id, prompt, gold) of every problem of the set
     count: int
     origin: str  # where the problems came from, and whether a hub dataset is not pinned
 
 
-def load_problems(config: BenchmarkConfig) -> Benchmark:
-    """Load a benchmark from its path, else from its source, and check every problem."""
-    rows, origin, config = read_source(config)
+def load_problems(config: BenchmarkConfig, *, only_estimated: bool = False) -> Benchmark:
+    """Load a benchmark from its path, else from its source, and check every problem.
+
+    If a sweep is `only_estimated`, `expected_count` stand-ins take the place of a hub dataset that cannot be had.
+    """
+    rows, origin, config = read_source(config, only_estimated=only_estimated)
     config = _of_local_file(rows, config)
     rows = _kept(rows, config, origin)
-    problems = _problems(rows, config, origin)
+    problems, questions = _problems(rows, config, origin)
     found = content_hash([[problem.id, problem.prompt, problem.gold] for problem in problems])
     for name, value in {"expected_count": len(rows), "expected_hash": found}.items():
         expected = getattr(config, name)
@@ -116,7 +120,19 @@ def load_problems(config: BenchmarkConfig) -> Benchmark:
             mend = f"set benchmark.revision to the right commit, or benchmark.{name}={value} to take the data as it is"
             raise UserError(f"{origin} holds {other}; {mend}.")
     chosen = tuple(problems[: config.limit])
-    return Benchmark(name=config.name, problems=chosen, content_hash=found, count=len(problems), origin=origin)
+    return Benchmark(
+        name=config.name,
+        problems=chosen,
+        questions=tuple(questions[: config.limit]),
+        content_hash=found,
+        count=len(problems),
+        origin=origin,
+    )
+
+
+def question_hash(text: str) -> str:
+    """Return a hash of a question's text: a head's card names the questions of its traces by it."""
+    return content_hash(" ".join(text.split()))
 
 
 def _of_local_file(rows: list[FileRow], config: BenchmarkConfig) -> BenchmarkConfig:
@@ -141,7 +157,8 @@ def _kept(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list[Fil
     return rows
 
 
-def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list[Problem]:
+def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tuple[list[Problem], list[str]]:
+    """Return the problems and the texts of their questions."""
     if not rows:
         raise UserError(f"{origin} holds no problems; give data with at least one.")
     problem_column, answer_column = (_require(name, config, rows, origin) for name in ("problem", "answer"))
@@ -176,7 +193,8 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list
     if config.answer_kind == "letter" and not config.has_options:
         for row, prompt, gold, problem_id in zip(rows, prompts, golds, ids, strict=True):
             check_letter(row, prompt, gold, problem_id)
-    return [Problem(id=one, prompt=text, gold=gold) for one, text, gold in zip(ids, prompts, golds, strict=True)]
+    problems = [Problem(id=name, prompt=text, gold=gold) for name, text, gold in zip(ids, prompts, golds, strict=True)]
+    return problems, texts
 
 
 def _with_comparable_answers(rows: list[FileRow], column: str, config: BenchmarkConfig) -> list[FileRow]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvsweep.compression.artifacts import is_planning
 from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig
 from kvsweep.harness.models.hub import is_lfs_pointer, is_reachable
@@ -21,8 +20,11 @@ _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _STAND_IN_CHARS = 1000
 
 
-def read_source(config: BenchmarkConfig) -> tuple[list[FileRow], str, BenchmarkConfig]:
-    """Read the rows; return them, their source, and the configuration that fits them (a fallback has its own)."""
+def read_source(config: BenchmarkConfig, *, only_estimated: bool) -> tuple[list[FileRow], str, BenchmarkConfig]:
+    """Read the rows; return them, their source, and the configuration that fits them (a fallback has its own).
+
+    If a sweep is `only_estimated`, stand-ins take the place of a hub dataset that cannot be had.
+    """
     if config.path is not None:
         path = Path(config.path)
         return _read_path(path, config.split), str(path), config
@@ -31,7 +33,7 @@ def read_source(config: BenchmarkConfig) -> tuple[list[FileRow], str, BenchmarkC
     try:
         return _read_hub(config), _hub_origin(config), config
     except UserError as first:
-        if is_planning() and config.expected_count is not None:
+        if only_estimated and config.expected_count is not None:
             return _stand_ins(config, first)
         if config.fallback is None:
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -17,7 +17,7 @@ from kvsweep import records
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.errors import UserError
 from kvsweep.files import replace_text
-from kvsweep.harness.benchmarks.load import load_problems
+from kvsweep.harness.benchmarks.load import load_problems, question_hash
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.grading.answers import AnswerKind, Ungraded, canonical_gold
 from kvsweep.harness.grading.grader import Grader
@@ -32,7 +32,7 @@ from kvsweep.thinking import ThinkTags, segment_text
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
 
-TRACES_FILE, ORIGIN_FILE = "traces.jsonl", "traces.json"
+TRACES_FILE, ORIGIN_FILE, QUESTIONS_FILE = "traces.jsonl", "traces.json", "questions.json"
 
 
 class Trace(records.PairRow, frozen=True, kw_only=True):
@@ -70,6 +70,19 @@ def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) ->
     return len(read_traces(settings))
 
 
+def add_questions(folder: Path, questions: Iterable[str]) -> None:
+    """Add the questions' hashes to those that the folder's traces answer."""
+    hashes = {*read_questions(folder), *(question_hash(question) for question in questions)}
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_text(folder / QUESTIONS_FILE, json.dumps(sorted(hashes)) + "\n")
+
+
+def read_questions(folder: Path) -> list[str]:
+    """Return the hashes of the questions of the folder's traces; none for traces of an earlier version."""
+    file = folder / QUESTIONS_FILE
+    return list(json.loads(file.read_text())) if file.exists() else []
+
+
 def _question(trace: Trace) -> int | None:
     """Return a hash of the question's tokens; None for a trace that is not kept, which stores none."""
     return hash(tuple(trace.token_ids[: trace.think_start])) if trace.kept else None
@@ -105,8 +118,9 @@ def written(
     settings: PredictorSettings, load: Callable[[], LoadedModel], done: Mapping[records.Pair, int | None]
 ) -> Iterator[Trace]:
     """Let the model write the traces that are missing, with its full cache, and grade them."""
-    problems, kind = trace_problems(settings)
+    problems, questions, kind = trace_problems(settings)
     model, recipe = load(), settings.recipe
+    add_questions(recipe.out, questions)
     branch = (Branch(cell_id="", policy=FullCache(name="full")),)
     asked = {p.id: (model.dialogue.prompt_ids(p.prompt), p.gold) for p in problems}
     requests = [
@@ -165,14 +179,15 @@ def read_graded(folder: Path) -> Iterator[tuple[str, Completion, Grade | None]]:
         yield problems[name].prompt, completion, grades.get(completion.key)
 
 
-def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKind]:
-    """Return the problems of the traces and their kind of answer. Toy problems never overlap the evaluation set."""
+def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], list[str], AnswerKind]:
+    """Return the traces' problems, their questions, and their kind of answer. No toy problem is evaluated elsewhere."""
     recipe = settings.recipe
     if recipe.toy_problems is None:
         if settings.benchmark is None:
             other = "recipe=r1 with benchmark= or benchmark.path="
             raise UserError(f"no problems for traces: give recipe.toy_problems=, or {other}.")
-        return list(load_problems(settings.benchmark).problems), settings.benchmark.answer_kind
+        benchmark = load_problems(settings.benchmark)
+        return list(benchmark.problems), list(benchmark.questions), settings.benchmark.answer_kind
     problems = []
     for task in recipe.toy_tasks:
         rng = Random(f"kvsweep-toy-traces-{recipe.seed}-{task}")
@@ -182,7 +197,7 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKi
             stream = tasks.training_problems(task, rng, tasks.TASKS[task].eval_sizes)
         toys = [next(stream) for _ in range(recipe.toy_problems // len(recipe.toy_tasks))]
         problems += [Problem(id=t.id, prompt=t.question, gold=str(t.answer)) for t in toys]
-    return problems, "integer"
+    return problems, [problem.prompt for problem in problems], "integer"
 
 
 def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
@@ -195,12 +210,14 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
     if is_cell:
         check_cell(source, settings.model)
         model = load()
+        add_questions(settings.recipe.out, [question for question, _, _ in read_graded(source)])
         for question, completion, grade in read_graded(source):
             if grade is not None:
                 yield graded_trace(completion, model, model.dialogue.prompt_ids(question), grade.correct == 1)
         return
     tags = ThinkTags(start=settings.recipe.open_tag, end=settings.recipe.close_tag)
     texts, model = _by_question(source), load()
+    add_questions(settings.recipe.out, [row.problem for _, row in texts.values()])
     with Grader(workers=1) as grader:
         for key, (where, row) in texts.items():
             try:

@@ -23,6 +23,7 @@ from kvsweep.harness.models.load import device_of
 from kvsweep.harness.predictor.labels import Labeled, read_shard, target
 from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe
 from kvsweep.harness.predictor.trace_batches import Fitting, trace_fitting
+from kvsweep.harness.predictor.traces import read_questions
 from kvsweep.harness.provenance import describe_code
 
 # Eval counts how many of the true top 20% of tokens are in the predicted top 20%, 30%, ..., and compares the mean true
@@ -64,7 +65,8 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     place = Path(model.place).name if model.files() else model.place
     of_model = {"model": model.name, "model_path": place, "model_revision": model.revision}
     counts = {name: manifest[name] for name in ("traces", "tokens")}
-    card = {**fixed, **of_model, **counts, "versions": describe_code()["packages"]}
+    questions = {"questions": read_questions(recipe.out)}
+    card = {**fixed, **of_model, **counts, **questions, "versions": describe_code()["packages"]}
     save_predictor(head.to(torch.bfloat16), recipe.head, card)
     return recipe.head
 

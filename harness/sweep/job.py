@@ -14,12 +14,13 @@ from pydantic import BeforeValidator, Field, StrictBool
 
 from kvsweep.checked import checked
 from kvsweep.command_line import counted
+from kvsweep.compression import artifacts
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.source import is_own
 from kvsweep.errors import UserError
 from kvsweep.escape import folder_below
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
-from kvsweep.harness.benchmarks.load import Benchmark, load_problems
+from kvsweep.harness.benchmarks.load import Benchmark, load_problems, question_hash
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec
@@ -215,7 +216,10 @@ def make_job(config: DictConfig) -> Job:
     sections: dict[str, Any] = {name: build(cls, name, config.get(name, {})) for name, cls in _SECTIONS.items()}
     decoding, cache, margin = build_decoding(config.decoding), sections["cache"], sections.pop("report").margin
     rounds = rounds_until(run.draws, cache, policies) if run.until else ()
-    benchmark, inputs = load_problems(asked), input_files(model, policies, cache)
+    benchmark = load_problems(asked, only_estimated=artifacts.is_planning())
+    inputs = input_files(model, policies, cache)
+    for policy in policies:
+        _refuse_leak(policy, benchmark)
     source = kind.read(cache, run.impl, decoding.max_new_tokens, model, policies)
     shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": run.seed}
     dataset: dict[str, Any] = {"benchmark": asked, "dataset_hash": benchmark.content_hash}
@@ -249,6 +253,19 @@ def make_job(config: DictConfig) -> Job:
     if model.revision != config.model.revision:
         _refuse_moved(job, config.model.revision or "main")
     return job
+
+
+def _refuse_leak(policy: Any, benchmark: Benchmark) -> None:
+    """Raise UserError if the policy's predictor was trained on texts that answer one of the benchmark's questions."""
+    place = getattr(policy, "placed", {}).get("predictor")
+    if place is None:
+        return
+    trained = set(artifacts.read_card("predictor", place).get("questions", ()))
+    leaked = [question for question in benchmark.questions if question_hash(question) in trained]
+    if leaked:
+        overlap = f"{len(leaked)} of the {len(benchmark.questions)} problems of benchmark={benchmark.name}"
+        first = f"the first is {leaked[0]!r:.60}"
+        raise UserError(f"{place} was trained on texts of {overlap}, {first}: train a head on other problems.")
 
 
 def named_protocol(config: DictConfig) -> dict[str, Any]:

@@ -294,12 +294,13 @@ def test_a_model_with_a_recipe_of_its_name_has_that_one():
 
 def test_traces_of_words_are_of_no_evaluation_problem():
     settings = read_settings(["model=smollm2_reasons", "recipe.toy_problems=80"])
-    found, kind = trace_problems(settings)
+    found, questions, kind = trace_problems(settings)
+    assert questions == [problem.prompt for problem in found]
     assert kind == "integer"
     assert len({problem.id for problem in found}) == 80
     assert {problem.id.split("-")[0] for problem in found} == set(BENCHMARKS["words"])
     assert not {problem.prompt for problem in found} & {problem.question for problem in problems("words", 500)}
-    assert trace_problems(settings) == (found, kind)
+    assert trace_problems(settings) == (found, questions, kind)
 
 
 def test_the_recipe_for_r1_takes_a_benchmark_or_a_file_and_nothing_by_itself():

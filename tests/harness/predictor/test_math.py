@@ -22,7 +22,7 @@ def test_the_problems_of_math_are_read(tmp_path: Path) -> None:
     rows = [{"problem": "Half of 1?", "answer": r"\frac{1}{2}"}, {"problem": "1+1?", "answer": "2"}]
     (tmp_path / "MATH.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = read_settings(["recipe=r1", "model=r1_qwen_7b", f"benchmark.path={tmp_path / 'MATH.jsonl'}"])
-    problems, kind = trace_problems(settings)
+    problems, _, kind = trace_problems(settings)
     assert ([problem.gold for problem in problems], kind) == ([r"\frac{1}{2}", "2"], "expression")
 
 
