@@ -17,8 +17,6 @@ from packaging.version import Version
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 7e-4}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16", "fp16"])
-# One dtype of each width, for what moves bytes and computes nothing.
-WIDTHS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
 # A test that runs files in the interpreter, for `make test` and for `make release`.

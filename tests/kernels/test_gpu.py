@@ -6,6 +6,7 @@ check rots. Dead rows hold NaN throughout.
 """
 
 import gc
+import itertools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -16,7 +17,8 @@ from kvsweep.compression.rows import CacheShape
 from kvsweep.kernels import reference
 from kvsweep.kernels.packing import pack_rows
 from kvsweep.kernels.row_format import RowFormat
-from tests.kernels.interpreter import DTYPES, INTERPRETED, TOLERANCE, WIDTHS, run_files
+from tests.kernels.beside import close, compared, exact, kernel
+from tests.kernels.interpreter import DTYPES, INTERPRETED, TOLERANCE, run_files
 
 pytest.importorskip("triton")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -39,20 +41,13 @@ QWEN = Sizes(q_heads=28, kv_heads=4, head_dim=128, layers=28, slots=32, capacity
 LLAMA = Sizes(q_heads=32, kv_heads=8, head_dim=128, layers=32, slots=32, capacity=5001, kept=1500)
 SMALL = Sizes(q_heads=7, kv_heads=1, head_dim=24, layers=2, slots=2, capacity=70, kept=37)
 MODELS = pytest.mark.parametrize("sizes", [QWEN, LLAMA], ids=["qwen", "llama"])
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a CUDA GPU and no interpreter"),
-]
+without_gpu = INTERPRETED or not torch.cuda.is_available()
+needs_gpu = pytest.mark.skipif(without_gpu, reason="needs a CUDA GPU and no interpreter")
+inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process with the interpreter")
 
 
 def on_gpu(test):
-    for mark in gpu:
-        test = mark(test)
-    return test
-
-
-def inside(test):
-    return pytest.mark.skipif(not INTERPRETED, reason="runs in the process with the interpreter")(test)
+    return pytest.mark.gpu(needs_gpu(test))
 
 
 @pytest.mark.slow  # test_triton.py has the kernels in the interpreter
@@ -60,14 +55,6 @@ def inside(test):
 @pytest.mark.release
 def test_the_checks_themselves_in_the_interpreter():
     run_files("not slow", __file__)
-
-
-def close(actual, expected, tolerance):
-    """Relative error in the Euclidean norm."""
-    actual, expected = actual.double(), expected.double()
-    assert actual.isfinite().all()
-    error = float((actual - expected).norm() / expected.norm())
-    assert error <= tolerance, error
 
 
 def normal(device, dtype, *shape, seed=0):
@@ -106,25 +93,19 @@ def repetitive_keys(device, dtype, sizes):
 
 
 def check_decode_attention(device, dtype, sizes):
-    from kvsweep.kernels.decode_attention import decode_attention
-
-    query, keys, values, lengths = cache_of(device, dtype, sizes, sizes.slots)
+    inputs, attend = cache_of(device, dtype, sizes, sizes.slots), kernel("decode_attention")
     how = {"scaling": sizes.head_dim**-0.5, "return_mass": True}
-    output, mass = decode_attention(query, keys, values, lengths, **how)
-    without, _ = decode_attention(query, keys, values, lengths, scaling=how["scaling"])
-    assert torch.equal(without, output)
+    output, mass = attend(*inputs, **how)
+    assert torch.equal(attend(*inputs, scaling=how["scaling"])[0], output)
     for slot in range(sizes.slots):
         one = slice(slot, slot + 1)
-        exact = [tensor[one].double() for tensor in (query, keys.nan_to_num(), values.nan_to_num())]
-        expected = reference.decode_attention(*exact, lengths[one], **how)
-        close(output[one], expected[0], TOLERANCE[dtype])
-        close(mass[one], expected[1], TOLERANCE[dtype])
+        expected = reference.decode_attention(*(exact(tensor[one]) for tensor in inputs), **how)
+        close(output[one], expected[0], dtype)
+        close(mass[one], expected[1], dtype)
 
 
 def check_packed_attention(device, dtype, sizes, bits):
     """Slots of every length, of which all but the newest 32 rows are packed; the other bytes are those of NaN."""
-    from kvsweep.kernels.packed_attention import packed_attention
-
     group = 8 if sizes.head_dim % 16 else 16
     forms, residual = tuple(RowFormat(bits=n, group=group, head_dim=sizes.head_dim) for n in bits), 32
     shape = (sizes.slots, 2, sizes.kv_heads)
@@ -135,24 +116,22 @@ def check_packed_attention(device, dtype, sizes, bits):
     rows = torch.arange(sizes.capacity, device=device)
     positions = (rows + 1000).expand(sizes.slots, sizes.kv_heads, -1)
     counts = (lengths - residual).clamp(min=0)[:, None].expand(-1, sizes.kv_heads)
-    dead, clean = (rows >= counts[..., None])[..., None], (*packed, newest, positions, counts, lengths)
+    dead, clean = (rows >= counts[..., None])[..., None], (query, *packed, newest, positions, counts, lengths)
     junk, how = [one.masked_fill(dead, 0xFF) for one in packed], {"forms": forms, "scaling": sizes.head_dim**-0.5}
     inputs = *junk, newest, positions, counts, lengths
-    output, mass = packed_attention(query, *inputs, **how, return_mass=True)
-    assert torch.equal(packed_attention(query, *inputs, **how)[0], output)
+    attend = kernel("packed_attention")
+    output, mass = attend(query, *inputs, **how, return_mass=True)
+    assert torch.equal(attend(query, *inputs, **how)[0], output)
     for slot in range(sizes.slots):
         one = slice(slot, slot + 1)
-        own = [tensor[one].double() if tensor is newest else tensor[one] for tensor in clean]
-        expected = reference.packed_attention(query[one].double(), *own, **how, return_mass=True)
-        close(output[one], expected[0], TOLERANCE[dtype])
-        close(mass[one], expected[1], TOLERANCE[dtype])
+        expected = reference.packed_attention(*(exact(tensor[one]) for tensor in clean), **how, return_mass=True)
+        close(output[one], expected[0], dtype)
+        close(mass[one], expected[1], dtype)
 
 
-def check_a_slot_alone_and_in_a_batch(device, dtype, sizes, batches):
-    from kvsweep.kernels.decode_attention import decode_attention
-
-    largest = max(batches)
-    inputs = cache_of(device, dtype, sizes, largest)
+def check_a_slot_alone_and_in_a_batch(device, dtype, sizes, capacity, batches):
+    largest, decode_attention = max(batches), kernel("decode_attention")
+    inputs = cache_of(device, dtype, replace(sizes, capacity=capacity), largest)
     how = {"scaling": sizes.head_dim**-0.5, "return_mass": True}
     whole = decode_attention(*inputs, **how)
     for slots in batches:
@@ -164,10 +143,8 @@ def check_a_slot_alone_and_in_a_batch(device, dtype, sizes, batches):
 
 def check_replay(device, dtype, sizes, mass):
     """Decode attention captured once, replayed after its inputs have changed in place, as the engine's steps do."""
-    from kvsweep.kernels.decode_attention import decode_attention
-
     query, keys, values, lengths = cache_of(device, dtype, sizes, sizes.slots)
-    how = {"scaling": sizes.head_dim**-0.5, "return_mass": mass}
+    how, decode_attention = {"scaling": sizes.head_dim**-0.5, "return_mass": mass}, kernel("decode_attention")
     replay = captured(lambda: decode_attention(query, keys, values, lengths, **how), device)
     for step in range(4):
         query.copy_(normal(device, dtype, *query.shape, seed=10 + step))
@@ -215,8 +192,6 @@ def selection(device, sizes, per_head):
 
 def check_compact(device, dtype, sizes, per_head, runs):
     """Every run moves the same rows of one slot, from NaN-strewn memory, and touches no other slot."""
-    from kvsweep.kernels.compact import compact_layers
-
     before = normal(device, dtype, 2 * sizes.layers, 2, sizes.kv_heads, sizes.capacity, sizes.head_dim)
     before[:, :, :, ::7, 0] = torch.nan
     keep = selection(device, sizes, per_head)
@@ -226,35 +201,22 @@ def check_compact(device, dtype, sizes, per_head, runs):
     caches = torch.empty_like(before)
     for _ in range(runs):
         caches.copy_(before)
-        compact_layers([tensor[1] for tensor in caches], keep)
+        kernel("compact_layers")([tensor[1] for tensor in caches], keep)
         assert torch.equal(caches.view(torch.int16), expected.view(torch.int16))
 
 
 def check_importance_labels(device, dtype, sizes, tokens, kind):
-    from kvsweep.kernels.importance_labels import importance_labels
-
-    query, key = long_text(device, dtype, sizes, tokens)
     how = {"kind": kind, "scaling": sizes.head_dim**-0.5, "answer_start": tokens * 3 // 4, "min_distance": 32}
-    found = importance_labels(query, key, **how)
-    expected = reference.importance_labels(query.double(), key.double(), **how)
-    assert torch.equal(found.isnan(), expected.isnan())
-    close(found.nan_to_num(), expected.nan_to_num(), TOLERANCE[dtype])
+    compared("importance_labels", *long_text(device, dtype, sizes, tokens), dtype=dtype, **how)
 
 
 def check_causal_mass(device, dtype, sizes, tokens):
-    from kvsweep.kernels.importance_labels import causal_mass
-
-    query, key = long_text(device, dtype, sizes, tokens)
-    expected = reference.causal_mass(query.double(), key.double(), scaling=sizes.head_dim**-0.5)
-    close(causal_mass(query, key, scaling=sizes.head_dim**-0.5), expected, TOLERANCE[dtype])
+    compared("causal_mass", *long_text(device, dtype, sizes, tokens), dtype=dtype, scaling=sizes.head_dim**-0.5)
 
 
 def check_redundancy(device, dtype, sizes):
-    from kvsweep.kernels.scores import redundancy
-
-    keys = repetitive_keys(device, dtype, sizes)
     # Widened first in either form, so that bfloat16 keys cost no accuracy.
-    close(redundancy(keys, threshold=0.5), reference.redundancy(keys.double(), threshold=0.5), TOLERANCE[torch.float32])
+    compared("redundancy", repetitive_keys(device, dtype, sizes), dtype=torch.float32, threshold=0.5)
 
 
 OBSERVATIONS = [
@@ -268,20 +230,12 @@ def observed(device, dtype, sizes, window):
 
 
 def check_observation(device, dtype, sizes, window, how):
-    from kvsweep.kernels.scores import observation_scores
-
-    queries, keys = observed(device, dtype, sizes, window)
     how = {"scaling": sizes.head_dim**-0.5, **how}
-    expected = reference.observation_scores(queries.double(), keys.double(), **how)
-    close(observation_scores(queries, keys, **how), expected, TOLERANCE[dtype])
+    compared("observation_scores", *observed(device, dtype, sizes, window), dtype=dtype, **how)
 
 
 def check_repeats(device, dtype, sizes, tokens, runs):
     """No kernel but `compact`, which has a check of its own, ever gives other bits."""
-    from kvsweep.kernels.decode_attention import decode_attention
-    from kvsweep.kernels.importance_labels import importance_labels
-    from kvsweep.kernels.scores import observation_scores, redundancy
-
     scaling = sizes.head_dim**-0.5
     cache, text = cache_of(device, dtype, sizes, sizes.slots), long_text(device, dtype, sizes, tokens)
     keys = repetitive_keys(device, dtype, sizes)
@@ -289,12 +243,12 @@ def check_repeats(device, dtype, sizes, tokens, runs):
     label = {"scaling": scaling, "answer_start": tokens // 2}
 
     def everything():
-        yield from decode_attention(*cache, scaling=scaling, return_mass=True)
+        yield from kernel("decode_attention")(*cache, scaling=scaling, return_mass=True)
         for kind in ("answer", "far_max"):
-            yield importance_labels(*text, kind=kind, **label).nan_to_num()
-        yield redundancy(keys, threshold=0.5)
+            yield kernel("importance_labels")(*text, kind=kind, **label).nan_to_num()
+        yield kernel("redundancy")(keys, threshold=0.5)
         for queries, rows, how in seen:
-            yield observation_scores(queries, rows, scaling=scaling, **how)
+            yield kernel("observation_scores")(queries, rows, scaling=scaling, **how)
 
     first = [tensor.clone() for tensor in everything()]
     for run in range(runs):
@@ -304,8 +258,6 @@ def check_repeats(device, dtype, sizes, tokens, runs):
 
 def check_pointwise(device, dtype, sizes, inner, normed):
     """A step of every slot, and the bits of the first slot alone."""
-    from kvsweep.kernels.fused_pointwise import add_norm, gated, rotate_and_write
-
     width, lines = sizes.q_heads * sizes.head_dim, torch.arange(sizes.slots * sizes.kv_heads, device=device).flip(0)
     states, update = 30 * normal(device, dtype, 2, sizes.slots, width)
     gate_up, weight = normal(device, dtype, sizes.slots, 2 * inner), normal(device, dtype, width)
@@ -313,7 +265,8 @@ def check_pointwise(device, dtype, sizes, inner, normed):
     turn = normal(device, dtype, 2, sizes.slots, 1, sizes.head_dim)
     weights = normal(device, dtype, 2, sizes.head_dim)
 
-    def results(norm, gate, rotate, slots, to):
+    def results(get, slots, to):
+        norm, gate, rotate = map(get, ("add_norm", "gated", "rotate_and_write"))
         tensors = [tensor.to(to) for tensor in (states, update, gate_up, heads, *turn)]
         own = [tensor[:slots] for tensor in tensors]
         memory = torch.zeros(2, len(lines), sizes.head_dim, dtype=to, device=device)
@@ -321,11 +274,11 @@ def check_pointwise(device, dtype, sizes, inner, normed):
         query = rotate(*own[3:], *memory, lines[: slots * sizes.kv_heads], q_heads=sizes.q_heads, norms=norms)
         return *norm(*own[:2], weight.to(to), 1e-6), gate(own[2]), query, *memory
 
-    whole = results(add_norm, gated, rotate_and_write, sizes.slots, dtype)
-    expected = results(reference.add_norm, reference.gated, reference.rotate_and_write, sizes.slots, torch.float64)
-    for found, exact in zip(whole, expected, strict=True):
-        close(found, exact, TOLERANCE[dtype])
-    alone = results(add_norm, gated, rotate_and_write, 1, dtype)
+    whole = results(kernel, sizes.slots, dtype)
+    expected = results(vars(reference).get, sizes.slots, torch.float64)
+    for found, right in zip(whole, expected, strict=True):
+        close(found, right, dtype)
+    alone = results(kernel, 1, dtype)
     for one, of_all in zip(alone[:4], whole[:4], strict=True):
         assert torch.equal(one[0], of_all[0])
 
@@ -347,88 +300,30 @@ def check_memory(device, sizes, impl, allocated):
     assert cache.kv_bytes == analytic
 
 
-@on_gpu
-@DTYPES
-@MODELS
-def test_decode_attention(sizes, dtype):
-    check_decode_attention(CUDA, dtype, sizes)
+ALL, WIDE = tuple(TOLERANCE), (torch.float32, torch.bfloat16)
+# Each check at the models' sizes: the dtypes, and what else it is given.
+CHECKS = [
+    (check_decode_attention, ALL, ()),
+    *((check_packed_attention, ALL, (bits,)) for bits in ((8, 8), (4, 4), (2, 2), (4, 2))),
+    (check_a_slot_alone_and_in_a_batch, WIDE, (2100, (1, 7, 128))),
+    *((check_replay, WIDE, (mass,)) for mass in (False, True)),
+    *((check_compact, WIDE, (per_head, 100)) for per_head in (False, True)),
+    *((check_importance_labels, ALL, case) for case in itertools.product((4096, 5001), ("answer", "far_max", "later"))),
+    (check_causal_mass, ALL, (3001,)),
+    (check_redundancy, ALL, ()),
+    *((check_observation, ALL, case) for case in OBSERVATIONS),
+    *((check_pointwise, ALL, (18944, normed)) for normed in (False, True)),
+    (check_repeats, WIDE, (2048, 100)),
+]
 
 
 @on_gpu
-@DTYPES
 @MODELS
-@pytest.mark.parametrize("bits", [(8, 8), (4, 4), (2, 2), (4, 2)])
-def test_packed_attention(bits, sizes, dtype):
-    check_packed_attention(CUDA, dtype, sizes, bits)
-
-
-@on_gpu
-@WIDTHS
-@MODELS
-def test_a_slot_alone_and_in_a_batch_attends_with_the_same_bits(sizes, dtype):
-    check_a_slot_alone_and_in_a_batch(CUDA, dtype, replace(sizes, capacity=2100), (1, 7, 128))
-
-
-@on_gpu
-@WIDTHS
-@pytest.mark.parametrize("mass", [False, True])
-@MODELS
-def test_a_replayed_graph_equals_eager(sizes, mass, dtype):
-    check_replay(CUDA, dtype, sizes, mass)
-
-
-@on_gpu
-@WIDTHS
-@pytest.mark.parametrize("per_head", [False, True])
-@MODELS
-def test_compact_has_no_race(sizes, per_head, dtype):
-    check_compact(CUDA, dtype, sizes, per_head, runs=100)
-
-
-@on_gpu
-@DTYPES
-@pytest.mark.parametrize("tokens", [4096, 5001])
-@pytest.mark.parametrize("kind", ["answer", "far_max", "later"])
-@MODELS
-def test_importance_labels(sizes, kind, tokens, dtype):
-    check_importance_labels(CUDA, dtype, sizes, tokens, kind)
-
-
-@on_gpu
-@DTYPES
-@MODELS
-def test_causal_mass(sizes, dtype):
-    check_causal_mass(CUDA, dtype, sizes, 3001)
-
-
-@on_gpu
-@DTYPES
-@MODELS
-def test_redundancy(sizes, dtype):
-    check_redundancy(CUDA, dtype, sizes)
-
-
-@on_gpu
-@DTYPES
-@pytest.mark.parametrize(("window", "how"), OBSERVATIONS, ids=["rkv", "snapkv"])
-@MODELS
-def test_observation(sizes, window, how, dtype):
-    check_observation(CUDA, dtype, sizes, window, how)
-
-
-@on_gpu
-@DTYPES
-@pytest.mark.parametrize("normed", [False, True])
-@MODELS
-def test_pointwise(sizes, normed, dtype):
-    check_pointwise(CUDA, dtype, sizes, 18944, normed)
-
-
-@on_gpu
-@WIDTHS
-@MODELS
-def test_a_hundred_runs_give_the_same_bits(sizes, dtype):
-    check_repeats(CUDA, dtype, sizes, 2048, runs=100)
+@pytest.mark.parametrize(
+    ("check", "dtype", "given"), [(check, dtype, given) for check, dtypes, given in CHECKS for dtype in dtypes]
+)
+def test_at_the_models_sizes(check, dtype, given, sizes):
+    check(CUDA, dtype, sizes, *given)
 
 
 @on_gpu
@@ -443,7 +338,7 @@ def test_the_slot_cache_takes_the_memory_computed_for_it(sizes):
 def test_in_small(dtype):
     check_decode_attention(CPU, dtype, SMALL)
     check_packed_attention(CPU, dtype, SMALL, (8, 4))
-    check_a_slot_alone_and_in_a_batch(CPU, dtype, SMALL, (1, 2))
+    check_a_slot_alone_and_in_a_batch(CPU, dtype, SMALL, SMALL.capacity, (1, 2))
     check_replay(CPU, dtype, SMALL, mass=True)
     check_importance_labels(CPU, dtype, SMALL, 70, "later")
     check_causal_mass(CPU, dtype, SMALL, 70)
@@ -452,20 +347,11 @@ def test_in_small(dtype):
 
 
 @inside
-@WIDTHS
-@pytest.mark.parametrize("per_head", [False, True])
-def test_compact_in_small(per_head, dtype):
-    check_compact(CPU, dtype, SMALL, per_head, runs=2)
-
-
-@inside
-@pytest.mark.parametrize(("window", "how"), OBSERVATIONS, ids=["rkv", "snapkv"])
-def test_observation_in_small(window, how):
-    check_observation(CPU, torch.bfloat16, SMALL, window, how)
-
-
-@inside
-def test_repeats_in_small():
+def test_more_in_small():
+    for dtype, per_head in itertools.product(WIDE, (False, True)):
+        check_compact(CPU, dtype, SMALL, per_head, runs=2)
+    for window, how in OBSERVATIONS:
+        check_observation(CPU, torch.bfloat16, SMALL, window, how)
     check_repeats(CPU, torch.bfloat16, replace(SMALL, slots=1, capacity=40), 40, runs=1)
 
 

@@ -14,7 +14,8 @@ from kvsweep.kernels import reference
 from kvsweep.kernels.fp8 import DTYPES as FP8
 from kvsweep.kernels.packing import pack_rows
 from kvsweep.kernels.row_format import RowFormat
-from tests.kernels.interpreter import BY_MARK, DTYPES, INTERPRETED, TOLERANCE, run_files
+from tests.kernels.beside import close, compared, exact, kernel
+from tests.kernels.interpreter import BY_MARK, DTYPES, INTERPRETED, run_files
 
 pytest.importorskip("triton")
 BESIDE = [Path(__file__).with_name(name) for name in ("test_triton.py", "test_pointwise.py", "test_drawing.py")]
@@ -29,13 +30,6 @@ def test_in_the_interpreter(mark):
     run_files(mark, *FILES[mark])
 
 
-def close(actual, expected, dtype):
-    """Relative error in the Euclidean norm."""
-    actual, expected = actual.double(), expected.double()
-    assert actual.isfinite().all()
-    assert (actual - expected).norm() <= TOLERANCE[dtype] * expected.norm().clamp(min=1e-30)
-
-
 @inside
 @pytest.mark.covers(1)
 @DTYPES
@@ -44,21 +38,14 @@ def close(actual, expected, dtype):
     [(1, 8, 1, [1, 1]), (4, 96, 130, [1, 130]), (7, 128, 600, [513, 37]), (16, 64, 70, [65, 64])],
 )
 def test_decode_attention(group, dim, capacity, lengths, dtype):
-    from kvsweep.kernels.decode_attention import decode_attention
-
     torch.manual_seed(group)
     query = torch.randn(2, group, dim).to(dtype)
     keys, values = torch.randn(2, 2, 1, capacity, dim).to(dtype)
-    clean = keys.clone(), values.clone()
     for slot, length in enumerate(lengths):
         keys[slot, :, length:], values[slot, :, length:] = torch.nan, torch.nan
-    lengths = torch.tensor(lengths)
-    output, mass = decode_attention(query, keys, values, lengths, scaling=dim**-0.5, return_mass=True)
-    exact = [tensor.double() for tensor in (query, *clean)]
-    expected = reference.decode_attention(*exact, lengths, scaling=dim**-0.5, return_mass=True)
-    close(output, expected[0], dtype)
-    close(mass, expected[1], dtype)
-    without, none = decode_attention(query, keys, values, lengths, scaling=dim**-0.5)
+    inputs, scaling = (query, keys, values, torch.tensor(lengths)), dim**-0.5
+    output, _ = compared("decode_attention", *inputs, dtype=dtype, scaling=scaling, return_mass=True)
+    without, none = kernel("decode_attention")(*inputs, scaling=scaling)
     assert none is None
     assert torch.equal(without, output)
 
@@ -71,19 +58,18 @@ def test_decode_attention(group, dim, capacity, lengths, dtype):
 )
 @pytest.mark.slow_unless(rule=lambda tokens, **_: tokens < 150)
 def test_chunk_attention(group, dim, rows, tokens, dtype):
-    from kvsweep.kernels.decode_attention import chunk_attention
-
     torch.manual_seed(group)
     query = torch.randn(tokens, 2 * group, dim).to(dtype)
     memory = torch.full((2, 2, rows + 9, dim), torch.nan).to(dtype)  # rows behind the chunk's are never read
     memory[:, :, :rows] = torch.randn(2, 2, rows, dim).to(dtype)
     keys, values = memory[:, :, :rows]
+    chunk_attention = kernel("chunk_attention")
     output, mass = chunk_attention(query, keys, values, scaling=dim**-0.5, return_mass=True)
     # The same tokens one after the other, each over its own rows alone.
     for token in range(tokens):
         seen = rows - tokens + token + 1
-        exact = [tensor.double()[None] for tensor in (query[token], keys, values)]
-        expected = reference.decode_attention(*exact, torch.tensor([seen]), scaling=dim**-0.5, return_mass=True)
+        one = [exact(tensor)[None] for tensor in (query[token], keys, values)]
+        expected = reference.decode_attention(*one, torch.tensor([seen]), scaling=dim**-0.5, return_mass=True)
         close(output[token], expected[0][0], dtype)
         close(mass[token], expected[1][0], dtype)
     assert torch.equal(chunk_attention(query, keys, values, scaling=dim**-0.5)[0], output)
@@ -96,8 +82,6 @@ def test_chunk_attention(group, dim, rows, tokens, dtype):
 @pytest.mark.slow_unless(rule=lambda dtype, **_: dtype == torch.bfloat16)
 def test_decode_attention_over_fp8_rows(form, scale, dtype):
     """All codes of a format, three query heads a key head, heads of 24 numbers; dead rows and scales are NaN."""
-    from kvsweep.kernels.decode_attention import decode_attention
-
     torch.manual_seed(2)
     query, lengths = torch.randn(2, 6, 24).to(dtype), torch.tensor([37, 5])
     codes = torch.arange(2 * 2 * 2 * 40 * 24).view(2, 2, 2, 40, 24).to(torch.uint8).view(FP8[form])
@@ -113,7 +97,7 @@ def test_decode_attention_over_fp8_rows(form, scale, dtype):
         for own in scales if scale == "token" else ():
             own[slot, :, length:] = torch.nan
     how = {"scaling": 24**-0.5, "return_mass": True}
-    output, mass = decode_attention(query, keys, values, lengths, scales=scales, **how)
+    output, mass = kernel("decode_attention")(query, keys, values, lengths, scales=scales, **how)
     expected = reference.decode_attention(query.double(), *clean[0], lengths, scales=clean[1], **how)
     close(output, expected[0], dtype)
     close(mass, expected[1], dtype)
@@ -121,20 +105,15 @@ def test_decode_attention_over_fp8_rows(form, scale, dtype):
 
 @inside
 def test_decode_attention_with_a_length_per_head_and_an_empty_slot():
-    from kvsweep.kernels.decode_attention import decode_attention
-
     torch.manual_seed(0)
     query, (keys, values) = torch.randn(2, 6, 16), torch.randn(2, 2, 2, 40, 16)
     lengths = torch.tensor([[3, 40], [17, 1]])
-    output, mass = decode_attention(query, keys, values, lengths, scaling=0.3, return_mass=True)
-    exact = [tensor.double() for tensor in (query, keys, values)]
-    expected = reference.decode_attention(*exact, lengths, scaling=0.3, return_mass=True)
-    close(output, expected[0], torch.float32)
-    close(mass, expected[1], torch.float32)
-    output, mass = decode_attention(query, keys * torch.nan, values, torch.tensor([0, 0]), scaling=1, return_mass=True)
+    compared("decode_attention", query, keys, values, lengths, dtype=torch.float32, scaling=0.3, return_mass=True)
+    empty = query, keys * torch.nan, values, torch.tensor([0, 0])
+    output, mass = kernel("decode_attention")(*empty, scaling=1, return_mass=True)
     assert not output.any()
     assert not mass.any()
-    assert not decode_attention(query, keys * torch.nan, values, torch.tensor([0, 0]), scaling=1)[0].any()
+    assert not kernel("decode_attention")(*empty, scaling=1)[0].any()
 
 
 @inside
@@ -143,28 +122,17 @@ def test_decode_attention_with_a_length_per_head_and_an_empty_slot():
 @pytest.mark.slow_unless(rule=lambda dtype, softcap: dtype == torch.bfloat16)
 def test_attention_with_sinks_and_a_softcap(softcap, dtype):
     """Over whole rows and over packed ones, of more than a chunk; sinks of all sizes, one a query head."""
-    from kvsweep.kernels.decode_attention import decode_attention
-    from kvsweep.kernels.packed_attention import packed_attention
-
     torch.manual_seed(0)
     query, (keys, values) = 3 * torch.randn(2, 6, 16).to(dtype), torch.randn(2, 2, 2, 530, 16).to(dtype)
     lengths, sinks = torch.tensor([525, 2]), torch.tensor([-9.0, -1, 0, 1, 4, 30]).to(dtype)
-    how = {"scaling": 0.3, "return_mass": True, "softcap": softcap}
-    output, mass = decode_attention(query, keys, values, lengths, sinks=sinks, **how)
-    exact = [tensor.double() for tensor in (query, keys, values)]
-    expected = reference.decode_attention(*exact, lengths, sinks=sinks.double(), **how)
-    close(output, expected[0], dtype)
-    close(mass, expected[1], dtype)
-    assert not torch.allclose(expected[1], reference.decode_attention(*exact, lengths, **how)[1], rtol=0.1)
+    how = {"scaling": 0.3, "return_mass": True, "softcap": softcap, "dtype": dtype}
+    _, mass = compared("decode_attention", query, keys, values, lengths, sinks=sinks, **how)
+    assert not torch.allclose(mass, compared("decode_attention", query, keys, values, lengths, **how)[1], rtol=0.1)
     forms, newest = [RowFormat(bits=8, group=16, head_dim=16)] * 2, torch.randn(2, 2, 2, 24, 16).to(dtype)
     packed = [pack_rows(torch.randn(2, 2, 530, 16), form) for form in forms]
     counts, positions = (lengths[:, None] - 10).clamp(min=0).expand(-1, 2), torch.arange(530).expand(2, 2, -1)
-    rest = positions, counts, lengths
-    output, mass = packed_attention(query, *packed, newest, *rest, forms=forms, sinks=sinks, **how)
-    wide = query.double(), *packed, newest.double(), *rest
-    expected = reference.packed_attention(*wide, forms=forms, sinks=sinks.double(), **how)
-    close(output, expected[0], dtype)
-    close(mass, expected[1], dtype)
+    rows = *packed, newest, positions, counts, lengths
+    compared("packed_attention", query, *rows, forms=forms, sinks=sinks, **how)
 
 
 @inside
@@ -177,8 +145,6 @@ def test_attention_with_sinks_and_a_softcap(softcap, dtype):
 @pytest.mark.slow_unless(rule=lambda group, **_: group != 7)
 def test_packed_attention(bits, group, dim, lengths, dtype):
     """Each head has its own number of packed rows; bytes that nobody uses are those of NaN."""
-    from kvsweep.kernels.packed_attention import packed_attention
-
     torch.manual_seed(bits[0])
     forms, residual, capacity = [RowFormat(bits=n, group=16, head_dim=dim) for n in bits], 24, max(lengths) + 3
     query, newest = torch.randn(2, 2 * group, dim).to(dtype), torch.randn(2, 2, 2, residual, dim).to(dtype)
@@ -196,6 +162,7 @@ def test_packed_attention(bits, group, dim, lengths, dtype):
         unused = [place for place in range(residual) if place not in used.tolist()]
         newest[slot, :, head, unused] = torch.nan
     inputs = query, *packed, newest, positions, counts, lengths
+    packed_attention = kernel("packed_attention")
     output, mass = packed_attention(*inputs, forms=forms, scaling=0.2, return_mass=True)
     close(output, expected[0], dtype)
     close(mass, expected[1], dtype)
@@ -210,8 +177,6 @@ def test_packed_attention(bits, group, dim, lengths, dtype):
     ("capacity", "kept", "kinds"), [(1, 1, 2), (150, 97, 2), (150, 150, 2), (70, 0, 2), (90, 41, 1)]
 )
 def test_compact_layers_is_bit_exact(capacity, kept, kinds, per_head, dtype):
-    from kvsweep.kernels.compact import compact_layers
-
     torch.manual_seed(capacity + kept)
     # In float32 the rows are whole units of 16 bytes; in 16 bits of 4, as packed rows may be.
     layers, heads, dim = 2, 2, 24 if dtype == torch.float32 else 22
@@ -220,7 +185,7 @@ def test_compact_layers_is_bit_exact(capacity, kept, kinds, per_head, dtype):
     order = torch.rand(layers, heads, capacity).argsort(dim=-1)[..., :kept].sort(dim=-1).values
     keep = order if per_head else order[0, 0].contiguous()
     expected = caches.clone()
-    compact_layers([cache[1] for cache in caches], keep)
+    kernel("compact_layers")([cache[1] for cache in caches], keep)
     # As integers: the CPU's gather of bfloat16 changes the bits of a NaN.
     reference.compact_layers([cache[1].view(torch.int16) for cache in expected], keep)
     assert torch.equal(caches.view(torch.int16), expected.view(torch.int16))
@@ -233,26 +198,18 @@ def test_compact_layers_is_bit_exact(capacity, kept, kinds, per_head, dtype):
 @pytest.mark.parametrize(("group", "length", "dim"), [(1, 1, 64), (7, 65, 16), (4, 100, 96)])
 @pytest.mark.slow_unless(rule=lambda dtype, group, **_: dtype == torch.float32 or group == 7)
 def test_importance_labels(kind, group, length, dim, dtype):
-    from kvsweep.kernels.importance_labels import importance_labels
-
     torch.manual_seed(length)
     query, key = torch.randn(group, length, dim).to(dtype), torch.randn(1, length, dim).to(dtype)
     how = {"kind": kind, "scaling": dim**-0.5, "answer_start": length * 2 // 3, "min_distance": 5}
-    actual = importance_labels(query, key, **how)
-    expected = reference.importance_labels(query.double(), key.double(), **how)
-    assert torch.equal(actual.isnan(), expected.isnan())
-    close(actual.nan_to_num(), expected.nan_to_num(), dtype)
+    compared("importance_labels", query, key, dtype=dtype, **how)
 
 
 @inside
 @DTYPES
 @pytest.mark.slow_unless(rule=lambda dtype: dtype != torch.float16)
 def test_causal_mass(dtype):
-    from kvsweep.kernels.importance_labels import causal_mass
-
     query, key = torch.randn(8, 67, 16).to(dtype), torch.randn(2, 67, 16).to(dtype)
-    expected = reference.causal_mass(query.double(), key.double(), scaling=0.25)
-    close(causal_mass(query, key, scaling=0.25), expected, dtype)
+    compared("causal_mass", query, key, dtype=dtype, scaling=0.25)
 
 
 @inside
@@ -261,12 +218,10 @@ def test_causal_mass(dtype):
 @pytest.mark.parametrize("length", [1, 64, 131])
 @pytest.mark.parametrize("threshold", [0.5, 0.99, -0.5])
 def test_redundancy(length, threshold, dtype):
-    from kvsweep.kernels.scores import redundancy
-
     torch.manual_seed(length)
     # Few distinct directions, so that many keys are similar; some are like none.
     keys = (torch.randn(2, 5, 24)[:, torch.randint(5, (length,))] + 0.3 * torch.randn(2, length, 24)).to(dtype)
-    close(redundancy(keys, threshold=threshold), reference.redundancy(keys.double(), threshold=threshold), dtype)
+    compared("redundancy", keys, dtype=dtype, threshold=threshold)
 
 
 @inside
@@ -277,15 +232,12 @@ def test_redundancy(length, threshold, dtype):
 @pytest.mark.parametrize(("group", "length", "window"), [(7, 9, 8), (4, 101, 8)])
 @pytest.mark.slow_unless(rule=lambda length, past_only, **_: (length == 9) == past_only)
 def test_observation_scores(group, length, window, past_only, pool_logits, pooling, pool, dtype):
-    from kvsweep.kernels.scores import observation_scores
-
     torch.manual_seed(length)
     cache = torch.full((1, length + 9, 24), torch.nan)
     cache[:, :length] = torch.randn(1, length, 24)
     queries, keys = torch.randn(group, window, 24).to(dtype), cache.to(dtype)[:, :length]
     how = {"scaling": 0.2, "past_only": past_only, "pool_logits": pool_logits, "pooling": pooling, "pool": pool}
-    expected = reference.observation_scores(queries.double(), keys.double(), **how)
-    close(observation_scores(queries, keys, **how), expected, dtype)
+    compared("observation_scores", queries, keys, dtype=dtype, **how)
 
 
 @inside
@@ -295,25 +247,19 @@ def test_observation_scores(group, length, window, past_only, pool_logits, pooli
     ("tokens", "width", "outs", "bias"), [(1, 7, 3, False), (17, 130, 70, True), (5, 64, 1, False)]
 )
 def test_linear(tokens, width, outs, bias, dtype):
-    from kvsweep.kernels.linear import linear
-
     torch.manual_seed(width)
     inputs, weight = torch.randn(tokens, 2 * width).to(dtype)[:, :width], torch.randn(outs, width).to(dtype)
     offset = torch.randn(outs).to(dtype) if bias else None
-    exact = [None if tensor is None else tensor.double() for tensor in (inputs, weight, offset)]
-    close(linear(inputs, weight, offset), reference.linear(*exact), dtype)
-    one = weight[:1].expand(16, -1)
-    close(linear(inputs, one), reference.linear(exact[0], one.double()), dtype)
+    compared("linear", inputs, weight, offset, dtype=dtype)
+    compared("linear", inputs, weight[:1].expand(16, -1), dtype=dtype)
 
 
 @inside
 @DTYPES
 @pytest.mark.slow_unless(rule=lambda dtype: dtype != torch.float16)
 def test_a_token_has_the_same_bits_in_every_product(dtype, plain_products):
-    from kvsweep.kernels.linear import linear
-
     torch.manual_seed(0)
-    inputs, weight = torch.randn(67, 200).to(dtype), torch.randn(40, 200).to(dtype)
+    inputs, weight, linear = torch.randn(67, 200).to(dtype), torch.randn(40, 200).to(dtype), kernel("linear")
     whole = linear(inputs, weight)
     for tokens in (1, 17, 64):
         assert torch.equal(linear(inputs[:tokens], weight), whole[:tokens])
@@ -325,12 +271,11 @@ def test_a_token_has_the_same_bits_in_every_product(dtype, plain_products):
 @DTYPES
 @pytest.mark.slow_unless(rule=lambda dtype: dtype == torch.bfloat16)
 def test_a_slot_has_the_same_bits_beside_any_others_and_in_any_capacity(dtype, plain_products):
-    from kvsweep.kernels.decode_attention import decode_attention
-
     torch.manual_seed(0)
     query, (keys, values) = torch.randn(17, 4, 16).to(dtype), torch.randn(2, 17, 1, 530, 16).to(dtype)
     lengths = torch.randint(1, 40, (17,))
     lengths[:2] = torch.tensor([520, 3])
+    decode_attention = kernel("decode_attention")
     whole = decode_attention(query, keys, values, lengths, scaling=0.25, return_mass=True)
     for slots, capacity in [(1, 520), (3, 525), (8, 530)]:
         of = slice(17 - slots, 17) if slots == 8 else slice(slots)
