@@ -26,6 +26,7 @@ from kvsweep.compression.recorders import RECORDERS
 from kvsweep.harness.command import init
 from kvsweep.harness.predictor.recipe import read_settings
 from kvsweep.harness.settings import CONF, WEIGHTS, build_target
+from tests.compression.views import view_at
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
@@ -127,10 +128,8 @@ def test_every_command_works(command: str, request: pytest.FixtureRequest, tmp_p
         name, *words = words
     if name.startswith("scripts/"):
         assert (ROOT / name).is_file()
-    elif name == "make":
-        assert set(words) <= MAKE_TARGETS
-    elif name == "python":
-        assert words[0] == "-m" or (ROOT / words[0]).is_file()
+    elif name in ("make", "python"):
+        assert can_be_typed(name, words)
     elif words[0] in program_group.commands:
         if words[1:]:
             found = program_group.commands[words[0]].make_context(words[0], words[1:])
@@ -147,6 +146,11 @@ def test_every_command_works(command: str, request: pytest.FixtureRequest, tmp_p
         assert "nothing was run" in ended.out
 
 
+def can_be_typed(name: str, words: list[str]) -> bool:
+    """Whether `make` has these targets, or `python` this file."""
+    return set(words) <= MAKE_TARGETS if name == "make" else words[0] == "-m" or (ROOT / words[0]).is_file()
+
+
 def without_network(words: list[str], request: pytest.FixtureRequest) -> list[str]:
     """Overrides that give a command for real models the tiny one, and local problems."""
     if not any("r1_" in word or word.startswith("benchmark.path=") for word in words):
@@ -159,10 +163,8 @@ def without_network(words: list[str], request: pytest.FixtureRequest) -> list[st
 @pytest.mark.parametrize("command", [c for c in INLINE if c.split()[0] in {"python", "make", "pip"}])
 def test_every_command_in_the_text_is_there(command: str) -> None:
     name, *words = shlex.split(command)
-    if name == "make":
-        assert set(words) <= MAKE_TARGETS
-    elif name == "python":
-        assert words[0] == "-m" or (ROOT / words[0]).is_file()
+    if name != "pip":
+        assert can_be_typed(name, words)
     elif "kvsweep" in command:
         (extra,) = re.findall(r"kvsweep\[(\w+)\]", command)
         assert extra in PROJECT["optional-dependencies"]
@@ -358,21 +360,7 @@ def test_the_policy_of_the_page_works_as_printed(
     assert settings.pop("defaults") == ["base/budget", "_self_"]
     policy = build_target("policy", {**settings, "keep_ratio": 0.5, "local_window": 2, "budget": 10}, Policy)
     assert type(policy).__name__ == class_name
-    view = CacheView(
-        problem_id="p0",
-        draw=0,
-        text_ids=torch.zeros(9, dtype=torch.int64),
-        positions=torch.arange(9),
-        token_ids=torch.zeros(9, dtype=torch.int64),
-        separating=lambda: torch.zeros(9, dtype=torch.bool),
-        question_length=1,
-        answer_start=None,
-        keys=[],
-        values=[],
-        scaling=1.0,
-        signals={},
-        uniform=lambda: torch.zeros(9),
-    )
+    view = view_at(torch.arange(9))
     # Of the 7 rows outside the window the first 3 stay.
     assert policy.select(view).keep.tolist() == [0, 1, 2, 7, 8]
     (tmp_path / "policy").mkdir()

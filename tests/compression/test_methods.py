@@ -17,8 +17,9 @@ from kvsweep.compression.policies.lazyeviction import LazyEviction
 from kvsweep.compression.policies.longflow import LongFlow
 from kvsweep.compression.policies.rpc import RPC
 from kvsweep.compression.policies.triattention import TriAttention, save_statistics
-from kvsweep.compression.policy import CacheView, LastUse, RecentQueries
+from kvsweep.compression.policy import LastUse, RecentQueries
 from tests.compression.test_rivals import Cases, sized
+from tests.compression.views import view_at
 
 FILE = Cases(Path(__file__).with_name("methods.npz"))
 STATISTICS = "statistics.safetensors"
@@ -60,21 +61,13 @@ def view_of(case, policy):
     if f"{name}/last" in FILE.arrays:
         times = torch.stack([FILE.rows(name, "last"), FILE.rows(name, "interval")])
         signals[LastUse(case["parameters"]["alpha"])] = times
-    nothing = torch.zeros(shape, dtype=torch.int64)
-    return CacheView(
-        problem_id="p0",
-        draw=0,
-        text_ids=torch.zeros(int(FILE.rows(name, "positions").max()) + 1, dtype=torch.int64),
-        positions=FILE.rows(name, "positions").expand(shape),
-        token_ids=nothing,
-        separating=nothing.bool,
+    return view_at(
+        FILE.rows(name, "positions").expand(shape),
         question_length=given["prompt"],
-        answer_start=None,
         keys=FILE.get(name, "keys"),
         values=FILE.get(name, "values"),
         scaling=given["scaling"],
         signals=signals,
-        uniform=lambda: nothing.double(),
         evictions=case["parameters"].get("eviction", 1) - 1,
     )
 

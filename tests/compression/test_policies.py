@@ -38,7 +38,6 @@ from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import (
     AttentionMass,
     BudgetPolicy,
-    CacheView,
     LastUse,
     PredictedImportance,
     RecentQueries,
@@ -46,13 +45,10 @@ from kvsweep.compression.policy import (
 )
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 from kvsweep.errors import UserError
-from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
-from kvsweep.harness.decode.sampling import SamplingConfig
-from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import load_model
 from kvsweep.harness.settings import WEIGHTS, build
 from kvsweep.harness.toy.tasks import problems
+from tests.compression.views import view_at
+from tests.harness.decode.fakes import ask, run, toy_model
 
 POLICY_FILES = sorted(Path(__file__).parents[2].glob("conf/policy/*.yaml"))
 PREDICTOR = "predictor-of-the-test"
@@ -71,9 +67,14 @@ def heads_of(view):
     return range(view.keys[0].shape[0])
 
 
+def each(view, score):
+    """[layers, kv_heads] of score(layer, head)."""
+    return [[score(i, h) for h in heads_of(view)] for i in layers_of(view)]
+
+
 def grid(view, score):
     """[layers, kv_heads, length] of score(layer, head, row)."""
-    return [[[score(i, h, r) for r in range(view.length)] for h in heads_of(view)] for i in layers_of(view)]
+    return each(view, lambda i, h: [score(i, h, r) for r in range(view.length)])
 
 
 def row(view, score):
@@ -162,7 +163,7 @@ def pooled(numbers, width, how):
 def outside_window(view, policy, score):
     """[layers, kv_heads, length] of a score of the rows before the observation window."""
     window_rows = torch.zeros(policy.observation_window, dtype=torch.float64)
-    return [[torch.cat([score(i, h), window_rows]).tolist() for h in heads_of(view)] for i in layers_of(view)]
+    return each(view, lambda i, h: torch.cat([score(i, h), window_rows]).tolist())
 
 
 def snapkv(view, policy):
@@ -291,7 +292,7 @@ def lagkv(view, policy):
                 found[start + r] = sum((other, -q) < (one, -r) for q, other in enumerate(of_part)) / lag
         return found
 
-    return [[score(i, h) for h in heads_of(view)] for i in layers_of(view)]
+    return each(view, score)
 
 
 def caote(view, policy):
@@ -545,11 +546,9 @@ def make_view(length, question_length, *, answer_start=None, seed=0, holes=True,
         memory = torch.rand(LAYERS, KV_HEADS, length, generator=generator)
         signals[GKV.MEMORY] = memory.masked_fill(memory < 0.3, torch.nan)
     separators = torch.rand(own.shape, generator=generator) < 0.3
-    return CacheView(
-        problem_id="p0",
-        draw=0,
+    return view_at(
+        own,
         text_ids=torch.randint(0, 50, (2 * length,), generator=torch.Generator().manual_seed(seed)),
-        positions=own,
         token_ids=torch.randint(0, 50, own.shape, generator=generator),
         separating=lambda: separators,
         question_length=question_length,
@@ -626,8 +625,8 @@ def test_kept_rows_equal_brute_force(name, question):
 @pytest.mark.parametrize("name", EVICTING)
 @pytest.mark.slow_unless(rule=lambda name: EVICTING.index(name) % 10 == 0)
 @pytest.mark.one_in(3)
-def test_kept_rows_equal_brute_force_on_an_embedded_models_cache(name, toy_qwen, monkeypatch):
-    compared = []
+def test_kept_rows_equal_brute_force_on_an_embedded_models_cache(name, monkeypatch):
+    compared, toy_qwen = [], toy_model()
     if name == "triattention":
         shape = toy_qwen.shape
         write_statistics(STATISTICS, layers=shape.layers, q_heads=shape.q_heads, pairs=shape.head_dim // 2)
@@ -644,12 +643,9 @@ def test_kept_rows_equal_brute_force_on_an_embedded_models_cache(name, toy_qwen,
 
     monkeypatch.setattr(type(policy), "select", select)
     prompt = toy_qwen.dialogue.prompt_ids(problems("add")[0].question)
-    request = Request(problem_id="p", draw=0, prompt_ids=prompt, branches=(Branch(cell_id="c", policy=policy),))
-    decoding = DecodingConfig(name="greedy", max_new_tokens=90, sampling=SamplingConfig(temperature=0))
-    capacity = policy.capacity(len(prompt), 90)
-    assert name == "rpc" or capacity == 71
-    engine = Engine(toy_qwen, decoding=decoding, seed=0, slots=1, capacity=capacity, policies=[policy])
-    list(engine.generate([request]))
+    [request] = ask([prompt], policy)
+    assert name == "rpc" or policy.capacity(len(prompt), 90) == 71
+    run(toy_qwen, [replace(request, problem_id="p")], slots=1, max_new_tokens=90)
     # A first eviction leaves SepLLM so few rows that the text ends before a second; RPC's question lies on top.
     assert len(compared) >= (1 if name in ("sepllm", "rpc") else 2)
     for view, kept, expected in compared:
@@ -660,11 +656,6 @@ def test_kept_rows_equal_brute_force_on_an_embedded_models_cache(name, toy_qwen,
             torch.testing.assert_close(kept.sort().values, expected.sort().values, rtol=1e-6, atol=0)
         else:
             assert kept.tolist() == expected
-
-
-@pytest.fixture(scope="module")
-def toy_qwen():
-    return load_model(ModelConfig(name="toy_qwen", title="Toy", path=str(WEIGHTS / "toy_qwen"), threads=1))
 
 
 @pytest.mark.parametrize("name", EVICTING)
@@ -751,23 +742,16 @@ def test_the_answer_is_pinned_over_any_thinking():
         ("no_question", {"question": "on_top"}, "question=on_top contradicts"),
         ("no_question", {"question": "pinned"}, "question=pinned contradicts"),
         ("question_window", {"question": "free"}, "question=free contradicts"),
+        ("dynts", {"predictor": None}, r"policy\.predictor is not set"),
+        ("dynts", {"predictor": "nowhere"}, "holds no"),
+        ("dynts", {"predictor": STATISTICS}, "holds no predictor"),
+        ("oracle_far_max", {"labels": "nowhere"}, "kvsweep predictor oracle"),
+        ("triattention", {"statistics": None}, "kvsweep predictor statistics"),
     ],
 )
-def test_a_policys_own_settings_out_of_range(name, settings, named):
+def test_a_setting_that_a_policy_refuses(name, settings, named):
     with pytest.raises(UserError, match=named):
         make(name, **{"keep_ratio": 0.3, "local_window": 48, "budget": 128, **settings})
-
-
-def test_dynts_needs_a_predictor():
-    with pytest.raises(UserError, match=r"policy\.predictor is not set"):
-        DynTS(name="dynts", keep_ratio=0.3, local_window=4, budget=8, predictor=None)
-    with pytest.raises(UserError, match="holds no"):
-        DynTS(name="dynts", keep_ratio=0.3, local_window=4, budget=8, predictor="nowhere")
-
-
-def test_an_artifact_of_another_kind_is_refused():
-    with pytest.raises(UserError, match="holds no predictor"):
-        DynTS(name="dynts", keep_ratio=0.3, local_window=4, budget=8, predictor=STATISTICS)
 
 
 def test_the_oracle_takes_true_labels_while_the_text_is_the_labelled_one():
@@ -786,27 +770,12 @@ def test_the_oracle_takes_true_labels_while_the_text_is_the_labelled_one():
     assert policy.importance(shorter)[3] == true[3]
 
 
-def test_the_oracle_needs_its_labels():
-    with pytest.raises(UserError, match=r"policy\.labels=nowhere holds no labels.*kvsweep predictor oracle"):
-        make("oracle_far_max", keep_ratio=0.3, local_window=4, budget=8, labels="nowhere")
-
-
 def test_triattention_may_keep_rows_of_their_own_in_each_layer():
     policy = make("triattention", keep_ratio=0.3, local_window=9, budget=64, share_layers=False)
     view = make_view(65, 6, per_head=True)
     kept = policy.select(view).keep
     assert kept.tolist() == brute_force("triattention", policy, view)
     assert not torch.equal(kept[0], kept[1])
-
-
-def test_triattention_needs_statistics():
-    rule = {"keep_ratio": 0.3, "local_window": 4, "budget": 8}
-    with pytest.raises(UserError, match=r"policy\.statistics is not set.*kvsweep predictor statistics"):
-        make("triattention", statistics=None, **rule)
-    with pytest.raises(UserError, match=r"policy\.statistics=nowhere holds no statistics"):
-        make("triattention", statistics="nowhere", **rule)
-    with pytest.raises(UserError, match="holds no statistics"):
-        make("triattention", statistics=f"{PREDICTOR}/predictor.safetensors", **rule)
 
 
 def test_identity_names_the_predictors_content_and_not_its_place(tmp_path):

@@ -25,8 +25,9 @@ from kvsweep.compression.policies.streaming_llm import StreamingLLM, StreamingLL
 from kvsweep.compression.policies.tova import TOVA
 from kvsweep.compression.policies.vase import VaSE
 from kvsweep.compression.policies.window import Window
-from kvsweep.compression.policy import AttentionMass, CacheView, PredictedImportance, RecentQueries
+from kvsweep.compression.policy import AttentionMass, PredictedImportance, RecentQueries
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
+from tests.compression.views import view_at
 
 HERE = Path(__file__).with_name("rivals.npz")
 WHOLE = Path(os.environ.get("KVSWEEP_SHARED") or "nowhere") / "data" / "rivals_golden.npz"
@@ -136,15 +137,11 @@ def view_of(file, case, policy):
     positions = rows("positions")
     numbers = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     separators = "separators_dynts" if case["rule"] == "sep_dynts_code" else "separators"
-    return CacheView(
-        problem_id="p0",
-        draw=0,
-        text_ids=torch.zeros(int(positions.max()) + 1, dtype=torch.int64),
-        positions=positions,
+    return view_at(
+        positions,
         token_ids=rows("token_ids"),
         separating=lambda: rows(separators).bool(),
         question_length=given["prompt"],
-        answer_start=None,
         keys=file.get(name, "keys") if has_keys else [],
         values=file.get(name, "values") if has_values else [],
         scaling=given["scaling"],

@@ -45,6 +45,11 @@ def power(number):
     return 1 << (number - 1).bit_length()
 
 
+def of(kind, names):
+    """The type of several arguments."""
+    return dict.fromkeys(names.split(), kind)
+
+
 def shape_of(dim, dtype="fp32"):
     return {"DIM": dim, "DIM_PADDED": power(dim), "DEPTH": tiles.row_tile(getattr(torch, NAMES[dtype]), dim)["DEPTH"]}
 
@@ -56,15 +61,15 @@ def variants():
         chunk = decode_attention.CHUNK
         common = {"GROUP": group, **shape_of(dim, dtype), "CHUNK": chunk}
         for mass in (False, True):
-            types = dict.fromkeys(("query", "keys", "values"), f"*{dtype}")
-            types |= dict.fromkeys(("part", "peak", "total", "logits_out"), "*fp32") | {"scaling": "fp32"} | lengths
+            types = of(f"*{dtype}", "query keys values")
+            types |= of("*fp32", "part peak total logits_out") | {"scaling": "fp32"} | lengths
             constants = {
                 **common,
                 "GROUP_PADDED": power(group),
                 "BLOCK": decode_attention.block(getattr(torch, NAMES[dtype])),
             }
             constants |= {"MASS": mass, "UPCAST": up, "SCALED": False, "ALONE": False}
-            types |= dict.fromkeys(("key_scales", "value_scales"), "*i64")
+            types |= of("*i64", "key_scales value_scales")
             for softcap in (None, 50.0) if dim == 256 else (None,):
                 name = f"attend_chunk {dtype} D={dim} G={group} mass={int(mass)} softcap={softcap}"
                 yield name, decode_attention._attend_chunk, types, {**constants, "SOFTCAP": softcap}, 4
@@ -72,13 +77,13 @@ def variants():
                 whole, own = {**types, "part": f"*{dtype}"}, {**constants, "SOFTCAP": None, "ALONE": True}
                 yield f"attend_chunk {dtype} D={dim} G={group} alone", decode_attention._attend_chunk, whole, own, 4
             for rows, scaled in (("fp8e4nv", True), ("fp8e5", False)) if mass else ():
-                of_rows = dict.fromkeys(("keys", "values"), f"*{rows}")
+                of_rows = of(f"*{rows}", "keys values")
                 of_rows |= dict.fromkeys(("key_scales", "value_scales"), "*fp32" if scaled else "*i64")
                 how = decode_attention.launch(getattr(torch, NAMES[dtype]), torch.float8_e5m2, dim)
                 name = f"attend_chunk {dtype} {rows} D={dim} G={group} mass=1 scaled={int(scaled)}"
                 own = {**constants, "SOFTCAP": None, "SCALED": scaled}
                 yield name, decode_attention._attend_chunk, types | of_rows, own, how["num_warps"]
-            types = dict.fromkeys(("query", "keys", "values", "output"), f"*{dtype}") | {
+            types = of(f"*{dtype}", "query keys values output") | {
                 "mass": "*fp32",
                 "scaling": "fp32",
             }
@@ -88,7 +93,7 @@ def variants():
             name = f"attend {dtype} D={dim} G={group} mass={int(mass)}"
             yield name, decode_attention._attend, types, {**constants, "TOKENS": at_once}, warps
         for sinks in (False, True) if dim == 64 else ():
-            types = dict.fromkeys(("part", "peak", "total", "norm"), "*fp32") | {"output": f"*{dtype}"} | lengths
+            types = of("*fp32", "part peak total norm") | {"output": f"*{dtype}"} | lengths
             types |= {"sinks": f"*{dtype}" if sinks else "*i64"}
             name = f"join_chunks {dtype} D={dim} sinks={int(sinks)}"
             yield name, decode_attention._join_chunks, types, {**common, "SINKS": sinks}, 4
@@ -97,9 +102,9 @@ def variants():
         "stride_length_head": "i64",
     }
     for (dtype, up), (keys, bits) in itertools.product(TYPES.items(), ((8, 8), (4, 4), (2, 2), (4, 2))):
-        types = dict.fromkeys(("query", "newest"), f"*{dtype}") | places
+        types = of(f"*{dtype}", "query newest") | places
         types |= {"keys": "*u8", "key_fields": "*fp16", "values": "*u8", "value_fields": "*fp16"}
-        types |= dict.fromkeys(("part", "peak", "total", "logits_out"), "*fp32") | {"scaling": "fp32"}
+        types |= of("*fp32", "part peak total logits_out") | {"scaling": "fp32"}
         constants = {"GROUP": 7, "GROUP_PADDED": 8, **shape_of(128, dtype), "SHARE": 32}
         constants |= {"KEY_BITS": keys, "VALUE_BITS": bits}
         constants |= {"CHUNK": decode_attention.CHUNK, "BLOCK": packed_attention.BLOCK}
@@ -109,11 +114,11 @@ def variants():
     for (dtype, up), outs in itertools.product(TYPES.items(), (3584, 152064)):
         tile = linear.tile(torch.empty(outs, 0, dtype=getattr(torch, NAMES[dtype])))
         for bias in (False, True):
-            types = dict.fromkeys(("inputs", "weight", "bias", "output"), f"*{dtype}")
+            types = of(f"*{dtype}", "inputs weight bias output")
             constants = {**tile, "BIAS": bias, "UPCAST": up}
             name = f"multiply {dtype} outs={outs} bias={int(bias)}"
             yield name, linear._multiply, types, constants, 4
-    types = dict.fromkeys(("logits", "norm", "mass"), "*fp32") | lengths
+    types = of("*fp32", "logits norm mass") | lengths
     yield "sum_group", decode_attention._sum_group, types, {"GROUP": 7, "CHUNK": decode_attention.CHUNK}, 4
     for shared, unit in ((False, 4), (True, 4), (True, 1)):
         constants = {"UNIT": unit, "SHARED": shared, "BLOCK": compact.BLOCK, "WORDS": compact.WORDS}
@@ -145,20 +150,20 @@ def variants():
         pooling = {"POOLING": 7 if window == 8 else 5, "LARGEST": window == 8}
         yield f"pooled_scores {name}", scores._pooled_scores, types, {**common, **pooling}, 4
     for dtype, (top_p, top_k, k_first) in itertools.product(("bf16", "fp16", "fp32"), CUTS):
-        types = {"logits": f"*{dtype}", **dict.fromkeys(("keys", "counters", "drawn"), "*i64")}
-        types |= dict.fromkeys(("temperature", "top_p"), "fp32")
+        types = {"logits": f"*{dtype}", **of("*i64", "keys counters drawn")}
+        types |= of("fp32", "temperature top_p")
         constants = {"TOP_P": top_p, "TOP_K": top_k, "K_FIRST": k_first, "BLOCK": draw_tokens.BLOCK}
         constants |= {"SHIFT": draw_tokens.ZERO_BITS[getattr(torch, NAMES[dtype])]}
         name = f"draw {dtype} top_p={int(top_p)} top_k={int(top_k)} k_first={int(k_first)}"
         yield name, draw_tokens._draw, types, constants, draw_tokens.WARPS
     # The widths of R1-Qwen-7B, R1-Llama-8B and the toys; heads of Qwen2 and of Qwen3, whose are normed.
     for dtype, width, add in itertools.product(("bf16", "fp16", "fp32"), (3584, 4096, 128), (False, True)):
-        types = {**dict.fromkeys(("states", "update", "weight", "total", "normed"), f"*{dtype}"), "epsilon": "fp32"}
+        types = {**of(f"*{dtype}", "states update weight total normed"), "epsilon": "fp32"}
         how = fused_pointwise.row_block(width)
         name, constants = f"add_norm {dtype} width={width} add={int(add)}", {"ADD": add, "BLOCK": how["BLOCK"]}
         yield name, fused_pointwise._add_norm, types, constants, how["num_warps"]
     for dtype in ("bf16", "fp16", "fp32"):
-        types = dict.fromkeys(("gate_up", "output"), f"*{dtype}")
+        types = of(f"*{dtype}", "gate_up output")
         yield f"gate {dtype}", fused_pointwise._gate, types, {"BLOCK": fused_pointwise.COLUMNS}, 4
         tensors = ("heads", "cos", "sin", "q_weight", "k_weight", "query", "keys", "values")
         types = {**dict.fromkeys(tensors, f"*{dtype}"), "lines": "*i64", "epsilon": "fp32"}

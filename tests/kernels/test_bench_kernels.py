@@ -83,26 +83,20 @@ def test_a_wrong_kernel_is_not_reported():
 
 @pytest.mark.release
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "how", "sentence"),
     [
-        pytest.param(
-            ["--output", "results/published/kernels.md"],
-            "is refused with --tiny and in Triton's interpreter",
-            marks=pytest.mark.slow,
+        (["--output", "results/published/kernels.md"], {}, "is refused with --tiny and in Triton's interpreter"),
+        (["--kept", "200"], {}, "--rows 33 or more and at least --kept"),
+        (
+            [],
+            {"first": "import torch; torch.cuda.is_available = lambda: False", "interpret": "0"},
+            "needs a CUDA GPU, or TRITON_INTERPRET=1",
         ),
-        (["--kept", "200"], "--rows 33 or more and at least --kept"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(arguments, sentence):
-    ended = bench(*arguments)
+def test_what_cannot_be_is_refused_in_one_sentence(arguments, how, sentence):
+    ended = bench(*arguments, **how)
     assert ended.returncode == 2
     assert sentence in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1
     assert not ended.stdout
-
-
-@pytest.mark.release
-def test_neither_a_gpu_nor_the_interpreter_is_refused():
-    ended = bench(first="import torch; torch.cuda.is_available = lambda: False", interpret="0")
-    assert ended.returncode == 2
-    assert "needs a CUDA GPU, or TRITON_INTERPRET=1" in ended.stderr

@@ -14,7 +14,7 @@ import pytest
 from scripts.bench.gpu_day import quarter
 from scripts.bench.same_texts import differences
 from tests.analysis.conftest import write_cell
-from tests.kernels.interpreter import is_usable, skip_without_interpreter
+from tests.kernels.interpreter import skip_without_interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "scripts/bench/gpu_day"
@@ -218,12 +218,6 @@ def test_what_is_copied_to_a_gpu_machine_stays_small():
         pytest.skip("this is no checkout")
     tracked = sum(file.lstat().st_size for file in files if os.path.lexists(file))
     assert tracked + WHEELS < MOST, f"{tracked / 1e6:.1f} MB of tracked files: let results/published not grow further"
-
-
-def test_the_versions_that_have_an_interpreter():
-    assert is_usable("3.7.1", "2.5.2")
-    assert is_usable("3.6.0", "2.4.6")
-    assert not is_usable("3.6.0", "2.5.2")
 
 
 @pytest.mark.parametrize("script", ["pack.sh", "quarter.sh"])

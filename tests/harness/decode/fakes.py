@@ -1,12 +1,16 @@
-"""A model of a few operations and requests for it, for many small runs of the engine."""
+"""Models and requests for small runs of the engine: one of a few operations, and the embedded ones."""
 
 import random
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 
 import torch
+from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
+from kvsweep.compression.cache import use_slot_attention
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.gkv import GKV
 from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
@@ -21,10 +25,60 @@ from kvsweep.compression.rows import CacheShape
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.decode.slots import STEP_TOKENS
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.settings import WEIGHTS
 
 GREEDY = SamplingConfig(temperature=0)
 NEW_TOKENS = 60
 FULL = FullCache(name="full")
+
+
+EOS, THINK_END = 96, 95
+
+
+class IdTokenizer:
+    """Stands in for a tokenizer: a text is its token ids."""
+
+    eos_token_id, unk_token_id = EOS, None
+
+    def encode(self, text, add_special_tokens):
+        return [THINK_END]
+
+    def decode(self, ids):
+        return "," if len(ids) == 1 and ids[0] % 10 == 3 else " ".join(map(str, ids))
+
+
+def random_network(config):
+    torch.manual_seed(1)
+    network = AutoModelForCausalLM.from_config(deepcopy(config)).eval()
+    # As random as they come: sharp logits, so that an error in the cache shows in the tokens.
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return network
+
+
+def in_slots(network):
+    """A network as the engine decodes with it."""
+    use_slot_attention(network)
+    return LoadedModel(ModelConfig(name="m", title="M", path="none"), network, IdTokenizer())
+
+
+@cache
+def toy_model(name="toy_qwen"):
+    """An embedded model, loaded once."""
+    return load_model(ModelConfig(name=name, title="Toy", path=str(WEIGHTS / name), threads=1))
+
+
+def ask(texts, *policies, draws=1, **fields):
+    """Requests p0, p1, ... for texts, whose cells are the policies 0, 1, ..."""
+    branches = tuple(Branch(cell_id=str(i), policy=p) for i, p in enumerate(policies))
+    return [
+        Request(problem_id=f"p{i}", draw=d, prompt_ids=tuple(ids), branches=branches, **fields)
+        for i, ids in enumerate(texts)
+        for d in range(draws)
+    ]
 
 
 def run(
@@ -37,11 +91,11 @@ def run(
     seed=0,
     step_tokens=STEP_TOKENS,
     prepare=None,
-    impl="torch",
+    **options,
 ):
     """Completions by (cell_id, problem_id, draw), and the engine for its counts."""
     decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, sampling=sampling)
-    engine = Engine.sized_for(requests, model, decoding=decoding, seed=seed, slots=slots, impl=impl)
+    engine = Engine.sized_for(requests, model, decoding=decoding, seed=seed, slots=slots, **options)
     engine.prefiller.step_tokens = step_tokens
     if prepare is not None:
         prepare(engine)

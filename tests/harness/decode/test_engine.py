@@ -1,10 +1,8 @@
 """The engine against transformers' own generation, against a slow reference that evicts, and against itself."""
 
 import itertools
-import random
 from collections import Counter
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -14,67 +12,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen2Config
 
-from kvsweep.compression.cache import use_slot_attention
-from kvsweep.compression.policies.caote import CAOTE
-from kvsweep.compression.policies.dynts import DynTS
-from kvsweep.compression.policies.dynts_ablations import Bottom, NoQuestion, NoWindow
-from kvsweep.compression.policies.gkv import GKV
-from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
-from kvsweep.compression.policies.inertia import Inertia
-from kvsweep.compression.policies.keydiff import KeyDiff
+from kvsweep.compression.policies.h2o import H2O
 from kvsweep.compression.policies.knorm import KNorm
 from kvsweep.compression.policies.lagkv import LagKV
 from kvsweep.compression.policies.lazyeviction import LazyEviction
-from kvsweep.compression.policies.longflow import LongFlow
 from kvsweep.compression.policies.raas import RaaS
-from kvsweep.compression.policies.random import Random, RandomHead
-from kvsweep.compression.policies.rkv import RKV, RKVDynTSCode
-from kvsweep.compression.policies.rpc import RPC
-from kvsweep.compression.policies.sepllm import SepLLM
-from kvsweep.compression.policies.snapkv import SnapKV, SnapKVDynTSCode
-from kvsweep.compression.policies.streaming_llm import StreamingLLM, StreamingLLMDynTSCode
-from kvsweep.compression.policies.tova import TOVA
-from kvsweep.compression.policies.triattention import TriAttention, save_statistics
-from kvsweep.compression.policies.vase import VaSE
+from kvsweep.compression.policies.random import Random
+from kvsweep.compression.policies.rkv import RKV
+from kvsweep.compression.policies.snapkv import SnapKV
 from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import AttentionMass, CacheView, LastUse, RecentQueries, RowMemory
 from kvsweep.compression.recorders import ImportancePredictor, load_predictor, save_predictor
-from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig, build_decoding, is_untouched
+from kvsweep.harness.decode.request import DecodingConfig, SamplingConfig, is_untouched
 from kvsweep.harness.decode.sampling import sequence_key, uniforms_of_rows
-from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import load_model
-from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.predictor.query_means import rotation_of
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS, problems
 from kvsweep.records import held_percents
-from tests.harness.decode.fakes import FAKE_POLICIES, FULL, GREEDY, NEW_TOKENS, T1, FakeModel, fake_requests, run
-
-EOS, THINK_END = 96, 95
-
-
-class IdTokenizer:
-    """Stands in for a tokenizer: a text is its token ids."""
-
-    eos_token_id, unk_token_id = EOS, None
-
-    def encode(self, text, add_special_tokens):
-        return [THINK_END]
-
-    def decode(self, ids):
-        return "," if len(ids) == 1 and ids[0] % 10 == 3 else " ".join(map(str, ids))
-
-
-def build(config):
-    torch.manual_seed(1)
-    network = AutoModelForCausalLM.from_config(deepcopy(config)).eval()
-    # As random as they come: sharp logits, so that an error in the cache shows in the tokens.
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return network
-
+from tests.compression.test_policies import MATRIX, write_statistics
+from tests.harness.decode.fakes import (
+    EOS,
+    FAKE_POLICIES,
+    FULL,
+    GREEDY,
+    NEW_TOKENS,
+    T1,
+    FakeModel,
+    ask,
+    fake_requests,
+    in_slots,
+    random_network,
+    run,
+    toy_model,
+)
 
 QWEN = Qwen2Config(
     hidden_size=112,
@@ -99,23 +69,7 @@ LLAMA = LlamaConfig(
 @pytest.fixture(scope="module", params=[QWEN, LLAMA], ids=["qwen2-group7", "llama-group4"])
 def networks(request):
     """The same weights twice: one left as transformers made it, one for the engine."""
-    stock, ours = build(request.param), build(request.param)
-    use_slot_attention(ours)
-    return stock, LoadedModel(ModelConfig(name="m", title="M", path="none"), ours, IdTokenizer())
-
-
-OF_QWEN = pytest.mark.slow_unless(rule=lambda toy, **_: toy == "toy_qwen")
-OF_LLAMA = pytest.mark.slow_unless(rule=lambda toy, **_: toy == "toy_llama")
-
-
-@pytest.fixture(scope="module", params=["toy_qwen", "toy_llama"])
-def toy(request):
-    """An embedded model twice, as above, and questions of ragged lengths for it."""
-    path = str(WEIGHTS / request.param)
-    model = load_model(ModelConfig(name=request.param, title="Toy", path=path, threads=1))
-    stock = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    texts = [model.dialogue.prompt_ids(problems(task)[i].question) for i, task in enumerate(TASKS)]
-    return stock, model, [*texts, texts[0][:1], texts[1][:9]]
+    return random_network(request.param), in_slots(random_network(request.param))
 
 
 def prompts(*lengths):
@@ -123,21 +77,16 @@ def prompts(*lengths):
     return [tuple(torch.randint(0, 90, (n,), generator=generator).tolist()) for n in lengths]
 
 
-def ask(texts, *policies, draws=1):
-    branches = tuple(Branch(cell_id=str(i), policy=p) for i, p in enumerate(policies))
-    return [
-        Request(problem_id=f"p{i}", draw=d, prompt_ids=ids, branches=branches)
-        for i, ids in enumerate(texts)
-        for d in range(draws)
-    ]
-
-
 @pytest.mark.core
-@OF_QWEN
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_full_cache_of_an_embedded_model_equals_transformers_generate(toy, every):
-    stock, model, texts = toy
-    texts = texts[::every]
+@pytest.mark.parametrize(
+    ("name", "every"),
+    [("toy_qwen", 4), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("toy_qwen", "toy_llama"))],
+)
+def test_full_cache_of_an_embedded_model_equals_transformers_generate(name, every):
+    model = toy_model(name)
+    stock = AutoModelForCausalLM.from_pretrained(WEIGHTS / name, dtype=torch.float32).eval()
+    texts = [model.dialogue.prompt_ids(problems(task)[i].question) for i, task in enumerate(TASKS)]
+    texts = [*texts, texts[0][:1], texts[1][:9]][::every]
     completions, _ = run(model, ask(texts, FULL), max_new_tokens=300)
     how = {"max_new_tokens": 300, "do_sample": False, "pad_token_id": 0}
     for i, ids in enumerate(texts):
@@ -266,46 +215,15 @@ class AgedKNorm(KNorm):
 
 
 RULE = {"keep_ratio": 0.3, "local_window": 6, "budget": 24}
-POLICIES = {
-    "window": (Window, {}),
-    "random": (Random, {}),
-    "dynts": (DynTS, {}),
-    "bottom": (Bottom, {}),
-    "no_question": (NoQuestion, {}),
-    "no_window": (NoWindow, {}),
-    "streaming_llm": (StreamingLLM, {"sinks": 3}),
-    "streaming_llm_dynts_code": (StreamingLLMDynTSCode, {"sinks": 3}),
-    "sepllm": (SepLLM, {"sinks": 2}),
-    "h2o": (H2O, {}),
-    "h2o_dynts_code": (H2ODynTSCode, {}),
-    "snapkv": (SnapKV, {"observation_window": 5}),
-    "snapkv_dynts_code": (SnapKVDynTSCode, {"observation_window": 4}),
-    "rkv": (RKV, {"observation_window": 4}),
-    "rkv_dynts_code": (RKVDynTSCode, {"observation_window": 4}),
-    "tova": (TOVA, {}),
-    "tova_kvpress": (TOVA, {"keep_last": True}),
-    "keydiff": (KeyDiff, {}),
+# Settings other than those of the brute force, since fewer rows compete.
+OTHERWISE = {
     "knorm": (AgedKNorm, {}),
-    "vase": (VaSE, {"observation_window": 4, "sinks": 1}),
-    "random_head": (RandomHead, {}),
-    "inertia": (Inertia, {}),
     "lagkv": (LagKV, {"sinks": 2, "lag": 5}),
-    "caote": (CAOTE, {"observation_window": 4}),
-    "longflow": (LongFlow, {}),
     "raas": (RaaS, {"threshold": 0.05}),
     "lazyeviction": (LazyEviction, {"threshold": 0.05}),
-    "gkv": (GKV, {"observation_window": 4}),
-    "rpc": (RPC, {"observation_window": 4}),
-    "triattention": (TriAttention, {}),
 }
-
-
-def write_statistics(model, path):
-    """Random means of queries, with the model's own rotation."""
-    mean = torch.randn(model.shape.layers, model.shape.q_heads, model.shape.head_dim // 2, dtype=torch.complex64)
-    frequencies, scaling = rotation_of(model)
-    rotation = {"inverse_frequencies": frequencies, "attention_scaling": torch.tensor(scaling)}
-    save_statistics(str(path), {"mean": mean, "mean_size": 1.2 * mean.abs(), **rotation}, {"hidden_size": 8})
+ALIKE = ("full", "dynts_", "oracle", "rkv_paper", "lagkv_16")  # without evictions, or of another's class
+POLICIES = {name: OTHERWISE.get(name, row[:2]) for name, row in MATRIX.items() if not name.startswith(ALIKE)}
 
 
 def make_policy(name, predictor, **rule):
@@ -341,7 +259,9 @@ def test_eviction_equals_a_gathered_dynamic_cache(networks, name, question, tmp_
     stock, model = networks
     torch.manual_seed(3)
     save_predictor(ImportancePredictor(stock.config.hidden_size, (16,)), tmp_path, {})
-    write_statistics(model, tmp_path / "statistics.safetensors")
+    shape = model.shape
+    pairs = {"pairs": shape.head_dim // 2}
+    write_statistics(str(tmp_path / "statistics.safetensors"), layers=shape.layers, q_heads=shape.q_heads, **pairs)
     policy = make_policy(name, tmp_path, question=question, **RULE)
     short, _, *others = prompts(7, 23, 1, 40)
     texts = [short, *others]
@@ -356,41 +276,6 @@ def test_eviction_equals_a_gathered_dynamic_cache(networks, name, question, tmp_
         assert found == [e for e in evictions if e[0] < len(expected) - 1]
         assert completion.peak_length <= engine.cache.capacity
         assert len(found) > 1
-
-
-@pytest.mark.slow
-@OF_LLAMA
-def test_eviction_of_an_embedded_model_equals_a_gathered_dynamic_cache(toy):
-    stock, model, texts = toy
-    predictor = WEIGHTS / "predictors" / model.config.name / "far_max"
-    rule = {"keep_ratio": 0.3, "local_window": 32, "budget": 96, "question": "on_top"}
-    policy = DynTS(name="dynts", predictor=str(predictor), **rule)
-    completions, _ = run(model, ask(texts[:4], policy), max_new_tokens=400, slots=4)
-    answered = 0
-    for i, ids in enumerate(texts[:4]):
-        expected, evictions = decode_slowly(stock, model, ids, policy, max_new_tokens=400, seed=0, problem_id=f"p{i}")
-        assert completions["0", f"p{i}", 0].token_ids == expected
-        assert len(evictions) > 1
-        answered += "boxed" in completions["0", f"p{i}", 0].text
-    assert answered >= 2
-
-
-@pytest.mark.slow
-@OF_QWEN
-@pytest.mark.parametrize(
-    ("tasks", "tokens"), [(2, 150), pytest.param(len(TASKS), 250, marks=pytest.mark.slow)], ids=["two", "all"]
-)
-@pytest.mark.release_unless(rule=lambda toy, tasks, tokens: tasks == 2)
-def test_an_embedded_models_completions_do_not_depend_on_slots_or_order(toy, tasks, tokens):
-    _, model, _ = toy
-    texts = [model.dialogue.prompt_ids(p.question) for task in list(TASKS)[:tasks] for p in problems(task)[:1]]
-    rule = {"keep_ratio": 0.3, "local_window": 32, "budget": 96, "question": "on_top"}
-    requests = ask(texts, FULL, Random(name="random", **rule), Window(name="window", **rule))
-    options = {"sampling": SamplingConfig(temperature=0.6, top_p=0.95), "max_new_tokens": tokens}
-    four, _ = run(model, requests, slots=4, **options)
-    assert any(row.evictions for row in four.values())
-    for slots, order in ((1, requests), (32, random.Random(0).sample(requests, len(requests)))):
-        assert run(model, order, slots=slots, **options)[0] == four
 
 
 def test_eviction_fires_when_the_step_before_reached_the_budget(networks):
@@ -564,25 +449,18 @@ def tokens_of_trunks_and_branches(requests, completions):
     return total
 
 
-@pytest.fixture(scope="module")
-def read_whole(networks):
-    """Questions of ragged lengths, and what is written where each is read in one step."""
+@pytest.mark.slow
+def test_questions_in_chunks_or_side_by_side_give_the_same_completions(networks):
+    _, model = networks
     policies = [
         H2O(name="h2o", keep_ratio=0.4, local_window=6, budget=30),
         SnapKV(name="snapkv", keep_ratio=0.5, local_window=8, budget=28, observation_window=4),
         FULL,
     ]
     requests = ask(prompts(1, 23, 2, 17, 40, 9, 33), *policies, draws=2)
-    return requests, run(networks[1], requests, slots=6)[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step_tokens", [1, 5, 16, 64])
-@pytest.mark.one_in(2)
-def test_questions_in_chunks_or_side_by_side_give_the_same_completions(networks, read_whole, step_tokens):
-    _, model = networks
-    requests, whole = read_whole
-    assert run(model, requests, slots=6, step_tokens=step_tokens)[0] == whole
+    whole, _ = run(model, requests, slots=6)
+    for step_tokens in (1, 5, 16, 64):
+        assert run(model, requests, slots=6, step_tokens=step_tokens)[0] == whole
 
 
 def test_a_long_question_does_not_stop_the_others(networks):
@@ -606,9 +484,3 @@ def test_another_seed_or_draw_writes_another_text(networks):
     texts = [c.token_ids for c in run(model, requests, sampling=sampling)[0].values()]
     texts += [c.token_ids for c in run(model, requests, sampling=sampling, seed=1)[0].values()]
     assert len({tuple(t) for t in texts}) == 6
-
-
-@pytest.mark.parametrize("max_new_tokens", [0, -3])
-def test_a_length_limit_below_one_is_refused(max_new_tokens):
-    with pytest.raises(UserError, match=f"max_new_tokens={max_new_tokens}"):
-        build_decoding({"name": "d", "max_new_tokens": max_new_tokens, "temperature": 0})

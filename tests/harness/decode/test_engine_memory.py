@@ -17,11 +17,10 @@ from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.window import Window
-from kvsweep.compression.policy import Policy
 from kvsweep.compression.rows import CacheShape
 from kvsweep.harness.decode import memory
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
+from kvsweep.harness.decode.request import DecodingConfig, SamplingConfig
 from kvsweep.harness.decode.sampling import cuts
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.settings import compose_config
@@ -30,6 +29,7 @@ from kvsweep.harness.sweep.fill import loaded
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.kernels.sampling import inverse_cdf
+from tests.harness.decode.fakes import ask
 
 GIB = 2**30
 R1_QWEN = CacheShape(layers=28, q_heads=28, kv_heads=4, head_dim=128, dtype=torch.bfloat16)
@@ -132,11 +132,6 @@ def test_the_second_group_gets_the_memory_of_the_first(
         assert int(one[1]) == int(one[2]) == int(0.8 * 400_000 / 2**20 / float(one[3])), said
 
 
-def requests_of(policies: Sequence[Policy], prompt: int) -> list[Request]:
-    branches = tuple(Branch(cell_id=str(number), policy=policy) for number, policy in enumerate(policies))
-    return [Request(problem_id="a", draw=0, prompt_ids=(1,) * prompt, branches=branches)]
-
-
 def decoding(tokens: int, **options: Any) -> DecodingConfig:
     return DecodingConfig(name="d", max_new_tokens=tokens, sampling=SamplingConfig(temperature=0.6), **options)
 
@@ -147,7 +142,7 @@ def test_an_h100_holds_192_slots_of_the_papers_heatmap() -> None:
     spec = SimpleNamespace(vocab_size=152_064)
     free = 0.8 * (79.1 - 0.8 - 14.2) * GIB
     for policy, least in ((window, 180), (FullCache(name="full"), 56)):
-        one = memory.slot_bytes(R1_QWEN, requests_of([policy], 36), decoding(16_384), UNPACKED)
+        one = memory.slot_bytes(R1_QWEN, ask([(1,) * 36], policy), decoding(16_384), UNPACKED)
         assert free // (one + memory.step_bytes(spec)) >= least  # type: ignore[arg-type]
 
 
@@ -172,7 +167,7 @@ def test_the_bytes_of_a_slot_are_those_that_torch_allocates(
     config = CacheConfig(bits=bits, group=8, residual=16)  # type: ignore[arg-type]
     model, text = loaded(job.model), decoding(200, stop_on_loop=loops)
     for some in [policies, *([policy] for policy in policies)]:
-        requests = requests_of(some, 20)
+        requests = ask([(1,) * 20], *some)
         expected, found = memory.slot_bytes(model.shape, requests, text, config), []
         for slots in (2, 5):
             with Allocated() as allocated:

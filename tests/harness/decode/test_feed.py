@@ -2,23 +2,20 @@
 
 import random
 from collections import defaultdict
-from functools import cache
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn.functional import pad
 
 from kvsweep.compression.config import UNPACKED, CacheConfig
-from kvsweep.compression.rows import Prefill
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
-from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import load_model
-from kvsweep.harness.settings import WEIGHTS, choices, compose_config
+from kvsweep.harness.decode.request import DecodingConfig
+from kvsweep.harness.settings import choices, compose_config
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.toy.tasks import problems
 from kvsweep.kernels.row_format import TOKEN_BLOCK
-from tests.harness.decode.fakes import GREEDY
+from tests.harness.decode.fakes import GREEDY, ask, toy_model
 
 # Beside those that need labels of the very text.
 POLICIES = [name for name in choices("policy") if not name.startswith("oracle")]
@@ -56,11 +53,6 @@ class Watched(Engine):
         return min(self.chunks.choice((1, 3, 17, 64, 500)), self.cache.storage.longest_chunk or 500)
 
 
-@cache
-def model_of(name):
-    return load_model(ModelConfig(name=name, title="Toy", path=str(WEIGHTS / name), threads=1))
-
-
 def texts_of(model):
     """Questions, and texts of ragged lengths that the model finds likely in parts."""
     dice, vocabulary = random.Random(1), model.network.config.vocab_size - 1
@@ -70,17 +62,9 @@ def texts_of(model):
 
 
 def engine_for(model, policies, *, slots, invariant, cache):
-    requests = [
-        Request(
-            problem_id=str(number),
-            draw=0,
-            prompt_ids=prompt,
-            branches=tuple(Branch(cell_id=str(i), policy=p) for i, p in enumerate(policies)),
-            forced=text,
-            replayed=True,
-        )
-        for number, (prompt, text) in enumerate(texts_of(model))
-    ]
+    texts = texts_of(model)
+    requests = ask([prompt for prompt, _ in texts], *policies, replayed=True)
+    requests = [replace(request, forced=text) for request, (_, text) in zip(requests, texts, strict=True)]
     decoding = DecodingConfig(name="test", max_new_tokens=max(len(r.forced) for r in requests), sampling=GREEDY)
     engine = Watched.sized_for(
         requests, model, decoding=decoding, seed=3, slots=slots, invariant=invariant, cache=cache
@@ -149,7 +133,7 @@ def policies_of(model, names):
 @pytest.mark.one_in(4)
 def test_chunks_are_bit_for_bit_the_steps(name, settings, names):
     """Policies side by side, in chunks with odd borders, against one token at a time."""
-    model, cache = model_of(name), CacheConfig(**settings, residual=19)
+    model, cache = toy_model(name), CacheConfig(**settings, residual=19)
     policies = policies_of(model, names)
     kept, seen = stepped(model, policies, invariant=True, cache=cache)
     found_kept, found = replayed(model, policies, slots=40, invariant=True, cache=cache)
@@ -161,7 +145,7 @@ def test_chunks_are_bit_for_bit_the_steps(name, settings, names):
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.slow), 40])
 def test_chunks_of_torchs_own_products_keep_the_same_rows(slots):
-    model = model_of("toy_qwen")
+    model = toy_model("toy_qwen")
     policies = policies_of(model, FEW)
     kept, seen = stepped(model, policies, invariant=True, cache=UNPACKED)
     found_kept, found = replayed(model, policies, slots=slots, invariant=False, cache=UNPACKED)
@@ -176,11 +160,3 @@ def compare_kept(found, kept, *, at_least):
         assert [step for step, _ in found[name]] == [step for step, _ in evictions]
         assert all(torch.equal(one, other) for (_, one), (_, other) in zip(found[name], evictions, strict=True))
     assert len({cell for _, cell in kept}) >= at_least, "nearly all policies evicted"
-
-
-def test_more_tokens_than_rows_are_refused():
-    model = model_of("toy_qwen")
-    engine, _ = engine_for(model, policies_of(model, ["window"]), slots=2, invariant=True, cache=UNPACKED)
-    engine.cache.admit(Prefill())
-    with pytest.raises(ValueError, match="no room"):
-        engine.cache.begin_chunks({0: engine.cache.capacity + 1}, torch.arange(engine.cache.capacity + 1))

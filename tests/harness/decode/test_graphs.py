@@ -15,14 +15,12 @@ from torch.utils._pytree import tree_leaves
 from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.compression.policies.h2o import H2O
 from kvsweep.harness.decode.graphs import StepGraphs, bucket
-from kvsweep.harness.decode.request import Branch, Request, SamplingConfig, build_decoding
+from kvsweep.harness.decode.request import SamplingConfig, build_decoding
 from kvsweep.harness.decode.sampling import cuts
-from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import load_model
 from kvsweep.harness.settings import CONF, WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS, problems
 from kvsweep.kernels.sampling import inverse_cdf
-from tests.harness.decode.fakes import FAKE_POLICIES, T1, FakeModel, fake_requests, run
+from tests.harness.decode.fakes import FAKE_POLICIES, T1, FakeModel, ask, fake_requests, run, toy_model
 
 ATEN = torch.ops.aten
 ASKING = {ATEN.item.default, ATEN.is_nonzero.default, ATEN._local_scalar_dense.default, ATEN.nonzero.default}
@@ -186,18 +184,11 @@ def test_buckets_hold_the_live_slots_with_little_to_spare():
 
 def embedded(name):
     """An embedded model, and requests for it with a branch whose policy records scores and one that records mass."""
-    model = load_model(ModelConfig(name=name, title="Toy", path=str(WEIGHTS / name), threads=1))
+    model = toy_model(name)
     rule = {"keep_ratio": 0.3, "local_window": 16, "budget": 48, "question": "on_top"}
     head = str(WEIGHTS / "predictors" / name / "far_max")
     policies = DynTS(name="dynts", predictor=head, **rule), H2O(name="h2o", **rule)
-    branches = tuple(Branch(cell_id=policy.name, policy=policy) for policy in policies)
-    requests = [
-        Request(
-            problem_id=task, draw=0, prompt_ids=model.dialogue.prompt_ids(problems(task)[0].question), branches=branches
-        )
-        for task in TASKS
-    ]
-    return model, requests
+    return model, ask([model.dialogue.prompt_ids(problems(task)[0].question) for task in TASKS], *policies)
 
 
 OPTIONS = {"sampling": SamplingConfig(temperature=0.6, top_p=0.95), "max_new_tokens": 120, "slots": 5}

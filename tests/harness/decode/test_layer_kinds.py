@@ -13,15 +13,15 @@ import transformers
 
 from kvsweep.compression.cache import SLOT_ATTENTION, SlotCache
 from kvsweep.compression.config import CacheConfig, fixed_bytes
-from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.h2o import H2O
 from kvsweep.compression.policies.window import Window
-from kvsweep.compression.policy import Selection
+from kvsweep.compression.policy import Policy, Selection
 from kvsweep.compression.rows import Prefill
 from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
+from kvsweep.harness.decode.request import DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.loaded import LoadedModel
+from tests.harness.decode.fakes import FULL, ask
 from tests.harness.models.test_families import (
     EXACT,
     InFloat64,
@@ -62,8 +62,6 @@ MODELS |= {
     "linear between": ("qwen3_next", {"num_hidden_layers": 3, **DELTA, **kinds("f", "l", "f")}),
     "convolutions": ("lfm2", {"num_hidden_layers": 3, **kinds("c", "f", "c")}),
 }
-# The products of experts depend on the tokens beside a text: `invariant=true` is refused (test_families.py).
-WITH_EXPERTS = {"gpt_oss", "qwen3_next"}
 EACH = pytest.mark.parametrize("name", MODELS)
 # What `make test` runs of each kind of layer; `make slow` runs the others.
 FEW = ("a window of no whole block, fused", "two ropes", "sinks")
@@ -164,8 +162,7 @@ def test_evictions_free_rows_of_full_layers_alone(name: str) -> None:
     check_distance(torch.stack(found), own_logits(model, text, prompt, gone), exact)
 
 
-FULL = FullCache(name="full")
-POLICIES = [
+POLICIES: list[Policy] = [
     FULL,
     Window(name="window", keep_ratio=0.3, local_window=8, budget=40),
     H2O(name="h2o", keep_ratio=0.4, local_window=8, budget=36),
@@ -177,21 +174,13 @@ def engine_of(model: LoadedModel, requests: list[Request], slots: int, new: int 
     return Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=slots, **options)
 
 
-def branches(model: LoadedModel) -> tuple[Branch, ...]:
-    return tuple(Branch(cell_id=p.name, policy=p) for p in (POLICIES if model.shape.layers else POLICIES[:1]))
+def requests_for(model: LoadedModel, count: int) -> list[Request]:
+    texts = [text_of(model, 3 + 5 * i % 44, i) for i in range(count)]
+    return ask(texts, *policies_for(model))  # type: ignore[no-any-return]
 
 
-def requests_for(model: LoadedModel, count: int, **options: Any) -> list[Request]:
-    return [
-        Request(
-            problem_id=str(i),
-            draw=0,
-            prompt_ids=tuple(text_of(model, 3 + 5 * i % 44, i)),
-            branches=branches(model),
-            **options,
-        )
-        for i in range(count)
-    ]
+def policies_for(model: LoadedModel) -> list[Policy]:
+    return POLICIES if model.shape.layers else POLICIES[:1]
 
 
 PACKED = CacheConfig(bits=8, group=8, residual=16)
@@ -213,14 +202,8 @@ def test_forks_are_what_each_branch_writes_alone(name: str, config: CacheConfig,
         for rows, slots in ((requests, 4), (alone, len(alone)))
     )
     assert found == expected
-    assert len(found) == 3 * len(branches(model))
-    assert any(c.evictions for c in found.values()) == (len(branches(model)) > 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, (family, _) in MODELS.items() if family not in WITH_EXPERTS])
-def test_bits_are_the_same_whatever_the_slots(name: str) -> None:
-    check_bits(model_of(name))
+    assert len(found) == 3 * len(policies_for(model))
+    assert any(c.evictions for c in found.values()) == (len(policies_for(model)) > 1)
 
 
 def check_bits(model: LoadedModel, **options: Any) -> None:
@@ -303,8 +286,7 @@ def test_chunks_are_the_steps_one_by_one(name: str, invariant: bool, length: int
     invariant = invariant and not model.spec.experts
     text = tuple(text_of(model, length, 3))
     decoding = DecodingConfig(name="fed", max_new_tokens=length, sampling=SamplingConfig(temperature=0))
-    given = {"prompt_ids": text[:30], "branches": branches(model), "forced": text[30:], "replayed": True}
-    requests = [Request(problem_id=str(i), draw=0, **given) for i in range(2)]
+    requests = ask([text[:30]] * 2, *policies_for(model), forced=text[30:], replayed=True)
     states = []
     for most in (1, 7, 64):
         engine = Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=6, invariant=invariant)

@@ -7,21 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import LlamaConfig
 
-from kvsweep.compression.cache import use_slot_attention
 from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.window import Window
 from kvsweep.errors import UserError
-from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
-from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.decode.request import SamplingConfig
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import label_trace
 from kvsweep.harness.predictor.recipe import LABEL_KINDS
 from kvsweep.harness.predictor.traces import Trace
 from kvsweep.harness.sweep.status import read_sweep
+from tests.harness.decode.fakes import ask, in_slots, random_network, run
 
 CONFIG = LlamaConfig(
     hidden_size=64,
@@ -37,34 +35,18 @@ SETTINGS = {"greedy": SamplingConfig(temperature=0), "sampled": SamplingConfig(t
 NEW = 40
 
 
-class Tokenizer:
-    eos_token_id, unk_token_id = 96, None
-
-    def encode(self, text, add_special_tokens):
-        return [95]
-
-    def decode(self, ids):
-        return " ".join(map(str, ids))
-
-
 def model_with(broken: dict[int, float]) -> LoadedModel:
     """A small random model, in which the embeddings of some tokens are not finite."""
-    torch.manual_seed(1)
-    network = AutoModelForCausalLM.from_config(CONFIG).eval()
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
+    network = random_network(CONFIG)
     for token, number in broken.items():
         network.get_input_embeddings().weight.data[token] = number
-    use_slot_attention(network)
-    return LoadedModel(ModelConfig(name="m", title="M", path="none"), network, Tokenizer())
+    return in_slots(network)
 
 
 def decoded(model, prompts, sampling, slots, **how):
-    branches = tuple(Branch(cell_id=policy.name, policy=policy) for policy in POLICIES)
-    requests = [Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=branches) for i, ids in enumerate(prompts)]
-    decoding = DecodingConfig(name="test", max_new_tokens=NEW, sampling=sampling)
-    engine = Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=slots, **how)
-    return {(cell, done.problem_id): done for cell, done in engine.generate(requests)}
+    how = {"sampling": sampling, "max_new_tokens": NEW, "slots": slots, **how}
+    completions, _ = run(model, ask(prompts, *POLICIES), **how)
+    return {(cell, int(problem[1:])): done for (cell, problem, _), done in completions.items()}
 
 
 @pytest.mark.covers(1)
@@ -81,7 +63,7 @@ def test_a_text_ends_before_the_first_such_token_and_its_neighbours_go_on(sampli
     ended = set()
     for key, done in found.items():
         ids = whole[key].token_ids
-        asked = token in prompts[int(key[1])]
+        asked = token in prompts[key[1]]
         at = -1 if asked else ids.index(token) if token in ids[:-1] else None
         if at is None:
             assert done == whole[key]
@@ -95,8 +77,8 @@ def test_a_text_ends_before_the_first_such_token_and_its_neighbours_go_on(sampli
 
 def test_a_question_of_such_numbers_has_an_empty_text():
     found = decoded(model_with({5: float("nan")}), [(5, 6, 7), (6, 7, 8)], SETTINGS["greedy"], 3)
-    assert {done.token_ids == [] for (_, problem), done in found.items() if problem == "0"} == {True}
-    assert {done.stop_reason for (_, problem), done in found.items() if problem == "1"} <= {"length", "stop"}
+    assert {done.token_ids == [] for (_, problem), done in found.items() if problem == 0} == {True}
+    assert {done.stop_reason for (_, problem), done in found.items() if problem == 1} <= {"length", "stop"}
 
 
 FP8 = [("fp8", "none"), ("fp8", "token")]
@@ -111,9 +93,9 @@ def test_packed_rows_beside_such_a_text_are_right(scheme, scale):
     prompts = [(5, 6, 7), (6, 7, 8)]
     clean = decoded(model_with({}), prompts, SETTINGS["greedy"], 4, cache=cache)
     found = decoded(model_with({5: float("nan")}), prompts, SETTINGS["greedy"], 4, cache=cache)
-    for key in [key for key in clean if key[1] == "1" and 5 not in clean[key].token_ids]:
+    for key in [key for key in clean if key[1] == 1 and 5 not in clean[key].token_ids]:
         assert found[key] == clean[key]
-    assert {done.stop_reason for (_, problem), done in found.items() if problem == "0"} == {"not_finite"}
+    assert {done.stop_reason for (_, problem), done in found.items() if problem == 0} == {"not_finite"}
 
 
 def test_the_layer_is_named():
