@@ -7,7 +7,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 
 from kvsweep.errors import UserError
@@ -23,18 +22,16 @@ from kvsweep.harness.sweep.job import make_job
 # Values of a column that are no answer, each with a word of the reason.
 UNFIT: list[tuple[Any, str]] = [
     (["7"], "list"), ({"a": 1}, "dict"), (b"7", "bytes"), (True, "bool"), (date(2026, 1, 1), "date"),
-    ('["7"]', "program"), ("['7']", "program"), ("b'7'", "program"), ('"7"', "program"), ("{'a': 1}", "program"),
+    ("['7']", "program"), ("b'7'", "program"), ('"7"', "program"), ("{'a': 1}", "program"),
     ("`7`", "program"), ("?", "program"), ("#7", "program"),
     ("None", "missing"), ("N/A", "missing"), ("nan", "missing"), (" null ", "missing"), (float("inf"), "missing"),
     ("The answer is 5 because 2+3.", "sentence"),
     ("$f(x) = ax+b$, where $b$ is an arbitrary integer", "sentence"),
     ("so all of them are right but for the last one of them", "sentence"),
-    (r"The sum is $\boxed{5}$.", "box"), (r"$2+3 = \boxed{5}$", "box"),
+    (r"The sum is $\boxed{5}$.", "box"),
     ("Ⅳ", "Ⅳ"),
-    ("<answer>12</answer>", "tag"), ("{1,2}", r"\{1, 2\}"), ("12 (twelve)", "twice"),
-    ("5 m", r"\text{ m}"), ("-2.5 V", "one letter"), ("5cm", r"\text{ cm}"), ("10m/s", "beside its number"),
-    ("5cm^2", "beside its number"), ("5 million", "digits"), ("2 thousand", "digits"), ("≈5", "LaTeX writes"),
-    ("<= 5", "LaTeX writes"), ("x != 5", "LaTeX writes"), ("5 || five", "two answers"), ("1/2 or 0.5", "twice"),
+    ("-2.5 V", "one letter"), ("10m/s", "beside its number"), ("5cm^2", "beside its number"), ("2 thousand", "digits"),
+    ("≈5", "LaTeX writes"), ("x != 5", "LaTeX writes"), ("1/2 or 0.5", "twice"),
     ("5\u200e", "invisible"), ("\u202e5", "invisible"), ("2\u200e+x", "invisible"),
     ("6 USD", r"\text{ USD}"), ("5฿", "so leave it out"), ("ln 2", r"LaTeX writes as \ln"), ("sqrt 2", r"as \sqrt"),
     ("-", "no number"), ("()", "no number"), ("...", "no expression"),
@@ -78,11 +75,10 @@ def test_each_rule_has_an_example(pattern: str, found: str, example: str) -> Non
     ("value", "kind", "sentence"),
     [
         ("E", "letter", "is no letter from A to D"),
-        (2, "letter", "is no letter from A to D"),
         (["A"], "letter", "is a list and no letter from A to D"),
         ("7.5", "integer", "is no integer"),
+        (1e30, "integer", "is no integer"),
         (True, "integer", "is a bool and no integer"),
-        ("1.000", "integer", "has a point that may separate thousands, so that it may be two integers"),
         ("-12.000", "integer", "has a point that may separate thousands, so that it may be two integers"),
         ("1.234.567", "integer", "is no integer"),
         *(
@@ -137,18 +133,9 @@ def write(path: Path, *answers: object) -> Path:
 
 def test_the_sentence_names_place_problem_and_way_out(tmp_path: Path) -> None:
     path = write(tmp_path / "p.jsonl", "5", "['7']")
-    assert mistake(path, answer_kind="expression") == (
-        f"{path}:2 has the answer \"['7']\" of problem 'q1', which is no expression that an answer can equal: it has "
-        "quotes or marks of a program; write the answer alone, name what stands before it with benchmark.answer_after, "
-        "or delete the row."
-    )
-
-
-def test_an_answer_of_bytes_in_a_parquet_file(tmp_path: Path) -> None:
-    datasets.Dataset.from_list([{"id": 1, "problem": "?", "answer": b"7"}]).to_parquet(tmp_path / "p.parquet")
-    assert "the answer b'7' of problem '1', which is a bytes" in mistake(
-        tmp_path / "p.parquet", answer_kind="expression"
-    )
+    message = mistake(path, answer_kind="expression")
+    assert f"{path}:2 has the answer \"['7']\" of problem 'q1'" in message
+    assert "benchmark.answer_after" in message
 
 
 class TestAnswerAfter:

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -18,10 +16,11 @@ import jinja2
 import pyarrow
 import pyarrow.parquet
 import pytest
+from datasets.exceptions import DatasetNotFoundError as NotFound
 from omegaconf import OmegaConf
 
 from kvsweep.errors import UserError
-from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig
 from kvsweep.harness.benchmarks.load import MOST_CHARS, PROMPTS, Benchmark, load_problems, read_prompt
 from kvsweep.harness.benchmarks.options import option_orders
 from kvsweep.harness.settings import CONF, build
@@ -29,9 +28,9 @@ from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.toy import tasks, word_problems
 from kvsweep.records import content_hash
 
-ROOT = Path(__file__).resolve().parents[3]
 BOXED_INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 CONFIGS = sorted((CONF / "benchmark").glob("*.yaml"))
+WRONG = dict.fromkeys(WRONG_OPTIONS, "x")
 ROWS = [
     {"id": "a", "problem": "What is $13+14$?", "answer": 27},
     {"id": "b", "problem": "What is, in\nwords, 0-1?", "answer": "-1"},
@@ -92,32 +91,41 @@ class TestConfigs:
             assert fallback is None or re.fullmatch(r"[0-9a-f]{40}", fallback["revision"])
 
     @pytest.mark.parametrize(
-        ("fields", "parts"),
+        ("fields", "word"),
         [
-            ({"limit": 0}, ("benchmark.limit=0", "at least 1", "null")),
-            ({"limit": "ten"}, ("benchmark.limit='ten'", "whole number")),
-            ({"limit": True}, ("benchmark.limit=True",)),
-            ({"source": "toy", "task": "chain", "count": -3}, ("benchmark.count=-3",)),
-            ({"source": "web"}, ("benchmark.source=web", "toy, file, hub")),
-            ({"prompt": "loud"}, ("benchmark.prompt='loud'", "bare, boxed")),
-            ({"answer_kind": "poem"}, ("benchmark.answer_kind=poem", "integer")),
-            ({"source": "hub"}, ("benchmark.hub_id",)),
-            ({"source": "toy"}, ("benchmark.task",)),
-            ({"source": "file"}, ("benchmark.path",)),
-            ({"split": 3}, ("benchmark.split=3",)),
-            ({"columns": {"answer": None}}, ("benchmark.columns",)),
-            ({"columns": {"anwser": "x"}}, ("benchmark.columns",)),
-            ({"columns": "problem"}, ("benchmark.columns",)),
-            ({"prompt": None}, ("benchmark.prompt", "string")),
-            ({"path": ""}, ("benchmark.path=''",)),
-            ({"fallback": {"hub_id": "a/b", "revison": "x"}}, ("benchmark.fallback.revison", "revision")),
+            ({"limit": 0}, "benchmark.limit=0"),
+            ({"limit": "ten"}, "benchmark.limit='ten'"),
+            ({"limit": True}, "benchmark.limit=True"),
+            ({"source": "toy", "task": "chain", "count": -3}, "benchmark.count=-3"),
+            ({"source": "toy", "task": "nope"}, "benchmark.task=nope"),
+            ({"source": "web"}, "toy, file, hub"),
+            ({"prompt": "loud"}, "bare, boxed"),
+            ({"answer_kind": "poem"}, "benchmark.answer_kind=poem"),
+            ({"answer_from": "dreams"}, "benchmark.answer_from=dreams"),
+            ({"source": "hub"}, "benchmark.hub_id"),
+            ({"source": "toy"}, "benchmark.task"),
+            ({"source": "file"}, "benchmark.path"),
+            ({"split": 3}, "benchmark.split=3"),
+            ({"columns": {"answer": None}}, "benchmark.columns"),
+            ({"columns": {"anwser": "x"}}, "benchmark.columns"),
+            ({"columns": "problem"}, "benchmark.columns"),
+            ({"columns": {"wrong_1": "x"}}, "wrong_2"),
+            ({"columns": WRONG}, "benchmark.answer_kind=integer"),
+            ({"columns": WRONG, "answer_kind": "letter", "answer_after": "#"}, "benchmark.answer_after='#'"),
+            ({"prompt": None}, "benchmark.prompt"),
+            ({"prompt": "boxed_letter"}, "problem alone"),
+            ({"path": ""}, "benchmark.path=''"),
+            ({"fallback": {"hub_id": "a/b", "revison": "x"}}, "benchmark.fallback.revison"),
+            ({"fallback": {"revision": "x"}}, "hub_id"),
+            ({"keep_if": {"url": 3}}, "benchmark.keep_if"),
+            ({"keep_if": {"id": "z"}}, "no row with 'z'"),
+            ({"keep_if": {"knd": "y"}}, "its columns are 'id', 'problem', 'answer'"),
+            ({"option_seed": 1.5}, "benchmark.option_seed"),
         ],
     )
-    def test_a_value_that_is_not_allowed_is_one_sentence(
-        self, tmp_path: Path, fields: dict[str, Any], parts: tuple[str, ...]
-    ) -> None:
+    def test_a_setting_that_does_not_fit(self, tmp_path: Path, fields: dict[str, Any], word: str) -> None:
         path = None if {"source", "path"} & fields.keys() else write_jsonl(tmp_path / "p.jsonl", ROWS)
-        mistake(*parts, **{"path": path, **fields})
+        mistake(word, **{"path": path, **fields})
 
 
 class TestToy:
@@ -130,9 +138,6 @@ class TestToy:
             (toy.id, toy.question, toy.answer) for toy in toys
         ]
         assert benchmark.count == 120
-
-    def test_an_unknown_task_is_one_sentence(self) -> None:
-        mistake("benchmark.task=nope", source="toy", task="nope")
 
 
 class TestFiles:
@@ -214,79 +219,38 @@ class TestFiles:
         assert boxed.content_hash != bare.content_hash
 
     @pytest.mark.parametrize(
-        ("answer", "gold"),
+        ("row", "word"),
         [
-            (27.0, "27"),
-            ("27.0", "27"),
-            ("027", "27"),
-            (-1, "-1"),
-            (3159, "3159"),
-            (0, "0"),
-            (r"336^\circ", "336"),
+            ({"id": "x", "problem": "?"}, "no answer of problem 'x' in column 'answer'"),
+            ({"id": "x", "problem": "?", "answer": None}, "no answer"),
+            ({"id": "x", "problem": "?", "answer": " "}, "no answer"),
+            ({"id": "x", "problem": "?", "answer": float("nan")}, "no answer"),
+            ({"id": "x", "problem": "?", "answer": 27.5}, "is no integer"),
+            ({"id": "x", "problem": "\n ", "answer": 1}, "no problem text"),
+            ({"id": "x", "problem": 12, "answer": 1}, "not text"),
+            ({"id": "x", "problem": f"{ROWS[0]['problem']} ", "answer": 1}, "p.jsonl:1 again, under another id"),
+            ({"problem": "?", "answer": 1}, "no id"),
+            ({"id": "", "problem": "?", "answer": 1}, "no id"),
+            ({"id": {}, "problem": "?", "answer": 1}, "the id {}"),
+            ({"id": "a", "problem": "?", "answer": 1}, "the id 'a' of p.jsonl:1 again"),
         ],
     )
-    def test_answers_that_are_integers(self, tmp_path: Path, answer: object, gold: str) -> None:
-        path = write_jsonl(tmp_path / "p.jsonl", [{"id": 1, "problem": "?", "answer": answer}])
-        assert load(path).problems[0].gold == gold
-
-    @pytest.mark.parametrize("answer", [27.5, "1/2", "several", True, [27], "1 2", "1e3", 1e30, "²"])
-    def test_an_answer_that_is_no_integer(self, tmp_path: Path, answer: object) -> None:
-        rows = [ROWS[0], {"id": "x", "problem": "?", "answer": answer}]
-        mistake("p.jsonl:2", "integer", path=write_jsonl(tmp_path / "p.jsonl", rows))
-
-    @pytest.mark.parametrize(
-        ("row", "parts"),
-        [
-            ({"id": "x", "problem": "?"}, ("no answer", "'answer'")),
-            ({"id": "x", "problem": "?", "answer": None}, ("no answer",)),
-            ({"id": "x", "problem": "?", "answer": " "}, ("no answer",)),
-            ({"id": "x", "problem": "?", "answer": float("nan")}, ("no answer",)),
-            ({"id": "x", "problem": "\n ", "answer": 1}, ("no problem text",)),
-            ({"id": "x", "problem": 12, "answer": 1}, ("not text",)),
-            ({"problem": "?", "answer": 1}, ("no id",)),
-            ({"id": "", "problem": "?", "answer": 1}, ("no id",)),
-            ({"id": {}, "problem": "?", "answer": 1}, ("the id {}",)),
-            ({"id": "a", "problem": "?", "answer": 1}, ("the id 'a'", "p.jsonl:1 again")),
-        ],
-    )
-    def test_a_faulty_row_is_named_by_file_and_line(
-        self, tmp_path: Path, row: dict[str, Any], parts: tuple[str, ...]
-    ) -> None:
-        mistake("p.jsonl:2", *parts, path=write_jsonl(tmp_path / "p.jsonl", [ROWS[0], row]))
-
-    def test_repeated_text_under_other_ids(self, tmp_path: Path) -> None:
-        rows = [{"id": i, "problem": f"same{' ' * i}", "answer": 384 + i} for i in range(2)]
-        mistake("p.jsonl:2", "p.jsonl:1 again", "another id", path=write_jsonl(tmp_path / "p.jsonl", rows))
-
-    @pytest.mark.parametrize(
-        ("name", "content"),
-        [
-            ("p.jsonl", '{"id": 1, "problem": "?", "answer": 7, "answer": 8}'),
-            ("p.json", '[{"id": 1, "problem": "?", "answer": 7, "answer": 8}]'),
-            ("p.csv", "id,problem,answer,answer\n1,?,7,8\n"),
-        ],
-    )
-    def test_a_column_or_key_that_occurs_twice(self, tmp_path: Path, name: str, content: str) -> None:
-        (tmp_path / name).write_text(content)
-        mistake(name, "'answer' twice", path=tmp_path / name)
+    def test_a_faulty_row_is_named_by_file_and_line(self, tmp_path: Path, row: dict[str, Any], word: str) -> None:
+        path = write_jsonl(tmp_path / "p.jsonl", [ROWS[0], row])
+        message = mistake("p.jsonl:2", path=path).replace(f"{tmp_path}/", "")
+        assert word in message
 
     def test_a_parquet_column_that_occurs_twice(self, tmp_path: Path) -> None:
         arrays = [pyarrow.array([value]) for value in ("?", "7", "8")]
         table = pyarrow.Table.from_arrays(arrays, names=["problem", "answer", "answer"])
         pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
-        mistake("p.parquet", "'answer' twice", path=tmp_path / "p.parquet")
+        mistake("'answer' twice", path=tmp_path / "p.parquet")
 
-    @pytest.mark.parametrize(
-        "row",
-        [{"answer": "\\text{\ud83d}"}, {"id": "\ud83d"}, {"problem": "2\udc00?"}],
-        ids=lambda row: next(iter(row)),
-    )
-    @pytest.mark.parametrize("kind", ["integer", "expression", "letter"])
-    def test_half_a_character(self, tmp_path: Path, row: dict[str, str], kind: str) -> None:
-        answers = {"integer": "5", "expression": "5", "letter": "A"}
+    @pytest.mark.parametrize("row", [{"answer": "\\text{\ud83d}"}, {"id": "\ud83d"}, {"problem": "2\udc00?"}])
+    def test_half_a_character(self, tmp_path: Path, row: dict[str, str]) -> None:
         path = tmp_path / "p.jsonl"
-        path.write_text(json.dumps({"id": "x", "problem": "?", "answer": answers[kind], **row}))
-        assert mistake("p.jsonl:1", "lone surrogate", path=path, answer_kind=kind).encode()
+        path.write_text(json.dumps({"id": "x", "problem": "?", "answer": "5", **row}))
+        assert mistake("p.jsonl:1", "lone surrogate", path=path).encode()
 
     @pytest.mark.parametrize(
         "text",
@@ -318,17 +282,11 @@ class TestFiles:
         warning = capsys.readouterr().err
         assert re.fullmatch(r".*p.jsonl:1 has the control .*; the problem is asked as it is.\n", warning)
 
-    @pytest.mark.slow
-    def test_half_a_character_of_a_template(self, tmp_path: Path) -> None:
-        (tmp_path / "p.jinja").write_text('{{ problem }}{{ "\\ud83d" }}')
-        path = write_jsonl(tmp_path / "p.jsonl", ROWS)
-        mistake("benchmark.prompt=", "lone surrogate", path=path, prompt=str(tmp_path / "p.jinja"))
-
     def test_repeated_text_without_ids(self, tmp_path: Path) -> None:
         rows = [{"problem": "same", "answer": 1}, {"problem": "same ", "answer": 1}]
         mistake("p.jsonl:2", "p.jsonl:1", path=write_jsonl(tmp_path / "p.jsonl", rows))
 
-    @pytest.mark.parametrize("line", ["{", "[1]", "null", '{"id": 1', "\x00", "[" * 200_000], ids=lambda line: line[:8])
+    @pytest.mark.parametrize("line", ["{", "[1]", "\x00", "[" * 200_000], ids=lambda line: line[:8])
     def test_a_broken_line_is_named(self, tmp_path: Path, line: str) -> None:
         path = tmp_path / "p.jsonl"
         path.write_text(json.dumps(ROWS[0]) + "\n\n" + line + "\n")
@@ -355,6 +313,9 @@ class TestFiles:
             ("p.csv", b'id,problem,answer\n1,"two\nlines",1\n2,none,\n', "p.csv:4"),
             ("p.parquet", b"PAR1 not really", "Parquet"),
             ("p.txt", b"x", ".jsonl, .json, .csv, .parquet"),
+            ("p.jsonl", b'{"id": 1, "problem": "?", "answer": 7, "answer": 8}', "'answer' twice"),
+            ("p.json", b'[{"id": 1, "problem": "?", "answer": 7, "answer": 8}]', "'answer' twice"),
+            ("p.csv", b"id,problem,answer,answer\n1,?,7,8\n", "'answer' twice"),
         ],
     )
     def test_a_file_that_cannot_be_read(self, tmp_path: Path, name: str, content: bytes, part: str) -> None:
@@ -375,17 +336,6 @@ class TestFiles:
 
 class TestEndless:
     """A path that could be read for ever is refused before it is opened."""
-
-    @pytest.fixture(autouse=True)
-    def deadline(self) -> Iterator[None]:
-        def end(number: int, frame: FrameType | None) -> None:
-            raise AssertionError("the test hangs")
-
-        before = signal.signal(signal.SIGALRM, end)
-        signal.alarm(600)
-        yield
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
     def test_a_pipe_or_a_device(self, tmp_path: Path) -> None:
         for suffix in (".jsonl", ".json", ".csv", ".parquet"):
@@ -414,12 +364,29 @@ class TestEndless:
         assert load(tmp_path).count == len(ROWS)
 
 
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
+    """`serve(data)` is a hub that has these data, or raises this error."""
+
+    def start(data: object) -> None:
+        def answer(*args: object, **kwargs: object) -> object:
+            if isinstance(data, Exception):
+                raise data
+            return data
+
+        monkeypatch.setattr(datasets, "load_dataset", answer)
+
+    return start
+
+
+def hub_rows(count: int = 40) -> datasets.Dataset:
+    """The schema of math-ai/amc23: integer ids, `question`, and answers that look like floats."""
+    rows = [{"id": i, "question": f"Problem {i}?", "answer": f"{i - 1}.0", "url": "u"} for i in range(count)]
+    return datasets.Dataset.from_list(rows)
+
+
 class TestHub:
     FIELDS = read_yaml(CONF / "benchmark" / "amc23.yaml")
-
-    def rows(self, count: int = 40) -> list[dict[str, Any]]:
-        """The schema of math-ai/amc23: integer ids, `question`, and answers that look like floats."""
-        return [{"id": i, "question": f"Problem {i}?", "answer": f"{i - 1}.0", "url": "u"} for i in range(count)]
 
     @pytest.mark.parametrize("path", [p for p in CONFIGS if read_yaml(p)["source"] == "hub"], ids=lambda p: p.stem)
     def test_id_split_and_revision_are_passed_on(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +413,7 @@ class TestHub:
 
     def test_the_real_loader_reads_the_same_schema_from_disk(self, tmp_path: Path) -> None:
         """`load_dataset` itself, its id pointing to a local folder laid out as a hub dataset is."""
-        write_jsonl(tmp_path / "test.jsonl", self.rows())
+        hub_rows().to_json(tmp_path / "test.jsonl")
         hub = load_problems(BenchmarkConfig(**{**self.FIELDS, "hub_id": str(tmp_path), "revision": None}))
         local = load_problems(BenchmarkConfig(**{**self.FIELDS, "path": str(tmp_path / "test.jsonl")}))
         assert hub.problems == local.problems
@@ -454,57 +421,29 @@ class TestHub:
         assert (hub.problems[0].id, hub.problems[0].gold) == ("0", "-1")
 
     def test_an_unpinned_dataset_says_so(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, serve: Callable[[object], None], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: datasets.Dataset.from_list(self.rows()))
+        serve(hub_rows())
         benchmark = load_problems(BenchmarkConfig(**{**self.FIELDS, "revision": None}))
         assert "math-ai/amc23@unpinned" in benchmark.origin
         assert "not pinned" in capsys.readouterr().err
 
-    def test_another_count_is_one_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: datasets.Dataset.from_list(self.rows(39)))
-        mistake("39 problems", "expected_count=40", **self.FIELDS)
-
-    def test_several_splits_are_one_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        data = datasets.DatasetDict(test=datasets.Dataset.from_list(self.rows()))
-        monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: data)
-        mistake("benchmark.split", **{**self.FIELDS, "split": None})
-
     @pytest.mark.parametrize(
-        ("error", "part"),
+        ("data", "fields", "word"),
         [
-            (datasets.exceptions.DatasetNotFoundError("Dataset 'x' is a gated dataset on the Hub."), "terms"),
-            (
-                datasets.exceptions.DatasetNotFoundError("Dataset 'x' doesn't exist on the Hub"),
-                "hf auth login",
-            ),
-            (ConnectionError("Couldn't reach 'x' on the Hub (OfflineModeIsEnabled)"), "network"),
-            (ValueError('Unknown split "tset".\nShould be one of ["test"].'), "benchmark.split"),
+            (hub_rows(39), {}, "39 problems"),
+            (datasets.DatasetDict(test=hub_rows()), {"split": None}, "benchmark.split"),
+            (NotFound("Dataset 'x' is a gated dataset on the Hub."), {}, "terms"),
+            (NotFound("Dataset 'x' doesn't exist on the Hub"), {}, "hf auth login"),
+            (ConnectionError("Couldn't reach 'x' on the Hub (OfflineModeIsEnabled)"), {}, "network"),
+            (ValueError('Unknown split "tset".\nShould be one of ["test"].'), {}, "benchmark.split"),
         ],
     )
-    def test_what_the_hub_refuses_is_one_sentence(
-        self, error: Exception, part: str, monkeypatch: pytest.MonkeyPatch
+    def test_what_the_hub_has_or_refuses(
+        self, data: object, fields: dict[str, Any], word: str, serve: Callable[[object], None]
     ) -> None:
-        def refuse(*args: Any, **kwargs: Any) -> None:
-            raise error
-
-        monkeypatch.setattr(datasets, "load_dataset", refuse)
-        mistake("math-ai/amc23", "benchmark.path=", part, **self.FIELDS)
-
-    @pytest.mark.slow
-    def test_the_real_loader_without_network_or_cache(self, tmp_path: Path) -> None:
-        fields = read_yaml(CONF / "benchmark" / "aime25.yaml")
-        code = (
-            "from kvsweep.harness.benchmarks.load import *; from kvsweep.records import UserError\n"
-            f"try: load_problems(BenchmarkConfig(**{fields!r}))\n"
-            "except UserError as error: print(error)\n"
-        )
-        env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-        run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
-        assert run.stderr == ""
-        assert "math-ai/aime25" in run.stdout
-        assert "network" in run.stdout
-        assert run.stdout.count("\n") == 1
+        serve(data)
+        mistake("math-ai/amc23", word, **{**self.FIELDS, **fields})
 
 
 class TestFallback:
@@ -530,16 +469,12 @@ class TestFallback:
         assert [hub_id for hub_id, _ in asked] == ["math-ai/amc23", "AI-MO/aimo-validation-amc"]
         assert "AI-MO/aimo-validation-amc is used" in capsys.readouterr().err
 
-    def test_if_neither_can_be_had_the_first_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(*args: Any, **kwargs: Any) -> None:
-            raise ConnectionError("Couldn't reach")
-
-        monkeypatch.setattr(datasets, "load_dataset", refuse)
+    def test_if_neither_can_be_had_the_first_is_named(self, serve: Callable[[object], None]) -> None:
+        serve(ConnectionError("Couldn't reach"))
         assert "aimo-validation" not in mistake("math-ai/amc23", "network", **self.FIELDS)
 
-    def test_another_content_is_one_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        data = datasets.Dataset.from_list(TestHub().rows())
-        monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: data)
+    def test_another_content_is_one_sentence(self, serve: Callable[[object], None]) -> None:
+        serve(hub_rows())
         right = load_problems(BenchmarkConfig(**self.FIELDS)).content_hash
         assert load_problems(BenchmarkConfig(**{**self.FIELDS, "expected_hash": right})).count == 40
         mistake(right, "expected_hash", **{**self.FIELDS, "expected_hash": "0" * 16})
@@ -560,7 +495,9 @@ def made_up(count: int) -> list[dict[str, Any]]:
     ]
 
 
-OPTION_COLUMNS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+def options(*texts: str) -> dict[str, str]:
+    columns = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+    return dict(zip(columns, texts, strict=True))
 
 
 class TestOptions:
@@ -606,36 +543,28 @@ class TestOptions:
         assert first.content_hash != second.content_hash
 
     @pytest.mark.parametrize(
-        ("change", "parts"),
+        ("change", "word"),
         [
-            ({"Incorrect Answer 2": " "}, ("gpqa.jsonl:2", "no option", "Incorrect Answer 2")),
-            ({"Correct Answer": None}, ("gpqa.jsonl:2", "no option")),
-            ({"Record ID": made_up(1)[0]["Record ID"]}, ("gpqa.jsonl:2", "ids must differ")),
-            ({"Incorrect Answer 2": "8 \n"}, ("gpqa.jsonl:2", "'8' twice")),
-            ({"Incorrect Answer 2": "9", "Incorrect Answer 3": " 9"}, ("gpqa.jsonl:2", "'9' twice")),
-            (
-                dict(zip(OPTION_COLUMNS, ("C) 3 J", "A) 4 J", "(B) 5 J", "D. 6 J"), strict=True)),
-                ("gpqa.jsonl:2", "letters of their own", "'C) 3 J'"),
-            ),
-            ({"Incorrect Answer 2": ["9", "10"]}, ("gpqa.jsonl:2", "the option ['9', '10'], which is no text")),
-            ({"Correct Answer": True}, ("gpqa.jsonl:2", "the option True, which is no text")),
-            (
-                dict(zip(OPTION_COLUMNS, ("B", "4 J", "5 J", "6 J"), strict=True)),
-                ("gpqa.jsonl:2", "the right option 'B', a letter", "benchmark.columns.answer"),
-            ),
-            ({**made_up(1)[0], "Record ID": "other"}, ("gpqa.jsonl:2", "problem of", "gpqa.jsonl:1 again")),
+            ({"Incorrect Answer 2": " "}, "no option in column 'Incorrect Answer 2'"),
+            ({"Record ID": made_up(1)[0]["Record ID"]}, "ids must differ"),
+            ({"Incorrect Answer 2": "8 \n"}, "'8' twice"),
+            ({"Incorrect Answer 2": ["9", "10"]}, "the option ['9', '10'], which is no text"),
+            ({"Correct Answer": True}, "the option True, which is no text"),
+            (options("C) 3 J", "A) 4 J", "(B) 5 J", "D. 6 J"), "letters of their own"),
+            (options("B", "4 J", "5 J", "6 J"), "the right option 'B', a letter"),
+            ({**made_up(1)[0], "Record ID": "other"}, "again, under another id"),
         ],
     )
-    def test_a_faulty_question(self, tmp_path: Path, change: dict[str, Any], parts: tuple[str, ...]) -> None:
+    def test_a_faulty_question(self, tmp_path: Path, change: dict[str, Any], word: str) -> None:
         rows = made_up(2)
         rows[1].update(change)
         fields = {name: value for name, value in self.FIELDS.items() if name != "path"}
-        mistake(*parts, path=write_jsonl(tmp_path / "gpqa.jsonl", rows), **fields)
+        mistake("gpqa.jsonl:2", word, path=write_jsonl(tmp_path / "gpqa.jsonl", rows), **fields)
 
     def test_options_that_begin_with_a_letter_of_a_name(self, tmp_path: Path) -> None:
         """Two names of species are no labels; and the same question may have other options."""
         rows = made_up(2)
-        rows[0].update(dict(zip(OPTION_COLUMNS, ("C. elegans", "D. rerio", "B. subtilis", "yeast"), strict=True)))
+        rows[0].update(options("C. elegans", "D. rerio", "B. subtilis", "yeast"))
         rows[1]["Question"] = rows[0]["Question"]
         assert self.load(tmp_path, rows).count == 2
 
@@ -645,7 +574,7 @@ class TestOptions:
     def test_a_list_of_options_that_no_prompt_asks(self, tmp_path: Path, choices: object) -> None:
         row = {"id": "q", "problem": "Which energy?", "answer": "A", "choices": choices}
         path = write_jsonl(tmp_path / "p.jsonl", [row])
-        mistake("p.jsonl:1", "'choices'", "'q'", "wrong_1 to wrong_3", path=path, answer_kind="letter")
+        mistake("p.jsonl:1", "'choices'", path=path, answer_kind="letter")
         asked = {**row, "problem": "Which energy?\nA) 6 J\nB) 7 J", "choices": ["6 J", "7 J"], "tags": []}
         assert load(write_jsonl(path, [asked]), answer_kind="letter").problems[0].gold == "A"
 
@@ -654,7 +583,7 @@ class TestOptions:
     def test_the_index_of_an_option_is_no_answer(self, tmp_path: Path, column: str, kind: str) -> None:
         row = {"id": "q", "problem": "Which city?", "answer": 1, column: ["Rome", "Paris"]}
         path = write_jsonl(tmp_path / "p.jsonl", [row])
-        mistake("p.jsonl:1", repr(column), "'q'", "wrong_1 to wrong_3", path=path, answer_kind=kind)
+        mistake("p.jsonl:1", repr(column), path=path, answer_kind=kind)
         other = {"id": "q", "problem": "Which year?", "answer": 1, column: [], "tags": ["history"]}
         assert load(write_jsonl(path, [other]), answer_kind=kind).problems[0].gold == "1"
 
@@ -668,8 +597,7 @@ class TestOptions:
     )
     def test_a_letter_without_options(self, tmp_path: Path, text: str, gold: str, lacking: str) -> None:
         path = write_jsonl(tmp_path / "p.jsonl", [{"id": "q", "problem": text, "answer": gold}])
-        parts = ("p.jsonl:1", f"the answer {gold} of problem 'q'", f"without an option {lacking};")
-        mistake(*parts, path=path, answer_kind="letter")
+        mistake(f"the answer {gold} of problem 'q'", f"an option {lacking};", path=path, answer_kind="letter")
 
     @pytest.mark.parametrize(
         "text",
@@ -679,40 +607,6 @@ class TestOptions:
     def test_a_letter_with_options_in_the_problem(self, tmp_path: Path, text: str) -> None:
         path = write_jsonl(tmp_path / "p.jsonl", [{"id": "q", "problem": text, "answer": "B"}])
         assert load(path, answer_kind="letter").problems[0].gold == "B"
-
-    @pytest.mark.parametrize(
-        ("fields", "parts"),
-        [
-            ({"prompt": "boxed_letter"}, ("benchmark.prompt=boxed_letter", "problem alone")),
-            ({"columns": {"wrong_1": "x"}}, ("benchmark.columns", "wrong_2")),
-            ({"columns": {f"wrong_{i}": "x" for i in (1, 2, 3)}}, ("benchmark.answer_kind=integer", "letter")),
-            ({"fallback": {"revision": "x"}}, ("benchmark.fallback", "hub_id")),
-            ({"answer_after": ""}, ("benchmark.answer_after=''",)),
-            ({"answer_after": 4}, ("benchmark.answer_after=4",)),
-            (
-                {"answer_kind": "letter", "columns": {f"wrong_{i}": "x" for i in (1, 2, 3)}, "answer_after": "#"},
-                ("benchmark.answer_after='#'", "null"),
-            ),
-            ({"keep_if": {"url": 3}}, ("benchmark.keep_if",)),
-            ({"keep_if": {"id": "z"}}, ("'z'", "'id'")),
-            ({"keep_if": {"knd": "y"}}, ("no column 'knd'", "'id', 'problem', 'answer'", "benchmark.keep_if")),
-            ({"option_seed": 1.5}, ("benchmark.option_seed",)),
-            ({"answer_from": "dreams"}, ("benchmark.answer_from=dreams", "after_think")),
-        ],
-    )
-    def test_settings_that_do_not_fit(self, tmp_path: Path, fields: dict[str, Any], parts: tuple[str, ...]) -> None:
-        mistake(*parts, path=write_jsonl(tmp_path / "p.jsonl", ROWS), **fields)
-
-    @pytest.mark.slow
-    def test_a_template_of_ones_own(self, tmp_path: Path) -> None:
-        template = tmp_path / "mine.jinja"
-        template.write_text("Solve:\n{{ problem }}\n")
-        path = write_jsonl(tmp_path / "p.jsonl", ROWS)
-        assert load(path, prompt=str(template)).problems[0].prompt == "Solve:\nWhat is $13+14$?"
-        template.write_text("Solve.")
-        mistake("leaves the problem out", path=path, prompt=str(template))
-        template.write_text("{{ problem }")
-        mistake("is no template", path=path, prompt=str(template))
 
 
 @pytest.mark.shared
@@ -752,6 +646,7 @@ def test_the_real_problems_load_whole(
     assert len({job.cells[0].cell_id for job in jobs}) == 1
 
 
+TOO_MUCH = "cannot ask this benchmark"
 OPTIONS = {"A": "one", "B": "two", "C": "three", "D": "four"}
 
 
@@ -820,33 +715,30 @@ def test_no_value_is_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "too_much",
+    ("template", "word"),
     [
-        "{{ 'x' * 10000000000 }}",
-        "{{ [problem] * 10000000000 }}",
-        "{{ 10 ** 10 ** 10 }}",
-        "{{ '%010000000000d' % 1 }}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{{ problem }}{% endfor %}{% endfor %}",
-        "{% for i in range(1000000000) %}x{% endfor %}",
-        "{{ 'x'|center(" + str(MOST_CHARS + 1) + ") }}",
+        ("Solve.", "leaves the problem out"),
+        ('{{ problem }}{{ "\\ud83d" }}', "lone surrogate"),
+        ("{{ problem }", "is no template"),
+        ("{% for %}", "is no template"),
+        ("{% for i in '1' %}" * 30 + "{% endfor %}" * 30, "is no template"),
+        ("{{ problem }}{{ 'x' * 10000000000 }}", TOO_MUCH),
+        ("{{ problem }}{{ [problem] * 10000000000 }}", TOO_MUCH),
+        ("{{ problem }}{{ 10 ** 10 ** 10 }}", TOO_MUCH),
+        ("{{ problem }}{{ '%010000000000d' % 1 }}", TOO_MUCH),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{{ problem }}{% endfor %}{% endfor %}", TOO_MUCH),
+        ("{{ problem }}{% for i in range(1000000000) %}x{% endfor %}", TOO_MUCH),
+        (f"{{{{ problem|center({MOST_CHARS + 1}) }}}}", TOO_MUCH),
     ],
+    ids=lambda text: text[:20],
 )
-def test_a_template_that_writes_too_much(too_much: str, tmp_path: Path) -> None:
-    assert "cannot ask this benchmark" in prompts_mistake(tmp_path / "p.jinja", "{{ problem }}" + too_much)
+def test_a_template_that_cannot_be_used(template: str, word: str, tmp_path: Path) -> None:
+    assert word in prompts_mistake(tmp_path / "p.jinja", template)
 
 
 def test_numbers_are_still_calculated(tmp_path: Path) -> None:
     (tmp_path / "p.jinja").write_text("{{ problem }} {{ 6 * 7 }} {{ 7 % 4 }}")
     assert read_prompt(str(tmp_path / "p.jinja")).ask("Q?", {}) == "Q? 42 3"
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["{{ problem }", "{% for %}", "{% include 'x' %}{{", "{% for i in '1' %}" * 30 + "{% endfor %}" * 30],
-    ids=lambda text: text[:20],
-)
-def test_a_file_that_is_no_template(text: str, tmp_path: Path) -> None:
-    assert "is no template" in prompts_mistake(tmp_path / "p.jinja", text)
 
 
 def test_another_file_is_not_included(tmp_path: Path) -> None:
@@ -871,9 +763,7 @@ def test_a_git_lfs_pointer_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(POINTER)
     place = tmp_path / name if "/" not in name else (tmp_path / name).parent
-    assert mistake(path=place).endswith(
-        f"{tmp_path / name} is a Git LFS pointer in place of the file; run `git lfs pull` in the clone."
-    )
+    mistake(f"{tmp_path / name} is a Git LFS pointer", path=place)
 
 
 @pytest.mark.parametrize("name", ["set[v1]", "a*", "what?"])
@@ -894,8 +784,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "set").mkdir()
     write_jsonl(tmp_path / "set/train.jsonl", [{"id": 1, "problem": "1+1?", "answer": "2"}])
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "file/datasets")
-    cache = f"the cache {tmp_path}/file/datasets cannot be written to (Not a directory)"
-    mistake(f"{tmp_path}/set did not load; {cache}, so name another folder as HF_HOME.", path=tmp_path / "set")
+    mistake(f"the cache {tmp_path}/file/datasets cannot be written to (Not a directory)", path=tmp_path / "set")
 
 
 @pytest.mark.slow
