@@ -30,7 +30,7 @@ from kvsweep.workers import Workers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.harness.grading import grade_mutants
+from scripts.study import grade_mutants
 from tests.harness.grading.pairs import PAIRS
 
 INTEGERS = ("aime24", "amc23")

@@ -11,10 +11,10 @@ import pytest
 from kvsweep.harness.grading.answers import INTEGER_FORMS, Rule, Ungraded, canonical_gold, judge, stated_answer
 from kvsweep.harness.grading.grader import LENIENT_GRADES_FILE, Grader, read_standard
 from kvsweep.harness.grading.statements import DECLARATIONS, find_statement, last_conclusion
-from kvsweep.records import Completion, Problem
 from kvsweep.thinking import ThinkTags, answer_part
 from scripts.study.grade_audit import audit, hostile_texts
 from tests.harness.grading.pairs import PAIRS
+from tests.harness.grading.test_grader import completion, write_cell
 from tests.program import grade as main
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,60 +41,9 @@ def test_wide_characters_are_plain_ones(every: int) -> None:
         assert sides[0].outcome == sides[1].outcome, (gold, value)
 
 
-class TestExpressions:
-    @pytest.mark.parametrize(
-        ("answer", "gold"),
-        [
-            (r"\dfrac{14}{3}", r"\frac{14}{3}"),
-            (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)"),
-            ("0.00001", "1e-5"),
-            (r"4.5 \times 10^{33} \, \text{erg s}^{-1}", "4.5e33"),
-            ("4.6 x 10^-24 meters", "4.6e-24"),
-            (r"\frac{46}{10^{25}}", "4.6e-24"),
-            (r"10{,}080", r"10,\!080"),
-            (r"5\%", "5"),
-            (r"90", r"90^\circ"),
-            (r"b = m", "m"),
-            (r"x = \frac{1}{3}e^{t} + ce^{-2t}", r"\frac{e^{t}}{3}+c e^{-2 t}"),
-            ("x = 5 \\text{ or } x = -2", "$5,-2$"),
-            ("(-2, -2)", "-2,-2"),
-            (r"\{-2, -1, 1, 2\}", "-2,-1,1,2"),
-            (r"\frac{1}{3} E_1 + \frac{2}{3} E_2", r"\frac{1}{3} E_{1}+\frac{2}{3} E_{2}"),
-            ("2x+1", "1+2x"),
-            (r"\text{Evelyn}", "Evelyn"),
-            ("9 boys", "9"),
-            (r"k \geqslant 2", r"$k \geq 2$"),
-        ],
-    )
-    def test_the_same_written_otherwise(self, answer: str, gold: str) -> None:
-        assert judge(f"</think>So $\\boxed{{{answer}}}$", "stop", gold, "expression")[1] == "correct"
-
-    @pytest.mark.parametrize(
-        ("answer", "gold"),
-        [
-            ("2.88e-19", "2.89e-19"),
-            (r"2.88 \times 10^{-19}", r"2.89 \cdot 10^{-19}"),
-            ("4.569 x 10^-24 meters", "4.6e-24"),
-            (r"\frac{47}{10^{25}}", "4.6e-24"),
-            ("102019", "102018"),
-            ("2000", "20"),
-            ("0.5", "50"),
-            (r"[2, \infty)", r"(2,\infty)"),
-            ("5", "5,-2"),
-            ("f(x) = x", "$f(x)=-1$,$f(x)=x$"),
-            (r"b = m, k = \frac{37}{4} m", r"\frac{37}{4} m"),
-            ("x > 5", "5"),
-            ("x+1", "x-1"),
-            ("(1, 2)", "(2, 1)"),
-            ("", "5"),
-        ],
-    )
-    def test_something_else(self, answer: str, gold: str) -> None:
-        assert judge(f"</think>So $\\boxed{{{answer}}}$", "stop", gold, "expression")[1] in ("wrong", "no_answer")
-
-    def test_a_gold_must_say_something(self) -> None:
-        assert canonical_gold(" $x$ ", "expression") == "$x$"
-        assert canonical_gold("$ $", "expression") is None
+def test_a_gold_must_say_something() -> None:
+    assert canonical_gold(" $x$ ", "expression") == "$x$"
+    assert canonical_gold("$ $", "expression") is None
 
 
 class TestLetters:
@@ -280,16 +229,7 @@ class TestRule:
 
     @pytest.mark.slow
     def test_lenient_grades_have_a_file_of_their_own(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        cell = tmp_path / "cell"
-        cell.mkdir()
-        (cell / "cell.yaml").write_text("schema: 1\nbenchmark: {answer_kind: integer}\nmodel: {think_end: </think>}\n")
-        problem = Problem(id="p", prompt="?", gold="5")
-        row = Completion(
-            problem_id="p", draw=0, text="\\boxed{5}", token_ids=[1], num_tokens=1, prompt_tokens=1, thinking_tokens=1,
-            stop_reason="length", evictions=[], fork_step=None, peak_length=2, seed=0,
-        )  # fmt: skip
-        (cell / "problems.jsonl").write_text(json.dumps(problem.to_dict()) + "\n")
-        (cell / "completions.jsonl").write_text(json.dumps(row.to_dict()) + "\n")
+        cell = write_cell(tmp_path / "cell", [completion("\\boxed{5}", stop_reason="length")], {"p": "5"})
         main([str(tmp_path)])
         strict = (cell / "grades.jsonl").read_bytes()
         assert json.loads(strict)["outcome"] == "truncated"

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,8 +21,6 @@ from kvsweep.records import Completion, Grade, Problem, append_row
 from kvsweep.thinking import answer_part
 from tests.harness.grading import sleeping_judge
 from tests.program import grade as grade_command
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def completion(text: str, problem_id: str = "p", draw: int = 0, stop_reason: str = "stop") -> Completion:
@@ -58,6 +54,12 @@ def write_cell(directory: Path, completions: list[Completion], golds: dict[str, 
     return directory
 
 
+@pytest.fixture
+def two_draws(tmp_path: Path) -> Path:
+    """A cell of one problem with the gold 5, which both of its draws answer."""
+    return write_cell(tmp_path / "cell", [completion(boxed(5)), completion(boxed(5), draw=1)], {"p": "5"})
+
+
 def read_grades(directory: Path) -> list[Grade]:
     lines = (directory / "grades.jsonl").read_text().splitlines()
     return [msgspec.json.decode(line, type=Grade) for line in lines]
@@ -80,6 +82,8 @@ class TestAnswerPart:
             ("thinking</think>answer", "answer"),
             ("<think>\nthinking</think>\n\nanswer", "\n\nanswer"),
             ("thinking </think>", ""),
+            ("</think>answer", "answer"),
+            ("a, as <think> is a tag</think>b", "b"),
             ("never closed, \\boxed{5}", None),
             ("<think>never closed \\boxed{5}", None),
             ("a</think>b<think>c</think>d", "d"),
@@ -296,19 +300,17 @@ class TestCell:
         assert grader.grade_cell(cell, regrade=True).graded == 40
         assert (cell / "grades.jsonl").read_bytes() == whole
 
-    def test_a_changed_gold_is_graded_again(self, tmp_path: Path, grader: Grader) -> None:
-        cell = write_cell(tmp_path / "cell", [completion(boxed(5)), completion(boxed(5), draw=1)], {"p": "4"})
-        assert grader.grade_cell(cell).outcomes == {"wrong": 2}
-        write_cell(cell, [completion(boxed(5)), completion(boxed(5), draw=1)], {"p": "5"})
-        summary = grader.grade_cell(cell)
-        assert (summary.graded, summary.outcomes) == (2, {"correct": 2})
+    def test_a_changed_gold_is_graded_again(self, two_draws: Path, grader: Grader) -> None:
+        assert grader.grade_cell(two_draws).outcomes == {"correct": 2}
+        write_cell(two_draws, [completion(boxed(5)), completion(boxed(5), draw=1)], {"p": "4"})
+        summary = grader.grade_cell(two_draws)
+        assert (summary.graded, summary.outcomes) == (2, {"wrong": 2})
 
-    def test_a_grade_without_its_completion_is_dropped(self, tmp_path: Path, grader: Grader) -> None:
-        cell = write_cell(tmp_path / "cell", [completion(boxed(5)), completion(boxed(5), draw=1)], {"p": "5"})
-        grader.grade_cell(cell)
-        write_cell(cell, [completion(boxed(5), draw=1)], {"p": "5"})
-        assert grader.grade_cell(cell).graded == 0
-        assert [row.draw for row in read_grades(cell)] == [1]
+    def test_a_grade_without_its_completion_is_dropped(self, two_draws: Path, grader: Grader) -> None:
+        grader.grade_cell(two_draws)
+        write_cell(two_draws, [completion(boxed(5), draw=1)], {"p": "5"})
+        assert grader.grade_cell(two_draws).graded == 0
+        assert [row.draw for row in read_grades(two_draws)] == [1]
 
     @pytest.mark.parametrize(
         "damage",
@@ -323,14 +325,13 @@ class TestCell:
         ],
     )
     def test_damaged_grades_stop_nothing(
-        self, tmp_path: Path, grader: Grader, damage: Callable[[bytes], bytes]
+        self, two_draws: Path, grader: Grader, damage: Callable[[bytes], bytes]
     ) -> None:
-        cell = write_cell(tmp_path / "cell", [completion(boxed(5)), completion(boxed(5), draw=1)], {"p": "5"})
-        grader.grade_cell(cell)
-        path = cell / "grades.jsonl"
+        grader.grade_cell(two_draws)
+        path = two_draws / "grades.jsonl"
         whole = path.read_bytes()
         path.write_bytes(damage(whole))
-        grader.grade_cell(cell)
+        grader.grade_cell(two_draws)
         assert path.read_bytes().replace(b"\r", b"") == whole
 
     def test_a_cell_without_completions_has_no_grades(self, tmp_path: Path, grader: Grader) -> None:
@@ -361,10 +362,8 @@ class TestCell:
             (cell / file).unlink()
         else:
             (cell / file).write_text(content)
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(UserError, match=part):
             grader.grade_cell(cell)
-        assert part in str(caught.value)
-        assert is_one_sentence(str(caught.value))
 
 
 class TestWorkers:
@@ -390,19 +389,18 @@ class TestCommand:
         for name in ("demo/a", "demo/b"):
             write_cell(tmp_path / name, [completion(boxed(5)), completion(boxed(6), draw=1)], {"p": "5"})
         assert not grade_command([str(tmp_path), "--workers", "1", "--timeout", "3"])
-        lines = capsys.readouterr().out.splitlines()
-        counts = "correct {0}, wrong {0}, no_answer 0, truncated 0, grader_timeout 0"
-        assert lines == [
-            f"demo/a: 2 rows, 2 graded now: {counts.format(1)}",
-            f"demo/b: 2 rows, 2 graded now: {counts.format(1)}",
-            f"total of 2 cells: 4 rows, 4 graded now: {counts.format(2)}",
-        ]
+        *cells, total = capsys.readouterr().out.splitlines()
+        counts = "2 graded now: correct 1, wrong 1, no_answer 0, truncated 0, grader_timeout 0"
+        assert cells == [f"demo/{name}: 2 rows, {counts}" for name in "ab"]
+        assert "4 rows, 4 graded now: correct 2, wrong 2" in total
         assert not grade_command([str(tmp_path / "demo" / "a")])
         assert "2 rows, 0 graded now" in capsys.readouterr().out
         assert not grade_command([str(tmp_path), "--all"])
         assert "4 rows, 4 graded now" in capsys.readouterr().out
 
-    @pytest.mark.parametrize("arguments", [["{}/none"], ["{}"], ["{}", "--workers", "0"], ["{}", "--timeout", "0"]])
+    @pytest.mark.parametrize(
+        "arguments", [["{}/none"], ["{}"], ["{}", "--workers", "0"], ["{}", "--timeout", "0"], ["{}", "--why", "no"]]
+    )
     def test_a_mistake_is_one_sentence_and_exit_code_2(
         self, tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -436,22 +434,6 @@ class TestCommand:
         assert "left side is a single name" in second
         assert "draw 2: no_answer" in third
         assert not (tmp_path / "cell" / "grades.jsonl").exists()
-        with pytest.raises(SystemExit) as ended:
-            grade_command([str(tmp_path), "--why", "nothing"])
-        assert ended.value.code == 2
-        assert is_one_sentence(capsys.readouterr().err.strip())
-
-    @pytest.mark.slow
-    def test_as_a_program(self, tmp_path: Path) -> None:
-        write_cell(tmp_path / "cell", [completion(boxed(5))], {"p": "5"})
-        run = subprocess.run(
-            [sys.executable, "-m", "kvsweep.cli", "grade", str(tmp_path)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
-        assert (run.returncode, run.stderr) == (0, "")
-        assert "correct 1" in run.stdout
 
 
 def test_grades_that_a_sweep_adds_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
