@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks import golds
-from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.golds import read_gold
-from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.grading.answers import AnswerKind
 from kvsweep.harness.grading.expressions import compare
-from kvsweep.harness.settings import build
 from kvsweep.harness.sweep.job import make_job
+from tests.harness.benchmarks.test_load import load as load_benchmark
+from tests.harness.benchmarks.test_load import mistake
 
 # Values of a column that are no answer, each with a word of the reason.
 UNFIT: list[tuple[Any, str]] = [
@@ -115,14 +113,7 @@ def test_spaces_around_a_gold_are_no_control_characters() -> None:
 
 def load(path: Path, **fields: Any) -> list[str]:
     """The golds of a file of problems."""
-    fields = {"name": "mine", "title": "Mine", "source": "file", "path": str(path), **fields}
-    return [problem.gold for problem in load_problems(build(BenchmarkConfig, "benchmark", fields)).problems]
-
-
-def mistake(path: Path, **fields: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        load(path, **fields)
-    return str(caught.value)
+    return [problem.gold for problem in load_benchmark(path, **fields).problems]
 
 
 def write(path: Path, *answers: object) -> Path:
@@ -133,17 +124,15 @@ def write(path: Path, *answers: object) -> Path:
 
 def test_the_sentence_names_place_problem_and_way_out(tmp_path: Path) -> None:
     path = write(tmp_path / "p.jsonl", "5", "['7']")
-    message = mistake(path, answer_kind="expression")
-    assert f"{path}:2 has the answer \"['7']\" of problem 'q1'" in message
-    assert "benchmark.answer_after" in message
+    words = (f"{path}:2 has the answer \"['7']\" of problem 'q1'", "benchmark.answer_after")
+    mistake(*words, path=path, answer_kind="expression")
 
 
 class TestAnswerAfter:
     @pytest.mark.parametrize("kind", ["integer", "expression", "letter"])
     def test_a_worked_solution_names_the_setting(self, tmp_path: Path, kind: str) -> None:
-        message = mistake(write(tmp_path / "p.jsonl", "48+24 = 72\n#### 72"), answer_kind=kind)
-        assert "problem 'q0'" in message
-        assert message.endswith("""set 'benchmark.answer_after="####"' to take what follows.""")
+        path = write(tmp_path / "p.jsonl", "48+24 = 72\n#### 72")
+        mistake("""set 'benchmark.answer_after="####"'""", path=path, answer_kind=kind)
 
     def test_the_answer_follows_the_last_such_text(self, tmp_path: Path) -> None:
         path = write(tmp_path / "p.jsonl", "#### 1\n#### 1,072", "#### $-5$")
@@ -154,16 +143,14 @@ class TestAnswerAfter:
 
     def test_an_answer_without_the_text(self, tmp_path: Path) -> None:
         path = write(tmp_path / "p.jsonl", "#### 1", "72")
-        assert "p.jsonl:2 has the answer '72' of problem 'q1', which lacks benchmark.answer_after='####'" in mistake(
-            path, answer_after="####"
-        )
-        assert "is no integer" in mistake(write(path, "72 ####"), answer_after="####")
+        mistake("'q1', which lacks benchmark.answer_after='####'", path=path, answer_after="####")
+        mistake("is no integer", path=write(path, "72 ####"), answer_after="####")
 
     def test_a_file_in_place_of_a_hub_dataset_may_have_the_answers_alone(self, tmp_path: Path) -> None:
         hub = {"source": "hub", "hub_id": "a/b", "answer_after": "####"}
         worked, plain = write(tmp_path / "w.jsonl", "1\n#### 7", "#### 8"), write(tmp_path / "p.jsonl", "7", "8")
         assert load(worked, **hub) == load(plain, **hub) == ["7", "8"]
-        assert "lacks benchmark.answer_after='####'" in mistake(write(plain, "7", "#### 8"), **hub)
+        mistake("lacks benchmark.answer_after='####'", path=write(plain, "7", "#### 8"), **hub)
 
     def test_a_cell_is_named_after_the_golds_alone(
         self, tmp_path: Path, compose: Callable[..., Any], tiny: list[str]

@@ -569,23 +569,26 @@ class TestOptions:
         assert self.load(tmp_path, rows).count == 2
 
     @pytest.mark.parametrize(
-        "choices", [["6 J", "7 J"], {"label": ["A", "B"], "text": ["6 J", "7 J"]}, {"A": "6 J", "B": "7 J"}]
+        ("kind", "answer", "column", "listed"),
+        [
+            ("letter", "A", "choices", ["6 J", "7 J"]),
+            ("letter", "A", "choices", {"label": ["A", "B"], "text": ["6 J", "7 J"]}),
+            ("letter", "A", "choices", {"A": "6 J", "B": "7 J"}),
+            ("integer", 1, "choices", ["6 J", "7 J"]),
+            ("integer", 1, "Options", ["6 J", "7 J"]),
+            ("expression", 1, "candidates", ["6 J", "7 J"]),
+        ],
     )
-    def test_a_list_of_options_that_no_prompt_asks(self, tmp_path: Path, choices: object) -> None:
-        row = {"id": "q", "problem": "Which energy?", "answer": "A", "choices": choices}
-        path = write_jsonl(tmp_path / "p.jsonl", [row])
-        mistake("p.jsonl:1", "'choices'", path=path, answer_kind="letter")
-        asked = {**row, "problem": "Which energy?\nA) 6 J\nB) 7 J", "choices": ["6 J", "7 J"], "tags": []}
-        assert load(write_jsonl(path, [asked]), answer_kind="letter").problems[0].gold == "A"
-
-    @pytest.mark.parametrize("kind", ["integer", "expression"])
-    @pytest.mark.parametrize("column", ["choices", "Options", "candidates"])
-    def test_the_index_of_an_option_is_no_answer(self, tmp_path: Path, column: str, kind: str) -> None:
-        row = {"id": "q", "problem": "Which city?", "answer": 1, column: ["Rome", "Paris"]}
+    def test_a_list_of_options_that_no_prompt_asks(
+        self, tmp_path: Path, kind: str, answer: object, column: str, listed: object
+    ) -> None:
+        row = {"id": "q", "problem": "Which energy?", "answer": answer, column: listed, "tags": []}
         path = write_jsonl(tmp_path / "p.jsonl", [row])
         mistake("p.jsonl:1", repr(column), path=path, answer_kind=kind)
-        other = {"id": "q", "problem": "Which year?", "answer": 1, column: [], "tags": ["history"]}
-        assert load(write_jsonl(path, [other]), answer_kind=kind).problems[0].gold == "1"
+        asked = {**row, "problem": "Which energy?\nA) 6 J\nB) 7 J", column: ["6 J", "7 J"]}
+        assert load(write_jsonl(path, [asked]), answer_kind=kind).problems[0].gold == str(answer)
+        named = {"tags": [] if kind == "letter" else ["history"], column: []}
+        assert load(write_jsonl(path, [{**asked, **named}]), answer_kind=kind).count == 1
 
     @pytest.mark.parametrize(
         ("text", "gold", "lacking"),

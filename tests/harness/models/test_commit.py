@@ -66,8 +66,7 @@ def test_a_run_goes_on_with_its_own_commit_alone(
     monkeypatch.setattr(job, "read_cells", lambda run: [(StoredCell(run / "cell"), first.cells[0].describe())])
     assert make_job(compose_config(*words)).cells == first.cells
     point("main", B)
-    mend = f"give model.revision={A} to go on, or another run_name for the new commit."
-    with pytest.raises(UserError, match=f"^main of me/toy names commit {B} now, and .* has cells of {A}: {mend}$"):
+    with pytest.raises(UserError, match=f"^main of me/toy names commit {B} now, and .* has cells of {A}"):
         make_job(compose_config(*words))
     for commit in (A, B):
         assert make_job(compose_config(*words, f"model.revision={commit}")).model.revision == commit
@@ -80,7 +79,5 @@ def test_a_commit_names_itself_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_branch_that_nobody_knows_is_refused(point: Callable[[str, str], None]) -> None:
     commit_of.cache_clear()
-    with pytest.raises(
-        UserError, match=r"model.path=me/toy: the hub cannot be reached, and its cache on this disk lacks"
-    ):
+    with pytest.raises(UserError, match=r"its cache on this disk lacks it.* or the path, since no such folder is here"):
         config(revision="other").identity()

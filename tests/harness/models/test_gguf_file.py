@@ -30,6 +30,7 @@ ROPES: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 64,
     },
 }
+NO_TAGS = {"think_start": None, "think_end": None}
 NAMES = {
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
@@ -70,16 +71,14 @@ def written(model: LlamaForCausalLM, path: Path, rope: str, fields: dict[str, An
     import gguf
 
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(512)
-    writer.add_embedding_length(64)
-    writer.add_block_count(2)
-    writer.add_feed_forward_length(96)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
-    writer.add_rope_freq_base(1e4)
-    writer.add_rope_dimension_count(16)
-    writer.add_vocab_size(300)
+    sizes = {"context_length": 512, "embedding_length": 64, "block_count": 2, "feed_forward_length": 96}
+    heads = {"head_count": 4, "head_count_kv": 2, "layer_norm_rms_eps": model.config.rms_norm_eps}
+    ropes = {"rope_freq_base": 1e4, "rope_dimension_count": 16, "vocab_size": 300}
+    special = {"bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0}
+    words = {"tokenizer_model": "gpt2", "tokenizer_pre": "llama-bpe", "token_merges": ["Ġ a"]}
+    template = {"chat_template": "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"}
+    for name, value in {**sizes, **heads, **ropes, **special, **words, **template}.items():
+        getattr(writer, f"add_{name}")(value)
     if rope in ("yarn", "linear"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope))
         writer.add_rope_scaling_factor(4.0)
@@ -87,22 +86,14 @@ def written(model: LlamaForCausalLM, path: Path, rope: str, fields: dict[str, An
         writer.add_rope_scaling_orig_ctx_len(128)
     letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġa"]
     tokens = ["<unk>", "<s>", "</s>", *letters]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("llama-bpe")
     writer.add_token_list([*tokens, *(f"<e{i}>" for i in range(300 - len(tokens)))])
     writer.add_token_types([3] * 3 + [1] * len(letters) + [4] * (297 - len(letters)))
-    writer.add_token_merges(["Ġ a"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_chat_template("{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
     for name, value in fields.items():
         if value is None:
             del writer.kv_data[0][name]
             continue
-        {float: writer.add_float32, int: writer.add_uint32, bool: writer.add_bool, str: writer.add_string}[type(value)](
-            name, value
-        )
+        write = {float: "float32", int: "uint32", bool: "bool", str: "string"}[type(value)]
+        getattr(writer, f"add_{write}")(name, value)
     own = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     writer.add_tensor("token_embd.weight", own["model.embed_tokens.weight"])
     writer.add_tensor("output.weight", own["lm_head.weight"])
@@ -116,11 +107,15 @@ def written(model: LlamaForCausalLM, path: Path, rope: str, fields: dict[str, An
             writer.add_tensor(f"blk.{i}.{name}.weight", weight)
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)
+    finish(writer)
+    return path
+
+
+def finish(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 @pytest.fixture
@@ -133,10 +128,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             factors = plain / model.model.rotary_emb.inv_freq.numpy()
             tensors = {"rope_freqs.weight": factors.astype(np.float32)}
         file = written(model, tmp_path / "m.gguf", rope, fields or {}, tensors or {})
-        config = ModelConfig(
-            name="g", title="G", gguf=str(file), threads=1, think_start=None, think_end=None, dtype="float32"
-        )
-        return load_model(config)
+        return load_model(ModelConfig(name="g", title="G", gguf=str(file), threads=1, dtype="float32", **NO_TAGS))
 
     return load
 
@@ -159,27 +151,24 @@ def test_the_rotary_scaling_of_a_file_is_the_models(rope: str, loaded: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("fields", "tensors", "named"),
+    ("given", "named"),
     [
-        ({"llama.attention.sliding_window": 16}, {}, r"does not read its field llama.attention.sliding_window \(16\)"),
-        ({"llama.logit_scale": 0.5}, {}, "does not read its field llama.logit_scale"),
-        ({"llama.attention.key_length": 8}, {}, r"does not read its field llama.attention.key_length \(8\)"),
-        ({"adapter.type": "lora"}, {}, "does not read its field adapter.type"),
-        ({"llama.rope.scaling.type": "longrope"}, {}, "rope.scaling.type=longrope is read neither"),
-        ({"llama.rope.scaling.type": "yarn"}, {}, "rope.scaling.type=yarn is read neither"),
-        (
-            {"llama.attention.layer_norm_rms_epsilon": None},
-            {},
-            "lacks the field llama.attention.layer_norm_rms_epsilon",
-        ),
-        ({}, {"rope_freqs.weight": np.full(8, 3.0, np.float32)}, "rope_freqs.weight is no scaling of Llama 3's"),
-        ({}, {"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}, "leaves out blk.0.attn_q_norm.weight"),
-        ({}, {"blk.0.attn_q.bias": np.ones(64, np.float32)}, "leaves out blk.0.attn_q.bias"),
+        ({"llama.attention.sliding_window": 16}, r"does not read its field llama.attention.sliding_window \(16\)"),
+        ({"llama.logit_scale": 0.5}, "does not read its field llama.logit_scale"),
+        ({"llama.attention.key_length": 8}, r"does not read its field llama.attention.key_length \(8\)"),
+        ({"adapter.type": "lora"}, "does not read its field adapter.type"),
+        ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.type=longrope is read neither"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type=yarn is read neither"),
+        ({"llama.attention.layer_norm_rms_epsilon": None}, "lacks the field llama.attention.layer_norm_rms_epsilon"),
+        ({"rope_freqs.weight": np.full(8, 3.0, np.float32)}, "rope_freqs.weight is no scaling of Llama 3's"),
+        ({"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}, "leaves out blk.0.attn_q_norm.weight"),
+        ({"blk.0.attn_q.bias": np.ones(64, np.float32)}, "leaves out blk.0.attn_q.bias"),
     ],
 )
-def test_what_is_not_read_is_refused_by_name(fields: Any, tensors: Any, named: str, loaded: Any) -> None:
+def test_what_is_not_read_is_refused_by_name(given: dict[str, Any], named: str, loaded: Any) -> None:
+    kind = "tensors" if isinstance(next(iter(given.values())), np.ndarray) else "fields"
     with pytest.raises(UserError, match=named):
-        loaded(original("default"), "default", fields, tensors)
+        loaded(original("default"), **{kind: given})
 
 
 def test_fields_without_effect_are_taken(loaded: Any) -> None:
@@ -197,9 +186,7 @@ def test_the_rotary_scaling_of_gemma_3_is_that_of_its_full_layers(tmp_path: Path
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gemma3")
     writer.add_rope_scaling_type(gguf.RopeScalingType("linear"))
     writer.add_rope_scaling_factor(8.0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    finish(writer)
     reader = reader_of(tmp_path / "m.gguf")
     window = {"rope_type": "default", "rope_theta": 1e4}
     linear = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}

@@ -29,15 +29,16 @@ from kvsweep.harness.settings import WEIGHTS, build, compose_config, plain
 from kvsweep.thinking import segment_text
 from tests.harness.models.test_families import check_exact
 
-REAL = (
-    "r1_qwen_7b",
-    "r1_llama_8b",
-    "r1_0528_qwen3_8b",
-    "qwen3_1_7b",
-    "qwen3_4b",
-    "qwen3_8b",
-    "qwen3_14b",
-)
+# Layers, heads, groups, hidden size, vocabulary, context, theta and billions of parameters.
+REAL = {
+    "r1_qwen_7b": (28, 28, 4, 3584, 152064, 131072, 1e4, 7.6156),
+    "r1_llama_8b": (32, 32, 8, 4096, 128256, 131072, 5e5, 8.0303),
+    "r1_0528_qwen3_8b": (36, 32, 8, 4096, 151936, 131072, 1e6, 8.1907),
+    "qwen3_1_7b": (28, 16, 8, 2048, 151936, 40960, 1e6, 1.7206),
+    "qwen3_4b": (36, 32, 8, 2560, 151936, 40960, 1e6, 4.0225),
+    "qwen3_8b": (36, 32, 8, 4096, 151936, 40960, 1e6, 8.1907),
+    "qwen3_14b": (40, 40, 8, 5120, 151936, 40960, 1e6, 14.7683),
+}
 SMALL = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 128, "vocab_size": 512}
 
 
@@ -67,50 +68,25 @@ def test_bfloat16_on_a_processor_without_it_is_named_before_decoding(tmp_path: P
     assert "note:" not in said["float32"]
 
 
-@pytest.mark.parametrize(
-    ("name", "layers", "heads", "groups", "hidden", "vocabulary", "context", "theta"),
-    [
-        ("r1_qwen_7b", 28, 28, 4, 3584, 152064, 131072, 1e4),
-        ("r1_llama_8b", 32, 32, 8, 4096, 128256, 131072, 5e5),
-        ("r1_0528_qwen3_8b", 36, 32, 8, 4096, 151936, 131072, 1e6),
-        ("qwen3_1_7b", 28, 16, 8, 2048, 151936, 40960, 1e6),
-        ("qwen3_4b", 36, 32, 8, 2560, 151936, 40960, 1e6),
-        ("qwen3_8b", 36, 32, 8, 4096, 151936, 40960, 1e6),
-        ("qwen3_14b", 40, 40, 8, 5120, 151936, 40960, 1e6),
-    ],
-)
-def test_the_architectures_are_the_published_ones(
-    name: str, layers: int, heads: int, groups: int, hidden: int, vocabulary: int, context: int, theta: float
-) -> None:
+def billions_of(whole: ModelConfig) -> float:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(read_architecture(whole))
+    return sum(p.numel() for p in model.parameters()) / 1e9
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_architectures_are_the_published_ones(name: str) -> None:
+    *sizes, context, theta, billions = REAL[name]
     whole = config(name, small=False, random_weights=True)
     assert whole.dtype == "bfloat16"
     assert len(str(whole.revision)) == 40
     c = read_architecture(whole)
-    found = (c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads, c.hidden_size, c.vocab_size)
-    assert found == (layers, heads, groups, hidden, vocabulary)
+    found = [c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads, c.hidden_size, c.vocab_size]
+    assert found == sizes
     assert (c.max_position_embeddings, c.head_dim, c.rope_parameters["rope_theta"]) == (context, 128, theta)
     kinds = {"r1_llama_8b": "llama3", "r1_0528_qwen3_8b": "yarn"}
     assert c.rope_parameters["rope_type"] == kinds.get(name, "default")
-
-
-@pytest.mark.parametrize(
-    ("name", "billions"),
-    [
-        ("r1_qwen_7b", 7.6156),
-        ("r1_llama_8b", 8.0303),
-        ("r1_0528_qwen3_8b", 8.1907),
-        ("qwen3_1_7b", 1.7206),
-        ("qwen3_4b", 4.0225),
-        ("qwen3_8b", 8.1907),
-        ("qwen3_14b", 14.7683),
-    ],
-)
-def test_the_whole_model_has_the_published_number_of_parameters(name: str, billions: float) -> None:
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(read_architecture(config(name, small=False, random_weights=True)))
-    assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=1e-4)
+    assert billions_of(whole) == pytest.approx(billions, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +105,8 @@ def test_the_whole_model_has_the_published_number_of_parameters(name: str, billi
 def test_models_of_2026_have_the_published_sizes_and_layers(
     name: str, billions: float, within: float, full: int, others: tuple[str, int], fixed_mib: float
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
     whole = config(name, small=False, random_weights=True)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(read_architecture(whole))
-    assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=within)
+    assert billions_of(whole) == pytest.approx(billions, abs=within)
     spec = read_spec(whole)
     kind, count = others
     assert (spec.layers, spec.layer_kinds.count(kind)) == (full, count)  # type: ignore[arg-type]
@@ -202,10 +174,9 @@ def test_thinking_is_forced_where_the_template_does_not_open_it() -> None:
     ],
 )
 def test_what_cannot_be_built_is_one_sentence(fields: dict[str, Any], part: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=part) as refused:
         load_model(config("r1_qwen_7b", **fields))
-    assert part in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -273,9 +244,8 @@ def test_a_pickle_that_runs_code_is_refused_in_a_sentence(
     safetensors_only: bool, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     folder = pickled(tiny_model_dir, tmp_path, {"x": _Runs(tmp_path / "ran")})
-    with pytest.raises(UserError, match="cannot be loaded") as refused:
+    with pytest.raises(UserError, match="cannot be loaded"):
         load_model(of_folder(folder, safetensors_only=safetensors_only))
-    assert "\n" not in str(refused.value)
     assert not (tmp_path / "ran").exists()
 
 
@@ -285,36 +255,41 @@ def test_a_pickle_of_tensors_loads_where_it_is_asked_for(tiny_model_dir: Path, t
     assert all(torch.equal(value, whole[name]) for name, value in found.network.state_dict().items())
 
 
-def test_a_model_without_an_end_token_is_refused(tiny_model_dir: Path, tmp_path: Path) -> None:
-    shutil.copytree(tiny_model_dir, tmp_path / "model")
+@pytest.fixture
+def folder(tiny_model_dir: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_model_dir, tmp_path / "model")
+
+
+def test_a_model_without_an_end_token_is_refused(folder: Path) -> None:
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
-        path = tmp_path / "model" / name
-        values = json.loads(path.read_text())
-        path.write_text(json.dumps({key: value for key, value in values.items() if not key.startswith("eos_token")}))
-    with pytest.raises(UserError, match="names no end token, so that no text would end before its limit"):
-        load_model(ModelConfig(name="tiny", title="Tiny", path=str(tmp_path / "model"), dtype="float32"))
+        values = json.loads((folder / name).read_text())
+        kept = {key: value for key, value in values.items() if not key.startswith("eos_token")}
+        (folder / name).write_text(json.dumps(kept))
+    with pytest.raises(UserError, match="names no end token"):
+        load_model(of_folder(folder, dtype="float32"))
 
 
 @pytest.mark.parametrize("damage", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_damaged_file_of_a_model_is_one_sentence(damage: str, tiny_model_dir: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
+def test_a_damaged_file_of_a_model_is_one_sentence(damage: str, folder: Path) -> None:
     (folder / damage).write_bytes((folder / damage).read_bytes()[:50])
     with pytest.raises(UserError, match="cannot be loaded"):
         load_model(of_folder(folder))
 
 
-@pytest.mark.parametrize(("change", "said"), [("without", "lacks tensors of"), ("with", "has tensors that are not of")])
-def test_a_checkpoint_of_other_tensors_than_the_models_is_refused(
-    change: str, said: str, tiny_model_dir: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("model.layers.1.mlp.up_proj.weight", "lacks tensors of"),
+        ("model.layers.1.self_attn.o_proj.bias", "has tensors that are not of"),
+    ],
+)
+def test_a_checkpoint_of_other_tensors_than_the_models_is_refused(name: str, fault: str, folder: Path) -> None:
     """Transformers draws a missing tensor at random and leaves out one that has no place, with a warning alone."""
-    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
-    name = "model.layers.1.mlp.up_proj.weight" if change == "without" else "model.layers.1.self_attn.o_proj.bias"
     values = load_file(folder / "model.safetensors")
     if values.pop(name, None) is None:
         values[name] = torch.ones(32)
     save_file(values, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=f"the checkpoint {said} the model, 1 with {name}"):
+    with pytest.raises(UserError, match=f"the checkpoint {fault} the model, 1 with {name}"):
         load_model(of_folder(folder))
 
 
@@ -335,16 +310,11 @@ ATTENTION = {"gemma3": ["full", "sliding", "full"]}
 
 @pytest.mark.parametrize("family", SEEING)
 @pytest.mark.slow_unless(rule=lambda family: family == "gemma3")
-def test_the_text_model_of_a_multimodal_checkpoint_writes_what_the_whole_one_writes(
-    family: str, tiny_model_dir: Path, tmp_path: Path
-) -> None:
+def test_the_text_model_of_a_multimodal_checkpoint_writes_what_the_whole_one_writes(family: str, folder: Path) -> None:
     kinds = [f"{kind}_attention" for kind in ATTENTION.get(family, ["linear", "full", "linear"])]
     whole = AutoConfig.for_model(family, text_config={**TEXT, "layer_types": kinds}, vision_config=SEEING[family])
     torch.manual_seed(0)
     network = AutoModelForImageTextToText.from_config(whole).eval()
-    folder = shutil.copytree(
-        tiny_model_dir, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors", "config.json")
-    )
     network.save_pretrained(folder)
     model = load_model(of_folder(folder, think_start=None, think_end=None))
     assert model.spec.layer_kinds.count("full") == kinds.count("full_attention")
@@ -355,8 +325,7 @@ def test_the_text_model_of_a_multimodal_checkpoint_writes_what_the_whole_one_wri
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_code_beside_a_model_is_not_run(tiny_model_dir: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
+def test_code_beside_a_model_is_not_run(folder: Path, tmp_path: Path) -> None:
     described = json.loads((folder / "config.json").read_text())
     own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     (folder / "config.json").write_text(json.dumps({**described, "model_type": "own", "auto_map": own}))
@@ -435,8 +404,6 @@ def write(folder: Path, factors: dict[str, torch.Tensor], **fields) -> None:
 
 
 def factors_of(folder: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
     return load_file(folder / "adapter_model.safetensors")
 
 
@@ -479,16 +446,8 @@ def test_the_identity_is_that_of_weights_and_adapter(adapter: Path, tmp_path: Pa
     assert set(replace(TOY, adapter=str(adapter)).files()) > set(TOY.files())
 
 
-@pytest.mark.parametrize("fields", [{"peft_type": "IA3"}, {"r": 0}, {"r": "three"}, {"target_modules": ["none"]}])
-def test_what_is_no_adapter_for_this_model_is_refused(adapter: Path, fields: dict) -> None:
-    write(adapter, factors_of(adapter), **fields)
-    mistake = r"model.adapter=\S+ cannot be added to the weights \(.*\): name a LoRA adapter"
-    with pytest.raises(UserError, match=mistake):
-        load_model(replace(TOY, adapter=str(adapter)))
-
-
 def test_a_place_without_an_adapter_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model.adapter=\S+ holds no adapter: name a folder with adapter_config.json"):
+    with pytest.raises(UserError, match="holds no adapter"):
         replace(TOY, adapter=str(tmp_path)).identity()
 
 
@@ -497,17 +456,28 @@ def test_random_weights_take_no_adapter(adapter: Path) -> None:
         replace(TOY, adapter=str(adapter), random_weights=True)
 
 
-@pytest.mark.parametrize("change", ["a weight more", "a factor less", "another shape"])
-def test_an_adapter_of_another_model_is_refused(adapter: Path, change: str) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"peft_type": "IA3"},
+        {"r": 0},
+        {"r": "three"},
+        {"target_modules": ["none"]},
+        "a weight more",
+        "a factor less",
+        "another shape",
+    ],
+)
+def test_an_adapter_of_another_kind_or_model_is_refused(adapter: Path, change: Any) -> None:
     factors = factors_of(adapter)
     first = sorted(factors)[0]
     if change == "a weight more":
         factors |= {f"base_model.model.no.lora_{part}.weight": torch.zeros(RANK, RANK) for part in "AB"}
     elif change == "a factor less":
         del factors[first]
-    else:
+    elif change == "another shape":
         factors[first] = torch.zeros(RANK, 7)
-    write(adapter, factors)
+    write(adapter, factors, **(change if isinstance(change, dict) else {}))
     with pytest.raises(UserError, match=r"model.adapter=\S+ cannot be added to the weights"):
         load_model(replace(TOY, adapter=str(adapter)))
 

