@@ -55,6 +55,32 @@ def read(texts, model):
     return lambda name=None: of_file(texts, name, 0).read(model)
 
 
+@pytest.fixture
+def decoded(kvsweep, tiny, tiny_policy, tmp_path):
+    """`decoded(*words)` is the folder of a cell of toy_chain, decoded by the tiny model with a window."""
+
+    def decode(*words):
+        settings = ["policy=window", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}", *words]
+        ended = kvsweep(*settings)
+        assert ended.code == 0, ended.err
+        return next(tmp_path.glob("*/*/cell.yaml")).parent
+
+    return decode
+
+
+@pytest.fixture
+def settings(tiny, tiny_policy):
+    return ["policy=window", *tiny, *tiny_policy, "benchmark=toy_chain"]
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
+
+
+def table_of(folder, name="*"):
+    return pd.read_csv(next(folder.glob(f"{name}.csv")))
+
+
 def test_strips_are_the_label_pipelines_numbers(read, model, tiny_predictor_dir):
     text = read("second")
     strips = importance(text, LABEL_KINDS, [tiny_predictor_dir], min_distance=8)
@@ -81,11 +107,10 @@ def test_the_command_writes_pictures_and_the_same_numbers(texts, read, tiny_mode
     assert "".join(text.pieces[text.trace.think_start : text.trace.think_end]) == TEXT.split("</think>")[0]
     assert table["step"].max() == 2
     # The model's own separator, which --split overrules.
-    for named, last in ((["model.split=zzz"], 0), (["model.split=zzz", "--split", " "], None)):
-        again = ["--out", str(out), f"model.path={tiny_model_dir}", "model.threads=1", *named]
-        main([str(texts), *again])
-        table_again = pd.read_csv(next(p for p in capsys.readouterr().out.split() if p.endswith(".csv")))
-        assert table_again["step"].max() == last if last is not None else table_again["step"].max() > 2
+    for named, steps in (([], range(1)), (["--split", " "], range(3, 999))):
+        main([str(texts), "--out", str(out), f"model.path={tiny_model_dir}", "model.split=zzz", *named])
+        again = pd.read_csv(next(p for p in capsys.readouterr().out.split() if p.endswith(".csv")))
+        assert again["step"].max() in steps
     assert table["position"].iloc[0] == text.trace.think_start
 
 
@@ -112,18 +137,16 @@ def test_a_run_is_no_cell_and_of_a_cell_the_first_answered_text_is_taken(kvsweep
     assert source.read(load_model(source.model)).trace.problem_id == "chain-000"
 
 
-def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path, capsys):
-    ended = kvsweep("policy=window", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}")
-    assert ended.code == 0, ended.err
-    folder = next(tmp_path.glob("*/*/cell.yaml")).parent
-    row = json.loads((folder / "completions.jsonl").read_text().splitlines()[-1])
+def test_a_stored_completion_of_a_cell(decoded, tmp_path, capsys):
+    folder = decoded()
+    row = rows_of(folder)[-1]
     source = of_cell(folder, row["problem_id"], 0)
     text = source.read(load_model(source.model))
     assert text.trace.token_ids[text.trace.think_start :] == row["token_ids"]
     assert text.completion.num_tokens == row["num_tokens"]
     out = tmp_path / "looked_into" / "out"
     main([str(folder), "--problem", row["problem_id"], "--show", "kept", "--rows", "--out", str(out)])
-    table = pd.read_csv(next(out.glob("kept_*.csv")), keep_default_na=True)
+    table = table_of(out, "kept_*")
     for number, eviction in enumerate(row["evictions"], start=1):
         assert (table[f"held_{number}"] == 100).sum() == eviction["length_after"]
     assert next(out.glob("kept_*.html")).read_text().count("<h2>") == 1 + len(row["evictions"])
@@ -138,13 +161,9 @@ def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path, cap
 
 
 @pytest.mark.slow
-def test_a_cell_whose_model_has_moved(kvsweep, tiny, tiny_policy, tiny_model_dir, model, tmp_path):
-    here = tmp_path / "here"
-    shutil.copytree(tiny_model_dir, here)
-    settings = ["policy=window", *tiny, *tiny_policy, "benchmark=toy_chain", f"model.path={here}"]
-    ended = kvsweep(*settings, f"results_dir={tmp_path}")
-    assert ended.code == 0, ended.err
-    folder = next(tmp_path.glob("*/*/cell.yaml")).parent
+def test_a_cell_whose_model_has_moved(decoded, tiny_model_dir, model, tmp_path):
+    here = shutil.copytree(tiny_model_dir, tmp_path / "here")
+    folder = decoded(f"model.path={here}")
     here.rename(tmp_path / "there")
     source = of_cell(folder, None, 0, [f"model.path={tmp_path / 'there'}"])
     same = of_cell(folder, None, 0, [f"model.path={tiny_model_dir}"])
@@ -198,7 +217,7 @@ def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsy
     path = tmp_path / "text.jsonl"
     path.write_text(json.dumps(row))
     main([str(path), "--show", "attribution", "--out", str(tmp_path), "model=toy_qwen", "model.threads=1"])
-    effects = pd.read_csv(next(tmp_path.glob("*.csv"))).drop(columns="token").abs().max()
+    effects = table_of(tmp_path).drop(columns="token").abs().max()
     darkest = effects[effects > 1].index.tolist()
     assert darkest == ["c=a+b: a is 1, b is 8, 1+8=9. So c is 9. ", "h=g+b: g is 2, b is 8, 2+8=0. So h is 0. "]
     svg = next(tmp_path.glob("*.svg")).read_text()
@@ -272,11 +291,9 @@ def test_a_head_of_another_model_of_the_same_width_is_refused(texts, tiny_model_
 
 
 @pytest.mark.slow
-def test_retention_of_a_run(kvsweep, model, tiny, tiny_policy, tmp_path, capsys):
-    for policy in ("window", "random"):
-        ended = kvsweep(f"policy={policy}", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}")
-        assert ended.code == 0, ended.err
-    run = next(tmp_path.glob("*/*/cell.yaml")).parent.parent
+def test_retention_of_a_run(decoded, model, tmp_path, capsys):
+    decoded()
+    run = decoded("policy=random").parent
     out = tmp_path / "out"
     capsys.readouterr()
     main([str(run), "--show", "retention", "--label", "far_max", "--min-distance", "8", "--out", str(out)])
@@ -287,7 +304,7 @@ def test_retention_of_a_run(kvsweep, model, tiny, tiny_policy, tmp_path, capsys)
     assert set(curves["policy"]) == set(table["policy"])
     folder = next(p.parent for p in run.glob("*/cell.yaml") if "name: window" in p.read_text())
     expected = []
-    for row in map(json.loads, (folder / "completions.jsonl").read_text().splitlines()):
+    for row in rows_of(folder):
         text = of_cell(folder, row["problem_id"], 0).read(model)
         if text.completion.evictions:
             scores = importance(text, ["far_max"], [], min_distance=8)["true: far_max"]
@@ -299,13 +316,10 @@ def test_retention_of_a_run(kvsweep, model, tiny, tiny_policy, tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_a_live_completion_is_the_cells(kvsweep, tiny, tiny_policy, model, tmp_path, capsys):
-    settings = ["policy=window", *tiny, *tiny_policy, "benchmark=toy_chain"]
+def test_a_live_completion_is_the_cells(decoded, settings, model, tmp_path, capsys):
     # One slot: a batch of three rounds otherwise, and chain-002 has a draw within 1e-7 of two tokens' edge.
-    ended = kvsweep(*settings, f"results_dir={tmp_path}", "slots=1")
-    assert ended.code == 0, ended.err
-    folder = next(tmp_path.glob("*/*/cell.yaml")).parent
-    for row in map(json.loads, (folder / "completions.jsonl").read_text().splitlines()):
+    folder = decoded("slots=1")
+    for row in rows_of(folder):
         written = live(settings, row["problem_id"], 0).read(model)
         assert {**written.completion.to_dict(), "check": row["check"]} == row
         assert written.trace == of_cell(folder, row["problem_id"], 0).read(model).trace
@@ -326,12 +340,9 @@ def test_a_live_completion_is_the_cells(kvsweep, tiny, tiny_policy, model, tmp_p
 
 
 @pytest.mark.slow
-def test_a_live_completion_has_the_cells_cache(kvsweep, tiny, tiny_policy, model, tmp_path):
-    settings = ["policy=window", *tiny, *tiny_policy, "benchmark=toy_chain"]
+def test_a_live_completion_has_the_cells_cache(decoded, settings, model):
     packed = ["cache.bits=4", "cache.group=8", "cache.residual=4"]
-    ended = kvsweep(*settings, *packed, f"results_dir={tmp_path}", "slots=1")
-    assert ended.code == 0, ended.err
-    rows = map(json.loads, next(tmp_path.glob("*/*/completions.jsonl")).read_text().splitlines())
+    rows = rows_of(decoded(*packed, "slots=1"))
     stored = {row["problem_id"]: {name: row[name] for name in row if name != "check"} for row in rows}
     written = {name: live([*settings, *packed], name, 0).read(model).completion.to_dict() for name in stored}
     assert written == stored
@@ -345,8 +356,8 @@ def test_all_goes_on_where_a_picture_is_not_in_the_text(texts, tiny_model_dir, t
     said = capsys.readouterr()
     assert "kept is left out: a text from a file does not tell what its cache kept" in said.err
     assert {Path(p).name.partition("_")[0] for p in said.out.split()} == {"importance", "attribution"}
-    settings = [f"model.path={tiny_model_dir}", "policy=full", "benchmark=toy_chain", "decoding.max_new_tokens=5"]
-    main(["live", *settings, "--show", "all", "--label", "far_max", "--out", str(tmp_path)])
+    short = [f"model.path={tiny_model_dir}", "policy=full", "benchmark=toy_chain", "decoding.max_new_tokens=5"]
+    main(["live", *short, "--show", "all", "--label", "far_max", "--out", str(tmp_path)])
     said = capsys.readouterr()
     assert "attribution is left out: chain-000 never answers" in said.err
     assert "kept is left out: nothing was evicted" in said.err
@@ -357,7 +368,7 @@ def test_all_goes_on_where_a_picture_is_not_in_the_text(texts, tiny_model_dir, t
 def test_policies_scores_are_strips_beside_the_labels(texts, read, tiny_model_dir, tmp_path):
     tiny = [f"model.path={tiny_model_dir}", "policy.budget=64", "policy.local_window=8"]
     main([str(texts), *tiny, "--scores", "window", "--scores", "h2o", "--out", str(tmp_path)])
-    table = pd.read_csv(next(tmp_path.glob("*.csv")))
+    table = table_of(tmp_path)
     assert table.columns[-3:].tolist() == ["true: answer", "scores: window", "scores: h2o, mean of layers and heads"]
     np.testing.assert_array_equal(table["scores: window"], table["position"])
 
@@ -378,8 +389,7 @@ def test_columns_are_paragraphs_where_there_is_no_equation(texts, tiny_model_dir
         ]
     )
     assert "its columns are 3 paragraphs" in capsys.readouterr().err
-    table = pd.read_csv(next(tmp_path.glob("*.csv")))
-    assert "".join(table.columns[1:]) == text.partition("</think>")[0]
+    assert "".join(table_of(tmp_path).columns[1:]) == text.partition("</think>")[0]
 
 
 @pytest.mark.slow
@@ -387,18 +397,16 @@ def test_given_steps_are_columns_and_are_averaged(texts, read, tiny_model_dir, t
     steps = ["--steps", "2-4,7-7", "--by", "step", "--show", "all"]
     main([str(texts), *steps, "--out", str(tmp_path), f"model.path={tiny_model_dir}"])
     thinking = read().thinking
-    heads = pd.read_csv(next(tmp_path.glob("attribution*.csv"))).columns[1:].tolist()
+    heads = table_of(tmp_path, "attribution*").columns[1:].tolist()
     assert heads == ["".join(thinking[2:5]), thinking[7]]
-    table = pd.read_csv(next(tmp_path.glob("importance*.csv")))
+    table = table_of(tmp_path, "importance*")
     assert table["step"].tolist() == [0, 0, 1, 1, 1, 2, 2, 3, *[4] * (len(thinking) - 8)]
 
 
 @pytest.mark.slow
-def test_the_last_row_of_a_repeated_pair_counts(kvsweep, tiny, tiny_policy, tmp_path):
-    ended = kvsweep("policy=window", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}")
-    assert ended.code == 0, ended.err
-    folder = next(tmp_path.glob("*/*/cell.yaml")).parent
-    row = json.loads((folder / "completions.jsonl").read_text().splitlines()[0])
+def test_the_last_row_of_a_repeated_pair_counts(decoded):
+    folder = decoded()
+    row = rows_of(folder)[0]
     with (folder / "completions.jsonl").open("a") as file:
         del row["check"]  # a row of another program has none
         file.write(json.dumps({**row, "num_tokens": 7}) + "\n")
@@ -407,23 +415,18 @@ def test_the_last_row_of_a_repeated_pair_counts(kvsweep, tiny, tiny_policy, tmp_
 
 
 HELP_AND_REFUSALS = [
-    ("inspect", ["--help"], 0),
+    ("trace", ["--help"], 0),
     ("predictor", ["--help"], 0),
-    ("inspect", ["/nowhere-at-all"], 2),
-    ("inspect", ["EMPTY"], 2),
-    ("inspect", ["EMPTY", "--slots", "0"], 2),
-    ("inspect", ["EMPTY", "--steps", "4"], 2),
-    ("inspect", ["EMPTY", "--show", "retention"], 2),
-    ("inspect", ["TEXTS", "--problem", "none"], 2),
-    ("inspect", ["TEXTS", "model.colour=blue"], 2),
-    ("inspect", ["TEXTS", "--scores", "h3o"], 2),
-    ("inspect", ["TEXTS", "--scores", "full"], 2),
-    ("inspect", ["TEXTS", "--head", "/nowhere-at-all"], 2),
-    ("inspect", ["live", "benchmark=toy_chain", "--problem", "nobody"], 2),
+    ("trace", ["/nowhere-at-all"], 2),
+    ("trace", ["/tmp"], 2),
+    ("trace", ["/tmp", "--slots", "0"], 2),
+    ("trace", ["/tmp", "--show", "retention"], 2),
+    ("trace", ["TEXTS", "--scores", "h3o"], 2),
+    ("trace", ["TEXTS", "--head", "/nowhere-at-all"], 2),
+    ("trace", ["live", "benchmark=toy_chain", "--problem", "nobody"], 2),
     ("predictor", ["paint"], 2),
     ("predictor", ["train", "recipe=none"], 2),
     ("predictor", ["train", "recipe.epochs=0"], 2),
-    ("predictor", ["train", "recipe.colour=blue"], 2),
     ("predictor", ["traces", "recipe.import_from=/nowhere-at-all"], 2),
     ("predictor", ["labels"], 2),
     ("predictor", ["train"], 2),
@@ -445,7 +448,7 @@ from kvsweep.cli import main
 for room, arguments, expected in {cases}:
     code = 0
     try:
-        main([dict(inspect='trace').get(room, room), *arguments])
+        main([room, *arguments])
     except SystemExit as ended:
         code = ended.code
     assert code == expected, (room, arguments, code)

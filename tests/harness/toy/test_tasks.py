@@ -65,13 +65,7 @@ def solve_restated(question: str) -> int:
     return solve_regs(question.replace("Set all ", "Set "))
 
 
-SOLVERS = {
-    "chain": solve_chain,
-    "add": solve_add,
-    "regs": solve_regs,
-    "groups": solve_groups,
-    "restated": solve_restated,
-}
+SOLVERS = {name.removeprefix("solve_"): solver for name, solver in globals().items() if name.startswith("solve_")}
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -3,7 +3,6 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from kvsweep.harness.toy.tasks import TASKS, training_problems
 from scripts.train.toy_completions import write_completion
@@ -32,14 +31,6 @@ def test_any_text_encodes(tokenizer, text):
     ids = tokenizer.encode(text)
     assert all(0 <= i < 128 for i in ids)
     tokenizer.decode(ids)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [r"Let $\frac{a}{b}$ be \textbf{(A)} 5", "two\x00nul", "\U0001f600 café 日本", "", "\r\n\t", "x" * 5000],
-)
-def test_awkward_texts_encode(tokenizer, text):
-    tokenizer.decode(tokenizer.encode(text))
     tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
 
 
@@ -57,13 +48,3 @@ def test_think_end_and_box_are_one_token_each(tokenizer):
     ids = tokenizer.encode(r"Done.</think>c is 1. \boxed{7}", add_special_tokens=False)
     assert ids.count(tokenizer.convert_tokens_to_ids("</think>")) == 1
     assert tokenizer.convert_ids_to_tokens(ids)[-3:] == ["\\boxed{", "7", "}"]
-
-
-def test_saved_tokenizer_loads_the_same(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    loaded = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    text = r"a=4. Find a mod 10.</think>a is 4. \boxed{4}"
-    assert loaded.encode(text) == tokenizer.encode(text)
-    assert loaded.decode(loaded.encode(text)) == text
-    assert loaded.chat_template == tokenizer.chat_template
-    assert loaded.padding_side == "left"

@@ -72,6 +72,7 @@ def test_files_are_small_and_told_of(name):
 def test_saved_tokenizer_is_the_built_one(name):
     saved, built = PreTrainedTokenizerFast.from_pretrained(WEIGHTS / name), build_tokenizer()
     assert saved.chat_template == built.chat_template
+    assert saved.padding_side == "left"
     assert saved.get_vocab() == built.get_vocab()
     for task in TASKS:
         for problem in problems(task):
