@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,27 @@ MakeCell = Callable[..., Path]
 
 
 @pytest.fixture
-def make_cell(tmp_path: Path) -> MakeCell:
-    """`make_cell(correct, **settings)` writes one cell into tmp_path / "run" and returns its folder."""
+def run(tmp_path: Path) -> Path:
+    """The folder of the cells that `make_cell` writes."""
+    return tmp_path / "run"
 
-    def make(correct: Iterable[Iterable[Any]], **settings: Any) -> Path:
-        return write_cell(tmp_path / "run", correct, **settings)
 
-    return make
+@pytest.fixture
+def make_cell(run: Path) -> MakeCell:
+    """`make_cell(correct, **settings)` writes one cell into `run` and returns its folder."""
+    return partial(write_cell, run)
+
+
+@pytest.fixture
+def refused(kvsweep: Callable[..., Any]) -> Callable[..., str]:
+    """`refused("report", ...)` is the one sentence of a command that ends with exit status 2 and prints no result."""
+
+    def said(*words: object) -> str:
+        code, out, err = kvsweep(*map(str, words))
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        return str(err)
+
+    return said
 
 
 def write_cell(
@@ -41,8 +56,15 @@ def write_cell(
     limit: int | None = None,
     expected: int | None = None,
     completion: dict[str, Any] | None = None,
+    texts: Iterable[dict[str, Any]] = (),
+    cell: dict[str, Any] | None = None,
+    recorded: dict[str, Any] | None = None,
 ) -> Path:
-    """One cell; `correct`: per problem its draws, each 1, 0, None (ungraded) or an outcome's name."""
+    """One cell; `correct`: per problem its draws, each 1, 0, None (ungraded) or an outcome's name.
+
+    `completion` has fields of all completions, `texts` those of each in turn; `cell` has settings, and those of a group
+    stand beside its others, `recorded` what provenance.json has.
+    """
     outcomes = [list(draws) for draws in correct]
     fields = {
         "keep_ratio": keep_ratio,
@@ -50,7 +72,7 @@ def write_cell(
         "budget": budget,
         "question": "on_top",
     }
-    settings = {
+    settings: dict[str, Any] = {
         "model": {"name": model, "title": model_title},
         "benchmark": {"name": benchmark, "title": benchmark_title, "answer_kind": "integer", "limit": limit},
         "policy": {"name": policy, **({} if policy == "full" else fields), **(extra or {})},
@@ -59,8 +81,10 @@ def write_cell(
         "seed": seed,
         "condition": f"{model} {benchmark} {seed}",
     }
-    parts = (model, benchmark, policy, *(settings["policy"].values()), seed)  # type: ignore[attr-defined]
+    parts = (model, benchmark, policy, *settings["policy"].values(), seed)
     folder = run / "-".join(str(part) for part in parts)
+    for name, value in (cell or {}).items():
+        settings[name] = {**settings.get(name, {}), **value} if isinstance(value, dict) else value
     folder.mkdir(parents=True)
     (folder / "cell.yaml").write_text(yaml.safe_dump({"schema": 1, "cell_id": folder.name, **settings}))
     provenance = {
@@ -72,7 +96,7 @@ def write_cell(
         "expected": expected or sum(map(len, outcomes)),
         "draws": max(map(len, outcomes), default=1),
     }
-    (folder / "provenance.json").write_text(json.dumps(provenance))
+    (folder / "provenance.json").write_text(json.dumps(provenance | (recorded or {})))
     completions, grades = [], []
     for p, draws in enumerate(outcomes):
         for d, outcome in enumerate(draws):
@@ -80,12 +104,21 @@ def write_cell(
             completions.append(completion_row(policy != "full") | key | (completion or {}))
             if outcome is not None:
                 grades.append(grade_row(outcome) | key)
+    for row, fields in zip(completions, texts, strict=False):
+        row |= fields
     write_rows(folder / "completions.jsonl", completions)
     write_rows(folder / "grades.jsonl", grades)
     write_rows(folder / "stats.jsonl", [stats_row()])
     if done:
         (folder / "DONE").write_text(json.dumps({"files": StoredCell(folder).sizes("completions.jsonl")}))
     return folder
+
+
+def bare(make_cell: MakeCell, policy: str, *missing: str) -> None:
+    """A cell whose policy has not all of the usual fields."""
+    path = make_cell([[1], [0]], policy=policy) / "cell.yaml"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if line.split(":")[0].strip() not in missing))
 
 
 def completion_row(evicted: bool) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 from kvsweep.analysis.compare import compare, compare_runs
 from kvsweep.analysis.load import load_run
@@ -15,10 +14,7 @@ from tests.analysis.conftest import write_cell
 
 def test_cells_with_the_question_in_another_place_are_not_paired(tmp_path: Path) -> None:
     for name, place in (("a", "free"), ("b", "pinned")):
-        folder = write_cell(tmp_path / name, [[1], [0]], policy="dynts")
-        cell = yaml.safe_load((folder / "cell.yaml").read_text())
-        cell["policy"]["question"] = place
-        (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
+        write_cell(tmp_path / name, [[1], [0]], policy="dynts", extra={"question": place})
     with pytest.raises(UserError, match="share no cell"):
         compare(load_run(tmp_path / "a"), load_run(tmp_path / "b"))
 
@@ -27,10 +23,8 @@ def test_cells_with_the_question_in_another_place_are_not_paired(tmp_path: Path)
 def test_settings_that_differ_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, dtype, tokens in (("a", "float32", 448), ("b", "bfloat16", 300)):
         for policy in ("full", "dynts"):
-            folder = write_cell(tmp_path / name, [[1], [0]], policy=policy)
-            cell = yaml.safe_load((folder / "cell.yaml").read_text())
-            cell["model"]["dtype"], cell["decoding"]["max_new_tokens"] = dtype, tokens
-            (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
+            settings = {"model": {"dtype": dtype}, "decoding": {"max_new_tokens": tokens}}
+            write_cell(tmp_path / name, [[1], [0]], policy=policy, cell=settings)
     compare_runs(tmp_path / "a", tmp_path / "b", tmp_path / "all.csv")
     said = capsys.readouterr().out.splitlines()
     named = "decoding.max_new_tokens (448 and 300), model.dtype (float32 and bfloat16)"
@@ -46,12 +40,10 @@ def test_settings_that_differ_are_named(tmp_path: Path, capsys: pytest.CaptureFi
 def test_cells_of_other_problems_are_not_paired(tmp_path: Path) -> None:
     """The problems of both runs have the same ids, and other questions behind them."""
     for name, problems in (("a", "1" * 16), ("b", "1" * 16), ("c", "2" * 16)):
-        folder = write_cell(tmp_path / name, [[1], [0]])
-        cell = yaml.safe_load((folder / "cell.yaml").read_text())
-        (folder / "cell.yaml").write_text(yaml.safe_dump({**cell, "dataset_hash": problems}))
+        write_cell(tmp_path / name, [[1], [0]], cell={"dataset_hash": problems})
     first, same, other = (load_run(tmp_path / name) for name in "abc")
     assert len(compare(first, same)) == 1
-    with pytest.raises(UserError, match=r"share no cell .*: give runs of the same settings and problems"):
+    with pytest.raises(UserError, match="share no cell"):
         compare(first, other)
 
 
@@ -62,24 +54,8 @@ def test_grades_by_other_golds_are_not_paired(tmp_path: Path) -> None:
         (folder / "grades.jsonl").write_text(rows)
     first, same, other = (load_run(tmp_path / name) for name in "abc")
     assert len(compare(first, same)) == 1
-    with pytest.raises(UserError, match=r"Problem 'p0' of toy_chain was graded by the golds 4 and 5: grade all cells"):
+    with pytest.raises(UserError, match="Problem 'p0' of toy_chain was graded by the golds 4 and 5"):
         compare(first, other)
-
-
-@pytest.mark.parametrize("others", [[[None], [None]], []])
-def test_runs_without_a_common_graded_answer_are_refused(tmp_path: Path, others: list[list[None]]) -> None:
-    """The second run has no grade, or no answer at all."""
-    write_cell(tmp_path / "a", [[1], [0]])
-    write_cell(tmp_path / "b", others)
-    with pytest.raises(UserError, match=r"share no graded answer, .*: grade both, or give runs of the same draws\.$"):
-        compare(load_run(tmp_path / "a"), load_run(tmp_path / "b"))
-
-
-def test_other_draws_are_no_common_answer(tmp_path: Path) -> None:
-    write_cell(tmp_path / "a", [[1, None], [0, None]])
-    write_cell(tmp_path / "b", [[None, 1], [None, 0]])
-    with pytest.raises(UserError, match="share no graded answer"):
-        compare(load_run(tmp_path / "a"), load_run(tmp_path / "b"))
 
 
 def test_cells_without_a_common_answer_are_counted_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,10 +93,7 @@ def test_one_cell_is_itself_in_a_run_that_varies_more(tmp_path: Path) -> None:
     """In A alone the number of sinks varies, so that only A's names say it."""
     folders = []
     for sinks in (0, 4):
-        folders.append(write_cell(tmp_path / "a", [[1], [0]], policy="dynts", budget=128 + sinks))
-        cell = yaml.safe_load((folders[-1] / "cell.yaml").read_text())
-        cell["policy"] |= {"sinks": sinks, "budget": 128}
-        (folders[-1] / "cell.yaml").write_text(yaml.safe_dump(cell))
+        folders.append(write_cell(tmp_path / "a", [[1], [0]], policy="dynts", extra={"sinks": sinks}))
     shutil.copytree(folders[1], tmp_path / "b" / folders[1].name)
     runs = load_run(tmp_path / "a"), load_run(tmp_path / "b")
     assert [list(run.cells["variant"]) for run in runs] == [["sinks=0", "sinks=4"], [""]]

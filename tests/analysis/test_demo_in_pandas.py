@@ -6,23 +6,24 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.analysis.conftest import MakeCell
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-def test_the_script_of_the_page_runs(tmp_path: Path, make_cell: Callable[..., Path]) -> None:
+def test_the_script_of_the_page_runs(run: Path, make_cell: MakeCell) -> None:
     dice = random.Random(0)
     make_cell([[1, int(dice.random() < 0.9)] for _ in range(60)])
     for ratio, chance in ((0.2, 0.6), (0.4, 0.8)):
         make_cell(
             [[int(dice.random() < chance) for _ in range(2)] for _ in range(60)], policy="dynts", keep_ratio=ratio
         )
-    command = [sys.executable, "docs/demo_in_pandas.py", str(tmp_path / "run")]
+    command = [sys.executable, "docs/demo_in_pandas.py", str(run)]
     environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -35,7 +36,7 @@ def test_the_script_of_the_page_runs(tmp_path: Path, make_cell: Callable[..., Pa
     assert low < difference < high < 0
     assert 0 < p < 0.05
     assert abs(p - reported) < 0.01
-    assert (tmp_path / "run" / "report" / "by_evictions.png").stat().st_size > 10_000
+    assert (run / "report" / "by_evictions.png").stat().st_size > 10_000
 
 
 def test_the_notebook_has_the_cells_of_the_script() -> None:

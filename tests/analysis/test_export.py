@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +18,13 @@ from huggingface_hub import DatasetCard, HfApi
 from huggingface_hub.utils import filter_repo_objects
 
 from kvsweep.analysis import export as module
-from kvsweep.analysis.export import export
+from kvsweep.analysis.export import export, push
 from kvsweep.errors import UserError
 from kvsweep.harness.settings import CONF
 from kvsweep.stored import StoredCell
+from tests.analysis.conftest import MakeCell, write_rows
 from tests.program import export as main
 
-MakeCell = Callable[..., Path]
 GATED = yaml.safe_load((CONF / "benchmark/gpqa_diamond.yaml").read_text())["licence"]
 
 
@@ -39,19 +40,11 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return found.to_list()
 
 
-def rewrite(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps({"schema": 1, **row}) + "\n" for row in rows))
-
-
-def ask(folder: Path, **benchmark: Any) -> None:
-    """Give the cell its problems, and its benchmark these settings."""
+def ask(folder: Path) -> None:
+    """Give the cell its problems."""
     ids = {json.loads(line)["problem_id"] for line in (folder / "completions.jsonl").read_text().splitlines()}
     problems = [{"id": name, "prompt": f"What is {name}?", "gold": "4"} for name in sorted(ids)]
-    (folder / "problems.jsonl").write_text("".join(json.dumps({"schema": 1, **row}) + "\n" for row in problems))
-    cell = yaml.safe_load((folder / "cell.yaml").read_text())
-    cell["benchmark"].update(benchmark)
-    (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
+    write_rows(folder / "problems.jsonl", problems)
 
 
 def test_every_row_arrives_with_its_cell_and_grade(make_cell: MakeCell) -> None:
@@ -103,17 +96,14 @@ def test_the_card_describes_what_is_there(make_cell: MakeCell) -> None:
 
 
 def test_random_weights_have_no_accuracy(make_cell: MakeCell) -> None:
-    folder = make_cell([[1]])
-    cell = yaml.safe_load((folder / "cell.yaml").read_text())
-    cell["model"]["random_weights"] = True
-    (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
+    folder = make_cell([[1]], cell={"model": {"random_weights": True}})
     text = (export(folder.parent)[0] / "README.md").read_text()
     assert "| full cache | 1 | – | 0.0 |" in text
 
 
 def test_gated_problems_stay_at_home_unless_asked_for(make_cell: MakeCell) -> None:
-    cell = make_cell([[1]], benchmark="gpqa_diamond", benchmark_title="GPQA-D")
-    ask(cell, licence=GATED)
+    cell = make_cell([[1]], cell={"benchmark": {"licence": GATED}})
+    ask(cell)
     folder, _ = export(cell.parent)
     assert [row["prompt"] for row in rows_of(folder)] == [None]
     assert "their texts are not included" in (folder / "README.md").read_text()
@@ -131,7 +121,7 @@ def test_one_cell_by_its_folder_or_its_name(make_cell: MakeCell) -> None:
     assert by_folder == dynts / "export"
     assert {row["cell_id"] for row in rows_of(by_folder)} == {dynts.name}
     assert {path.stem for path in whole.glob("data/*")} == {full.name, dynts.name}
-    with pytest.raises(UserError, match=f"--cell {full.name} chooses from a run"):
+    with pytest.raises(UserError, match="chooses from a run"):
         export(dynts, cells=[full.name])
     export(full.parent, cells=[full.name])
     # The file of the cell that was there before is gone: the card speaks of this one alone.
@@ -155,19 +145,13 @@ def test_half_a_surrogate_pair_becomes_a_mark(make_cell: MakeCell) -> None:
     assert text == "so ?."
 
 
-def test_a_run_below_a_path_that_is_no_utf8(
-    make_cell: MakeCell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_below_a_path_that_is_no_utf8(make_cell: MakeCell, tmp_path: Path) -> None:
     run = make_cell([[1]]).parent
     place = tmp_path / os.fsdecode(b"r\xff")
     shutil.copytree(run, place)
-    with pytest.raises(SystemExit) as end:
-        main([str(place)])
-    assert end.value.code == 2
-    said = capsys.readouterr().err
-    assert "is no UTF-8" in said
-    assert said.count("\n") == 1
-    main([str(place), "--output", str(tmp_path / "data set")])
+    with pytest.raises(UserError, match="is no UTF-8"):
+        export(place)
+    export(place, tmp_path / "data set")
     assert len(rows_of(tmp_path / "data set")) == 1
 
 
@@ -204,14 +188,14 @@ def test_rows_are_written_group_by_group(make_cell: MakeCell, monkeypatch: pytes
 
 
 def test_another_export_of_the_same_size_is_not_taken_for_the_first(make_cell: MakeCell) -> None:
-    cell = make_cell([[1]])
-    first, second = [], []
-    for found, text in ((first, "So 4."), (second, "So 5."), (second, "So 5.")):
-        rewrite(cell / "completions.jsonl", lambda row, text=text: {**row, "text": text})  # type: ignore[misc]
-        folder, _ = export(cell.parent)
-        found += [(folder / "README.md").read_text()]
+    path = make_cell([[1]], completion={"text": "So 4."}) / "completions.jsonl"
+    written, cards = path.read_text(), []
+    for text in ("So 4.", "So 5.", "So 5."):
+        path.write_text(written.replace("So 4.", text))
+        folder, _ = export(path.parents[1])
+        cards.append((folder / "README.md").read_text())
         assert [row["text"] for row in rows_of(folder)] == [text]
-    assert second[0] == second[1] != first[0]
+    assert cards[1] == cards[2] != cards[0]
 
 
 def test_a_folder_of_another_kind_is_left_alone(make_cell: MakeCell, tmp_path: Path) -> None:
@@ -251,48 +235,27 @@ def test_the_command_says_where_it_lies(make_cell: MakeCell, capsys: pytest.Capt
     assert eval(code, {"datasets": datasets}).num_rows == 2
 
 
-@pytest.mark.parametrize("name", ["missing", "."])
-def test_no_run_is_one_sentence(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([str(tmp_path / name)])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_place_that_cannot_be_written_to_is_one_sentence(
-    make_cell: MakeCell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make_cell([[1]]).parent
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as ended:
-        main([str(run), "--output", str(tmp_path / "file/export")])
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert f"{tmp_path}/file/export: Not a directory: mend that or name another folder" in error
-    assert error.count("\n") == 1
-
-
-def test_a_file_that_cannot_be_read_is_named(
-    make_cell: MakeCell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_place_that_cannot_be_read_or_written_is_one_sentence(
+    make_cell: MakeCell, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     cell = make_cell([[1]])
+    assert "missing" in refused("export", tmp_path / "missing")
+    assert str(tmp_path) in refused("export", tmp_path)
+    (tmp_path / "file").touch()
+    assert f"{tmp_path}/file/export: Not a directory" in refused(
+        "export", cell.parent, "--output", tmp_path / "file/export"
+    )
     (cell / "grades.jsonl").unlink()
     (cell / "grades.jsonl").mkdir()
-    with pytest.raises(SystemExit) as ended:
-        main([str(cell.parent)])
-    assert ended.value.code == 2
-    assert f"{cell}/grades.jsonl is no plain file" in capsys.readouterr().err
+    assert f"{cell}/grades.jsonl is no plain file" in refused("export", cell.parent)
 
 
-def test_pushing_without_a_login_is_one_sentence_and_reads_nothing(
-    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_pushing_without_a_login_reads_nothing(
+    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     run = make_cell([[1]]).parent
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    with pytest.raises(SystemExit) as ended:
-        main([str(run), "--push-to-hub", "me/texts"])
-    assert ended.value.code == 2
-    assert "hf auth login" in capsys.readouterr().err
+    assert "hf auth login" in refused("export", run, "--push-to-hub", "me/texts")
     assert not (run / "export").exists()
 
 
@@ -348,39 +311,35 @@ def test_pushing_sends_the_exports_files_and_deletes_those_of_an_earlier_one(
 
 
 @pytest.mark.parametrize(
-    ("private", "files", "options", "said"),
+    ("private", "files", "public", "said"),
     [
-        (False, ["README.md"], [], "is a public dataset: add --public"),
-        (True, ["README.md", "data/theirs.parquet"], [], "holds something else"),
-        (False, ["data/theirs.parquet"], ["--public"], "holds something else"),
-        (True, [], [], None),
-        (False, [], ["--public"], None),
+        (False, ["README.md"], False, "is a public dataset: add --public"),
+        (True, ["README.md", "data/theirs.parquet"], False, "holds something else"),
+        (False, ["data/theirs.parquet"], True, "holds something else"),
+        (True, [], False, None),
+        (False, [], True, None),
     ],
 )
 def test_a_dataset_that_is_public_or_not_ours_gets_nothing(
-    private: bool, files: list[str], options: list[str], said: str | None, make_cell: MakeCell, hub: list[Any],
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    run = make_cell([[1]]).parent
+    private: bool,
+    files: list[str],
+    public: bool,
+    said: str | None,
+    hub: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     siblings = [SimpleNamespace(rfilename=name) for name in (".gitattributes", *files)]
     found = SimpleNamespace(private=private, siblings=siblings)
     monkeypatch.setattr(HfApi, "repo_info", lambda *_, **__: found)
     (tmp_path / "card.md").write_text("---\ntags:\n- theirs\n---\n")
-    if said is None:
-        main([str(run), "--push-to-hub", "texts", *options])
-        assert len(hub) == 2
-        return
-    with pytest.raises(SystemExit) as ended:
-        main([str(run), "--push-to-hub", "texts", *options])
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert f"--push-to-hub me/texts {said}" in error
-    assert error.count("\n") == 1
-    assert len(hub) == 1
+    with pytest.raises(UserError, match=said) if said else nullcontext():
+        push(tmp_path, "texts", public=public)
+    assert len(hub) == (1 if said else 2)
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(
-    make_cell: MakeCell, hub: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_cell: MakeCell, hub: list[Any], monkeypatch: pytest.MonkeyPatch, kvsweep: Callable[..., Any]
 ) -> None:
     run = make_cell([[1]]).parent
 
@@ -389,10 +348,6 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(
         raise type("ConnectError", (Exception,), {})("no\nroute")
 
     monkeypatch.setattr(HfApi, "upload_folder", refuse)
-    with pytest.raises(SystemExit) as ended:
-        main([str(run), "--push-to-hub", "me/texts"])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("kvsweep export: error: --push-to-hub me/texts failed (no route)")
-    assert said.count("\n") == 1
+    code, _, said = kvsweep("export", str(run), "--push-to-hub", "me/texts")
+    assert (code, said.count("\n"), "me/texts failed (no route)" in said) == (2, 1, True)
     assert (run / "export/README.md").is_file()

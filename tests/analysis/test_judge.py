@@ -17,14 +17,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyarrow import parquet
 from scipy import stats
 
 from kvsweep.analysis.outputs import Asked, read_outputs, read_texts
 from kvsweep.analysis.statistics.noninferiority import beyond_control, decide
-from kvsweep.cli import main
 from kvsweep.errors import UserError
 
 # Written by these programs at these versions, on two questions: inspect_ai with its mock model, two epochs, and
@@ -32,24 +30,23 @@ from kvsweep.errors import UserError
 REAL = Path(__file__).parent / "judged"
 
 
+Judge = Callable[..., tuple[int, str, str]]
+Row = dict[str, Any]
+
+
 @pytest.fixture
-def judge(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    grading_workers: Callable[[pytest.MonkeyPatch], None],
-) -> Callable[..., tuple[int, str, str]]:
-    grading_workers(monkeypatch)
-
-    def run(*words: Any) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main(["judge", *map(str, words)])
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return run
+def judge(kvsweep: Callable[..., Any]) -> Judge:
+    """`judge(file, file, *words)` is the exit status, and what the command prints to either stream."""
+    return lambda *words: kvsweep("judge", *map(str, words))
 
 
-def rows(problems: int, draws: int, lost: int = 0, **more: Any) -> list[dict[str, Any]]:
+def row_of(out: str, name: str) -> list[str]:
+    """The words of a setting's row in the printed table."""
+    [line] = [words for words in map(str.split, out.splitlines()) if words[:1] == [name]]
+    return line
+
+
+def rows(problems: int, draws: int, lost: int = 0, **more: Any) -> list[Row]:
     """Outputs of different texts that are right but for the first `lost` problems, all of whose draws are wrong."""
     pairs = [(problem, draw) for problem in range(problems) for draw in range(draws)]
     texts = [{"text": f"{problem} in {draw}"} if draws > 1 else {} for problem, draw in pairs]
@@ -57,12 +54,17 @@ def rows(problems: int, draws: int, lost: int = 0, **more: Any) -> list[dict[str
     return [one | text | more for one, text in zip(known, texts, strict=True)]
 
 
-def write(path: Path, items: list[dict[str, Any]]) -> Path:
+def write(path: Path, items: list[Row]) -> Path:
     path.write_text("".join(json.dumps(item) + "\n" for item in items))
     return path
 
 
-def test_the_logs_of_inspect_ai(judge: Callable[..., tuple[int, str, str]]) -> None:
+def write_all(folder: Path, **sides: list[Row]) -> list[Path]:
+    """A file of each setting's outputs, which has its name."""
+    return [write(folder / f"{name}.jsonl", items) for name, items in sides.items()]
+
+
+def test_the_logs_of_inspect_ai(judge: Judge) -> None:
     full, fp8 = (REAL / f"inspect_ai_0.3.285_{name}.json" for name in ("full", "fp8"))
     answers = read_outputs(fp8)
     assert [
@@ -100,7 +102,7 @@ def test_the_details_of_lighteval() -> None:
     assert found["1"][1] == "Let 66666666666666666666666"
 
 
-def test_the_folders_of_nemo_evaluator(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_the_folders_of_nemo_evaluator(judge: Judge, tmp_path: Path) -> None:
     """Written by `nel eval run` of nemo-evaluator 0.3.0, two repeats of three sums; the server of fp8 adds 1 once."""
     full, fp8 = (REAL / f"nemo_evaluator_0.3.0_{name}" for name in ("full", "fp8"))
     names = ["problem_idx", "repeat", "reward"]
@@ -109,18 +111,18 @@ def test_the_folders_of_nemo_evaluator(judge: Callable[..., tuple[int, str, str]
     change = both["reward_fp8"] - both["reward_full"]
     for words in ((), ("--grades", "ours", "--kind", "integer")):
         code, out, _ = judge(full, fp8, *words)
-        [line] = [line.split() for line in out.splitlines() if line.startswith("nemo_evaluator_0.3.0_fp8 ")]
+        line = row_of(out, "nemo_evaluator_0.3.0_fp8")
         assert (code, line[1], line[2]) == (4, "unclear", f"{100 * change.mean():+.1f}")
         assert line[9:11] == [str((change < 0).sum()), str((change > 0).sum())] == ["1", "0"]
         assert f"is read from {fp8 / 'results.jsonl'}." in out
     # Its other files say the same, so any of them would do; a file that says something else is another setting's.
     shutil.copytree(fp8, tmp_path / "fp8")
     (tmp_path / "fp8/trajectories.jsonl").write_bytes((full / "trajectories.jsonl").read_bytes())
-    code, _, err = judge(full, tmp_path / "fp8")
-    assert (code, "fp8 has 3 files of outputs" in err) == (2, True)
+    with pytest.raises(UserError, match="fp8 has 3 files of outputs"):
+        read_outputs(tmp_path / "fp8")
 
 
-def test_the_folders_of_sgl_eval(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_the_folders_of_sgl_eval(judge: Judge, tmp_path: Path) -> None:
     """Written by sgl-eval 0.1.3 with two repeats of two problems; the server of fp8 answers 8 once for 7."""
     full, fp8 = (REAL / f"sgl_eval_0.1.3_{name}" for name in ("full", "fp8"))
     tables = {
@@ -134,7 +136,7 @@ def test_the_folders_of_sgl_eval(judge: Callable[..., tuple[int, str, str]], tmp
     points = 100 * (tables["fp8"]["symbolic_correct"].mean() - tables["full"]["symbolic_correct"].mean())
     for words in ((), ("--grades", "ours", "--kind", "integer")):
         code, out, _ = judge(full, fp8, *words)
-        [line] = [line.split() for line in out.splitlines() if line.startswith("sgl_eval_0.1.3_fp8")]
+        line = row_of(out, "sgl_eval_0.1.3_fp8")
         assert (code, line[1], line[2], line[9]) == (4, "unclear", f"{points:+.1f}", str(lost.sum()))
     # A repeat that lacks moves no other one to another draw.
     shutil.copytree(fp8, tmp_path / "fp8")
@@ -142,7 +144,7 @@ def test_the_folders_of_sgl_eval(judge: Callable[..., tuple[int, str, str]], tmp
     assert {one.draw for one in read_outputs(tmp_path / "fp8")} == {1, 10}
 
 
-def llama_eval(cases: list[tuple[int, int, bool | None]]) -> dict[str, Any]:
+def llama_eval(cases: list[tuple[int, int, bool | None]]) -> Row:
     """A state of llama.cpp's examples/llama-eval with the fields of `EvalState.dump`; None is a pending case."""
     found = {}
     for chunk, problem, correct in cases:
@@ -155,7 +157,7 @@ def llama_eval(cases: list[tuple[int, int, bool | None]]) -> dict[str, Any]:
     return {"id": "aime2025", "model_name": "m", "tasks": [*found], "task_states": states, "sampling_config": {}}
 
 
-def test_the_state_of_llama_eval(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_the_state_of_llama_eval(judge: Judge, tmp_path: Path) -> None:
     for name, lost in (("f16", 0), ("q4", 3)):
         (tmp_path / name).mkdir()
         cases = [(chunk, p, p >= lost if (chunk, p) != (7, 29) else None) for chunk in range(8) for p in range(30)]
@@ -192,7 +194,7 @@ def test_a_folder_stands_for_its_one_file_of_outputs(name: str, tmp_path: Path) 
     assert read_outputs(tmp_path / "run") == read_outputs(REAL / name)
     place.with_name(f"copy_of_{place.name}").unlink()
     write(place.with_name("other.jsonl"), [{"id": "another", "draw": 0, "correct": 1}])
-    with pytest.raises(UserError, match=r"run has 2 files of outputs: .*name a file, or a folder with the files of"):
+    with pytest.raises(UserError, match="run has 2 files of outputs: "):
         read_outputs(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty has 0 files of outputs: name a file"):
@@ -252,9 +254,7 @@ def write_folders(program: str, files: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_folders_of_programs_are_judged_without_a_flag(
-    program: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_folders_of_programs_are_judged_without_a_flag(program: str, judge: Judge, tmp_path: Path) -> None:
     name, read = PROGRAMS[program]
     files = [tmp_path / setting / name for setting in ("full", "other")]
     write_folders(program, files)
@@ -269,7 +269,7 @@ def test_folders_of_programs_are_judged_without_a_flag(
     assert (code, row["label"], int(row["problems"]) * int(row["draws"])) == (4, "unclear", len(own)), out
 
 
-def asked_again(rng: np.random.Generator, flips: float = 0.0) -> list[dict[str, Any]]:
+def asked_again(rng: np.random.Generator, flips: float) -> list[Row]:
     """Answers with texts of their own; each problem is right with a chance that is the same in all calls."""
     right = rng.random((30, 8)) < np.random.default_rng(5).beta(0.6, 0.4, 30)[:, None]
     right ^= rng.random(right.shape) < flips
@@ -282,12 +282,10 @@ def table_of(page: Path) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(head, row, strict=True)) for row in lines}
 
 
-def test_a_control_is_the_baseline_asked_again(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_a_control_is_the_baseline_asked_again(judge: Judge, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    sides = {"full": asked_again(rng), "again": asked_again(rng), "fp8": asked_again(rng)}
-    sides["q4"] = asked_again(rng, flips=0.4)
-    sides["again"][:3] = sides["full"][:3]
-    files = [write(tmp_path / f"{name}.jsonl", side) for name, side in sides.items()]
+    full, again, fp8, q4 = (asked_again(rng, flips) for flips in (0, 0, 0, 0.4))
+    files = write_all(tmp_path, full=full, again=full[:3] + again[3:], fp8=fp8, q4=q4)
     _, out, _ = judge(*files, "--control", "again", "--markdown", tmp_path / "m.md")
     table = table_of(tmp_path / "m.md")
     found = {name: (row["texts differ"], row["beyond control"]) for name, row in table.items()}
@@ -298,9 +296,6 @@ def test_a_control_is_the_baseline_asked_again(judge: Callable[..., tuple[int, s
     assert judge(*files[:3], "--control", "again", "--markdown", tmp_path / "both.md")[0] == alone
     first, second = (table_of(tmp_path / f"{name}.md")["fp8"] for name in ("alone", "both"))
     assert all(first[name] == second[name] for name in ("label", "points", "interval", "lost", "won"))
-    for name, said in (("full", "--control full is the baseline"), ("none", "none names none of the files")):
-        code, _, err = judge(*files, "--control", name)
-        assert (code, said in err) == (2, True)
 
 
 @pytest.mark.slow
@@ -314,16 +309,14 @@ def test_equal_servers_are_seldom_beyond_their_control() -> None:
     assert (beyond <= 25, worse <= 25) == (True, True), (beyond, worse)
 
 
-def test_files_of_one_name_are_the_draws_of_one_setting(
-    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_files_of_one_name_are_the_draws_of_one_setting(judge: Judge, tmp_path: Path) -> None:
     words = []
     for name, lost in (("full", 0), ("fp8", 3)):
         for run in range(8):
             items = [row | {"text": str(run)} for row in rows(30, 1, lost) if row.pop("draw") == 0]
             words.append(f"{name}={write(tmp_path / f'{name}{run}.jsonl', items)}")
     code, out, _ = judge(*words)
-    [line] = [line.split() for line in out.splitlines() if line.startswith("    fp8")]
+    line = row_of(out, "fp8")
     assert (code, line[1], line[2], line[-2:]) == (1, "worse", "-10.0", ["30", "8"])
 
 
@@ -365,19 +358,19 @@ def test_a_log_of_inspect_ai_whose_model_thinks(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_field_of_another_shape_takes_no_grade_away(more: dict[str, Any], tmp_path: Path) -> None:
+def test_a_field_of_another_shape_takes_no_grade_away(more: Row, tmp_path: Path) -> None:
     [answer] = read_outputs(write(tmp_path / "a.jsonl", [{"id": "a", "correct": 1, **more}]))
     assert (answer.problem, answer.correct, answer.truncated, answer.gold) == ("a", 1.0, False, None)
 
 
-def texts(right: int) -> list[dict[str, Any]]:
+def texts(right: int) -> list[Row]:
     """Thirty answers of which so many are right, the others wrong, by the file's own grade all right."""
     said = [f"<think>so</think>It is \\boxed{{{p if p < right else p + 1}}}" for p in range(30)]
     return [{"id": f"p{p}", "said": text, "ok": 1, "gold": str(p)} for p, text in enumerate(said)]
 
 
 @pytest.mark.core
-def test_our_grades_in_place_of_theirs(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_our_grades_in_place_of_theirs(judge: Judge, tmp_path: Path) -> None:
     """A grade of the file that is wrong is named, whichever grades are asked for by whoever wrote the file."""
     full, worse = write(tmp_path / "full.jsonl", texts(30)), write(tmp_path / "worse.jsonl", texts(15))
     own = ["--correct", "ok", "--column", "text=said"]
@@ -389,32 +382,31 @@ def test_our_grades_in_place_of_theirs(judge: Callable[..., tuple[int, str, str]
     # Golds of a file of their own count before those of the outputs.
     golds = write(tmp_path / "golds.jsonl", [{"id": f"p{p}", "gold": f"{p}.0"} for p in range(30)])
     assert judge(full, worse, *own, "--grades", "ours", "--gold", golds)[0] == 1
-    for ids in (range(15), range(30, 60)):
-        half = write(tmp_path / "half.jsonl", [{"id": f"p{p}", "gold": f"{p}"} for p in ids])
-        code, _, err = judge(full, worse, *own, "--grades", "ours", "--gold", half)
-        lacking = 30 - len(set(ids) & set(range(30)))
-        assert (code, f"{half} has no gold for {lacking} of 30 problems, such as 'p" in err) == (2, True)
-    twice = write(tmp_path / "twice.jsonl", [{"id": "p0", "draw": d, "gold": str(d)} for d in range(2)])
-    for wrong in (twice, write(tmp_path / "no.jsonl", [{"id": "p0"}])):
-        code, _, err = judge(full, worse, *own, "--grades", "ours", "--gold", wrong)
-        assert (code, f"{wrong} has not one gold for problem 'p0': write rows of id and gold." in err) == (2, True)
-    code, _, err = judge(full, worse, *own, "--grades", "ours", "--kind", "letter")
-    assert (code, "'p0', draw 0 has the gold '0', which is no letter from A to D: correct it" in err) == (2, True)
-    code, _, err = judge(full, worse, "--correct", "ok", "--grades", "ours")
-    assert (code, "full.jsonl has no text: give --column text=NAME" in err) == (2, True)
-    solved = [
-        write(side, [one | {"gold": f"One of them.\n#### {one['gold']}"} for one in texts(right)])
-        for side, right in ((full, 30), (worse, 15))
-    ]
-    assert judge(*solved, *own, "--grades", "ours", "--kind", "integer")[0] == 1
-    sides = [write(tmp_path / f"{side}.jsonl", [texts(1)[0] | {"gold": "5cm"}]) for side in "ab"]
-    code, _, err = judge(*sides, *own, "--grades", "ours")
-    assert (code, "'p0', draw 0 has the gold '5cm', which is no expression that an answer can equal" in err) == (
-        2,
-        True,
-    )
-    code, _, err = judge(full, worse, "--correct", "ok", "--gold", golds)
-    assert (code, "is read by --grades ours alone" in err) == (2, True)
+    solved = [[one | {"gold": f"One of them.\n#### {one['gold']}"} for one in texts(right)] for right in (30, 15)]
+    files = write_all(tmp_path, full=solved[0], worse=solved[1])
+    assert judge(*files, *own, "--grades", "ours", "--kind", "integer")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("golds", "words", "said"),
+    [
+        ([{"id": f"p{p}", "gold": str(p)} for p in range(15)], (), "no gold for 15 of 30 problems, such as 'p"),
+        ([{"id": "p0", "draw": d, "gold": str(d)} for d in range(2)], (), "not one gold for problem 'p0'"),
+        ([{"id": "p0"}], (), "not one gold for problem 'p0'"),
+        ([{"id": f"p{p}", "gold": "5cm"} for p in range(30)], (), "draw 0 has the gold '5cm', which is no expression"),
+        (None, ("--kind", "letter"), "draw 0 has the gold '0', which is no letter"),
+        (None, ("--column", "text=gone"), "no text: give --column text=NAME"),
+        ([], ("--grades", "theirs"), "is read by --grades ours alone"),
+    ],
+)
+def test_golds_and_texts_that_cannot_be_graded_are_refused(
+    golds: list[Row] | None, words: tuple[str, ...], said: str, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    items = [{**one, "gone": None} for one in texts(30)]
+    files = write_all(tmp_path, full=items, worse=items)
+    named = [] if golds is None else ["--gold", write(tmp_path / "golds.jsonl", golds)]
+    own = ["--correct", "ok", "--column", "text=said", "--grades", "ours"]
+    assert said in refused("judge", *files, *own, *named, *words)
 
 
 GUESS = "Is it \\boxed{%d}? I add again"
@@ -436,9 +428,7 @@ CUT = {
 
 
 @pytest.mark.parametrize("way", CUT)
-def test_a_guess_in_the_thinking_is_no_answer(
-    way: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_a_guess_in_the_thinking_is_no_answer(way: str, judge: Judge, tmp_path: Path) -> None:
     def outputs(name: str, lost: int) -> Path:
         said = [CUT[way][p >= lost] for p in range(30)]
         items = [{"id": p, "gold": str(p), "text": t % ((p,) * t.count("%d"))} for p, t in enumerate(said)]
@@ -458,50 +448,41 @@ MARKS = {
 
 
 @pytest.mark.parametrize("text", MARKS.values(), ids=MARKS)
-def test_a_tag_that_is_none_of_thinking_takes_no_answer_away(
-    text: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_a_tag_that_is_none_of_thinking_takes_no_answer_away(text: str, judge: Judge, tmp_path: Path) -> None:
     items = [{"id": p, "gold": str(p), "text": text % p} for p in range(30)]
-    lost = [item | {"text": text % 99} if item["id"] < 6 else item for item in items]
-    files = [write(tmp_path / f"{name}.jsonl", side) for name, side in (("full", items), ("other", lost))]
+    lost = [item | {"text": text % 99} for item in items[:6]]
+    files = write_all(tmp_path, full=items, other=lost + items[6:])
     assert "other worse  -20.0" in judge(*files, "--grades", "ours", "--kind", "integer")[1]
 
 
 @pytest.mark.parametrize("closed", [0, 3])
 def test_texts_that_may_be_answers_or_thinking_need_their_endings(
-    closed: int, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+    closed: int, judge: Judge, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     """A file without its thinking beside one with it, or in which a few texts alone close it."""
     answers = [f"It is \\boxed{{{p}}}." for p in range(30)]
     full = [{"id": p, "gold": str(p), "text": f"hm</think>{text}"} for p, text in enumerate(answers)]
     other = [{"id": p, "gold": str(p), "text": "</think>" * (p < closed) + text} for p, text in enumerate(answers)]
-    files = [write(tmp_path / "full.jsonl", full if closed == 0 else other), write(tmp_path / "other.jsonl", other)]
-    code, out, err = judge(*files, "--grades", "ours", "--kind", "integer")
-    share = f"{closed} of 30 texts close their thinking with </think>, so that an answer and a text that was cut off"
-    assert (code, share in err) == (2, True)
-    for one, items in zip(files, (full if closed == 0 else other, other), strict=True):
-        write(one, [item | {"finish_reason": "stop"} for item in items])
-    out = judge(*files, "--grades", "ours", "--kind", "integer")[1]
-    assert "other unclear   +0.0" in out
+    sides = {"full": other if closed else full, "other": other}
+    ours = ["--grades", "ours", "--kind", "integer"]
+    assert f"{closed} of 30 texts close their thinking" in refused("judge", *write_all(tmp_path, **sides), *ours)
+    told = {name: [item | {"finish_reason": "stop"} for item in items] for name, items in sides.items()}
+    assert "other unclear   +0.0" in judge(*write_all(tmp_path, **told), *ours)[1]
 
 
-def test_what_has_no_text_is_ungraded(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_what_has_no_text_is_ungraded(judge: Judge, tmp_path: Path) -> None:
     full = [{"id": p, "gold": str(p), "text": f"\\boxed{{{p}}}"} for p in range(30)]
     other = [*full[:-1], {"id": 29, "gold": "29", "text": None, "error": "content_filter"}]
-    files = [write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other)]
-    code, out, _ = judge(*files, "--grades", "ours", "--kind", "integer")
+    code, out, _ = judge(*write_all(tmp_path, full=full, other=other), "--grades", "ours", "--kind", "integer")
     assert (code, "note: other: 1 answer of 30 have no grade." in out) == (4, True)
 
 
-def test_what_has_no_text_because_it_was_cut_off_is_wrong(
-    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_what_has_no_text_because_it_was_cut_off_is_wrong(judge: Judge, tmp_path: Path) -> None:
     """As vLLM's rows are with a reasoning parser, where the thinking took all tokens."""
     full = [{"id": p, "gold": str(p), "text": f"\\boxed{{{p}}}", "finish_reason": "stop"} for p in range(30)]
     cut = {"text": None, "finish_reason": "length", "reasoning_content": "let me"}
     other = [row | (cut if row["id"] < 15 else {}) for row in full]
-    files = [write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other)]
-    code, out, _ = judge(*files, "--grades", "ours", "--kind", "integer")
+    code, out, _ = judge(*write_all(tmp_path, full=full, other=other), "--grades", "ours", "--kind", "integer")
     assert (code, "no grade" in out) == (1, False)
     assert re.search(r"other +worse +-50\.0 .* 15 ", out)
 
@@ -516,27 +497,26 @@ def test_the_repeats_of_lm_evaluation_harness_are_draws(tmp_path: Path) -> None:
     assert [text for _, text in read_texts(choices, Asked(graded=False))] == [None]
 
 
-def test_columns_of_other_names(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_columns_of_other_names(tmp_path: Path) -> None:
     items = [{"question": f"q{p}", "run": 0, "ok": 1} for p in range(3)]
     path = write(tmp_path / "a.jsonl", items)
     found = read_outputs(path, Asked(correct="ok", columns={"id": "question", "draw": "run"}))
     assert [(one.problem, one.draw) for one in found] == [("q0", 0), ("q1", 0), ("q2", 0)]
-    code, _, err = judge(f"a={path}", f"b={path}", "--column", "id=name")
-    assert (code, "a.jsonl:1 has no column name: it has question, run, ok." in err) == (2, True)
-    code, _, err = judge(f"a={path}", f"b={path}", "--column", "colour=run")
-    assert (code, "--column colour=... is unknown: choose from id, draw," in err) == (2, True)
+    with pytest.raises(UserError, match=r"a\.jsonl:1 has no column name: it has question, run, ok"):
+        read_outputs(path, Asked(columns={"id": "name"}))
+    with pytest.raises(UserError, match="--column colour="):
+        Asked(columns={"colour": "run"})
 
 
 @pytest.mark.skipif("KVSWEEP_SHARED" not in os.environ, reason="needs the recorded outputs in KVSWEEP_SHARED")
-def test_recorded_outputs_as_two_engines(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_recorded_outputs_as_two_engines(judge: Judge, tmp_path: Path) -> None:
     """Every second of 1,996 recorded outputs is one engine's; their grades are people's."""
     lines = (Path(os.environ["KVSWEEP_SHARED"]) / "data" / "graded_outputs.jsonl").read_text().splitlines()
-    sides: list[list[dict[str, Any]]] = [[], []]
+    sides: list[list[Row]] = [[], []]
     for number, line in enumerate(lines):
         row = json.loads(line)
         sides[number % 2].append({"id": str(number // 2), "text": row["tail"], "correct": row["label"]})
-    first, second = (write(tmp_path / f"{name}.jsonl", side) for name, side in zip("ab", sides, strict=True))
-    code, out, _ = judge(first, second, "--html", tmp_path / "page.html")
+    code, out, _ = judge(*write_all(tmp_path, a=sides[0], b=sides[1]), "--html", tmp_path / "page.html")
     right = [sum(row["correct"] for row in side) for side in sides]
     assert code in (0, 1, 4)
     assert f"{100 * (right[1] - right[0]) / len(sides[0]):+.1f}" in out
@@ -544,7 +524,7 @@ def test_recorded_outputs_as_two_engines(judge: Callable[..., tuple[int, str, st
 
 
 def test_the_page_holds_the_answers_that_differ_first(
-    judge: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvsweep.analysis.report.judged.MOST_TEXTS", 8)
     evil = "</script><script>alert(1)</script>"
@@ -574,7 +554,7 @@ def test_the_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
     both = write(
         tmp_path / "both.jsonl", [line | {"filter": name} for name in ("strict", "flexible") for line in lines]
     )
-    with pytest.raises(UserError, match="differ in filter: give --where filter=flexible or --where filter=strict"):
+    with pytest.raises(UserError, match="--where filter=flexible or --where filter=strict"):
         read_outputs(both)
     chosen = read_outputs(both, Asked(where={"filter": "strict"}))
     assert [one._replace(grade="exact_match") for one in chosen] == answers
@@ -603,19 +583,12 @@ def test_the_same_rows_in_every_form(kind: str, tmp_path: Path) -> None:
     assert found == [("p0", 0, 0), ("p0", 1, 0), ("p1", 0, 1), ("p1", 1, 1), ("p2", 0, 1), ("p2", 1, 1)]
 
 
-def test_thirty_problems_asked_once_and_eight_times(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_thirty_problems_asked_once_and_eight_times(judge: Judge, tmp_path: Path) -> None:
     for draws, expected in ((1, {"same": "unclear", "five": "unclear"}), (8, {"same": "safe", "five": "worse"})):
-        files = {
-            name: write(tmp_path / f"{name}.jsonl", rows(30, draws, lost))
-            for name, lost in (("full", 0), ("same", 0), ("five", 2))
-        }
-        code, out, _ = judge(*files.values(), "--bytes", "same=0.5", "--markdown", tmp_path / "m.md")
-        labels = {
-            line.split()[0]: line.split()[1]
-            for line in out.splitlines()
-            if line.split()[:1] and line.split()[0] in files
-        }
-        assert labels == expected
+        whole = rows(30, draws)
+        files = write_all(tmp_path, full=whole, same=whole, five=rows(30, draws, 2))
+        code, out, _ = judge(*files, "--bytes", "same=0.5", "--markdown", tmp_path / "m.md")
+        assert {name: row_of(out, name)[1] for name in expected} == expected
         assert code == (4 if draws == 1 else 1)
         # Labels of one draw each, as greedy decoding has it, are about other problems.
         page = (tmp_path / "m.md").read_text()
@@ -623,47 +596,41 @@ def test_thirty_problems_asked_once_and_eight_times(judge: Callable[..., tuple[i
         assert page.startswith("| setting | label | points | interval |")
         assert ("| problems like these |" in page) == (draws > 1)
         assert "| same | " in page
-        assert judge(files["full"], files["same"])[0] == (4 if draws == 1 else 0)
+        assert judge(*files[:2])[0] == (4 if draws == 1 else 0)
 
 
 @pytest.mark.parametrize("lost", [5, 12])
-def test_the_label_of_greedy_answers_is_about_problems_like_these(
-    lost: int, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_the_label_of_greedy_answers_is_about_problems_like_these(lost: int, judge: Judge, tmp_path: Path) -> None:
     """One draw, and copies of one: there are no gains, so that the lower end is that of Clopper and Pearson."""
     low = -100 * stats.beta.ppf(0.975, lost + 1, 100 - lost)
     found = decide(np.arange(100)[:, None] >= lost, np.ones((100, 1)), population="like_these")
     for draws in (1, 3):
-        files = []
-        for name, wrong in (("full", 0), ("other", lost)):
-            items = [{"id": f"p{p}", "draw": d, "correct": int(p >= wrong), "text": f"{name} {p}"}
-                     for p in range(100) for d in range(draws)]  # fmt: skip
-            files.append(write(tmp_path / f"{name}.jsonl", items))
-        code, out, _ = judge(*files)
-        row = next(line for line in out.splitlines() if line.split()[:1] == ["other"])
-        assert row.split()[1:6] == [found.label, f"{-lost:.1f}", f"{low:.1f}", "to", f"{100 * found.high:+.1f}"]
+        full, other = ([one | {"text": one["id"]} for one in rows(100, draws, wrong)] for wrong in (0, lost))
+        code, out, _ = judge(*write_all(tmp_path, full=full, other=other))
+        assert row_of(out, "other")[1:6] == [
+            found.label,
+            f"{-lost:.1f}",
+            f"{low:.1f}",
+            "to",
+            f"{100 * found.high:+.1f}",
+        ]
         assert code == {"worse": 1, "unclear": 4}[found.label]
 
 
-def test_lost_and_won_are_of_answers_and_of_problems(
-    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_lost_and_won_are_of_answers_and_of_problems(judge: Judge, tmp_path: Path) -> None:
     """Problem 0 loses three answers and wins one; problem 1 wins two; problem 2 loses one and wins one."""
     grades = {"full": ("11101", "00011", "10111"), "other": ("00011", "11011", "01111")}
-    files = [
-        write(tmp_path / f"{name}.jsonl", [
-            {"id": p, "draw": d, "correct": int(value)} for p, word in enumerate(words) for d, value in enumerate(word)
-        ])
-        for name, words in grades.items()
-    ]  # fmt: skip
-    judge(*files, "--markdown", tmp_path / "m.md")
-    names, _, cells = ((tmp_path / "m.md").read_text().splitlines())[:3]
-    row = dict(zip(names.split(" | "), cells.split(" | "), strict=True))
+    pairs = [(p, d) for p in range(3) for d in range(5)]
+    sides = {
+        name: [{"id": p, "draw": d, "correct": int(words[p][d])} for p, d in pairs] for name, words in grades.items()
+    }
+    judge(*write_all(tmp_path, **sides), "--markdown", tmp_path / "m.md")
+    row = table_of(tmp_path / "m.md")["other"]
     told = {name: row[name] for name in ("lost", "won", "problems lost", "problems won", "problems")}
     assert told == {"lost": "4", "won": "4", "problems lost": "1", "problems won": "1", "problems": "3"}
 
 
-def test_the_table_of_the_page(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_the_table_of_the_page(judge: Judge, tmp_path: Path) -> None:
     words = ["full.jsonl", "fp8.jsonl", "q4.jsonl", "--bytes", "fp8=0.5,q4=0.28"]
     page = (Path(__file__).resolve().parents[2] / "docs/judge.md").read_text()
     assert f"kvsweep judge {' '.join(words)}" in page
@@ -675,7 +642,7 @@ def test_the_table_of_the_page(judge: Callable[..., tuple[int, str, str]], tmp_p
     assert set(printed) <= {line.rstrip() for line in out.splitlines()}
 
 
-def test_files_of_one_name_have_their_folders_names(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_files_of_one_name_have_their_folders_names(judge: Judge, tmp_path: Path) -> None:
     for name, lost in (("f16", 0), ("q4", 3)):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "grades.jsonl", rows(30, 8, lost))
@@ -685,19 +652,17 @@ def test_files_of_one_name_have_their_folders_names(judge: Callable[..., tuple[i
 
 
 @pytest.mark.parametrize(("margin", "problems"), [(5, 72), (10, 36)])
-def test_the_margin_is_in_points(
-    judge: Callable[..., tuple[int, str, str]], tmp_path: Path, margin: int, problems: int
-) -> None:
+def test_the_margin_is_in_points(judge: Judge, tmp_path: Path, margin: int, problems: int) -> None:
     # A part m of all problems is lost: n of them lose nothing with the chance (1 - m)^n, which is 2.5% or 1 in 40.
     assert problems - 1 < -math.log(40) / math.log1p(-margin / 100) < problems
     for number, code in ((problems - 1, 4), (problems, 0)):
-        files = [write(tmp_path / f"{name}.jsonl", rows(number, 1)) for name in ("full", "same")]
+        files = write_all(tmp_path, full=rows(number, 1), same=rows(number, 1))
         assert judge(*files, "--margin", margin)[0] == code
 
 
-def test_one_of_many_that_is_safe_may_be_so_by_luck(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    full = write(tmp_path / "full.jsonl", rows(90, 1))
-    alike = [write(tmp_path / f"s{number}.jsonl", rows(90, 1)) for number in range(5)]
+def test_one_of_many_that_is_safe_may_be_so_by_luck(judge: Judge, tmp_path: Path) -> None:
+    names = ["full", *(f"s{number}" for number in range(5))]
+    full, *alike = write_all(tmp_path, **dict.fromkeys(names, rows(90, 1)))
     assert "s0  safe" in judge(full, alike[0])[1]
     code, out, _ = judge(full, *alike)
     assert code == 4
@@ -707,19 +672,14 @@ def test_one_of_many_that_is_safe_may_be_so_by_luck(judge: Callable[..., tuple[i
     assert judge(full, *alike, *sizes)[0] == 0
 
 
-def test_nothing_is_safe_beside_a_baseline_that_solves_nothing(
-    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
-    files = [write(tmp_path / f"{name}.jsonl", rows(30, 8, lost=30)) for name in ("full", "same")]
-    code, out, _ = judge(*files)
+def test_nothing_is_safe_beside_a_baseline_that_solves_nothing(judge: Judge, tmp_path: Path) -> None:
+    code, out, _ = judge(*write_all(tmp_path, full=rows(30, 8, lost=30), same=rows(30, 8, lost=30)))
     assert code == 4
     assert "note: full is right in at most 5.0%: nothing is safe beside it." in out
 
 
 @pytest.mark.parametrize("way", ["ungraded", "left out", "baseline", "more draws", "more problems", "worse"])
-def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(
-    way: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(way: str, judge: Judge, tmp_path: Path) -> None:
     full, other = rows(100, 4), rows(100, 4)
     for row in other[:40]:  # ten problems, which a safe file could not lose
         row["correct"] = None
@@ -733,44 +693,46 @@ def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(
         other = rows(110, 4)
     elif way == "worse":
         other = [*other[:40], *(row | {"correct": row["id"] > "p4"} for row in other[40:])]
-    code, out, _ = judge(write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other))
+    code, out, _ = judge(*write_all(tmp_path, full=full, other=other))
     expected = {"more draws": 0, "more problems": 0, "worse": 1}.get(way, 4)
     assert code == expected
     said = "note: other: 40 of 400 pairs with full lack. An engine may fail where it would be wrong" in out
     assert said == (way not in ("more draws", "more problems"))
 
 
-def test_one_answer_that_lacks_leaves_a_file_safe(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_one_answer_that_lacks_leaves_a_file_safe(judge: Judge, tmp_path: Path) -> None:
     full = write(tmp_path / "full.jsonl", rows(60, 8))
     for lacking, code in ((1, 0), (16, 4)):  # of 24 that a file may lose
         other = write(tmp_path / "other.jsonl", rows(60, 8)[lacking:])
         assert judge(full, other)[0] == code
 
 
-Side = Callable[[int, int], dict[str, Any]]
+Side = Callable[[int, int], Row]
+
+
+def plain(problem: int, draw: int) -> Row:
+    return {}
 
 
 @pytest.mark.parametrize(
     ("full", "other", "code", "said"),
     [
         # Two other draws of each problem lack: an engine that fails where it would be wrong.
-        (lambda p, d: {}, lambda p, d: {"left out": (p + d) % 4 == 0}, 4, "other: 80 of 320 pairs with full lack"),
-        (lambda p, d: {}, lambda p, d: {"left out": d > 5}, 0, "other  safe"),
+        (plain, lambda p, d: {"left out": (p + d) % 4 == 0}, 4, "other: 80 of 320 pairs with full lack"),
         (lambda p, d: {"text": f"{p}"}, lambda p, d: {"text": f"{p}!"}, 4, "other has the same text in all draws"),
         (lambda p, d: {"text": f"{p} {d}"}, lambda p, d: {"text": f"{p}!"}, 4, "other has the same text in all draws"),
         (lambda p, d: {"text": f"{p} {d}"}, lambda p, d: {"text": f"{p} {d}!"}, 0, "other  safe"),
         # A score that every answer has, beside the grade.
         (lambda p, d: {"scores": {"form": 1}}, lambda p, d: {"scores": {"form": 1}, "correct": 0}, 2, "form, correct"),
         (lambda p, d: {"score": 1}, lambda p, d: {"score": 1, "correct": p % 2}, 2, "the grades correct, score: name"),
-        (lambda p, d: {}, lambda p, d: {"correct": None, "score": 1}, 2, "the grades correct, score: name"),
+        (plain, lambda p, d: {"correct": None, "score": 1}, 2, "the grades correct, score: name"),
         (
             lambda p, d: {"metrics": ["em"], "em": 1, "filter": "strict"},
             lambda p, d: {"metrics": ["em"], "em": 1, "filter": "flexible"},
             2,
             "full and other have grade 'em strict' and 'em flexible' for problem 'p0'",
         ),
-        (lambda p, d: {"filter": "strict"}, lambda p, d: {"filter": "loose"}, 2, "grade 'strict' and 'loose' for"),
-        (lambda p, d: {"filter": "none"}, lambda p, d: {}, 0, "other  safe"),
+        (lambda p, d: {"filter": "none"}, plain, 0, "other  safe"),
         (lambda p, d: {"scores": {"a": 1}}, lambda p, d: {"scores": {"b": 1}}, 2, "have grade 'a' and 'b' for problem"),
         # A row's own number beside the problem.
         (
@@ -799,25 +761,24 @@ Side = Callable[[int, int], dict[str, Any]]
         (lambda p, d: {"id": p}, lambda p, d: {"id": f"{p}.0"}, 0, "other  safe"),
         # Draws that one file has, and grades that are the other file's.
         (
-            lambda p, d: {},
+            plain,
             lambda p, d: {"left out": d > 5},
             0,
             "note: full: 80 answers are unused, of draws that other",
         ),
         (
             lambda p, d: {"left out": d > 5},
-            lambda p, d: {},
+            plain,
             0,
             "note: other: 80 answers are unused, of draws that full",
         ),
-        (lambda p, d: {}, lambda p, d: {"text": f"{p}{d}!"}, 0, "note: other: all 320 grades are those of full: check"),
-        (lambda p, d: {"is_correct": p > 0}, lambda p, d: {}, 2, "the grades correct, is_correct: name one"),
-        (lambda p, d: {}, lambda p, d: {"draw": d + 1}, 2, "full counts its draws from 0 and other from 1: count both"),
-        (lambda p, d: {}, lambda p, d: {"correct": math.nan if p == d == 0 else 1}, 0, "other  safe"),
-        (lambda p, d: {}, lambda p, d: {"correct": None}, 2, "other has no grade in any row"),
+        (plain, lambda p, d: {"text": f"{p}{d}!"}, 0, "note: other: all 320 grades are those of full: check"),
+        (plain, lambda p, d: {"draw": d + 1}, 2, "full counts its draws from 0 and other from 1: count both"),
+        (plain, lambda p, d: {"correct": math.nan if p == d == 0 else 1}, 0, "other  safe"),
+        (plain, lambda p, d: {"correct": None}, 2, "other has no grade in any row"),
         (
             lambda p, d: {"id": 0.5},
-            lambda p, d: {},
+            plain,
             2,
             "no problem's id: 0.5 is neither text nor a whole number; name it",
         ),
@@ -831,10 +792,10 @@ Side = Callable[[int, int], dict[str, Any]]
             "other  safe",
         ),
         # A question that several ids have, and several questions of one id.
-        (lambda p, d: {"id": 8 * p + d, "prompt": p}, lambda p, d: {}, 2, "full has 320 ids for 40 questions, so that"),
-        (lambda p, d: {"prompt": None if p % 3 else p}, lambda p, d: {}, 0, "other  safe"),
-        (lambda p, d: {"query": d % 2}, lambda p, d: {}, 2, "another query ('1') than an earlier row of problem 'p0'"),
-        (lambda p, d: {"doc": {"q": d}, "resps": [""]}, lambda p, d: {}, 2, "--ignore doc if it is no part of the"),
+        (lambda p, d: {"id": 8 * p + d, "prompt": p}, plain, 2, "full has 320 ids for 40 questions, so that"),
+        (lambda p, d: {"prompt": None if p % 3 else p}, plain, 0, "other  safe"),
+        (lambda p, d: {"query": d % 2}, plain, 2, "another query ('1') than an earlier row of problem 'p0'"),
+        (lambda p, d: {"doc": {"q": d}, "resps": [""]}, plain, 2, "--ignore doc if it is no part of the"),
         (lambda p, d: {"prompt": f"Add {p}"}, lambda p, d: {"prompt_hash": f"8fa{p}"}, 0, "other  safe"),
         (
             lambda p, d: {"prompt_hash": "a"},
@@ -852,17 +813,17 @@ Side = Callable[[int, int], dict[str, Any]]
     ],
 )
 def test_rows_that_could_be_misread(
-    full: Side, other: Side, code: int, said: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
+    full: Side, other: Side, code: int, said: str, judge: Judge, tmp_path: Path
 ) -> None:
     """All answers have a grade of 1 where nothing else is said, and there are too few problems for one draw."""
     pairs = [(p, d) for p in range(40) for d in range(8)]
-    files = []
+    sides = {}
     for name, more in (("full", full), ("other", other)):
         items = [
             {"id": f"p{p}", "draw": d, "correct": 1, "gold": "7", "text": f"{p}{d}"} | more(p, d) for p, d in pairs
         ]
-        files.append(write(tmp_path / f"{name}.jsonl", [item for item in items if not item.pop("left out", False)]))
-    ended, out, err = judge(*files)
+        sides[name] = [item for item in items if not item.pop("left out", False)]
+    ended, out, err = judge(*write_all(tmp_path, **sides))
     assert (ended, said in out + err) == (code, True), out + err
 
 
@@ -880,42 +841,33 @@ QUESTIONS: dict[str, tuple[Callable[[int, int], Any], int]] = {
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_other_questions_under_the_same_ids(
-    name: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_other_questions_under_the_same_ids(name: str, judge: Judge, tmp_path: Path) -> None:
     column, draws = QUESTIONS[name]
-    sides = {year: [row | {name: column(int(row["id"][1:]), year)} for row in rows(80, draws)] for year in (2031, 2032)}
-    full, other = (write(tmp_path / f"{year}.jsonl", side) for year, side in sides.items())
+    sides = {
+        str(year): [row | {name: column(int(row["id"][1:]), year)} for row in rows(80, draws)] for year in (2031, 2032)
+    }
+    full, other = write_all(tmp_path, **sides)
     code, out, _ = judge(full, f"other={full}")
     assert (code, "note: other is the file of 2031, read twice." in out) == (0, True)
-    code, _, err = judge(full, other)
-    assert (code, f"2031 and 2032 differ in {name} for problem 'p0'" in err) == (2, True)
+    assert f"2031 and 2032 differ in {name} for problem 'p0'" in judge(full, other)[2]
     assert judge(full, other, "--ignore", name)[0] == 0
 
 
-def test_a_question_that_varies_in_one_problem_is_refused(
-    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
-    sides = {year: [row | {"question": ASKED.format(p=row["id"], year=year)} for row in rows(40, 8)] for year in (1, 2)}
-    sides[2][0]["question"] += "!"
-    code, _, err = judge(*(write(tmp_path / f"{year}.jsonl", side) for year, side in sides.items()))
-    assert (code, "2.jsonl:2 has another question (" in err, "row of problem 'p0'" in err) == (2, True, True)
+def test_a_question_that_varies_in_one_problem_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    one, two = ([row | {"question": ASKED.format(p=row["id"], year=year)} for row in rows(40, 8)] for year in (1, 2))
+    two[0]["question"] += "!"
+    assert "two.jsonl:2 has another question (" in refused("judge", *write_all(tmp_path, one=one, two=two))
 
 
-def test_the_order_of_a_question_s_parts_is_no_difference(
-    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_the_order_of_a_question_s_parts_is_no_difference(judge: Judge, tmp_path: Path) -> None:
     parts = {"text": "find x", "choices": {"A": 1.0, "B": 2}, "hint": None}
     others = {"choices": {"B": 2, "A": 1, "C": None}, "text": "find x"}
-    sides = {"full": parts, "other": others}
-    files = [write(tmp_path / f"{n}.jsonl", [row | {"problem": p} for row in rows(80, 8)]) for n, p in sides.items()]
-    assert judge(*files)[0] == 0
+    full, other = ([row | {"problem": problem} for row in rows(80, 8)] for problem in (parts, others))
+    assert judge(*write_all(tmp_path, full=full, other=other))[0] == 0
 
 
 @pytest.mark.parametrize("draws", [1, 8])
-def test_what_an_engine_says_of_its_run_is_no_question(
-    draws: int, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_what_an_engine_says_of_its_run_is_no_question(draws: int, judge: Judge, tmp_path: Path) -> None:
     def side(engine: str) -> Path:
         own = {"model": f"a model of {engine}", "seconds": 0.5, "answer": 7, "raw": ""}
         items = [
@@ -948,32 +900,29 @@ def test_draws_are_copies_by_their_texts_and_grades(
     text: Callable[[int, int], str],
     correct: Callable[[int, int], bool],
     draws: int,
-    judge: Callable[..., tuple[int, str, str]],
+    judge: Judge,
     tmp_path: Path,
 ) -> None:
     pairs = [(p, d) for p in range(40) for d in range(8)]
     items = [{"id": p, "draw": d, "correct": int(correct(p, d)), "text": text(p, d)} for p, d in pairs]
-    full = write(tmp_path / "full.jsonl", [{**item, "correct": 1, "text": None} for item in items])
-    _, out, _ = judge(full, write(tmp_path / "other.jsonl", items))
-    [line] = [line.split() for line in out.splitlines() if line.startswith("  other")]
+    full = [{**item, "correct": 1, "text": None} for item in items]
+    _, out, _ = judge(*write_all(tmp_path, full=full, other=items))
+    line = row_of(out, "other")
     assert (int(line[line.index("40") + 1]), "note: other has the same text" in out) == (draws, draws == 1)
 
 
-def test_a_file_that_lacks_answers_beats_none_of_its_bytes(
-    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
-    sides = {"full": rows(30, 8), "fp8": rows(30, 8), "torn": [row for n, row in enumerate(rows(30, 8)) if n % 11]}
-    files = [write(tmp_path / f"{name}.jsonl", side) for name, side in sides.items()]
-    _, out, _ = judge(*files, "--bytes", "fp8=0.5,torn=0.4")
-    ends = {line.split()[0]: line.split()[-1] for line in out.splitlines() if line.strip().startswith(("fp8", "torn"))}
-    assert (ends["fp8"], ends["torn"]) == ("yes", "0.4")
+def test_a_file_that_lacks_answers_beats_none_of_its_bytes(judge: Judge, tmp_path: Path) -> None:
+    whole = rows(30, 8)
+    torn = [row for n, row in enumerate(whole) if n % 11]
+    _, out, _ = judge(*write_all(tmp_path, full=whole, fp8=whole, torn=torn), "--bytes", "fp8=0.5,torn=0.4")
+    assert [row_of(out, name)[-1] for name in ("fp8", "torn")] == ["yes", "0.4"]
 
 
-def test_what_is_lost_is_counted_where_points_are(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_what_is_lost_is_counted_where_points_are(judge: Judge, tmp_path: Path) -> None:
     full, other = rows(30, 8), rows(30, 8)
     other = [row | {"correct": row["draw"] == 0 or row["id"] > "p2"} for row in other if row["id"] != "p0"] + other[:1]
-    code, out, _ = judge(write(tmp_path / "full.jsonl", full), write(tmp_path / "other.jsonl", other))
-    [line] = [line.split() for line in out.splitlines() if line.startswith("  other")]
+    code, out, _ = judge(*write_all(tmp_path, full=full, other=other))
+    line = row_of(out, "other")
     assert (code, line[2], line[-4:]) == (1, "-35.0", ["12", "0", "30", "8"])
     assert "note: other: 7 of 240 pairs with full lack." in out
 
@@ -995,36 +944,28 @@ def test_draws_that_number_the_rows_are_refused(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--markdown", "full.jsonl"], "name one that is none of the others"),
         (["--html", "other.jsonl"], "name one that is none of the others"),
         (["--html", "a", "--markdown", "a"], "name one that is none of the others"),
-        (["--html", "none/a.html"], "none/a.html is a folder, or would lie in none: name a file in a folder"),
+        (["--html", "none/a.html"], "none/a.html is a folder, or would lie in none"),
         (["--markdown", "."], "is a folder, or would lie in none"),
         (["--margin", "nan"], "nan is no finite number"),
     ],
 )
 def test_a_target_is_refused_before_the_files_are_read(
-    words: list[str],
-    said: str,
-    judge: Callable[..., tuple[int, str, str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], said: str, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    files = [write(tmp_path / f"{name}.jsonl", rows(30, 8)) for name in ("full", "other")]
+    files = write_all(tmp_path, full=rows(30, 8), other=rows(30, 8))
     before = [file.read_bytes() for file in files]
-    code, out, err = judge(*files, *words)
-    assert (code, out) == (2, "")
-    assert said in err
+    assert said in refused("judge", *files, *words)
     assert [file.read_bytes() for file in files] == before
     assert not (tmp_path / "a").exists()
 
 
-def test_what_does_not_pair_is_named(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    full = write(tmp_path / "full.jsonl", rows(30, 8))
+def test_what_does_not_pair_is_named(judge: Judge, tmp_path: Path) -> None:
     other = rows(31, 8, stop_reason="length")
     other[0]["correct"] = None
-    _, out, _ = judge(full, write(tmp_path / "other.jsonl", other))
+    _, out, _ = judge(*write_all(tmp_path, full=rows(30, 8), other=other))
     assert "note: other alone has 1 problem beside full: 'p30'." in out
     assert "note: other: 248 answers of 248 were cut off, at their longest or in their thinking." in out
     assert "note: other: 1 answer of 248 have no grade." in out
@@ -1032,32 +973,17 @@ def test_what_does_not_pair_is_named(judge: Callable[..., tuple[int, str, str]],
 
 BAD_FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "no row of a graded output"),
-    "no rows": (b"id,draw,correct\n", "no row of a graded output"),
     "no id": (b'{"correct": 1}\n', "has no problem's id"),
     "id of true": (b'{"id": true, "correct": 1}\n', "has no problem's id"),
     "id of a list": (b'{"id": ["a"], "correct": 1}\n', "has no problem's id"),
-    "id of nothing": (b'{"id": "", "correct": 1}\n', "has no problem's id"),
-    "a row of nothing": (b'{"id": "a", "correct": 1}\n{}\n', "bad:2 has no problem's id"),
     "no grade": (b'{"id": "a"}\n', "has no grade: name one with --correct"),
-    "half right": (b'{"id": "a", "score": 0.5}\n', "score=0.5, which is neither right nor wrong"),
-    "NaN": (b'{"id": "a", "correct": NaN}\n', "bad has no grade in any row"),
     "infinite": (b'{"id": "a", "correct": 1e999}\n', "correct=inf, which is neither"),
-    "words": (b'{"id": "a", "correct": "maybe"}\n', "correct=maybe, which is neither"),
-    "a grade that is a list": (b'{"id": "a", "correct": [1]}\n', "which is neither right nor wrong"),
     "control characters": (b'{"id": "a", "correct": "\\u001b[2J"}\n', "correct=\\x1b[2J, which is neither"),
     "draw 10^30": (b'{"id": "a", "draw": 1000000000000000000000000000000, "correct": 1}\n', "has draw=1000000000"),
     "draw below 0": (b'{"id": "a", "draw": -1, "correct": 1}\n', "has draw=-1"),
     "draw 1.5": (b'{"id": "a", "draw": 1.5, "correct": 1}\n', "has draw=1.5"),
-    "a sample's object": (
-        b'{"id": "a", "sample": {"x": 1}, "correct": 1}\n',
-        "leave the column out by --ignore sample.",
-    ),
-    "pandas' columns": (
-        b'{"id": {"0": 4}, "correct": {"0": 1}}',
-        "holds columns, as pandas' to_json writes them; write",
-    ),
-    "draw true": (b'{"id": "a", "draw": true, "correct": 1}\n', "whole number from 0"),
-    "draw of words": (b'{"id": "a", "draw": "x", "correct": 1}\n', "has draw=x"),
+    "a sample's object": (b'{"id": "a", "sample": {"x": 1}, "correct": 1}\n', "by --ignore sample."),
+    "pandas' columns": (b'{"id": {"0": 4}, "correct": {"0": 1}}', "holds columns, as pandas' to_json"),
     "twice": (b'{"id": "a", "correct": 1}\n' * 2, "has draw 0 of problem 'a' 2 times"),
     "a space apart": (
         b'{"id": "a b", "correct": 1}\n{"id": "a  b", "correct": 1}\n',
@@ -1074,7 +1000,6 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "tabs": (b"a\tb\n1\t2\n", ":1 separates its columns by '\\t'; write commas."),
     "other columns": (b"a,b,c\n1,2,3\n", "name it problem_id, doc_id, id, or --column id=NAME; it has a, b, c."),
     "not UTF-8": (b"id,correct\n\xff\xfe,1\n", "is not UTF-8 text"),
-    "HTML": (b"<html><body>504</body></html>\n<p>\n", "has no problem's id"),
     "a quote that never ends": (b'id,correct\n"a,1\n', ":2 is not a CSV row"),
     "a stray comma": (b"id,text,correct\na,1, 2,1\n", ":2 has not the header's count of cells"),
     "a short row": (b"id,draw,correct\na,1\n", ":2 has not the header's count of cells"),
@@ -1091,24 +1016,19 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_file_that_says_nothing_is_one_sentence(
-    name: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_a_file_that_says_nothing_is_refused(name: str, tmp_path: Path) -> None:
     data, said = BAD_FILES[name]
     (tmp_path / "bad").write_bytes(data)
-    code, _, err = judge(write(tmp_path / "full.jsonl", rows(3, 1)), tmp_path / "bad")
-    assert (code, err.count("\n")) == (2, 1)
-    assert said in err
+    with pytest.raises(UserError, match=re.escape(said)) as refusal:
+        read_outputs(tmp_path / "bad")
+    assert "\n" not in str(refusal.value)
 
 
-def test_a_date_that_python_cannot_hold_is_one_sentence(
-    judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_a_date_that_python_cannot_hold_is_refused(tmp_path: Path) -> None:
     far = pa.array([2**62], type=pa.timestamp("us"))
-    pq.write_table(pa.table({"id": ["a"], "correct": [1], "when": far}), tmp_path / "far.parquet")
-    code, _, err = judge(write(tmp_path / "full.jsonl", rows(3, 1)), tmp_path / "far.parquet")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "far.parquet has a value that Python cannot hold (" in err
+    parquet.write_table(pa.table({"id": ["a"], "correct": [1], "when": far}), tmp_path / "far.parquet")
+    with pytest.raises(UserError, match="a value that Python cannot hold"):
+        read_outputs(tmp_path / "far.parquet")
 
 
 def test_a_long_text_in_a_csv_file_is_read(tmp_path: Path) -> None:
@@ -1161,15 +1081,16 @@ def test_a_zip_that_is_a_bomb_or_no_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["FULL"], "1 file cannot be compared: give two or more, the baseline first."),
+        (["FULL"], "1 file cannot be compared"),
         (["FULL", "FULL"], "2 files and the names full, full: give two files"),
         (["x=missing", "x=missing"], "2 files and the names x, x: give"),
         (["FULL", "OTHER", "--full", "none"], "none names none of the files: choose from full, other."),
+        (["FULL", "OTHER", "--control", "none"], "none names none of the files"),
+        (["FULL", "OTHER", "--control", "full"], "--control full is the baseline"),
         (["FULL", "OTHER", "--bytes", "x=0.5"], "x names none of the files"),
         (["FULL", "OTHER", "--bytes", "other=half"], "--bytes other=half must be a number above 0"),
         (["FULL", "OTHER", "--bytes", "other"], "other is no NAME=VALUE"),
         (["FULL", "OTHER", "--where", "draw=9"], "no row of a graded output with that --where"),
-        (["FULL", "OTHER", "--correct", "nothing"], "has no grade: name one with --correct"),
         (["FULL", "GOLD"], "full and gold have gold '7' and '8' for problem 'p0': give outputs of the same"),
         (["FULL", "PROMPT", "PROMPT2"], "full and prompt have prompt 'a' and 'b' for problem 'p0'"),
         (["FULL", "APART"], "full and apart share no graded pair of problem and draw"),
@@ -1177,14 +1098,11 @@ def test_a_zip_that_is_a_bomb_or_no_log(tmp_path: Path) -> None:
         (["FULL", "PIPE"], "is no plain file"),
     ],
 )
-def test_a_mistake_is_one_sentence(
-    words: list[str], said: str, judge: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_a_mistake_is_one_sentence(words: list[str], said: str, refused: Callable[..., str], tmp_path: Path) -> None:
     items = {"full": rows(3, 1, prompt="a"), "other": rows(3, 1), "gold": [row | {"gold": "8"} for row in rows(3, 1)]}
     items |= {"prompt": rows(3, 1, prompt="b"), "prompt2": rows(3, 1, prompt="b")}
     items |= {"apart": [row | {"id": f"q{row['id']}"} for row in rows(3, 1)]}
     files = {name.upper(): write(tmp_path / f"{name}.jsonl", some) for name, some in items.items()}
     os.mkfifo(tmp_path / "pipe")
-    code, _, err = judge(*(files.get(word, tmp_path / "pipe" if word == "PIPE" else word) for word in words))
-    assert (code, err.count("\n")) == (2, 1)
-    assert said in err
+    files["PIPE"] = tmp_path / "pipe"
+    assert said in refused("judge", *(files.get(word, word) for word in words))

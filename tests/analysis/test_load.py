@@ -1,6 +1,5 @@
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -8,14 +7,13 @@ import pytest
 
 from kvsweep.analysis.load import load_problems, load_run, load_texts
 from kvsweep.errors import UserError
+from tests.analysis.conftest import MakeCell
 
-MakeCell = Callable[..., Path]
 
-
-def test_a_cell_becomes_one_row_with_its_policy_flattened(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_cell_becomes_one_row_with_its_policy_flattened(run: Path, make_cell: MakeCell) -> None:
     make_cell([[1, 0]], policy="dynts", keep_ratio=0.3, local_window=48, budget=128)
     make_cell([[1, 1]])
-    cells = load_run(tmp_path / "run").cells
+    cells = load_run(run).cells
     assert list(cells["policy"]) == ["full", "dynts"]
     dynts, full = cells.iloc[1], cells.iloc[0]
     assert (dynts["keep_ratio"], dynts["local_window"], dynts["budget"]) == (0.3, 48, 128)
@@ -25,27 +23,27 @@ def test_a_cell_becomes_one_row_with_its_policy_flattened(tmp_path: Path, make_c
     assert full["condition"] == dynts["condition"]
 
 
-def test_an_ungraded_completion_is_missing_not_wrong(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_an_ungraded_completion_is_missing_not_wrong(run: Path, make_cell: MakeCell) -> None:
     make_cell([[1, None]], done=False, expected=10)
-    rows = load_run(tmp_path / "run").completions.set_index("draw")
+    rows = load_run(run).completions.set_index("draw")
     assert rows.loc[0, "outcome"] == "correct"
     assert rows.loc[0, "correct"] == 1
     assert rows.loc[1, ["outcome", "correct"]].isna().all()
-    assert load_run(tmp_path / "run").cells.iloc[0]["status"] == "partial"
+    assert load_run(run).cells.iloc[0]["status"] == "partial"
 
 
-def test_a_cell_that_has_only_begun_is_read(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_cell_that_has_only_begun_is_read(run: Path, make_cell: MakeCell) -> None:
     folder = make_cell([], done=False, expected=10)
     for name in ("completions.jsonl", "grades.jsonl", "stats.jsonl"):
         (folder / name).unlink()
-    cells = load_run(tmp_path / "run").cells
+    cells = load_run(run).cells
     assert (cells.iloc[0]["completions"], cells.iloc[0]["expected"]) == (0, 10)
-    assert load_run(tmp_path / "run").completions.empty
+    assert load_run(run).completions.empty
 
 
-def test_texts_and_problems_of_one_cell(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_texts_and_problems_of_one_cell(run: Path, make_cell: MakeCell) -> None:
     folder = make_cell([[1]], policy="dynts")
-    assert "text" not in load_run(tmp_path / "run").completions
+    assert "text" not in load_run(run).completions
     row = load_texts(folder)["p0", 0]
     assert row.text.startswith("a is 4")
     assert row.token_ids == [5, 6, 7, 2]
@@ -66,13 +64,13 @@ def test_the_evictions_belong_to_the_row_that_counts(tmp_path: Path, make_cell: 
     assert seen == [("p0", 9, 20), ("p1", 89, 57), ("p1", 146, 57)]
 
 
-def test_grades_by_another_rule_are_not_taken_for_grades(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_grades_by_another_rule_are_not_taken_for_grades(run: Path, make_cell: MakeCell) -> None:
     folder = make_cell([[1, 0]])
-    before = load_run(tmp_path / "run").completions
+    before = load_run(run).completions
     lenient = (folder / "grades.jsonl").read_text().replace('"wrong"', '"correct"')
     for name in ("grades.lenient.jsonl", "grades.lenient-1of2.jsonl", "grades-old.jsonl", "grades-0of2.jsonl"):
         (folder / name).write_text(lenient)
-    pd.testing.assert_frame_equal(load_run(tmp_path / "run").completions, before)
+    pd.testing.assert_frame_equal(load_run(run).completions, before)
 
 
 def test_a_grade_that_contradicts_its_outcome_is_skipped(tmp_path: Path, make_cell: MakeCell) -> None:
@@ -103,20 +101,18 @@ DEEP = json.loads("[" * 700 + "]" * 700)
     "passes", [[{"cache": 5}], [{"cache": {"kvcache": 1}}], [{"model": 5}], [{"other": DEEP}], DEEP]
 )
 def test_a_strangers_provenance_is_told_and_not_believed(passes: object, tmp_path: Path, make_cell: MakeCell) -> None:
-    folder = make_cell([[1, 0]])
-    whole = json.loads((folder / "provenance.json").read_text())
-    (folder / "provenance.json").write_text(json.dumps({**whole, "decoding_passes": passes}))
+    make_cell([[1, 0]], recorded={"decoding_passes": passes})
     run = load_run(tmp_path / "run")
     assert len(run.cells) == 1
     assert any("provenance.json cannot be read" in notice for notice in run.notices)
 
 
-def test_shards_are_read_together_and_a_repeated_pair_counts_once(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_shards_are_read_together_and_a_repeated_pair_counts_once(run: Path, make_cell: MakeCell) -> None:
     folder = make_cell([[1], [0]])
     first = json.loads((folder / "completions.jsonl").read_text().splitlines()[0])
     (folder / "completions-1of2.jsonl").write_text(json.dumps(first | {"problem_id": "p9"}) + "\n")
     (folder / "completions-2of2.jsonl").write_text(json.dumps(first | {"num_tokens": 7}) + "\n")
-    rows = load_run(tmp_path / "run").completions.set_index("problem_id")
+    rows = load_run(run).completions.set_index("problem_id")
     assert rows["num_tokens"].to_dict() == {"p0": 7, "p1": 201, "p9": 201}
 
 
@@ -140,23 +136,23 @@ def test_what_cannot_be_read_is_skipped_with_a_notice(tmp_path: Path, make_cell:
     assert "'p7'" in text
     assert "splendid" in text
     assert "broken/cell.yaml" in text
-    assert "bare holds completions and no cell.yaml; it was left out, and a sweep makes it again." in text
+    assert "bare holds completions and no cell.yaml" in text
 
 
-def test_a_setting_beyond_the_axes_that_differs_is_named(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_setting_beyond_the_axes_that_differs_is_named(run: Path, make_cell: MakeCell) -> None:
     make_cell([[1]], policy="dynts", extra={"question": "on_top"})
     make_cell([[1]], policy="dynts", extra={"question": "pinned"})
     make_cell([[1]], policy="random", extra={"question": "on_top"})
-    variants = load_run(tmp_path / "run").cells.groupby("policy")["variant"].apply(set)
+    variants = load_run(run).cells.groupby("policy")["variant"].apply(set)
     assert variants["dynts"] == {"question=on_top", "question=pinned"}
     assert variants["random"] == {""}
 
 
-def test_a_limit_is_neither_a_variant_nor_another_condition(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_limit_is_neither_a_variant_nor_another_condition(run: Path, make_cell: MakeCell) -> None:
     make_cell([[1]])
     make_cell([[1]], policy="dynts", limit=1)
     make_cell([[1]], policy="dynts", local_window=64)
-    cells = load_run(tmp_path / "run").cells
+    cells = load_run(run).cells
     assert cells["condition"].nunique() == 1
     assert set(cells["variant"]) == {""}
 
@@ -168,8 +164,8 @@ def test_cells_of_the_same_settings_are_noticed(tmp_path: Path, make_cell: MakeC
     run = load_run(tmp_path / "run")
     ids = [cell_id for cell_id in sorted(run.cells["cell_id"]) if not cell_id.endswith("-again")]
     assert len(ids) == 4
-    said = "have the same settings; the pictures show the first of them."
-    assert run.notices[:4] == [f"Cells {cell_id}, {cell_id}-again {said}" for cell_id in ids]
+    said = [notice.partition(" have the same settings")[0] for notice in run.notices]
+    assert said[:4] == [f"Cells {cell_id}, {cell_id}-again" for cell_id in ids]
 
 
 @pytest.mark.parametrize("name", ["missing", "empty", "cell"])

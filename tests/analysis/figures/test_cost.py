@@ -1,6 +1,5 @@
 """The lengths of caches step by step, by hand."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from matplotlib.text import Text
 from kvsweep.analysis.figures.cost import cost_figure, lengths_by_step
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.metrics import cell_metrics
+from tests.analysis.conftest import MakeCell
 
 
 def test_lengths_by_step_by_hand() -> None:
@@ -23,14 +23,13 @@ def test_lengths_by_step_by_hand() -> None:
     assert held.tolist() == [15, 16, 9, 10]
 
 
-def test_a_cell_is_drawn_while_ten_texts_write(tmp_path: Path, make_cell: Callable[..., Path]) -> None:
+def test_a_cell_is_drawn_while_ten_texts_write(run: Path, make_cell: MakeCell) -> None:
     make_cell([[1]] * 10)
     make_cell([[1]] * 10, policy="dynts")
     make_cell([[1]] * 10, policy="dynts", keep_ratio=0.2)
     make_cell([[1]] * 9, policy="window")
-    metrics = cell_metrics(load_run(tmp_path / "run"))
-    figure = cost_figure(load_run(tmp_path / "run"), metrics, "toy_qwen")
-    assert figure is not None
+    metrics = cell_metrics(load_run(run))
+    figure = cost_figure(load_run(run), metrics, "toy_qwen")
     lengths, saved = figure.axes
     assert " ".join(saved.get_title().split()) == "the full cache's KV memory divided by the setting's"
     assert "÷" not in "".join(text.get_text() for text in figure.findobj(Text))  # type: ignore[attr-defined]
@@ -43,4 +42,4 @@ def test_a_cell_is_drawn_while_ten_texts_write(tmp_path: Path, make_cell: Callab
     assert full.tolist() == list(range(40, 241))
     assert held[[0, 89, 90, 200]].tolist() == [40, 129, 73, 126]
     assert np.asarray(saved.lines[0].get_ydata()) == pytest.approx(full / held)
-    assert cost_figure(load_run(tmp_path / "run"), metrics[metrics["policy"] == "full"], "toy_qwen") is None
+    assert cost_figure(load_run(run), metrics[metrics["policy"] == "full"], "toy_qwen") is None

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.font_manager
@@ -27,15 +26,14 @@ from kvsweep.analysis.report.page import cell_data, heatmaps
 from kvsweep.analysis.statistics.grids import GRID_FILE, REFERENCE, find_grids, missing_cells, published_grid
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.analysis.statistics.sentences import analyse, analyse_scores
-
-MakeCell = Callable[..., Path]
+from tests.analysis.conftest import MakeCell
 
 RATIOS, WINDOWS = (0.1, 0.3, 0.5), (16, 48)
 MARKED = Look(marks=True)
 
 
 @pytest.fixture
-def metrics(tmp_path: Path, make_cell: MakeCell) -> pd.DataFrame:
+def metrics(run: Path, make_cell: MakeCell) -> pd.DataFrame:
     """Two benchmarks of 3 x 2 cells; of `toy_add`, with window 16: 0.1 missing, 0.3 partial, 0.5 ungraded."""
     for benchmark, title in (("toy_chain", "Chain"), ("toy_add", "Add")):
         place = {"benchmark": benchmark, "benchmark_title": title}
@@ -53,7 +51,7 @@ def metrics(tmp_path: Path, make_cell: MakeCell) -> pd.DataFrame:
                 make_cell(rows, policy="dynts", keep_ratio=ratio, local_window=window, done=done, **place)
     for window in WINDOWS:
         make_cell([[0], [1]], policy="random", local_window=window)
-    return cell_metrics(load_run(tmp_path / "run"))
+    return cell_metrics(load_run(run))
 
 
 def panels_of_any(figure: Figure) -> list[Axes]:
@@ -122,9 +120,9 @@ def test_by_default_an_image_has_only_titles_numbers_axes_and_bars(metrics: pd.D
 
 
 @pytest.mark.slow
-def test_the_page_and_the_figure_draw_the_same_cells(tmp_path: Path, metrics: pd.DataFrame) -> None:
+def test_the_page_and_the_figure_draw_the_same_cells(run: Path, metrics: pd.DataFrame) -> None:
     """Texts, ids and inks of the page's buttons beside the figure's, in every scale; settings outside the grid too."""
-    found = analyse(load_run(tmp_path / "run"))
+    found = analyse(load_run(run))
     (grid,) = found.grids
     for scale in ("own", "shared", "diff_from_full"):
         board, others = heatmaps(found, scale)
@@ -244,15 +242,14 @@ PUBLISHED_2000 = {
 }
 
 
-def test_a_run_of_the_papers_axes_stands_beside_the_published_scores(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_run_of_the_papers_axes_stands_beside_the_published_scores(run: Path, make_cell: MakeCell) -> None:
     place = {"model": "r1_qwen_7b", "model_title": "R1-Qwen", "benchmark": "aime24", "benchmark_title": "AIME24"}
     for ratio in (0.3, 0.4):
         for window in (1000, 2000, 2500):
             make_cell([[1], [0]], policy="dynts", keep_ratio=ratio, local_window=window, budget=5000, **place)
-    table = cell_metrics(load_run(tmp_path / "run"))
+    table = cell_metrics(load_run(run))
     (grid,) = find_grids(table)
     published = published_grid(grid, "r1_qwen_7b")
-    assert published is not None
     theirs, ours, gap = published_figure(grid, "r1_qwen_7b", table, published).axes[:3]
     assert [one.get_title().split("\n")[0] for one in (theirs, ours, gap)] == [
         "R1-Qwen | AIME24, published",
@@ -290,7 +287,7 @@ def test_the_flags_of_the_heatmaps(metrics: pd.DataFrame) -> None:
 
 
 @pytest.mark.slow
-def test_a_panel_within_chance_is_pale_and_says_so(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_panel_within_chance_is_pale_and_says_so(run: Path, make_cell: MakeCell) -> None:
     for benchmark, title in (("toy_chain", "Chain"), ("toy_groups", "Groups")):
         for place, ratio in enumerate((0.1, 0.2, 0.3, 0.4)):
             # On Chain a quarter of the problems more with each ratio; on Groups always all but one of forty.
@@ -298,7 +295,7 @@ def test_a_panel_within_chance_is_pale_and_says_so(tmp_path: Path, make_cell: Ma
             make_cell(right, policy="dynts", keep_ratio=ratio, benchmark=benchmark, benchmark_title=title)
             right = [[int(k != 2 * place)] for k in range(40)]
             make_cell(right, policy="dynts", keep_ratio=ratio, local_window=16, benchmark=benchmark)
-    found = analyse(load_run(tmp_path / "run"))
+    found = analyse(load_run(run))
     (grid,) = found.grids
     figure = grid_figure(grid, "toy_qwen", found.metrics, MARKED, found.verdicts)
     chain, groups = panels(figure)
@@ -322,7 +319,6 @@ def test_the_papers_scores_have_their_own_spans() -> None:
             assert len(drawn) == 4
             for axes in drawn:
                 values = axes.collections[0].get_array()
-                assert values is not None
                 assert f"\nspan {np.ptp(values):.1f}, p " in axes.get_title()
 
 

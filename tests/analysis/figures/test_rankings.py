@@ -1,6 +1,4 @@
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,36 +10,10 @@ from scipy import stats
 
 from kvsweep.analysis.figures.rankings import policy_bars_figure
 from kvsweep.analysis.figures.style import policy_looks, save_figure
-from kvsweep.analysis.load import load_run
 from kvsweep.analysis.notation import COLUMN_WIDTH, PAGE_WIDTH, POLICY_TITLES, Look
 from kvsweep.analysis.statistics.grids import shared_settings
-from kvsweep.analysis.statistics.metrics import cell_metrics
-
-MakeCell = Callable[..., Path]
-
-PLACES = (
-    {"benchmark": "toy_chain", "benchmark_title": "Chain"},
-    {"benchmark": "toy_add", "benchmark_title": "Add"},
-)
-
-
-def read(tmp_path: Path) -> pd.DataFrame:
-    return cell_metrics(load_run(tmp_path / "run"))
-
-
-@pytest.fixture
-def metrics(tmp_path: Path, make_cell: MakeCell) -> pd.DataFrame:
-    """Two benchmarks: the full cache, four policies and a variant at one setting, two at another."""
-    for place in PLACES:
-        make_cell([[1], [1], [1], [0]], **place)
-        make_cell([[1], [1], [0], [0]], policy="window", **place)
-        make_cell([[1], [0], [0], [0]], policy="unheard_of", **place)
-        make_cell([[1], [1], [1], [0]], policy="dynts", **place)
-        make_cell([[0], [0]], policy="snapkv", extra={"variant": "dynts_code"}, **place)
-        make_cell([[0], [1]], policy="snapkv", extra={"variant": "original"}, **place)
-        for policy in ("dynts", "window"):
-            make_cell([[1], [1]], policy=policy, keep_ratio=0.5, **place)
-    return read(tmp_path)
+from tests.analysis.conftest import MakeCell, bare
+from tests.analysis.figures.conftest import PLACES, read
 
 
 def bar_panels(figure: Figure) -> list[Axes]:
@@ -85,13 +57,6 @@ def test_a_figure_of_several_places_of_the_question_says_so(tmp_path: Path, make
         make_cell([[1]], policy=policy, extra={"question": "free"})
     (setting,) = shared_settings(read(tmp_path))
     assert setting.title.endswith(", question pinned for DynTS and DynTS (no window), free for the others")
-
-
-def bare(make_cell: MakeCell, policy: str, *missing: str, **settings: Any) -> None:
-    """A cell whose policy has not all of the usual fields."""
-    folder = make_cell([[1], [0]], policy=policy, **settings)
-    lines = (folder / "cell.yaml").read_text().splitlines(keepends=True)
-    (folder / "cell.yaml").write_text("".join(line for line in lines if line.split(":")[0].strip() not in missing))
 
 
 def test_a_policy_without_a_field_belongs_to_every_value_of_it(tmp_path: Path, make_cell: MakeCell) -> None:

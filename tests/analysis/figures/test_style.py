@@ -48,11 +48,11 @@ def report(run: Path, output: Path, **environment: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_users_matplotlibrc_locale_and_backend_change_nothing(tmp_path: Path) -> None:
-    write_cell(tmp_path / "run", [[1], [1], [1]])
+def test_a_users_matplotlibrc_locale_and_backend_change_nothing(tmp_path: Path, run: Path) -> None:
+    write_cell(run, [[1], [1], [1]])
     for policy in ("window", "random"):
         for budget in (100, 200):
-            write_cell(tmp_path / "run", [[1], [0], [1]], policy=policy, budget=budget)
+            write_cell(run, [[1], [0], [1]], policy=policy, budget=budget)
     (tmp_path / "matplotlibrc").write_text(MATPLOTLIBRC)
     mine = {
         "MATPLOTLIBRC": str(tmp_path / "matplotlibrc"),
@@ -60,9 +60,9 @@ def test_a_users_matplotlibrc_locale_and_backend_change_nothing(tmp_path: Path) 
         "LC_ALL": "C",
         "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
     }
-    plain = report(tmp_path / "run", tmp_path / "plain")
+    plain = report(run, tmp_path / "plain")
     assert len(plain) >= 3
-    assert report(tmp_path / "run", tmp_path / "mine", **mine) == plain
+    assert report(run, tmp_path / "mine", **mine) == plain
 
 
 @pytest.fixture

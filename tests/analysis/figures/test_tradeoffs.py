@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +10,8 @@ from matplotlib.figure import Figure
 from kvsweep.analysis.figures.tradeoffs import series, tradeoff
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.metrics import cell_metrics, pareto_front
-
-MakeCell = Callable[..., Path]
-
-PLACES = (
-    {"benchmark": "toy_chain", "benchmark_title": "Chain"},
-    {"benchmark": "toy_add", "benchmark_title": "Add"},
-)
-
-
-def read(tmp_path: Path) -> pd.DataFrame:
-    return cell_metrics(load_run(tmp_path / "run"))
-
-
-@pytest.fixture
-def metrics(tmp_path: Path, make_cell: MakeCell) -> pd.DataFrame:
-    """Two benchmarks: the full cache, four policies and a variant at one setting, two at another."""
-    for place in PLACES:
-        make_cell([[1], [1], [1], [0]], **place)
-        make_cell([[1], [1], [0], [0]], policy="window", **place)
-        make_cell([[1], [0], [0], [0]], policy="unheard_of", **place)
-        make_cell([[1], [1], [1], [0]], policy="dynts", **place)
-        make_cell([[0], [0]], policy="snapkv", extra={"variant": "dynts_code"}, **place)
-        make_cell([[0], [1]], policy="snapkv", extra={"variant": "original"}, **place)
-        for policy in ("dynts", "window"):
-            make_cell([[1], [1]], policy=policy, keep_ratio=0.5, **place)
-    return read(tmp_path)
+from tests.analysis.conftest import MakeCell
+from tests.analysis.figures.conftest import read
 
 
 def points(*pairs: tuple[float, float]) -> pd.DataFrame:
@@ -70,7 +45,6 @@ def curves(figure: Figure) -> dict[Any, tuple[list[float], list[float]]]:
 @pytest.mark.slow
 def test_accuracy_against_memory(tmp_path: Path, metrics: pd.DataFrame) -> None:
     figure = tradeoff("memory", metrics, "toy_qwen")
-    assert figure is not None
     drawn = curves(figure)
     # The best first, and with each its best score.
     scores = [
@@ -101,7 +75,6 @@ def test_a_grid_of_one_policy_names_its_lines(tmp_path: Path, make_cell: MakeCel
         for ratio in (0.1, 0.2, 0.3):
             make_cell([[1], [0]], policy="dynts", keep_ratio=ratio, local_window=window, done=window == 16, expected=2)
     figure = tradeoff("memory", read(tmp_path), "toy_qwen")
-    assert figure is not None
     assert list(curves(figure)) == ["DynTS*, window 16, best 50.0", "DynTS*, window 48, best 50.0"]
     assert str(figure.get_label()).startswith(
         "Toy-Qwen: Pass@1 ± standard error against memory (* not finished), Chain"
@@ -113,7 +86,6 @@ def test_the_best_point_of_a_policy_on_the_front_has_its_name(tmp_path: Path, ma
         tokens = {"prompt_tokens": round(100 * ratio), "peak_length": 129}
         make_cell([[int(k < right)] for k in range(2)], policy="dynts", keep_ratio=ratio, completion=tokens)
     figure = tradeoff("memory", read(tmp_path), "toy_qwen")
-    assert figure is not None
     (name,) = figure.axes[0].texts
     assert (name.get_text(), name.xy[1]) == ("DynTS", 100)  # type: ignore[attr-defined]
 
@@ -128,14 +100,12 @@ def test_memory_begins_before_its_points_where_they_lie_in_the_upper_half(metric
     full = metrics["policy"] == "full"
     for length, start in ((80, 80 - 0.1 * 60), (69, 0), (140, 0)):
         figure = tradeoff("memory", metrics.assign(mean_cache_length=np.where(full, 140, length)), "toy_qwen")
-        assert figure is not None
         assert figure.axes[0].get_xlim()[0] == pytest.approx(start)
 
 
 @pytest.mark.slow
 def test_memory_shows_the_full_cache(metrics: pd.DataFrame) -> None:
     figure = tradeoff("memory", metrics, "toy_qwen")
-    assert figure is not None
     (axes,) = figure.axes
     assert axes.get_xlim()[1] > 140
     stars = [line for line in axes.get_lines() if line.get_marker() == "*"]
@@ -151,7 +121,6 @@ def test_no_name_lies_over_a_line(tmp_path: Path, make_cell: MakeCell) -> None:
             tokens = {"prompt_tokens": round(20 - 3 * place + 100 * ratio), "peak_length": 129}
             make_cell(right, policy=policy, keep_ratio=ratio, completion=tokens)
     figure = tradeoff("memory", read(tmp_path), "toy_qwen")
-    assert figure is not None
     names, (axes,) = boxes_of_names(figure), figure.axes
     assert names
     for line in axes.get_lines():
@@ -175,7 +144,6 @@ def test_speed_begins_at_nothing_and_names_the_settings_of_its_front(tmp_path: P
     ratios = table["keep_ratio"].where(table["policy"] != "full", 0.9)
     timed = pd.DataFrame({"cell_id": table["cell_id"], "slots": 8, "why": "memory", "peak_bytes": None})
     figure = tradeoff("speed", table, "toy_qwen", timed=timed.assign(tokens_per_second=5000 - 4000 * ratios))
-    assert figure is not None
     (axes,) = figure.axes
     assert axes.get_title() == "Chain, 8 texts in equal memory"
     assert axes.get_xlabel() == "tokens/s of a batch on a CPU, median over rounds"
@@ -195,15 +163,14 @@ def test_no_curve_without_a_score(tmp_path: Path, make_cell: MakeCell) -> None:
 
 
 @pytest.mark.slow
-def test_budgets(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_budgets(run: Path, make_cell: MakeCell) -> None:
     for benchmark in ("toy_chain", "toy_add"):
         make_cell([[1], [1], [0]], benchmark=benchmark, benchmark_title=benchmark)
         for budget, right in ((96, 0), (160, 2)):
             rows = [[int(k < right)] for k in range(3)]
             make_cell(rows, policy="dynts", budget=budget, benchmark=benchmark, benchmark_title=benchmark)
-    table = cell_metrics(load_run(tmp_path / "run"))
+    table = cell_metrics(load_run(run))
     figure = tradeoff("budget", table, "toy_qwen")
-    assert figure is not None
     assert [axes.get_title() for axes in figure.axes] == ["mean of 2 benchmarks", "toy_chain", "toy_add"]
     drawn = {line.get_label(): line for line in figure.axes[0].get_lines()}
     full = np.asarray(drawn["full cache"].get_ydata(), dtype=float)
@@ -213,8 +180,7 @@ def test_budgets(tmp_path: Path, make_cell: MakeCell) -> None:
     assert list(curve.get_ydata()) == pytest.approx([0, 200 / 3])
     assert tradeoff("budget", table[table["budget"] != 96], "toy_qwen") is None
     make_cell([[1]], policy="dynts", budget=128, benchmark="toy_add", benchmark_title="toy_add")
-    lacking = cell_metrics(load_run(tmp_path / "run"))
+    lacking = cell_metrics(load_run(run))
     lacking = lacking[(lacking["budget"] != 160) | (lacking["benchmark"] != "toy_add")]
     figure = tradeoff("budget", lacking, "toy_qwen")
-    assert figure is not None
     assert all(list(axes.get_xticks()) == [96, 128, 160] for axes in figure.axes)

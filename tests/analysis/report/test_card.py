@@ -46,11 +46,10 @@ def test_the_card_has_what_the_files_of_the_cells_have(run):
 
 
 def test_the_card_names_margin_and_protocol(make_cell):
-    for policy in ("full", "dynts"):
-        folder = make_cell([[1, 1], [1, 0], [0, 0], [1, 1]] * 5, policy=policy)
-    record = json.loads((folder / "provenance.json").read_text())
     chosen = {"name": "deepseek", "source": "github.com/a/b at 0123"}
-    (folder / "provenance.json").write_text(json.dumps({**record, "config": {"protocol": chosen}}))
+    for policy in ("full", "dynts"):
+        recorded = {"config": {"protocol": chosen}}
+        folder = make_cell([[1, 1], [1, 0], [0, 0], [1, 1]] * 5, policy=policy, recorded=recorded)
     found = facts(folder.parent)
     assert (found["margin"], found["corrections"]) == (["5 points"], [CORRECTIONS])
     assert found["protocol"] == ["deepseek (github.com/a/b at 0123)"]

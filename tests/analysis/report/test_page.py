@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import tarfile
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ import pytest
 
 from kvsweep.analysis.notation import MARKS
 from kvsweep.analysis.report.build import build_report
+from tests.analysis.conftest import MakeCell
 from tests.analysis.report.screen import open_sections, set_size
 from tests.program import report as main
 
-MakeCell = Callable[..., Path]
 AXE = "axe-core@4.10.3"
 pytestmark = [
     pytest.mark.browser,
@@ -36,10 +35,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(tmp_path: Path, make_cell: MakeCell, made: Path) -> Path:
+def page(run: Path, make_cell: MakeCell, made: Path) -> Path:
     """Two models and two benchmarks; the scores of a compressed cell lie below those of its full cache."""
     if made.exists():
-        return shutil.copytree(made, tmp_path / "run") / "report" / "report.html"
+        return shutil.copytree(made, run) / "report" / "report.html"
     for model, title in (("toy_qwen", "Toy-Qwen"), ("toy_llama", "Toy-Llama")):
         for benchmark, name in (("toy_chain", "Chain"), ("toy_add", "Add")):
             place = {"model": model, "model_title": title, "benchmark": benchmark, "benchmark_title": name}
@@ -49,8 +48,8 @@ def page(tmp_path: Path, make_cell: MakeCell, made: Path) -> Path:
                     right = [[int(k >= (25, 12, 0)[i] - 3 * j)] for k in range(30)]
                     make_cell(right, policy="dynts", keep_ratio=ratio, local_window=window, **place)
             make_cell([[0]] * 30, policy="window", **place)
-    page = build_report(tmp_path / "run")
-    shutil.copytree(tmp_path / "run", made)
+    page = build_report(run)
+    shutil.copytree(run, made)
     return page
 
 

@@ -1,6 +1,5 @@
 """Warnings of servers: prompts that differ, texts that a server cut off below the limit."""
 
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,13 @@ import pytest
 
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.report.tables import summary_table, warnings
+from tests.analysis.conftest import MakeCell
 from tests.program import report
 
 SERVED = {"kind": "declared", "keep_ratio": None, "local_window": None, "budget": None}
 
 
-def told(make_cell: Callable[..., Path], full: dict[str, Any], other: dict[str, Any]) -> tuple[Path, list[str]]:
+def told(make_cell: MakeCell, full: dict[str, Any], other: dict[str, Any]) -> tuple[Path, list[str]]:
     """The warnings of two servers of four texts each, with these fields; the page and the summary have all of them."""
     for policy, fields in (("full", full), ("small", other)):
         run = make_cell([[1]] * 4, policy=policy, extra=SERVED, completion=fields).parent
@@ -28,7 +28,7 @@ def told(make_cell: Callable[..., Path], full: dict[str, Any], other: dict[str, 
 
 
 @pytest.mark.slow
-def test_servers_that_saw_other_prompts_are_named(make_cell: Callable[..., Path]) -> None:
+def test_servers_that_saw_other_prompts_are_named(make_cell: MakeCell) -> None:
     _, [said] = told(make_cell, {"prompt_tokens": 30}, {"prompt_tokens": 11})
     assert ": the prompts of 4 of 4 problems have other numbers of tokens than with full cache" in said
     assert "p0: 11 and 30)" in said
@@ -36,7 +36,7 @@ def test_servers_that_saw_other_prompts_are_named(make_cell: Callable[..., Path]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whose", ["full", "other"])
-def test_a_server_that_cuts_below_the_limit_is_named(whose: str, make_cell: Callable[..., Path]) -> None:
+def test_a_server_that_cuts_below_the_limit_is_named(whose: str, make_cell: MakeCell) -> None:
     cut, whole = {"stop_reason": "length", "num_tokens": 44}, {"stop_reason": "stop"}
     _, [said] = told(make_cell, *((cut, whole) if whose == "full" else (whole, cut)))
     assert "the server cut off 4 of 4 texts at 44 tokens, before decoding.max_new_tokens=400. They count" in said
@@ -54,7 +54,7 @@ def test_a_server_that_cuts_below_the_limit_is_named(whose: str, make_cell: Call
     ],
 )
 def test_a_server_whose_texts_lack_answers_beside_the_baseline_s_is_named(
-    full: int, small: int, extra: dict[str, Any], counts: str | None, make_cell: Callable[..., Path]
+    full: int, small: int, extra: dict[str, Any], counts: str | None, make_cell: MakeCell
 ) -> None:
     """From 5 points on, in both directions; the baseline's further problem does not count."""
     for policy, silent, further in (("full", full, [["no_answer"]]), ("small", small, [])):
@@ -67,7 +67,7 @@ def test_a_server_whose_texts_lack_answers_beside_the_baseline_s_is_named(
     )
 
 
-def test_texts_at_the_limit_are_the_limits(make_cell: Callable[..., Path]) -> None:
+def test_texts_at_the_limit_are_the_limits(make_cell: MakeCell) -> None:
     at_limit = {"stop_reason": "length", "num_tokens": 400}
     run = make_cell([[1]] * 4, extra=SERVED, completion=at_limit).parent
     [said] = [sentence for sentences in warnings(load_run(run)).values() for sentence in sentences]

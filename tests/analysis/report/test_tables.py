@@ -1,6 +1,5 @@
 """The tables for a paper: the best compressed score bold, a dagger where accuracy is lost, a caption."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,18 +8,17 @@ import pytest
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.report.tables import cut_off, endless, latex, markdown, not_finite
 from kvsweep.analysis.statistics.metrics import cell_metrics
+from tests.analysis.conftest import MakeCell
 from tests.program import report as main
 
-MakeCell = Callable[..., Path]
 
-
-def test_tables_mark_the_best_and_what_loses(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_tables_mark_the_best_and_what_loses(run: Path, make_cell: MakeCell) -> None:
     for benchmark in ("one", "two"):
         place = {"benchmark": benchmark, "benchmark_title": benchmark}
         make_cell([[1]] * 30, **place)
         make_cell([[1]] * 30, policy="dynts", **place)
         make_cell([[0]] * 25 + [[1]] * 5, policy="window", done=benchmark == "one", expected=31, **place)
-    table = cell_metrics(load_run(tmp_path / "run"))
+    table = cell_metrics(load_run(run))
     lines = markdown(table).splitlines()
     assert lines[2] == "| full cache | 100.0 ± 0.0 | 100.0 ± 0.0 | 100.0 ± 0.0 |"
     best, score = "**100.0 ± 0.0**", "16.7 ± 6.9"
@@ -34,26 +32,23 @@ def test_tables_mark_the_best_and_what_loses(tmp_path: Path, make_cell: MakeCell
     assert r"16.7 $\pm$ 6.9$^{\dagger}$ & 16.7 $\pm$ 6.9$^{*}$" in tex
 
 
-def test_texts_that_are_not_finite_are_counted_in_the_order_of_the_models(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_texts_that_are_not_finite_are_counted_in_the_order_of_the_models(run: Path, make_cell: MakeCell) -> None:
     broken = {"completion": {"stop_reason": "not_finite"}}
     make_cell([[0], [0]], **broken)
     make_cell([[0]], policy="dynts", **broken)
     make_cell([[0]], model="toy_llama", model_title="Toy-Llama", **broken)
     make_cell([[1]], benchmark="toy_add", benchmark_title="Add")
-    said = [sentence.partition(" ended because")[0] for sentence in not_finite(load_run(tmp_path / "run"))]
+    said = [sentence.partition(" ended because")[0] for sentence in not_finite(load_run(run))]
     assert said == ["Toy-Qwen | Chain: 3 texts of 2 cells", "Toy-Llama | Chain: 1 text of 1 cell"]
 
 
 @pytest.mark.parametrize(("stopped", "said"), [(0, True), (1, True), (3, False)])
 def test_texts_that_nearly_all_run_to_the_limit_are_told_with_the_likely_cause(
-    stopped: int, said: bool, tmp_path: Path, make_cell: MakeCell
+    stopped: int, said: bool, run: Path, make_cell: MakeCell
 ) -> None:
-    folder = make_cell([[1]] * 20, policy="window", completion={"stop_reason": "length"})
-    file = folder / "completions.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    rows = [{**line, "stop_reason": "stop"} if i < stopped else line for i, line in enumerate(lines)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    told = endless(load_run(tmp_path / "run"))
+    cut = {"stop_reason": "length"}
+    make_cell([[1]] * 20, policy="window", completion=cut, texts=[{"stop_reason": "stop"}] * stopped)
+    told = endless(load_run(run))
     assert len(told) == said
     assert all(f"Toy-Qwen | Chain: {20 - stopped} of 20 texts ran to the limit" in line for line in told)
 
@@ -61,16 +56,11 @@ def test_texts_that_nearly_all_run_to_the_limit_are_told_with_the_likely_cause(
 @pytest.mark.slow
 def test_a_full_cache_that_is_cut_off_more_than_the_margin_is_told(tmp_path: Path, make_cell: MakeCell) -> None:
     """A compressed cell that is cut off is no concern: its texts count as wrong, which is what its label is about."""
-    cut = {"completion": {"stop_reason": "length"}}
+    cut = {"stop_reason": "length"}
     for benchmark, texts in (("Chain", 3), ("Add", 1)):
         place = {"benchmark": benchmark.lower(), "benchmark_title": benchmark}
-        rows = [{"stop_reason": "length"}] * texts + [{"stop_reason": "stop"}] * (20 - texts)
-        for policy in ("full", "dynts"):
-            folder = make_cell([[1]] * 20, policy=policy, **place, **(cut if policy == "dynts" else {}))
-            if policy == "full":
-                file = folder / "completions.jsonl"
-                lines = [json.loads(line) | row for line, row in zip(file.read_text().splitlines(), rows, strict=True)]
-                file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        make_cell([[1]] * 20, texts=[cut] * texts, **place)
+        make_cell([[1]] * 20, policy="dynts", completion=cut, **place)
     run = load_run(tmp_path / "run")
     [said] = cut_off(run)
     assert said.startswith("Toy-Qwen | Chain: 3 of 20 texts of the full cache were cut off and count as wrong")
@@ -92,15 +82,11 @@ def test_a_full_cache_that_is_cut_off_more_than_the_margin_is_told(tmp_path: Pat
         ("--width=1", "1.0 is not in the range 3<=x<=60"),
         ("--completions=-1", "-1 is not in the range x>=0"),
         ("--columns=0", "0 is not in the range x>=1"),
+        ("--margin=0", "0.0 is not in the range 0<x<100"),
+        ("--scale=none", "'none' is not one of"),
         ("--interval", "a CSV of scores has no intervals"),
     ],
 )
-def test_a_flag_out_of_range_is_one_sentence(
-    flag: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_flag_out_of_range_is_one_sentence(flag: str, said: str, tmp_path: Path, refused: Callable[..., str]) -> None:
     (tmp_path / "scores.csv").write_text("a\n1\n")
-    with pytest.raises(SystemExit) as stop:
-        main([str(tmp_path / "scores.csv"), flag])
-    error = capsys.readouterr().err
-    assert (stop.value.code, error.count("\n")) == (2, 1)
-    assert said in error
+    assert said in refused("report", tmp_path / "scores.csv", flag)

@@ -64,7 +64,6 @@ def test_cells_without_a_pair_or_a_difference() -> None:
 def test_the_floor_of_identical_and_of_different_cells() -> None:
     scores = answers(3, 20, 30, 5)
     null = noise_floor(scores)
-    assert null is not None
     assert not null.signal
     assert null.expected_range[0] < null.range < null.critical * 1.3
     # Independent draws: the expected spread is what the binomial variance gives.
@@ -72,7 +71,6 @@ def test_the_floor_of_identical_and_of_different_cells() -> None:
     assert null.expected_spread == pytest.approx(expected, rel=0.12)
     scores[0] = 1
     floor = noise_floor(scores)
-    assert floor is not None
     assert floor.signal
     assert floor.range > floor.critical
 
@@ -85,7 +83,6 @@ def test_the_p_of_a_small_grid_is_exact() -> None:
         for orders in product([(0, 1), (1, 0)], repeat=3)
     ]
     floor = noise_floor(means[..., None])
-    assert floor is not None
     assert floor.p == pytest.approx(np.mean(np.array(spreads) >= observed - 1e-9), abs=0.03)
 
 

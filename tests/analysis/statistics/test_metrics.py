@@ -1,12 +1,9 @@
-import json
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from scipy import stats
 
 from kvsweep.analysis.figures.cost import cost_figure, flops
@@ -26,17 +23,16 @@ from kvsweep.analysis.statistics.metrics import (
     size,
 )
 from kvsweep.harness.settings import WEIGHTS
-
-MakeCell = Callable[..., Path]
+from tests.analysis.conftest import MakeCell
 
 
 def metrics_of(run: Path) -> pd.DataFrame:
     return cell_metrics(load_run(run)).set_index("policy")
 
 
-def test_pass_at_1_and_its_error_by_hand(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_pass_at_1_and_its_error_by_hand(run: Path, make_cell: MakeCell) -> None:
     make_cell([[1, 1, 0, 0], [1, 1, 1, 1], ["truncated", "no_answer", "grader_timeout", 1]])
-    row = metrics_of(tmp_path / "run").loc["full"]
+    row = metrics_of(run).loc["full"]
     means = [0.5, 1.0, 0.25]
     assert row["pass_at_1"] == pytest.approx(np.mean(means))
     assert row["se"] == pytest.approx(stats.sem(means))
@@ -45,9 +41,9 @@ def test_pass_at_1_and_its_error_by_hand(tmp_path: Path, make_cell: MakeCell) ->
     assert np.allclose(shares, np.array([7, 2, 1, 1, 1]) / 12)
 
 
-def test_problems_weigh_the_same_when_draws_are_missing(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_problems_weigh_the_same_when_draws_are_missing(run: Path, make_cell: MakeCell) -> None:
     make_cell([[1, 1, 1], [0, None, None]])
-    row = metrics_of(tmp_path / "run").loc["full"]
+    row = metrics_of(run).loc["full"]
     assert row["pass_at_1"] == 0.5
     assert (row["graded"], row["ungraded"]) == (4, 2)
 
@@ -89,19 +85,19 @@ def test_the_interval_covers_what_it_claims() -> None:
     assert 0.93 <= covered <= 0.97
 
 
-def test_one_problem_has_a_score_but_no_error(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_one_problem_has_a_score_but_no_error(run: Path, make_cell: MakeCell) -> None:
     make_cell([[1, 0]])
-    row = metrics_of(tmp_path / "run").loc["full"]
+    row = metrics_of(run).loc["full"]
     assert row["pass_at_1"] == 0.5
     assert np.isnan(row["se"])
     assert 0 < row["ci_low"] < row["ci_high"] < 1
 
 
-def test_the_difference_is_paired_on_what_both_have(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_the_difference_is_paired_on_what_both_have(run: Path, make_cell: MakeCell) -> None:
     make_cell([[1, 1], [1, 0], [1, 1], [0, 0]])
     make_cell([[1, 0], [1, 0], [None, 0]], policy="dynts", done=False, expected=8)
     make_cell([[0, 0]], policy="dynts", seed=1)
-    table = cell_metrics(load_run(tmp_path / "run"))
+    table = cell_metrics(load_run(run))
     row = table[(table["policy"] == "dynts") & (table["seed"] == 0)].iloc[0]
     differences = [-0.5, 0.0, -1.0]
     assert row["diff_to_full"] == pytest.approx(np.mean(differences))
@@ -111,10 +107,10 @@ def test_the_difference_is_paired_on_what_both_have(tmp_path: Path, make_cell: M
     assert others["diff_to_full"].isna().all()
 
 
-def test_lengths_evictions_memory_and_speed(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_lengths_evictions_memory_and_speed(run: Path, make_cell: MakeCell) -> None:
     make_cell([[1], [0]], policy="dynts")
     make_cell([[1], [0]])
-    table = metrics_of(tmp_path / "run")
+    table = metrics_of(run)
     assert table.loc["dynts", "mean_tokens"] == 201
     assert table.loc["dynts", "mean_evictions"] == 2
     assert table.loc["dynts", "evicted"] == 1
@@ -129,12 +125,12 @@ def eviction(step: int, before: int, after: int) -> dict[str, int]:
     return {"step": step, "length_before": before, "length_after": after}
 
 
-def test_cache_lengths_with_two_evictions_by_hand(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_cache_lengths_with_two_evictions_by_hand(run: Path, make_cell: MakeCell) -> None:
     evictions = [eviction(2, 5, 2), eviction(5, 5, 3)]
     text = {"prompt_tokens": 3, "num_tokens": 8, "peak_length": 5}
     make_cell([[1]], policy="dynts", completion=text | {"evictions": evictions})
     make_cell([[1]], completion=text | {"peak_length": 10})
-    table = metrics_of(tmp_path / "run")
+    table = metrics_of(run)
     held = [3, 4, 5, 3, 4, 5, 4, 5]
     assert table.loc["dynts", "mean_cache_length"] == pytest.approx(np.mean(held))
     assert table.loc["dynts", "kept_rows"] == pytest.approx(np.sum(held) / np.sum(range(3, 11)))
@@ -145,16 +141,13 @@ def test_cache_lengths_with_two_evictions_by_hand(tmp_path: Path, make_cell: Mak
     assert table.loc["full", ["mean_length_before", "mean_length_after"]].isna().all()
 
 
-def test_cache_lengths_are_means_over_steps_and_over_evictions(tmp_path: Path, make_cell: MakeCell) -> None:
-    folder = make_cell([[1], [1]], policy="dynts")
+def test_cache_lengths_are_means_over_steps_and_over_evictions(run: Path, make_cell: MakeCell) -> None:
     texts = [
         {"prompt_tokens": 2, "num_tokens": 2, "peak_length": 3, "evictions": []},
         {"prompt_tokens": 1, "num_tokens": 4, "peak_length": 3, "evictions": [eviction(1, 2, 1), eviction(2, 2, 1)]},
     ]
-    lines = (folder / "completions.jsonl").read_text().splitlines()
-    rows = [json.loads(line) | text for line, text in zip(lines, texts, strict=True)]
-    (folder / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    row = metrics_of(tmp_path / "run").loc["dynts"]
+    make_cell([[1], [1]], policy="dynts", texts=texts)
+    row = metrics_of(run).loc["dynts"]
     assert row["mean_cache_length"] == pytest.approx((2 + 3 + 1 + 2 + 2 + 2) / 6)
     assert row["mean_length_after"] == 1
     assert row["mean_evictions"] == 1
@@ -186,18 +179,18 @@ def test_cache_rows_against_decoding_step_by_step() -> None:
     assert cache_rows(pd.DataFrame(rows))["held"].tolist() == sums
 
 
-def test_nothing_graded_gives_no_score(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_nothing_graded_gives_no_score(run: Path, make_cell: MakeCell) -> None:
     make_cell([[None, None]])
-    row = metrics_of(tmp_path / "run").loc["full"]
+    row = metrics_of(run).loc["full"]
     assert row[["pass_at_1", "se", "ci_low", "correct"]].isna().all()
     assert (row["ungraded"], row["mean_tokens"]) == (2, 201)
 
 
-def test_the_mean_needs_every_benchmark(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_the_mean_needs_every_benchmark(run: Path, make_cell: MakeCell) -> None:
     make_cell([[1], [0]])
     make_cell([[1], [1], [0], [1]], benchmark="toy_add")
     make_cell([[1], [0]], policy="dynts")
-    table = cell_metrics(load_run(tmp_path / "run"))
+    table = cell_metrics(load_run(run))
     means = mean_over_benchmarks(table, ["toy_chain", "toy_add"]).set_index("policy")
     assert means.loc["full", "pass_at_1"] == pytest.approx((0.5 + 0.75) / 2)
     errors = stats.sem([1, 0]), stats.sem([1, 1, 0, 1])
@@ -212,29 +205,28 @@ def test_the_mean_needs_every_benchmark(tmp_path: Path, make_cell: MakeCell) -> 
 SIZES = {16: (1536, 0), 8: (864, 24576), 4: (480, 24576)}
 
 
+def make_packed(make_cell, cache, correct=((1,),), **settings):
+    """A cell of the one condition with this cache; its seed gives the folder a name of its own."""
+    packed = {"cache": cache} if cache else {}
+    make_cell(correct, cell={"condition": "same", "seed": 0, **packed}, **settings)
+
+
 @pytest.fixture
-def metrics(make_cell, tmp_path):
+def metrics(make_cell, run):
     """Full cache and dynts at three widths; 4 bits lose every second answer."""
     right = [[1, 1]] * 40
     for bits, policy in ((b, p) for b in SIZES for p in ("full", "dynts")):
         wrong = [[1, 0]] * 40 if bits == 4 else right
-        folder = make_cell(wrong, policy=policy, seed=bits)  # the seed gives the folder a name of its own
-        cell = yaml.safe_load((folder / "cell.yaml").read_text()) | {"condition": "same", "seed": 0}
-        if bits != 16:
-            cell["cache"] = {"bits": bits, "group": 32, "residual": 16}
-        (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
-        path = folder / "provenance.json"
+        cache = {} if bits == 16 else {"bits": bits, "group": 32, "residual": 16}
         sizes = dict(zip(("row", "newest"), SIZES[bits], strict=True)) | {"fixed": 0, "weights": 5 * 2**19}
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"bytes": sizes}))
-    return cell_metrics(load_run(tmp_path / "run"))
+        make_packed(make_cell, cache, wrong, policy=policy, seed=bits, recorded={"bytes": sizes})
+    return cell_metrics(load_run(run))
 
 
 def test_bytes_and_the_cheapest_that_holds(metrics):
     names = metrics.set_index(["policy", "bits"])
-    assert set(names.index) == {(p, b) for b, p in ((b, p) for b in (8, 4) for p in ("full_packed", "dynts"))} | {
-        ("full", 16),
-        ("dynts", 16),
-    }
+    packed = {(policy, bits) for policy in ("full_packed", "dynts") for bits in (8, 4)}
+    assert set(names.index) == packed | {("full", 16), ("dynts", 16)}
     assert names.loc[("dynts", 4), "variant"] == "bits=4"
     assert names.loc[("full", 16), "variant"] == ""
     # A text of 201 tokens after 40: lengths 40 .. 240 with all rows, 129 at the peak with eviction.
@@ -269,8 +261,8 @@ def test_the_picture_has_a_curve_for_each_width(metrics):
 
 
 @pytest.mark.slow
-def test_the_cost_of_packed_rows_is_drawn_in_bytes(metrics, tmp_path):
-    figure = cost_figure(load_run(tmp_path / "run"), metrics, "toy_qwen")
+def test_the_cost_of_packed_rows_is_drawn_in_bytes(metrics, run):
+    figure = cost_figure(load_run(run), metrics, "toy_qwen")
     # The first step attends over 40 rows, nothing evicted.
     first = [float(line.get_ydata()[0]) for line in figure.axes[1].lines]
     assert first == pytest.approx([1536 * 40 / (row * 40 + newest) for row, newest in (SIZES[4], SIZES[8], SIZES[16])])
@@ -288,39 +280,31 @@ def test_layers_with_windows_do_not_attend_to_the_cache():
     assert windows[0] == 4 * per_layer + 2 * 128 * 128 + 2 * 32 * row
 
 
-def test_schemes_and_bits_of_keys_and_values_are_told_apart(make_cell, tmp_path):
+def test_schemes_and_bits_of_keys_and_values_are_told_apart(make_cell, run):
     """Also where a run has only the default scheme and one other, or one uneven pair of bits."""
     stored = [{"bits": 4}, {"bits": 4, "scheme": "kivi"}, {"key_bits": 4, "value_bits": 2}]
     for seed, cache in enumerate(stored):
-        folder = make_cell([[1]], policy="dynts", seed=seed)
-        cell = yaml.safe_load((folder / "cell.yaml").read_text()) | {"condition": "same", "seed": 0}
-        (folder / "cell.yaml").write_text(yaml.safe_dump({**cell, "cache": {**cache, "group": 32, "residual": 16}}))
-    cells = load_run(tmp_path / "run").cells.set_index("variant")
+        make_packed(make_cell, {**cache, "group": 32, "residual": 16}, policy="dynts", seed=seed)
+    cells = load_run(run).cells.set_index("variant")
     names = ["bits=4, scheme=rotated", "bits=4, scheme=kivi", "bits=4/2, scheme=rotated"]
     assert sorted(cells.index) == sorted(names)
     assert list(cells.loc[names, "bits"]) == [4, 4, 3]
     assert list(cells.loc[names, "unpacked_rows"]) == [16, 47, 16]
 
 
-def test_fp8_is_named_where_it_is_the_only_packed_setting(make_cell, tmp_path):
+def test_fp8_is_named_where_it_is_the_only_packed_setting(make_cell, run):
     make_cell([[1]])
-    folder = make_cell([[1]], policy="full", seed=1)
-    cell = yaml.safe_load((folder / "cell.yaml").read_text()) | {"condition": "same", "seed": 0}
-    cache = {"bits": 8, "scheme": "fp8", "format": "e4m3", "scale": "none"}
-    (folder / "cell.yaml").write_text(yaml.safe_dump({**cell, "cache": cache}))
-    cells = load_run(tmp_path / "run").cells.set_index("policy")
+    make_packed(make_cell, {"bits": 8, "scheme": "fp8", "format": "e4m3", "scale": "none"}, seed=1)
+    cells = load_run(run).cells.set_index("policy")
     assert cells.loc["full_packed", "variant"] == "bits=8, scheme=fp8"
     assert cells.loc["full_packed", "unpacked_rows"] == 0
 
 
-def test_bits_are_named_where_all_cells_but_the_full_cache_have_them(make_cell, tmp_path):
+def test_bits_are_named_where_all_cells_but_the_full_cache_have_them(make_cell, run):
     make_cell([[1]])
     for policy in ("full", "dynts"):
-        folder = make_cell([[1]], policy=policy, seed=1)
-        cell = yaml.safe_load((folder / "cell.yaml").read_text()) | {"condition": "same", "seed": 0}
-        cache = {"bits": 2, "group": 32, "residual": 16}
-        (folder / "cell.yaml").write_text(yaml.safe_dump({**cell, "cache": cache}))
-    cells = load_run(tmp_path / "run").cells
+        make_packed(make_cell, {"bits": 2, "group": 32, "residual": 16}, policy=policy, seed=1)
+    cells = load_run(run).cells
     assert dict(zip(cells["policy"], cells["variant"], strict=True)) == {
         "full": "",
         "full_packed": "bits=2",

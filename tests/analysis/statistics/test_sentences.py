@@ -3,7 +3,6 @@ import json
 import re
 import zlib
 from base64 import b64decode
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,9 @@ from kvsweep.analysis.report.tables import summary_table
 from kvsweep.analysis.statistics.grids import REFERENCE, find_grids
 from kvsweep.analysis.statistics.metrics import cell_metrics, graded_rows
 from kvsweep.analysis.statistics.sentences import PanelVerdict, analyse, analyse_scores, panel_verdicts
-from kvsweep.errors import UserError
+from tests.analysis.conftest import MakeCell
 from tests.program import compare as compare_main
-from tests.program import report as main
 
-MakeCell = Callable[..., Path]
 PUBLISHED = REFERENCE / "dynts_heatmaps.csv"
 
 
@@ -38,7 +35,6 @@ def test_the_published_llama_aime24_grid_is_within_the_noise(tmp_path: Path, mon
     monkeypatch.setattr("kvsweep.analysis.figures.style.FORMATS", ("svg",))  # of eight grids
     named = {verdict.title: verdict for verdict in analyse_scores(PUBLISHED).verdicts}
     verdict = named["R1-Llama | AIME24"]
-    assert verdict.floor is not None
     assert verdict.floor.range == pytest.approx(0.1)
     # 20 means of 150 answers, 65% of whose variance lies between problems, span 3.73 standard errors in the mean.
     assert verdict.floor.expected_range[1] == pytest.approx(3.73 * (0.44 * 0.56 * 0.35 / 150) ** 0.5, abs=0.006)
@@ -47,26 +43,12 @@ def test_the_published_llama_aime24_grid_is_within_the_noise(tmp_path: Path, mon
     assert "one of four readings of the figure swaps the rows" in html
 
 
-def test_a_table_that_is_none_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "x.csv").write_text("model,pass_at_1\na,4\n")
-    with pytest.raises(SystemExit):
-        main([str(tmp_path / "x.csv")])
-    assert (
-        "x.csv:2 benchmark, keep_ratio, local_window, problems, draws are missing: give each a value."
-        in capsys.readouterr().err
-    )
-    with pytest.raises(SystemExit):
-        main([str(tmp_path), "--margin", "0"])
-    assert "0.0 is not in the range 0<x<100" in capsys.readouterr().err
-
-
-def test_a_grid_in_which_all_answers_are_alike_has_no_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_grid_in_which_all_answers_are_alike_has_no_noise(tmp_path: Path) -> None:
     head = "model,benchmark,keep_ratio,local_window,problems,draws,pass_at_1"
     lines = [f"m,{score},{ratio},{w},30,5,{score}" for score in (0, 100) for ratio in (0.1, 0.2) for w in (1, 2)]
     table = tmp_path / "alike.csv"
     table.write_text("\n".join([head, *lines, "m,alone,0.1,1,30,5,50"]))
     for verdict in analyse_scores(table).verdicts:
-        assert verdict.floor is not None
         assert verdict.floor.expected_range == (0, 0, 0)
         assert verdict.floor.p == 1
 
@@ -82,12 +64,12 @@ def verdict_lines(run: Path, margin: float | None = None) -> str:
     return "\n".join(verdict.lines)
 
 
-def test_a_panel_where_eviction_hardly_fires_is_called_that(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_panel_where_eviction_hardly_fires_is_called_that(run: Path, make_cell: MakeCell) -> None:
     right = [[i % 2] for i in range(12)]
     make_cell(right)
     for ratio in (0.1, 0.2, 0.3):
         make_cell(right, policy="dynts", keep_ratio=ratio, completion={"evictions": []})
-    words = verdict_lines(tmp_path / "run")
+    words = verdict_lines(run)
     assert "No setting is shown to matter here: scores span 0.0 points" in words
     assert "(p = 1.000)" in words
     assert "this panel mostly compares the full cache with itself" in words
@@ -105,19 +87,19 @@ def panel(make_cell: MakeCell, losses: list[int], **settings: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_smallest_cache_that_is_safe_is_recommended(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_the_smallest_cache_that_is_safe_is_recommended(run: Path, make_cell: MakeCell) -> None:
     panel(make_cell, [60, 12, 1, 0])
-    lines = verdict_lines(tmp_path / "run").splitlines()
+    lines = verdict_lines(run).splitlines()
     assert lines[0].startswith("Recommended: keep ratio 0.3, window 48, the smallest cache that is safe in a search")
     assert "(difference -1.0 points, interval -" in lines[0]
     assert lines[1] == "4 settings on 100 problems, 4 draws each: 2 are safe, 2 are worse."
     assert "among the 4 settings on this benchmark (Holm)" in lines[2]
     assert "It is not shown for other problems like these" in lines[3]
-    assert "It is shown for other problems like these" in verdict_lines(tmp_path / "run", margin=0.3)
+    assert "It is shown for other problems like these" in verdict_lines(run, margin=0.3)
     # 400 answers that do not differ exclude a loss of 2%, not one of 0.5%.
-    lines = verdict_lines(tmp_path / "run", margin=0.02).splitlines()
+    lines = verdict_lines(run, margin=0.02).splitlines()
     assert lines[0].startswith("Recommended: keep ratio 0.4")
-    lines = verdict_lines(tmp_path / "run", margin=0.005).splitlines()
+    lines = verdict_lines(run, margin=0.005).splitlines()
     assert lines[0].startswith("No setting is shown to be safe, that is, to lose less than 0.5 points against the full")
     assert "The nearest is keep ratio 0.4, window 48 (unclear, difference +0.0 points" in lines[0]
     assert "draws per problem would show it, or" in lines[0]
@@ -125,33 +107,33 @@ def test_the_smallest_cache_that_is_safe_is_recommended(tmp_path: Path, make_cel
 
 
 @pytest.mark.slow
-def test_nothing_is_recommended_beside_a_full_cache_that_solves_nothing(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_nothing_is_recommended_beside_a_full_cache_that_solves_nothing(run: Path, make_cell: MakeCell) -> None:
     for policy in ({}, *({"policy": "dynts", "keep_ratio": ratio} for ratio in (0.1, 0.2, 0.3))):
         make_cell([[0] * 4] * 100, **policy)
-    lines = verdict_lines(tmp_path / "run").splitlines()
+    lines = verdict_lines(run).splitlines()
     assert lines[0].startswith("No setting is shown to be safe, that is")
     why = "The full cache is right in no more than 5.0% of its answers, so nothing can be called safe beside it."
     assert lines[0].endswith(why)
     assert lines[1].endswith("0 are safe, 3 are unclear.")
-    page = build_report(tmp_path / "run").read_text()
+    page = build_report(run).read_text()
     assert why in page
 
 
-def test_where_every_setting_loses_none_is_recommended(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_where_every_setting_loses_none_is_recommended(run: Path, make_cell: MakeCell) -> None:
     panel(make_cell, [60, 20, 12])
-    lines = verdict_lines(tmp_path / "run").splitlines()
+    lines = verdict_lines(run).splitlines()
     assert lines[0].startswith("Every setting is worse; the nearest loses 12.0 points (keep ratio 0.3, window 48, ")
     assert "safe" not in "".join(lines)
 
 
 @pytest.mark.slow
-def test_policies_are_compared_in_pairs_with_holms_correction(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_policies_are_compared_in_pairs_with_holms_correction(run: Path, make_cell: MakeCell) -> None:
     rng = np.random.default_rng(0)
     truth = {"full": 0.95, "dynts": 0.9, "window": 0.3, "random": 0.2}
     right = {policy: (rng.random((10, 2)) < share).astype(int) for policy, share in truth.items()}
     for policy, answers in right.items():
         make_cell(answers.tolist(), policy=policy)
-    (pairs,) = analyse(load_run(tmp_path / "run")).pairs
+    (pairs,) = analyse(load_run(run)).pairs
     means = {POLICY_TITLES[policy]: answers.mean(1) for policy, answers in right.items() if policy != "full"}
     order = sorted(means, key=lambda name: -means[name].mean())
     assert list(pairs.table.index) == order
@@ -165,89 +147,84 @@ def test_policies_are_compared_in_pairs_with_holms_correction(tmp_path: Path, ma
         assert pairs.table.loc[first, second] == f"{100 * difference:+.1f}{'*' * bool(p < 0.05)} ({p:.3f})"
     assert (holm < 0.05).tolist() == [False, True, False]
     assert pairs.line == "1 of 3 pairs differ. The best, DynTS, is not shown to be better than window."
-    html = run_page(analyse(load_run(tmp_path / "run")), [], {}, {})
+    html = run_page(analyse(load_run(run)), [], {}, {})
     assert "Policy against policy" in html
     assert f"<td>{pairs.table.iloc[0, -1]}</td>" in html
 
 
 @pytest.mark.slow
-def test_an_unfinished_panel_names_no_best(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_an_unfinished_panel_names_no_best(run: Path, make_cell: MakeCell) -> None:
     panel(make_cell, [60, 12, 0], done=False, expected=800)
-    lines = verdict_lines(tmp_path / "run").splitlines()
+    lines = verdict_lines(run).splitlines()
     assert lines[0].startswith("Unfinished: 1,200 of 2,400 completions are stored.")
     assert "best" not in "".join(lines)
     assert "Recommended" not in "".join(lines)
-    table = cell_metrics(load_run(tmp_path / "run"))
+    table = cell_metrics(load_run(run))
     assert set(table["decision"].dropna()) == {"unclear"}
 
 
-def test_a_cell_whose_draws_were_completed_is_judged_by_all_of_them(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_cell_whose_draws_were_completed_is_judged_by_all_of_them(run: Path, make_cell: MakeCell) -> None:
     make_cell([[1] * 8] * 100)
-    lucky = make_cell([[1] * 2 + [0] * 6] * 100, policy="dynts", keep_ratio=0.1)
-    record = json.loads((lucky / "provenance.json").read_text())
-    (lucky / "provenance.json").write_text(json.dumps(record | {"rounds": [2, 4, 8], "margin": 5}))
-    row = cell_metrics(load_run(tmp_path / "run")).set_index("policy").loc["dynts"]
+    rounds = {"rounds": [2, 4, 8], "margin": 5}
+    make_cell([[1] * 2 + [0] * 6] * 100, policy="dynts", keep_ratio=0.1, recorded=rounds)
+    row = cell_metrics(load_run(run)).set_index("policy").loc["dynts"]
     assert (row["decision"], row["diff_to_full"], row["stopped_early"]) == ("worse", -0.75, False)
     assert row["these_low"] < -0.75 < row["these_high"] < -0.5
 
 
 @pytest.mark.slow
-def test_a_sequential_run_says_so_and_keeps_its_decisions(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_sequential_run_says_so_and_keeps_its_decisions(run: Path, make_cell: MakeCell) -> None:
     make_cell([[1] * 8] * 50 + [[0] * 8] * 50)
-    early = make_cell([[0] * 2] * 100, policy="dynts", keep_ratio=0.1)
-    late = make_cell([[0, 1] * 4] * 97 + [[0] * 8] * 3, policy="dynts", keep_ratio=0.3)
-    same = make_cell([[1] * 2] * 50 + [[0] * 2] * 50, policy="dynts", keep_ratio=0.5)
-    for folder in (early, late, same):
-        record = json.loads((folder / "provenance.json").read_text())
-        (folder / "provenance.json").write_text(json.dumps(record | {"rounds": [2, 4, 8], "margin": 5}))
-    table = cell_metrics(load_run(tmp_path / "run")).set_index("keep_ratio")
+    early, late, same = [[0] * 2] * 100, [[0, 1] * 4] * 97 + [[0] * 8] * 3, [[1] * 2] * 50 + [[0] * 2] * 50
+    for ratio, right in ((0.1, early), (0.3, late), (0.5, same)):
+        make_cell(right, policy="dynts", keep_ratio=ratio, recorded={"rounds": [2, 4, 8], "margin": 5})
+    table = cell_metrics(load_run(run)).set_index("keep_ratio")
     assert table["decision"].dropna().to_dict() == {0.1: "worse", 0.3: "unclear", 0.5: "safe"}
     assert table["stopped_early"].dropna().to_dict() == {0.1: True, 0.3: False, 0.5: True}
-    lines = verdict_lines(tmp_path / "run").splitlines()
+    lines = verdict_lines(run).splitlines()
     assert lines[1].startswith(
         "3 settings on 100 problems, 2 to 8 draws each (in rounds of 2, 4 and 8; a decided setting"
     )
     assert "on the 200 answers that every setting has" in "".join(lines)
-    html = run_page(analyse(load_run(tmp_path / "run")), [], {}, {})
+    html = run_page(analyse(load_run(run)), [], {}, {})
     assert "sequential: in rounds of 2, 4, 8, until a cell was decided" in html
     # A cell that stopped early is marked.
     (marks,) = [re.findall(r'"marks":"([^"]*)"', html)]
     assert marks == ["", "°", "", "°"]
     assert "50.0 ± 5.0°" in html
-    printed = summary_table(tmp_path / "run")
+    printed = summary_table(run)
     assert "50.0 ± 5.0° " in printed
     assert "; ° decided early" in printed
 
 
 @pytest.mark.slow
-def test_a_run_of_one_round_leaves_no_cell_fewer_draws(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_run_of_one_round_leaves_no_cell_fewer_draws(run: Path, make_cell: MakeCell) -> None:
     """`until=decided draws=2` has one round, in which every cell gets all draws."""
     make_cell([[1] * 2] * 50 + [[0] * 2] * 50)
     for ratio in (0.1, 0.3, 0.5):
-        folder = make_cell([[1] * 2] * 50 + [[0] * 2] * 50, policy="dynts", keep_ratio=ratio)
-        record = json.loads((folder / "provenance.json").read_text())
-        (folder / "provenance.json").write_text(json.dumps(record | {"rounds": [2], "margin": 5}))
-    lines = verdict_lines(tmp_path / "run")
+        right = [[1] * 2] * 50 + [[0] * 2] * 50
+        make_cell(right, policy="dynts", keep_ratio=ratio, recorded={"rounds": [2], "margin": 5})
+    lines = verdict_lines(run)
     assert "3 settings on 100 problems, 2 draws each:" in lines
     assert "round" not in lines
-    assert "sequential" not in run_page(analyse(load_run(tmp_path / "run")), [], {}, {})
+    assert "sequential" not in run_page(analyse(load_run(run)), [], {}, {})
 
 
-def test_truncated_texts_that_loop_are_counted(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_truncated_texts_that_loop_are_counted(run: Path, make_cell: MakeCell) -> None:
     text = {"stop_reason": "length", "token_ids": [9, 8, *[1, 2, 3, 4] * 30], "num_tokens": 122}
     make_cell([[1], [1]])
     make_cell([[0], [0]], policy="dynts", keep_ratio=0.1, completion=text)
     make_cell([[0], [0]], policy="dynts", keep_ratio=0.2, completion=text | {"token_ids": list(range(122))})
     make_cell([[1], [0]], policy="dynts", keep_ratio=0.3)
     columns = ["truncated_texts", "looping_texts", "loop_period", "loop_count", "tokens_in_loops"]
-    table = cell_metrics(load_run(tmp_path / "run")).set_index("keep_ratio")[columns]
+    table = cell_metrics(load_run(run)).set_index("keep_ratio")[columns]
     assert table.loc[0.1].tolist() == [2, 2, 4, 30, 2 * (120 - 64)]
     assert table.loc[0.2].fillna(-1).tolist() == [2, 0, -1, -1, 0]
     assert table.loc[0.3].fillna(-1).tolist() == [0, 0, -1, -1, 0]
-    said = verdict_lines(tmp_path / "run")
+    said = verdict_lines(run)
     assert "At keep ratio 0.1, 2 of 2 truncated texts loop: they repeat their end until they are cut off." in said
     assert f"would save {100 * 56 / 122:.1f}% of the tokens there" in said
-    shown = dict(cells_data(load_run(tmp_path / "run"), completions=100))
+    shown = dict(cells_data(load_run(run), completions=100))
     loops = [json.loads(zlib.decompress(b64decode(data)))["draws"][0].get("loop") for _, data in sorted(shown.items())]
     assert loops == [[4, 30], None, None, None]
 
@@ -266,10 +243,9 @@ def test_a_page_of_few_completions_shows_those_that_its_cells_lose(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_grey_band_holds_the_settings_tied_with_the_best(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_the_grey_band_holds_the_settings_tied_with_the_best(run: Path, make_cell: MakeCell) -> None:
     panel(make_cell, [60, 12, 1, 0])
-    (verdict,) = verdicts(tmp_path / "run")
-    assert verdict.floor is not None
+    (verdict,) = verdicts(run)
     axes = noise_figure([verdict]).axes[0]
     (band,) = axes.patches
     low, high = band.get_extents().transformed(axes.transData.inverted()).intervaly
@@ -281,38 +257,36 @@ def test_the_grey_band_holds_the_settings_tied_with_the_best(tmp_path: Path, mak
     assert max(axes.get_yticks()) <= 100
 
 
-def test_where_eviction_acted(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_where_eviction_acted(run: Path, make_cell: MakeCell) -> None:
     make_cell([[1], [1], [0], [1]])
-    folder = make_cell([[0], [1], [1], [0]], policy="dynts")
-    rows = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
-    rows[3]["evictions"] = rows[1]["evictions"] = []
-    (folder / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    row = cell_metrics(load_run(tmp_path / "run")).set_index("policy").loc["dynts"]
+    untouched = {"evictions": []}
+    make_cell([[0], [1], [1], [0]], policy="dynts", texts=[{}, untouched, {}, untouched])
+    row = cell_metrics(load_run(run)).set_index("policy").loc["dynts"]
     assert (row["regressions"], row["gains"]) == (2, 1)
     assert (row["diff_evicted"], row["diff_untouched"], row["untouched_differ"]) == (0, -0.5, 1)
     assert row["evicted"] == 0.5
 
 
 @pytest.mark.slow
-def test_random_weights_have_no_accuracy(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_random_weights_have_no_accuracy(run: Path, make_cell: MakeCell) -> None:
     for ratio in (0.1, 0.2, 0.3):
-        folder = make_cell([[1], [1]], policy="dynts", keep_ratio=ratio)
-        text = (folder / "cell.yaml").read_text()
-        (folder / "cell.yaml").write_text(text.replace("model:\n", "model:\n  random_weights: true\n"))
-    table = cell_metrics(load_run(tmp_path / "run"))
+        make_cell([[1], [1]], policy="dynts", keep_ratio=ratio, cell={"model": {"random_weights": True}})
+    table = cell_metrics(load_run(run))
     assert table[["pass_at_1", "correct", "ci_low"]].isna().all(axis=None)
-    html = build_report(tmp_path / "run").read_text()
+    html = build_report(run).read_text()
     assert "Toy-Qwen (random weights)" in html
     assert "100.0 ±" not in html
     assert '"outcome":"correct"' not in html
 
 
 @pytest.mark.slow
-def test_two_runs_are_paired(tmp_path: Path, make_cell: MakeCell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_are_paired(
+    tmp_path: Path, run: Path, make_cell: MakeCell, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_cell([[1]] * 12)
-    (tmp_path / "run").rename(tmp_path / "a")
+    run.rename(tmp_path / "a")
     make_cell([[0]] * 10 + [[1]] * 2, seed=1)
-    (tmp_path / "run").rename(tmp_path / "b")
+    run.rename(tmp_path / "b")
     table = compare(load_run(tmp_path / "a"), load_run(tmp_path / "b"))
     assert table["difference"].tolist() == [pytest.approx(-10 / 12)]
     assert table["p"].tolist() == [pytest.approx(2 / 2**10)]
@@ -322,9 +296,6 @@ def test_two_runs_are_paired(tmp_path: Path, make_cell: MakeCell, capsys: pytest
     assert "-83.3" in said
     assert "Toy-Qwen | Chain: 1 cell, B worse in 1, better in 0, mean -83.3 points" in said
     assert pd.read_csv(tmp_path / "all.csv")["difference"].tolist() == table["difference"].tolist()
-    make_cell([[1]], policy="dynts")
-    with pytest.raises(UserError, match="share no cell"):
-        compare(load_run(tmp_path / "a"), load_run(tmp_path / "run"))
 
 
 def test_the_comparison_of_many_cells_fits_on_a_screen(tmp_path: Path, make_cell: MakeCell) -> None:

@@ -132,5 +132,4 @@ def test_a_model_may_be_named_na_and_a_policy_have_no_budget(tmp_path: Path) -> 
     (tmp_path / "x.csv").write_text("\n".join([HEAD, *rows]))
     (verdict,) = analyse_scores(tmp_path / "x.csv").verdicts
     assert verdict.title == "NA | aime"
-    assert verdict.floor is not None
     assert verdict.floor.range == pytest.approx(0.013)
