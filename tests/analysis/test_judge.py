@@ -66,15 +66,8 @@ def write_all(folder: Path, **sides: list[Row]) -> list[Path]:
 
 def test_the_logs_of_inspect_ai(judge: Judge) -> None:
     full, fp8 = (REAL / f"inspect_ai_0.3.285_{name}.json" for name in ("full", "fp8"))
-    answers = read_outputs(fp8)
-    assert [
-        (one.problem, one.draw, one.correct) for one in sorted(answers, key=lambda one: (one.problem, one.draw))
-    ] == [
-        ("p1", 0, 0.0),
-        ("p1", 1, 0.0),
-        ("p2", 0, 1.0),
-        ("p2", 1, 1.0),
-    ]
+    found = {one.key: (one.correct, text) for one, text in read_texts(fp8)}
+    assert found == {("p1", 0): (0, "8"), ("p1", 1): (0, "8"), ("p2", 0): (1, "7"), ("p2", 1): (1, "7")}
     code, out, _ = judge(f"full={full}", f"fp8={fp8}")
     assert code == 4
     assert "fp8 unclear  -50.0" in out
@@ -82,9 +75,8 @@ def test_the_logs_of_inspect_ai(judge: Judge) -> None:
 
 def test_the_zipped_logs_of_inspect_ai(tmp_path: Path) -> None:
     # inspect_ai packs with zstd, which Python's zipfile cannot read before 3.14.
-    zipped = {(one.problem, one.draw): one.correct for one in read_outputs(REAL / "inspect_ai_0.3.285.eval")}
-    plain = read_outputs(REAL / "inspect_ai_0.3.285_full.json")
-    assert zipped == {(one.problem, one.draw): one.correct for one in plain}
+    zipped, plain = (read_outputs(REAL / f"inspect_ai_0.3.285{end}") for end in (".eval", "_full.json"))
+    assert {one.key: one.correct for one in zipped} == {one.key: one.correct for one in plain}
     samples = json.loads((REAL / "inspect_ai_0.3.285_fp8.json").read_text())["samples"]
     with zipfile.ZipFile(tmp_path / "log.eval", "w", zipfile.ZIP_DEFLATED) as log:
         log.writestr("header.json", "{}")
@@ -94,12 +86,9 @@ def test_the_zipped_logs_of_inspect_ai(tmp_path: Path) -> None:
 
 
 def test_the_details_of_lighteval() -> None:
-    found = {one.problem: (one, text) for one, text in read_texts(REAL / "lighteval_0.13.0.parquet")}
-    assert {name: (one.draw, one.correct, one.gold) for name, (one, _) in found.items()} == {
-        "0": (0, 1.0, "Let 11111111111111111111111"),
-        "1": (0, 0.0, "random baseline"),
-    }
-    assert found["1"][1] == "Let 66666666666666666666666"
+    found = {one.key: (one.correct, one.gold, text) for one, text in read_texts(REAL / "lighteval_0.13.0.parquet")}
+    assert found["0", 0][:2] == (1, "Let 11111111111111111111111")
+    assert found["1", 0] == (0, "random baseline", "Let 66666666666666666666666")
 
 
 def test_the_folders_of_nemo_evaluator(judge: Judge, tmp_path: Path) -> None:
@@ -129,7 +118,7 @@ def test_the_folders_of_sgl_eval(judge: Judge, tmp_path: Path) -> None:
         name: pd.concat({n: pd.read_json(folder / f"output-rs{n}.jsonl", lines=True) for n in range(2)}, names=["draw"])
         for name, folder in (("full", full), ("fp8", fp8))
     }
-    found = {(one.problem, one.draw): (one.correct, one.gold, one.ending, text) for one, text in read_texts(fp8)}
+    found = {one.key: (one.correct, one.gold, one.ending, text) for one, text in read_texts(fp8)}
     assert found["sum-0", 0] == (0, "7", "stop", "<think>I add them, call 1.</think>The answer is \\boxed{8}.")
     assert found.keys() == {(row.id, draw) for (draw, _), row in tables["fp8"].iterrows()}
     lost = tables["full"]["symbolic_correct"].to_numpy() & ~tables["fp8"]["symbolic_correct"].to_numpy()
@@ -172,7 +161,7 @@ def test_the_state_of_llama_eval(judge: Judge, tmp_path: Path) -> None:
     for case in older["task_states"]["cases"].values():
         del case["chunk_idx"], case["problem_idx"]
     (tmp_path / "older.json").write_text(json.dumps(older))
-    assert [(one.problem, one.draw) for one in read_outputs(tmp_path / "older.json")] == [("3", 0)]
+    assert [one.key for one in read_outputs(tmp_path / "older.json")] == [("3", 0)]
 
 
 FOLDERS = {
@@ -201,72 +190,38 @@ def test_a_folder_stands_for_its_one_file_of_outputs(name: str, tmp_path: Path) 
         read_outputs(tmp_path / "empty")
 
 
-def lm_eval(path: Path) -> pd.Series:
-    return pd.read_json(path, lines=True).set_index("doc_id")["exact_match"]
+def lm_eval(full: Path, other: Path) -> list["pd.Series[Any]"]:
+    lines = [json.loads(line) for line in (REAL / "lm_eval_0.4.13.jsonl").read_text().splitlines()]
+    write(full, lines)
+    write(other, [{**lines[0], "exact_match": 1 - lines[0]["exact_match"]}, *lines[1:]])
+    return [pd.read_json(path, lines=True).set_index("doc_id")["exact_match"] for path in (full, other)]
 
 
-def inspect_ai(path: Path) -> pd.Series:
-    samples = json.loads(path.read_text())["samples"]
-    return pd.Series({(one["id"], one["epoch"]): next(iter(one["scores"].values()))["value"] == "C" for one in samples})
+def lighteval(full: Path, other: Path) -> list["pd.Series[Any]"]:
+    table = parquet.read_table(REAL / "lighteval_0.13.0.parquet")
+    metric = [{"em": 1 - table["metric"][0].as_py()["em"]}, *table["metric"].to_pylist()[1:]]
+    parquet.write_table(table, full)
+    place = table.schema.get_field_index("metric")
+    parquet.write_table(table.set_column(place, "metric", pa.array(metric, table.schema.field(place).type)), other)
+    return [pd.read_parquet(path)["metric"].map(lambda one: one["em"]) for path in (full, other)]
 
 
-def lighteval(path: Path) -> pd.Series:
-    table = pd.read_parquet(path)
-    return table["metric"].map(lambda one: one["em"]).set_axis(table["doc"].map(lambda one: one["id"]))
-
-
-def llama_cases(path: Path) -> pd.Series:
-    cases = json.loads(path.read_text())["task_states"]["cases"].values()
-    return pd.Series({(one["problem_idx"], one["chunk_idx"]): one["correct"] for one in cases})
-
-
-# What a folder of each program holds, and how pandas reads the grades; the other two have tests of their own above.
-PROGRAMS: dict[str, tuple[str, Callable[[Path], "pd.Series[Any]"]]] = {
-    "lm_eval": ("model/samples_task_2026-01-01.jsonl", lm_eval),
-    "inspect_ai": ("logs/2026-01-01_task.json", inspect_ai),
-    "lighteval": ("details/model/2026-01-01/details_task.parquet", lighteval),
-    "llama_eval": ("llama-eval-state.json", llama_cases),
-}
-
-
-def write_folders(program: str, files: list[Path]) -> None:
-    """The program's own outputs as the baseline's, and as a setting's the same with the first grade turned around."""
-    full, other = files
+@pytest.mark.parametrize("write_outputs", [lm_eval, lighteval])
+def test_folders_of_programs_are_judged_without_a_flag(
+    write_outputs: Callable[[Path, Path], list["pd.Series[Any]"]], judge: Judge, tmp_path: Path
+) -> None:
+    """A program's own outputs are the baseline's, and a setting's are the same with the first grade turned around."""
+    name = next(place for file, place in FOLDERS.items() if file.startswith(write_outputs.__name__))
+    files = [tmp_path / setting / name for setting in ("full", "other")]
     for file in files:
         file.parent.mkdir(parents=True)
-    if program == "lm_eval":
-        rows = [json.loads(line) for line in (REAL / "lm_eval_0.4.13.jsonl").read_text().splitlines()]
-        write(full, rows)
-        write(other, [{**rows[0], "exact_match": 1 - rows[0]["exact_match"]}, *rows[1:]])
-    elif program == "inspect_ai":
-        for file, name in zip(files, ("full", "fp8"), strict=True):
-            shutil.copy(REAL / f"inspect_ai_0.3.285_{name}.json", file)
-    elif program == "lighteval":
-        table = parquet.read_table(REAL / "lighteval_0.13.0.parquet")
-        metric = [{"em": 1 - table["metric"][0].as_py()["em"]}, *table["metric"].to_pylist()[1:]]
-        parquet.write_table(table, full)
-        place = table.schema.get_field_index("metric")
-        parquet.write_table(table.set_column(place, "metric", pa.array(metric, table.schema.field(place).type)), other)
-    else:
-        cases = [(chunk, problem, bool(problem)) for chunk in range(2) for problem in range(3)]
-        for file, found in zip(files, (cases, [*cases[:1], (0, 1, False), *cases[2:]]), strict=True):
-            file.write_text(json.dumps(llama_eval(found)))
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_folders_of_programs_are_judged_without_a_flag(program: str, judge: Judge, tmp_path: Path) -> None:
-    name, read = PROGRAMS[program]
-    files = [tmp_path / setting / name for setting in ("full", "other")]
-    write_folders(program, files)
+    full, other = write_outputs(*files)
     code, out, _ = judge(tmp_path / "full", tmp_path / "other", "--markdown", tmp_path / "m.md")
-    own = pd.DataFrame({one: read(file).astype(float) for one, file in zip(("full", "other"), files, strict=True)})
-    if "one draw of each problem counts" in out:  # the mock model of inspect_ai repeats itself
-        own = own.groupby(level=0).first()
-    change = own["other"] - own["full"]
+    change = other - full
     row = table_of(tmp_path / "m.md")["other"]
     assert (row["lost"], row["won"]) == (str((change < 0).sum()), str((change > 0).sum())) != ("0", "0")
     assert row["points"] == f"{100 * change.mean():+.1f}"
-    assert (code, row["label"], int(row["problems"]) * int(row["draws"])) == (4, "unclear", len(own)), out
+    assert (code, row["label"], int(row["problems"]) * int(row["draws"])) == (4, "unclear", len(full)), out
 
 
 def asked_again(rng: np.random.Generator, flips: float) -> list[Row]:
@@ -318,20 +273,6 @@ def test_files_of_one_name_are_the_draws_of_one_setting(judge: Judge, tmp_path: 
     code, out, _ = judge(*words)
     line = row_of(out, "fp8")
     assert (code, line[1], line[2], line[-2:]) == (1, "worse", "-10.0", ["30", "8"])
-
-
-def test_a_column_of_whole_numbers_is_proposed_as_the_draw(tmp_path: Path) -> None:
-    items = [row | {"seed": row.pop("draw") + 40} for row in rows(3, 2)]
-    file = write(tmp_path / "a.jsonl", items)
-    with pytest.raises(UserError, match="differ in seed: give --column draw=seed, or --where seed=40 or --where seed"):
-        read_outputs(file)
-    assert {one.draw for one in read_outputs(file, Asked(columns={"draw": "seed"}))} == {40, 41}
-
-
-def test_texts_stand_where_the_programs_write_them() -> None:
-    [(_, text), *_] = read_texts(REAL / "lm_eval_0.4.13.jsonl")
-    assert text == "lol"
-    assert {text for _, text in read_texts(REAL / "inspect_ai_0.3.285_fp8.json")} == {"7", "8"}
 
 
 def test_a_log_of_inspect_ai_whose_model_thinks(tmp_path: Path) -> None:
@@ -501,7 +442,7 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
     items = [{"question": f"q{p}", "run": 0, "ok": 1} for p in range(3)]
     path = write(tmp_path / "a.jsonl", items)
     found = read_outputs(path, Asked(correct="ok", columns={"id": "question", "draw": "run"}))
-    assert [(one.problem, one.draw) for one in found] == [("q0", 0), ("q1", 0), ("q2", 0)]
+    assert [one.key for one in found] == [("q0", 0), ("q1", 0), ("q2", 0)]
     with pytest.raises(UserError, match=r"a\.jsonl:1 has no column name: it has question, run, ok"):
         read_outputs(path, Asked(columns={"id": "name"}))
     with pytest.raises(UserError, match="--column colour="):
@@ -544,11 +485,9 @@ def test_the_page_holds_the_answers_that_differ_first(
 
 
 def test_the_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
-    answers = read_outputs(REAL / "lm_eval_0.4.13.jsonl")
-    assert [(one.problem, one.draw, one.correct, one.gold) for one in answers] == [
-        ("0", 0, 0.0, "7"),
-        ("1", 0, 1.0, "lol"),
-    ]
+    answers, texts = zip(*read_texts(REAL / "lm_eval_0.4.13.jsonl"), strict=True)
+    assert [(*one.key, one.correct, one.gold) for one in answers] == [("0", 0, 0, "7"), ("1", 0, 1, "lol")]
+    assert texts[0] == "lol"
     # A task with two filters writes each problem twice.
     lines = [json.loads(line) for line in (REAL / "lm_eval_0.4.13.jsonl").read_text().splitlines()]
     both = write(
@@ -557,7 +496,7 @@ def test_the_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--where filter=flexible or --where filter=strict"):
         read_outputs(both)
     chosen = read_outputs(both, Asked(where={"filter": "strict"}))
-    assert [one._replace(grade="exact_match") for one in chosen] == answers
+    assert [one._replace(grade="exact_match") for one in chosen] == [*answers]
     assert {one.grade for one in chosen} == {"exact_match strict"}
 
 
@@ -707,33 +646,29 @@ def test_one_answer_that_lacks_leaves_a_file_safe(judge: Judge, tmp_path: Path) 
         assert judge(full, other)[0] == code
 
 
-Side = Callable[[int, int], Row]
-
-
-def plain(problem: int, draw: int) -> Row:
-    return {}
+Side = Row | Callable[[int, int], Row]
 
 
 @pytest.mark.parametrize(
     ("full", "other", "code", "said"),
     [
         # Two other draws of each problem lack: an engine that fails where it would be wrong.
-        (plain, lambda p, d: {"left out": (p + d) % 4 == 0}, 4, "other: 80 of 320 pairs with full lack"),
+        ({}, lambda p, d: {"left out": (p + d) % 4 == 0}, 4, "other: 80 of 320 pairs with full lack"),
         (lambda p, d: {"text": f"{p}"}, lambda p, d: {"text": f"{p}!"}, 4, "other has the same text in all draws"),
         (lambda p, d: {"text": f"{p} {d}"}, lambda p, d: {"text": f"{p}!"}, 4, "other has the same text in all draws"),
         (lambda p, d: {"text": f"{p} {d}"}, lambda p, d: {"text": f"{p} {d}!"}, 0, "other  safe"),
         # A score that every answer has, beside the grade.
-        (lambda p, d: {"scores": {"form": 1}}, lambda p, d: {"scores": {"form": 1}, "correct": 0}, 2, "form, correct"),
-        (lambda p, d: {"score": 1}, lambda p, d: {"score": 1, "correct": p % 2}, 2, "the grades correct, score: name"),
-        (plain, lambda p, d: {"correct": None, "score": 1}, 2, "the grades correct, score: name"),
+        ({"scores": {"form": 1}}, {"scores": {"form": 1}, "correct": 0}, 2, "form, correct"),
+        ({"score": 1}, lambda p, d: {"score": 1, "correct": p % 2}, 2, "the grades correct, score: name"),
+        ({}, {"correct": None, "score": 1}, 2, "the grades correct, score: name"),
         (
-            lambda p, d: {"metrics": ["em"], "em": 1, "filter": "strict"},
-            lambda p, d: {"metrics": ["em"], "em": 1, "filter": "flexible"},
+            {"metrics": ["em"], "em": 1, "filter": "strict"},
+            {"metrics": ["em"], "em": 1, "filter": "flexible"},
             2,
             "full and other have grade 'em strict' and 'em flexible' for problem 'p0'",
         ),
-        (lambda p, d: {"filter": "none"}, plain, 0, "other  safe"),
-        (lambda p, d: {"scores": {"a": 1}}, lambda p, d: {"scores": {"b": 1}}, 2, "have grade 'a' and 'b' for problem"),
+        ({"filter": "none"}, {}, 0, "other  safe"),
+        ({"scores": {"a": 1}}, {"scores": {"b": 1}}, 2, "have grade 'a' and 'b' for problem"),
         # A row's own number beside the problem.
         (
             lambda p, d: {"problem_id": p},
@@ -744,47 +679,47 @@ def plain(problem: int, draw: int) -> Row:
         # The model's own answer is no gold.
         (lambda p, d: {"gold": None, "answer": d}, lambda p, d: {"gold": None, "answer": d + 1}, 0, "other  safe"),
         # What makes no difference.
-        (lambda p, d: {"gold": "070"}, lambda p, d: {"gold": 70}, 0, "other  safe"),
-        (lambda p, d: {"gold": "0"}, lambda p, d: {"gold": "00.0"}, 0, "other  safe"),
-        (lambda p, d: {"gold": "70"}, lambda p, d: {"gold": "700"}, 2, "gold '70' and '700' for problem"),
+        ({"gold": "070"}, {"gold": 70}, 0, "other  safe"),
+        ({"gold": "0"}, {"gold": "00.0"}, 0, "other  safe"),
+        ({"gold": "70"}, {"gold": "700"}, 2, "gold '70' and '700' for problem"),
         # A reason that nobody knows.
         (
-            lambda p, d: {"finish_reason": {"type": "stop"}},
+            {"finish_reason": {"type": "stop"}},
             lambda p, d: {"finish_reason": "abort" if p == d == 0 else "FinishReason.STOP"},
             0,
             "note: other: 1 answer of 320 ended by 'abort', which is no known end or limit: the text alone says",
         ),
-        (lambda p, d: {"gold": 7}, lambda p, d: {"gold": [" 7"]}, 0, "other  safe"),
-        (lambda p, d: {"gold": math.nan}, lambda p, d: {"gold": math.nan}, 0, "other  safe"),
+        ({"gold": 7}, {"gold": [" 7"]}, 0, "other  safe"),
+        ({"gold": math.nan}, {"gold": math.nan}, 0, "other  safe"),
         (lambda p, d: {"draw": float(d)}, lambda p, d: {"draw": f"{d}.0"}, 0, "other  safe"),
         (lambda p, d: {"id": p}, lambda p, d: {"id": float(p)}, 0, "other  safe"),
         (lambda p, d: {"id": p}, lambda p, d: {"id": f"{p}.0"}, 0, "other  safe"),
         # Draws that one file has, and grades that are the other file's.
         (
-            plain,
+            {},
             lambda p, d: {"left out": d > 5},
             0,
             "note: full: 80 answers are unused, of draws that other",
         ),
         (
             lambda p, d: {"left out": d > 5},
-            plain,
+            {},
             0,
             "note: other: 80 answers are unused, of draws that full",
         ),
-        (plain, lambda p, d: {"text": f"{p}{d}!"}, 0, "note: other: all 320 grades are those of full: check"),
-        (plain, lambda p, d: {"draw": d + 1}, 2, "full counts its draws from 0 and other from 1: count both"),
-        (plain, lambda p, d: {"correct": math.nan if p == d == 0 else 1}, 0, "other  safe"),
-        (plain, lambda p, d: {"correct": None}, 2, "other has no grade in any row"),
+        ({}, lambda p, d: {"text": f"{p}{d}!"}, 0, "note: other: all 320 grades are those of full: check"),
+        ({}, lambda p, d: {"draw": d + 1}, 2, "full counts its draws from 0 and other from 1: count both"),
+        ({}, lambda p, d: {"correct": math.nan if p == d == 0 else 1}, 0, "other  safe"),
+        ({}, {"correct": None}, 2, "other has no grade in any row"),
         (
-            lambda p, d: {"id": 0.5},
-            plain,
+            {"id": 0.5},
+            {},
             2,
             "no problem's id: 0.5 is neither text nor a whole number; name it",
         ),
         # Draws that nothing tells apart may be copies.
-        (lambda p, d: {"text": None}, lambda p, d: {"text": None}, 4, "note: other has one grade in all draws of each"),
-        (lambda p, d: {"text": None}, lambda p, d: {"text": None, "correct": p + d > 0}, 0, "other  safe"),
+        ({"text": None}, {"text": None}, 4, "note: other has one grade in all draws of each"),
+        ({"text": None}, lambda p, d: {"text": None, "correct": p + d > 0}, 0, "other  safe"),
         (
             lambda p, d: {"messages": [{"role": "user", "content": f"Add {p}"}, {"role": "tool", "content": f"{d}"}]},
             lambda p, d: {"messages": [{"role": "user", "content": f"Add {p}"}, {"role": "tool", "content": f"{d}!"}]},
@@ -792,18 +727,18 @@ def plain(problem: int, draw: int) -> Row:
             "other  safe",
         ),
         # A question that several ids have, and several questions of one id.
-        (lambda p, d: {"id": 8 * p + d, "prompt": p}, plain, 2, "full has 320 ids for 40 questions, so that"),
-        (lambda p, d: {"prompt": None if p % 3 else p}, plain, 0, "other  safe"),
-        (lambda p, d: {"query": d % 2}, plain, 2, "another query ('1') than an earlier row of problem 'p0'"),
-        (lambda p, d: {"doc": {"q": d}, "resps": [""]}, plain, 2, "--ignore doc if it is no part of the"),
+        (lambda p, d: {"id": 8 * p + d, "prompt": p}, {}, 2, "full has 320 ids for 40 questions, so that"),
+        (lambda p, d: {"prompt": None if p % 3 else p}, {}, 0, "other  safe"),
+        (lambda p, d: {"query": d % 2}, {}, 2, "another query ('1') than an earlier row of problem 'p0'"),
+        (lambda p, d: {"doc": {"q": d}, "resps": [""]}, {}, 2, "--ignore doc if it is no part of the"),
         (lambda p, d: {"prompt": f"Add {p}"}, lambda p, d: {"prompt_hash": f"8fa{p}"}, 0, "other  safe"),
         (
-            lambda p, d: {"prompt_hash": "a"},
-            lambda p, d: {"prompt_hash": "b"},
+            {"prompt_hash": "a"},
+            {"prompt_hash": "b"},
             2,
             "full and other differ in prompt_hash for problem 'p0': give outputs of the same questions, or --ignore",
         ),
-        (lambda p, d: {"correct": "yes"}, lambda p, d: {"correct": "C"}, 0, "other  safe"),
+        ({"correct": "yes"}, {"correct": "C"}, 0, "other  safe"),
         (
             lambda p, d: {"prompt": [{"id": f"{p}{d}", "content": "Add"}]},
             lambda p, d: {"prompt": [{"id": f"{d}{p}", "content": "Add"}]},
@@ -819,9 +754,8 @@ def test_rows_that_could_be_misread(
     pairs = [(p, d) for p in range(40) for d in range(8)]
     sides = {}
     for name, more in (("full", full), ("other", other)):
-        items = [
-            {"id": f"p{p}", "draw": d, "correct": 1, "gold": "7", "text": f"{p}{d}"} | more(p, d) for p, d in pairs
-        ]
+        own = more if callable(more) else lambda p, d, more=more: more
+        items = [{"id": f"p{p}", "draw": d, "correct": 1, "gold": "7", "text": f"{p}{d}"} | own(p, d) for p, d in pairs]
         sides[name] = [item for item in items if not item.pop("left out", False)]
     ended, out, err = judge(*write_all(tmp_path, **sides))
     assert (ended, said in out + err) == (code, True), out + err

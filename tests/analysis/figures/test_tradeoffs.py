@@ -59,14 +59,18 @@ def test_accuracy_against_memory(tmp_path: Path, metrics: pd.DataFrame) -> None:
     assert sorted(drawn["DynTS, best 100.0"][0]) == pytest.approx(sorted(lengths))
     assert sorted(drawn["DynTS, best 100.0"][1]) == pytest.approx([75, 100])
     assert drawn["unheard_of, best 25.0"][1] == pytest.approx([25])
-    (front,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "Pareto front")
+    (axes,) = figure.axes
+    assert axes.get_xlim()[1] > 140
+    stars = [line for line in axes.get_lines() if line.get_marker() == "*"]
+    assert [(list(star.get_xdata()), list(star.get_ydata())) for star in stars] == [([140], [75])]
+    (front,) = (line for line in axes.get_lines() if line.get_label() == "Pareto front")
     assert front.get_drawstyle() == "steps-post"
     # All compressed cells hold the same here, so the best of them is the whole front.
     assert list(np.asarray(front.get_ydata(), dtype=float)) == pytest.approx([100])
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["full cache: 75.0 ± 17.7 at 140 tokens", "Pareto front", *scores]
-    assert [text.get_text() for text in figure.axes[0].texts] == ["DynTS"]  # the front has one point
-    looks = [(c.lines[0].get_color(), c.lines[0].get_marker()) for c in figure.axes[0].containers]  # type: ignore[attr-defined]
+    assert [text.get_text() for text in axes.texts] == ["DynTS"]  # the front has one point
+    looks = [(c.lines[0].get_color(), c.lines[0].get_marker()) for c in axes.containers]  # type: ignore[attr-defined]
     assert len(set(looks)) == len(looks)
 
 
@@ -101,15 +105,6 @@ def test_memory_begins_before_its_points_where_they_lie_in_the_upper_half(metric
     for length, start in ((80, 80 - 0.1 * 60), (69, 0), (140, 0)):
         figure = tradeoff("memory", metrics.assign(mean_cache_length=np.where(full, 140, length)), "toy_qwen")
         assert figure.axes[0].get_xlim()[0] == pytest.approx(start)
-
-
-@pytest.mark.slow
-def test_memory_shows_the_full_cache(metrics: pd.DataFrame) -> None:
-    figure = tradeoff("memory", metrics, "toy_qwen")
-    (axes,) = figure.axes
-    assert axes.get_xlim()[1] > 140
-    stars = [line for line in axes.get_lines() if line.get_marker() == "*"]
-    assert [(list(star.get_xdata()), list(star.get_ydata())) for star in stars] == [([140], [75])]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """A table of scores is read as it stands, or refused with the line, the column and the value."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,6 @@ from kvsweep.analysis.statistics.grids import GRID_FILE, REFERENCE
 from kvsweep.analysis.statistics.sentences import analyse_scores
 from kvsweep.analysis.statistics.summary import read_summary
 from kvsweep.errors import UserError
-from tests.program import report as main
 
 HEAD = "model,benchmark,policy,keep_ratio,local_window,budget,problems,draws,pass_at_1"
 GOOD = ["m,aime,dynts,0.1,500,5000,30,5,47.3", "m,aime,dynts,0.2,500,5000,30,5,46.0"]
@@ -48,71 +48,30 @@ def test_a_setting_stands_once(tmp_path: Path, again: str) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (
-            "m,aime,dynts,10,500,5000,30,5,46",
-            "keep_ratio='10' is out of range: it must be a number, at least 0 and at most 1.",
-        ),
-        (
-            "m,aime,dynts,-0.1,500,5000,30,5,46",
-            "keep_ratio='-0.1' is out of range: it must be a number, at least 0 and at most 1.",
-        ),
-        (
-            "m,aime,dynts,nan,500,5000,30,5,46",
-            "keep_ratio='nan' is out of range: it must be a number, at least 0 and at most 1.",
-        ),
-        ("m,aime,dynts,,500,5000,30,5,46", "keep_ratio is missing: give it a value."),
-        (
-            "m,aime,dynts,0.3,0.5,5000,30,5,46",
-            "local_window='0.5' is out of range: it must be a whole number, at least 0 and at most 2,147,483,647.",
-        ),
-        (
-            'm,aime,dynts,0.3,500,"5,000",30,5,46',
-            "budget='5,000' is out of range: it must be a whole number, at least 0 and at most 2,147,483,647, or null.",
-        ),
-        (
-            "m,aime,dynts,0.3,500,5000,0,5,46",
-            "problems='0' is out of range: it must be a whole number, at least 1 and at most 2,147,483,647.",
-        ),
-        (
-            "m,aime,dynts,0.3,500,5000,30,2.5,46",
-            "draws='2.5' is out of range: it must be a whole number, at least 1 and at most 2,147,483,647.",
-        ),
-        (
-            "m,aime,dynts,0.3,500,5000,30,5,47.3%",
-            "pass_at_1='47.3%' is out of range: it must be a number, at least 0 and at most 100.",
-        ),
-        (
-            "m,aime,dynts,0.3,500,5000,30,5,101",
-            "pass_at_1='101' is out of range: it must be a number, at least 0 and at most 100.",
-        ),
+        ("m,aime,dynts,10,500,5000,30,5,46", "keep_ratio='10' .* at least 0 and at most 1"),
+        ("m,aime,dynts,-0.1,500,5000,30,5,46", "keep_ratio='-0.1' .* at least 0 and at most 1"),
+        ("m,aime,dynts,nan,500,5000,30,5,46", "keep_ratio='nan'"),
+        ("m,aime,dynts,,500,5000,30,5,46", "keep_ratio is missing"),
+        ("m,aime,dynts,0.3,0.5,5000,30,5,46", "local_window='0.5' .* whole number, at least 0"),
+        ('m,aime,dynts,0.3,500,"5,000",30,5,46', "budget='5,000' .* whole number, at least 0 .* or null"),
+        ("m,aime,dynts,0.3,500,5000,0,5,46", "problems='0' .* whole number, at least 1"),
+        ("m,aime,dynts,0.3,500,5000,30,2.5,46", "draws='2.5' .* whole number, at least 1"),
+        ("m,aime,dynts,0.3,500,5000,30,5,47.3%", "pass_at_1='47.3%' .* at least 0"),
+        ("m,aime,dynts,0.3,500,5000,30,5,101", "pass_at_1='101' .* at most 100"),
+        (",aime,dynts,0.3,500,5000,30,5,46", "model is missing"),
+        ("m, ,dynts,0.3,500,5000,30,5,46", "benchmark is missing"),
+        ("m,aime,full,,,,30,5,50", "is the full cache"),
+        ("m,aime,dynts,0.3,500,5000,30,5,46,2", "has not the header's count of cells"),
     ],
 )
-def test_a_value_out_of_range_is_named_with_its_line(tmp_path: Path, row: str, said: str) -> None:
-    with pytest.raises(UserError) as refused:
+def test_a_row_that_is_no_setting_is_named_with_its_line(tmp_path: Path, row: str, said: str) -> None:
+    with pytest.raises(UserError, match=rf"x\.csv:4 {said}"):
         read(tmp_path, *GOOD, row)
-    assert str(refused.value) == f"{tmp_path / 'x.csv'}:4 {said}"
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        (",aime,dynts,0.3,500,5000,30,5,46", "x.csv:4 model is missing: give it a value."),
-        ("m, ,dynts,0.3,500,5000,30,5,46", "x.csv:4 benchmark is missing: give it a value."),
-        ("m,aime,full,,,,30,5,50", "x.csv:4 is the full cache, which no grid of scores has; delete the row."),
-        ("m,aime,dynts,0.3,500,5000,30,5,46,2", "x.csv:4 has not the header's count of cells; quote its commas."),
-    ],
-)
-def test_a_row_that_is_no_setting_is_named(tmp_path: Path, row: str, said: str) -> None:
-    with pytest.raises(UserError) as refused:
-        read(tmp_path, *GOOD, row)
-    assert str(refused.value) == f"{tmp_path}/{said}"
-
-
-def test_decimal_commas_in_every_row_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_decimal_commas_in_every_row_are_one_sentence(tmp_path: Path, refused: Callable[..., str]) -> None:
     (tmp_path / "x.csv").write_text("\n".join([HEAD, "m,aime,dynts,0.1,500,5000,30,5,47,3"]))
-    with pytest.raises(SystemExit):
-        main([str(tmp_path / "x.csv")])
-    assert "x.csv:2 has not the header's count of cells; quote its commas." in capsys.readouterr().err
+    assert "x.csv:2 has not the header's count of cells; quote its commas." in refused("report", tmp_path / "x.csv")
 
 
 def test_a_table_without_a_row_has_no_score(tmp_path: Path) -> None:
