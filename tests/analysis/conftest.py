@@ -15,22 +15,22 @@ MakeCell = Callable[..., Path]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """The folder of the cells that `make_cell` writes."""
     return tmp_path / "run"
 
 
 @pytest.fixture
-def make_cell(run: Path) -> MakeCell:
+def make_cell(run):
     """`make_cell(correct, **settings)` writes one cell into `run` and returns its folder."""
     return partial(write_cell, run)
 
 
 @pytest.fixture
-def refused(kvsweep: Callable[..., Any]) -> Callable[..., str]:
+def refused(kvsweep):
     """`refused("report", ...)` is the one sentence of a command that ends with exit status 2 and prints no result."""
 
-    def said(*words: object) -> str:
+    def said(*words):
         code, out, err = kvsweep(*map(str, words))
         assert (code, out, err.count("\n")) == (2, "", 1)
         return str(err)

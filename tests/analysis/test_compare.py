@@ -1,7 +1,6 @@
 """Two runs are compared where their settings and their problems agree."""
 
 import shutil
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,7 +11,7 @@ from kvsweep.errors import UserError
 from tests.analysis.conftest import write_cell
 
 
-def test_cells_with_the_question_in_another_place_are_not_paired(tmp_path: Path) -> None:
+def test_cells_with_the_question_in_another_place_are_not_paired(tmp_path):
     for name, place in (("a", "free"), ("b", "pinned")):
         write_cell(tmp_path / name, [[1], [0]], policy="dynts", extra={"question": place})
     with pytest.raises(UserError, match="share no cell"):
@@ -20,7 +19,7 @@ def test_cells_with_the_question_in_another_place_are_not_paired(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_settings_that_differ_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_differ_are_named(tmp_path, capsys):
     for name, dtype, tokens in (("a", "float32", 448), ("b", "bfloat16", 300)):
         for policy in ("full", "dynts"):
             settings = {"model": {"dtype": dtype}, "decoding": {"max_new_tokens": tokens}}
@@ -37,7 +36,7 @@ def test_settings_that_differ_are_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert "settings differ" not in capsys.readouterr().out
 
 
-def test_cells_of_other_problems_are_not_paired(tmp_path: Path) -> None:
+def test_cells_of_other_problems_are_not_paired(tmp_path):
     """The problems of both runs have the same ids, and other questions behind them."""
     for name, problems in (("a", "1" * 16), ("b", "1" * 16), ("c", "2" * 16)):
         write_cell(tmp_path / name, [[1], [0]], cell={"dataset_hash": problems})
@@ -47,7 +46,7 @@ def test_cells_of_other_problems_are_not_paired(tmp_path: Path) -> None:
         compare(first, other)
 
 
-def test_grades_by_other_golds_are_not_paired(tmp_path: Path) -> None:
+def test_grades_by_other_golds_are_not_paired(tmp_path):
     for name, gold in (("a", "4"), ("b", "04"), ("c", "5")):
         folder = write_cell(tmp_path / name, [[1], [0]])
         rows = (folder / "grades.jsonl").read_text().replace('"gold": "4"', f'"gold": "{gold}"')
@@ -58,7 +57,7 @@ def test_grades_by_other_golds_are_not_paired(tmp_path: Path) -> None:
         compare(first, other)
 
 
-def test_cells_without_a_common_answer_are_counted_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_without_a_common_answer_are_counted_apart(tmp_path, capsys):
     for name, grade in (("a", 1), ("b", None)):
         write_cell(tmp_path / name, [[1], [0]])
         write_cell(tmp_path / name, [[grade], [grade]], policy="dynts")
@@ -71,7 +70,7 @@ def test_cells_without_a_common_answer_are_counted_apart(tmp_path: Path, capsys:
     ]
 
 
-def test_what_only_one_run_has_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_only_one_run_has_is_counted(tmp_path, capsys):
     """B has two of A's three problems, and of them one of two draws."""
     write_cell(tmp_path / "a", [[1, 1], [0, 1], [1, 1]])
     write_cell(tmp_path / "b", [[1], [0]])
@@ -89,7 +88,7 @@ def test_what_only_one_run_has_is_counted(tmp_path: Path, capsys: pytest.Capture
     assert "not compared" not in said
 
 
-def test_one_cell_is_itself_in_a_run_that_varies_more(tmp_path: Path) -> None:
+def test_one_cell_is_itself_in_a_run_that_varies_more(tmp_path):
     """In A alone the number of sinks varies, so that only A's names say it."""
     folders = []
     for sinks in (0, 4):
@@ -101,7 +100,7 @@ def test_one_cell_is_itself_in_a_run_that_varies_more(tmp_path: Path) -> None:
         assert (list(found["cell_id_a"]), list(found["cell_id_b"])) == ([folders[1].name], [folders[1].name])
 
 
-def test_what_was_skipped_in_either_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_skipped_in_either_run_is_told(tmp_path, capsys):
     for name in "ab":
         grades = write_cell(tmp_path / name, [[1], [0]]) / "grades.jsonl"
         grades.write_text(grades.read_text() + "no grade\n")

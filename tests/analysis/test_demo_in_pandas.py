@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.conftest import MakeCell
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-def test_the_script_of_the_page_runs(run: Path, make_cell: MakeCell) -> None:
+def test_the_script_of_the_page_runs(run, make_cell):
     dice = random.Random(0)
     make_cell([[1, int(dice.random() < 0.9)] for _ in range(60)])
     for ratio, chance in ((0.2, 0.6), (0.4, 0.8)):
@@ -39,7 +37,7 @@ def test_the_script_of_the_page_runs(run: Path, make_cell: MakeCell) -> None:
     assert (run / "report" / "by_evictions.png").stat().st_size > 10_000
 
 
-def test_the_notebook_has_the_cells_of_the_script() -> None:
+def test_the_notebook_has_the_cells_of_the_script():
     parts = re.split(r"^# %% ", (ROOT / "docs/demo_in_pandas.py").read_text(), flags=re.MULTILINE)[1:]
     notebook = json.loads((ROOT / "docs/demo_in_pandas.ipynb").read_text())
     texts = ["".join(cell["source"]) for cell in notebook["cells"][1:]]

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -22,14 +21,14 @@ from kvsweep.analysis.export import export, push
 from kvsweep.errors import UserError
 from kvsweep.harness.settings import CONF
 from kvsweep.stored import StoredCell
-from tests.analysis.conftest import MakeCell, write_rows
+from tests.analysis.conftest import write_rows
 from tests.program import export as main
 
 GATED = yaml.safe_load((CONF / "benchmark/gpqa_diamond.yaml").read_text())["licence"]
 
 
 @pytest.fixture(autouse=True)
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def offline(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
 
@@ -47,7 +46,7 @@ def ask(folder: Path) -> None:
     write_rows(folder / "problems.jsonl", problems)
 
 
-def test_every_row_arrives_with_its_cell_and_grade(make_cell: MakeCell) -> None:
+def test_every_row_arrives_with_its_cell_and_grade(make_cell):
     full = make_cell([[1, 0], [1, "truncated"]])
     dynts = make_cell([[1, None]], policy="dynts", done=False)
     ask(full)
@@ -73,7 +72,7 @@ def test_every_row_arrives_with_its_cell_and_grade(make_cell: MakeCell) -> None:
     assert ungraded["evictions"][0] == {"step": 89, "length_before": 129, "length_after": 72}
 
 
-def test_the_card_describes_what_is_there(make_cell: MakeCell) -> None:
+def test_the_card_describes_what_is_there(make_cell):
     run = make_cell([[1, 0], [1, 1]]).parent
     make_cell([[1, 0], [1, "truncated"]], policy="dynts", done=False)
     folder, _ = export(run)
@@ -95,13 +94,13 @@ def test_the_card_describes_what_is_there(make_cell: MakeCell) -> None:
     assert described == set(pq.read_schema(next(folder.glob("data/*.parquet"))).names)
 
 
-def test_random_weights_have_no_accuracy(make_cell: MakeCell) -> None:
+def test_random_weights_have_no_accuracy(make_cell):
     folder = make_cell([[1]], cell={"model": {"random_weights": True}})
     text = (export(folder.parent)[0] / "README.md").read_text()
     assert "| full cache | 1 | – | 0.0 |" in text
 
 
-def test_gated_problems_stay_at_home_unless_asked_for(make_cell: MakeCell) -> None:
+def test_gated_problems_stay_at_home_unless_asked_for(make_cell):
     cell = make_cell([[1]], cell={"benchmark": {"licence": GATED}})
     ask(cell)
     folder, _ = export(cell.parent)
@@ -113,7 +112,7 @@ def test_gated_problems_stay_at_home_unless_asked_for(make_cell: MakeCell) -> No
     assert "their texts are included" in (folder / "README.md").read_text()
 
 
-def test_one_cell_by_its_folder_or_its_name(make_cell: MakeCell) -> None:
+def test_one_cell_by_its_folder_or_its_name(make_cell):
     full = make_cell([[1]])
     dynts = make_cell([[1], [0]], policy="dynts")
     whole, _ = export(full.parent)
@@ -130,7 +129,7 @@ def test_one_cell_by_its_folder_or_its_name(make_cell: MakeCell) -> None:
         export(full.parent, cells=["nothing"])
 
 
-def test_broken_and_torn_lines_are_told_once_and_passed_over(make_cell: MakeCell) -> None:
+def test_broken_and_torn_lines_are_told_once_and_passed_over(make_cell):
     cell = make_cell([[1, 0]])
     with (cell / "completions.jsonl").open("a") as file:
         file.write('{"schema": 1, "problem_id": 3}\n{"problem_id": "p0", "dr')
@@ -139,13 +138,13 @@ def test_broken_and_torn_lines_are_told_once_and_passed_over(make_cell: MakeCell
     assert len(notices) == 1
 
 
-def test_half_a_surrogate_pair_becomes_a_mark(make_cell: MakeCell) -> None:
+def test_half_a_surrogate_pair_becomes_a_mark(make_cell):
     cell = make_cell([[1]], completion={"text": "so \ud83d."})
     (text,) = pq.read_table(next(export(cell.parent)[0].glob("data/*"))).column("text").to_pylist()
     assert text == "so ?."
 
 
-def test_a_run_below_a_path_that_is_no_utf8(make_cell: MakeCell, tmp_path: Path) -> None:
+def test_a_run_below_a_path_that_is_no_utf8(make_cell, tmp_path):
     run = make_cell([[1]]).parent
     place = tmp_path / os.fsdecode(b"r\xff")
     shutil.copytree(run, place)
@@ -155,18 +154,18 @@ def test_a_run_below_a_path_that_is_no_utf8(make_cell: MakeCell, tmp_path: Path)
     assert len(rows_of(tmp_path / "data set")) == 1
 
 
-def test_token_ids_come_where_they_are_asked_for(make_cell: MakeCell) -> None:
+def test_token_ids_come_where_they_are_asked_for(make_cell):
     cell = make_cell([[1]])
     (path,) = export(cell.parent, ids=True)[0].glob("data/*")
     assert pq.read_table(path).column("token_ids").to_pylist() == [[5, 6, 7, 2]]
 
 
-def test_rows_are_written_group_by_group(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_written_group_by_group(make_cell, monkeypatch):
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 3)
     cell = make_cell([[1, 0, 1, 0], [1, 1, 1, 1]])
     read, alive = StoredCell.rows, []
 
-    def watched(cell: StoredCell, kind: Any, **how: Any) -> Any:
+    def watched(cell, kind, **how):
         for row in read(cell, kind, **how):
             if kind.file != "completions.jsonl":
                 yield row
@@ -175,7 +174,7 @@ def test_rows_are_written_group_by_group(make_cell: MakeCell, monkeypatch: pytes
             alive.append(len(alive) + 1 - written)
             yield row
 
-    def sliced(rows: Any, most: int) -> list[Any]:
+    def sliced(rows, most):
         groups.append(list(islice(rows, most)))
         return groups[-1]
 
@@ -187,7 +186,7 @@ def test_rows_are_written_group_by_group(make_cell: MakeCell, monkeypatch: pytes
     assert max(alive) == 3
 
 
-def test_another_export_of_the_same_size_is_not_taken_for_the_first(make_cell: MakeCell) -> None:
+def test_another_export_of_the_same_size_is_not_taken_for_the_first(make_cell):
     path = make_cell([[1]], completion={"text": "So 4."}) / "completions.jsonl"
     written, cards = path.read_text(), []
     for text in ("So 4.", "So 5.", "So 5."):
@@ -198,7 +197,7 @@ def test_another_export_of_the_same_size_is_not_taken_for_the_first(make_cell: M
     assert cards[1] == cards[2] != cards[0]
 
 
-def test_a_folder_of_another_kind_is_left_alone(make_cell: MakeCell, tmp_path: Path) -> None:
+def test_a_folder_of_another_kind_is_left_alone(make_cell, tmp_path):
     run = make_cell([[1]]).parent
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("x")
@@ -207,10 +206,10 @@ def test_a_folder_of_another_kind_is_left_alone(make_cell: MakeCell, tmp_path: P
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
-def test_an_export_that_was_cut_short_is_made_again(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_was_cut_short_is_made_again(make_cell, monkeypatch):
     run = make_cell([[1]]).parent
 
-    def stop(*_: Any) -> None:
+    def stop(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -225,7 +224,7 @@ def test_an_export_that_was_cut_short_is_made_again(make_cell: MakeCell, monkeyp
 # --- The command --------------------------------------------------------------------------------------------
 
 
-def test_the_command_says_where_it_lies(make_cell: MakeCell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_where_it_lies(make_cell, capsys):
     run = make_cell([[1], [0]]).parent
     main([str(run)])
     folder, line, end = capsys.readouterr().out.split("\n")
@@ -235,9 +234,7 @@ def test_the_command_says_where_it_lies(make_cell: MakeCell, capsys: pytest.Capt
     assert eval(code, {"datasets": datasets}).num_rows == 2
 
 
-def test_a_place_that_cannot_be_read_or_written_is_one_sentence(
-    make_cell: MakeCell, tmp_path: Path, refused: Callable[..., str]
-) -> None:
+def test_a_place_that_cannot_be_read_or_written_is_one_sentence(make_cell, tmp_path, refused):
     cell = make_cell([[1]])
     assert "missing" in refused("export", tmp_path / "missing")
     assert str(tmp_path) in refused("export", tmp_path)
@@ -250,9 +247,7 @@ def test_a_place_that_cannot_be_read_or_written_is_one_sentence(
     assert f"{cell}/grades.jsonl is no plain file" in refused("export", cell.parent)
 
 
-def test_pushing_without_a_login_reads_nothing(
-    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
-) -> None:
+def test_pushing_without_a_login_reads_nothing(make_cell, monkeypatch, refused):
     run = make_cell([[1]]).parent
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     assert "hf auth login" in refused("export", run, "--push-to-hub", "me/texts")
@@ -260,17 +255,15 @@ def test_pushing_without_a_login_reads_nothing(
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def hub(tmp_path, monkeypatch):
     """What reaches the hub while somebody is logged in; a dataset there has files of an earlier upload."""
     sent: list[Any] = []
 
-    def create_repo(self: HfApi, name: str, *, repo_type: str, private: bool, exist_ok: bool) -> Any:
+    def create_repo(self, name, *, repo_type, private, exist_ok):
         sent.append({"type": repo_type, "private": private, "may be there": exist_ok})
         return SimpleNamespace(repo_id=f"me/{name.rpartition('/')[2]}")
 
-    def upload_folder(
-        self: HfApi, *, folder_path: Path, allow_patterns: Any, delete_patterns: Any, **where: Any
-    ) -> None:
+    def upload_folder(self, *, folder_path, allow_patterns, delete_patterns, **where):
         names = sorted(path.relative_to(folder_path).as_posix() for path in folder_path.rglob("*") if path.is_file())
         new, old = (
             list(filter_repo_objects(files, allow_patterns=patterns))
@@ -278,7 +271,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         )
         sent.append({**where, "new": new, "gone": sorted({*old} - {*new})})
 
-    def repo_info(self: HfApi, name: str, *, repo_type: str) -> Any:
+    def repo_info(self, name, *, repo_type):
         siblings = [SimpleNamespace(rfilename=name) for name in (".gitattributes", *earlier)]
         return SimpleNamespace(private=sent[-1]["private"], siblings=siblings)
 
@@ -293,9 +286,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize(("options", "private"), [([], True), (["--public"], False)])
-def test_pushing_sends_the_exports_files_and_deletes_those_of_an_earlier_one(
-    options: list[str], private: bool, make_cell: MakeCell, hub: list[Any]
-) -> None:
+def test_pushing_sends_the_exports_files_and_deletes_those_of_an_earlier_one(options, private, make_cell, hub):
     cell = make_cell([[1, 0]])
     main([str(cell.parent)])
     (cell.parent / "export/mine.txt").touch()
@@ -320,15 +311,7 @@ def test_pushing_sends_the_exports_files_and_deletes_those_of_an_earlier_one(
         (False, [], True, None),
     ],
 )
-def test_a_dataset_that_is_public_or_not_ours_gets_nothing(
-    private: bool,
-    files: list[str],
-    public: bool,
-    said: str | None,
-    hub: list[Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_dataset_that_is_public_or_not_ours_gets_nothing(private, files, public, said, hub, tmp_path, monkeypatch):
     siblings = [SimpleNamespace(rfilename=name) for name in (".gitattributes", *files)]
     found = SimpleNamespace(private=private, siblings=siblings)
     monkeypatch.setattr(HfApi, "repo_info", lambda *_, **__: found)
@@ -338,12 +321,10 @@ def test_a_dataset_that_is_public_or_not_ours_gets_nothing(
     assert len(hub) == (1 if said else 2)
 
 
-def test_a_hub_that_cannot_be_reached_is_one_sentence(
-    make_cell: MakeCell, hub: list[Any], monkeypatch: pytest.MonkeyPatch, kvsweep: Callable[..., Any]
-) -> None:
+def test_a_hub_that_cannot_be_reached_is_one_sentence(make_cell, hub, monkeypatch, kvsweep):
     run = make_cell([[1]]).parent
 
-    def refuse(self: HfApi, **_: Any) -> None:
+    def refuse(self, **_):
         # The hub's transport raises errors of its own, which are no OSError.
         raise type("ConnectError", (Exception,), {})("no\nroute")
 

@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 @pytest.fixture
-def judge(kvsweep: Callable[..., Any]) -> Judge:
+def judge(kvsweep):
     """`judge(file, file, *words)` is the exit status, and what the command prints to either stream."""
     return lambda *words: kvsweep("judge", *map(str, words))
 
@@ -64,7 +64,7 @@ def write_all(folder: Path, **sides: list[Row]) -> list[Path]:
     return [write(folder / f"{name}.jsonl", items) for name, items in sides.items()]
 
 
-def test_the_logs_of_inspect_ai(judge: Judge) -> None:
+def test_the_logs_of_inspect_ai(judge):
     full, fp8 = (REAL / f"inspect_ai_0.3.285_{name}.json" for name in ("full", "fp8"))
     found = {one.key: (one.correct, text) for one, text in read_texts(fp8)}
     assert found == {("p1", 0): (0, "8"), ("p1", 1): (0, "8"), ("p2", 0): (1, "7"), ("p2", 1): (1, "7")}
@@ -73,7 +73,7 @@ def test_the_logs_of_inspect_ai(judge: Judge) -> None:
     assert "fp8 unclear  -50.0" in out
 
 
-def test_the_zipped_logs_of_inspect_ai(tmp_path: Path) -> None:
+def test_the_zipped_logs_of_inspect_ai(tmp_path):
     # inspect_ai packs with zstd, which Python's zipfile cannot read before 3.14.
     zipped, plain = (read_outputs(REAL / f"inspect_ai_0.3.285{end}") for end in (".eval", "_full.json"))
     assert {one.key: one.correct for one in zipped} == {one.key: one.correct for one in plain}
@@ -85,13 +85,13 @@ def test_the_zipped_logs_of_inspect_ai(tmp_path: Path) -> None:
     assert read_outputs(tmp_path / "log.eval") == read_outputs(REAL / "inspect_ai_0.3.285_fp8.json")
 
 
-def test_the_details_of_lighteval() -> None:
+def test_the_details_of_lighteval():
     found = {one.key: (one.correct, one.gold, text) for one, text in read_texts(REAL / "lighteval_0.13.0.parquet")}
     assert found["0", 0][:2] == (1, "Let 11111111111111111111111")
     assert found["1", 0] == (0, "random baseline", "Let 66666666666666666666666")
 
 
-def test_the_folders_of_nemo_evaluator(judge: Judge, tmp_path: Path) -> None:
+def test_the_folders_of_nemo_evaluator(judge, tmp_path):
     """Written by `nel eval run` of nemo-evaluator 0.3.0, two repeats of three sums; the server of fp8 adds 1 once."""
     full, fp8 = (REAL / f"nemo_evaluator_0.3.0_{name}" for name in ("full", "fp8"))
     names = ["problem_idx", "repeat", "reward"]
@@ -111,7 +111,7 @@ def test_the_folders_of_nemo_evaluator(judge: Judge, tmp_path: Path) -> None:
         read_outputs(tmp_path / "fp8")
 
 
-def test_the_folders_of_sgl_eval(judge: Judge, tmp_path: Path) -> None:
+def test_the_folders_of_sgl_eval(judge, tmp_path):
     """Written by sgl-eval 0.1.3 with two repeats of two problems; the server of fp8 answers 8 once for 7."""
     full, fp8 = (REAL / f"sgl_eval_0.1.3_{name}" for name in ("full", "fp8"))
     tables = {
@@ -146,7 +146,7 @@ def llama_eval(cases: list[tuple[int, int, bool | None]]) -> Row:
     return {"id": "aime2025", "model_name": "m", "tasks": [*found], "task_states": states, "sampling_config": {}}
 
 
-def test_the_state_of_llama_eval(judge: Judge, tmp_path: Path) -> None:
+def test_the_state_of_llama_eval(judge, tmp_path):
     for name, lost in (("f16", 0), ("q4", 3)):
         (tmp_path / name).mkdir()
         cases = [(chunk, p, p >= lost if (chunk, p) != (7, 29) else None) for chunk in range(8) for p in range(30)]
@@ -173,7 +173,7 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_stands_for_its_one_file_of_outputs(name: str, tmp_path: Path) -> None:
+def test_a_folder_stands_for_its_one_file_of_outputs(name, tmp_path):
     place = tmp_path / "run" / FOLDERS[name]
     place.parent.mkdir(parents=True)
     shutil.copy(REAL / name, place)
@@ -207,9 +207,7 @@ def lighteval(full: Path, other: Path) -> list["pd.Series[Any]"]:
 
 
 @pytest.mark.parametrize("write_outputs", [lm_eval, lighteval])
-def test_folders_of_programs_are_judged_without_a_flag(
-    write_outputs: Callable[[Path, Path], list["pd.Series[Any]"]], judge: Judge, tmp_path: Path
-) -> None:
+def test_folders_of_programs_are_judged_without_a_flag(write_outputs, judge, tmp_path):
     """A program's own outputs are the baseline's, and a setting's are the same with the first grade turned around."""
     name = next(place for file, place in FOLDERS.items() if file.startswith(write_outputs.__name__))
     files = [tmp_path / setting / name for setting in ("full", "other")]
@@ -237,7 +235,7 @@ def table_of(page: Path) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(head, row, strict=True)) for row in lines}
 
 
-def test_a_control_is_the_baseline_asked_again(judge: Judge, tmp_path: Path) -> None:
+def test_a_control_is_the_baseline_asked_again(judge, tmp_path):
     rng = np.random.default_rng(0)
     full, again, fp8, q4 = (asked_again(rng, flips) for flips in (0, 0, 0, 0.4))
     files = write_all(tmp_path, full=full, again=full[:3] + again[3:], fp8=fp8, q4=q4)
@@ -254,7 +252,7 @@ def test_a_control_is_the_baseline_asked_again(judge: Judge, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_equal_servers_are_seldom_beyond_their_control() -> None:
+def test_equal_servers_are_seldom_beyond_their_control():
     """1,000 pairs of equal servers beside a control: beyond it, and worse, in at most 2.5%."""
     chances, rng, beyond, worse = np.random.default_rng(5).beta(0.6, 0.4, 30), np.random.default_rng(1), 0, 0
     for _ in range(1000):
@@ -264,7 +262,7 @@ def test_equal_servers_are_seldom_beyond_their_control() -> None:
     assert (beyond <= 25, worse <= 25) == (True, True), (beyond, worse)
 
 
-def test_files_of_one_name_are_the_draws_of_one_setting(judge: Judge, tmp_path: Path) -> None:
+def test_files_of_one_name_are_the_draws_of_one_setting(judge, tmp_path):
     words = []
     for name, lost in (("full", 0), ("fp8", 3)):
         for run in range(8):
@@ -275,7 +273,7 @@ def test_files_of_one_name_are_the_draws_of_one_setting(judge: Judge, tmp_path: 
     assert (code, line[1], line[2], line[-2:]) == (1, "worse", "-10.0", ["30", "8"])
 
 
-def test_a_log_of_inspect_ai_whose_model_thinks(tmp_path: Path) -> None:
+def test_a_log_of_inspect_ai_whose_model_thinks(tmp_path):
     parts = [{"type": "reasoning", "reasoning": "3 and 4"}, {"type": "text", "text": "7"}]
     output = {"choices": [{"message": {"role": "assistant", "content": parts}, "stop_reason": "max_tokens"}]}
     sample = {"id": "p1", "epoch": 1, "target": "7", "scores": {"match": {"value": "C"}}, "output": output}
@@ -299,7 +297,7 @@ def test_a_log_of_inspect_ai_whose_model_thinks(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_field_of_another_shape_takes_no_grade_away(more: Row, tmp_path: Path) -> None:
+def test_a_field_of_another_shape_takes_no_grade_away(more, tmp_path):
     [answer] = read_outputs(write(tmp_path / "a.jsonl", [{"id": "a", "correct": 1, **more}]))
     assert (answer.problem, answer.correct, answer.truncated, answer.gold) == ("a", 1.0, False, None)
 
@@ -311,7 +309,7 @@ def texts(right: int) -> list[Row]:
 
 
 @pytest.mark.core
-def test_our_grades_in_place_of_theirs(judge: Judge, tmp_path: Path) -> None:
+def test_our_grades_in_place_of_theirs(judge, tmp_path):
     """A grade of the file that is wrong is named, whichever grades are asked for by whoever wrote the file."""
     full, worse = write(tmp_path / "full.jsonl", texts(30)), write(tmp_path / "worse.jsonl", texts(15))
     own = ["--correct", "ok", "--column", "text=said"]
@@ -340,9 +338,7 @@ def test_our_grades_in_place_of_theirs(judge: Judge, tmp_path: Path) -> None:
         ([], ("--grades", "theirs"), "is read by --grades ours alone"),
     ],
 )
-def test_golds_and_texts_that_cannot_be_graded_are_refused(
-    golds: list[Row] | None, words: tuple[str, ...], said: str, refused: Callable[..., str], tmp_path: Path
-) -> None:
+def test_golds_and_texts_that_cannot_be_graded_are_refused(golds, words, said, refused, tmp_path):
     items = [{**one, "gone": None} for one in texts(30)]
     files = write_all(tmp_path, full=items, worse=items)
     named = [] if golds is None else ["--gold", write(tmp_path / "golds.jsonl", golds)]
@@ -369,8 +365,8 @@ CUT = {
 
 
 @pytest.mark.parametrize("way", CUT)
-def test_a_guess_in_the_thinking_is_no_answer(way: str, judge: Judge, tmp_path: Path) -> None:
-    def outputs(name: str, lost: int) -> Path:
+def test_a_guess_in_the_thinking_is_no_answer(way, judge, tmp_path):
+    def outputs(name, lost):
         said = [CUT[way][p >= lost] for p in range(30)]
         items = [{"id": p, "gold": str(p), "text": t % ((p,) * t.count("%d"))} for p, t in enumerate(said)]
         return write(tmp_path / name, items)
@@ -389,7 +385,7 @@ MARKS = {
 
 
 @pytest.mark.parametrize("text", MARKS.values(), ids=MARKS)
-def test_a_tag_that_is_none_of_thinking_takes_no_answer_away(text: str, judge: Judge, tmp_path: Path) -> None:
+def test_a_tag_that_is_none_of_thinking_takes_no_answer_away(text, judge, tmp_path):
     items = [{"id": p, "gold": str(p), "text": text % p} for p in range(30)]
     lost = [item | {"text": text % 99} for item in items[:6]]
     files = write_all(tmp_path, full=items, other=lost + items[6:])
@@ -397,9 +393,7 @@ def test_a_tag_that_is_none_of_thinking_takes_no_answer_away(text: str, judge: J
 
 
 @pytest.mark.parametrize("closed", [0, 3])
-def test_texts_that_may_be_answers_or_thinking_need_their_endings(
-    closed: int, judge: Judge, refused: Callable[..., str], tmp_path: Path
-) -> None:
+def test_texts_that_may_be_answers_or_thinking_need_their_endings(closed, judge, refused, tmp_path):
     """A file without its thinking beside one with it, or in which a few texts alone close it."""
     answers = [f"It is \\boxed{{{p}}}." for p in range(30)]
     full = [{"id": p, "gold": str(p), "text": f"hm</think>{text}"} for p, text in enumerate(answers)]
@@ -411,14 +405,14 @@ def test_texts_that_may_be_answers_or_thinking_need_their_endings(
     assert "other unclear   +0.0" in judge(*write_all(tmp_path, **told), *ours)[1]
 
 
-def test_what_has_no_text_is_ungraded(judge: Judge, tmp_path: Path) -> None:
+def test_what_has_no_text_is_ungraded(judge, tmp_path):
     full = [{"id": p, "gold": str(p), "text": f"\\boxed{{{p}}}"} for p in range(30)]
     other = [*full[:-1], {"id": 29, "gold": "29", "text": None, "error": "content_filter"}]
     code, out, _ = judge(*write_all(tmp_path, full=full, other=other), "--grades", "ours", "--kind", "integer")
     assert (code, "note: other: 1 answer of 30 have no grade." in out) == (4, True)
 
 
-def test_what_has_no_text_because_it_was_cut_off_is_wrong(judge: Judge, tmp_path: Path) -> None:
+def test_what_has_no_text_because_it_was_cut_off_is_wrong(judge, tmp_path):
     """As vLLM's rows are with a reasoning parser, where the thinking took all tokens."""
     full = [{"id": p, "gold": str(p), "text": f"\\boxed{{{p}}}", "finish_reason": "stop"} for p in range(30)]
     cut = {"text": None, "finish_reason": "length", "reasoning_content": "let me"}
@@ -428,7 +422,7 @@ def test_what_has_no_text_because_it_was_cut_off_is_wrong(judge: Judge, tmp_path
     assert re.search(r"other +worse +-50\.0 .* 15 ", out)
 
 
-def test_the_repeats_of_lm_evaluation_harness_are_draws(tmp_path: Path) -> None:
+def test_the_repeats_of_lm_evaluation_harness_are_draws(tmp_path):
     plain = {"doc_id": 1, "target": "7", "metrics": ["exact_match"], "exact_match": 1.0, "filter": "first"}
     path = write(tmp_path / "samples.jsonl", [plain | {"resps": [["7", "8", "9"]], "filtered_resps": ["7"]}])
     assert [(a.draw, a.correct, text) for a, text in read_texts(path)] == [(0, 1.0, "7")]
@@ -438,7 +432,7 @@ def test_the_repeats_of_lm_evaluation_harness_are_draws(tmp_path: Path) -> None:
     assert [text for _, text in read_texts(choices, Asked(graded=False))] == [None]
 
 
-def test_columns_of_other_names(tmp_path: Path) -> None:
+def test_columns_of_other_names(tmp_path):
     items = [{"question": f"q{p}", "run": 0, "ok": 1} for p in range(3)]
     path = write(tmp_path / "a.jsonl", items)
     found = read_outputs(path, Asked(correct="ok", columns={"id": "question", "draw": "run"}))
@@ -450,7 +444,7 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif("KVSWEEP_SHARED" not in os.environ, reason="needs the recorded outputs in KVSWEEP_SHARED")
-def test_recorded_outputs_as_two_engines(judge: Judge, tmp_path: Path) -> None:
+def test_recorded_outputs_as_two_engines(judge, tmp_path):
     """Every second of 1,996 recorded outputs is one engine's; their grades are people's."""
     lines = (Path(os.environ["KVSWEEP_SHARED"]) / "data" / "graded_outputs.jsonl").read_text().splitlines()
     sides: list[list[Row]] = [[], []]
@@ -464,9 +458,7 @@ def test_recorded_outputs_as_two_engines(judge: Judge, tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size < 3_000_000
 
 
-def test_the_page_holds_the_answers_that_differ_first(
-    judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_holds_the_answers_that_differ_first(judge, tmp_path, monkeypatch):
     monkeypatch.setattr("kvsweep.analysis.report.judged.MOST_TEXTS", 8)
     evil = "</script><script>alert(1)</script>"
     full, other = rows(30, 1, text=f"{evil} 7"), rows(30, 1, text="8")
@@ -484,7 +476,7 @@ def test_the_page_holds_the_answers_that_differ_first(
     assert data["file1"]["left_out"] == 26
 
 
-def test_the_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
+def test_the_samples_of_lm_evaluation_harness(tmp_path):
     answers, texts = zip(*read_texts(REAL / "lm_eval_0.4.13.jsonl"), strict=True)
     assert [(*one.key, one.correct, one.gold) for one in answers] == [("0", 0, 0, "7"), ("1", 0, 1, "lol")]
     assert texts[0] == "lol"
@@ -501,7 +493,7 @@ def test_the_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "bom", "crlf"])
-def test_the_same_rows_in_every_form(kind: str, tmp_path: Path) -> None:
+def test_the_same_rows_in_every_form(kind, tmp_path):
     items, path = rows(3, 2, 1), tmp_path / "a.txt"
     text = io.StringIO()
     table = csv.DictWriter(text, list(items[0]))
@@ -522,7 +514,7 @@ def test_the_same_rows_in_every_form(kind: str, tmp_path: Path) -> None:
     assert found == [("p0", 0, 0), ("p0", 1, 0), ("p1", 0, 1), ("p1", 1, 1), ("p2", 0, 1), ("p2", 1, 1)]
 
 
-def test_thirty_problems_asked_once_and_eight_times(judge: Judge, tmp_path: Path) -> None:
+def test_thirty_problems_asked_once_and_eight_times(judge, tmp_path):
     for draws, expected in ((1, {"same": "unclear", "five": "unclear"}), (8, {"same": "safe", "five": "worse"})):
         whole = rows(30, draws)
         files = write_all(tmp_path, full=whole, same=whole, five=rows(30, draws, 2))
@@ -539,7 +531,7 @@ def test_thirty_problems_asked_once_and_eight_times(judge: Judge, tmp_path: Path
 
 
 @pytest.mark.parametrize("lost", [5, 12])
-def test_the_label_of_greedy_answers_is_about_problems_like_these(lost: int, judge: Judge, tmp_path: Path) -> None:
+def test_the_label_of_greedy_answers_is_about_problems_like_these(lost, judge, tmp_path):
     """One draw, and copies of one: there are no gains, so that the lower end is that of Clopper and Pearson."""
     low = -100 * stats.beta.ppf(0.975, lost + 1, 100 - lost)
     found = decide(np.arange(100)[:, None] >= lost, np.ones((100, 1)), population="like_these")
@@ -556,7 +548,7 @@ def test_the_label_of_greedy_answers_is_about_problems_like_these(lost: int, jud
         assert code == {"worse": 1, "unclear": 4}[found.label]
 
 
-def test_lost_and_won_are_of_answers_and_of_problems(judge: Judge, tmp_path: Path) -> None:
+def test_lost_and_won_are_of_answers_and_of_problems(judge, tmp_path):
     """Problem 0 loses three answers and wins one; problem 1 wins two; problem 2 loses one and wins one."""
     grades = {"full": ("11101", "00011", "10111"), "other": ("00011", "11011", "01111")}
     pairs = [(p, d) for p in range(3) for d in range(5)]
@@ -569,7 +561,7 @@ def test_lost_and_won_are_of_answers_and_of_problems(judge: Judge, tmp_path: Pat
     assert told == {"lost": "4", "won": "4", "problems lost": "1", "problems won": "1", "problems": "3"}
 
 
-def test_the_table_of_the_page(judge: Judge, tmp_path: Path) -> None:
+def test_the_table_of_the_page(judge, tmp_path):
     words = ["full.jsonl", "fp8.jsonl", "q4.jsonl", "--bytes", "fp8=0.5,q4=0.28"]
     page = (Path(__file__).resolve().parents[2] / "docs/judge.md").read_text()
     assert f"kvsweep judge {' '.join(words)}" in page
@@ -581,7 +573,7 @@ def test_the_table_of_the_page(judge: Judge, tmp_path: Path) -> None:
     assert set(printed) <= {line.rstrip() for line in out.splitlines()}
 
 
-def test_files_of_one_name_have_their_folders_names(judge: Judge, tmp_path: Path) -> None:
+def test_files_of_one_name_have_their_folders_names(judge, tmp_path):
     for name, lost in (("f16", 0), ("q4", 3)):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "grades.jsonl", rows(30, 8, lost))
@@ -591,7 +583,7 @@ def test_files_of_one_name_have_their_folders_names(judge: Judge, tmp_path: Path
 
 
 @pytest.mark.parametrize(("margin", "problems"), [(5, 72), (10, 36)])
-def test_the_margin_is_in_points(judge: Judge, tmp_path: Path, margin: int, problems: int) -> None:
+def test_the_margin_is_in_points(judge, tmp_path, margin, problems):
     # A part m of all problems is lost: n of them lose nothing with the chance (1 - m)^n, which is 2.5% or 1 in 40.
     assert problems - 1 < -math.log(40) / math.log1p(-margin / 100) < problems
     for number, code in ((problems - 1, 4), (problems, 0)):
@@ -599,7 +591,7 @@ def test_the_margin_is_in_points(judge: Judge, tmp_path: Path, margin: int, prob
         assert judge(*files, "--margin", margin)[0] == code
 
 
-def test_one_of_many_that_is_safe_may_be_so_by_luck(judge: Judge, tmp_path: Path) -> None:
+def test_one_of_many_that_is_safe_may_be_so_by_luck(judge, tmp_path):
     names = ["full", *(f"s{number}" for number in range(5))]
     full, *alike = write_all(tmp_path, **dict.fromkeys(names, rows(90, 1)))
     assert "s0  safe" in judge(full, alike[0])[1]
@@ -611,14 +603,14 @@ def test_one_of_many_that_is_safe_may_be_so_by_luck(judge: Judge, tmp_path: Path
     assert judge(full, *alike, *sizes)[0] == 0
 
 
-def test_nothing_is_safe_beside_a_baseline_that_solves_nothing(judge: Judge, tmp_path: Path) -> None:
+def test_nothing_is_safe_beside_a_baseline_that_solves_nothing(judge, tmp_path):
     code, out, _ = judge(*write_all(tmp_path, full=rows(30, 8, lost=30), same=rows(30, 8, lost=30)))
     assert code == 4
     assert "note: full is right in at most 5.0%: nothing is safe beside it." in out
 
 
 @pytest.mark.parametrize("way", ["ungraded", "left out", "baseline", "more draws", "more problems", "worse"])
-def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(way: str, judge: Judge, tmp_path: Path) -> None:
+def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(way, judge, tmp_path):
     full, other = rows(100, 4), rows(100, 4)
     for row in other[:40]:  # ten problems, which a safe file could not lose
         row["correct"] = None
@@ -639,7 +631,7 @@ def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(way: str, judg
     assert said == (way not in ("more draws", "more problems"))
 
 
-def test_one_answer_that_lacks_leaves_a_file_safe(judge: Judge, tmp_path: Path) -> None:
+def test_one_answer_that_lacks_leaves_a_file_safe(judge, tmp_path):
     full = write(tmp_path / "full.jsonl", rows(60, 8))
     for lacking, code in ((1, 0), (16, 4)):  # of 24 that a file may lose
         other = write(tmp_path / "other.jsonl", rows(60, 8)[lacking:])
@@ -747,9 +739,7 @@ Side = Row | Callable[[int, int], Row]
         ),
     ],
 )
-def test_rows_that_could_be_misread(
-    full: Side, other: Side, code: int, said: str, judge: Judge, tmp_path: Path
-) -> None:
+def test_rows_that_could_be_misread(full, other, code, said, judge, tmp_path):
     """All answers have a grade of 1 where nothing else is said, and there are too few problems for one draw."""
     pairs = [(p, d) for p in range(40) for d in range(8)]
     sides = {}
@@ -775,7 +765,7 @@ QUESTIONS: dict[str, tuple[Callable[[int, int], Any], int]] = {
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_other_questions_under_the_same_ids(name: str, judge: Judge, tmp_path: Path) -> None:
+def test_other_questions_under_the_same_ids(name, judge, tmp_path):
     column, draws = QUESTIONS[name]
     sides = {
         str(year): [row | {name: column(int(row["id"][1:]), year)} for row in rows(80, draws)] for year in (2031, 2032)
@@ -787,13 +777,13 @@ def test_other_questions_under_the_same_ids(name: str, judge: Judge, tmp_path: P
     assert judge(full, other, "--ignore", name)[0] == 0
 
 
-def test_a_question_that_varies_in_one_problem_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_a_question_that_varies_in_one_problem_is_refused(refused, tmp_path):
     one, two = ([row | {"question": ASKED.format(p=row["id"], year=year)} for row in rows(40, 8)] for year in (1, 2))
     two[0]["question"] += "!"
     assert "two.jsonl:2 has another question (" in refused("judge", *write_all(tmp_path, one=one, two=two))
 
 
-def test_the_order_of_a_question_s_parts_is_no_difference(judge: Judge, tmp_path: Path) -> None:
+def test_the_order_of_a_question_s_parts_is_no_difference(judge, tmp_path):
     parts = {"text": "find x", "choices": {"A": 1.0, "B": 2}, "hint": None}
     others = {"choices": {"B": 2, "A": 1, "C": None}, "text": "find x"}
     full, other = ([row | {"problem": problem} for row in rows(80, 8)] for problem in (parts, others))
@@ -801,8 +791,8 @@ def test_the_order_of_a_question_s_parts_is_no_difference(judge: Judge, tmp_path
 
 
 @pytest.mark.parametrize("draws", [1, 8])
-def test_what_an_engine_says_of_its_run_is_no_question(draws: int, judge: Judge, tmp_path: Path) -> None:
-    def side(engine: str) -> Path:
+def test_what_an_engine_says_of_its_run_is_no_question(draws, judge, tmp_path):
+    def side(engine):
         own = {"model": f"a model of {engine}", "seconds": 0.5, "answer": 7, "raw": ""}
         items = [
             row
@@ -830,13 +820,7 @@ def test_what_an_engine_says_of_its_run_is_no_question(draws: int, judge: Judge,
         (lambda p, d: f"{p}", lambda p, d: p % 10 > 0 or d > 0, 8),
     ],
 )
-def test_draws_are_copies_by_their_texts_and_grades(
-    text: Callable[[int, int], str],
-    correct: Callable[[int, int], bool],
-    draws: int,
-    judge: Judge,
-    tmp_path: Path,
-) -> None:
+def test_draws_are_copies_by_their_texts_and_grades(text, correct, draws, judge, tmp_path):
     pairs = [(p, d) for p in range(40) for d in range(8)]
     items = [{"id": p, "draw": d, "correct": int(correct(p, d)), "text": text(p, d)} for p, d in pairs]
     full = [{**item, "correct": 1, "text": None} for item in items]
@@ -845,14 +829,14 @@ def test_draws_are_copies_by_their_texts_and_grades(
     assert (int(line[line.index("40") + 1]), "note: other has the same text" in out) == (draws, draws == 1)
 
 
-def test_a_file_that_lacks_answers_beats_none_of_its_bytes(judge: Judge, tmp_path: Path) -> None:
+def test_a_file_that_lacks_answers_beats_none_of_its_bytes(judge, tmp_path):
     whole = rows(30, 8)
     torn = [row for n, row in enumerate(whole) if n % 11]
     _, out, _ = judge(*write_all(tmp_path, full=whole, fp8=whole, torn=torn), "--bytes", "fp8=0.5,torn=0.4")
     assert [row_of(out, name)[-1] for name in ("fp8", "torn")] == ["yes", "0.4"]
 
 
-def test_what_is_lost_is_counted_where_points_are(judge: Judge, tmp_path: Path) -> None:
+def test_what_is_lost_is_counted_where_points_are(judge, tmp_path):
     full, other = rows(30, 8), rows(30, 8)
     other = [row | {"correct": row["draw"] == 0 or row["id"] > "p2"} for row in other if row["id"] != "p0"] + other[:1]
     code, out, _ = judge(*write_all(tmp_path, full=full, other=other))
@@ -861,14 +845,14 @@ def test_what_is_lost_is_counted_where_points_are(judge: Judge, tmp_path: Path) 
     assert "note: other: 7 of 240 pairs with full lack." in out
 
 
-def test_a_sample_that_ended_in_an_error_has_no_grade(tmp_path: Path) -> None:
+def test_a_sample_that_ended_in_an_error_has_no_grade(tmp_path):
     items = [{"id": "a", "error": "timeout"}, {"id": "b", "scores": {}, "error": {"message": "x"}}]
     assert [one.correct for one in read_outputs(write(tmp_path / "a.jsonl", items))] == [None, None]
     asked = Asked(correct="match")
     assert [one.correct for one in read_outputs(tmp_path / "a.jsonl", asked)] == [None, None]
 
 
-def test_draws_that_number_the_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_that_number_the_rows_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("kvsweep.analysis.outputs.MOST_ROWS", 1000)
     items = [{"id": f"p{n % 10}", "sample": n, "correct": 1} for n in range(200)]
     with pytest.raises(UserError, match=r"10 problems and 200 different draws.*--column draw=NAME"):
@@ -885,9 +869,7 @@ def test_draws_that_number_the_rows_are_refused(tmp_path: Path, monkeypatch: pyt
         (["--margin", "nan"], "nan is no finite number"),
     ],
 )
-def test_a_target_is_refused_before_the_files_are_read(
-    words: list[str], said: str, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_is_refused_before_the_files_are_read(words, said, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = write_all(tmp_path, full=rows(30, 8), other=rows(30, 8))
     before = [file.read_bytes() for file in files]
@@ -896,7 +878,7 @@ def test_a_target_is_refused_before_the_files_are_read(
     assert not (tmp_path / "a").exists()
 
 
-def test_what_does_not_pair_is_named(judge: Judge, tmp_path: Path) -> None:
+def test_what_does_not_pair_is_named(judge, tmp_path):
     other = rows(31, 8, stop_reason="length")
     other[0]["correct"] = None
     _, out, _ = judge(*write_all(tmp_path, full=rows(30, 8), other=other))
@@ -950,7 +932,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_file_that_says_nothing_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_file_that_says_nothing_is_refused(name, tmp_path):
     data, said = BAD_FILES[name]
     (tmp_path / "bad").write_bytes(data)
     with pytest.raises(UserError, match=re.escape(said)) as refusal:
@@ -958,31 +940,31 @@ def test_a_file_that_says_nothing_is_refused(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(refusal.value)
 
 
-def test_a_date_that_python_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_a_date_that_python_cannot_hold_is_refused(tmp_path):
     far = pa.array([2**62], type=pa.timestamp("us"))
     parquet.write_table(pa.table({"id": ["a"], "correct": [1], "when": far}), tmp_path / "far.parquet")
     with pytest.raises(UserError, match="a value that Python cannot hold"):
         read_outputs(tmp_path / "far.parquet")
 
 
-def test_a_long_text_in_a_csv_file_is_read(tmp_path: Path) -> None:
+def test_a_long_text_in_a_csv_file_is_read(tmp_path):
     (tmp_path / "rows.csv").write_text(f'id,text,correct\na,"{"word, " * 50_000}",1\n')
     [answer] = read_outputs(tmp_path / "rows.csv")
     assert (answer.problem, answer.correct) == ("a", 1)
 
 
-def test_a_list_of_samples_in_one_line(tmp_path: Path) -> None:
+def test_a_list_of_samples_in_one_line(tmp_path):
     (tmp_path / "log.json").write_text(json.dumps({"samples": [{"id": "a", "correct": 1}]}))
     assert [one.problem for one in read_outputs(tmp_path / "log.json")] == ["a"]
 
 
-def test_an_empty_line_before_the_first_row_is_skipped(tmp_path: Path) -> None:
+def test_an_empty_line_before_the_first_row_is_skipped(tmp_path):
     (tmp_path / "rows").write_text('\n \n{"id": "a", "correct": 1}\n')
     assert [one.problem for one in read_outputs(tmp_path / "rows")] == ["a"]
 
 
 @pytest.mark.parametrize("packed", ["zstd", "deflate", "unknown"])
-def test_a_zip_with_torn_bytes_is_one_sentence(packed: str, tmp_path: Path) -> None:
+def test_a_zip_with_torn_bytes_is_one_sentence(packed, tmp_path):
     path = tmp_path / "log.eval"
     shutil.copy(REAL / "inspect_ai_0.3.285.eval", path)
     if packed != "zstd":
@@ -1000,7 +982,7 @@ def test_a_zip_with_torn_bytes_is_one_sentence(packed: str, tmp_path: Path) -> N
         read_outputs(path)
 
 
-def test_a_zip_that_is_a_bomb_or_no_log(tmp_path: Path) -> None:
+def test_a_zip_that_is_a_bomb_or_no_log(tmp_path):
     with zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED) as log, log.open("samples/a.json", "w") as part:
         for _ in range(80):
             part.write(b" " * (1 << 20))
@@ -1032,7 +1014,7 @@ def test_a_zip_that_is_a_bomb_or_no_log(tmp_path: Path) -> None:
         (["FULL", "PIPE"], "is no plain file"),
     ],
 )
-def test_a_mistake_is_one_sentence(words: list[str], said: str, refused: Callable[..., str], tmp_path: Path) -> None:
+def test_a_mistake_is_one_sentence(words, said, refused, tmp_path):
     items = {"full": rows(3, 1, prompt="a"), "other": rows(3, 1), "gold": [row | {"gold": "8"} for row in rows(3, 1)]}
     items |= {"prompt": rows(3, 1, prompt="b"), "prompt2": rows(3, 1, prompt="b")}
     items |= {"apart": [row | {"id": f"q{row['id']}"} for row in rows(3, 1)]}

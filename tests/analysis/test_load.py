@@ -1,16 +1,14 @@
 import json
 import shutil
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from kvsweep.analysis.load import load_problems, load_run, load_texts
 from kvsweep.errors import UserError
-from tests.analysis.conftest import MakeCell
 
 
-def test_a_cell_becomes_one_row_with_its_policy_flattened(run: Path, make_cell: MakeCell) -> None:
+def test_a_cell_becomes_one_row_with_its_policy_flattened(run, make_cell):
     make_cell([[1, 0]], policy="dynts", keep_ratio=0.3, local_window=48, budget=128)
     make_cell([[1, 1]])
     cells = load_run(run).cells
@@ -23,7 +21,7 @@ def test_a_cell_becomes_one_row_with_its_policy_flattened(run: Path, make_cell: 
     assert full["condition"] == dynts["condition"]
 
 
-def test_an_ungraded_completion_is_missing_not_wrong(run: Path, make_cell: MakeCell) -> None:
+def test_an_ungraded_completion_is_missing_not_wrong(run, make_cell):
     make_cell([[1, None]], done=False, expected=10)
     rows = load_run(run).completions.set_index("draw")
     assert rows.loc[0, "outcome"] == "correct"
@@ -32,7 +30,7 @@ def test_an_ungraded_completion_is_missing_not_wrong(run: Path, make_cell: MakeC
     assert load_run(run).cells.iloc[0]["status"] == "partial"
 
 
-def test_a_cell_that_has_only_begun_is_read(run: Path, make_cell: MakeCell) -> None:
+def test_a_cell_that_has_only_begun_is_read(run, make_cell):
     folder = make_cell([], done=False, expected=10)
     for name in ("completions.jsonl", "grades.jsonl", "stats.jsonl"):
         (folder / name).unlink()
@@ -41,7 +39,7 @@ def test_a_cell_that_has_only_begun_is_read(run: Path, make_cell: MakeCell) -> N
     assert load_run(run).completions.empty
 
 
-def test_texts_and_problems_of_one_cell(run: Path, make_cell: MakeCell) -> None:
+def test_texts_and_problems_of_one_cell(run, make_cell):
     folder = make_cell([[1]], policy="dynts")
     assert "text" not in load_run(run).completions
     row = load_texts(folder)["p0", 0]
@@ -53,7 +51,7 @@ def test_texts_and_problems_of_one_cell(run: Path, make_cell: MakeCell) -> None:
     assert load_problems(folder)["p0"].prompt == "What?"
 
 
-def test_the_evictions_belong_to_the_row_that_counts(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_the_evictions_belong_to_the_row_that_counts(tmp_path, make_cell):
     folder = make_cell([[1], [0]], policy="dynts")
     first = json.loads((folder / "completions.jsonl").read_text().splitlines()[0])
     events = [{"step": 9, "length_before": 50, "length_after": 30}]
@@ -64,7 +62,7 @@ def test_the_evictions_belong_to_the_row_that_counts(tmp_path: Path, make_cell: 
     assert seen == [("p0", 9, 20), ("p1", 89, 57), ("p1", 146, 57)]
 
 
-def test_grades_by_another_rule_are_not_taken_for_grades(run: Path, make_cell: MakeCell) -> None:
+def test_grades_by_another_rule_are_not_taken_for_grades(run, make_cell):
     folder = make_cell([[1, 0]])
     before = load_run(run).completions
     lenient = (folder / "grades.jsonl").read_text().replace('"wrong"', '"correct"')
@@ -73,7 +71,7 @@ def test_grades_by_another_rule_are_not_taken_for_grades(run: Path, make_cell: M
     pd.testing.assert_frame_equal(load_run(run).completions, before)
 
 
-def test_a_grade_that_contradicts_its_outcome_is_skipped(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_grade_that_contradicts_its_outcome_is_skipped(tmp_path, make_cell):
     folder = make_cell([[1, 0]])
     rows = (folder / "grades.jsonl").read_text().replace('"correct": 0', '"correct": 1')
     (folder / "grades.jsonl").write_text(rows)
@@ -82,7 +80,7 @@ def test_a_grade_that_contradicts_its_outcome_is_skipped(tmp_path: Path, make_ce
     assert any("correct=1 contradicts the outcome 'wrong'" in notice for notice in run.notices)
 
 
-def test_provenance_of_shards_is_put_together(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_provenance_of_shards_is_put_together(tmp_path, make_cell):
     folder = make_cell([[1, 0]])
     whole = json.loads((folder / "provenance.json").read_text())
     (folder / "provenance.json").unlink()
@@ -100,14 +98,14 @@ DEEP = json.loads("[" * 700 + "]" * 700)
 @pytest.mark.parametrize(
     "passes", [[{"cache": 5}], [{"cache": {"kvcache": 1}}], [{"model": 5}], [{"other": DEEP}], DEEP]
 )
-def test_a_strangers_provenance_is_told_and_not_believed(passes: object, tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_strangers_provenance_is_told_and_not_believed(passes, tmp_path, make_cell):
     make_cell([[1, 0]], recorded={"decoding_passes": passes})
     run = load_run(tmp_path / "run")
     assert len(run.cells) == 1
     assert any("provenance.json cannot be read" in notice for notice in run.notices)
 
 
-def test_shards_are_read_together_and_a_repeated_pair_counts_once(run: Path, make_cell: MakeCell) -> None:
+def test_shards_are_read_together_and_a_repeated_pair_counts_once(run, make_cell):
     folder = make_cell([[1], [0]])
     first = json.loads((folder / "completions.jsonl").read_text().splitlines()[0])
     (folder / "completions-1of2.jsonl").write_text(json.dumps(first | {"problem_id": "p9"}) + "\n")
@@ -116,7 +114,7 @@ def test_shards_are_read_together_and_a_repeated_pair_counts_once(run: Path, mak
     assert rows["num_tokens"].to_dict() == {"p0": 7, "p1": 201, "p9": 201}
 
 
-def test_what_cannot_be_read_is_skipped_with_a_notice(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_what_cannot_be_read_is_skipped_with_a_notice(tmp_path, make_cell):
     folder = make_cell([[1], [0]])
     with (folder / "completions.jsonl").open("a") as file:
         file.write('{"problem_id": \n{"schema": 1, "problem_id": "p7", "draw": 0}\n{"problem_id": "torn')
@@ -139,7 +137,7 @@ def test_what_cannot_be_read_is_skipped_with_a_notice(tmp_path: Path, make_cell:
     assert "bare holds completions and no cell.yaml" in text
 
 
-def test_a_setting_beyond_the_axes_that_differs_is_named(run: Path, make_cell: MakeCell) -> None:
+def test_a_setting_beyond_the_axes_that_differs_is_named(run, make_cell):
     make_cell([[1]], policy="dynts", extra={"question": "on_top"})
     make_cell([[1]], policy="dynts", extra={"question": "pinned"})
     make_cell([[1]], policy="random", extra={"question": "on_top"})
@@ -148,7 +146,7 @@ def test_a_setting_beyond_the_axes_that_differs_is_named(run: Path, make_cell: M
     assert variants["random"] == {""}
 
 
-def test_a_limit_is_neither_a_variant_nor_another_condition(run: Path, make_cell: MakeCell) -> None:
+def test_a_limit_is_neither_a_variant_nor_another_condition(run, make_cell):
     make_cell([[1]])
     make_cell([[1]], policy="dynts", limit=1)
     make_cell([[1]], policy="dynts", local_window=64)
@@ -157,7 +155,7 @@ def test_a_limit_is_neither_a_variant_nor_another_condition(run: Path, make_cell
     assert set(cells["variant"]) == {""}
 
 
-def test_cells_of_the_same_settings_are_noticed(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_cells_of_the_same_settings_are_noticed(tmp_path, make_cell):
     for budget in (128, 256, 512, 768):
         folder = make_cell([[1]], policy="dynts", budget=budget)
         shutil.copytree(folder, folder.with_name(f"{folder.name}-again"))
@@ -169,7 +167,7 @@ def test_cells_of_the_same_settings_are_noticed(tmp_path: Path, make_cell: MakeC
 
 
 @pytest.mark.parametrize("name", ["missing", "empty", "cell"])
-def test_a_wrong_directory_is_one_sentence(tmp_path: Path, make_cell: MakeCell, name: str) -> None:
+def test_a_wrong_directory_is_one_sentence(tmp_path, make_cell, name):
     (tmp_path / "empty").mkdir()
     directory = make_cell([[1]]) if name == "cell" else tmp_path / name
     with pytest.raises(UserError, match="give") as error:

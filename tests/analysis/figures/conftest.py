@@ -7,7 +7,6 @@ import pytest
 
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.metrics import cell_metrics
-from tests.analysis.conftest import MakeCell
 
 PLACES = (
     {"benchmark": "toy_chain", "benchmark_title": "Chain"},
@@ -20,7 +19,7 @@ def read(tmp_path: Path) -> pd.DataFrame:
 
 
 @pytest.fixture
-def metrics(tmp_path: Path, make_cell: MakeCell) -> pd.DataFrame:
+def metrics(tmp_path, make_cell):
     """Two benchmarks: the full cache, four policies and a variant at one setting, two at another."""
     for place in PLACES:
         make_cell([[1], [1], [1], [0]], **place)

@@ -1,7 +1,5 @@
 """The lengths of caches step by step, by hand."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,10 +8,9 @@ from matplotlib.text import Text
 from kvsweep.analysis.figures.cost import cost_figure, lengths_by_step
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.metrics import cell_metrics
-from tests.analysis.conftest import MakeCell
 
 
-def test_lengths_by_step_by_hand() -> None:
+def test_lengths_by_step_by_hand():
     """Texts of 4 and 2 tokens after 10 and 20; the first loses 3 tokens at its step 1 and 2 at its last one."""
     rows = pd.DataFrame({"num_tokens": [4, 2], "prompt_tokens": [10, 20]}, index=[7, 8])
     events = pd.DataFrame({"completion": [7, 7, 8], "step": [1, 3, 1], "freed": [3, 2, 5]})
@@ -23,7 +20,7 @@ def test_lengths_by_step_by_hand() -> None:
     assert held.tolist() == [15, 16, 9, 10]
 
 
-def test_a_cell_is_drawn_while_ten_texts_write(run: Path, make_cell: MakeCell) -> None:
+def test_a_cell_is_drawn_while_ten_texts_write(run, make_cell):
     make_cell([[1]] * 10)
     make_cell([[1]] * 10, policy="dynts")
     make_cell([[1]] * 10, policy="dynts", keep_ratio=0.2)
@@ -32,7 +29,7 @@ def test_a_cell_is_drawn_while_ten_texts_write(run: Path, make_cell: MakeCell) -
     figure = cost_figure(load_run(run), metrics, "toy_qwen")
     lengths, saved = figure.axes
     assert " ".join(saved.get_title().split()) == "the full cache's KV memory divided by the setting's"
-    assert "÷" not in "".join(text.get_text() for text in figure.findobj(Text))  # type: ignore[attr-defined]
+    assert "÷" not in "".join(text.get_text() for text in figure.findobj(Text))
     ending = "that have not ended; of settings whose mean lengths differ by less than 4% the first is drawn"
     assert str(figure.get_label()).endswith(ending)
     named = {line.get_label(): np.asarray(line.get_ydata()) for line in lengths.lines}

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import matplotlib.font_manager
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
@@ -26,14 +25,13 @@ from kvsweep.analysis.report.page import cell_data, heatmaps
 from kvsweep.analysis.statistics.grids import GRID_FILE, REFERENCE, find_grids, missing_cells, published_grid
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.analysis.statistics.sentences import analyse, analyse_scores
-from tests.analysis.conftest import MakeCell
 
 RATIOS, WINDOWS = (0.1, 0.3, 0.5), (16, 48)
 MARKED = Look(marks=True)
 
 
 @pytest.fixture
-def metrics(run: Path, make_cell: MakeCell) -> pd.DataFrame:
+def metrics(run, make_cell):
     """Two benchmarks of 3 x 2 cells; of `toy_add`, with window 16: 0.1 missing, 0.3 partial, 0.5 ungraded."""
     for benchmark, title in (("toy_chain", "Chain"), ("toy_add", "Add")):
         place = {"benchmark": benchmark, "benchmark_title": title}
@@ -66,7 +64,7 @@ def texts_by_place(axes: Axes) -> dict[tuple[float, float], str]:
     return {text.get_position(): text.get_text() for text in axes.texts}
 
 
-def test_largest_window_on_top_and_ratio_ascending(metrics: pd.DataFrame) -> None:
+def test_largest_window_on_top_and_ratio_ascending(metrics):
     axes = panels(grid_figure(find_grids(metrics)[0], "toy_qwen", metrics))[0]
     rows = dict(zip([tick.get_text() for tick in axes.get_yticklabels()], axes.get_yticks(), strict=True))
     columns = dict(zip([tick.get_text() for tick in axes.get_xticklabels()], axes.get_xticks(), strict=True))
@@ -79,7 +77,7 @@ def test_largest_window_on_top_and_ratio_ascending(metrics: pd.DataFrame) -> Non
 
 
 @pytest.mark.slow
-def test_missing_partial_and_ungraded_cells_are_marked(metrics: pd.DataFrame) -> None:
+def test_missing_partial_and_ungraded_cells_are_marked(metrics):
     plain = texts_by_place(panels(grid_figure(find_grids(metrics)[0], "toy_qwen", metrics))[1])
     assert (plain[(0.5, 1.5)], plain[(1.5, 1.5)], plain[(2.5, 1.5)]) == ("–", "28.6", "?")
     figure = grid_figure(find_grids(metrics)[0], "toy_qwen", metrics, MARKED)
@@ -96,7 +94,7 @@ def test_missing_partial_and_ungraded_cells_are_marked(metrics: pd.DataFrame) ->
     assert missing_cells(find_grids(metrics)[0]).to_numpy().tolist() == [["toy_qwen", "toy_add", 0.1, 16.0]]
 
 
-def test_by_default_an_image_has_only_titles_numbers_axes_and_bars(metrics: pd.DataFrame) -> None:
+def test_by_default_an_image_has_only_titles_numbers_axes_and_bars(metrics):
     figure = grid_figure(find_grids(metrics)[0], "toy_qwen", metrics)
     assert [axes.get_title() for axes in panels(figure)] == ["Toy-Qwen | Chain", "Toy-Qwen | Add"]
     assert len(figure.axes) == 4, "a colour bar each"
@@ -115,7 +113,7 @@ def test_by_default_an_image_has_only_titles_numbers_axes_and_bars(metrics: pd.D
 
 
 @pytest.mark.slow
-def test_the_page_and_the_figure_draw_the_same_cells(run: Path, metrics: pd.DataFrame) -> None:
+def test_the_page_and_the_figure_draw_the_same_cells(run, metrics):
     """Texts, ids and inks of the page's buttons beside the figure's, in every scale; settings outside the grid too."""
     found = analyse(load_run(run))
     (grid,) = found.grids
@@ -164,7 +162,7 @@ def test_the_page_and_the_figure_draw_the_same_cells(run: Path, metrics: pd.Data
             assert ends[0] == ends[1] == (["14.3", "75.0"] if scale == "shared" else ["-50.0", "+50.0"])
 
 
-def test_a_scale_reaches_to_all_its_numbers_and_has_a_width() -> None:
+def test_a_scale_reaches_to_all_its_numbers_and_has_a_width():
     nan = float("nan")
     assert limits([3.0, nan, 1.0], difference=False) == (1.0, 3.0)
     assert limits([2.0, 2.0], difference=False) == (1.0, 3.0)
@@ -176,7 +174,7 @@ def test_a_scale_reaches_to_all_its_numbers_and_has_a_width() -> None:
 
 
 @pytest.mark.slow
-def test_the_mean_lacks_what_one_benchmark_lacks(metrics: pd.DataFrame) -> None:
+def test_the_mean_lacks_what_one_benchmark_lacks(metrics):
     (axes,) = panels(mean_figure(find_grids(metrics)[0], "toy_qwen", metrics, MARKED))
     printed = texts_by_place(axes)
     assert axes.get_title().startswith("Toy-Qwen | mean of 2 benchmarks\nfull cache 75.0")
@@ -185,7 +183,7 @@ def test_the_mean_lacks_what_one_benchmark_lacks(metrics: pd.DataFrame) -> None:
 
 
 @pytest.mark.slow
-def test_the_published_grids_have_the_papers_form() -> None:
+def test_the_published_grids_have_the_papers_form():
     found = analyse_scores(Path(__file__).parents[3] / "results" / "reference" / "dynts_heatmaps.csv")
     (grid,) = found.grids
     drawn = {}
@@ -237,7 +235,7 @@ PUBLISHED_2000 = {
 }
 
 
-def test_a_run_of_the_papers_axes_stands_beside_the_published_scores(run: Path, make_cell: MakeCell) -> None:
+def test_a_run_of_the_papers_axes_stands_beside_the_published_scores(run, make_cell):
     place = {"model": "r1_qwen_7b", "model_title": "R1-Qwen", "benchmark": "aime24", "benchmark_title": "AIME24"}
     for ratio in (0.3, 0.4):
         for window in (1000, 2000, 2500):
@@ -263,7 +261,7 @@ def test_a_run_of_the_papers_axes_stands_beside_the_published_scores(run: Path, 
 
 
 @pytest.mark.slow
-def test_the_flags_of_the_heatmaps(metrics: pd.DataFrame) -> None:
+def test_the_flags_of_the_heatmaps(metrics):
     (grid,) = find_grids(metrics)
     plain = grid_figure(grid, "toy_qwen", metrics, MARKED)
     assert "each panel has its own colour scale" in plain.get_supxlabel().replace("\n", " ")
@@ -282,7 +280,7 @@ def test_the_flags_of_the_heatmaps(metrics: pd.DataFrame) -> None:
 
 
 @pytest.mark.slow
-def test_a_panel_within_chance_is_pale_and_says_so(run: Path, make_cell: MakeCell) -> None:
+def test_a_panel_within_chance_is_pale_and_says_so(run, make_cell):
     for benchmark, title in (("toy_chain", "Chain"), ("toy_groups", "Groups")):
         for place, ratio in enumerate((0.1, 0.2, 0.3, 0.4)):
             # On Chain a quarter of the problems more with each ratio; on Groups always all but one of forty.
@@ -297,16 +295,16 @@ def test_a_panel_within_chance_is_pale_and_says_so(run: Path, make_cell: MakeCel
     assert "\nspan 75.0, p < 0.001\nby chance " in chain.get_title()
     assert "\nspan 0.0, p = 1.000\nby chance " in groups.get_title()
     # Of a pale colour at least two thirds are white; the darkest of a panel that has no verdict is far from that.
-    assert chain.collections[0].get_facecolors()[:, :3].min() < 0.2  # type: ignore[attr-defined]
+    assert chain.collections[0].get_facecolors()[:, :3].min() < 0.2
     assert groups.collections[0].cmap([0.0, 0.5, 1.0])[:, :3].min() >= 2 / 3
     assert "a pale panel" in figure.get_supxlabel()
     assert "a pale panel" not in grid_figure(grid, "toy_qwen", found.metrics, MARKED).get_supxlabel()
     _, plain = panels(grid_figure(grid, "toy_qwen", found.metrics, verdicts=found.verdicts))
-    assert plain.collections[0].cmap([0.0, 0.5, 1.0])[:, :3].min() < 0.2, "full colours"  # type: ignore[attr-defined]
+    assert plain.collections[0].cmap([0.0, 0.5, 1.0])[:, :3].min() < 0.2, "full colours"
 
 
 @pytest.mark.slow
-def test_the_papers_scores_have_their_own_spans() -> None:
+def test_the_papers_scores_have_their_own_spans():
     found = analyse_scores(REFERENCE / GRID_FILE)
     for grid in found.grids:
         for model in grid.models:
@@ -318,7 +316,7 @@ def test_the_papers_scores_have_their_own_spans() -> None:
 
 
 @pytest.mark.slow
-def test_the_bar_of_differences_ends_where_the_data_ends(metrics: pd.DataFrame) -> None:
+def test_the_bar_of_differences_ends_where_the_data_ends(metrics):
     (grid,) = find_grids(metrics)
     drawn = grid_figure(grid, "toy_qwen", metrics, Look(scale="diff_from_full"))
     values = 100 * grid.cells["diff_to_full"].dropna()
@@ -331,7 +329,7 @@ def test_the_bar_of_differences_ends_where_the_data_ends(metrics: pd.DataFrame) 
 
 
 @pytest.mark.slow
-def test_a_grid_without_any_grade_or_spread_renders(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_grid_without_any_grade_or_spread_renders(tmp_path, make_cell):
     for ratio in RATIOS:
         make_cell([[1]], policy="dynts", keep_ratio=ratio)
         make_cell([[None]], policy="dynts", keep_ratio=ratio, benchmark="toy_add", benchmark_title="$A_d$ ^")
@@ -341,7 +339,7 @@ def test_a_grid_without_any_grade_or_spread_renders(tmp_path: Path, make_cell: M
         assert save_figure(figure, tmp_path, "figure")["png"].stat().st_size > 1000
 
 
-def test_the_font_comes_with_matplotlib() -> None:
+def test_the_font_comes_with_matplotlib():
     path = Path(matplotlib.font_manager.findfont("STIXGeneral", fallback_to_default=False))
     assert path.is_relative_to(matplotlib.get_data_path())
     glyphs = matplotlib.font_manager.get_font(path).get_charmap()

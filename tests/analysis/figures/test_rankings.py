@@ -1,7 +1,4 @@
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer, ErrorbarContainer
@@ -12,7 +9,7 @@ from kvsweep.analysis.figures.rankings import policy_bars_figure
 from kvsweep.analysis.figures.style import policy_looks, save_figure
 from kvsweep.analysis.notation import COLUMN_WIDTH, PAGE_WIDTH, POLICY_TITLES, Look
 from kvsweep.analysis.statistics.grids import shared_settings
-from tests.analysis.conftest import MakeCell, bare
+from tests.analysis.conftest import bare
 from tests.analysis.figures.conftest import PLACES, read
 
 
@@ -30,7 +27,7 @@ def names(figure: Figure) -> list[str]:
 
 
 @pytest.mark.slow
-def test_only_settings_of_three_policies_are_shared(metrics: pd.DataFrame) -> None:
+def test_only_settings_of_three_policies_are_shared(metrics):
     (setting,) = shared_settings(metrics)
     assert (setting.budget, setting.keep_ratio, setting.local_window) == (128, 0.3, 48)
     assert setting.title == "keep ratio 0.3, window 48, trigger 128, question on top"
@@ -39,7 +36,7 @@ def test_only_settings_of_three_policies_are_shared(metrics: pd.DataFrame) -> No
     assert set(setting.cells["policy"]) == {"full", "dynts", "window", "unheard_of", "snapkv"}
 
 
-def test_policies_are_ranked_beside_the_same_place_of_the_question(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_policies_are_ranked_beside_the_same_place_of_the_question(tmp_path, make_cell):
     for policy in ("h2o", "tova", "knorm"):
         for place in ("free", "pinned"):
             make_cell([[1]], policy=policy, extra={"question": place})
@@ -50,7 +47,7 @@ def test_policies_are_ranked_beside_the_same_place_of_the_question(tmp_path: Pat
     assert len({setting.file_part for setting in settings}) == 2
 
 
-def test_a_figure_of_several_places_of_the_question_says_so(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_figure_of_several_places_of_the_question_says_so(tmp_path, make_cell):
     make_cell([[1]], policy="dynts", extra={"question": "pinned"})
     make_cell([[1]], policy="no_window", extra={"question": "pinned"})
     for policy in ("h2o", "tova", "knorm"):
@@ -59,7 +56,7 @@ def test_a_figure_of_several_places_of_the_question_says_so(tmp_path: Path, make
     assert setting.title.endswith(", question pinned for DynTS and DynTS (no window), free for the others")
 
 
-def test_a_policy_without_a_field_belongs_to_every_value_of_it(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_policy_without_a_field_belongs_to_every_value_of_it(tmp_path, make_cell):
     for window in (48, 64):
         make_cell([[1]], policy="dynts", local_window=window)
         make_cell([[1]], policy="random", local_window=window)
@@ -69,7 +66,7 @@ def test_a_policy_without_a_field_belongs_to_every_value_of_it(tmp_path: Path, m
     assert [(s.local_window, s.policies) for s in settings] == [(48, 4), (64, 4)]
 
 
-def test_policies_without_any_of_the_fields_share_a_setting(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_policies_without_any_of_the_fields_share_a_setting(tmp_path, make_cell):
     fields = ("keep_ratio", "local_window", "budget")
     for policy in ("sepllm", "tova", "knorm"):
         bare(make_cell, policy, *fields)
@@ -81,7 +78,7 @@ def test_policies_without_any_of_the_fields_share_a_setting(tmp_path: Path, make
     assert "own settings" in str(figure.get_label())
 
 
-def test_bars_are_in_order_and_show_the_metrics(tmp_path: Path, metrics: pd.DataFrame) -> None:
+def test_bars_are_in_order_and_show_the_metrics(tmp_path, metrics):
     column = policy_bars_figure(shared_settings(metrics)[0], "toy_qwen", metrics)
     assert column.get_size_inches()[0] == pytest.approx(COLUMN_WIDTH)
     assert [axes.get_title() for axes in column.axes] == ["mean of 2\nbenchmarks", "cache\nlength"]
@@ -105,7 +102,7 @@ def test_bars_are_in_order_and_show_the_metrics(tmp_path: Path, metrics: pd.Data
 
 
 @pytest.mark.slow
-def test_the_last_panel_is_the_mean_cache_length(metrics: pd.DataFrame) -> None:
+def test_the_last_panel_is_the_mean_cache_length(metrics):
     figure = policy_bars_figure(shared_settings(metrics)[0], "toy_qwen", metrics)
     chosen = metrics[metrics["keep_ratio"] != 0.5].drop_duplicates(["policy", "variant", "benchmark"])
     lengths = chosen.groupby("policy")["mean_cache_length"].mean()
@@ -114,7 +111,7 @@ def test_the_last_panel_is_the_mean_cache_length(metrics: pd.DataFrame) -> None:
     assert held[0] == 140
 
 
-def test_missing_and_unfinished_bars_are_marked(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_missing_and_unfinished_bars_are_marked(tmp_path, make_cell):
     for place in PLACES:
         make_cell([[1]], **place)
         make_cell([[1]], policy="dynts", done=place is PLACES[0], expected=2, **place)
@@ -136,7 +133,7 @@ def test_missing_and_unfinished_bars_are_marked(tmp_path: Path, make_cell: MakeC
 
 
 @pytest.mark.slow
-def test_a_sweep_without_grades_or_rows_has_bars_to_come(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_sweep_without_grades_or_rows_has_bars_to_come(tmp_path, make_cell):
     for place in PLACES:
         for policy in ("dynts", "window", "random"):
             make_cell([[None]], policy=policy, done=False, **place)
@@ -148,7 +145,7 @@ def test_a_sweep_without_grades_or_rows_has_bars_to_come(tmp_path: Path, make_ce
         save_figure(figure, tmp_path, "figure")
 
 
-def test_every_policy_has_a_look_of_its_own_in_all_figures() -> None:
+def test_every_policy_has_a_look_of_its_own_in_all_figures():
     looks = policy_looks([(name, "") for name in POLICY_TITLES if name != "full"] + [("mine", ""), ("h2o", "x=1")])
     assert len({(look["color"], look["marker"]) for look in looks.values()}) == len(looks) >= 28
     assert policy_looks([("h2o", "")])["h2o", ""] == looks["h2o", ""]

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from textwrap import fill
@@ -48,7 +47,7 @@ def report(run: Path, output: Path, **environment: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_users_matplotlibrc_locale_and_backend_change_nothing(tmp_path: Path, run: Path) -> None:
+def test_a_users_matplotlibrc_locale_and_backend_change_nothing(tmp_path, run):
     write_cell(run, [[1], [1], [1]])
     for policy in ("window", "random"):
         for budget in (100, 200):
@@ -66,7 +65,7 @@ def test_a_users_matplotlibrc_locale_and_backend_change_nothing(tmp_path: Path, 
 
 
 @pytest.fixture
-def fonts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def fonts(tmp_path, monkeypatch):
     """The folder of all fonts of a machine, which is empty."""
     listed = list(fontManager.ttflist)
     monkeypatch.setattr(style, "findSystemFonts", lambda: [str(path) for path in tmp_path.glob("*.ttf")])
@@ -107,14 +106,14 @@ def saved(title: str, folder: Path) -> bytes:
     return (folder / "a.png").read_bytes()
 
 
-def test_a_users_own_font_of_that_name_changes_nothing(fonts: Path) -> None:
+def test_a_users_own_font_of_that_name_changes_nothing(fonts):
     plain = saved("a", fonts)
     write_font(fonts / "STIXGeneral.ttf", "ab")
     fontManager.addfont(fonts / "STIXGeneral.ttf")
     assert saved("a", fonts) == plain
 
 
-def test_the_caption_lies_beside_the_figure(tmp_path: Path) -> None:
+def test_the_caption_lies_beside_the_figure(tmp_path):
     figure = style.new_figure((2, 2))
     figure.set_label("Toy-Qwen: Pass@1 ± standard error")
     saved_as = style.save_figure(figure, tmp_path, "a")
@@ -124,7 +123,7 @@ def test_the_caption_lies_beside_the_figure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", range(1, 40))
-def test_no_note_leaves_a_word_alone(words: int) -> None:
+def test_no_note_leaves_a_word_alone(words):
     text = " ".join(("settings", "of", "a", "grid", "problems")[place % 5] for place in range(words))
     lines = style.wrapped(text, 3.3).split("\n")
     assert " ".join(lines) == text
@@ -134,9 +133,7 @@ def test_no_note_leaves_a_word_alone(words: int) -> None:
 
 
 @pytest.mark.slow
-def test_characters_that_no_font_has_are_named_once(
-    fonts: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
-) -> None:
+def test_characters_that_no_font_has_are_named_once(fonts, capsys, recwarn):
     saved("模型", fonts)
     saved("模型 a", fonts)
     said = capsys.readouterr().err
@@ -146,9 +143,7 @@ def test_characters_that_no_font_has_are_named_once(
 
 
 @pytest.mark.slow
-def test_a_font_that_has_them_is_used(
-    fonts: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
-) -> None:
+def test_a_font_that_has_them_is_used(fonts, capsys, recwarn):
     plain, boxes = saved("a", fonts), saved("模型", fonts)
     capsys.readouterr()
     style._families_with.cache_clear()

@@ -1,4 +1,3 @@
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from matplotlib.figure import Figure
 from kvsweep.analysis.figures.tradeoffs import series, tradeoff
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.metrics import cell_metrics, pareto_front
-from tests.analysis.conftest import MakeCell
 from tests.analysis.figures.conftest import read
 
 
@@ -18,7 +16,7 @@ def points(*pairs: tuple[float, float]) -> pd.DataFrame:
     return pd.DataFrame(pairs, columns=["mean_cache_length", "pass_at_1"])
 
 
-def test_pareto_front_by_hand() -> None:
+def test_pareto_front_by_hand():
     table = points((100, 0.5), (90, 0.4), (90, 0.3), (95, 0.4), (110, 0.5), (120, 0.9), (80, 0.1))
     assert pareto_front(table, "mean_cache_length").index.tolist() == [6, 1, 0, 5]
 
@@ -27,7 +25,7 @@ def settings_of(*rows: tuple[float, float, float, float]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["budget", "keep_ratio", "local_window", "mean_cache_length"])
 
 
-def test_a_chain_of_settings_is_one_line_and_a_grid_several() -> None:
+def test_a_chain_of_settings_is_one_line_and_a_grid_several():
     chain = settings_of((128, 0.4, 48, 90), (128, 0.2, 16, 70), (128, 0.3, 16, 80))
     assert [part["mean_cache_length"].tolist() for part in series(chain)] == [[70, 80, 90]]
     grid = settings_of(*[(128, r / 10, w, w + r) for w in (16, 48) for r in (3, 2, 1)], (96, 0.3, 48, 40))
@@ -43,7 +41,7 @@ def curves(figure: Figure) -> dict[Any, tuple[list[float], list[float]]]:
 
 
 @pytest.mark.slow
-def test_accuracy_against_memory(tmp_path: Path, metrics: pd.DataFrame) -> None:
+def test_accuracy_against_memory(tmp_path, metrics):
     figure = tradeoff("memory", metrics, "toy_qwen")
     drawn = curves(figure)
     # The best first, and with each its best score.
@@ -70,11 +68,11 @@ def test_accuracy_against_memory(tmp_path: Path, metrics: pd.DataFrame) -> None:
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["full cache: 75.0 ± 17.7 at 140 tokens", "Pareto front", *scores]
     assert [text.get_text() for text in axes.texts] == ["DynTS"]  # the front has one point
-    looks = [(c.lines[0].get_color(), c.lines[0].get_marker()) for c in axes.containers]  # type: ignore[attr-defined]
+    looks = [(c.lines[0].get_color(), c.lines[0].get_marker()) for c in axes.containers]
     assert len(set(looks)) == len(looks)
 
 
-def test_a_grid_of_one_policy_names_its_lines(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_grid_of_one_policy_names_its_lines(tmp_path, make_cell):
     for window in (16, 48):
         for ratio in (0.1, 0.2, 0.3):
             make_cell([[1], [0]], policy="dynts", keep_ratio=ratio, local_window=window, done=window == 16, expected=2)
@@ -85,13 +83,13 @@ def test_a_grid_of_one_policy_names_its_lines(tmp_path: Path, make_cell: MakeCel
     )
 
 
-def test_the_best_point_of_a_policy_on_the_front_has_its_name(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_the_best_point_of_a_policy_on_the_front_has_its_name(tmp_path, make_cell):
     for ratio, right in ((0.2, 1), (0.4, 2)):
         tokens = {"prompt_tokens": round(100 * ratio), "peak_length": 129}
         make_cell([[int(k < right)] for k in range(2)], policy="dynts", keep_ratio=ratio, completion=tokens)
     figure = tradeoff("memory", read(tmp_path), "toy_qwen")
     (name,) = figure.axes[0].texts
-    assert (name.get_text(), name.xy[1]) == ("DynTS", 100)  # type: ignore[attr-defined]
+    assert (name.get_text(), name.xy[1]) == ("DynTS", 100)
 
 
 def boxes_of_names(figure: Figure) -> list[Any]:
@@ -100,7 +98,7 @@ def boxes_of_names(figure: Figure) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_memory_begins_before_its_points_where_they_lie_in_the_upper_half(metrics: pd.DataFrame) -> None:
+def test_memory_begins_before_its_points_where_they_lie_in_the_upper_half(metrics):
     full = metrics["policy"] == "full"
     for length, start in ((80, 80 - 0.1 * 60), (69, 0), (140, 0)):
         figure = tradeoff("memory", metrics.assign(mean_cache_length=np.where(full, 140, length)), "toy_qwen")
@@ -108,7 +106,7 @@ def test_memory_begins_before_its_points_where_they_lie_in_the_upper_half(metric
 
 
 @pytest.mark.slow
-def test_no_name_lies_over_a_line(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_no_name_lies_over_a_line(tmp_path, make_cell):
     make_cell([[1]] * 10)
     for place, policy in enumerate(("dynts", "window", "random", "h2o")):
         for ratio in (0.1, 0.2, 0.3):
@@ -130,7 +128,7 @@ def test_no_name_lies_over_a_line(tmp_path: Path, make_cell: MakeCell) -> None:
         assert not any(box.contains(*point) for box in names for point in points)
 
 
-def test_speed_begins_at_nothing_and_names_the_settings_of_its_front(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_speed_begins_at_nothing_and_names_the_settings_of_its_front(tmp_path, make_cell):
     make_cell([[1]] * 10)
     scores = {0.1: 2, 0.2: 5, 0.3: 0, 0.4: 8}
     for ratio, right in scores.items():
@@ -150,7 +148,7 @@ def test_speed_begins_at_nothing_and_names_the_settings_of_its_front(tmp_path: P
 
 
 @pytest.mark.slow
-def test_no_curve_without_a_score(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_no_curve_without_a_score(tmp_path, make_cell):
     make_cell([[1]])
     assert tradeoff("memory", read(tmp_path), "toy_qwen") is None
     make_cell([[None]], policy="dynts")
@@ -158,7 +156,7 @@ def test_no_curve_without_a_score(tmp_path: Path, make_cell: MakeCell) -> None:
 
 
 @pytest.mark.slow
-def test_budgets(run: Path, make_cell: MakeCell) -> None:
+def test_budgets(run, make_cell):
     for benchmark in ("toy_chain", "toy_add"):
         make_cell([[1], [1], [0]], benchmark=benchmark, benchmark_title=benchmark)
         for budget, right in ((96, 0), (160, 2)):
@@ -170,7 +168,7 @@ def test_budgets(run: Path, make_cell: MakeCell) -> None:
     drawn = {line.get_label(): line for line in figure.axes[0].get_lines()}
     full = np.asarray(drawn["full cache"].get_ydata(), dtype=float)
     assert full == pytest.approx([200 / 3] * 2)
-    curve = figure.axes[1].containers[0].lines[0]  # type: ignore[attr-defined]
+    curve = figure.axes[1].containers[0].lines[0]
     assert list(curve.get_xdata()) == [96, 160]
     assert list(curve.get_ydata()) == pytest.approx([0, 200 / 3])
     assert tradeoff("budget", table[table["budget"] != 96], "toy_qwen") is None

@@ -1,14 +1,12 @@
 """Headless Chromium for the tests of the page, and what they do with it."""
 
 import shutil
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 
 @pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def chromium(tmp_path_factory):
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -24,7 +22,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def browser(chromium: Any) -> Any:
+def browser(chromium):
     """The browser with an empty page and empty logs: what the test before left says nothing of this one."""
     chromium.get("about:blank")
     for log in ("browser", "performance"):

@@ -7,14 +7,12 @@ import shutil
 import subprocess
 import tarfile
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvsweep.analysis.notation import MARKS
 from kvsweep.analysis.report.build import build_report
-from tests.analysis.conftest import MakeCell
 from tests.analysis.report.screen import open_sections, set_size
 from tests.program import report as main
 
@@ -29,13 +27,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """Where the first test leaves a copy of the run with its report, whose figures take ten seconds."""
     return tmp_path_factory.mktemp("made") / "run"
 
 
 @pytest.fixture
-def page(run: Path, make_cell: MakeCell, made: Path) -> Path:
+def page(run, make_cell, made):
     """Two models and two benchmarks; the scores of a compressed cell lie below those of its full cache."""
     if made.exists():
         return shutil.copytree(made, run) / "report" / "report.html"
@@ -59,9 +57,7 @@ def wait_for(browser: Any, script: str) -> Any:
     return WebDriverWait(browser, 30).until(lambda one: one.execute_script(f"return {script}"))
 
 
-def test_the_headline_names_the_best_setting_in_words_and_numbers(
-    page: Path, browser: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_headline_names_the_best_setting_in_words_and_numbers(page, browser, capsys):
     browser.get(page.as_uri())
     texts = """const textsOf = (cell) => [...cell.children].map((one) => one.textContent.trim());
         return [...document.querySelectorAll("#headline td")].map(textsOf);"""
@@ -69,7 +65,7 @@ def test_the_headline_names_the_best_setting_in_words_and_numbers(
     assert len(cells) == 4
     rows = list(csv.DictReader((page.parent / "cells.csv").open()))
     for verdict, chosen, difference, saved, setting, counted in cells:
-        ratio, window = re.search(r"DynTS (\S+) / (\S+),", setting).groups()  # type: ignore[union-attr]
+        ratio, window = re.search(r"DynTS (\S+) / (\S+),", setting).groups()
         (row, *_) = (row for row in rows if (row["keep_ratio"], row["local_window"]) == (ratio, f"{window}.0"))
         assert verdict.lstrip("✓() †") == row["decision"]
         # The heatmap's cell has the mark and the word of the same label.
@@ -99,7 +95,7 @@ def test_the_headline_names_the_best_setting_in_words_and_numbers(
     assert printed.splitlines()[-1] == str(page)
 
 
-def test_the_filter_holds_for_every_table(page: Path, browser: Any) -> None:
+def test_the_filter_holds_for_every_table(page, browser):
     browser.get(page.as_uri())
     open_sections(browser)
     shown = """const parts = ["#boards table.heatmap:not(.policies)", "#cell-table tbody tr", "#outcomes details",
@@ -132,7 +128,7 @@ def test_the_filter_holds_for_every_table(page: Path, browser: Any) -> None:
     assert "verdict worse" in browser.execute_script(said)
 
 
-def test_what_is_the_same_in_every_cell_is_said_once(page: Path, browser: Any) -> None:
+def test_what_is_the_same_in_every_cell_is_said_once(page, browser):
     browser.get(page.as_uri())
     open_sections(browser)
     heads = "return [...document.querySelectorAll('#cell-table thead th')].map((head) => head.textContent)"
@@ -143,7 +139,7 @@ def test_what_is_the_same_in_every_cell_is_said_once(page: Path, browser: Any) -
     assert "keep ratio" in browser.execute_script(heads)
 
 
-def test_the_legend_has_the_marks_that_occur(page: Path, browser: Any) -> None:
+def test_the_legend_has_the_marks_that_occur(page, browser):
     browser.get(page.as_uri())
     legend, boards = browser.execute_script(
         "return [document.querySelector('#heatmaps + p').textContent, document.getElementById('boards').textContent]"
@@ -156,7 +152,7 @@ def test_the_legend_has_the_marks_that_occur(page: Path, browser: Any) -> None:
     assert "right in some of the draws" not in browser.execute_script("return outcomes.textContent")
 
 
-def test_on_a_phone_the_completion_comes_before_its_controls(page: Path, browser: Any) -> None:
+def test_on_a_phone_the_completion_comes_before_its_controls(page, browser):
     set_size(browser, 390, 844)
     try:
         browser.get(page.as_uri())
@@ -171,7 +167,7 @@ def test_on_a_phone_the_completion_comes_before_its_controls(page: Path, browser
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_a_link_leads_to_a_completion_and_back_closes_it(page: Path, browser: Any) -> None:
+def test_a_link_leads_to_a_completion_and_back_closes_it(page, browser):
     from selenium.webdriver.common.keys import Keys
 
     browser.get(page.as_uri())
@@ -200,7 +196,7 @@ def test_a_link_leads_to_a_completion_and_back_closes_it(page: Path, browser: An
     assert browser.execute_script(heading) == f"{first['problem']}, draw 0"
 
 
-def test_colours_stand_for_true_places_on_a_scale(page: Path, browser: Any) -> None:
+def test_colours_stand_for_true_places_on_a_scale(page, browser):
     browser.get(page.as_uri())
     wait_for(browser, "document.querySelector('#boards .panels > div')")
     seen = """const panel = document.querySelector("#boards .panels > div");
@@ -218,7 +214,7 @@ def test_colours_stand_for_true_places_on_a_scale(page: Path, browser: Any) -> N
     assert ends[0] == -ends[1] < 0
 
 
-def test_the_printed_answer_takes_three_pages_in_its_colours(page: Path, browser: Any) -> None:
+def test_the_printed_answer_takes_three_pages_in_its_colours(page, browser):
     browser.get(page.as_uri())
     printed = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": False})["data"])
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) <= 3
@@ -238,7 +234,7 @@ def test_the_printed_answer_takes_three_pages_in_its_colours(page: Path, browser
 
 
 @pytest.fixture(scope="session")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+def axe(tmp_path_factory):
     """The code of axe-core, as npm has it."""
     if shutil.which("npm") is None:
         pytest.skip("npm is missing, which fetches axe-core: install Debian's package npm.")
@@ -253,7 +249,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_serious(page: Path, browser: Any, axe: str, theme: str) -> None:
+def test_axe_finds_nothing_serious(page, browser, axe, theme):
     feature = {"name": "prefers-color-scheme", "value": theme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
     # axe-core may make functions from texts, which the page's own policy forbids.

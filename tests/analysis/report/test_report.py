@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,7 @@ from kvsweep.analysis.statistics.sentences import analyse
 from kvsweep.errors import UserError
 from kvsweep.stored import StoredCell
 from kvsweep.task_status import CellProgress, TaskStatus, process_mark
-from tests.analysis.conftest import MakeCell, bare
+from tests.analysis.conftest import bare
 from tests.program import report as main
 
 SCRIPT = "<script>alert(1)</script>"
@@ -36,14 +35,14 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
-def formats(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def formats(request, monkeypatch):
     """Pictures as SVG alone, which is what a page holds, but for the tests that are about the files beside it."""
     if not request.node.get_closest_marker("all_formats"):
         monkeypatch.setattr("kvsweep.analysis.figures.style.FORMATS", ("svg",))
 
 
 @pytest.mark.slow
-def test_a_page_of_scores_has_the_problems_of_its_table(tmp_path: Path) -> None:
+def test_a_page_of_scores_has_the_problems_of_its_table(tmp_path):
     problems = {"easy": 30, "hard": 198}
     rows = [f"m,{name},p,{ratio},500,5000,{count},2,50" for name, count in problems.items() for ratio in (0.1, 0.2)]
     heads = "model,benchmark,policy,keep_ratio,local_window,budget,problems,draws,pass_at_1"
@@ -53,7 +52,7 @@ def test_a_page_of_scores_has_the_problems_of_its_table(tmp_path: Path) -> None:
     assert all(f"{name} ({count} problems)" in html for name, count in problems.items())
 
 
-def test_one_cell_alone(run: Path, make_cell: MakeCell) -> None:
+def test_one_cell_alone(run, make_cell):
     make_cell([[1], [0], [1], [1]])
     page = build_report(run)
     assert page == run / "report" / "report.html"
@@ -67,7 +66,7 @@ def test_one_cell_alone(run: Path, make_cell: MakeCell) -> None:
 
 
 @pytest.mark.slow
-def test_a_page_without_completions_is_small_and_says_so(tmp_path: Path, run: Path, make_cell: MakeCell) -> None:
+def test_a_page_without_completions_is_small_and_says_so(tmp_path, run, make_cell):
     make_cell([[1], [0], [1], [1]])
     main([str(run), "--output", str(tmp_path / "out"), "--completions", "0"])
     html = (tmp_path / "out" / "report.html").read_text()
@@ -79,7 +78,7 @@ def test_a_page_without_completions_is_small_and_says_so(tmp_path: Path, run: Pa
 
 @pytest.mark.slow
 @pytest.mark.all_formats
-def test_a_partial_sweep_says_what_is_missing(run: Path, make_cell: MakeCell) -> None:
+def test_a_partial_sweep_says_what_is_missing(run, make_cell):
     for ratio in (0.1, 0.2, 0.3):
         for window in (16, 48):
             if (ratio, window) != (0.2, 16):
@@ -97,7 +96,7 @@ def test_a_partial_sweep_says_what_is_missing(run: Path, make_cell: MakeCell) ->
 
 
 @pytest.mark.slow
-def test_cells_on_fewer_problems_or_with_uneven_draws_are_named(run: Path, make_cell: MakeCell) -> None:
+def test_cells_on_fewer_problems_or_with_uneven_draws_are_named(run, make_cell):
     make_cell([[1, 1], [0, 1], [1, 0]])
     make_cell([[1, 1], [0, 1]], policy="window")
     make_cell([[1, 1], [0], [1]], policy="h2o")
@@ -111,7 +110,7 @@ def test_cells_on_fewer_problems_or_with_uneven_draws_are_named(run: Path, make_
 
 @pytest.mark.core
 @pytest.mark.all_formats
-def test_policies_are_compared(run: Path, make_cell: MakeCell) -> None:
+def test_policies_are_compared(run, make_cell):
     for benchmark, title in (("toy_chain", "Chain"), ("toy_add", "Add")):
         place = {"benchmark": benchmark, "benchmark_title": title}
         make_cell([[1], [1]], **place)
@@ -135,7 +134,7 @@ def test_policies_are_compared(run: Path, make_cell: MakeCell) -> None:
 
 
 @pytest.mark.slow
-def test_settings_without_a_score_have_no_heatmap_and_no_bars(run: Path, make_cell: MakeCell) -> None:
+def test_settings_without_a_score_have_no_heatmap_and_no_bars(run, make_cell):
     """As where a grid was only replayed."""
     make_cell([[1], [0]])
     for ratio, policy in itertools.product((0.2, 0.3, 0.4), ("dynts", "window")):
@@ -146,7 +145,7 @@ def test_settings_without_a_score_have_no_heatmap_and_no_bars(run: Path, make_ce
 
 
 @pytest.mark.slow
-def test_policies_without_keep_ratio_or_window(run: Path, make_cell: MakeCell) -> None:
+def test_policies_without_keep_ratio_or_window(run, make_cell):
     for policy in ("sepllm", "h2o"):
         bare(make_cell, policy, "keep_ratio", "local_window", *["budget"] * (policy == "h2o"))
     html = build_report(run).read_text()
@@ -157,9 +156,7 @@ def test_policies_without_keep_ratio_or_window(run: Path, make_cell: MakeCell) -
 
 @pytest.mark.slow
 @pytest.mark.all_formats
-def test_bar_charts_that_are_too_many_are_named(
-    run: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bar_charts_that_are_too_many_are_named(run, make_cell, monkeypatch):
     for name in ("gallery", "page"):
         monkeypatch.setattr(f"kvsweep.analysis.report.{name}.MAX_COMPARED", 1)
     for ratio in (0.1, 0.2):
@@ -173,7 +170,7 @@ def test_bar_charts_that_are_too_many_are_named(
 
 
 @pytest.mark.slow
-def test_a_report_is_not_written_through_a_link_of_the_run(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_report_is_not_written_through_a_link_of_the_run(tmp_path, make_cell):
     run = make_cell([[1], [0]]).parent
     (tmp_path / "elsewhere").mkdir()
     (run / "report").symlink_to(tmp_path / "elsewhere")
@@ -185,7 +182,7 @@ def test_a_report_is_not_written_through_a_link_of_the_run(tmp_path: Path, make_
 
 
 @pytest.mark.slow
-def test_a_second_report_takes_the_place_of_the_first(run: Path, make_cell: MakeCell) -> None:
+def test_a_second_report_takes_the_place_of_the_first(run, make_cell):
     folder = make_cell([[1]], done=False, expected=2)
     assert "1 unfinished" in build_report(run).read_text()
     (folder / "DONE").write_text(json.dumps({"files": StoredCell(folder).sizes("completions.jsonl")}))
@@ -193,7 +190,7 @@ def test_a_second_report_takes_the_place_of_the_first(run: Path, make_cell: Make
     assert not list((run / "report").glob(".*"))
 
 
-def test_names_and_texts_are_escaped_and_nothing_is_fetched(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_names_and_texts_are_escaped_and_nothing_is_fetched(tmp_path, make_cell):
     for ratio in (0.1, 0.2, 0.3):
         make_cell(
             [[1]],
@@ -223,7 +220,7 @@ def test_names_and_texts_are_escaped_and_nothing_is_fetched(tmp_path: Path, make
     assert "url(" not in html
 
 
-def test_summary_table(run: Path, make_cell: MakeCell) -> None:
+def test_summary_table(run, make_cell):
     for benchmark, title in (("toy_chain", "Chain"), ("toy_add", "Add")):
         make_cell([[1], [1]], benchmark=benchmark, benchmark_title=title)
     make_cell([[1], [0]], policy="dynts", done=False, expected=4)
@@ -235,7 +232,7 @@ def test_summary_table(run: Path, make_cell: MakeCell) -> None:
 
 
 @pytest.mark.slow
-def test_cells_in_which_most_texts_hold_no_answer_are_named(run: Path, make_cell: MakeCell) -> None:
+def test_cells_in_which_most_texts_hold_no_answer_are_named(run, make_cell):
     """In the sweep's summary and on the page, with two examples to look at."""
     make_cell([["no_answer"], ["no_answer"], ["no_answer"], [1]])
     make_cell([[1], ["no_answer"]], policy="dynts")
@@ -246,7 +243,7 @@ def test_cells_in_which_most_texts_hold_no_answer_are_named(run: Path, make_cell
 
 
 @pytest.mark.slow
-def test_what_was_left_out_is_printed(run: Path, make_cell: MakeCell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_left_out_is_printed(run, make_cell, capsys):
     make_cell([[1, 0]])
     folder = make_cell([[1, 0]], policy="dynts", cell={"check": "0" * 16})
     main([str(run)])
@@ -256,9 +253,7 @@ def test_what_was_left_out_is_printed(run: Path, make_cell: MakeCell, capsys: py
 @pytest.mark.slow
 @pytest.mark.parametrize("question", ["free", "on_top"])
 @pytest.mark.one_in(2)
-def test_a_run_without_evictions_names_budgets_that_evict(
-    question: str, kvsweep: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_run_without_evictions_names_budgets_that_evict(question, kvsweep, tmp_path):
     words = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=3", "policy=window"]
     words += ["grid.policy=[full,window]", f"results_dir={tmp_path}", f"policy.question={question}"]
     said = kvsweep(*words, "policy.budget=800", "run_name=none").out
@@ -274,9 +269,7 @@ def test_a_run_without_evictions_names_budgets_that_evict(
         assert ("nothing was evicted, because" in out) == (texts == "0")
 
 
-def test_the_replays_table_fits_the_terminal_and_has_no_nan(
-    run: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_replays_table_fits_the_terminal_and_has_no_nan(run, make_cell, monkeypatch):
     make_cell([[1], [1]])
     names = ("kl", "change", "flips", "answer_change")
     table = load_run(run).cells.assign(evictions=1.25, texts=2, **dict.fromkeys(names, -0.12345))
@@ -295,7 +288,7 @@ def test_the_replays_table_fits_the_terminal_and_has_no_nan(
 
 
 @pytest.mark.slow
-def test_a_cell_without_evictions_is_marked_as_the_full_cache(run: Path, make_cell: MakeCell) -> None:
+def test_a_cell_without_evictions_is_marked_as_the_full_cache(run, make_cell):
     """In the sweep's summary, the tables, the heatmaps and the page; packed rows are no full cache."""
     untouched = {"evictions": [], "peak_length": 60}
     make_cell([[1], [0]])
@@ -315,7 +308,7 @@ def test_a_cell_without_evictions_is_marked_as_the_full_cache(run: Path, make_ce
 
 
 @pytest.mark.slow
-def test_a_cell_in_which_nothing_was_packed_is_marked(run: Path, make_cell: MakeCell) -> None:
+def test_a_cell_in_which_nothing_was_packed_is_marked(run, make_cell):
     """In cells.csv, the sweep's summary, the tables and the page; a cache that was longer than the residual is not."""
     make_cell([[1], [0]])
     for ratio, residual, scheme in ((0.3, 128, "rotated"), (0.4, 129, "rotated"), (0.5, 119, "kivi")):
@@ -335,7 +328,7 @@ def test_a_cell_in_which_nothing_was_packed_is_marked(run: Path, make_cell: Make
 
 
 @pytest.mark.slow
-def test_the_command(run: Path, make_cell: MakeCell, kvsweep: Callable[..., Any], refused: Callable[..., str]) -> None:
+def test_the_command(run, make_cell, kvsweep, refused):
     assert refused("report", run).startswith("kvsweep report: error: ")
     make_cell([[1]])
     assert kvsweep("report", str(run)).out.strip() == str(run / "report" / "report.html")
@@ -355,20 +348,20 @@ def run_without(packages: tuple[str, ...], program: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_sweeps_summary_needs_no_plotting_and_no_statistics(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_the_sweeps_summary_needs_no_plotting_and_no_statistics(tmp_path, make_cell):
     make_cell([[1], [0]])
     make_cell([[1], [0]], policy="dynts")
     program = f"from kvsweep.analysis.report.tables import summary_table; summary_table({str(tmp_path / 'run')!r})"
     run_without(("torch", "matplotlib", "statsmodels", "scipy", "jinja2"), program)
 
 
-def test_the_help_needs_neither_pandas_nor_plotting() -> None:
+def test_the_help_needs_neither_pandas_nor_plotting():
     program = "from kvsweep.cli import main\ntry: main(['report', '--help'])\nexcept SystemExit: pass"
     run_without(("pandas", "numpy", "matplotlib", "statsmodels", "scipy", "jinja2"), program)
 
 
 @pytest.mark.slow
-def test_several_draws_show_pass_at_k_and_the_majority(run: Path, make_cell: MakeCell) -> None:
+def test_several_draws_show_pass_at_k_and_the_majority(run, make_cell):
     make_cell([[1, 0, 0], [0, 0, 0]])
     (cell,) = page_data(build_report(run).read_text(), "cell-data")
     # All answers read "4", so the majority's answer counts as right where one of its draws does.
@@ -376,9 +369,7 @@ def test_several_draws_show_pass_at_k_and_the_majority(run: Path, make_cell: Mak
 
 
 @pytest.mark.slow
-def test_heatmaps_with_a_shared_scale_and_intervals(
-    run: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heatmaps_with_a_shared_scale_and_intervals(run, make_cell, monkeypatch):
     for ratio in (0.1, 0.2):
         for window in (16, 48):
             make_cell([[1], [0]], policy="dynts", keep_ratio=ratio, local_window=window, budget=128)
@@ -417,7 +408,7 @@ def page_of(run: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_running_sweep_shows_what_is_graded_so_far(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_running_sweep_shows_what_is_graded_so_far(tmp_path, make_cell):
     run = tmp_path / "run"
     full = make_cell([[1], [1], [0], [None]], done=False, expected=9)
     cells = [make_cell([[1], [0]], policy="dynts", keep_ratio=r, done=False, expected=9) for r in (0.1, 0.3, 0.5)]
@@ -439,7 +430,7 @@ def test_a_running_sweep_shows_what_is_graded_so_far(tmp_path: Path, make_cell: 
 
 
 @pytest.mark.slow
-def test_failed_cells_and_their_errors_are_on_the_page(run: Path, make_cell: MakeCell) -> None:
+def test_failed_cells_and_their_errors_are_on_the_page(run, make_cell):
     folders = [make_cell([[1]]), make_cell([[1]], policy="dynts", done=False, expected=9)]
     error = f"ValueError: {SCRIPT} \x1b[31m"
     write_task(run, folders, state="failed", error=error, command=f"kvsweep {SCRIPT}")
@@ -452,14 +443,12 @@ def test_failed_cells_and_their_errors_are_on_the_page(run: Path, make_cell: Mak
     assert "<code>kvsweep &lt;script&gt;" in alert
 
 
-def test_the_watch_makes_the_page_again_until_the_sweep_ends(
-    tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_watch_makes_the_page_again_until_the_sweep_ends(tmp_path, make_cell, monkeypatch):
     run = tmp_path / "run"
     folder = make_cell([[1], [0]], done=False, expected=3)
     write_task(run, [folder])
 
-    def more_rows() -> None:
+    def more_rows():
         with (folder / "grades.jsonl").open("a") as file:
             file.write("\n")
 
@@ -467,18 +456,16 @@ def test_the_watch_makes_the_page_again_until_the_sweep_ends(
     # Other threads sleep, too: of this module alone.
     monkeypatch.setattr("kvsweep.analysis.report.build.time", SimpleNamespace(sleep=lambda seconds: next(steps)()))
     made: list[str] = []
-    follow(run, 5, lambda: made.append(load_run(run).state) or run)  # type: ignore[func-returns-value]
+    follow(run, 5, lambda: made.append(load_run(run).state) or run)
     assert made == ["running", "running", "stopped"]
     assert next(steps, None) is None
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_watch_with_one_sentence(
-    tmp_path: Path, run: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_ends_the_watch_with_one_sentence(tmp_path, run, make_cell, monkeypatch, capsys):
     write_task(run, [make_cell([[1]], done=False)])
 
-    def interrupt(seconds: float) -> None:
+    def interrupt(seconds):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("kvsweep.analysis.report.build.time", SimpleNamespace(sleep=interrupt))
@@ -489,7 +476,7 @@ def test_ctrl_c_ends_the_watch_with_one_sentence(
     assert 'data-reload="7.0"' in (tmp_path / "run/report/report.html").read_text()
 
 
-def test_the_outcomes_of_all_cells_are_told_in_letters(run: Path, make_cell: MakeCell) -> None:
+def test_the_outcomes_of_all_cells_are_told_in_letters(run, make_cell):
     make_cell([[1, 0], ["truncated", None]])
     make_cell([["no_answer", "grader_timeout"], [1]], policy="dynts")
     make_cell([[0]], benchmark="toy_sort", benchmark_title="Sort")
@@ -500,7 +487,7 @@ def test_the_outcomes_of_all_cells_are_told_in_letters(run: Path, make_cell: Mak
     assert json.dumps(panel)
 
 
-def test_the_common_beginning_is_found() -> None:
+def test_the_common_beginning_is_found():
     numbers = random.Random(0)
     for _ in range(300):
         first, second = ("".join(numbers.choices("ab", k=numbers.randrange(9))) for _ in range(2))
@@ -510,7 +497,7 @@ def test_the_common_beginning_is_found() -> None:
         assert common_length([*map(ord, first)], [*map(ord, second)]) == same
 
 
-def test_the_length_of_a_token_is_what_a_browser_counts() -> None:
+def test_the_length_of_a_token_is_what_a_browser_counts():
     tokenizer = Tokenizer(models.BPE({byte: i for i, byte in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     # UTF-8 has 1, 4 and 2 bytes for these, each a token, and UTF-16 has 1, 2 and 1 units.

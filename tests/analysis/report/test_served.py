@@ -28,7 +28,7 @@ def told(make_cell: MakeCell, full: dict[str, Any], other: dict[str, Any]) -> tu
 
 
 @pytest.mark.slow
-def test_servers_that_saw_other_prompts_are_named(make_cell: MakeCell) -> None:
+def test_servers_that_saw_other_prompts_are_named(make_cell):
     _, [said] = told(make_cell, {"prompt_tokens": 30}, {"prompt_tokens": 11})
     assert ": the prompts of 4 of 4 problems have other numbers of tokens than with full cache" in said
     assert "p0: 11 and 30)" in said
@@ -36,7 +36,7 @@ def test_servers_that_saw_other_prompts_are_named(make_cell: MakeCell) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whose", ["full", "other"])
-def test_a_server_that_cuts_below_the_limit_is_named(whose: str, make_cell: MakeCell) -> None:
+def test_a_server_that_cuts_below_the_limit_is_named(whose, make_cell):
     cut, whole = {"stop_reason": "length", "num_tokens": 44}, {"stop_reason": "stop"}
     _, [said] = told(make_cell, *((cut, whole) if whose == "full" else (whole, cut)))
     assert "the server cut off 4 of 4 texts at 44 tokens, before decoding.max_new_tokens=400. They count" in said
@@ -53,9 +53,7 @@ def test_a_server_that_cuts_below_the_limit_is_named(whose: str, make_cell: Make
         (0, 9, {}, None),
     ],
 )
-def test_a_server_whose_texts_lack_answers_beside_the_baseline_s_is_named(
-    full: int, small: int, extra: dict[str, Any], counts: str | None, make_cell: MakeCell
-) -> None:
+def test_a_server_whose_texts_lack_answers_beside_the_baseline_s_is_named(full, small, extra, counts, make_cell):
     """From 5 points on, in both directions; the baseline's further problem does not count."""
     for policy, silent, further in (("full", full, [["no_answer"]]), ("small", small, [])):
         grades = [["no_answer"]] * silent + [[1]] * (20 - silent) + further
@@ -67,7 +65,7 @@ def test_a_server_whose_texts_lack_answers_beside_the_baseline_s_is_named(
     )
 
 
-def test_texts_at_the_limit_are_the_limits(make_cell: MakeCell) -> None:
+def test_texts_at_the_limit_are_the_limits(make_cell):
     at_limit = {"stop_reason": "length", "num_tokens": 400}
     run = make_cell([[1]] * 4, extra=SERVED, completion=at_limit).parent
     [said] = [sentence for sentences in warnings(load_run(run)).values() for sentence in sentences]

@@ -1,18 +1,14 @@
 """The tables for a paper: the best compressed score bold, a dagger where accuracy is lost, a caption."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.report.tables import cut_off, endless, latex, markdown, not_finite
 from kvsweep.analysis.statistics.metrics import cell_metrics
-from tests.analysis.conftest import MakeCell
 from tests.program import report as main
 
 
-def test_tables_mark_the_best_and_what_loses(run: Path, make_cell: MakeCell) -> None:
+def test_tables_mark_the_best_and_what_loses(run, make_cell):
     for benchmark in ("one", "two"):
         place = {"benchmark": benchmark, "benchmark_title": benchmark}
         make_cell([[1]] * 30, **place)
@@ -32,7 +28,7 @@ def test_tables_mark_the_best_and_what_loses(run: Path, make_cell: MakeCell) -> 
     assert r"16.7 $\pm$ 6.9$^{\dagger}$ & 16.7 $\pm$ 6.9$^{*}$" in tex
 
 
-def test_texts_that_are_not_finite_are_counted_in_the_order_of_the_models(run: Path, make_cell: MakeCell) -> None:
+def test_texts_that_are_not_finite_are_counted_in_the_order_of_the_models(run, make_cell):
     broken = {"completion": {"stop_reason": "not_finite"}}
     make_cell([[0], [0]], **broken)
     make_cell([[0]], policy="dynts", **broken)
@@ -43,9 +39,7 @@ def test_texts_that_are_not_finite_are_counted_in_the_order_of_the_models(run: P
 
 
 @pytest.mark.parametrize(("stopped", "said"), [(0, True), (1, True), (3, False)])
-def test_texts_that_nearly_all_run_to_the_limit_are_told_with_the_likely_cause(
-    stopped: int, said: bool, run: Path, make_cell: MakeCell
-) -> None:
+def test_texts_that_nearly_all_run_to_the_limit_are_told_with_the_likely_cause(stopped, said, run, make_cell):
     cut = {"stop_reason": "length"}
     make_cell([[1]] * 20, policy="window", completion=cut, texts=[{"stop_reason": "stop"}] * stopped)
     told = endless(load_run(run))
@@ -54,7 +48,7 @@ def test_texts_that_nearly_all_run_to_the_limit_are_told_with_the_likely_cause(
 
 
 @pytest.mark.slow
-def test_a_full_cache_that_is_cut_off_more_than_the_margin_is_told(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_full_cache_that_is_cut_off_more_than_the_margin_is_told(tmp_path, make_cell):
     """A compressed cell that is cut off is no concern: its texts count as wrong, which is what its label is about."""
     cut = {"stop_reason": "length"}
     for benchmark, texts in (("Chain", 3), ("Add", 1)):
@@ -87,6 +81,6 @@ def test_a_full_cache_that_is_cut_off_more_than_the_margin_is_told(tmp_path: Pat
         ("--interval", "a CSV of scores has no intervals"),
     ],
 )
-def test_a_flag_out_of_range_is_one_sentence(flag: str, said: str, tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_a_flag_out_of_range_is_one_sentence(flag, said, tmp_path, refused):
     (tmp_path / "scores.csv").write_text("a\n1\n")
     assert said in refused("report", tmp_path / "scores.csv", flag)

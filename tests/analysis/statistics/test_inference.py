@@ -24,14 +24,14 @@ def answers(seed: int, cells: int, problems: int, draws: int) -> np.ndarray:
     return (rng.random((cells, problems, draws)) < chance).astype(float)
 
 
-def test_exact_sign_flips_are_scipys() -> None:
+def test_exact_sign_flips_are_scipys():
     differences = np.random.default_rng(0).normal(0.4, 1, (3, 10))
     for row, p in zip(differences, sign_flip_p(differences), strict=True):
         exact = stats.permutation_test((row,), np.mean, permutation_type="samples", n_resamples=np.inf)
         assert p == pytest.approx(exact.pvalue)
 
 
-def test_random_sign_flips_are_close_to_scipys() -> None:
+def test_random_sign_flips_are_close_to_scipys():
     differences = np.random.default_rng(1).normal(0.25, 1, (4, 40))
     for row, p in zip(differences, sign_flip_p(differences), strict=True):
         rng = np.random.default_rng(2)
@@ -39,7 +39,7 @@ def test_random_sign_flips_are_close_to_scipys() -> None:
         assert p == pytest.approx(theirs.pvalue, abs=0.015)
 
 
-def test_paired_tests_by_hand() -> None:
+def test_paired_tests_by_hand():
     scores = answers(0, 6, 25, 4)
     scores[:, 3, 2:] = np.nan
     table = paired_tests(scores[1:], scores[0])
@@ -52,7 +52,7 @@ def test_paired_tests_by_hand() -> None:
     assert table["p_bh"].to_numpy() == pytest.approx(stats.false_discovery_control(table["p"]))
 
 
-def test_cells_without_a_pair_or_a_difference() -> None:
+def test_cells_without_a_pair_or_a_difference():
     scores = answers(1, 3, 10, 2)
     scores[1] = scores[0]
     scores[2] = np.nan
@@ -61,7 +61,7 @@ def test_cells_without_a_pair_or_a_difference() -> None:
     assert table.loc[1, ["difference", "p", "p_holm"]].isna().all()
 
 
-def test_the_floor_of_identical_and_of_different_cells() -> None:
+def test_the_floor_of_identical_and_of_different_cells():
     scores = answers(3, 20, 30, 5)
     null = noise_floor(scores)
     assert not null.signal
@@ -75,7 +75,7 @@ def test_the_floor_of_identical_and_of_different_cells() -> None:
     assert floor.range > floor.critical
 
 
-def test_the_p_of_a_small_grid_is_exact() -> None:
+def test_the_p_of_a_small_grid_is_exact():
     means = np.array([[1.0, 1.0, 0.0], [0.0, 0.5, 0.0]])
     observed = means.mean(-1).std()
     spreads = [
@@ -86,13 +86,13 @@ def test_the_p_of_a_small_grid_is_exact() -> None:
     assert floor.p == pytest.approx(np.mean(np.array(spreads) >= observed - 1e-9), abs=0.03)
 
 
-def test_a_summary_floor_matches_the_binomial_variance() -> None:
+def test_a_summary_floor_matches_the_binomial_variance():
     floor = summary_noise_floor(np.linspace(0.4, 0.5, 20), 30, 5, between=0.5)
     assert floor.expected_spread == pytest.approx(np.sqrt(0.45 * 0.55 * 0.5 / 150), rel=0.05)
     assert not floor.signal
 
 
-def test_draws_to_separate_two_cells() -> None:
+def test_draws_to_separate_two_cells():
     rng = np.random.default_rng(5)
     first, second = (rng.random((400, 50)) < p for p in (0.6, 0.5))
     draws, bound = draws_to_separate(first.astype(float), second.astype(float))
@@ -103,13 +103,13 @@ def test_draws_to_separate_two_cells() -> None:
     assert draws_to_separate(np.ones((5, 2)), np.ones((5, 2)))[0] == np.inf
 
 
-def test_pass_at_k() -> None:
+def test_pass_at_k():
     for n, c, k in product((4, 8), (0, 1, 3, 4), (1, 2, 4)):
         assert pass_at_k([c], [n], k)[0] == pytest.approx(1 - comb(n - c, k) / comb(n, k))
     assert np.isnan(pass_at_k([1], [1], 2)[0])
 
 
-def test_the_majority() -> None:
+def test_the_majority():
     rows = [("a", "4", 1), ("a", "4", 1), ("a", "5", 0), ("b", "4", 1), ("b", "5", 0), ("c", None, 0), ("d", "7", 0)]
     table = pd.DataFrame(rows, columns=["problem_id", "answer", "correct"]).assign(cell_id="x")
     assert majority(table)["x"].to_dict() == {"a": 1, "b": 0.5, "c": 0, "d": 0}

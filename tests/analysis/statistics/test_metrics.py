@@ -23,14 +23,13 @@ from kvsweep.analysis.statistics.metrics import (
     size,
 )
 from kvsweep.harness.settings import WEIGHTS
-from tests.analysis.conftest import MakeCell
 
 
 def metrics_of(run: Path) -> pd.DataFrame:
     return cell_metrics(load_run(run)).set_index("policy")
 
 
-def test_pass_at_1_and_its_error_by_hand(run: Path, make_cell: MakeCell) -> None:
+def test_pass_at_1_and_its_error_by_hand(run, make_cell):
     make_cell([[1, 1, 0, 0], [1, 1, 1, 1], ["truncated", "no_answer", "grader_timeout", 1]])
     row = metrics_of(run).loc["full"]
     means = [0.5, 1.0, 0.25]
@@ -41,7 +40,7 @@ def test_pass_at_1_and_its_error_by_hand(run: Path, make_cell: MakeCell) -> None
     assert np.allclose(shares, np.array([7, 2, 1, 1, 1]) / 12)
 
 
-def test_problems_weigh_the_same_when_draws_are_missing(run: Path, make_cell: MakeCell) -> None:
+def test_problems_weigh_the_same_when_draws_are_missing(run, make_cell):
     make_cell([[1, 1, 1], [0, None, None]])
     row = metrics_of(run).loc["full"]
     assert row["pass_at_1"] == 0.5
@@ -49,7 +48,7 @@ def test_problems_weigh_the_same_when_draws_are_missing(run: Path, make_cell: Ma
 
 
 @pytest.mark.parametrize("right", [0, 1, 14, 29, 30])
-def test_with_one_draw_the_interval_is_wilsons(right: int) -> None:
+def test_with_one_draw_the_interval_is_wilsons(right):
     correct = [1.0] * right + [0.0] * (30 - right)
     graded = pd.DataFrame({"cell_id": "a", "problem_id": [f"p{i}" for i in range(30)], "correct": correct})
     row = score_intervals(graded).loc["a"]
@@ -59,7 +58,7 @@ def test_with_one_draw_the_interval_is_wilsons(right: int) -> None:
 
 
 @pytest.mark.parametrize("low", [0.0, 1.0])
-def test_draws_that_never_differ_do_not_narrow_the_interval(low: float) -> None:
+def test_draws_that_never_differ_do_not_narrow_the_interval(low):
     problems = np.repeat([f"p{i}" for i in range(20)], 5)
     graded = pd.DataFrame({"cell_id": "a", "problem_id": problems, "correct": low})
     row = score_intervals(graded).loc["a"]
@@ -67,7 +66,7 @@ def test_draws_that_never_differ_do_not_narrow_the_interval(low: float) -> None:
     assert (row["ci_low"], row["ci_high"]) == (pytest.approx(expected.low), pytest.approx(expected.high))
 
 
-def test_the_interval_covers_what_it_claims() -> None:
+def test_the_interval_covers_what_it_claims():
     random = np.random.default_rng(7)
     runs, problems, draws = 2000, 30, 5
     chance = random.beta(0.8, 0.9, (runs, problems))
@@ -85,7 +84,7 @@ def test_the_interval_covers_what_it_claims() -> None:
     assert 0.93 <= covered <= 0.97
 
 
-def test_one_problem_has_a_score_but_no_error(run: Path, make_cell: MakeCell) -> None:
+def test_one_problem_has_a_score_but_no_error(run, make_cell):
     make_cell([[1, 0]])
     row = metrics_of(run).loc["full"]
     assert row["pass_at_1"] == 0.5
@@ -93,7 +92,7 @@ def test_one_problem_has_a_score_but_no_error(run: Path, make_cell: MakeCell) ->
     assert 0 < row["ci_low"] < row["ci_high"] < 1
 
 
-def test_the_difference_is_paired_on_what_both_have(run: Path, make_cell: MakeCell) -> None:
+def test_the_difference_is_paired_on_what_both_have(run, make_cell):
     make_cell([[1, 1], [1, 0], [1, 1], [0, 0]])
     make_cell([[1, 0], [1, 0], [None, 0]], policy="dynts", done=False, expected=8)
     make_cell([[0, 0]], policy="dynts", seed=1)
@@ -107,7 +106,7 @@ def test_the_difference_is_paired_on_what_both_have(run: Path, make_cell: MakeCe
     assert others["diff_to_full"].isna().all()
 
 
-def test_lengths_evictions_memory_and_speed(run: Path, make_cell: MakeCell) -> None:
+def test_lengths_evictions_memory_and_speed(run, make_cell):
     make_cell([[1], [0]], policy="dynts")
     make_cell([[1], [0]])
     table = metrics_of(run)
@@ -125,7 +124,7 @@ def eviction(step: int, before: int, after: int) -> dict[str, int]:
     return {"step": step, "length_before": before, "length_after": after}
 
 
-def test_cache_lengths_with_two_evictions_by_hand(run: Path, make_cell: MakeCell) -> None:
+def test_cache_lengths_with_two_evictions_by_hand(run, make_cell):
     evictions = [eviction(2, 5, 2), eviction(5, 5, 3)]
     text = {"prompt_tokens": 3, "num_tokens": 8, "peak_length": 5}
     make_cell([[1]], policy="dynts", completion=text | {"evictions": evictions})
@@ -141,7 +140,7 @@ def test_cache_lengths_with_two_evictions_by_hand(run: Path, make_cell: MakeCell
     assert table.loc["full", ["mean_length_before", "mean_length_after"]].isna().all()
 
 
-def test_cache_lengths_are_means_over_steps_and_over_evictions(run: Path, make_cell: MakeCell) -> None:
+def test_cache_lengths_are_means_over_steps_and_over_evictions(run, make_cell):
     texts = [
         {"prompt_tokens": 2, "num_tokens": 2, "peak_length": 3, "evictions": []},
         {"prompt_tokens": 1, "num_tokens": 4, "peak_length": 3, "evictions": [eviction(1, 2, 1), eviction(2, 2, 1)]},
@@ -153,7 +152,7 @@ def test_cache_lengths_are_means_over_steps_and_over_evictions(run: Path, make_c
     assert row["mean_evictions"] == 1
 
 
-def test_cache_rows_against_decoding_step_by_step() -> None:
+def test_cache_rows_against_decoding_step_by_step():
     random = np.random.default_rng(5)
     rows, sums = [], []
     for _ in range(200):
@@ -179,14 +178,14 @@ def test_cache_rows_against_decoding_step_by_step() -> None:
     assert cache_rows(pd.DataFrame(rows))["held"].tolist() == sums
 
 
-def test_nothing_graded_gives_no_score(run: Path, make_cell: MakeCell) -> None:
+def test_nothing_graded_gives_no_score(run, make_cell):
     make_cell([[None, None]])
     row = metrics_of(run).loc["full"]
     assert row[["pass_at_1", "se", "ci_low", "correct"]].isna().all()
     assert (row["ungraded"], row["mean_tokens"]) == (2, 201)
 
 
-def test_the_mean_needs_every_benchmark(run: Path, make_cell: MakeCell) -> None:
+def test_the_mean_needs_every_benchmark(run, make_cell):
     make_cell([[1], [0]])
     make_cell([[1], [1], [0], [1]], benchmark="toy_add")
     make_cell([[1], [0]], policy="dynts")
@@ -344,7 +343,7 @@ def test_lorenz_curves_of_different_lengths_are_averaged_at_each_percent():
     assert table.loc[[0, 25, 50, 100], "importance"].tolist() == pytest.approx([0, (0.25 + 0.45) / 2, 0.7, 1])
 
 
-def test_a_cell_that_has_later_draws_alone_is_decided_by_these() -> None:
+def test_a_cell_that_has_later_draws_alone_is_decided_by_these():
     """A sweep in shards may have written a cell's later draws first."""
     sides = {"full": range(4), "cell": (2, 3), "first": (0, 1)}
     rows = [

@@ -34,7 +34,7 @@ def paired(won: int, lost: int, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(("lost", "size"), [(0, 30), (1, 30), (3, 60), (0, 100), (2, 198)])
-def test_about_problems_like_these_without_gains_the_interval_is_clopper_and_pearsons(lost: int, size: int) -> None:
+def test_about_problems_like_these_without_gains_the_interval_is_clopper_and_pearsons(lost, size):
     found = decide(*paired(0, lost, size), population="like_these")
     assert found.low == pytest.approx(-stats.beta.ppf(0.975, lost + 1, size - lost), abs=1e-5)
     assert found.p_holds == pytest.approx(stats.beta.sf(0.05, lost + 1, size - lost), abs=1e-5)
@@ -42,7 +42,7 @@ def test_about_problems_like_these_without_gains_the_interval_is_clopper_and_pea
         assert found.high == pytest.approx(-found.low)
 
 
-def test_about_problems_like_these_the_p_is_that_of_dirichlet_weights() -> None:
+def test_about_problems_like_these_the_p_is_that_of_dirichlet_weights():
     rng = np.random.default_rng(0)
     cell, full = (rng.random((2, 40, 4)) < rng.random((40, 1))).astype(float)
     weights = rng.dirichlet(np.ones(41), 100_000)
@@ -52,7 +52,7 @@ def test_about_problems_like_these_the_p_is_that_of_dirichlet_weights() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 5, 200, 1319, 25_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
-def test_about_problems_like_these_the_p_is_exact_however_many_they_are(size: int) -> None:
+def test_about_problems_like_these_the_p_is_exact_however_many_they_are(size):
     for lost in {0, 1, 2, size // 20, size // 2} & set(range(size)):
         losses = PairedTest(np.repeat([[-1.0], [0.0]], [lost, size - lost], 0), "like_these")
         gains = PairedTest(-losses.pairs, "like_these")
@@ -65,7 +65,7 @@ def test_about_problems_like_these_the_p_is_exact_however_many_they_are(size: in
 
 
 @pytest.mark.parametrize("lost", range(6))
-def test_scattered_losses_alone_are_held_against_the_poisson_distribution(lost: int) -> None:
+def test_scattered_losses_alone_are_held_against_the_poisson_distribution(lost):
     full = np.ones((400, 5))
     cell = full.copy()
     cell[:lost, 0] = 0
@@ -74,7 +74,7 @@ def test_scattered_losses_alone_are_held_against_the_poisson_distribution(lost: 
     assert -low == pytest.approx(exact, rel=1e-6)
 
 
-def test_losses_in_few_problems_are_no_proof_that_little_is_lost() -> None:
+def test_losses_in_few_problems_are_no_proof_that_little_is_lost():
     # One problem lost wholly, and one more answer: the second table is worse and may not look better.
     full = np.ones((30, 8))
     wholly = full.copy()
@@ -88,7 +88,7 @@ def test_losses_in_few_problems_are_no_proof_that_little_is_lost() -> None:
     assert decide(wholly, full).label == decide(more, full).label == "worse"
 
 
-def test_one_lucky_problem_is_no_proof_of_a_loss() -> None:
+def test_one_lucky_problem_is_no_proof_of_a_loss():
     # A problem whose two draws are coin flips is lost in both with the chance 1/4.
     full = np.ones((100, 2))
     cell = full.copy()
@@ -113,7 +113,7 @@ def worsened(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
 
 
 @pytest.mark.parametrize("examples", [50, pytest.param(150, marks=pytest.mark.slow)])
-def test_one_more_wrong_answer_never_looks_better(examples: int) -> None:
+def test_one_more_wrong_answer_never_looks_better(examples):
     drawn = given(worsened(), st.sampled_from([0.1, 0.025, 0.0008]), st.sampled_from(POPULATIONS))
     settings(max_examples=examples)(drawn(never_better))()
 
@@ -134,7 +134,7 @@ def never_better(tables: tuple[np.ndarray, ...], level: float, population: Popul
 
 
 @pytest.mark.parametrize("shape", [(200, 1), (30, 8), (100, 8)])
-def test_the_first_win_never_looks_worse_than_no_difference(shape: tuple[int, int]) -> None:
+def test_the_first_win_never_looks_worse_than_no_difference(shape):
     # The first win is the first sign of a variance, which makes few losses less surprising.
     right = np.ones(shape)
     full = right.copy()
@@ -147,9 +147,7 @@ def test_the_first_win_never_looks_worse_than_no_difference(shape: tuple[int, in
 @pytest.mark.parametrize("population", POPULATIONS)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 8), (3, 2), (30, 1), (60, 8)])
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_answers_that_never_differ_have_an_interval(
-    value: float, shape: tuple[int, int], population: Population
-) -> None:
+def test_answers_that_never_differ_have_an_interval(value, shape, population):
     same = np.full(shape, value)
     found = decide(same, same, population=population)
     assert -1 <= found.low < 0 < found.high <= 1
@@ -160,7 +158,7 @@ def test_answers_that_never_differ_have_an_interval(
 
 
 @pytest.mark.parametrize("population", POPULATIONS)
-def test_nothing_is_safe_beside_a_full_cache_that_has_less_than_the_margin_to_lose(population: Population) -> None:
+def test_nothing_is_safe_beside_a_full_cache_that_has_less_than_the_margin_to_lose(population):
     full = np.zeros((200, 8))
     full[:10] = 1  # 5% of the answers, all of which the cell loses
     for margin, label in ((0.05, "worse"), (0.06, "worse"), (0.049, "worse"), (0.2, "worse")):
@@ -177,14 +175,14 @@ def test_nothing_is_safe_beside_a_full_cache_that_has_less_than_the_margin_to_lo
         assert (rounds[0].label, rounds[0].settled, rounds[0].draws) == ("unclear", False, 8)
 
 
-def test_no_pair_is_no_decision() -> None:
+def test_no_pair_is_no_decision():
     for population in POPULATIONS:
         found = decide(np.full((4, 2), np.nan), np.ones((4, 2)), population=population)
         assert found.label == "unclear"
         assert np.isnan([found.difference, found.low, found.high, found.p_holds, found.p_loses]).all()
 
 
-def test_labels_intervals_and_p_of_a_grid_are_one_test_with_holms_correction() -> None:
+def test_labels_intervals_and_p_of_a_grid_are_one_test_with_holms_correction():
     counts = [(0, 9), (2, 13), (1, 9), (4, 14), (3, 9), (5, 5), (9, 2)]
     full = paired(0, 0, 80)[1]
     full[:40] = 1
@@ -207,12 +205,12 @@ def test_labels_intervals_and_p_of_a_grid_are_one_test_with_holms_correction() -
 
 @pytest.mark.parametrize(("won", "lost"), [(3, 5), (0, 4), (9, 2), (7, 7), (1, 0), (20, 31)])
 @pytest.mark.parametrize("margin", [0.01, 0.05, 0.2])
-def test_the_p_is_skellams_tail_at_the_likeliest_rates(won: int, lost: int, margin: float) -> None:
+def test_the_p_is_skellams_tail_at_the_likeliest_rates(won, lost, margin):
     """The rates are found by maximizing the Poisson likelihood of wins and losses, and not by Tango's equation."""
     losses = margin * 200
     cell, full = paired(won, lost, 200)
 
-    def unlikely(rate: float) -> float:
+    def unlikely(rate):
         return float(-stats.poisson.logpmf(won, rate) - stats.poisson.logpmf(lost, rate + losses))
 
     rate = optimize.minimize_scalar(unlikely, bounds=(1e-12, 200), method="bounded", options={"xatol": 1e-10}).x
@@ -221,7 +219,7 @@ def test_the_p_is_skellams_tail_at_the_likeliest_rates(won: int, lost: int, marg
 
 
 @pytest.mark.parametrize("population", POPULATIONS)
-def test_answers_that_lack_are_lost_below_and_won_above(population: Population) -> None:
+def test_answers_that_lack_are_lost_below_and_won_above(population):
     tested = partial(decide, population=population)
     full = np.ones((30, 8))
     cell, worst = full.copy(), full.copy()
@@ -246,7 +244,7 @@ def test_answers_that_lack_are_lost_below_and_won_above(population: Population) 
 
 @pytest.mark.parametrize("population", POPULATIONS)
 @pytest.mark.parametrize("seed", range(20))
-def test_no_gap_makes_a_setting_look_better_or_worse(seed: int, population: Population) -> None:
+def test_no_gap_makes_a_setting_look_better_or_worse(seed, population):
     """Whatever the reason why answers lack, the interval holds that of all answers, and so errs no more often."""
     rng = np.random.default_rng(seed)
     cell, full = (rng.random((2, 30, 8)) < rng.random((30, 1))).astype(float)
@@ -259,7 +257,7 @@ def test_no_gap_makes_a_setting_look_better_or_worse(seed: int, population: Popu
         assert some.p_holds >= found.p_holds - 1e-8
 
 
-def test_the_four_labels() -> None:
+def test_the_four_labels():
     full = np.ones((100, 8))
     changed = {"safe": (0, 0), "small loss": (20, 0), "unclear": (110, 90), "worse": (60, 0)}
     for label, (lost, won) in changed.items():
@@ -272,7 +270,7 @@ def test_the_four_labels() -> None:
         assert (found.high < 0) == (found.p_loses < 0.025) == (label in ("small loss", "worse"))
 
 
-def test_a_search_goes_from_the_largest_cache_down_or_by_holm() -> None:
+def test_a_search_goes_from_the_largest_cache_down_or_by_holm():
     p = {"large": 0.02, "middle": 0.2, "small": 0.012, "tiny": 0.001}
     assert hold_in_search(p, []) == {"tiny"}
     assert hold_in_search(p, [["large", "middle", "small"]]) == {"tiny", "large"}
@@ -299,7 +297,7 @@ def lost_wholly(rng: np.random.Generator, draws: int) -> Iterator[tuple[np.ndarr
 
 
 @pytest.mark.slow  # hundreds of simulated grids
-def test_a_cell_at_the_margin_seldom_holds_and_the_intervals_cover() -> None:
+def test_a_cell_at_the_margin_seldom_holds_and_the_intervals_cover():
     rng = np.random.default_rng(1)
     holds, holds_early, covered = [], [], []
     for _ in range(120):
@@ -320,7 +318,7 @@ def test_a_cell_at_the_margin_seldom_holds_and_the_intervals_cover() -> None:
 
 
 @pytest.mark.slow  # hundreds of simulated cells
-def test_the_power_is_that_of_simulated_cells() -> None:
+def test_the_power_is_that_of_simulated_cells():
     rng = np.random.default_rng(2)
     for problems, draws in ((30, 5), (60, 8), (100, 4)):
         held = []
@@ -332,7 +330,7 @@ def test_the_power_is_that_of_simulated_cells() -> None:
 
 
 @pytest.mark.slow
-def test_as_many_draws_or_problems_as_planned_show_that_equal_cells_hold() -> None:
+def test_as_many_draws_or_problems_as_planned_show_that_equal_cells_hold():
     rng = np.random.default_rng(2)
     planned, by_draws, by_problems = [], [], []
     for _ in range(120):
@@ -351,14 +349,14 @@ def test_as_many_draws_or_problems_as_planned_show_that_equal_cells_hold() -> No
     assert labels.count("safe") < 0.88 * 120
 
 
-def test_fewer_equal_problems_promise_less() -> None:
+def test_fewer_equal_problems_promise_less():
     """Without a difference 1 of n^2 is taken to differ, so that a single problem is the most careful plan."""
     plans = [problems_to_hold(*np.ones((2, problems, 4))) for problems in (1, 2, 10)]
     assert plans == sorted(plans, reverse=True)
     assert len({*plans}) == 3
 
 
-def test_rounds_depend_on_the_rows_of_the_rounds_alone() -> None:
+def test_rounds_depend_on_the_rows_of_the_rounds_alone():
     rng = np.random.default_rng(3)
     full, *cells = answers(rng, 100, 8, 8, 0.04)
     cells[0][:] = 0
@@ -380,7 +378,7 @@ def test_rounds_depend_on_the_rows_of_the_rounds_alone() -> None:
     assert decide_rounds(grid, full, rounds=(2, 4, 8))[1].label == "unclear"
 
 
-def test_a_loss_within_the_margin_is_not_the_end() -> None:
+def test_a_loss_within_the_margin_is_not_the_end():
     # After two draws a loss is shown and neither more nor less than the margin; more draws show that it holds.
     full = np.ones((100, 16))
     cell = full.copy()
@@ -390,7 +388,7 @@ def test_a_loss_within_the_margin_is_not_the_end() -> None:
     assert [(one.label, one.draws) for one in found] == [("worse", 2), ("small loss", 16)]
 
 
-def test_the_levels_of_all_rounds_add_up() -> None:
+def test_the_levels_of_all_rounds_add_up():
     full, cell = answers(np.random.default_rng(4), 60, 8, 1, 0.0)
     looks = decide_grid({0: cell}, full, looks=4)[0]
     alone = decide(cell, full, level=0.025 / 4)
@@ -398,7 +396,7 @@ def test_the_levels_of_all_rounds_add_up() -> None:
     assert looks.p_holds == pytest.approx(4 * alone.p_holds)
 
 
-def test_a_cell_that_lacks_the_first_rounds_draws_is_not_settled() -> None:
+def test_a_cell_that_lacks_the_first_rounds_draws_is_not_settled():
     full, cell = np.ones((60, 8)), np.ones((60, 8))
     cell[0, 1] = np.nan
     found = decide_rounds({"cell": cell}, full, rounds=(2, 4, 8))["cell"]

@@ -31,7 +31,7 @@ PUBLISHED = REFERENCE / "dynts_heatmaps.csv"
 
 
 @pytest.mark.slow  # a page of eight grids; test_layout.py and test_heatmap.py draw them
-def test_the_published_llama_aime24_grid_is_within_the_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_published_llama_aime24_grid_is_within_the_noise(tmp_path, monkeypatch):
     monkeypatch.setattr("kvsweep.analysis.figures.style.FORMATS", ("svg",))  # of eight grids
     named = {verdict.title: verdict for verdict in analyse_scores(PUBLISHED).verdicts}
     verdict = named["R1-Llama | AIME24"]
@@ -43,7 +43,7 @@ def test_the_published_llama_aime24_grid_is_within_the_noise(tmp_path: Path, mon
     assert "one of four readings of the figure swaps the rows" in html
 
 
-def test_a_grid_in_which_all_answers_are_alike_has_no_noise(tmp_path: Path) -> None:
+def test_a_grid_in_which_all_answers_are_alike_has_no_noise(tmp_path):
     head = "model,benchmark,keep_ratio,local_window,problems,draws,pass_at_1"
     lines = [f"m,{score},{ratio},{w},30,5,{score}" for score in (0, 100) for ratio in (0.1, 0.2) for w in (1, 2)]
     table = tmp_path / "alike.csv"
@@ -64,7 +64,7 @@ def verdict_lines(run: Path, margin: float | None = None) -> str:
     return "\n".join(verdict.lines)
 
 
-def test_a_panel_where_eviction_hardly_fires_is_called_that(run: Path, make_cell: MakeCell) -> None:
+def test_a_panel_where_eviction_hardly_fires_is_called_that(run, make_cell):
     right = [[i % 2] for i in range(12)]
     make_cell(right)
     for ratio in (0.1, 0.2, 0.3):
@@ -87,7 +87,7 @@ def panel(make_cell: MakeCell, losses: list[int], **settings: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_smallest_cache_that_is_safe_is_recommended(run: Path, make_cell: MakeCell) -> None:
+def test_the_smallest_cache_that_is_safe_is_recommended(run, make_cell):
     panel(make_cell, [60, 12, 1, 0])
     lines = verdict_lines(run).splitlines()
     assert lines[0].startswith("Recommended: keep ratio 0.3, window 48, the smallest cache that is safe in a search")
@@ -107,7 +107,7 @@ def test_the_smallest_cache_that_is_safe_is_recommended(run: Path, make_cell: Ma
 
 
 @pytest.mark.slow
-def test_nothing_is_recommended_beside_a_full_cache_that_solves_nothing(run: Path, make_cell: MakeCell) -> None:
+def test_nothing_is_recommended_beside_a_full_cache_that_solves_nothing(run, make_cell):
     for policy in ({}, *({"policy": "dynts", "keep_ratio": ratio} for ratio in (0.1, 0.2, 0.3))):
         make_cell([[0] * 4] * 100, **policy)
     lines = verdict_lines(run).splitlines()
@@ -119,7 +119,7 @@ def test_nothing_is_recommended_beside_a_full_cache_that_solves_nothing(run: Pat
     assert why in page
 
 
-def test_where_every_setting_loses_none_is_recommended(run: Path, make_cell: MakeCell) -> None:
+def test_where_every_setting_loses_none_is_recommended(run, make_cell):
     panel(make_cell, [60, 20, 12])
     lines = verdict_lines(run).splitlines()
     assert lines[0].startswith("Every setting is worse; the nearest loses 12.0 points (keep ratio 0.3, window 48, ")
@@ -127,7 +127,7 @@ def test_where_every_setting_loses_none_is_recommended(run: Path, make_cell: Mak
 
 
 @pytest.mark.slow
-def test_policies_are_compared_in_pairs_with_holms_correction(run: Path, make_cell: MakeCell) -> None:
+def test_policies_are_compared_in_pairs_with_holms_correction(run, make_cell):
     rng = np.random.default_rng(0)
     truth = {"full": 0.95, "dynts": 0.9, "window": 0.3, "random": 0.2}
     right = {policy: (rng.random((10, 2)) < share).astype(int) for policy, share in truth.items()}
@@ -153,7 +153,7 @@ def test_policies_are_compared_in_pairs_with_holms_correction(run: Path, make_ce
 
 
 @pytest.mark.slow
-def test_an_unfinished_panel_names_no_best(run: Path, make_cell: MakeCell) -> None:
+def test_an_unfinished_panel_names_no_best(run, make_cell):
     panel(make_cell, [60, 12, 0], done=False, expected=800)
     lines = verdict_lines(run).splitlines()
     assert lines[0].startswith("Unfinished: 1,200 of 2,400 completions are stored.")
@@ -163,7 +163,7 @@ def test_an_unfinished_panel_names_no_best(run: Path, make_cell: MakeCell) -> No
     assert set(table["decision"].dropna()) == {"unclear"}
 
 
-def test_a_cell_whose_draws_were_completed_is_judged_by_all_of_them(run: Path, make_cell: MakeCell) -> None:
+def test_a_cell_whose_draws_were_completed_is_judged_by_all_of_them(run, make_cell):
     make_cell([[1] * 8] * 100)
     rounds = {"rounds": [2, 4, 8], "margin": 5}
     make_cell([[1] * 2 + [0] * 6] * 100, policy="dynts", keep_ratio=0.1, recorded=rounds)
@@ -173,7 +173,7 @@ def test_a_cell_whose_draws_were_completed_is_judged_by_all_of_them(run: Path, m
 
 
 @pytest.mark.slow
-def test_a_sequential_run_says_so_and_keeps_its_decisions(run: Path, make_cell: MakeCell) -> None:
+def test_a_sequential_run_says_so_and_keeps_its_decisions(run, make_cell):
     make_cell([[1] * 8] * 50 + [[0] * 8] * 50)
     early, late, same = [[0] * 2] * 100, [[0, 1] * 4] * 97 + [[0] * 8] * 3, [[1] * 2] * 50 + [[0] * 2] * 50
     for ratio, right in ((0.1, early), (0.3, late), (0.5, same)):
@@ -198,7 +198,7 @@ def test_a_sequential_run_says_so_and_keeps_its_decisions(run: Path, make_cell: 
 
 
 @pytest.mark.slow
-def test_a_run_of_one_round_leaves_no_cell_fewer_draws(run: Path, make_cell: MakeCell) -> None:
+def test_a_run_of_one_round_leaves_no_cell_fewer_draws(run, make_cell):
     """`until=decided draws=2` has one round, in which every cell gets all draws."""
     make_cell([[1] * 2] * 50 + [[0] * 2] * 50)
     for ratio in (0.1, 0.3, 0.5):
@@ -210,7 +210,7 @@ def test_a_run_of_one_round_leaves_no_cell_fewer_draws(run: Path, make_cell: Mak
     assert "sequential" not in run_page(analyse(load_run(run)), [], {}, {})
 
 
-def test_truncated_texts_that_loop_are_counted(run: Path, make_cell: MakeCell) -> None:
+def test_truncated_texts_that_loop_are_counted(run, make_cell):
     text = {"stop_reason": "length", "token_ids": [9, 8, *[1, 2, 3, 4] * 30], "num_tokens": 122}
     make_cell([[1], [1]])
     make_cell([[0], [0]], policy="dynts", keep_ratio=0.1, completion=text)
@@ -229,7 +229,7 @@ def test_truncated_texts_that_loop_are_counted(run: Path, make_cell: MakeCell) -
     assert loops == [[4, 30], None, None, None]
 
 
-def test_a_page_of_few_completions_shows_those_that_its_cells_lose(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_a_page_of_few_completions_shows_those_that_its_cells_lose(tmp_path, make_cell):
     full = make_cell([[1], [1], [1], [0]])
     losing = {make_cell([[1], [1], [0], [1]], policy="dynts", keep_ratio=0.1).name: "2"}
     losing |= {make_cell([[1], [0], [1], [0]], policy="dynts", keep_ratio=ratio).name: "1" for ratio in (0.2, 0.3)}
@@ -243,7 +243,7 @@ def test_a_page_of_few_completions_shows_those_that_its_cells_lose(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_grey_band_holds_the_settings_tied_with_the_best(run: Path, make_cell: MakeCell) -> None:
+def test_the_grey_band_holds_the_settings_tied_with_the_best(run, make_cell):
     panel(make_cell, [60, 12, 1, 0])
     (verdict,) = verdicts(run)
     axes = noise_figure([verdict]).axes[0]
@@ -257,7 +257,7 @@ def test_the_grey_band_holds_the_settings_tied_with_the_best(run: Path, make_cel
     assert max(axes.get_yticks()) <= 100
 
 
-def test_where_eviction_acted(run: Path, make_cell: MakeCell) -> None:
+def test_where_eviction_acted(run, make_cell):
     make_cell([[1], [1], [0], [1]])
     untouched = {"evictions": []}
     make_cell([[0], [1], [1], [0]], policy="dynts", texts=[{}, untouched, {}, untouched])
@@ -268,7 +268,7 @@ def test_where_eviction_acted(run: Path, make_cell: MakeCell) -> None:
 
 
 @pytest.mark.slow
-def test_random_weights_have_no_accuracy(run: Path, make_cell: MakeCell) -> None:
+def test_random_weights_have_no_accuracy(run, make_cell):
     for ratio in (0.1, 0.2, 0.3):
         make_cell([[1], [1]], policy="dynts", keep_ratio=ratio, cell={"model": {"random_weights": True}})
     table = cell_metrics(load_run(run))
@@ -280,9 +280,7 @@ def test_random_weights_have_no_accuracy(run: Path, make_cell: MakeCell) -> None
 
 
 @pytest.mark.slow
-def test_two_runs_are_paired(
-    tmp_path: Path, run: Path, make_cell: MakeCell, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_runs_are_paired(tmp_path, run, make_cell, capsys):
     make_cell([[1]] * 12)
     run.rename(tmp_path / "a")
     make_cell([[0]] * 10 + [[1]] * 2, seed=1)
@@ -298,7 +296,7 @@ def test_two_runs_are_paired(
     assert pd.read_csv(tmp_path / "all.csv")["difference"].tolist() == table["difference"].tolist()
 
 
-def test_the_comparison_of_many_cells_fits_on_a_screen(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_the_comparison_of_many_cells_fits_on_a_screen(tmp_path, make_cell):
     for run, right in (("a", 1), ("b", 0)):
         for benchmark in ("toy_chain", "toy_add"):
             for ratio in range(1, 13):
@@ -317,7 +315,7 @@ def test_the_comparison_of_many_cells_fits_on_a_screen(tmp_path: Path, make_cell
     assert differences[-1] == -100.0
 
 
-def test_lengths_by_step_add_up_to_the_cache_rows(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_lengths_by_step_add_up_to_the_cache_rows(tmp_path, make_cell):
     make_cell([[1], [1]], policy="dynts")
     run = load_run(tmp_path / "run")
     live, held, full = lengths_by_step(run.completions, run.events)
