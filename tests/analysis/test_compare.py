@@ -57,6 +57,15 @@ def test_grades_by_other_golds_are_not_paired(tmp_path):
         compare(first, other)
 
 
+@pytest.mark.parametrize("others", [[[None], [None]], [], [[None, 1], [None, 0]]])
+def test_runs_without_a_common_graded_answer_are_refused(tmp_path, others):
+    """The second run has no grade, no answer at all, or other draws."""
+    write_cell(tmp_path / "a", [[1], [0]])
+    write_cell(tmp_path / "b", others)
+    with pytest.raises(UserError, match="share no graded answer"):
+        compare(load_run(tmp_path / "a"), load_run(tmp_path / "b"))
+
+
 def test_cells_without_a_common_answer_are_counted_apart(tmp_path, capsys):
     for name, grade in (("a", 1), ("b", None)):
         write_cell(tmp_path / name, [[1], [0]])

@@ -275,6 +275,14 @@ def test_files_of_one_name_are_the_draws_of_one_setting(judge, tmp_path):
     assert (code, line[1], line[2], line[-2:]) == (1, "worse", "-10.0", ["30", "8"])
 
 
+def test_a_column_of_whole_numbers_is_proposed_as_the_draw(tmp_path):
+    items = [row | {"seed": row.pop("draw") + 40} for row in rows(3, 2)]
+    file = write(tmp_path / "a.jsonl", items)
+    with pytest.raises(UserError, match="--column draw=seed, or --where seed=40 or --where seed=41"):
+        read_outputs(file)
+    assert {one.draw for one in read_outputs(file, Asked(columns={"draw": "seed"}))} == {40, 41}
+
+
 def test_a_log_of_inspect_ai_whose_model_thinks(tmp_path):
     parts = [{"type": "reasoning", "reasoning": "3 and 4"}, {"type": "text", "text": "7"}]
     output = {"choices": [{"message": {"role": "assistant", "content": parts}, "stop_reason": "max_tokens"}]}
