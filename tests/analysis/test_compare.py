@@ -13,7 +13,7 @@ from tests.analysis.conftest import write_cell
 
 def test_cells_with_the_question_in_another_place_are_not_paired(tmp_path):
     for name, place in (("a", "free"), ("b", "pinned")):
-        write_cell(tmp_path / name, [[1], [0]], policy="dynts", extra={"question": place})
+        write_cell(tmp_path / name, [[1], [0]], policy="dynts", cell={"policy": {"question": place}})
     with pytest.raises(UserError, match="share no cell"):
         compare(load_run(tmp_path / "a"), load_run(tmp_path / "b"))
 
