@@ -21,7 +21,7 @@ def dry_run(kvsweep: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.mark.slow
-def test_a_setting_reaches_the_policies_that_have_it_and_the_full_cache_runs_once(dry_run: Callable[..., Any]) -> None:
+def test_a_setting_reaches_the_policies_that_have_it_and_the_full_cache_runs_once(dry_run):
     ended = dry_run("-m", "policy=full,window,dynts", "policy.budget=128,192", "policy.predictor=${model.predictor}")
     assert ended.code == 0, ended.err
     # One eviction over the budget: 32 + int(0.4 * (129 - 32)) and 32 + int(0.4 * (193 - 32)), said once.
@@ -51,14 +51,14 @@ def test_a_setting_reaches_the_policies_that_have_it_and_the_full_cache_runs_onc
         (["grid.policy=[full],[full,window]", "slots=4,8"], "have the same cells and differ in slots: give one value"),
     ],
 )
-def test_a_multirun_that_is_refused(words: list[str], said: str, dry_run: Callable[..., Any]) -> None:
+def test_a_multirun_that_is_refused(words, said, dry_run):
     ended = dry_run("-m", *words)
     assert ended.code == 2
     assert said in ended.err
 
 
 @pytest.mark.slow
-def test_jobs_that_share_some_cells(dry_run: Callable[..., Any]) -> None:
+def test_jobs_that_share_some_cells(dry_run):
     ended = dry_run("-m", "grid.policy=[full,window]", "grid.budget=[128],[192]")
     assert [int(cells) for cells in re.findall(r"(\d+) cells? \(0 done\)", ended.out)] == [2, 1]
     # Each of two jobs in rounds, and two shards of one job, compare with or write to the full cache.
@@ -75,13 +75,7 @@ def test_jobs_that_share_some_cells(dry_run: Callable[..., Any]) -> None:
         ["experiment=mine", "-m", "benchmark.limit=2", "--dry-run", "seed=1,2"],
     ],
 )
-def test_words_and_options_in_any_order(
-    words: list[str],
-    kvsweep: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    no_own_module: None,
-) -> None:
+def test_words_and_options_in_any_order(words, kvsweep, tmp_path, monkeypatch, no_own_module):
     init(tmp_path / "mine")
     monkeypatch.chdir(tmp_path / "mine")
     ended = kvsweep(*words)
@@ -90,9 +84,7 @@ def test_words_and_options_in_any_order(
 
 
 @pytest.mark.slow
-def test_a_multirun_without_a_full_cache_says_the_words_that_add_it(
-    kvsweep: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_multirun_without_a_full_cache_says_the_words_that_add_it(kvsweep, tmp_path):
     typed = ["policy=h2o,random", "policy.keep_ratio=0.2,0.4", "policy.local_window=32"]
     where = [f"results_dir={tmp_path}", "benchmark.limit=2", "--dry-run"]
     ended = kvsweep("-m", *typed, *where)

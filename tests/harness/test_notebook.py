@@ -9,7 +9,7 @@ import kvsweep
 from kvsweep.compression.policy import CacheView, PredictedImportance, Signal
 
 
-def test_a_policy_of_the_package_comes_by_its_name() -> None:
+def test_a_policy_of_the_package_comes_by_its_name():
     made = kvsweep.policy("h2o", keep_ratio=0.3, local_window=48, budget=128, question="on_top")
     assert (made.name, made.keep_ratio, made.local_window, made.budget, made.question) == (
         "h2o",
@@ -35,7 +35,7 @@ def test_a_policy_of_the_package_comes_by_its_name() -> None:
         ("toy_qwen", ["model.dtype=float13"], "model.dtype"),
     ],
 )
-def test_a_mistake_is_one_sentence_without_the_errors_behind_it(name: str, overrides: list[str], said: str) -> None:
+def test_a_mistake_is_one_sentence_without_the_errors_behind_it(name, overrides, said):
     with pytest.raises(kvsweep.UserError, match=said) as raised:
         kvsweep.load_model(name, *overrides)
     assert raised.value.__suppress_context__ or raised.value.__context__ is None
@@ -43,7 +43,7 @@ def test_a_mistake_is_one_sentence_without_the_errors_behind_it(name: str, overr
 
 
 @pytest.mark.parametrize("name", ["dynts", "triattention"])
-def test_another_models_artifact_is_refused_as_in_a_sweep(name: str) -> None:
+def test_another_models_artifact_is_refused_as_in_a_sweep(name):
     model, sizes = kvsweep.load_model("toy_llama"), {"keep_ratio": 0.3, "local_window": 48, "budget": 128}
     with pytest.raises(kvsweep.UserError, match=r"was made for toy_qwen .*, but model=toy_llama is"):
         kvsweep.generate(model, kvsweep.policy(name, **sizes), ["1+1"], max_new_tokens=4)
@@ -65,7 +65,7 @@ class ByHead(kvsweep.BudgetPolicy):
         return view.signals[self.signals[0]]
 
 
-def test_a_signals_predictor_of_another_model_is_refused() -> None:
+def test_a_signals_predictor_of_another_model_is_refused():
     mine = ByHead(name="mine", keep_ratio=0.3, local_window=48, budget=128, directory=kvsweep.policy("dynts").predictor)
     with pytest.raises(kvsweep.UserError, match=r"was made for toy_qwen .*, but model=toy_llama is"):
         kvsweep.generate(kvsweep.load_model("toy_llama"), mine, ["1+1"], max_new_tokens=4)
@@ -85,7 +85,7 @@ def test_a_signals_predictor_of_another_model_is_refused() -> None:
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
     ],
 )
-def test_an_argument_of_another_type_is_one_sentence(change: dict[str, object], said: str) -> None:
+def test_an_argument_of_another_type_is_one_sentence(change, said):
     model = kvsweep.load_model("toy_llama")
     arguments: dict[str, object] = {"policy": kvsweep.policy("full"), "prompts": ["1+1"], "max_new_tokens": 4}
     with pytest.raises(kvsweep.UserError, match=said):

@@ -3,10 +3,9 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -44,19 +43,19 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_revision_of_a_clean_tree(checkout: Path) -> None:
+def test_the_revision_of_a_clean_tree(checkout):
     described = provenance.describe_code()
     assert described["git_revision"] == git(checkout, "rev-parse", "HEAD")
     assert described["git_dirty"] is False
 
 
 @pytest.mark.parametrize("name", ["harness/provenance.py", "harness/untracked.py"])
-def test_a_changed_tree_is_dirty(name: str, checkout: Path) -> None:
+def test_a_changed_tree_is_dirty(name, checkout):
     (checkout / name).write_text("changed")
     assert provenance.describe_code()["git_dirty"] is True
 
 
-def test_outside_a_checkout_there_is_no_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_checkout_there_is_no_revision(tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     described = provenance.describe_code()
@@ -64,12 +63,12 @@ def test_outside_a_checkout_there_is_no_revision(tmp_path: Path, monkeypatch: py
     assert described["git_dirty"] is None
 
 
-def test_without_git_there_is_no_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_git_there_is_no_revision(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert provenance.describe_code()["git_revision"] is None
 
 
-def test_code_installed_into_another_repository_is_not_that_repository(checkout: Path) -> None:
+def test_code_installed_into_another_repository_is_not_that_repository(checkout):
     """A virtual environment inside somebody's checkout: its revision says nothing about this code."""
     (checkout / ".gitignore").write_text("harness/\n")
     git(checkout, "rm", "-q", "--cached", "harness/provenance.py")
@@ -80,7 +79,7 @@ def test_code_installed_into_another_repository_is_not_that_repository(checkout:
     assert described["git_dirty"] is None
 
 
-def test_versions_and_machine() -> None:
+def test_versions_and_machine():
     code, hardware = provenance.describe_code(), provenance.describe_hardware()
     assert code["packages"]["torch"] == version("torch")
     assert code["packages"]["transformers"] == version("transformers")
@@ -90,12 +89,12 @@ def test_versions_and_machine() -> None:
     json.dumps([code, hardware])
 
 
-def test_what_is_not_installed_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed_is_none(monkeypatch):
     monkeypatch.setattr(provenance, "_PACKAGES", ("torch", "no-such-package-anywhere"))
     assert provenance.describe_code()["packages"]["no-such-package-anywhere"] is None
 
 
-def test_the_arithmetic_tells_settings_and_threads_apart() -> None:
+def test_the_arithmetic_tells_settings_and_threads_apart():
     before = torch.get_num_threads()
     kinds = [("torch", "float32", True, 1), ("torch", "float32", True, 2), ("torch", "float32", False, 2)]
     kinds += [("torch", "bfloat16", False, 2), ("triton", "bfloat16", False, 2)]
@@ -107,9 +106,7 @@ def test_the_arithmetic_tells_settings_and_threads_apart() -> None:
     assert len(found) == len(kinds)
 
 
-def test_a_run_records_where_it_comes_from(
-    kvsweep: Callable[..., Any], tiny: list[str], tiny_policy: list[str], tmp_path: Path, write_problems: Any
-) -> None:
+def test_a_run_records_where_it_comes_from(kvsweep, tiny, tiny_policy, tmp_path, write_problems):
     path = write_problems([{"id": "a", "problem": "1+1?", "answer": 2}, {"id": "b", "problem": "2+2?", "answer": 4}])
     arguments = [*tiny, *tiny_policy, f"benchmark.path={path}", "draws=2", f"results_dir={tmp_path / 'runs'}"]
     assert kvsweep(*arguments).code == 0

@@ -2,10 +2,10 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pytest
 from omegaconf import OmegaConf
@@ -62,20 +62,20 @@ class Example:
         ({"length": 1}, "example.length is not a setting: example has ratio, count, threads, values, name."),
     ],
 )
-def test_a_refusal(settings: dict[str, Any], sentence: str) -> None:
+def test_a_refusal(settings, sentence):
     with pytest.raises(UserError) as refused:
         build(Example, "example", settings)
     assert str(refused.value) == sentence
 
 
 @pytest.mark.parametrize("settings", [{"count": "many"}, {"count": 1.5}, {"count": None}, {"name": "c"}])
-def test_another_type_names_the_setting_and_the_value(settings: dict[str, Any]) -> None:
+def test_another_type_names_the_setting_and_the_value(settings):
     [(name, value)] = settings.items()
     with pytest.raises(UserError, match=rf"^example\.{name}='?{value}'? .*\.$"):
         build(Example, "example", settings)
 
 
-def test_the_ends_of_a_range_are_taken() -> None:
+def test_the_ends_of_a_range_are_taken():
     assert build(Example, "example", {"ratio": 1, "count": 1, "values": [0]}).ratio == 1.0
     assert build(Example, "example", {"threads": None, "values": None}) == Example()
 
@@ -92,14 +92,14 @@ def test_the_ends_of_a_range_are_taken() -> None:
         (None, "cannot be imported (Empty module name)"),
     ],
 )
-def test_a_target_that_is_no_policy(path: str | None, fault: str) -> None:
+def test_a_target_that_is_no_policy(path, fault):
     with pytest.raises(UserError) as caught:
         build_target("policy", {"_target_": path, "budget": 64}, Policy)
     wanted = "name a dataclass that extends kvsweep.compression.policy.Policy."
     assert str(caught.value) == f"policy._target_={path} {fault}: {wanted}"
 
 
-def test_a_word_of_a_script_with_windows_line_ends() -> None:
+def test_a_word_of_a_script_with_windows_line_ends():
     with pytest.raises(UserError, match=r"^policy=full\\r ends in a carriage return"):
         hydra_overrides(["policy=full\r"], target_classes, multirun=False)
 
@@ -112,7 +112,7 @@ TEXTS += ["a b", "a,b", "lr=0.1,bs=2/p.jsonl", "a b(1)/x", "it's", 'a"b', "a\\",
 @pytest.mark.covers(1)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("key", ["run_name", "results_dir", "benchmark.path", "launcher.account", "policy.predictor"])
-def test_a_text_is_what_was_typed(key: str, text: str) -> None:
+def test_a_text_is_what_was_typed(key, text):
     config = compose_config("launcher=slurm", f"{key}={text}")
     is_null = text == "null" and key not in ("run_name", "results_dir")
     assert OmegaConf.select(config, key) == (None if is_null else text)
@@ -137,23 +137,23 @@ def test_a_text_is_what_was_typed(key: str, text: str) -> None:
         ("benchmark.keep_if={year: 'x'}", "benchmark.keep_if.year", "x"),
     ],
 )
-def test_null_lists_mappings_numbers_and_quotes_keep_the_grammar_of_hydra(word: str, key: str, value: Any) -> None:
+def test_null_lists_mappings_numbers_and_quotes_keep_the_grammar_of_hydra(word, key, value):
     assert OmegaConf.select(compose_config("launcher=slurm", word), key) == value
 
 
-def test_a_comma_separates_texts_of_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_comma_separates_texts_of_a_sweep(monkeypatch, tmp_path):
     words = ["run_name=1e5,ü", "model.device=cpu", "seed=1,2", "hydra.verbose=true", "-m", "benchmark=toy_add"]
     made = hydra_overrides(words, target_classes, multirun=True)
     assert made == ['run_name="1e5","ü"', 'model.device="cpu"', *words[2:]]
 
 
 @pytest.mark.parametrize("key", ["results_dir", "model.path", "benchmark.path", "benchmark.prompt", "policy.predictor"])
-def test_a_path_begins_with_the_home_folder(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_begins_with_the_home_folder(key, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert OmegaConf.select(compose_config(f"{key}=~/x/~y"), key) == "/home/me/x/~y"
 
 
-def test_a_path_in_the_home_folder_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_in_the_home_folder_of_nobody(monkeypatch):
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("os.getuid", lambda: 23456)
     with pytest.raises(
@@ -192,22 +192,20 @@ def test_a_path_in_the_home_folder_of_nobody(monkeypatch: pytest.MonkeyPatch) ->
         ("=3", "=3 begins with no setting's name: write KEY=VALUE, such as benchmark.limit=3."),
     ],
 )
-def test_a_word_that_hydra_would_misread(word: str, sentence: str) -> None:
+def test_a_word_that_hydra_would_misread(word, sentence):
     with pytest.raises(UserError) as caught, plain_config_errors():
         compose_config(word)
     assert str(caught.value) == sentence
 
 
-def test_a_users_variable_of_hydra_changes_no_sentence(
-    kvsweep: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_variable_of_hydra_changes_no_sentence(kvsweep, monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     ended = kvsweep("policy.nosuch=1")
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert "policy.nosuch is not a setting" in ended.err
 
 
-def test_a_list_that_is_a_single_name_and_a_variable_that_is_not_set() -> None:
+def test_a_list_that_is_a_single_name_and_a_variable_that_is_not_set():
     with pytest.raises(UserError, match=r"^grid\.policy='full' is no list: write 'grid\.policy=\[full\]'\.$"):
         make_job(compose_config("grid.policy=full"))
     with pytest.raises(UserError, match=r"^grid\.keep_ratio=0\.2 is no list: write 'grid\.keep_ratio=\[0\.2\]'\.$"):
@@ -216,7 +214,7 @@ def test_a_list_that_is_a_single_name_and_a_variable_that_is_not_set() -> None:
         make_job(compose_config("results_dir=${oc.env:UNSET}/r"))
 
 
-def test_a_number_where_a_file_has_a_text() -> None:
+def test_a_number_where_a_file_has_a_text():
     with pytest.raises(UserError, match=r"^launcher\.account=123 is read as a number: write it in quotes, \"123\"\.$"):
         build(Slurm, "launcher", {"account": 123})
 
@@ -231,9 +229,7 @@ def test_a_number_where_a_file_has_a_text() -> None:
         (b"# @package _global_\r\nseed: 1\r\n", ""),
     ],
 )
-def test_a_file_of_the_users_own_folder(
-    data: bytes, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_the_users_own_folder(data, fault, tmp_path, monkeypatch):
     init(tmp_path / "own")
     monkeypatch.chdir(tmp_path / "own")
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -259,7 +255,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "own"
 
 
-def test_hidden_files_of_editors_and_file_systems_are_no_choices(own: Path) -> None:
+def test_hidden_files_of_editors_and_file_systems_are_no_choices(own):
     (own / "conf/experiment/.#mine.yaml").symlink_to("me@machine.4711:1")
     (own / "conf/experiment/._mine.yaml").write_bytes(b"\x00\x05\x16\x07")
     (own / "conf/experiment/.ipynb_checkpoints").mkdir()
@@ -278,7 +274,7 @@ def test_hidden_files_of_editors_and_file_systems_are_no_choices(own: Path) -> N
         ("raise SystemExit(3)", "my_policies.py:{}: SystemExit: 3"),
     ],
 )
-def test_a_slip_in_ones_own_code_has_file_and_line(own: Path, slip: str, words: str) -> None:
+def test_a_slip_in_ones_own_code_has_file_and_line(own, slip, words):
     path = own / "my_policies.py"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines, slip]) + "\n")
@@ -289,14 +285,14 @@ def test_a_slip_in_ones_own_code_has_file_and_line(own: Path, slip: str, words: 
     assert str(caught.value).endswith(": correct that line.")
 
 
-def test_ones_own_code_is_found_where_nothing_is_composed(own: Path) -> None:
+def test_ones_own_code_is_found_where_nothing_is_composed(own):
     """As `kvsweep verify` reads the settings of stored cells."""
     found = target_class("policy", {"_target_": "my_policies.Spread"}, Policy)
     assert found.__name__ == "Spread"
 
 
 @pytest.mark.parametrize("inner", [False, True])
-def test_a_file_with_null_bytes_is_named(own: Path, inner: bool) -> None:
+def test_a_file_with_null_bytes_is_named(own, inner):
     path, place = own / "my_policies.py", "my_policies.py"
     if inner:
         path.write_text("import null_bytes\n" + path.read_text())
@@ -307,7 +303,7 @@ def test_a_file_with_null_bytes_is_named(own: Path, inner: bool) -> None:
 
 
 @pytest.mark.parametrize("head", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# J\xf6rg\n"])
-def test_ones_own_code_is_read_as_python_reads_it(own: Path, head: bytes) -> None:
+def test_ones_own_code_is_read_as_python_reads_it(own, head):
     path = own / "my_policies.py"
     before = code_hash(target_class("policy", compose_config("policy=spread").policy, Policy))
     path.write_bytes(head + path.read_bytes())
@@ -315,7 +311,7 @@ def test_ones_own_code_is_read_as_python_reads_it(own: Path, head: bytes) -> Non
     assert code_hash(target_class("policy", compose_config("policy=spread").policy, Policy)) == before
 
 
-def test_ones_own_file_with_the_name_of_pythons_is_named(own: Path) -> None:
+def test_ones_own_file_with_the_name_of_pythons_is_named(own):
     (own / "statistics.py").write_text((own / "my_policies.py").read_text())
     with pytest.raises(UserError, match=rf"statistics\.py is taken in place of {own}/statistics\.py, so rename"):
         build_target("policy", {"_target_": "statistics.Spread"}, Policy)
@@ -329,14 +325,14 @@ def test_ones_own_file_with_the_name_of_pythons_is_named(own: Path) -> None:
         ("defaults:\n  - override /benchmark: mine\n", "with the line `# @package _global_`."),
     ],
 )
-def test_a_usual_slip_in_ones_own_experiment_has_its_way_out(own: Path, text: str, words: str) -> None:
+def test_a_usual_slip_in_ones_own_experiment_has_its_way_out(own, text, words):
     (own / "conf/experiment/odd.yaml").write_text(text)
     with pytest.raises(UserError) as caught, plain_config_errors():
         compose_config("experiment=odd")
     assert words in str(caught.value)
 
 
-def test_another_ending_of_yaml_and_a_sweeper_that_is_not_there(own: Path) -> None:
+def test_another_ending_of_yaml_and_a_sweeper_that_is_not_there(own):
     (own / "conf/experiment/odd.yml").write_text("seed: 1\n")
     words = {
         "experiment=odd": f"name {own}/conf/experiment/odd.yml odd.yaml.",
@@ -361,14 +357,14 @@ def test_another_ending_of_yaml_and_a_sweeper_that_is_not_there(own: Path) -> No
         ("hydra.verbose=3.5", "Hydra cannot use hydra.verbose=3.5 (AssertionError("),
     ],
 )
-def test_words_of_hydras_own_are_told_their_way(word: str, sentence: str, kvsweep: Callable[..., Any]) -> None:
+def test_words_of_hydras_own_are_told_their_way(word, sentence, kvsweep):
     ended = kvsweep(word, "--dry-run")
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert sentence in ended.err
 
 
 @pytest.mark.parametrize("name", ["my dir", "Jörg", "a,b=c", "x(1)", "ha#sh", "per%cent", "it's", 'qu"ote', "$x", "~"])
-def test_the_users_own_folder_may_lie_anywhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_own_folder_may_lie_anywhere(name, tmp_path, monkeypatch):
     init(tmp_path / name / "own")
     monkeypatch.chdir(tmp_path / name / "own")
     monkeypatch.setattr(sys, "path", list(sys.path))

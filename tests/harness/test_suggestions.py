@@ -1,8 +1,5 @@
 """A name that is mistyped is answered with the nearest one that there is."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 
@@ -20,7 +17,7 @@ import pytest
         ("zzzzzz=1", "zzzzzz is not a setting: Choose from model, benchmark,"),
     ],
 )
-def test_a_mistyped_name_is_answered_with_its_neighbour(mistake: str, answer: str, kvsweep: Callable[..., Any]) -> None:
+def test_a_mistyped_name_is_answered_with_its_neighbour(mistake, answer, kvsweep):
     ended = kvsweep(mistake)
     assert ended.code == 2
     assert answer in ended.err

@@ -25,14 +25,14 @@ def dry_run(kvsweep: Callable[..., Any], tmp_path: Path, no_model: None) -> Call
 
 
 @pytest.mark.parametrize(("model", "billions"), [("r1_qwen_7b", 7.616), ("r1_llama_8b", 8.030), ("qwen3_8b", 8.191)])
-def test_the_weights_are_the_published_ones(model: str, billions: float, compose: Callable[..., Any]) -> None:
+def test_the_weights_are_the_published_ones(model, billions, compose):
     """The parameters that the checkpoints' safetensors hold, norms and offsets among them."""
     spec = make_job(compose(f"model={model}", "policy=window")).spec
     assert spec is not None
     assert spec.parameters == pytest.approx(billions * 1e9, rel=1e-3)
 
 
-def test_a_step_is_what_was_measured_on_an_h100() -> None:
+def test_a_step_is_what_was_measured_on_an_h100():
     """R1-Distill-Qwen-7B with random weights, in the middle of a sweep; H2O's attention sums take more."""
     step = json.loads((PUBLISHED / "gpu" / "h100_243d065.json").read_text())["step"]
     rows = [row for row in step["rows"] if not row["invariant"]]
@@ -43,7 +43,7 @@ def test_a_step_is_what_was_measured_on_an_h100() -> None:
         assert 1000 * found == pytest.approx(row["step_ms"], rel=0.1 if row["policy"] == "h2o" else 0.03)
 
 
-def test_rows_on_average_over_a_text() -> None:
+def test_rows_on_average_over_a_text():
     window = Window(name="window", keep_ratio=0.3, local_window=2000, budget=5000)
     whole = mean_rows([FullCache(name="full")], 100, 16_000)
     assert whole == 100 + 8000
@@ -55,7 +55,7 @@ def test_rows_on_average_over_a_text() -> None:
     assert mean_rows([window], 100, 3000) == 1600, "nothing is evicted"
 
 
-def test_each_group_has_its_slots_speed_and_hours(dry_run: Callable[..., Any]) -> None:
+def test_each_group_has_its_slots_speed_and_hours(dry_run):
     ended = dry_run("-m", *HEATMAP, "benchmark=toy_chain,toy_add", "card=h100", "cost.per_hour=2.5")
     assert ended.code == 0, ended.err
     assert (
@@ -84,7 +84,7 @@ def test_each_group_has_its_slots_speed_and_hours(dry_run: Callable[..., Any]) -
         (["card=l40s", "model.dtype=float32", "decoding.max_new_tokens=131000"], "do not fit into one L40S (44 GiB): "),
     ],
 )
-def test_what_is_unknown_or_does_not_fit_is_refused(words: list[str], said: str, dry_run: Callable[..., Any]) -> None:
+def test_what_is_unknown_or_does_not_fit_is_refused(words, said, dry_run):
     ended = dry_run(*HEATMAP, *words)
     assert ended.code == 2
     assert said in ended.err
@@ -104,21 +104,19 @@ def test_what_is_unknown_or_does_not_fit_is_refused(words: list[str], said: str,
         (["policy.question=on_top"], 0, " tokens beside the question, trigger "),
     ],
 )
-def test_what_a_replay_or_a_screen_decodes(words: list[str], code: int, said: str, dry_run: Callable[..., Any]) -> None:
+def test_what_a_replay_or_a_screen_decodes(words, code, said, dry_run):
     ended = dry_run("model=toy_qwen", "benchmark=toy_chain", "grid.policy=[full,window]", "policy=window", *words)
     assert ended.code == code, ended.err
     assert said in ended.out + ended.err
 
 
-def test_without_a_dry_run_the_settings_are_refused(
-    kvsweep: Callable[..., Any], tmp_path: Path, no_model: None
-) -> None:
+def test_without_a_dry_run_the_settings_are_refused(kvsweep, tmp_path, no_model):
     ended = kvsweep("model=toy_qwen", "benchmark=toy_add", "card=h100", f"results_dir={tmp_path}")
     assert ended.code == 2
     assert "add --dry-run" in ended.err
 
 
-def test_a_family_without_arithmetic_is_named(dry_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_without_arithmetic_is_named(dry_run, monkeypatch):
     monkeypatch.setattr(
         ModelSpec, "of", classmethod(lambda cls, config, of=ModelSpec.of: replace(of(config), parameters=None))
     )
@@ -128,9 +126,7 @@ def test_a_family_without_arithmetic_is_named(dry_run: Callable[..., Any], monke
 
 
 @pytest.mark.slow
-def test_the_pace_of_a_group_on_the_card_replaces_its_estimate(
-    kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path
-) -> None:
+def test_the_pace_of_a_group_on_the_card_replaces_its_estimate(kvsweep, tiny, tmp_path):
     """The full cache has decoded on this machine, then as if on an H100; the other cells have stored nothing."""
     words = [*tiny, "benchmark=toy_add", f"results_dir={tmp_path}", "policy.budget=48", "policy.local_window=8"]
     assert kvsweep(*words[:-2], "policy=full").code == 0
@@ -151,9 +147,7 @@ def test_the_pace_of_a_group_on_the_card_replaces_its_estimate(
 
 
 @pytest.mark.slow
-def test_on_a_gpu_the_card_is_the_one_that_is_there(
-    dry_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_gpu_the_card_is_the_one_that_is_there(dry_run, monkeypatch):
     monkeypatch.setattr(cards, "_first_gpu", lambda: "NVIDIA H200")
     assert "on one H200, by arithmetic" in dry_run(*HEATMAP).out
     monkeypatch.setattr(cards, "_first_gpu", lambda: "Some GPU")

@@ -2,9 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -34,7 +31,7 @@ def table_of(output: str) -> list[dict[str, str]]:
     return [{"name": name, **dict(zip(heads, values, strict=True))} for name, *values in plain]
 
 
-def test_forked_tokens_by_hand() -> None:
+def test_forked_tokens_by_hand():
     # A text of 10: shared up to step 6, one branch goes on from 6 and one from 4.
     assert forked_tokens([10], [4, 6]) == 6 + 6 + 4
     assert forked_tokens([3], [4, 6]) == 3, "ends before any cell evicts"
@@ -43,7 +40,7 @@ def test_forked_tokens_by_hand() -> None:
     assert saving([10, 3], [4, 6]) == 2 * 13 / 19
 
 
-def test_what_is_stored_already_costs_nothing() -> None:
+def test_what_is_stored_already_costs_nothing():
     """Of two texts of 10 and 20 tokens and three cells, the full cache and two that fork at 4 and 6."""
     lacking = np.array([[True, False, True], [False, True, True]])
     # The first text: the trunk to its end for the full cache, and 4 tokens of the third cell's own.
@@ -52,7 +49,7 @@ def test_what_is_stored_already_costs_nothing() -> None:
     assert forked_tokens([10, 20], [None, 4, 6], np.zeros((2, 3), bool)) == 0
 
 
-def test_the_tokens_left_follow_what_is_stored(compose: Callable[..., Any], tiny: list[str]) -> None:
+def test_the_tokens_left_follow_what_is_stored(compose, tiny):
     cache = ["policy.budget=64", "policy.local_window=8", "policy.keep_ratio=0.4", "policy.question=on_top"]
     job = make_job(compose(*tiny, *cache, "benchmark=toy_add", "grid.policy=[full,window]"))
     full, window = (cell.cell_id for cell in job.cells)
@@ -73,7 +70,7 @@ def test_the_tokens_left_follow_what_is_stored(compose: Callable[..., Any], tiny
     assert int(left) == 0
 
 
-def test_the_first_eviction_of_a_policy() -> None:
+def test_the_first_eviction_of_a_policy():
     policy = Random(name="random", keep_ratio=0.5, local_window=8, budget=50)
     on_top = Random(name="random", keep_ratio=0.5, local_window=8, budget=50, question="on_top")
     assert first_eviction(FullCache(name="full"), 20) is None
@@ -84,9 +81,7 @@ def test_the_first_eviction_of_a_policy() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_assumed_gives_tokens_hours_a_price_and_the_hours_of_all_tasks(
-    kvsweep: Callable[..., Any], tmp_path: Path, no_model: None
-) -> None:
+def test_what_is_assumed_gives_tokens_hours_a_price_and_the_hours_of_all_tasks(kvsweep, tmp_path, no_model):
     """Of two jobs of 6 and 8 texts, a full cache and a cell that forks at 128: by hand, at 10 tokens a second."""
     words = ["-m", "model=toy_qwen", "benchmark=toy_chain,toy_add", "benchmark.limit=6", "policy.question=on_top"]
     words += ["grid.policy=[full,window]", "policy.budget=128", "policy.local_window=16", "--dry-run"]
@@ -113,7 +108,7 @@ GRID = ["grid.policy=[random,window]", "grid.keep_ratio=[0.3,0.5]", "policy.loca
 
 
 @pytest.mark.slow
-def test_the_calculation_agrees_with_the_engine(kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_calculation_agrees_with_the_engine(kvsweep, tmp_path):
     """On the toy model's own texts: decoded tokens as the engine counts them, forks as the rows tell them."""
     arguments = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=6", "policy.question=on_top", *GRID]
     assert kvsweep(*arguments, "decoding.max_new_tokens=200", f"results_dir={tmp_path}").code == 0
@@ -133,7 +128,7 @@ def test_the_calculation_agrees_with_the_engine(kvsweep: Callable[..., Any], tmp
     assert forked_tokens(lengths, [128] * 4) == pytest.approx(expected, rel=0.15), "compressed texts differ in length"
 
 
-def test_the_command_runs_nothing(kvsweep: Callable[..., Any], tmp_path: Path, no_model: None) -> None:
+def test_the_command_runs_nothing(kvsweep, tmp_path, no_model):
     arguments = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=6", *GRID, f"results_dir={tmp_path}/runs"]
     ended = kvsweep(*arguments, "--dry-run")
     assert ended.code == 0
@@ -144,9 +139,7 @@ def test_the_command_runs_nothing(kvsweep: Callable[..., Any], tmp_path: Path, n
 
 
 @pytest.mark.slow
-def test_a_list_of_an_experiment_that_is_not_swept_is_named(
-    kvsweep: Callable[..., Any], tmp_path: Path, no_model: None
-) -> None:
+def test_a_list_of_an_experiment_that_is_not_swept_is_named(kvsweep, tmp_path, no_model):
     arguments = ["experiment=demo", "--dry-run", f"results_dir={tmp_path}"]
     note = "note: benchmark=toy_chain,toy_groups needs -m; without it benchmark is the default.\n"
     assert note in kvsweep(*arguments).err
@@ -155,7 +148,7 @@ def test_a_list_of_an_experiment_that_is_not_swept_is_named(
 
 
 @pytest.mark.parametrize("model", ["toy_qwen", "toy_llama"])
-def test_the_memory_is_the_caches_own(model: str, kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_memory_is_the_caches_own(model, kvsweep, tmp_path):
     """The estimate reads config.json by hand; transformers reads the same file, and the cache counts its own bytes."""
     shape = ModelSpec.of(read_architecture(ModelConfig(name=model, title="", path=str(WEIGHTS / model)))).cache_shape(
         "bfloat16"
@@ -172,9 +165,7 @@ def test_the_memory_is_the_caches_own(model: str, kvsweep: Callable[..., Any], t
 
 
 @pytest.mark.slow
-def test_a_folder_of_weights_that_borrows_an_embedded_models_settings_is_said(
-    kvsweep: Callable[..., Any], tiny_model_dir: Path, tmp_path: Path
-) -> None:
+def test_a_folder_of_weights_that_borrows_an_embedded_models_settings_is_said(kvsweep, tiny_model_dir, tmp_path):
     arguments = ["--dry-run", "benchmark=toy_chain", "policy=window", f"results_dir={tmp_path}"]
     alone = kvsweep(*arguments, f"model.path={tiny_model_dir}").err
     assert f"model={tiny_model_dir.name} takes precision, tags and sizes of toy_qwen: choose the nearest with" in alone
@@ -186,13 +177,13 @@ def test_a_folder_of_weights_that_borrows_an_embedded_models_settings_is_said(
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
-def test_no_shipped_model_borrows_settings(name: str) -> None:
+def test_no_shipped_model_borrows_settings(name):
     model = build(ModelConfig, "model", compose_config(f"model={name}").model)
     assert plan._borrowed(Mock(model=model)) == []
 
 
 @pytest.mark.slow
-def test_the_command_measures_what_is_there(kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path) -> None:
+def test_the_command_measures_what_is_there(kvsweep, tiny, tmp_path):
     arguments = [*tiny, "policy=full", f"results_dir={tmp_path}"]
     assert kvsweep(*arguments).code == 0
     ended = kvsweep(*arguments, "draws=2", "--dry-run")
@@ -209,7 +200,7 @@ def test_the_command_measures_what_is_there(kvsweep: Callable[..., Any], tiny: l
 
 
 @pytest.mark.parametrize("card", [[], ["card=h100"]])
-def test_a_sweep_is_estimated_before_its_head_is_made(card: list[str], kvsweep: Any, tmp_path: Path) -> None:
+def test_a_sweep_is_estimated_before_its_head_is_made(card, kvsweep, tmp_path):
     """Without the head the estimate is that with the head; the sweep itself is refused."""
     words = ["policy=dynts", "grid.policy=[full,dynts]", "grid.keep_ratio=[0.2,0.4]", f"results_dir={tmp_path}", *card]
     words += ["launcher=local", "launcher.shards=2"]

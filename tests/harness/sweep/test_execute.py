@@ -19,12 +19,12 @@ from kvsweep import loops
 from kvsweep.errors import UserError
 from kvsweep.harness.decode import slots as slot_table
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.grading.grader import Grader, Standard
+from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.sweep.store import CellStore
-from kvsweep.records import OUTCOMES, Completion, Grade, read_rows
+from kvsweep.records import OUTCOMES, Completion, read_rows
 from tests.program import beside
 
 Rows = dict[str, list[str]]
@@ -72,9 +72,7 @@ def cells(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
 # --- A grid -------------------------------------------------------------------------------------------------
 
 
-def test_a_grid_in_one_job(
-    command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]], model_loads: list[str], tmp_path: Path
-) -> None:
+def test_a_grid_in_one_job(command, cells, model_loads, tmp_path):
     ended = command(*GRID, "draws=2")
     assert model_loads == ["toy_qwen"]
     found = cells()
@@ -98,7 +96,7 @@ def test_a_grid_in_one_job(
 
 
 @pytest.mark.slow
-def test_grades_that_a_killed_shard_left_out_are_made(command: Callable[..., Any], tmp_path: Path) -> None:
+def test_grades_that_a_killed_shard_left_out_are_made(command, tmp_path):
     words = ["benchmark=toy_add", "grid.policy=[random]", "grid.keep_ratio=[0.6]"]
     command(*words, "shard=1/2")
     [folder] = [path.parent for path in (tmp_path / "runs/default").glob("*/cell.yaml")]
@@ -111,7 +109,7 @@ def test_grades_that_a_killed_shard_left_out_are_made(command: Callable[..., Any
 
 
 @pytest.mark.slow
-def test_a_deleted_description_of_a_cell_comes_again(command: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_deleted_description_of_a_cell_comes_again(command, tmp_path):
     command(*GRID)
     path, *_ = (tmp_path / "runs/default").glob("*/cell.yaml")
     text = path.read_bytes()
@@ -139,9 +137,7 @@ def check_evictions(row: Completion, policy: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("budget", [24, pytest.param(64, marks=pytest.mark.slow)])
-def test_evictions_follow_the_rule(
-    budget: int, command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]]
-) -> None:
+def test_evictions_follow_the_rule(budget, command, cells):
     command(*GRID, f"policy.budget={budget}", "draws=3")
     evictions = 0
     for cell in cells():
@@ -156,9 +152,7 @@ def test_evictions_follow_the_rule(
 
 
 @pytest.mark.slow
-def test_rows_are_consistent(
-    command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]], tiny_model_dir: Path
-) -> None:
+def test_rows_are_consistent(command, cells, tiny_model_dir):
     command(*GRID, "draws=3", "seed=5")
     model = load_model(ModelConfig(name="t", title="T", path=str(tiny_model_dir)))
     reasons = set()
@@ -181,9 +175,7 @@ def test_rows_are_consistent(
 
 
 @pytest.mark.slow
-def test_cells_agree_until_the_first_eviction(
-    command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]]
-) -> None:
+def test_cells_agree_until_the_first_eviction(command, cells):
     command(*GRID, "draws=4")
     found = cells()
     [full] = [cell for cell in found if cell["policy"]["name"] == "full"]
@@ -203,9 +195,7 @@ def test_cells_agree_until_the_first_eviction(
 
 
 @pytest.mark.slow
-def test_the_full_cache_comes_first_and_the_others_write_only_what_an_eviction_touched(
-    command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]]
-) -> None:
+def test_the_full_cache_comes_first_and_the_others_write_only_what_an_eviction_touched(command, cells):
     command(*GRID, "policy.budget=64", "draws=8")
     for cell in cells():
         touched = sum(bool(row.evictions) for row in cell["rows"])
@@ -239,12 +229,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.mark.slow
-def test_out_of_memory_halves_the_slots_and_loses_nothing(
-    command: Callable[..., Any],
-    read_completions: Callable[[Path], Rows],
-    small_memory: Callable[[int], None],
-    tmp_path: Path,
-) -> None:
+def test_out_of_memory_halves_the_slots_and_loses_nothing(command, read_completions, small_memory, tmp_path):
     command(*GRID, "draws=2", run="plenty")
     small_memory(20)
     ended = command(*GRID, "draws=2", "slots=64", run="short")
@@ -252,9 +237,7 @@ def test_out_of_memory_halves_the_slots_and_loses_nothing(
     assert read_completions(tmp_path / "runs/short") == read_completions(tmp_path / "runs/plenty")
 
 
-def test_memory_for_not_even_one_slot_is_said_plainly(
-    kvsweep: Callable[..., Any], tiny: list[str], small_memory: Callable[[int], None], tmp_path: Path
-) -> None:
+def test_memory_for_not_even_one_slot_is_said_plainly(kvsweep, tiny, small_memory, tmp_path):
     small_memory(0)
     ended = kvsweep(*tiny, "benchmark=toy_add", f"results_dir={tmp_path}")
     assert ended.code == 2
@@ -263,9 +246,7 @@ def test_memory_for_not_even_one_slot_is_said_plainly(
 
 
 @pytest.mark.slow  # two sweeps, one of them of seven jobs
-def test_a_grid_is_its_cells_one_by_one(
-    command: Callable[..., Any], read_completions: Callable[[Path], Rows], tmp_path: Path, model_loads: list[str]
-) -> None:
+def test_a_grid_is_its_cells_one_by_one(command, read_completions, tmp_path, model_loads):
     command(*GRID, run="together")
     command("benchmark=toy_add", "grid.policy=[full]", run="apart")
     command("-m", "policy=dynts,random,window", "benchmark=toy_add", "policy.keep_ratio=0.2,0.6", run="apart")
@@ -274,14 +255,12 @@ def test_a_grid_is_its_cells_one_by_one(
 
 
 @pytest.mark.slow  # four sweeps of six policies
-def test_a_killed_grid_of_every_kind_of_policy_resumes_to_the_same_rows(
-    command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]]
-) -> None:
+def test_a_killed_grid_of_every_kind_of_policy_resumes_to_the_same_rows(command, cells):
     grid = ["benchmark=toy_add", "grid.policy=[dynts,random,window,h2o,snapkv,rkv]", "grid.keep_ratio=[0.7]", "draws=2"]
     command(*grid, run="plenty")
     command(*grid, "slots=2", run="scarce")
 
-    def rows(run: str) -> dict[str, list[str]]:
+    def rows(run):
         return {c["cell_id"]: sorted(json.dumps(r.to_dict()) for r in c["rows"]) for c in cells(run)}
 
     expected = rows("plenty")
@@ -308,9 +287,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
-def test_a_finished_run_does_nothing(
-    command: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_finished_run_does_nothing(command, tmp_path, request):
     first = command(*GRID)
     before = contents(tmp_path / "runs")
     request.getfixturevalue("no_model")
@@ -322,9 +299,7 @@ def test_a_finished_run_does_nothing(
 
 
 @pytest.mark.slow
-def test_only_what_is_missing_runs(
-    command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_only_what_is_missing_runs(command, cells, tmp_path):
     command(*GRID[:1], "grid.policy=[full,dynts]", "grid.keep_ratio=[0.2]")
     before = contents(tmp_path / "runs")
     command(*GRID)
@@ -334,12 +309,7 @@ def test_only_what_is_missing_runs(
 
 
 @pytest.mark.slow
-def test_more_draws_extend_a_cell(
-    command: Callable[..., Any],
-    cells: Callable[..., list[dict[str, Any]]],
-    read_completions: Callable[[Path], Rows],
-    tmp_path: Path,
-) -> None:
+def test_more_draws_extend_a_cell(command, cells, read_completions, tmp_path):
     command("benchmark=toy_add", run="grown")
     [first] = cells("grown")
     stored = (first["folder"] / "completions.jsonl").read_bytes()
@@ -354,14 +324,14 @@ def test_more_draws_extend_a_cell(
 
 
 @pytest.mark.slow
-def test_done_is_away_while_more_is_made(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_done_is_away_while_more_is_made(command, monkeypatch):
     from kvsweep.harness.sweep.store import CellStore
 
     command("benchmark=toy_add")
     seen: list[bool] = []
     append = CellStore.append
 
-    def watch(self: CellStore, completion: Completion) -> None:
+    def watch(self, completion):
         seen.append((self.directory / "DONE").exists())
         append(self, completion)
 
@@ -371,9 +341,7 @@ def test_done_is_away_while_more_is_made(command: Callable[..., Any], monkeypatc
 
 
 @pytest.mark.slow
-def test_a_smaller_run_of_the_same_cell_is_done_already(
-    command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]], request: pytest.FixtureRequest
-) -> None:
+def test_a_smaller_run_of_the_same_cell_is_done_already(command, cells, request):
     command("benchmark=toy_add", "benchmark.limit=4", "draws=2")
     request.getfixturevalue("no_model")
     command("benchmark=toy_add", "benchmark.limit=2")
@@ -382,9 +350,7 @@ def test_a_smaller_run_of_the_same_cell_is_done_already(
     assert len((cell["folder"] / "grades.jsonl").read_text().splitlines()) == 8
 
 
-def test_lost_grades_are_made_again_without_a_model(
-    command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]], request: pytest.FixtureRequest
-) -> None:
+def test_lost_grades_are_made_again_without_a_model(command, cells, request):
     command("benchmark=toy_add")
     [cell] = cells()
     grades = cell["folder"] / "grades.jsonl"
@@ -396,17 +362,10 @@ def test_lost_grades_are_made_again_without_a_model(
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_says_how_to_go_on(
-    command: Callable[..., Any],
-    kvsweep: Callable[..., Any],
-    read_completions: Callable[[Path], Rows],
-    tiny: list[str],
-    tiny_policy: list[str],
-    tmp_path: Path,
-) -> None:
+def test_an_interrupted_run_says_how_to_go_on(command, kvsweep, read_completions, tiny, tiny_policy, tmp_path):
     forward, steps = Engine._forward, 0
 
-    def interrupted(self: Engine) -> torch.Tensor:
+    def interrupted(self):
         nonlocal steps
         steps += 1
         if steps > 60:
@@ -462,20 +421,14 @@ def wait_for_grades(store: CellStore) -> None:
 
 @pytest.mark.slow
 def test_a_sweep_killed_at_40_percent_has_grades_and_each_completion_is_graded_once(
-    command: Callable[..., Any],
-    kvsweep: Callable[..., Any],
-    cells: Callable[..., list[dict[str, Any]]],
-    busy_grading: list[tuple[str, tuple[str, int]]],
-    tiny: list[str],
-    tiny_policy: list[str],
-    tmp_path: Path,
-) -> None:
+    command, kvsweep, cells, busy_grading, tiny, tiny_policy, tmp_path
+):
     command(*GRID, "draws=2", run="calm")
     expected = {cell["cell_id"]: cell["folder"] for cell in cells("calm")}
     append, made = CellStore.append, 0
     stores: dict[str, CellStore] = {}
 
-    def killed(self: CellStore, completion: Completion) -> None:
+    def killed(self, completion):
         nonlocal made
         append(self, completion)
         stores[self.cell.cell_id] = self
@@ -510,17 +463,13 @@ def test_a_sweep_killed_at_40_percent_has_grades_and_each_completion_is_graded_o
 @pytest.mark.parametrize("trouble", ["an error", "a full disk", "too slow"])
 @pytest.mark.slow
 def test_trouble_in_grading_beside_decoding_leaves_the_grades_to_the_end(
-    trouble: str,
-    command: Callable[..., Any],
-    cells: Callable[..., list[dict[str, Any]]],
-    busy_grading: list[tuple[str, tuple[str, int]]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    trouble, command, cells, busy_grading, monkeypatch
+):
     command("benchmark=toy_add", run="calm")
     struck = threading.Event()
     grade, append = Grader.grade, CellStore.append
 
-    def grade_badly(self: Grader, completions: Sequence[Completion], standard: Standard) -> list[Grade]:
+    def grade_badly(self, completions, standard):
         if threading.current_thread() is threading.main_thread():
             return grade(self, completions, standard)
         struck.set()
@@ -530,7 +479,7 @@ def test_trouble_in_grading_beside_decoding_leaves_the_grades_to_the_end(
             raise UserError("the disk is full")
         return [msgspec.structs.replace(row, outcome="grader_timeout") for row in grade(self, completions, standard)]
 
-    def append_and_wait(self: CellStore, completion: Completion) -> None:
+    def append_and_wait(self, completion):
         append(self, completion)
         assert struck.wait(240)
 
@@ -547,12 +496,7 @@ def test_trouble_in_grading_beside_decoding_leaves_the_grades_to_the_end(
 
 
 @pytest.mark.slow
-def test_a_sweep_loads_each_model_once(
-    command: Callable[..., Any],
-    cells: Callable[..., list[dict[str, Any]]],
-    model_loads: list[str],
-    tmp_path: Path,
-) -> None:
+def test_a_sweep_loads_each_model_once(command, cells, model_loads, tmp_path):
     # Both names stand for the same tiny model here: only their precision makes them two.
     models = ["model=toy_qwen,toy_llama", "model.dtype=float32,bfloat16"]
     ended = command("-m", "benchmark=toy_add,toy_chain", *models, "benchmark.limit=1")
@@ -567,11 +511,7 @@ def test_a_sweep_loads_each_model_once(
 # --- Real problems ------------------------------------------------------------------------------------------
 
 
-def test_problems_in_latex_run_to_their_end(
-    command: Callable[..., Any],
-    cells: Callable[..., list[dict[str, Any]]],
-    write_problems: Callable[..., Path],
-) -> None:
+def test_problems_in_latex_run_to_their_end(command, cells, write_problems):
     path = write_problems(
         [
             {"id": "2024-I-1", "problem": r"Let $x_1 = \frac{3}{4}$ and $\sum_{k\ge 1} x_k \ne \infty$.", "answer": 25},
@@ -591,9 +531,7 @@ def test_problems_in_latex_run_to_their_end(
 
 
 @pytest.mark.slow
-def test_a_text_that_loops_is_stopped_and_counts_as_truncated(
-    command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_loops_is_stopped_and_counts_as_truncated(command, cells, monkeypatch):
     for module in (loops, slot_table):
         monkeypatch.setattr(module, "LEAST_REPEATS", 2)
         monkeypatch.setattr(module, "LEAST_TOKENS", 2)
@@ -615,7 +553,7 @@ def test_a_text_that_loops_is_stopped_and_counts_as_truncated(
 
 
 @pytest.mark.slow
-def test_a_text_beyond_the_models_context_is_noted(command: Callable[..., Any]) -> None:
+def test_a_text_beyond_the_models_context_is_noted(command):
     ended = command("benchmark=toy_add", "benchmark.limit=1", "decoding.max_new_tokens=1000")
     assert ended.err.count("was made for 1024") == 1
 

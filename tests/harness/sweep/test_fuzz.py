@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,10 +44,10 @@ def load(**fields: Any) -> None:
 
 @pytest.mark.slow
 @examples(40, 150)
-def test_files_of_rows(examples: int, tmp_path: Path) -> None:
+def test_files_of_rows(examples, tmp_path):
     @settings(max_examples=examples, **EACH)
     @given(rows=rows, kind=kinds, suffix=st.sampled_from([".jsonl", ".json"]))
-    def check(rows: list[dict[str, Any]], kind: Any, suffix: str) -> None:
+    def check(rows, kind, suffix):
         path = tmp_path / f"p{suffix}"
         text = json.dumps(rows) if suffix == ".json" else "".join(json.dumps(row) + "\n" for row in rows)
         path.write_text(text, encoding="utf-8")
@@ -58,13 +57,13 @@ def test_files_of_rows(examples: int, tmp_path: Path) -> None:
 
 
 @examples(40, 150)
-def test_files_of_anything(examples: int, tmp_path: Path) -> None:
+def test_files_of_anything(examples, tmp_path):
     @settings(max_examples=examples, **EACH)
     @given(
         content=st.binary(max_size=200) | st.text(alphabet='id,"\n{}[]:\x00é1', max_size=80).map(str.encode),
         suffix=st.sampled_from([".jsonl", ".json", ".csv", ".parquet"]),
     )
-    def check(content: bytes, suffix: str) -> None:
+    def check(content, suffix):
         path = tmp_path / f"p{suffix}"
         path.write_bytes(content)
         load(path=str(path))
@@ -78,13 +77,13 @@ FIELDS = st.sampled_from(
 
 
 @examples(40, 150)
-def test_benchmark_settings(examples: int, tmp_path: Path) -> None:
+def test_benchmark_settings(examples, tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"id": 1, "problem": "1+1?", "answer": 2}\n')
 
     @settings(max_examples=examples, **EACH)
     @given(changed=st.dictionaries(FIELDS, values, min_size=1, max_size=3))
-    def check(changed: dict[str, Any]) -> None:
+    def check(changed):
         load(path=str(path), **changed)
 
     check()
@@ -128,16 +127,14 @@ VALUES = st.sampled_from(
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_model")
 @examples(8, 25)
-def test_the_command_says_one_sentence(
-    examples: int, kvsweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_says_one_sentence(examples, kvsweep, tmp_path, monkeypatch):
     from kvsweep.harness import rounds
 
     monkeypatch.setattr(rounds, "decode_all", lambda jobs: [])
 
     @settings(max_examples=examples, **EACH)
     @given(overrides=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=2))
-    def check(overrides: list[tuple[str, str]]) -> None:
+    def check(overrides):
         ended = kvsweep(
             "model=r1_qwen_7b",
             "model.random_weights=true",

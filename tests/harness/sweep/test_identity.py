@@ -112,7 +112,7 @@ def spread(*more: str) -> Job:
     return make_job(compose_config(*SPREAD, *more))
 
 
-def test_a_users_policy_of_other_code_is_another_cell(own: Path) -> None:
+def test_a_users_policy_of_other_code_is_another_cell(own):
     job = spread()
     [cell] = job.cells
     assert cell.describe()["policy"]["class"].startswith("my_policies.Spread ")
@@ -133,7 +133,7 @@ def test_a_users_policy_of_other_code_is_another_cell(own: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_replay_leaves_out_cells_of_other_code(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_leaves_out_cells_of_other_code(own, capsys):
     job = spread("grid.policy=[full,spread]", "decoding.max_new_tokens=8")
     assert decode_all([share_of(job)]) == []
     [full] = [cell for cell in job.cells if cell.policy.name == "full"]
@@ -146,7 +146,7 @@ def test_a_replay_leaves_out_cells_of_other_code(own: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_a_replay_has_the_cells_of_a_grid_that_were_not_begun(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_has_the_cells_of_a_grid_that_were_not_begun(own, capsys):
     job = spread("grid.policy=[full,spread]", "decoding.max_new_tokens=8")
     assert decode_all([share_of(replace(job, cells=job.cells[:1]))]) == []
     (job.run_directory / job.cells[1].cell_id).mkdir()
@@ -163,7 +163,7 @@ def test_a_replay_has_the_cells_of_a_grid_that_were_not_begun(own: Path, capsys:
         ("full.yaml", None, "has the name of a shipped file"),
     ],
 )
-def test_a_policy_has_the_name_of_its_file(own: Path, file: str, text: str | None, message: str) -> None:
+def test_a_policy_has_the_name_of_its_file(own, file, text, message):
     shutil.copy(own / "conf/policy/spread.yaml", own / "conf/policy" / file)
     with pytest.raises(UserError, match=re.escape(message)):
         spread()
@@ -179,15 +179,13 @@ def test_a_policy_has_the_name_of_its_file(own: Path, file: str, text: str | Non
         (["policy=h2o", "policy.name=full", "grid.policy=[full,dynts]"], "policy.name=full is the name of FullCache"),
     ],
 )
-def test_no_policy_takes_the_name_of_another(words: list[str], message: str) -> None:
+def test_no_policy_takes_the_name_of_another(words, message):
     with pytest.raises(UserError, match=re.escape(message)):
         make_job(compose_config("model=toy_qwen", "benchmark=toy_add", *words))
 
 
 @pytest.mark.parametrize("name", INPUTS.values(), ids=INPUTS)
-def test_a_file_that_changes_between_submission_and_start_stops_the_task(
-    place: Path, settings: list[str], name: str
-) -> None:
+def test_a_file_that_changes_between_submission_and_start_stops_the_task(place, settings, name):
     job = shipped(settings)
     change(place / name)
     [error] = decode_all([share_of(job)])
@@ -200,7 +198,7 @@ def test_a_file_that_changes_between_submission_and_start_stops_the_task(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", INPUTS.values(), ids=INPUTS)
-def test_a_file_that_changes_between_two_rounds_ends_the_sweep(place: Path, settings: list[str], name: str) -> None:
+def test_a_file_that_changes_between_two_rounds_ends_the_sweep(place, settings, name):
     job = shipped(settings, "until=decided", "draws=4")
     first, second = (replace(job, draws=draws) for draws in job.rounds)
     assert decode_all([share_of(first)]) == []
@@ -213,9 +211,7 @@ def test_a_file_that_changes_between_two_rounds_ends_the_sweep(place: Path, sett
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", INPUTS.values(), ids=INPUTS)
-def test_a_file_that_changes_between_resume_and_report_changes_no_row(
-    place: Path, settings: list[str], name: str
-) -> None:
+def test_a_file_that_changes_between_resume_and_report_changes_no_row(place, settings, name):
     job = shipped(settings)
     assert decode_all([share_of(job)]) == []
     assert decode_all([share_of(shipped(settings))]) == []
@@ -233,7 +229,7 @@ def test_a_file_that_changes_between_resume_and_report_changes_no_row(
 
 
 @pytest.mark.slow
-def test_a_resume_with_other_weights_has_cells_of_its_own(place: Path, settings: list[str]) -> None:
+def test_a_resume_with_other_weights_has_cells_of_its_own(place, settings):
     settings = [*settings, "grid.policy=[full,random]"]
     before = {cell.cell_id for cell in shipped(settings).cells}
     assert decode_all([share_of(shipped(settings))]) == []
@@ -252,14 +248,12 @@ def test_a_resume_with_other_weights_has_cells_of_its_own(place: Path, settings:
         of_cell(cell, None, 0)
 
 
-def test_a_file_that_changes_while_the_model_is_loaded_stops_the_task(
-    place: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_while_the_model_is_loaded_stops_the_task(place, settings, monkeypatch):
     from kvsweep.harness.sweep import fill as decode_cells
 
     job, load = shipped(settings), decode_cells.load_model
 
-    def slow_load(config: ModelConfig) -> object:
+    def slow_load(config):
         model = load(config)
         change(place / INPUTS["weights"])
         return model
@@ -271,7 +265,7 @@ def test_a_file_that_changes_while_the_model_is_loaded_stops_the_task(
     assert rows(place) == []
 
 
-def test_every_byte_of_a_checkpoint_is_in_its_identity(tmp_path: Path) -> None:
+def test_every_byte_of_a_checkpoint_is_in_its_identity(tmp_path):
     """A checkpoint of 64 MB of which three quarters change, between the blocks that an identity once sampled."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(64 << 20))
@@ -285,7 +279,7 @@ def test_every_byte_of_a_checkpoint_is_in_its_identity(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_large_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_checkpoint_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(files.MOST_BYTES))
@@ -306,9 +300,7 @@ def test_a_large_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["benchmark.answer_from=whole_text", "model.think_start=begin"])
-def test_a_sweep_with_another_grading_rule_grades_its_cells_again(
-    place: Path, settings: list[str], change: str
-) -> None:
+def test_a_sweep_with_another_grading_rule_grades_its_cells_again(place, settings, change):
     settings = [*settings, "grid.policy=[full]", "decoding.max_new_tokens=400"]
     first, second = shipped(settings), shipped(settings, change)
     assert [cell.cell_id for cell in first.cells] == [cell.cell_id for cell in second.cells]
@@ -326,7 +318,7 @@ def test_a_sweep_with_another_grading_rule_grades_its_cells_again(
 
 
 @pytest.mark.slow
-def test_a_prompt_longer_than_the_model_was_made_for_is_refused(place: Path, settings: list[str]) -> None:
+def test_a_prompt_longer_than_the_model_was_made_for_is_refused(place, settings):
     problems = place / "problems.jsonl"
     rows_ = [{"id": "short", "problem": "1+1?", "answer": 2}, {"id": "long", "problem": "1 + " * 100_000, "answer": 2}]
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows_))

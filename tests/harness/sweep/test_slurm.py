@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,13 +41,8 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     ],
 )
 def test_more_tasks_than_an_array_may_have_are_refused_before_one_is_queued(
-    config: str | None,
-    limit: int | None,
-    kvsweep: Callable[..., Any],
-    tiny: list[str],
-    programs: Programs,
-    tmp_path: Path,
-) -> None:
+    config, limit, kvsweep, tiny, programs, tmp_path
+):
     programs(sbatch="echo no such partition >&2; exit 1", scontrol=config and f"cat <<'END'\n{config}END")
     ended = kvsweep(*tiny, "policy=full", "launcher=slurm", "launcher.shards=4", f"results_dir={tmp_path}/runs")
     assert ended.code == 2
@@ -64,13 +58,7 @@ def test_more_tasks_than_an_array_may_have_are_refused_before_one_is_queued(
     assert not list((tmp_path / "runs").glob("*/status/*.json"))
 
 
-def test_what_was_typed_beats_variables_of_sbatch_and_of_the_shells_job(
-    kvsweep: Callable[..., Any],
-    tiny: list[str],
-    programs: Programs,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_was_typed_beats_variables_of_sbatch_and_of_the_shells_job(kvsweep, tiny, programs, tmp_path, monkeypatch):
     programs(sbatch=f"env > {tmp_path}/seen\nfor last; do :; done; cp $last {tmp_path}/script; exit 1")
     beaten = {"SBATCH_TIMELIMIT": "7", "SBATCH_JOB_NAME": "mine", "SBATCH_CONSTRAINT": "old", "SBATCH_MEM_PER_CPU": "9"}
     beaten |= {"SBATCH_WAIT": "1", "SBATCH_NO_REQUEUE": "1", "SBATCH_GPUS": "2"}
@@ -92,9 +80,7 @@ def test_what_was_typed_beats_variables_of_sbatch_and_of_the_shells_job(
     assert script.index("export SLURM_EXPORT_ENV=ALL\n") < script.index("\nsrun ")
 
 
-def test_a_dry_run_shows_the_script_that_sbatch_gets_and_that_the_time_is_too_short(
-    kvsweep: Callable[..., Any], tiny: list[str], programs: Programs, tmp_path: Path
-) -> None:
+def test_a_dry_run_shows_the_script_that_sbatch_gets_and_that_the_time_is_too_short(kvsweep, tiny, programs, tmp_path):
     programs(sbatch=f"for last; do :; done; cp $last {tmp_path}/script; exit 1")
     words = [*tiny, *SLURM, "launcher.timeout_min=20", "launcher.shards=3", "launcher.srun_args=['--mpi=none']"]
     words += ["launcher.python='apptainer exec image.sif python'", f"results_dir={tmp_path}/runs"]
@@ -120,15 +106,8 @@ def test_a_dry_run_shows_the_script_that_sbatch_gets_and_that_the_time_is_too_sh
     ],
 )
 def test_cells_that_a_process_writes_are_not_submitted(
-    at_work: str,
-    submitted: str,
-    expected: str,
-    kvsweep: Callable[..., Any],
-    compose: Callable[..., Any],
-    tiny: list[str],
-    programs: Programs,
-    tmp_path: Path,
-) -> None:
+    at_work, submitted, expected, kvsweep, compose, tiny, programs, tmp_path
+):
     """No job can wait for a process that SLURM does not know, whatever number is left over in its SLURM_JOB_ID."""
     programs(squeue="echo '7|RUNNING|None'")
     words = [*tiny, "policy=full", f"results_dir={tmp_path}"]
@@ -146,9 +125,7 @@ def test_cells_that_a_process_writes_are_not_submitted(
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_shells_job_that_is_in_the_queue_goes_first(
-    kvsweep: Callable[..., Any], compose: Callable[..., Any], tiny: list[str], programs: Programs, tmp_path: Path
-) -> None:
+def test_a_shells_job_that_is_in_the_queue_goes_first(kvsweep, compose, tiny, programs, tmp_path):
     programs(squeue="echo '99999|RUNNING|None'", sbatch=f"for last; do :; done; cp $last {tmp_path}/script; exit 1")
     words = [*tiny, "policy=full", f"results_dir={tmp_path}/runs"]
     job = make_job(compose(*words))

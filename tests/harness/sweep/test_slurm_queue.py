@@ -49,7 +49,7 @@ def seen(run: Path) -> dict[str, tuple[str, str]]:
         ("7_1|PENDING|Resources\n", "stopped", "job 7_0 left SLURM's queue before it began"),
     ],
 )
-def test_a_queued_task_has_slurms_reason(line: str, state: str, words: str, squeue: Squeue, tmp_path: Path) -> None:
+def test_a_queued_task_has_slurms_reason(line, state, words, squeue, tmp_path):
     squeue(line)
     task(tmp_path, "t")
     note_job(tmp_path, "t", "7_0")
@@ -58,7 +58,7 @@ def test_a_queued_task_has_slurms_reason(line: str, state: str, words: str, sque
     assert words in found[1]
 
 
-def test_a_task_that_died_before_it_began_says_how_its_output_ends(squeue: Squeue, tmp_path: Path) -> None:
+def test_a_task_that_died_before_it_began_says_how_its_output_ends(squeue, tmp_path):
     squeue("8|RUNNING|None\n")
     task(tmp_path, "t")
     note_job(tmp_path, "t", "7_0")
@@ -70,7 +70,7 @@ def test_a_task_that_died_before_it_began_says_how_its_output_ends(squeue: Squeu
     assert len(error.splitlines()) == 13
 
 
-def test_a_running_task_whose_job_is_gone_has_stopped_unless_it_ended_well(squeue: Squeue, tmp_path: Path) -> None:
+def test_a_running_task_whose_job_is_gone_has_stopped_unless_it_ended_well(squeue, tmp_path):
     squeue("9|RUNNING|None\n")
     here = {"host": platform.node(), "pid": os.getpid(), "heartbeat": time.time(), "started": 1.0}
     task(tmp_path, "gone", state="running", scheduler_job="7_0", **{**here, "heartbeat": 1.0})
@@ -85,7 +85,7 @@ def test_a_running_task_whose_job_is_gone_has_stopped_unless_it_ended_well(squeu
     assert seen(tmp_path)["gone"][1].startswith("job 7_0 left SLURM's queue while it ran")
 
 
-def test_the_queue_is_that_of_the_tasks_owner(squeue: Squeue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_is_that_of_the_tasks_owner(squeue, tmp_path, monkeypatch):
     squeue("7_0|RUNNING|None\n")
     program = tmp_path / "bin/squeue"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
@@ -98,9 +98,7 @@ def test_the_queue_is_that_of_the_tasks_owner(squeue: Squeue, tmp_path: Path, mo
     assert seen(tmp_path)["t"] == ("queued", "")
 
 
-def test_a_users_variables_of_squeue_hide_no_job(
-    squeue: Squeue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_variables_of_squeue_hide_no_job(squeue, tmp_path, monkeypatch):
     squeue("7_0|PENDING|Resources\n")
     program = tmp_path / "bin/squeue"
     program.write_text(f"#!/bin/sh\necho $* > {tmp_path}/asked; test $SQUEUE_STATES || echo '7_0|PENDING|Resources'")
@@ -111,7 +109,7 @@ def test_a_users_variables_of_squeue_hide_no_job(
     assert "--all" in (tmp_path / "asked").read_text().split(), "jobs of hidden partitions"
 
 
-def test_a_shells_job_says_nothing_of_a_task_at_work(squeue: Squeue, tmp_path: Path) -> None:
+def test_a_shells_job_says_nothing_of_a_task_at_work(squeue, tmp_path):
     squeue("7|SUSPENDED|None\n8_0|SUSPENDED|None\n")
     for name, job in (("shell", "7"), ("own", "8_0")):
         task(tmp_path, name, state="running", scheduler_job=job, heartbeat=time.time(), started=1.0)
@@ -128,9 +126,7 @@ def test_a_shells_job_says_nothing_of_a_task_at_work(squeue: Squeue, tmp_path: P
         ("stopped", "RUNNING|None", "running in SLURM, and the task gives no sign of life"),
     ],
 )
-def test_a_task_that_is_queued_again_has_not_stopped(
-    state: str, listed: str, expected: str, squeue: Squeue, tmp_path: Path
-) -> None:
+def test_a_task_that_is_queued_again_has_not_stopped(state, listed, expected, squeue, tmp_path):
     squeue(f"7_0|{listed}\n8|{listed}\n")
     task(tmp_path, "t", state=state, scheduler_job="7_0", started=1.0)
     note_job(tmp_path, "t", "7_0")
@@ -141,7 +137,7 @@ def test_a_task_that_is_queued_again_has_not_stopped(
         assert seen(tmp_path)["shell"][0] == "stopped", "Ctrl-C in a shell that SLURM started, which goes on"
 
 
-def test_a_process_is_known_by_more_than_its_number(tmp_path: Path) -> None:
+def test_a_process_is_known_by_more_than_its_number(tmp_path):
     mark = process_mark(os.getpid())
     place, _, start = mark.rpartition(" ")
     fresh = {"state": "running", "pid": os.getpid(), "heartbeat": time.time()}
@@ -158,14 +154,12 @@ def test_a_process_is_known_by_more_than_its_number(tmp_path: Path) -> None:
     assert running == {"silent", "other namespace", "clock behind"}, states
 
 
-def test_a_hidden_process_of_a_colleague_is_known_by_its_signs_of_life(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hidden_process_of_a_colleague_is_known_by_its_signs_of_life(tmp_path, monkeypatch):
     """A mount of /proc with hidepid=2 shows a user the own processes alone."""
     mark = process_mark(os.getpid())
     monkeypatch.setattr("kvsweep.task_status.process_mark", lambda pid: mark if pid == os.getpid() else "")
 
-    def kill(pid: int, number: int) -> None:
+    def kill(pid, number):
         raise PermissionError if pid == 4711 else ProcessLookupError
 
     monkeypatch.setattr(os, "kill", kill)
@@ -183,14 +177,14 @@ def silent(run: Path, name: str) -> None:
     os.utime(TaskStatus.path(run, name), (1, 1))
 
 
-def test_a_slurm_that_does_not_answer_changes_nothing(squeue: Squeue, tmp_path: Path) -> None:
+def test_a_slurm_that_does_not_answer_changes_nothing(squeue, tmp_path):
     squeue("")
     assert waiting_jobs(os.getuid()) is None
     task(tmp_path, "t", scheduler_job="7_0")
     assert seen(tmp_path) == {"t": ("queued", "")}
 
 
-def test_a_task_that_its_dead_command_queued_will_never_begin(squeue: Squeue, tmp_path: Path) -> None:
+def test_a_task_that_its_dead_command_queued_will_never_begin(squeue, tmp_path):
     squeue("")
     mark = process_mark(os.getpid())
     task(tmp_path, "dead", pid=2**22 - 1, process=mark)

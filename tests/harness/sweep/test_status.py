@@ -5,7 +5,7 @@ import os
 import platform
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def states(run: Path) -> dict[str, str]:
     return {cell.cell_id: cell.state for cell in read_sweep(run).cells}
 
 
-def test_every_state_is_told_apart(tmp_path: Path) -> None:
+def test_every_state_is_told_apart(tmp_path):
     task(tmp_path, "running", cells={"a": (2, 5)}, **alive(tokens=1000, pace=100.0, tokens_left=1500, made=2))
     task(tmp_path, "queued", cells={"b": (0, 5)}, tokens_left=500)
     task(tmp_path, "failed", cells={"c": (1, 5)}, error="boom", **alive(pace=7.0, tokens_left=300))
@@ -75,39 +75,35 @@ def test_every_state_is_told_apart(tmp_path: Path) -> None:
     assert sorted(next(iter(t.cells)) for t in sweep.failed) == ["c", "d", "e"]
 
 
-def test_of_a_stopped_sweep_no_time_is_left_to_tell(tmp_path: Path, kvsweep: Callable[..., Any]) -> None:
+def test_of_a_stopped_sweep_no_time_is_left_to_tell(tmp_path, kvsweep):
     task(tmp_path, "failed", cells={"c": (1, 5)}, error="boom", **alive(pace=7.0, tokens_left=300))
     ended = kvsweep("status", str(tmp_path))
     assert "nothing runs" in ended.out
     assert "left " not in ended.out
 
 
-def test_a_done_that_never_came_is_not_done(tmp_path: Path) -> None:
+def test_a_done_that_never_came_is_not_done(tmp_path):
     """The scheduler's COMPLETED, or our own word: without DONE the cell is not there."""
     task(tmp_path, "done", cells={"a": (5, 5)}, **alive())
     assert states(tmp_path) == {"a": "stopped"}
 
 
 @pytest.mark.parametrize(("count", "said"), [(1, False), (2, True)])
-def test_shards_that_were_asked_for_unlike_numbers(
-    count: int, said: bool, tmp_path: Path, kvsweep: Callable[..., Any]
-) -> None:
+def test_shards_that_were_asked_for_unlike_numbers(count, said, tmp_path, kvsweep):
     for index in range(1, count + 1):
         task(tmp_path, "done", cells={"a": (3, 3)}, shard=f"{index}/{count}", **alive())
     out = kvsweep("status", str(tmp_path)).out
     assert ("give each shard the same benchmark.limit and draws, the most that one has." in out) == said
 
 
-def test_a_failed_shard_goes_on_by_its_own_command_and_an_ended_one_by_those_of_shards_without_a_task(
-    tmp_path: Path,
-) -> None:
+def test_a_failed_shard_goes_on_by_its_own_command_and_an_ended_one_by_those_of_shards_without_a_task(tmp_path):
     command = "kvsweep x=1 shard={}/3"
     for state, finished, others in (("failed", 1, [1]), ("done", 3, [2, 3])):
         task(tmp_path, state, cells={"a": (finished, 3)}, shard="1/3", **alive(command=command.format(1)))
         assert read_sweep(tmp_path).retry == [command.format(other) for other in others]
 
 
-def test_shards_add_up(tmp_path: Path) -> None:
+def test_shards_add_up(tmp_path):
     task(tmp_path, "done", cells={"a": (3, 3)}, shard="1/2", **alive())
     task(tmp_path, "running", cells={"a": (1, 2)}, shard="2/2", **alive())
     [cell] = read_sweep(tmp_path).cells
@@ -117,7 +113,7 @@ def test_shards_add_up(tmp_path: Path) -> None:
     assert (cell.finished, cell.expected) == (4, 5), "split anew: the newest way counts"
 
 
-def test_a_cell_of_several_experiments_is_counted_once(tmp_path: Path) -> None:
+def test_a_cell_of_several_experiments_is_counted_once(tmp_path):
     task(tmp_path, "done", cells={"a": (4, 4), "b": (4, 4)}, **alive())
     task(tmp_path, "running", cells={"a": (0, 4), "c": (1, 4)}, **alive())
     task(tmp_path, "queued", cells={"a": (0, 8), "d": (0, 4)})
@@ -131,7 +127,7 @@ def test_a_cell_of_several_experiments_is_counted_once(tmp_path: Path) -> None:
     assert (sweep.finished, sweep.expected) == (9, 20)
 
 
-def test_the_time_at_work_counts_tasks_side_by_side_once(tmp_path: Path) -> None:
+def test_the_time_at_work_counts_tasks_side_by_side_once(tmp_path):
     for number, (start, end) in enumerate([(100.0, 160.0), (130.0, 150.0), (140.0, 200.0), (1000.0, 1005.0)]):
         task(tmp_path, "done", cells={str(number): (1, 1)}, started=start, heartbeat=end)
     assert read_sweep(tmp_path).seconds == 105
@@ -146,7 +142,7 @@ def write_grades(folder: Path, grades: Sequence[tuple[str, int, int]], name: str
     (folder / name).write_text("".join(row.to_line() for row in rows) + '{"problem_id": "torn')
 
 
-def test_pass_at_1_so_far_is_that_of_the_report(tmp_path: Path) -> None:
+def test_pass_at_1_so_far_is_that_of_the_report(tmp_path):
     task(tmp_path, "running", cells={"a": (7, 12), "b": (1, 12), "c": (0, 12)}, shard="1/2", **alive())
     task(tmp_path, "running", cells={"a": (2, 12)}, shard="2/2", **alive())
     first = [("p", 0, 1), ("p", 1, 0), ("q", 0, 1), ("q", 1, 1), ("r", 0, 0), ("r", 1, 0), ("r", 1, 1)]
@@ -164,14 +160,14 @@ def test_pass_at_1_so_far_is_that_of_the_report(tmp_path: Path) -> None:
     assert (found["c"].pass_at_1, found["c"].error) == (None, None)
 
 
-def test_replayed_rows_have_a_pace_of_their_own(tmp_path: Path) -> None:
+def test_replayed_rows_have_a_pace_of_their_own(tmp_path):
     task(tmp_path, "running", cells={"a": (2, 6), "b": (0, 4)}, replays=True, **alive(made=4))
     assert read_sweep(tmp_path).seconds_left == pytest.approx(8 / 0.4, rel=0.05)
     task(tmp_path, "queued", cells={"c": (0, 4)}, tokens_left=100)
     assert read_sweep(tmp_path).seconds_left is None, "no task decodes yet"
 
 
-def test_a_task_that_has_just_begun_has_the_pace_of_those_before_it(tmp_path: Path) -> None:
+def test_a_task_that_has_just_begun_has_the_pace_of_those_before_it(tmp_path):
     task(tmp_path, "running", cells={"a": (0, 5)}, **alive(tokens_left=600))
     assert read_sweep(tmp_path).seconds_left is None, "nothing was measured yet"
     task(tmp_path, "done", cells={"b": (5, 5)}, **alive(pace=100.0))
@@ -182,7 +178,7 @@ def test_a_task_that_has_just_begun_has_the_pace_of_those_before_it(tmp_path: Pa
     assert read_sweep(tmp_path).seconds_left == pytest.approx(1200 / (400 + 800 / 3))
 
 
-def test_some_cells_of_a_run(tmp_path: Path) -> None:
+def test_some_cells_of_a_run(tmp_path):
     task(tmp_path, "running", cells={"a": (2, 5), "b": (1, 5)}, **alive())
     task(tmp_path, "failed", cells={"c": (0, 5)}, error="boom")
     sweep = read_sweep(tmp_path, {"b"})
@@ -190,7 +186,7 @@ def test_some_cells_of_a_run(tmp_path: Path) -> None:
     assert (sweep.finished, sweep.expected, sweep.failed) == (1, 5, [])
 
 
-def test_a_killed_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_sweep(tmp_path, capsys):
     task(tmp_path, "running", cells={"full": (3, 5), "a": (2, 5), "b": (4, 5)}, **alive(pid=2**22 + 1))
     write_grades(tmp_path / "full", [("p", 0, 1), ("q", 0, 0), ("r", 0, 1), ("s", 0, 1)])
     sweep = read_sweep(tmp_path)
@@ -209,7 +205,7 @@ def test_a_killed_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "kvsweep grade" not in out
 
 
-def test_random_weights_have_no_score(tmp_path: Path) -> None:
+def test_random_weights_have_no_score(tmp_path):
     row = task(tmp_path, "done", cells={"a": (1, 1)}, **alive())
     row.cells["a"].random_weights = True
     row.write(tmp_path)
@@ -219,9 +215,7 @@ def test_random_weights_have_no_score(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--cells"]])
-def test_long_names_fit_80_columns_and_are_not_cut(
-    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_names_fit_80_columns_and_are_not_cut(options, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     names = ["a_model_" + "m" * 40, "a_benchmark_" + "b" * 40, "a_policy_" + "p" * 70 + " 0.3 w64 b5000"]
     for number in (1, 2):
@@ -240,13 +234,13 @@ def test_long_names_fit_80_columns_and_are_not_cut(
     assert "…" not in said
 
 
-def test_a_failure_that_a_later_run_mended_is_not_told(tmp_path: Path) -> None:
+def test_a_failure_that_a_later_run_mended_is_not_told(tmp_path):
     task(tmp_path, "failed", cells={"a": (1, 5)}, error="boom", **alive())
     mark_done(tmp_path, "a")
     assert read_sweep(tmp_path).failed == []
 
 
-def test_a_cell_whose_file_was_deleted_is_shown(tmp_path: Path) -> None:
+def test_a_cell_whose_file_was_deleted_is_shown(tmp_path):
     task(tmp_path, "done", cells={"a": (1, 1)}, **alive())
     mark_done(tmp_path, "a")
     grade = {"schema": 1, "problem_id": "p", "draw": 0, "answer": "1", "gold": "1", "outcome": "correct", "correct": 1}
@@ -254,14 +248,14 @@ def test_a_cell_whose_file_was_deleted_is_shown(tmp_path: Path) -> None:
     assert states(tmp_path) == {"a": "done"}
 
 
-def test_a_cell_that_lost_rows_since_is_not_done(tmp_path: Path) -> None:
+def test_a_cell_that_lost_rows_since_is_not_done(tmp_path):
     task(tmp_path, "done", cells={"a": (2, 2)}, **alive())
     mark_done(tmp_path, "a")
     (tmp_path / "a/completions.jsonl").write_text("{}\n")
     assert states(tmp_path) == {"a": "stopped"}
 
 
-def test_cells_without_a_task_are_counted_by_their_done(tmp_path: Path) -> None:
+def test_cells_without_a_task_are_counted_by_their_done(tmp_path):
     for cell_id in ("a", "b"):
         (tmp_path / cell_id).mkdir()
         described = {"schema": 1, "model": {"name": "m"}, "benchmark": {"name": "b"}}
@@ -273,7 +267,7 @@ def test_cells_without_a_task_are_counted_by_their_done(tmp_path: Path) -> None:
     assert (second.state, second.finished) == ("stopped", 0)
 
 
-def test_a_reporter_tells_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reporter_tells_how_it_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(task_status, "HEARTBEAT_S", 0.01)
     row = task(tmp_path, "queued", cells={"a": (0, 2)})
     path = tmp_path / "status" / f"{row.task}.json"
@@ -306,7 +300,7 @@ def test_a_reporter_tells_how_it_ended(tmp_path: Path, monkeypatch: pytest.Monke
         assert (said is None) or str(TaskStatus.read(path).error).endswith(said)
 
 
-def test_a_status_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+def test_a_status_that_cannot_be_written_stops_nothing(tmp_path):
     row = task(tmp_path, "queued", cells={"a": (0, 2)})
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -315,13 +309,13 @@ def test_a_status_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"task": 1}'])
-def test_a_damaged_status_file_is_passed_over(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_status_file_is_passed_over(damage, tmp_path):
     task(tmp_path, "queued", cells={"a": (0, 5)})
     (tmp_path / "status" / "broken.json").write_text(damage)
     assert states(tmp_path) == {"a": "queued"}
 
 
-def test_labels_name_what_tells_cells_apart() -> None:
+def test_labels_name_what_tells_cells_apart():
     settings = {"name": "dynts", "keep_ratio": 0.3, "local_window": 64, "budget": 5000}
     assert policy_label(settings) == "dynts 0.3 w64 b5000"
     assert policy_label({"name": "full"}) == "full"
@@ -334,9 +328,7 @@ def ended(*arguments: str) -> int:
 
 
 @pytest.mark.parametrize("options", [[], ["--cells"]])
-def test_a_long_path_is_told_in_one_piece(
-    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_path_is_told_in_one_piece(options, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     run = tmp_path / "a folder of a long name, in words" / ("with a name [bold] that goes on" * 4)
     run.mkdir(parents=True)
@@ -347,7 +339,7 @@ def test_a_long_path_is_told_in_one_piece(
     assert f"{run}: done\n" in out
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path, capsys):
     task(tmp_path, "failed", cells={"a": (1, 5)}, error="line one\nboom", scheduler_job="7_3", **alive())
     mark_done(tmp_path, "b")
     task(tmp_path, "done", cells={"b": (5, 5)}, **alive())
@@ -366,13 +358,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])
-def test_nothing_to_show_is_one_sentence(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_show_is_one_sentence(name, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert ended(str(tmp_path / name)) == 2
     assert capsys.readouterr().err.startswith("kvsweep status: error: ")
 
 
-def test_a_run_leaves_its_status(kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path) -> None:
+def test_a_run_leaves_its_status(kvsweep, tiny, tmp_path):
     arguments = [*tiny, "policy=full", "decoding.max_new_tokens=4", "benchmark.limit=3", f"results_dir={tmp_path}"]
     assert kvsweep(*arguments, "shard=1/2").code == 0
     run = tmp_path / "default"

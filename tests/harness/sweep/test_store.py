@@ -94,7 +94,7 @@ def covers(run: Path, problem_ids: list[str], draws: int) -> bool:
     return StoredCell(run / CELL.cell_id).covers(problem_ids, draws, rule)
 
 
-def test_rows_are_found_again(tmp_path: Path) -> None:
+def test_rows_are_found_again(tmp_path):
     with store(tmp_path) as first:
         assert first.finished_pairs == set()
         first.append(completion("a", 0))
@@ -110,14 +110,14 @@ def test_rows_are_found_again(tmp_path: Path) -> None:
     ]
 
 
-def test_a_row_is_in_the_file_as_soon_as_it_is_appended(tmp_path: Path) -> None:
+def test_a_row_is_in_the_file_as_soon_as_it_is_appended(tmp_path):
     with store(tmp_path) as opened:
         for draw in range(5):
             opened.append(completion(draw=draw))
             assert len((opened.directory / "completions.jsonl").read_bytes().splitlines()) == draw + 1
 
 
-def test_a_pair_is_never_written_twice(tmp_path: Path) -> None:
+def test_a_pair_is_never_written_twice(tmp_path):
     with store(tmp_path) as opened:
         opened.append(completion())
         with pytest.raises(AssertionError, match="twice"):
@@ -129,7 +129,7 @@ def test_a_pair_is_never_written_twice(tmp_path: Path) -> None:
     ["two\nlines\r\n", "\u2028\u2029\x85\x0b\x0c\x1e", "half \ud800 a pair \udfff", "\x00", "\\\"'{}", "\U0001f600"],
     ids=ascii,
 )
-def test_any_text_is_one_row(text: str, tmp_path: Path) -> None:
+def test_any_text_is_one_row(text, tmp_path):
     with store(tmp_path) as opened:
         opened.append(completion("a", text=text))
         opened.append(completion("b"))
@@ -142,7 +142,7 @@ def test_any_text_is_one_row(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tail", [b"{", b'{"problem_id": "c", "draw"', b"\xff\xfe", b"x" * 200_000, b'{"a": 1}'])
-def test_a_torn_last_line_is_cut(tail: bytes, tmp_path: Path) -> None:
+def test_a_torn_last_line_is_cut(tail, tmp_path):
     with store(tmp_path) as opened:
         opened.append(completion())
     path = opened.directory / "completions.jsonl"
@@ -155,7 +155,7 @@ def test_a_torn_last_line_is_cut(tail: bytes, tmp_path: Path) -> None:
     assert pairs(path) == [("a", 0), ("b", 0)]
 
 
-def test_a_file_of_one_torn_line_is_emptied(tmp_path: Path) -> None:
+def test_a_file_of_one_torn_line_is_emptied(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"problem')
     drop_torn_line(path)
@@ -165,7 +165,7 @@ def test_a_file_of_one_torn_line_is_emptied(tmp_path: Path) -> None:
     assert not (tmp_path / "missing").exists()
 
 
-def test_a_torn_line_of_statistics_spoils_none_after_it(tmp_path: Path) -> None:
+def test_a_torn_line_of_statistics_spoils_none_after_it(tmp_path):
     with store(tmp_path) as opened:
         opened.append_row(stats(tokens=1))
         path = opened.directory / "stats.jsonl"
@@ -177,9 +177,7 @@ def test_a_torn_line_of_statistics_spoils_none_after_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", ["{", "[1]", "nonsense", '{"schema":1,"draw": 0}', '{"schema":1,"problem_id": 3}', "\x00"]
 )
-def test_a_broken_line_in_the_middle_is_put_aside(
-    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_line_in_the_middle_is_put_aside(line, tmp_path, capsys):
     with store(tmp_path) as opened:
         opened.append(completion("a"))
         opened.append(completion("b"))
@@ -197,7 +195,7 @@ def test_a_broken_line_in_the_middle_is_put_aside(
     assert capsys.readouterr().err == "", "said once"
 
 
-def test_a_row_spoiled_in_the_middle_is_made_again(tmp_path: Path) -> None:
+def test_a_row_spoiled_in_the_middle_is_made_again(tmp_path):
     with store(tmp_path) as opened:
         opened.append(completion("a"))
         opened.append(completion("b"))
@@ -210,9 +208,7 @@ def test_a_row_spoiled_in_the_middle_is_made_again(tmp_path: Path) -> None:
     assert sorted(path.read_bytes().splitlines()) == sorted(whole.splitlines())
 
 
-def test_a_text_that_ended_in_nan_is_counted_again_when_its_run_goes_on(
-    compose: Callable[..., Any], tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_text_that_ended_in_nan_is_counted_again_when_its_run_goes_on(compose, tiny, tmp_path):
     job = make_job(compose(*tiny, "benchmark=toy_add", "policy=full", f"results_dir={tmp_path}"))
     share, [cell] = share_of(job), job.cells
     broken = share.pairs[:2]
@@ -226,7 +222,7 @@ def test_a_text_that_ended_in_nan_is_counted_again_when_its_run_goes_on(
         assert [again.lacks(cell.cell_id, pair) for pair in share.pairs] == [False, False, True]
 
 
-def test_done_comes_with_the_last_pair(tmp_path: Path) -> None:
+def test_done_comes_with_the_last_pair(tmp_path):
     with store(tmp_path) as opened:
         done = opened.directory / "DONE"
         opened.append(completion("a"))
@@ -244,7 +240,7 @@ def test_done_comes_with_the_last_pair(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["completions.jsonl", "grades.jsonl"])
-def test_a_file_whose_end_was_lost_is_not_done(name: str, tmp_path: Path) -> None:
+def test_a_file_whose_end_was_lost_is_not_done(name, tmp_path):
     """A machine that dies may leave the size of a file and zeros in place of its end."""
     with store(tmp_path) as opened:
         opened.append(completion("a"))
@@ -257,7 +253,7 @@ def test_a_file_whose_end_was_lost_is_not_done(name: str, tmp_path: Path) -> Non
     assert StoredCell(opened.directory).is_done == (name == "grades.jsonl"), "grades can be made again without a sweep"
 
 
-def test_rows_are_on_the_disk_before_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_on_the_disk_before_done(tmp_path, monkeypatch):
     with store(tmp_path) as opened:
         opened.append(completion("a"))
         found: list[bool] = []
@@ -268,7 +264,7 @@ def test_rows_are_on_the_disk_before_done(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", ["completions.jsonl", "grades.jsonl", "problems.jsonl", "cell.yaml", "DONE"])
-def test_done_vouches_for_the_files_it_saw(name: str, tmp_path: Path) -> None:
+def test_done_vouches_for_the_files_it_saw(name, tmp_path):
     with store(tmp_path) as opened:
         opened.append(completion("a"))
         (opened.directory / "grades.jsonl").write_text("{}\n")
@@ -285,19 +281,19 @@ def test_done_vouches_for_the_files_it_saw(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_shards_share_everything_out_once(count: int) -> None:
+def test_shards_share_everything_out_once(count):
     parts = [Shard(index=i, count=count).of(range(20)) for i in range(1, count + 1)]
     assert sorted(item for part in parts for item in part) == list(range(20))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "1/0", "-1/2", "a/b", "1/2/3", "1.5/2"])
-def test_a_shard_that_is_none_is_one_sentence(text: str) -> None:
+def test_a_shard_that_is_none_is_one_sentence(text):
     with pytest.raises(UserError, match=r"shard=.*1/4"):
         Shard.parse(text)
 
 
-def test_shards_write_side_by_side_and_are_read_together(tmp_path: Path) -> None:
+def test_shards_write_side_by_side_and_are_read_together(tmp_path):
     halves = [CellStore(tmp_path, CELL, PROBLEMS, Shard(index=i, count=2)) for i in (1, 2)]
     with halves[0] as first, halves[1] as second:
         first.append(completion("a"))
@@ -315,7 +311,7 @@ def test_shards_write_side_by_side_and_are_read_together(tmp_path: Path) -> None
         assert not (first.directory / "DONE").exists()
 
 
-def test_cells_split_in_two_ways_at_once_are_refused(tmp_path: Path) -> None:
+def test_cells_split_in_two_ways_at_once_are_refused(tmp_path):
     with CellStore(tmp_path, CELL, PROBLEMS, Shard(index=1, count=2)):
         for other in (Shard(), Shard(index=1, count=2), Shard(index=3, count=3)):
             with pytest.raises(CellLockedError, match=f"is being written by process {os.getpid()} on"):
@@ -326,7 +322,7 @@ def test_cells_split_in_two_ways_at_once_are_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_problems_of_a_larger_run_are_kept(tmp_path: Path) -> None:
+def test_problems_of_a_larger_run_are_kept(tmp_path):
     """The grader needs the golds of all rows, whatever limit the last run had."""
     for problems in (PROBLEMS, PROBLEMS[:1]):
         with store(tmp_path, problems) as opened:
@@ -335,7 +331,7 @@ def test_problems_of_a_larger_run_are_kept(tmp_path: Path) -> None:
     assert [msgspec.convert(row, Problem) for row in rows] == PROBLEMS
 
 
-def test_a_damaged_file_of_problems_is_made_anew(tmp_path: Path) -> None:
+def test_a_damaged_file_of_problems_is_made_anew(tmp_path):
     with store(tmp_path) as opened:
         pass
     path = opened.directory / "problems.jsonl"
@@ -346,7 +342,7 @@ def test_a_damaged_file_of_problems_is_made_anew(tmp_path: Path) -> None:
             assert path.read_text() == whole
 
 
-def test_files_of_another_schema_are_refused_and_stay(tmp_path: Path) -> None:
+def test_files_of_another_schema_are_refused_and_stay(tmp_path):
     with store(tmp_path) as opened:
         opened.begin_pass({}, {})
     for name, other in {"provenance.json": "{}", "cell.yaml": "schema: 2\n"}.items():
@@ -356,7 +352,7 @@ def test_files_of_another_schema_are_refused_and_stay(tmp_path: Path) -> None:
         assert (opened.directory / name).read_text() == other
 
 
-def test_decoding_passes_of_provenance_add_up(tmp_path: Path) -> None:
+def test_decoding_passes_of_provenance_add_up(tmp_path):
     with store(tmp_path) as opened:
         opened.begin_pass({"draws": 1}, {"started": "then"})
         opened.begin_pass({"draws": 2}, {"started": "now"})
@@ -366,7 +362,7 @@ def test_decoding_passes_of_provenance_add_up(tmp_path: Path) -> None:
     assert provenance == {"schema": 1, "draws": 2, "decoding_passes": passes}
 
 
-def test_what_a_pass_learns_is_noted_in_that_pass_alone(tmp_path: Path) -> None:
+def test_what_a_pass_learns_is_noted_in_that_pass_alone(tmp_path):
     with store(tmp_path) as opened:
         for started in ("then", "now"):
             opened.begin_pass({}, {"started": started})
@@ -375,7 +371,7 @@ def test_what_a_pass_learns_is_noted_in_that_pass_alone(tmp_path: Path) -> None:
     assert [(one["started"], one["slots"]) for one in passes] == [("then", 4), ("now", 3)]
 
 
-def test_rows_of_two_codes_of_a_shipped_policy_do_not_mix(tmp_path: Path) -> None:
+def test_rows_of_two_codes_of_a_shipped_policy_do_not_mix(tmp_path):
     with store(tmp_path) as opened:
         opened.begin_pass({}, {"started": "then"})
     path = opened.directory / "provenance.json"
@@ -386,7 +382,7 @@ def test_rows_of_two_codes_of_a_shipped_policy_do_not_mix(tmp_path: Path) -> Non
     assert path.read_text() == begun
 
 
-def test_every_reader_takes_the_last_row_of_a_repeated_pair(tmp_path: Path) -> None:
+def test_every_reader_takes_the_last_row_of_a_repeated_pair(tmp_path):
     """Two shards of another count and a whole run may each have stored a pair; one rule says which row counts."""
     run, last = tmp_path / "run", "</think>\\boxed{1}"
     with store(run, PROBLEMS[:2]) as opened:
@@ -437,7 +433,7 @@ def other_process_holds(path: Path) -> Iterator[None]:
         holder.communicate()
 
 
-def test_a_cell_has_one_writer(tmp_path: Path) -> None:
+def test_a_cell_has_one_writer(tmp_path):
     with other_process_holds(tmp_path / CELL.cell_id / ".lock"):
         with pytest.raises(CellLockedError, match=CELL.cell_id):
             store(tmp_path).__enter__()
@@ -446,7 +442,7 @@ def test_a_cell_has_one_writer(tmp_path: Path) -> None:
         pass
 
 
-def test_a_lock_is_let_go_of_where_opening_fails(tmp_path: Path) -> None:
+def test_a_lock_is_let_go_of_where_opening_fails(tmp_path):
     with store(tmp_path) as opened:
         pass
     (opened.directory / "problems.jsonl").unlink()
@@ -458,9 +454,7 @@ def test_a_lock_is_let_go_of_where_opening_fails(tmp_path: Path) -> None:
         pass
 
 
-def test_the_command_ends_with_3_where_a_cell_is_locked(
-    kvsweep: Callable[..., Any], short: list[str], tmp_path: Path, no_model: None, compose: Callable[..., Any]
-) -> None:
+def test_the_command_ends_with_3_where_a_cell_is_locked(kvsweep, short, tmp_path, no_model, compose):
     from kvsweep.harness.sweep.job import make_job
 
     [cell] = make_job(compose(*short)).cells
@@ -484,11 +478,11 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_file_that_cannot_grow_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_file_that_cannot_grow_is_one_sentence_and_loses_nothing(tmp_path):
     opened = store(tmp_path)
     path = opened.directory / "completions.jsonl"
 
-    def run() -> None:
+    def run():
         with opened:
             opened.append(completion("a"))
             with files_of_at_most(path.stat().st_size + 40):
@@ -505,9 +499,7 @@ def test_a_file_that_cannot_grow_is_one_sentence_and_loses_nothing(tmp_path: Pat
     assert pairs(path) == [("a", 0), ("b", 0)]
 
 
-def test_a_full_disk_is_one_sentence_and_the_next_row_is_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_sentence_and_the_next_row_is_stored(tmp_path, monkeypatch):
     with store(tmp_path) as opened:
         with monkeypatch.context() as patch:
             patch.setattr(records, "open_file", lambda path, mode: Path("/dev/full").open(mode))  # noqa: SIM115
@@ -533,13 +525,7 @@ def whole(
 
 
 @pytest.mark.slow
-def test_a_write_that_the_system_refuses(
-    kvsweep: Callable[..., Any],
-    short: list[str],
-    whole: dict[str, list[str]],
-    tmp_path: Path,
-    read_completions: Callable[[Path], Any],
-) -> None:
+def test_a_write_that_the_system_refuses(kvsweep, short, whole, tmp_path, read_completions):
     [(cell_id, rows)] = whole.items()
     run = tmp_path / "runs/default"
     with files_of_at_most(len("\n".join(rows)) * 3 // 4):  # more than any other file has
@@ -560,14 +546,8 @@ def test_a_write_that_the_system_refuses(
 
 @pytest.mark.core
 def test_a_killed_run_goes_on_where_it_stopped(
-    kvsweep: Callable[..., Any],
-    start_kvsweep: Callable[..., Any],
-    short: list[str],
-    whole: dict[str, list[str]],
-    tmp_path: Path,
-    read_completions: Callable[[Path], Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    kvsweep, start_kvsweep, short, whole, tmp_path, read_completions, monkeypatch
+):
     [(cell_id, rows)] = whole.items()
     run = tmp_path / "runs/default"
     path = run / cell_id / "completions.jsonl"
@@ -609,7 +589,7 @@ def test_a_killed_run_goes_on_where_it_stopped(
 
 
 @pytest.mark.parametrize("damage", [b"{", b"\xbd{}", None])
-def test_a_damaged_provenance_of_another_shard_stops_no_shard(damage: bytes | None, tmp_path: Path) -> None:
+def test_a_damaged_provenance_of_another_shard_stops_no_shard(damage, tmp_path):
     with CellStore(tmp_path, CELL, PROBLEMS, shard=Shard(index=1, count=2)) as store:
         other = store.directory / "provenance-2of2.json"
         other.mkdir() if damage is None else other.write_bytes(damage)
@@ -619,7 +599,7 @@ def test_a_damaged_provenance_of_another_shard_stops_no_shard(damage: bytes | No
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xbd{}", b"[1]", b'{"schema": 1}', b"[" * 100_000])
-def test_a_damaged_provenance_is_moved_aside(damage: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_provenance_is_moved_aside(damage, tmp_path, capsys):
     with CellStore(tmp_path, CELL, PROBLEMS) as store:
         (store.directory / "provenance.json").write_bytes(damage)
         store.begin_pass({}, {"host": "a"})

@@ -121,9 +121,7 @@ def command(
 
 @pytest.mark.parametrize("kind", KINDS)
 @FIRST_KIND
-def test_each_cell_tells_its_settings_progress_and_result(
-    kind: str, command: Callable[..., Any], fake: FakeTracker, tmp_path: Path
-) -> None:
+def test_each_cell_tells_its_settings_progress_and_result(kind, command, fake, tmp_path):
     ended = command(f"tracker={kind}", "tracker.project=known", "tracker.interval_s=0.05")
     assert ended.code == 0, ended.err
     names = sorted(run["name"] for run in fake.runs)
@@ -153,7 +151,7 @@ def test_each_cell_tells_its_settings_progress_and_result(
 
 
 @pytest.mark.slow
-def test_the_report_says_the_same_of_memory(command: Callable[..., Any], fake: FakeTracker, tmp_path: Path) -> None:
+def test_the_report_says_the_same_of_memory(command, fake, tmp_path):
     from kvsweep.analysis.load import load_run
     from kvsweep.analysis.statistics.metrics import cell_metrics
 
@@ -167,7 +165,7 @@ def test_the_report_says_the_same_of_memory(command: Callable[..., Any], fake: F
 
 
 @pytest.mark.slow
-def test_random_weights_have_no_accuracy(command: Callable[..., Any], fake: FakeTracker) -> None:
+def test_random_weights_have_no_accuracy(command, fake):
     settings = ["model=r1_qwen_7b", "model.random_weights=true", "model.config.num_hidden_layers=1"]
     small = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
     sizes = [f"model.config.{name}={value}" for name, value in small.items()]
@@ -179,9 +177,7 @@ def test_random_weights_have_no_accuracy(command: Callable[..., Any], fake: Fake
 
 
 @pytest.mark.slow
-def test_a_tracker_changes_no_cell_and_no_completion(
-    command: Callable[..., Any], fake: FakeTracker, tmp_path: Path, read_completions: Callable[..., Any]
-) -> None:
+def test_a_tracker_changes_no_cell_and_no_completion(command, fake, tmp_path, read_completions):
     command(run="plain")
     command("tracker=wandb", "tracker.interval_s=0.01", run="tracked")
     plain = read_completions(tmp_path / "runs/plain")
@@ -194,9 +190,7 @@ def test_a_tracker_changes_no_cell_and_no_completion(
 
 @pytest.mark.parametrize("kind", KINDS)
 @FIRST_KIND
-def test_an_error_of_the_tracker_is_told_once_and_costs_nothing(
-    kind: str, command: Callable[..., Any], fake: FakeTracker, tmp_path: Path
-) -> None:
+def test_an_error_of_the_tracker_is_told_once_and_costs_nothing(kind, command, fake, tmp_path):
     fake.before("raise RuntimeError('no route')")
     ended = command(f"tracker={kind}")
     assert ended.code == 0, ended.err
@@ -205,7 +199,7 @@ def test_an_error_of_the_tracker_is_told_once_and_costs_nothing(
 
 
 @pytest.mark.slow
-def test_a_tracker_that_hangs_is_stopped(command: Callable[..., Any], fake: FakeTracker, tmp_path: Path) -> None:
+def test_a_tracker_that_hangs_is_stopped(command, fake, tmp_path):
     fake.before("time.sleep(1800)")
     start = time.monotonic()
     ended = command("tracker=wandb", "tracker.patience_s=1")
@@ -215,12 +209,10 @@ def test_a_tracker_that_hangs_is_stopped(command: Callable[..., Any], fake: Fake
     assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == 2
 
 
-def test_a_run_that_fails_is_told_as_failed(
-    command: Callable[..., Any], fake: FakeTracker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_fails_is_told_as_failed(command, fake, monkeypatch):
     from kvsweep.harness.decode.engine import Engine
 
-    def fail(*_: Any) -> None:
+    def fail(*_):
         raise RuntimeError("broken")
 
     monkeypatch.setattr(Engine, "generate", fail)
@@ -231,9 +223,7 @@ def test_a_run_that_fails_is_told_as_failed(
 
 @pytest.mark.usefixtures("no_model")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_missing_package_is_one_sentence_before_the_model(
-    kind: str, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_one_sentence_before_the_model(kind, command, monkeypatch):
     monkeypatch.setitem(sys.modules, kind, None)
     ended = command(f"tracker={kind}")
     assert ended.code == 2
@@ -243,7 +233,7 @@ def test_a_missing_package_is_one_sentence_before_the_model(
 
 @pytest.mark.parametrize("name", ["interval_s", "patience_s"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
-def test_times_are_above_zero(name: str, value: float) -> None:
+def test_times_are_above_zero(name, value):
     with pytest.raises(UserError, match=rf"tracker\.{name}"):
         build(TrackerConfig, "tracker", {name: value})
 
@@ -251,11 +241,11 @@ def test_times_are_above_zero(name: str, value: float) -> None:
 # --- What ships ---------------------------------------------------------------------------------------------
 
 
-def test_nobody_is_told_unless_asked(compose: Callable[..., Any]) -> None:
+def test_nobody_is_told_unless_asked(compose):
     assert make_job(compose()).tracker == UNTRACKED
 
 
-def test_every_tracker_has_its_configuration_and_its_extra(compose: Callable[..., Any], fake: FakeTracker) -> None:
+def test_every_tracker_has_its_configuration_and_its_extra(compose, fake):
     assert {path.stem for path in (ROOT / "conf/tracker").glob("*.yaml")} == {"none", *KINDS}
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for kind in KINDS:

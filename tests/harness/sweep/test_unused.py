@@ -38,7 +38,7 @@ def refuse(*jobs: list[str]) -> None:
         ),
     ],
 )
-def test_a_setting_without_effect_is_refused(words: list[str], reason: str) -> None:
+def test_a_setting_without_effect_is_refused(words, reason):
     with pytest.raises(UserError, match=re.escape(f"{words[-1]} has no effect, because {reason}")):
         refuse(words)
 
@@ -50,7 +50,7 @@ def test_a_setting_without_effect_is_refused(words: list[str], reason: str) -> N
         (["report.margin=3"], "until=decided alone uses it, and kvsweep report has --margin"),
     ],
 )
-def test_a_size_without_effect_is_named(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_size_without_effect_is_named(words, reason, capsys):
     refuse(words)
     assert f"note: {words[-1]} has no effect, because {reason}.\n" in capsys.readouterr().err
 
@@ -70,9 +70,9 @@ def test_a_size_without_effect_is_named(words: list[str], reason: str, capsys: p
         ["grid.policy=[full,dynts]", "until=decided", "draws=4", "report.margin=3"],
     ],
 )
-def test_a_setting_that_a_policy_takes_is_not(words: list[str]) -> None:
+def test_a_setting_that_a_policy_takes_is_not(words):
     refuse(words)
 
 
-def test_one_job_of_several_may_leave_a_setting_unused() -> None:
+def test_one_job_of_several_may_leave_a_setting_unused():
     refuse(["policy=snapkv", "policy.observation_window=8"], ["policy=h2o"])
