@@ -56,14 +56,15 @@ def command(
 
 @pytest.fixture
 def cells(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
-    """`cells(run=NAME)` is every cell as its cell.yaml describes it, its completions beside it."""
+    """`cells(run=NAME)` is every cell as its cell.yaml describes it, its completions, grades and statistics."""
 
     def read(run: str = "default") -> list[dict[str, Any]]:
         found = []
         for path in sorted((tmp_path / "runs" / run).glob("*/cell.yaml")):
-            lines = (path.parent / "completions.jsonl").read_text().splitlines()
-            rows = [msgspec.json.decode(line, type=Completion) for line in lines]
-            found.append({**yaml.safe_load(path.read_text()), "rows": rows, "folder": path.parent})
+            folder = path.parent
+            files = {"rows": [*read_rows(folder / "completions.jsonl", Completion)]}
+            files |= {name: [*read_rows(folder / f"{name}.jsonl")] for name in ("grades", "stats")}
+            found.append({**yaml.safe_load(path.read_text()), **files, "folder": folder})
         return found
 
     return read
@@ -82,14 +83,13 @@ def test_a_grid_in_one_job(command, cells, model_loads, tmp_path):
         assert folder.name == cell["cell_id"]
         pairs = [row.key for row in cell["rows"]]
         assert len(pairs) == len(set(pairs)) == 6
-        grades = [json.loads(line) for line in (folder / "grades.jsonl").read_text().splitlines()]
-        assert [(g["problem_id"], g["draw"]) for g in grades] == pairs
-        assert {grade["outcome"] for grade in grades} <= set(OUTCOMES)
+        assert keys(folder / "grades.jsonl") == pairs
+        assert {grade["outcome"] for grade in cell["grades"]} <= set(OUTCOMES)
         assert (folder / "DONE").exists()
-        [stats] = (folder / "stats.jsonl").read_text().splitlines()
-        assert json.loads(stats)["completions"] == 6
-        assert json.loads(stats)["tokens"] == sum(row.num_tokens for row in cell["rows"])
-        assert json.loads(stats)["kv_bytes_allocated"] == json.loads(stats)["kv_bytes_analytic"]
+        [stats] = cell["stats"]
+        assert stats["completions"] == 6
+        assert stats["tokens"] == sum(row.num_tokens for row in cell["rows"])
+        assert stats["kv_bytes_allocated"] == stats["kv_bytes_analytic"]
     assert "Toy-Qwen" in ended.out
     assert f"results: {tmp_path / 'runs/default'}" in ended.out
     assert f"kvsweep report {tmp_path / 'runs/default'}" in ended.out
@@ -199,7 +199,7 @@ def test_the_full_cache_comes_first_and_the_others_write_only_what_an_eviction_t
     command(*GRID, "policy.budget=64", "draws=8")
     for cell in cells():
         touched = sum(bool(row.evictions) for row in cell["rows"])
-        stats = [json.loads(line) for line in (cell["folder"] / "stats.jsonl").read_text().splitlines()]
+        stats = cell["stats"]
         if cell["policy"]["name"] == "full":
             assert sum(row["completions"] for row in stats) == len(cell["rows"]) == 24
             assert [row["cells"] for row in stats] == [1]
@@ -240,9 +240,7 @@ def test_out_of_memory_halves_the_slots_and_loses_nothing(command, read_completi
 def test_memory_for_not_even_one_slot_is_said_plainly(kvsweep, tiny, small_memory, tmp_path):
     small_memory(0)
     ended = kvsweep(*tiny, "benchmark=toy_add", f"results_dir={tmp_path}")
-    assert ended.code == 2
-    assert "does not hold one sequence" in ended.err
-    assert "lower policy.budget" in ended.err
+    assert (ended.code, "does not hold one sequence" in ended.err) == (2, True), ended.err
 
 
 @pytest.mark.slow  # two sweeps, one of them of seven jobs
@@ -318,15 +316,13 @@ def test_more_draws_extend_a_cell(command, cells, read_completions, tmp_path):
     assert (first["folder"] / "completions.jsonl").read_bytes().startswith(stored)
     assert read_completions(tmp_path / "runs/grown") == read_completions(tmp_path / "runs/at_once")
     [grown] = cells("grown")
-    assert len((grown["folder"] / "grades.jsonl").read_text().splitlines()) == 9
+    assert len(grown["grades"]) == 9
     provenance = json.loads((grown["folder"] / "provenance.json").read_text())
     assert (provenance["expected"], provenance["draws"], len(provenance["decoding_passes"])) == (9, 3, 2)
 
 
 @pytest.mark.slow
 def test_done_is_away_while_more_is_made(command, monkeypatch):
-    from kvsweep.harness.sweep.store import CellStore
-
     command("benchmark=toy_add")
     seen: list[bool] = []
     append = CellStore.append
@@ -346,8 +342,7 @@ def test_a_smaller_run_of_the_same_cell_is_done_already(command, cells, request)
     request.getfixturevalue("no_model")
     command("benchmark=toy_add", "benchmark.limit=2")
     [cell] = cells()
-    assert len(cell["rows"]) == 8
-    assert len((cell["folder"] / "grades.jsonl").read_text().splitlines()) == 8
+    assert len(cell["rows"]) == len(cell["grades"]) == 8
 
 
 def test_lost_grades_are_made_again_without_a_model(command, cells, request):
@@ -377,7 +372,7 @@ def test_an_interrupted_run_says_how_to_go_on(command, kvsweep, read_completions
         arguments = [*tiny, *tiny_policy, f"results_dir={tmp_path / 'runs'}", "run_name=stopped"]
         ended = kvsweep(*arguments, "benchmark=toy_add", "slots=1")
     assert ended.code == 130
-    assert ended.err.rstrip("\n").split("\n")[-1].startswith("kvsweep: error: interrupted; ")
+    assert ended.err.splitlines()[-1].startswith("kvsweep: error: interrupted; ")
     [rows] = read_completions(tmp_path / "runs/stopped").values()
     assert 0 < len(rows) < 3
     for run in ("stopped", "whole"):
@@ -523,11 +518,9 @@ def test_problems_in_latex_run_to_their_end(command, cells, write_problems):
     [cell] = cells()
     assert cell["benchmark"]["name"] == "aime24"
     assert Counter(row.problem_id for row in cell["rows"]) == {"2024-I-1": 2, "2024-I-2": 2, "ünïcode/../3": 2}
-    grades = [json.loads(line) for line in (cell["folder"] / "grades.jsonl").read_text().splitlines()]
-    assert len(grades) == 6
-    assert {grade["outcome"] for grade in grades} <= {"no_answer", "truncated", "wrong"}
-    assert sum(grade["correct"] for grade in grades) == 0
-    assert {grade["gold"] for grade in grades} == {"25", "7", "0"}
+    assert len(cell["grades"]) == 6
+    assert {grade["outcome"] for grade in cell["grades"]} <= {"no_answer", "truncated", "wrong"}
+    assert {grade["gold"] for grade in cell["grades"]} == {"25", "7", "0"}
 
 
 @pytest.mark.slow
@@ -540,8 +533,7 @@ def test_a_text_that_loops_is_stopped_and_counts_as_truncated(command, cells, mo
     [whole], [stopped] = cells("whole"), cells("stopped")
     assert whole["condition"] != stopped["condition"]
     texts = {row.key: row for row in whole["rows"]}
-    grades = [json.loads(line) for line in (stopped["folder"] / "grades.jsonl").read_text().splitlines()]
-    outcomes = {(grade["problem_id"], grade["draw"]): grade["outcome"] for grade in grades}
+    outcomes = {(grade["problem_id"], grade["draw"]): grade["outcome"] for grade in stopped["grades"]}
     looped = [row for row in stopped["rows"] if row.stop_reason == "loop"]
     assert looped
     for row in looped:
@@ -568,7 +560,7 @@ def test_real_aime24_runs_to_the_end_and_every_outcome_is_counted(kvsweep, share
     assert ended.code == 0
     assert "it is evicted too" in ended.err
     (cell,) = (tmp_path / "default").glob("*/DONE")
-    grades = [json.loads(line) for line in (cell.parent / "grades.jsonl").read_text().splitlines()]
+    grades = [*read_rows(cell.parent / "grades.jsonl")]
     assert len({(g["problem_id"], g["draw"]) for g in grades}) == len(grades) == 60
     assert {g["outcome"] for g in grades} <= set(OUTCOMES)
     # A model that has never seen such a problem may hit a one-digit answer by luck, and no more.

@@ -89,36 +89,14 @@ def test_benchmark_settings(examples, tmp_path):
     check()
 
 
-KEYS = st.sampled_from(
-    [
-        "benchmark.limit",
-        "benchmark.prompt",
-        "benchmark.columns",
-        "benchmark.answer_kind",
-        "benchmark.fallback",
-        "benchmark.option_seed",
-        "model.dtype",
-        "model.think_end",
-        "model.config",
-        "model.force_think",
-        "model.template",
-        "model.random_weights",
-        "model.config.num_hidden_layers",
-        "model.config.num_key_value_heads",
-        "model.special_tokens",
-        "decoding.max_new_tokens",
-        "decoding.temperature",
-        "decoding.top_p",
-        "policy.budget",
-        "policy.keep_ratio",
-        "policy.local_window",
-        "grid.policy",
-        "grid.keep_ratio",
-        "draws",
-        "seed",
-        "slots",
-    ]
-)
+NAMES = [
+    "benchmark.limit benchmark.prompt benchmark.columns benchmark.answer_kind benchmark.fallback benchmark.option_seed",
+    "model.dtype model.think_end model.config model.force_think model.template model.random_weights",
+    "model.config.num_hidden_layers model.config.num_key_value_heads model.special_tokens decoding.max_new_tokens",
+    "decoding.temperature decoding.top_p policy.budget policy.keep_ratio policy.local_window grid.policy",
+    "grid.keep_ratio draws seed slots",
+]
+KEYS = st.sampled_from(" ".join(NAMES).split())
 VALUES = st.sampled_from(
     ["null", "-1", "0", "1.5", "nan", "inf", "true", "[]", "[1,x]", "{a: 1}", "''", "word", "1e99", "${nope}", "'a b'"]
 )

@@ -23,18 +23,17 @@ def refuse(*jobs: list[str]) -> None:
         (["grid.policy=[full,h2o]", "policy.predictor=DIR"], "no policy of the job (full, h2o)"),
         (["grid.policy=[full]", "grid.keep_ratio=[0.3,0.4]"], "no policy of the grid (full) takes it"),
         (["policy=full", "cache.group=16"], "no row is packed"),
-        (["policy=full", "cache.scheme=kivi"], "no row is packed"),
         (["policy=full", "cache.scheme=fp8", "cache.residual=4"], "cache.scheme=fp8 does not take it"),
-        (
-            ["policy=full", "cache.key_bits=8", "cache.value_bits=2", "cache.bits=4"],
-            "cache.key_bits and cache.value_bits",
-        ),
+        (["policy=full", "cache.key_bits=8", "cache.value_bits=2", "cache.bits=4"], "cache.key_bits and"),
         (["policy=full", "cache.bits=4", "cache.format=e5m2"], "cache.scheme=rotated does not take it"),
         (["grid.keep_ratio=[0.3,0.4]", "policy.keep_ratio=0.5"], "grid.keep_ratio gives the values"),
         (["grid.policy=[full,dynts]", "policy=h2o"], "grid.policy gives the values"),
         (
             ["grid.policy=[full,dynts]", "grid.beside=[{policy: [h2o]}]", "policy=h2o"],
             "grid.policy gives the values: leave it out, or write 'grid.policy=[h2o]'.",
+        ),
+            ["grid.policy=[full,dynts]", "grid.beside=[{policy: [h2o]}]", "policy=h2o"],
+            "grid.policy gives the values: leave it out, or write 'grid.policy=[h2o]'",
         ),
     ],
 )
