@@ -1,6 +1,5 @@
 """The estimate of --dry-run against the work that the engine then did."""
 
-import json
 import re
 from unittest.mock import Mock
 
@@ -18,6 +17,7 @@ from kvsweep.harness.sweep import plan
 from kvsweep.harness.sweep.estimate import TokensLeft, forked_tokens, saving
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.share import share_of
+from kvsweep.records import read_rows
 
 
 def table_of(output: str) -> list[dict[str, str]]:
@@ -113,8 +113,8 @@ def test_the_calculation_agrees_with_the_engine(kvsweep, tmp_path):
     arguments = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=6", "policy.question=on_top", *GRID]
     assert kvsweep(*arguments, "decoding.max_new_tokens=200", f"results_dir={tmp_path}").code == 0
     cells = list((tmp_path / "default").glob("*/cell.yaml"))
-    rows = [[json.loads(line) for line in c.with_name("completions.jsonl").read_text().splitlines()] for c in cells]
-    stats = json.loads(cells[0].with_name("stats.jsonl").read_text())
+    rows = [[*read_rows(cell.with_name("completions.jsonl"))] for cell in cells]
+    [stats] = read_rows(cells[0].with_name("stats.jsonl"))
     texts: dict[str, list[tuple[int, int | None]]] = {}
     for row in (row for cell in rows for row in cell):
         texts.setdefault(row["problem_id"], []).append((row["num_tokens"], row["fork_step"]))
@@ -153,14 +153,8 @@ def test_the_memory_is_the_caches_own(model, kvsweep, tmp_path):
     shape = ModelSpec.of(read_architecture(ModelConfig(name=model, title="", path=str(WEIGHTS / model)))).cache_shape(
         "bfloat16"
     )
-    ended = kvsweep(
-        "--dry-run",
-        f"model={model}",
-        "model.dtype=bfloat16",
-        "policy.budget=2000",
-        "decoding.max_new_tokens=9000",
-        f"results_dir={tmp_path}",
-    )
+    words = ["model.dtype=bfloat16", "policy.budget=2000", "decoding.max_new_tokens=9000", f"results_dir={tmp_path}"]
+    ended = kvsweep("--dry-run", f"model={model}", *words)
     assert f"{SlotCache.bytes_per_slot(shape, 2001) / 2**20:.1f} MiB a slot of 2001 tokens" in ended.out
 
 
@@ -189,7 +183,7 @@ def test_the_command_measures_what_is_there(kvsweep, tiny, tmp_path):
     ended = kvsweep(*arguments, "draws=2", "--dry-run")
     assert "1 cell (0 done) of 6 completions" in ended.out
     [rows] = tmp_path.glob("default/*/completions.jsonl")
-    written = sum(json.loads(line)["num_tokens"] for line in rows.read_text().splitlines())
+    written = sum(row["num_tokens"] for row in read_rows(rows))
     last = table_of(ended.out)[-1]
     assert float(last["expected"]) == pytest.approx(written, rel=0.01), "one of two draws is stored"
     assert last["completions"] == "3"

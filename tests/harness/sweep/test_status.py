@@ -52,6 +52,12 @@ def mark_done(run: Path, cell_id: str, completions: int = 5) -> None:
     (run / cell_id / "DONE").write_text(json.dumps({"completions": completions, "files": {}}))
 
 
+def ended(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return int(end.value.code or 0)
+
+
 def states(run: Path) -> dict[str, str]:
     return {cell.cell_id: cell.state for cell in read_sweep(run).cells}
 
@@ -118,12 +124,8 @@ def test_a_cell_of_several_experiments_is_counted_once(tmp_path):
     task(tmp_path, "running", cells={"a": (0, 4), "c": (1, 4)}, **alive())
     task(tmp_path, "queued", cells={"a": (0, 8), "d": (0, 4)})
     sweep = read_sweep(tmp_path)
-    assert {cell.cell_id: (cell.finished, cell.expected) for cell in sweep.cells} == {
-        "a": (4, 8),
-        "b": (4, 4),
-        "c": (1, 4),
-        "d": (0, 4),
-    }
+    counts = {cell.cell_id: (cell.finished, cell.expected) for cell in sweep.cells}
+    assert counts == {"a": (4, 8), "b": (4, 4), "c": (1, 4), "d": (0, 4)}
     assert (sweep.finished, sweep.expected) == (9, 20)
 
 
@@ -308,7 +310,7 @@ def test_a_status_that_cannot_be_written_stops_nothing(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"task": 1}'])
+@pytest.mark.parametrize("damage", ["{", '{"task": 1}'])
 def test_a_damaged_status_file_is_passed_over(damage, tmp_path):
     task(tmp_path, "queued", cells={"a": (0, 5)})
     (tmp_path / "status" / "broken.json").write_text(damage)
@@ -321,22 +323,15 @@ def test_labels_name_what_tells_cells_apart():
     assert policy_label({"name": "full"}) == "full"
 
 
-def ended(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    return int(end.value.code or 0)
-
-
-@pytest.mark.parametrize("options", [[], ["--cells"]])
-def test_a_long_path_is_told_in_one_piece(options, tmp_path, capsys, monkeypatch):
+def test_a_long_path_is_told_in_one_piece(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     run = tmp_path / "a folder of a long name, in words" / ("with a name [bold] that goes on" * 4)
     run.mkdir(parents=True)
     task(run, "done", cells={"a": (5, 5)}, **alive())
     mark_done(run, "a")
-    assert ended(str(run), *options) == 0
-    out = capsys.readouterr().out
-    assert f"{run}: done\n" in out
+    for options in ([], ["--cells"]):
+        assert ended(str(run), *options) == 0
+        assert f"{run}: done\n" in capsys.readouterr().out
 
 
 def test_the_command(tmp_path, capsys):

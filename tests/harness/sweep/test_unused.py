@@ -32,9 +32,6 @@ def refuse(*jobs: list[str]) -> None:
             ["grid.policy=[full,dynts]", "grid.beside=[{policy: [h2o]}]", "policy=h2o"],
             "grid.policy gives the values: leave it out, or write 'grid.policy=[h2o]'.",
         ),
-            ["grid.policy=[full,dynts]", "grid.beside=[{policy: [h2o]}]", "policy=h2o"],
-            "grid.policy gives the values: leave it out, or write 'grid.policy=[h2o]'",
-        ),
     ],
 )
 def test_a_setting_without_effect_is_refused(words, reason):
