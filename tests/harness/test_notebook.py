@@ -11,13 +11,8 @@ from kvsweep.compression.policy import CacheView, PredictedImportance, Signal
 
 def test_a_policy_of_the_package_comes_by_its_name():
     made = kvsweep.policy("h2o", keep_ratio=0.3, local_window=48, budget=128, question="on_top")
-    assert (made.name, made.keep_ratio, made.local_window, made.budget, made.question) == (
-        "h2o",
-        0.3,
-        48,
-        128,
-        "on_top",
-    )
+    sizes = (made.name, made.keep_ratio, made.local_window, made.budget, made.question)
+    assert sizes == ("h2o", 0.3, 48, 128, "on_top")
     assert type(made).__name__ == "H2O"
     assert kvsweep.policy("full").name == "full"
     with pytest.raises(kvsweep.UserError, match=r"policy.keep_ratio=2 is out of range"):
@@ -78,17 +73,17 @@ def test_a_signals_predictor_of_another_model_is_refused():
         ({"prompts": [{"role": "user", "content": "1+1"}]}, "prompts.0={'role'.*: input should be a valid string"),
         ({"policy": "h2o"}, "policy='h2o' cannot be used: input should be an instance of Policy"),
         ({"cache": {"bits": 4}}, "cache={'bits': 4} cannot be used: input should be an instance of CacheConfig"),
-        ({"seed": 1.5}, "seed=1.5 is out of range: it must be a whole number"),
-        ({"slots": 0}, "slots=0 is out of range: it must be a whole number, at least 1, or null"),
-        ({"impl": "cuda"}, "impl=cuda is unknown: choose one of "),
+        ({"seed": 1.5}, "seed=1.5 is out of range"),
+        ({"slots": 0}, "slots=0 is out of range"),
+        ({"impl": "cuda"}, "impl=cuda is unknown"),
         ({"temperature": -1}, "temperature=-1"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
     ],
 )
 def test_an_argument_of_another_type_is_one_sentence(change, said):
     model = kvsweep.load_model("toy_llama")
-    arguments: dict[str, object] = {"policy": kvsweep.policy("full"), "prompts": ["1+1"], "max_new_tokens": 4}
+    arguments = {"policy": kvsweep.policy("full"), "prompts": ["1+1"], "max_new_tokens": 4}
     with pytest.raises(kvsweep.UserError, match=said):
-        kvsweep.generate(model, **{**arguments, **change})  # type: ignore[arg-type]
-    assert kvsweep.generate(model, **{**arguments, "prompts": []}) == []  # type: ignore[arg-type]
-    assert len(kvsweep.generate(model, **{**arguments, "prompts": iter(["1+1"])})) == 1  # type: ignore[arg-type]
+        kvsweep.generate(model, **{**arguments, **change})
+    assert kvsweep.generate(model, **{**arguments, "prompts": []}) == []
+    assert len(kvsweep.generate(model, **{**arguments, "prompts": iter(["1+1"])})) == 1

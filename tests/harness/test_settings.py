@@ -43,36 +43,28 @@ class Example:
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "words"),
     [
-        ({"ratio": 1.5}, "example.ratio=1.5 is out of range: it is the fraction kept, above 0 and at most 1."),
-        ({"ratio": float("nan")}, "example.ratio=nan is out of range: it is the fraction kept, above 0 and at most 1."),
-        ({"count": 0}, "example.count=0 is out of range: it must be a whole number, at least 1."),
-        ({"count": True}, "example.count=True is out of range: it must be a whole number, at least 1."),
-        ({"ratio": True}, "example.ratio=True is out of range: it is the fraction kept, above 0 and at most 1."),
-        ({"threads": 0}, "example.threads=0 is out of range: it is a number of threads, at least 1, or null."),
-        (
-            {"values": [1, 2]},
-            "example.values.1=2 is out of range: it must be a number, at least 0 and below 2, or null.",
-        ),
-        ({"values": []}, "example.values=[] has too few values: name at least 1."),
-        ({"name": "b", "count": 4}, "example.count=4 is too many for b."),
-        ({"count": float("inf")}, "example.count=inf is out of range: it must be a whole number, at least 1."),
-        ({1: 2, "?": 3}, "example.1 is not a setting: example has ratio, count, threads, values, name."),
-        ({"length": 1}, "example.length is not a setting: example has ratio, count, threads, values, name."),
+        ({"ratio": 1.5}, "ratio=1.5 is out of range: it is the fraction kept, above 0 and at most 1."),
+        ({"ratio": True}, "ratio=True is out of range"),
+        ({"count": 0}, "count=0 is out of range: it must be a whole number, at least 1."),
+        ({"count": True}, "count=True is out of range"),
+        ({"count": float("inf")}, "count=inf is out of range"),
+        ({"threads": 0}, "threads=0 is out of range: it is a number of threads, at least 1, or null."),
+        ({"values": [1, 2]}, "values.1=2 is out of range: it must be a number, at least 0 and below 2, or null."),
+        ({"values": []}, "values=[] has too few values: name at least 1."),
+        ({"name": "b", "count": 4}, "count=4 is too many for b."),
+        ({1: 2, "?": 3}, "1 is not a setting: example has ratio, count, threads, values, name."),
+        ({"count": "many"}, "count='many' "),
+        ({"count": 1.5}, "count=1.5 "),
+        ({"count": None}, "count=None "),
+        ({"name": "c"}, "name=c "),
     ],
 )
-def test_a_refusal(settings, sentence):
+def test_a_refusal(settings, words):
     with pytest.raises(UserError) as refused:
         build(Example, "example", settings)
-    assert str(refused.value) == sentence
-
-
-@pytest.mark.parametrize("settings", [{"count": "many"}, {"count": 1.5}, {"count": None}, {"name": "c"}])
-def test_another_type_names_the_setting_and_the_value(settings):
-    [(name, value)] = settings.items()
-    with pytest.raises(UserError, match=rf"^example\.{name}='?{value}'? .*\.$"):
-        build(Example, "example", settings)
+    assert str(refused.value).startswith(f"example.{words}")
 
 
 def test_the_ends_of_a_range_are_taken():
@@ -87,16 +79,14 @@ def test_the_ends_of_a_range_are_taken():
         ("json.JSONDecoder", "is no policy"),
         ("kvsweep.harness.benchmarks.config.BenchmarkConfig", "is no policy"),
         ("kvsweep.compression.policies.window.Nothing", "is no policy"),
-        ("no_such_module.Mine", "cannot be imported (No module named 'no_such_module')"),
-        ("no_module", "cannot be imported (Empty module name)"),
-        (None, "cannot be imported (Empty module name)"),
+        ("no_such_module.Mine", r"cannot be imported \(No module named 'no_such_module'\)"),
+        ("no_module", r"cannot be imported \(Empty module name\)"),
     ],
 )
 def test_a_target_that_is_no_policy(path, fault):
-    with pytest.raises(UserError) as caught:
+    way_out = "name a dataclass that extends kvsweep.compression.policy.Policy"
+    with pytest.raises(UserError, match=f"^policy._target_={path} {fault}: {way_out}"):
         build_target("policy", {"_target_": path, "budget": 64}, Policy)
-    wanted = "name a dataclass that extends kvsweep.compression.policy.Policy."
-    assert str(caught.value) == f"policy._target_={path} {fault}: {wanted}"
 
 
 def test_a_word_of_a_script_with_windows_line_ends():
@@ -104,7 +94,6 @@ def test_a_word_of_a_script_with_windows_line_ends():
         hydra_overrides(["policy=full\r"], target_classes, multirun=False)
 
 
-UNREADABLE = """cannot be read: write '{0}="TEXT"' for a text, '{0}=[A,B]' for a list, within the shell's quotes."""
 TEXTS = ["1e5", "1_000", "1.50", "1e400", "12345e7", "00123", "null", "true", "ü", "½#", "\u2028", "[x]", "{a: 1}"]
 TEXTS += ["a b", "a,b", "lr=0.1,bs=2/p.jsonl", "a b(1)/x", "it's", 'a"b', "a\\", 'a\\"b', "x:y", "%"]
 
@@ -156,46 +145,28 @@ def test_a_path_begins_with_the_home_folder(key, monkeypatch):
 def test_a_path_in_the_home_folder_of_nobody(monkeypatch):
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("os.getuid", lambda: 23456)
-    with pytest.raises(
-        UserError, match=r"^~/x begins with ~, and this user has no home folder: write the whole path\.$"
-    ):
+    with pytest.raises(UserError, match=r"^~/x begins with ~, and this user has no home folder"):
         compose_config("results_dir=~/x")
 
 
-@pytest.mark.parametrize(
-    ("word", "sentence"),
-    [
-        ("~tracker", "~tracker would remove a setting, and a sweep needs each of them: leave the word out."),
-        (
-            "+experiment=demo",
-            "+experiment=demo begins with +, which no choice of kvsweep needs: write experiment=demo.",
-        ),
-        (
-            "policy.keep_ratio = 0.4",
-            "policy.keep_ratio = 0.4 has spaces around the equals sign: write policy.keep_ratio=0.4.",
-        ),
-        (
-            "grid.policy=[full,",
-            "grid.policy=[full, " + UNREADABLE.format("grid.policy"),
-        ),
-        (
-            "window]",
-            "window] " + UNREADABLE.format("KEY"),
-        ),
-        (
-            "hydra/launcher=joblib",
-            "hydra/launcher=joblib is a launcher of Hydra's: "
-            "give launcher=local or launcher=slurm, which start the tasks.",
-        ),
-        ("grid.policy=full,window", "grid.policy=full,window has several values: write 'grid.policy=[full,window]'."),
-        ("policy=full,window", "policy=full,window has several values: add -m for a job of each."),
-        ("=3", "=3 begins with no setting's name: write KEY=VALUE, such as benchmark.limit=3."),
-    ],
-)
-def test_a_word_that_hydra_would_misread(word, sentence):
+MISREAD = {
+    "~tracker": "would remove a setting",
+    "+experiment=demo": "begins with +, which no choice of kvsweep needs: write experiment=demo.",
+    "policy.keep_ratio = 0.4": "has spaces around the equals sign: write policy.keep_ratio=0.4.",
+    "grid.policy=[full,": """cannot be read: write 'grid.policy="TEXT"' for a text, 'grid.policy=[A,B]' for a list""",
+    "window]": "cannot be read: write 'KEY=",
+    "hydra/launcher=joblib": "give launcher=local or launcher=slurm",
+    "grid.policy=full,window": "has several values: write 'grid.policy=[full,window]'.",
+    "policy=full,window": "has several values: add -m for a job of each.",
+    "=3": "begins with no setting's name",
+}
+
+
+@pytest.mark.parametrize("word", MISREAD)
+def test_a_word_that_hydra_would_misread(word):
     with pytest.raises(UserError) as caught, plain_config_errors():
         compose_config(word)
-    assert str(caught.value) == sentence
+    assert MISREAD[word] in str(caught.value)
 
 
 def test_a_users_variable_of_hydra_changes_no_sentence(kvsweep, monkeypatch):
@@ -219,30 +190,6 @@ def test_a_number_where_a_file_has_a_text():
         build(Slurm, "launcher", {"account": 123})
 
 
-@pytest.mark.parametrize(
-    ("data", "fault"),
-    [
-        (b"\xef\xbb\xbf# @package _global_\nseed: 1\n", "begins with a byte order mark: save it as UTF-8 without one."),
-        (b"# @package _global_\nseed:\t- 1\n\tx: 2\n", ":2 is no YAML ("),
-        (b"# @package _global_\nrun_name: \xff\n", " is no YAML ("),
-        (b"# @package _global_\n- seed: 1\n", ":2 is no setting: write NAME: VALUE lines."),
-        (b"# @package _global_\r\nseed: 1\r\n", ""),
-    ],
-)
-def test_a_file_of_the_users_own_folder(data, fault, tmp_path, monkeypatch):
-    init(tmp_path / "own")
-    monkeypatch.chdir(tmp_path / "own")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    path = tmp_path / "own/conf/experiment/odd.yaml"
-    path.write_bytes(data)
-    if not fault:
-        assert compose_config("experiment=odd").seed == 1
-        return
-    with pytest.raises(UserError) as caught:
-        compose_config("experiment=odd")
-    assert str(caught.value).startswith(f"{path}{fault}" if fault[0] == ":" else f"{path} {fault.lstrip()}")
-
-
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     init(tmp_path / "own")
@@ -255,6 +202,25 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "own"
 
 
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b"\xef\xbb\xbf# @package _global_\nseed: 1\n", " begins with a byte order mark"),
+        (b"# @package _global_\nseed:\t- 1\n\tx: 2\n", ":2 is no YAML ("),
+        (b"# @package _global_\nrun_name: \xff\n", " is no YAML ("),
+        (b"# @package _global_\n- seed: 1\n", ":2 is no setting: write NAME: VALUE lines."),
+    ],
+)
+def test_a_file_of_the_users_own_folder(own, data, fault):
+    path = own / "conf/experiment/odd.yaml"
+    path.write_bytes(b"# @package _global_\r\nseed: 1\r\n")
+    assert compose_config("experiment=odd").seed == 1
+    path.write_bytes(data)
+    with pytest.raises(UserError) as caught:
+        compose_config("experiment=odd")
+    assert str(caught.value).startswith(f"{path}{fault}")
+
+
 def test_hidden_files_of_editors_and_file_systems_are_no_choices(own):
     (own / "conf/experiment/.#mine.yaml").symlink_to("me@machine.4711:1")
     (own / "conf/experiment/._mine.yaml").write_bytes(b"\x00\x05\x16\x07")
@@ -264,24 +230,23 @@ def test_hidden_files_of_editors_and_file_systems_are_no_choices(own):
     assert not [name for name in choices("experiment") if name.startswith(".")]
 
 
-@pytest.mark.parametrize(
-    ("slip", "words"),
-    [
-        ("def broken(:", "my_policies.py:{}: "),
-        ("x = undefined_name", "my_policies.py:{}: NameError"),
-        ("raise ValueError('not yet')", "my_policies.py:{}: ValueError: not yet"),
-        ("import no_such_module", "my_policies.py:{}: ModuleNotFoundError"),
-        ("raise SystemExit(3)", "my_policies.py:{}: SystemExit: 3"),
-    ],
-)
-def test_a_slip_in_ones_own_code_has_file_and_line(own, slip, words):
+SLIPS = {
+    "def broken(:": "",
+    "x = undefined_name": "NameError",
+    "raise ValueError('not yet')": "ValueError: not yet",
+    "import no_such_module": "ModuleNotFoundError",
+    "raise SystemExit(3)": "SystemExit: 3",
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_in_ones_own_code_has_file_and_line(own, slip):
     path = own / "my_policies.py"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines, slip]) + "\n")
-    section = compose_config("policy=spread").policy
+    text = path.read_text()
+    path.write_text(f"{text}{slip}\n")
     with pytest.raises(UserError) as caught:
-        build_target("policy", section, Policy)
-    assert f"{own}/{words.format(len(lines) + 1)}" in str(caught.value)
+        build_target("policy", compose_config("policy=spread").policy, Policy)
+    assert f"{path}:{len(text.splitlines()) + 1}: {SLIPS[slip]}" in str(caught.value)
     assert str(caught.value).endswith(": correct that line.")
 
 
@@ -344,23 +309,23 @@ def test_another_ending_of_yaml_and_a_sweeper_that_is_not_there(own):
         assert way_out in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("word", "sentence"),
-    [
-        ("--config-name=predictor/toy", "--config-name=predictor/toy is no option here: a sweep has one configuration"),
-        ("-cntoy", "-cntoy is no option here"),
-        ("--experimental-rerun=x", "provenance.json of a cell has the command to run again"),
-        ('hydra.job.env_set={A: "1"}', "hydra.job.env_set cannot be set so: `kvsweep --cfg hydra` shows"),
-        ("hydra.nosuch=1", "begins with a plus (+hydra.nosuch.NAME=VALUE)."),
-        ("hydra.job.env_copy=[NOSUCH]", "Hydra cannot use hydra.job.env_copy=[NOSUCH] (KeyError('NOSUCH')): give it"),
-        ("hydra.run.dir=/proc/nosuch", "Hydra cannot use hydra.run.dir=/proc/nosuch (FileNotFoundError("),
-        ("hydra.verbose=3.5", "Hydra cannot use hydra.verbose=3.5 (AssertionError("),
-    ],
-)
-def test_words_of_hydras_own_are_told_their_way(word, sentence, kvsweep):
+HYDRAS = {
+    "--config-name=predictor/toy": "--config-name=predictor/toy is no option here: a sweep has one configuration",
+    "-cntoy": "-cntoy is no option here",
+    "--experimental-rerun=x": "provenance.json of a cell has the command to run again",
+    'hydra.job.env_set={A: "1"}': "hydra.job.env_set cannot be set so: `kvsweep --cfg hydra` shows",
+    "hydra.nosuch=1": "begins with a plus (+hydra.nosuch.NAME=VALUE).",
+    "hydra.job.env_copy=[NOSUCH]": "Hydra cannot use hydra.job.env_copy=[NOSUCH] (KeyError('NOSUCH')): give it",
+    "hydra.run.dir=/proc/nosuch": "Hydra cannot use hydra.run.dir=/proc/nosuch (FileNotFoundError(",
+    "hydra.verbose=3.5": "Hydra cannot use hydra.verbose=3.5 (AssertionError(",
+}
+
+
+@pytest.mark.parametrize("word", HYDRAS)
+def test_words_of_hydras_own_are_told_their_way(word, kvsweep):
     ended = kvsweep(word, "--dry-run")
     assert (ended.code, ended.err.count("\n")) == (2, 1)
-    assert sentence in ended.err
+    assert HYDRAS[word] in ended.err
 
 
 @pytest.mark.parametrize("name", ["my dir", "Jörg", "a,b=c", "x(1)", "ha#sh", "per%cent", "it's", 'qu"ote', "$x", "~"])
