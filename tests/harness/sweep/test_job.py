@@ -274,10 +274,7 @@ def test_the_cell_id_is_pinned():
     assert synthetic().cell_id == "32fbfb5ac1b4f7cb"
 
 
-@pytest.mark.parametrize(
-    "section",
-    ["model", "decoding", "policy"],
-)
+@pytest.mark.parametrize("section", ["model", "decoding", "policy"])
 def test_every_field_changes_the_id_or_is_known_not_to(section):
     known = {
         # The opening tag matters where it is forced, the architecture where it is built from the configuration.

@@ -637,8 +637,7 @@ def test_the_log_of_llama_cpp_says_bytes_and_types(adder, sweep, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [(None, "cannot be read"), ("ready", "says nothing of a cache"), ("|", "log is no plain file")],
+    ("text", "said"), [(None, "cannot be read"), ("ready", "says nothing of a cache"), ("|", "log is no plain file")]
 )
 def test_a_log_without_a_cache_is_refused(text, said, adder, sweep, tmp_path):
     if text == "|":

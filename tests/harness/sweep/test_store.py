@@ -32,17 +32,7 @@ from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.status import read_sweep
 from kvsweep.harness.sweep.store import CellLockedError, CellStore, open_cells
-from kvsweep.records import (
-    Completion,
-    DecodeStats,
-    Eviction,
-    Grade,
-    PairRow,
-    Problem,
-    Shard,
-    drop_torn_line,
-    read_rows,
-)
+from kvsweep.records import Completion, DecodeStats, Eviction, Grade, PairRow, Problem, Shard, drop_torn_line, read_rows
 from kvsweep.stored import StoredCell, read_provenance
 
 PROBLEMS = [Problem(id=name, prompt=f"{name}?", gold="1") for name in "abc"]
