@@ -27,6 +27,7 @@ from kvsweep.harness.sweep.launch import Inline
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.status import read_sweep
 from kvsweep.records import COMPLETIONS_FILE, Shard, read_rows, shard_files
+from kvsweep.stored import read_provenance
 from kvsweep.task_status import TaskStatus, read_tasks
 from tests.harness.sweep import rounds_grades
 from tests.program import beside
@@ -124,7 +125,7 @@ def test_a_cell_gets_the_draws_that_decide_it(command, tmp_path):
     }
     assert (sweep.finished, sweep.seconds_left) == (sweep.expected, 0.0)
     for cell_id, lines in expected.items():
-        provenance = json.loads((run / cell_id / "provenance.json").read_text())
+        provenance = read_provenance(run / cell_id / "provenance.json")
         assert (provenance["expected"], provenance["rounds"], provenance["margin"]) == (len(lines), [2, 4, 8], MARGIN)
     assert "nothing to do" in command(DECIDED).out
     # Without the rounds each cell gets all draws.
@@ -252,24 +253,13 @@ def test_slurm_gets_an_array_for_each_round_that_waits_for_the_one_before(
 
 
 @pytest.mark.slow
-def test_a_round_that_waits_for_another_shard_says_so_in_its_status(settings, compose):
-    job = replace(make_job(compose(*settings, DECIDED)), shard=Shard(index=1, count=2))
-    first, second, _ = staged(job)
-    assert not decode_stage([first])
-    [error] = decode_stage([second])
-    [task] = read_tasks(job.run_directory)
-    assert task.state == "stopped"
-    assert task.error == str(error)
-    assert "wait until all shards have stored those" in task.error
-
-
-@pytest.mark.slow
 def test_in_one_task_a_job_that_cannot_go_on_leaves_the_others_status_alone(settings, compose):
     waits = replace(make_job(compose(*settings, DECIDED)), shard=Shard(index=1, count=2))
     other = replace(waits, shard=Shard(index=1, count=1), run_directory=waits.run_directory.parent / "other")
     first, second, _ = zip(*map(staged, (waits, other)), strict=True)
     assert not decode_stage(first)
     [error] = decode_stage(second)
+    assert "wait until all shards have stored those" in str(error)
     assert [(task.state, task.error) for task in read_tasks(waits.run_directory)] == [("stopped", str(error))]
     status = TaskStatus.read(TaskStatus.path(other.run_directory, share_of(other).task))
     assert (status.state, status.error) == ("queued", None)

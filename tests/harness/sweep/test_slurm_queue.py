@@ -38,6 +38,10 @@ def seen(run: Path) -> dict[str, tuple[str, str]]:
     return {one.task: (one.state, one.error or "") for one in tasks_now(run)}
 
 
+def states(run: Path) -> dict[str, str]:
+    return {one.task: one.state for one in tasks_now(run)}
+
+
 @pytest.mark.parametrize(
     ("line", "state", "words"),
     [
@@ -79,9 +83,8 @@ def test_a_running_task_whose_job_is_gone_has_stopped_unless_it_ended_well(squeu
     task(tmp_path, "ended", state="done", scheduler_job="7_1", **here)
     task(tmp_path, "left over", state="running", scheduler_job="99999", **here)
     task(tmp_path, "elsewhere", state="running", **here)
-    states = {name: state for name, (state, _) in seen(tmp_path).items()}
     expected = {"gone": "stopped", "there": "running", "ended": "done", "left over": "running", "elsewhere": "running"}
-    assert states == expected
+    assert states(tmp_path) == expected
     assert seen(tmp_path)["gone"][1].startswith("job 7_0 left SLURM's queue while it ran")
 
 
@@ -114,21 +117,21 @@ def test_a_shells_job_says_nothing_of_a_task_at_work(squeue, tmp_path):
     for name, job in (("shell", "7"), ("own", "8_0")):
         task(tmp_path, name, state="running", scheduler_job=job, heartbeat=time.time(), started=1.0)
     note_job(tmp_path, "own", "8_0")
-    assert {name: state for name, (state, _) in seen(tmp_path).items()} == {"shell": "running", "own": "queued"}
+    assert states(tmp_path) == {"shell": "running", "own": "queued"}
 
 
 @pytest.mark.parametrize(
-    ("state", "listed", "expected"),
+    ("listed", "expected"),
     [
-        ("stopped", "COMPLETING|None", "completing in SLURM"),
-        ("stopped", "PENDING|BeginTime", "SLURM has queued the task again"),
-        ("stopped", "CONFIGURING|None", "configuring in SLURM"),
-        ("stopped", "RUNNING|None", "running in SLURM, and the task gives no sign of life"),
+        ("COMPLETING|None", "completing in SLURM"),
+        ("PENDING|BeginTime", "SLURM has queued the task again"),
+        ("CONFIGURING|None", "configuring in SLURM"),
+        ("RUNNING|None", "running in SLURM, and the task gives no sign of life"),
     ],
 )
-def test_a_task_that_is_queued_again_has_not_stopped(state, listed, expected, squeue, tmp_path):
+def test_a_task_that_is_queued_again_has_not_stopped(listed, expected, squeue, tmp_path):
     squeue(f"7_0|{listed}\n8|{listed}\n")
-    task(tmp_path, "t", state=state, scheduler_job="7_0", started=1.0)
+    task(tmp_path, "t", state="stopped", scheduler_job="7_0", started=1.0)
     note_job(tmp_path, "t", "7_0")
     assert seen(tmp_path)["t"][0] == "queued"
     assert expected in seen(tmp_path)["t"][1]
@@ -149,9 +152,8 @@ def test_a_process_is_known_by_more_than_its_number(tmp_path):
     task(tmp_path, "clock behind", **{**fresh, "heartbeat": time.time() - 4000})
     task(tmp_path, "clock ahead", **{**fresh, "heartbeat": time.time() + 4000})
     silent(tmp_path, "clock ahead")
-    states = {name: state for name, (state, _) in seen(tmp_path).items()}
-    running = {name for name, state in states.items() if state == "running"}
-    assert running == {"silent", "other namespace", "clock behind"}, states
+    running = {name for name, state in states(tmp_path).items() if state == "running"}
+    assert running == {"silent", "other namespace", "clock behind"}
 
 
 def test_a_hidden_process_of_a_colleague_is_known_by_its_signs_of_life(tmp_path, monkeypatch):
@@ -168,8 +170,7 @@ def test_a_hidden_process_of_a_colleague_is_known_by_its_signs_of_life(tmp_path,
     task(tmp_path, "ended", pid=4712, **fresh)
     task(tmp_path, "silent", pid=4711, **{**fresh, "heartbeat": 1.0})
     silent(tmp_path, "silent")
-    states = {name: state for name, (state, _) in seen(tmp_path).items()}
-    assert states == {"hidden": "running", "ended": "stopped", "silent": "stopped"}
+    assert states(tmp_path) == {"hidden": "running", "ended": "stopped", "silent": "stopped"}
 
 
 def silent(run: Path, name: str) -> None:
@@ -190,5 +191,4 @@ def test_a_task_that_its_dead_command_queued_will_never_begin(squeue, tmp_path):
     task(tmp_path, "dead", pid=2**22 - 1, process=mark)
     task(tmp_path, "alive", pid=os.getpid(), process=mark)
     task(tmp_path, "elsewhere", pid=2**22 - 1, process=f"another {mark}")
-    states = {name: state for name, (state, _) in seen(tmp_path).items()}
-    assert states == {"dead": "stopped", "alive": "queued", "elsewhere": "queued"}
+    assert states(tmp_path) == {"dead": "stopped", "alive": "queued", "elsewhere": "queued"}

@@ -30,11 +30,11 @@ def run(tmp_path):
 
 @pytest.fixture
 def verify(kvsweep):
-    def call(folder, *more):
+    def call(folder, *more, ok=True):
         ended = kvsweep("verify", str(folder), "--json", "--count", "1", *more)
-        assert ended.code in (0, 1), ended.err
+        assert ended.code == (0 if ok else 1), ended.err
         found = json.loads(ended.out)
-        assert found["ok"] == (ended.code == 0)
+        assert found["ok"] == ok
         return found
 
     return call
@@ -68,8 +68,7 @@ def test_the_same_bits_and_nothing_of_the_run_is_changed(run, kvsweep):
 def test_an_edited_row_is_named(run, verify):
     path = run / FULL / records.COMPLETIONS_FILE
     path.write_text(path.read_text().replace('"draw":1', '"draw":3', 1))
-    found = verify(run)
-    assert not found["ok"]
+    found = verify(run, ok=False)
     assert list(checks(found, "fails")) == ["rows"]
     [line] = checks(found, "fails")["rows"]["lines"]
     assert f"{FULL}/completions.jsonl row" in line
@@ -95,8 +94,7 @@ def test_a_forged_token_is_found_with_the_gap_of_the_logits(run, verify):
     for other in run.glob("*/"):
         if other.name != FULL and (other / records.CELL_FILE).exists():
             shutil.rmtree(other)
-    found = verify(run, "--all")
-    assert not found["ok"]
+    found = verify(run, "--all", ok=False)
     assert [one["state"] for one in found["decoded"]] == ["other"] * 4
     one = next(one for one in found["decoded"] if (one["problem_id"], one["draw"]) == first.key)
     assert (one["first_other"], one["fields"]) == (place, ["token_ids"])
@@ -123,8 +121,7 @@ def test_a_forged_token_is_found_with_the_gap_of_the_logits(run, verify):
 def test_a_forged_problem_or_grade_is_named(file, kind, change, name, run, verify, kvsweep):
     assert kvsweep("grade", str(run)).code == 0  # by the rule of today
     rewrite(run / DYNTS / file, kind, lambda number, row: msgspec.structs.replace(row, **change))
-    found = verify(run)
-    assert not found["ok"]
+    found = verify(run, ok=False)
     assert name in checks(found, "fails")
     assert any("add-000" in line for line in checks(found, "fails")[name]["lines"])
 
@@ -138,7 +135,6 @@ def test_other_code_and_another_kernel_set_are_named_and_are_no_fault_by_themsel
             one["arithmetic"] = {**one["arithmetic"], "vector_instructions": "NEON"}
         path.write_text(json.dumps(stored))
     found = verify(run)
-    assert found["ok"]
     assert "policy=h2o was decoded by code 0000000000000000" in str(checks(found, "differs")["policy code"]["lines"])
     [one] = found["decoded"]
     assert one["state"] == "same"
@@ -152,19 +148,17 @@ def test_a_changed_byte_of_the_weights_and_missing_weights_are_named(tiny, tiny_
     ended = kvsweep(*words, "policy=full", "decoding.max_new_tokens=8", f"results_dir={tmp_path}", "run_name=own")
     assert ended.code == 0, ended.err
     run = tmp_path / "own"
-    assert verify(run)["ok"]
+    verify(run)
     path = weights / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    found = verify(run)
-    assert not found["ok"]
+    found = verify(run, ok=False)
     assert list(checks(found, "fails")) == ["weights"]
     assert "model.weights was " in checks(found, "fails")["weights"]["lines"][0]
     assert found["decoded"] == []
     shutil.rmtree(weights)
-    found = verify(run)
-    assert not found["ok"]
+    found = verify(run, ok=False)
     assert checks(found, "cannot").keys() >= {"weights", "data"}
     assert str(weights) in next(iter(found["unread"].values()))
 
@@ -178,7 +172,6 @@ def test_texts_of_a_server_are_graded_and_counted_as_read(run, verify):
             stored["config"]["engine"] = {"_target_": "kvsweep.harness.sweep.server.Server"}
             path.write_text(json.dumps(stored))
     found = verify(run)
-    assert found["ok"]
     assert found["decoded"] == []
     assert all("server" in why for why in found["unread"].values())
     assert "10 completions graded again" in str(found["checks"])
