@@ -2,9 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ TOY = ("model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=3")
 
 
 @pytest.fixture
-def dry_run(kvsweep: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+def dry_run(kvsweep, tmp_path):
     return lambda *words: kvsweep(*TOY, *words, f"results_dir={tmp_path}", "--dry-run")
 
 

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from kvsweep.harness import provenance
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def fresh():
     for described in (provenance.describe_code, provenance.describe_hardware):
         described.cache_clear()
     yield
@@ -30,7 +29,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkout(tmp_path, monkeypatch):
     """A repository of one commit in which the code is said to lie."""
     folder = tmp_path / "checkout"
     (folder / "harness").mkdir(parents=True)

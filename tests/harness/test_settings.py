@@ -4,7 +4,6 @@ import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -191,7 +190,7 @@ def test_a_number_where_a_file_has_a_text():
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(tmp_path, monkeypatch):
     init(tmp_path / "own")
     monkeypatch.chdir(tmp_path / "own")
     monkeypatch.setattr(sys, "path", list(sys.path))

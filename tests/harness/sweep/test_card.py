@@ -1,10 +1,8 @@
 """The estimate of a GPU that is not at hand, against published sizes and a reckoning by hand."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,7 @@ HEATMAP = ["experiment=heatmap_r1_qwen", "benchmark=toy_chain", "grid.policy=[fu
 
 
 @pytest.fixture
-def dry_run(kvsweep: Callable[..., Any], tmp_path: Path, no_model: None) -> Callable[..., Any]:
+def dry_run(kvsweep, tmp_path, no_model):
     return lambda *words: kvsweep("--dry-run", *words, f"results_dir={tmp_path}")
 
 

@@ -5,7 +5,6 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import msgspec
 import pytest
 import torch
 import yaml
-from torch import Tensor
 
 from kvsweep import loops
 from kvsweep.errors import UserError
@@ -32,17 +30,11 @@ GRID = ["benchmark=toy_add", "grid.policy=[full,dynts,random,window]", "grid.kee
 
 
 @pytest.fixture
-def command(
-    kvsweep: Callable[..., Any],
-    tiny: list[str],
-    tiny_policy: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., Any]:
+def command(kvsweep, tiny, tiny_policy, tmp_path, monkeypatch):
     """`command(*overrides, run=NAME)` runs the tiny model into tmp_path / "runs" / NAME and must succeed."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*overrides: str, run: str = "default") -> Any:
+    def run(*overrides, run="default"):
         options = [o for o in overrides if o.startswith("-")]
         rest = [o for o in overrides if not o.startswith("-")]
         ended = kvsweep(
@@ -55,10 +47,10 @@ def command(
 
 
 @pytest.fixture
-def cells(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+def cells(tmp_path):
     """`cells(run=NAME)` is every cell as its cell.yaml describes it, its completions, grades and statistics."""
 
-    def read(run: str = "default") -> list[dict[str, Any]]:
+    def read(run="default"):
         found = []
         for path in sorted((tmp_path / "runs" / run).glob("*/cell.yaml")):
             folder = path.parent
@@ -212,13 +204,13 @@ def test_the_full_cache_comes_first_and_the_others_write_only_what_an_eviction_t
 
 
 @pytest.fixture
-def small_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def small_memory(monkeypatch):
     """`small_memory(n)`: from now on the model has room for n rows in its 20th step, and for any before."""
 
-    def limit(slots: int) -> None:
+    def limit(slots):
         steps, logits = itertools.count(1), LoadedModel.logits
 
-        def run_out(self: LoadedModel, hidden: Tensor, linear: Callable[..., Tensor]) -> Tensor:
+        def run_out(self, hidden, linear):
             if next(steps) > 20 and len(hidden) > slots:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             return logits(self, hidden, linear)
@@ -241,15 +233,6 @@ def test_memory_for_not_even_one_slot_is_said_plainly(kvsweep, tiny, small_memor
     small_memory(0)
     ended = kvsweep(*tiny, "benchmark=toy_add", f"results_dir={tmp_path}")
     assert (ended.code, "does not hold one sequence" in ended.err) == (2, True), ended.err
-
-
-@pytest.mark.slow  # two sweeps, one of them of seven jobs
-def test_a_grid_is_its_cells_one_by_one(command, read_completions, tmp_path, model_loads):
-    command(*GRID, run="together")
-    command("benchmark=toy_add", "grid.policy=[full]", run="apart")
-    command("-m", "policy=dynts,random,window", "benchmark=toy_add", "policy.keep_ratio=0.2,0.6", run="apart")
-    assert read_completions(tmp_path / "runs/apart") == read_completions(tmp_path / "runs/together")
-    assert model_loads == ["toy_qwen"], "one load serves every job of the process"
 
 
 @pytest.mark.slow  # four sweeps of six policies
@@ -392,12 +375,12 @@ def grades(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def busy_grading(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, int]]]:
+def busy_grading(monkeypatch):
     """The thread and the pair of every completion that is graded."""
     graded: list[tuple[str, tuple[str, int]]] = []
     grade = Grader.grade
 
-    def note(self: Grader, completions: Sequence[Completion], *rest: Any) -> Any:
+    def note(self, completions, *rest):
         graded.extend((threading.current_thread().name, row.key) for row in completions)
         return grade(self, completions, *rest)
 

@@ -6,7 +6,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +41,7 @@ INPUTS = {
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path):
     """A model, a predictor and statistics that a test may change."""
     shutil.copytree(WEIGHTS / "toy_qwen", tmp_path / "model")
     shutil.copytree(WEIGHTS / "predictors/toy_qwen/answer", tmp_path / "head")
@@ -54,7 +53,7 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def settings(place: Path) -> list[str]:
+def settings(place):
     own = [
         f"model.path={place}/model",
         f"model.predictor={place}/head",
@@ -91,7 +90,7 @@ def shipped(settings: list[str], *more: str) -> Job:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own(tmp_path, monkeypatch):
     """A folder that `kvsweep init` made, as the working directory."""
     init(tmp_path / "own")
     monkeypatch.chdir(tmp_path / "own")

@@ -1,7 +1,6 @@
 """Bad input is one sentence before a model loads; a grid is what its lists say; a cell's id names its outputs."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -59,13 +58,11 @@ BAD_VALUES = {word: word.partition("=")[0] for word in OF_THE_KEY} | {
 
 
 @pytest.fixture
-def refused(
-    kvsweep: Callable[..., Any], no_model: None, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., str]:
+def refused(kvsweep, no_model, tiny, tmp_path, monkeypatch):
     """`refused("key=value")` is the one line of the refused command, which leaves nothing else on stderr."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*overrides: str) -> str:
+    def run(*overrides):
         base = [*tiny, "policy.budget=128", "policy.local_window=8", f"results_dir={tmp_path / 'runs'}"]
         changed = {override.split("=")[0].lstrip("+") for override in overrides}
         # Hydra takes its own options before the overrides alone.
@@ -147,7 +144,7 @@ def test_numbers_keep_their_type(compose, tiny):
 
 
 @pytest.fixture
-def policies(compose: Callable[..., Any], tiny: list[str]) -> Callable[..., list[Any]]:
+def policies(compose, tiny):
     return lambda *overrides: build_policies(compose(*tiny, "policy.budget=128", "policy.local_window=16", *overrides))
 
 
@@ -249,7 +246,7 @@ def test_a_job_lists_each_pair_once(compose, tiny):
 
 
 @pytest.fixture(autouse=True)
-def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_hub(monkeypatch):
     """Every revision is a commit here: nobody is asked what it names."""
     monkeypatch.setattr(model_config, "commit_of", lambda place, revision: revision)
 
@@ -278,20 +275,8 @@ def test_the_cell_id_is_pinned():
 def test_every_field_changes_the_id_or_is_known_not_to(section):
     known = {
         # The opening tag matters where it is forced, the architecture where it is built from the configuration.
-        "model": {
-            "name",
-            "title",
-            "device",
-            "threads",
-            "predictor",
-            "statistics",
-            "think_start",
-            "config",
-            "special_tokens",
-            "safetensors_only",
-            "sizes",
-            "split",
-        },
+        "model": {"name", "title", "device", "threads", "predictor", "statistics"}
+        | {"think_start", "config", "special_tokens", "safetensors_only", "sizes", "split"},
         "decoding": {"name"},
         "policy": set[str](),
     }[section]
@@ -357,16 +342,14 @@ def test_seed_data_and_class_change_the_id():
 
 
 @pytest.fixture(scope="module")
-def plain() -> list[str]:
+def plain():
     """The id of the cell without further overrides, which many tests ask for."""
     return []
 
 
 @pytest.fixture
-def cell_id(
-    compose: Callable[..., Any], tiny: list[str], tiny_policy: list[str], plain: list[str]
-) -> Callable[..., str]:
-    def of(*overrides: str) -> str:
+def cell_id(compose, tiny, tiny_policy, plain):
+    def of(*overrides):
         if not overrides and plain:
             return plain[0]
         [cell] = make_job(compose(*tiny, *tiny_policy, *overrides)).cells

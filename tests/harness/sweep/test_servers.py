@@ -9,8 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -90,11 +89,11 @@ def added(body: dict[str, Any], **message: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def adder() -> Iterator[Callable[..., Adder]]:
+def adder():
     """`adder(misbehave)` starts a server."""
     started: list[Adder] = []
 
-    def start(misbehave: Callable[[Any, int], bool] = lambda handler, number: False, port: int = 0) -> Adder:
+    def start(misbehave=lambda handler, number: False, port=0):
         started.append(Adder(misbehave, port))
         return started[-1]
 
@@ -105,7 +104,7 @@ def adder() -> Iterator[Callable[..., Adder]]:
 
 
 @pytest.fixture
-def words(write_problems: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def words(write_problems, tmp_path, monkeypatch):
     """The words of a sweep of 6 sums, two draws of each, into tmp_path / "runs" / "sums"."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ask, "RETRIES", 1)
@@ -115,10 +114,10 @@ def words(write_problems: Callable[..., Path], tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.fixture
-def sweep(words: list[str], kvsweep: Callable[..., Any]) -> Callable[..., Any]:
+def sweep(words, kvsweep):
     """`sweep(server, "key=value", ...)` is how the sweep of `words` ended, and asserts its status."""
 
-    def run(*given: Adder | str, code: int = 0) -> Any:
+    def run(*given, code=0):
         ended = kvsweep(*words, *(f"engine.url={one.url}" if isinstance(one, Adder) else one for one in given))
         assert ended.code == code, ended.err
         return ended
@@ -130,17 +129,12 @@ def rows(tmp_path: Path, kind: type[Any] = Completion, name: str = "completions.
     return [row for path in sorted((tmp_path / "runs/sums").glob(f"*/{name}")) for row in read_rows(path, kind)]
 
 
-def seeds(server: Adder) -> Counter[int]:
-    """How often each request was made: the seed names (seed, problem, draw)."""
-    return Counter(body["seed"] for body in server.asked)
-
-
 def test_rows_grades_and_requests(adder, sweep, tmp_path):
     server = adder()
     ended = sweep(server, "engine.check=4", "engine.extra={min_p: null, foo: [1]}")
     assert "full: 4 of 4 requests sent twice gave the same text" in ended.out
     assert len(server.asked) == 12 + 8
-    assert len(seeds(server)) == 12
+    assert len({body["seed"] for body in server.asked}) == 12
     [body] = [one for one in server.asked[8:] if "5+7" in one["messages"][0]["content"]][:1]
     assert set(body) == {"model", "messages", "max_tokens", "temperature", "top_p", "top_k", "seed", "foo"}
     assert (body["model"], body["temperature"], body["top_p"], body["foo"]) == ("org/Adder", 0.6, 0.95, [1])

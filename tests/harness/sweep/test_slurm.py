@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +17,11 @@ SLURM = ("policy=full", "launcher=slurm")
 
 
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+def programs(tmp_path, monkeypatch):
     """`programs(sbatch="TEXT")` puts scripts of these texts in place of SLURM's programs; one without a text fails."""
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
 
-    def write(**texts: str | None) -> None:
+    def write(**texts):
         (tmp_path / "bin").mkdir()
         for name in ("srun", "sbatch", "squeue", "scontrol"):
             (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{texts.get(name) or 'exit 1'}\n")

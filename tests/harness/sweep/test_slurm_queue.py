@@ -15,11 +15,11 @@ Squeue = Callable[[str], None]
 
 
 @pytest.fixture
-def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Squeue:
+def squeue(tmp_path, monkeypatch):
     """`squeue(text)` puts a squeue first on the path that prints the text, or fails if it is empty."""
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
 
-    def write(text: str) -> None:
+    def write(text):
         program = tmp_path / "bin/squeue"
         program.parent.mkdir(exist_ok=True)
         program.write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\n" if text else "#!/bin/sh\nexit 1\n")

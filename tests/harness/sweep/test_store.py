@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -473,14 +473,12 @@ def test_a_full_disk_is_one_sentence_and_the_next_row_is_stored(tmp_path, monkey
 
 
 @pytest.fixture
-def short(tiny: list[str], tiny_policy: list[str], tmp_path: Path) -> list[str]:
+def short(tiny, tiny_policy, tmp_path):
     return [*tiny, *tiny_policy, "benchmark=toy_add", "draws=6", "slots=2", f"results_dir={tmp_path / 'runs'}"]
 
 
 @pytest.fixture
-def whole(
-    kvsweep: Callable[..., Any], short: list[str], tmp_path: Path, read_completions: Callable[[Path], Any]
-) -> dict[str, list[str]]:
+def whole(kvsweep, short, tmp_path, read_completions):
     """The sorted completions of the same command where nothing went wrong."""
     ended = kvsweep(*short, f"results_dir={tmp_path / 'whole'}")
     assert ended.code == 0, ended.err

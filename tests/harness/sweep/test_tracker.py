@@ -4,7 +4,6 @@ import json
 import sys
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,22 +100,16 @@ class FakeTracker:
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
+def fake(tmp_path, monkeypatch):
     return FakeTracker(tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def command(
-    kvsweep: Callable[..., Any],
-    tiny: list[str],
-    tiny_policy: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., Any]:
+def command(kvsweep, tiny, tiny_policy, tmp_path, monkeypatch):
     """`command(*overrides, run=NAME)`: two cells of the tiny model."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*overrides: str, run: str = "default") -> Any:
+    def run(*overrides, run="default"):
         grid = ["benchmark=toy_add", "grid.policy=[full,random]", f"results_dir={tmp_path / 'runs'}", f"run_name={run}"]
         return kvsweep(*tiny, *tiny_policy, *grid, *overrides)
 
