@@ -89,6 +89,10 @@ def shipped(settings: list[str], *more: str) -> Job:
     return pickle.loads(pickle.dumps(make_job(compose_config(*settings, *more))))
 
 
+def decode(job: Job) -> None:
+    assert decode_all([share_of(job)]) == []
+
+
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """A folder that `kvsweep init` made, as the working directory."""
@@ -133,7 +137,7 @@ def test_a_users_policy_of_other_code_is_another_cell(own):
 @pytest.mark.slow
 def test_a_replay_leaves_out_cells_of_other_code(own, capsys):
     job = spread("grid.policy=[full,spread]", "decoding.max_new_tokens=8")
-    assert decode_all([share_of(job)]) == []
+    decode(job)
     [full] = [cell for cell in job.cells if cell.policy.name == "full"]
     source = own / "my_policies.py"
     source.write_text(source.read_text().replace("% self.stride", "% 2"))
@@ -146,7 +150,7 @@ def test_a_replay_leaves_out_cells_of_other_code(own, capsys):
 @pytest.mark.slow
 def test_a_replay_has_the_cells_of_a_grid_that_were_not_begun(own, capsys):
     job = spread("grid.policy=[full,spread]", "decoding.max_new_tokens=8")
-    assert decode_all([share_of(replace(job, cells=job.cells[:1]))]) == []
+    decode(replace(job, cells=job.cells[:1]))
     (job.run_directory / job.cells[1].cell_id).mkdir()
     (job.run_directory / job.cells[1].cell_id / "cell.yaml").write_text(yaml.safe_dump(job.cells[1].describe()))
     [replayed] = read_jobs(job.run_directory)
@@ -196,7 +200,7 @@ def test_a_file_that_changes_between_submission_and_start_stops_the_task(place, 
 def test_a_file_that_changes_between_two_rounds_ends_the_sweep(place, settings, name):
     job = shipped(settings, "until=decided", "draws=4")
     first, second = (replace(job, draws=draws) for draws in job.rounds)
-    assert decode_all([share_of(first)]) == []
+    decode(first)
     stored = rows(place)
     change(place / name)
     [error] = decode_all([share_of(second)])
@@ -208,8 +212,8 @@ def test_a_file_that_changes_between_two_rounds_ends_the_sweep(place, settings, 
 @pytest.mark.parametrize("name", INPUTS.values(), ids=INPUTS)
 def test_a_file_that_changes_between_resume_and_report_changes_no_row(place, settings, name):
     job = shipped(settings)
-    assert decode_all([share_of(job)]) == []
-    assert decode_all([share_of(shipped(settings))]) == []
+    decode(job)
+    decode(shipped(settings))
     stored, before = rows(place), load_run(place / "default")
     change(place / name)
     after = load_run(place / "default")
@@ -227,14 +231,14 @@ def test_a_file_that_changes_between_resume_and_report_changes_no_row(place, set
 def test_a_resume_with_other_weights_has_cells_of_its_own(place, settings):
     settings = [*settings, "grid.policy=[full,random]"]
     before = {cell.cell_id for cell in shipped(settings).cells}
-    assert decode_all([share_of(shipped(settings))]) == []
+    decode(shipped(settings))
     stored = rows(place)
     saved = (place / INPUTS["weights"]).read_bytes()
     change(place / INPUTS["weights"])
     assert before.isdisjoint(cell.cell_id for cell in shipped(settings).cells)
     (place / INPUTS["weights"]).write_bytes(saved)
     assert {cell.cell_id for cell in shipped(settings).cells} == before
-    assert decode_all([share_of(shipped(settings))]) == []
+    decode(shipped(settings))
     assert rows(place) == stored
     change(place / INPUTS["weights"])  # between the resume and the report, which reads what was written
     assert set(load_run(place / "default").cells["cell_id"]) == before
@@ -299,12 +303,12 @@ def test_a_sweep_with_another_grading_rule_grades_its_cells_again(place, setting
     settings = [*settings, "grid.policy=[full]", "decoding.max_new_tokens=400"]
     first, second = shipped(settings), shipped(settings, change)
     assert [cell.cell_id for cell in first.cells] == [cell.cell_id for cell in second.cells]
-    assert decode_all([share_of(first)]) == []
+    decode(first)
     folder, stored = first.run_directory / first.cells[0].cell_id, rows(place)
     before = StoredCell(folder).grades().values()
     assert not lacking(share_of(first))
     assert lacking(share_of(second))
-    assert decode_all([share_of(second)]) == []
+    decode(second)
     after = StoredCell(folder).grades().values()
     assert rows(place) == stored
     assert len(after) == len(before) == 2

@@ -24,7 +24,7 @@ from tests.program import status as main
 
 
 def task(
-    run: Path, state: status.State, *, cells: dict[str, tuple[int, int]], shard: str = "1/1", **more: Any
+    run: Path, state: status.State, cells: dict[str, tuple[int, int]], *, shard: str = "1/1", **more: Any
 ) -> TaskStatus:
     progress = {
         cell_id: CellProgress(model="m", benchmark="b", policy=cell_id, finished=done, expected=expected)
@@ -41,10 +41,11 @@ def task(
     return row
 
 
-def alive(**more: Any) -> dict[str, Any]:
-    now = time.time()
-    mark = process_mark(os.getpid())
-    return {"host": platform.node(), "pid": os.getpid(), "process": mark, "started": now - 10, "heartbeat": now, **more}
+def live(run: Path, state: status.State, cells: dict[str, tuple[int, int]], **more: Any) -> TaskStatus:
+    """The task of this process, which lives."""
+    now, pid = time.time(), os.getpid()
+    alive = {"host": platform.node(), "pid": pid, "process": process_mark(pid), "started": now - 10, "heartbeat": now}
+    return task(run, state, cells, **{**alive, **more})
 
 
 def mark_done(run: Path, cell_id: str, completions: int = 5) -> None:
@@ -63,13 +64,13 @@ def states(run: Path) -> dict[str, str]:
 
 
 def test_every_state_is_told_apart(tmp_path):
-    task(tmp_path, "running", cells={"a": (2, 5)}, **alive(tokens=1000, pace=100.0, tokens_left=1500, made=2))
-    task(tmp_path, "queued", cells={"b": (0, 5)}, tokens_left=500)
-    task(tmp_path, "failed", cells={"c": (1, 5)}, error="boom", **alive(pace=7.0, tokens_left=300))
-    task(tmp_path, "running", cells={"d": (1, 5)}, **alive(pid=2**22 + 1, pace=7.0, tokens_left=300))
-    lost = task(tmp_path, "running", cells={"e": (1, 5)}, **alive(process="elsewhere", heartbeat=time.time() - 1000))
+    live(tmp_path, "running", {"a": (2, 5)}, tokens=1000, pace=100.0, tokens_left=1500, made=2)
+    task(tmp_path, "queued", {"b": (0, 5)}, tokens_left=500)
+    live(tmp_path, "failed", {"c": (1, 5)}, error="boom", pace=7.0, tokens_left=300)
+    live(tmp_path, "running", {"d": (1, 5)}, pid=2**22 + 1, pace=7.0, tokens_left=300)
+    lost = live(tmp_path, "running", {"e": (1, 5)}, process="elsewhere", heartbeat=time.time() - 1000)
     os.utime(TaskStatus.path(tmp_path, lost.task), (1, 1))
-    task(tmp_path, "done", cells={"f": (5, 5)}, **alive())
+    live(tmp_path, "done", {"f": (5, 5)})
     mark_done(tmp_path, "f")
     sweep = read_sweep(tmp_path)
     assert states(tmp_path) == dict(
@@ -82,7 +83,7 @@ def test_every_state_is_told_apart(tmp_path):
 
 
 def test_of_a_stopped_sweep_no_time_is_left_to_tell(tmp_path, kvsweep):
-    task(tmp_path, "failed", cells={"c": (1, 5)}, error="boom", **alive(pace=7.0, tokens_left=300))
+    live(tmp_path, "failed", {"c": (1, 5)}, error="boom", pace=7.0, tokens_left=300)
     ended = kvsweep("status", str(tmp_path))
     assert "nothing runs" in ended.out
     assert "left " not in ended.out
@@ -90,14 +91,14 @@ def test_of_a_stopped_sweep_no_time_is_left_to_tell(tmp_path, kvsweep):
 
 def test_a_done_that_never_came_is_not_done(tmp_path):
     """The scheduler's COMPLETED, or our own word: without DONE the cell is not there."""
-    task(tmp_path, "done", cells={"a": (5, 5)}, **alive())
+    live(tmp_path, "done", {"a": (5, 5)})
     assert states(tmp_path) == {"a": "stopped"}
 
 
 @pytest.mark.parametrize(("count", "said"), [(1, False), (2, True)])
 def test_shards_that_were_asked_for_unlike_numbers(count, said, tmp_path, kvsweep):
     for index in range(1, count + 1):
-        task(tmp_path, "done", cells={"a": (3, 3)}, shard=f"{index}/{count}", **alive())
+        live(tmp_path, "done", {"a": (3, 3)}, shard=f"{index}/{count}")
     out = kvsweep("status", str(tmp_path)).out
     assert ("give each shard the same benchmark.limit and draws, the most that one has." in out) == said
 
@@ -105,24 +106,24 @@ def test_shards_that_were_asked_for_unlike_numbers(count, said, tmp_path, kvswee
 def test_a_failed_shard_goes_on_by_its_own_command_and_an_ended_one_by_those_of_shards_without_a_task(tmp_path):
     command = "kvsweep x=1 shard={}/3"
     for state, finished, others in (("failed", 1, [1]), ("done", 3, [2, 3])):
-        task(tmp_path, state, cells={"a": (finished, 3)}, shard="1/3", **alive(command=command.format(1)))
+        live(tmp_path, state, {"a": (finished, 3)}, shard="1/3", command=command.format(1))
         assert read_sweep(tmp_path).retry == [command.format(other) for other in others]
 
 
 def test_shards_add_up(tmp_path):
-    task(tmp_path, "done", cells={"a": (3, 3)}, shard="1/2", **alive())
-    task(tmp_path, "running", cells={"a": (1, 2)}, shard="2/2", **alive())
+    live(tmp_path, "done", {"a": (3, 3)}, shard="1/2")
+    live(tmp_path, "running", {"a": (1, 2)}, shard="2/2")
     [cell] = read_sweep(tmp_path).cells
     assert (cell.state, cell.finished, cell.expected) == ("running", 4, 5)
-    task(tmp_path, "running", cells={"a": (4, 5)}, shard="1/1", **alive(heartbeat=time.time() + 1))
+    live(tmp_path, "running", {"a": (4, 5)}, shard="1/1", heartbeat=time.time() + 1)
     [cell] = read_sweep(tmp_path).cells
     assert (cell.finished, cell.expected) == (4, 5), "split anew: the newest way counts"
 
 
 def test_a_cell_of_several_experiments_is_counted_once(tmp_path):
-    task(tmp_path, "done", cells={"a": (4, 4), "b": (4, 4)}, **alive())
-    task(tmp_path, "running", cells={"a": (0, 4), "c": (1, 4)}, **alive())
-    task(tmp_path, "queued", cells={"a": (0, 8), "d": (0, 4)})
+    live(tmp_path, "done", {"a": (4, 4), "b": (4, 4)})
+    live(tmp_path, "running", {"a": (0, 4), "c": (1, 4)})
+    task(tmp_path, "queued", {"a": (0, 8), "d": (0, 4)})
     sweep = read_sweep(tmp_path)
     counts = {cell.cell_id: (cell.finished, cell.expected) for cell in sweep.cells}
     assert counts == {"a": (4, 8), "b": (4, 4), "c": (1, 4), "d": (0, 4)}
@@ -131,7 +132,7 @@ def test_a_cell_of_several_experiments_is_counted_once(tmp_path):
 
 def test_the_time_at_work_counts_tasks_side_by_side_once(tmp_path):
     for number, (start, end) in enumerate([(100.0, 160.0), (130.0, 150.0), (140.0, 200.0), (1000.0, 1005.0)]):
-        task(tmp_path, "done", cells={str(number): (1, 1)}, started=start, heartbeat=end)
+        task(tmp_path, "done", {str(number): (1, 1)}, started=start, heartbeat=end)
     assert read_sweep(tmp_path).seconds == 105
 
 
@@ -145,8 +146,8 @@ def write_grades(folder: Path, grades: Sequence[tuple[str, int, int]], name: str
 
 
 def test_pass_at_1_so_far_is_that_of_the_report(tmp_path):
-    task(tmp_path, "running", cells={"a": (7, 12), "b": (1, 12), "c": (0, 12)}, shard="1/2", **alive())
-    task(tmp_path, "running", cells={"a": (2, 12)}, shard="2/2", **alive())
+    live(tmp_path, "running", {"a": (7, 12), "b": (1, 12), "c": (0, 12)}, shard="1/2")
+    live(tmp_path, "running", {"a": (2, 12)}, shard="2/2")
     first = [("p", 0, 1), ("p", 1, 0), ("q", 0, 1), ("q", 1, 1), ("r", 0, 0), ("r", 1, 0), ("r", 1, 1)]
     second = [("s", 0, 1), ("s", 1, 0), ("s", 2, 0)]
     write_grades(tmp_path / "a", first, "grades-1of2.jsonl")
@@ -163,33 +164,33 @@ def test_pass_at_1_so_far_is_that_of_the_report(tmp_path):
 
 
 def test_replayed_rows_have_a_pace_of_their_own(tmp_path):
-    task(tmp_path, "running", cells={"a": (2, 6), "b": (0, 4)}, replays=True, **alive(made=4))
+    live(tmp_path, "running", {"a": (2, 6), "b": (0, 4)}, replays=True, made=4)
     assert read_sweep(tmp_path).seconds_left == pytest.approx(8 / 0.4, rel=0.05)
-    task(tmp_path, "queued", cells={"c": (0, 4)}, tokens_left=100)
+    task(tmp_path, "queued", {"c": (0, 4)}, tokens_left=100)
     assert read_sweep(tmp_path).seconds_left is None, "no task decodes yet"
 
 
 def test_a_task_that_has_just_begun_has_the_pace_of_those_before_it(tmp_path):
-    task(tmp_path, "running", cells={"a": (0, 5)}, **alive(tokens_left=600))
+    live(tmp_path, "running", {"a": (0, 5)}, tokens_left=600)
     assert read_sweep(tmp_path).seconds_left is None, "nothing was measured yet"
-    task(tmp_path, "done", cells={"b": (5, 5)}, **alive(pace=100.0))
-    task(tmp_path, "done", cells={"c": (5, 5)}, **alive(pace=300.0))
+    live(tmp_path, "done", {"b": (5, 5)}, pace=100.0)
+    live(tmp_path, "done", {"c": (5, 5)}, pace=300.0)
     sweep = read_sweep(tmp_path)
     assert (sweep.seconds_left, sweep.tokens_per_second) == (3, 0)
-    task(tmp_path, "running", cells={"d": (0, 5)}, **alive(pace=400.0, tokens_left=600))
+    live(tmp_path, "running", {"d": (0, 5)}, pace=400.0, tokens_left=600)
     assert read_sweep(tmp_path).seconds_left == pytest.approx(1200 / (400 + 800 / 3))
 
 
 def test_some_cells_of_a_run(tmp_path):
-    task(tmp_path, "running", cells={"a": (2, 5), "b": (1, 5)}, **alive())
-    task(tmp_path, "failed", cells={"c": (0, 5)}, error="boom")
+    live(tmp_path, "running", {"a": (2, 5), "b": (1, 5)})
+    task(tmp_path, "failed", {"c": (0, 5)}, error="boom")
     sweep = read_sweep(tmp_path, {"b"})
     assert [cell.cell_id for cell in sweep.cells] == ["b"]
     assert (sweep.finished, sweep.expected, sweep.failed) == (1, 5, [])
 
 
 def test_a_killed_sweep(tmp_path, capsys):
-    task(tmp_path, "running", cells={"full": (3, 5), "a": (2, 5), "b": (4, 5)}, **alive(pid=2**22 + 1))
+    live(tmp_path, "running", {"full": (3, 5), "a": (2, 5), "b": (4, 5)}, pid=2**22 + 1)
     write_grades(tmp_path / "full", [("p", 0, 1), ("q", 0, 0), ("r", 0, 1), ("s", 0, 1)])
     sweep = read_sweep(tmp_path)
     assert (sweep.state, sweep.finished) == ("stopped", 10), "the status file was written before the fourth grade"
@@ -200,7 +201,7 @@ def test_a_killed_sweep(tmp_path, capsys):
     assert line.split() == ["full", "stopped", "4/5", "75.0", "±", "25.0", "full"], "policy first, the cell's id last"
     assert out.count("no grade") == 2
     assert f"Not graded yet: 6 completions. This command grades the rest:\n    kvsweep grade {tmp_path}\n" in out
-    task(tmp_path, "running", cells={"full": (3, 5), "a": (2, 5), "b": (4, 5)}, **alive())
+    live(tmp_path, "running", {"full": (3, 5), "a": (2, 5), "b": (4, 5)})
     ended(str(tmp_path))
     out = capsys.readouterr().out
     assert f"{tmp_path}: running" in out
@@ -208,7 +209,7 @@ def test_a_killed_sweep(tmp_path, capsys):
 
 
 def test_random_weights_have_no_score(tmp_path):
-    row = task(tmp_path, "done", cells={"a": (1, 1)}, **alive())
+    row = live(tmp_path, "done", {"a": (1, 1)})
     row.cells["a"].random_weights = True
     row.write(tmp_path)
     write_grades(tmp_path / "a", [("p", 0, 0)])
@@ -221,7 +222,7 @@ def test_long_names_fit_80_columns_and_are_not_cut(options, tmp_path, capsys, mo
     monkeypatch.setenv("COLUMNS", "80")
     names = ["a_model_" + "m" * 40, "a_benchmark_" + "b" * 40, "a_policy_" + "p" * 70 + " 0.3 w64 b5000"]
     for number in (1, 2):
-        row = task(tmp_path, "running", cells={str(number): (12345, 67890)}, **alive())
+        row = live(tmp_path, "running", {str(number): (12345, 67890)})
         row.cells[str(number)].model, row.cells[str(number)].benchmark, row.cells[str(number)].policy = names
         row.write(tmp_path)
         write_grades(tmp_path / str(number), [(str(i), 0, i % 2) for i in range(50)])
@@ -237,13 +238,13 @@ def test_long_names_fit_80_columns_and_are_not_cut(options, tmp_path, capsys, mo
 
 
 def test_a_failure_that_a_later_run_mended_is_not_told(tmp_path):
-    task(tmp_path, "failed", cells={"a": (1, 5)}, error="boom", **alive())
+    live(tmp_path, "failed", {"a": (1, 5)}, error="boom")
     mark_done(tmp_path, "a")
     assert read_sweep(tmp_path).failed == []
 
 
 def test_a_cell_whose_file_was_deleted_is_shown(tmp_path):
-    task(tmp_path, "done", cells={"a": (1, 1)}, **alive())
+    live(tmp_path, "done", {"a": (1, 1)})
     mark_done(tmp_path, "a")
     grade = {"schema": 1, "problem_id": "p", "draw": 0, "answer": "1", "gold": "1", "outcome": "correct", "correct": 1}
     (tmp_path / "a/grades.jsonl").write_text(json.dumps(grade | {"rule": "x"}) + "\n")
@@ -251,7 +252,7 @@ def test_a_cell_whose_file_was_deleted_is_shown(tmp_path):
 
 
 def test_a_cell_that_lost_rows_since_is_not_done(tmp_path):
-    task(tmp_path, "done", cells={"a": (2, 2)}, **alive())
+    live(tmp_path, "done", {"a": (2, 2)})
     mark_done(tmp_path, "a")
     (tmp_path / "a/completions.jsonl").write_text("{}\n")
     assert states(tmp_path) == {"a": "stopped"}
@@ -271,7 +272,7 @@ def test_cells_without_a_task_are_counted_by_their_done(tmp_path):
 
 def test_a_reporter_tells_how_it_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(task_status, "HEARTBEAT_S", 0.01)
-    row = task(tmp_path, "queued", cells={"a": (0, 2)})
+    row = task(tmp_path, "queued", {"a": (0, 2)})
     path = tmp_path / "status" / f"{row.task}.json"
     with Reporter(tmp_path, row) as reporter:
         reporter.counters.append(lambda: 42)
@@ -303,7 +304,7 @@ def test_a_reporter_tells_how_it_ended(tmp_path, monkeypatch):
 
 
 def test_a_status_that_cannot_be_written_stops_nothing(tmp_path):
-    row = task(tmp_path, "queued", cells={"a": (0, 2)})
+    row = task(tmp_path, "queued", {"a": (0, 2)})
     blocked = tmp_path / "file"
     blocked.write_text("")
     with Reporter(blocked, row):
@@ -312,7 +313,7 @@ def test_a_status_that_cannot_be_written_stops_nothing(tmp_path):
 
 @pytest.mark.parametrize("damage", ["{", '{"task": 1}'])
 def test_a_damaged_status_file_is_passed_over(damage, tmp_path):
-    task(tmp_path, "queued", cells={"a": (0, 5)})
+    task(tmp_path, "queued", {"a": (0, 5)})
     (tmp_path / "status" / "broken.json").write_text(damage)
     assert states(tmp_path) == {"a": "queued"}
 
@@ -327,7 +328,7 @@ def test_a_long_path_is_told_in_one_piece(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     run = tmp_path / "a folder of a long name, in words" / ("with a name [bold] that goes on" * 4)
     run.mkdir(parents=True)
-    task(run, "done", cells={"a": (5, 5)}, **alive())
+    live(run, "done", {"a": (5, 5)})
     mark_done(run, "a")
     for options in ([], ["--cells"]):
         assert ended(str(run), *options) == 0
@@ -335,9 +336,9 @@ def test_a_long_path_is_told_in_one_piece(tmp_path, capsys, monkeypatch):
 
 
 def test_the_command(tmp_path, capsys):
-    task(tmp_path, "failed", cells={"a": (1, 5)}, error="line one\nboom", scheduler_job="7_3", **alive())
+    live(tmp_path, "failed", {"a": (1, 5)}, error="line one\nboom", scheduler_job="7_3")
     mark_done(tmp_path, "b")
-    task(tmp_path, "done", cells={"b": (5, 5)}, **alive())
+    live(tmp_path, "done", {"b": (5, 5)})
     assert ended(str(tmp_path)) == 1
     out = capsys.readouterr().out
     for part in ("1 of 2 cells done", "6 of 10 completions", "boom", "job 7_3", "kvsweep x=1"):
