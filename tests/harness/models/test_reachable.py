@@ -40,7 +40,7 @@ def test_an_address_of_the_hub(endpoint: str, monkeypatch: pytest.MonkeyPatch, k
             commit_of("me/toy", None)
         with pytest.raises(UserError, match=fault):
             read_architecture(ModelConfig(name="mine", title="", path="me/toy", revision=COMMIT))
-        ended = kvsweep("model=toy_qwen", "benchmark=hmmt_feb25", "policy=full", "--dry-run")
+        ended = kvsweep("model=toy_qwen", "benchmark=hmmt_feb25", "policy=full")
         assert ended.code == 2
         assert fault in ended.err
 
