@@ -29,7 +29,7 @@ from kvsweep.harness.decode.sampling import sequence_key, uniforms_of_rows
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS, problems
 from kvsweep.records import held_percents
-from tests.compression.test_policies import MATRIX, write_statistics
+from tests.compression.test_policies import MATRIX, QUESTIONS, QUESTIONS_OF, write_statistics
 from tests.harness.decode.fakes import (
     EOS,
     FAKE_POLICIES,
@@ -254,8 +254,8 @@ def is_its_turn(networks, question, name):
 @pytest.mark.slow_unless(rule=is_its_turn)
 @pytest.mark.one_in(3)  # each policy once, each setting with every fourth
 def test_eviction_equals_a_gathered_dynamic_cache(networks, name, question, tmp_path):
-    if name == "no_question" and question != "free":
-        pytest.skip("no_question evicts the question, which the other settings keep")
+    if question not in QUESTIONS_OF.get(name, QUESTIONS):
+        pytest.skip(f"{name} is about its own treatment of the question")
     stock, model = networks
     torch.manual_seed(3)
     save_predictor(ImportancePredictor(stock.config.hidden_size, (16,)), tmp_path, {})
