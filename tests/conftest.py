@@ -232,8 +232,8 @@ def parsed_once() -> Iterator[None]:
     of_files, of_packages = (SourcesRegistry.instance().types[scheme] for scheme in ("file", "pkg"))
     known = dict[Any, bytes]()
 
-    def once(load: Callable[..., Any], stamp: Callable[..., Any]) -> Callable[..., Any]:
-        def load_config(self: Any, config_path: str) -> Any:
+    def once(load, stamp):
+        def load_config(self, config_path):
             key = (self.provider, self.path, config_path, stamp(self, config_path))
             if key not in known:
                 known[key] = pickle.dumps(load(self, config_path))
@@ -243,18 +243,18 @@ def parsed_once() -> Iterator[None]:
 
         return load_config
 
-    def merged(self: Any, defaults: list[Any], repo: Any) -> Any:
+    def merged(self, defaults, repo):
         read = (getattr(repo.load_config(one.config_path), "content", None) for one in defaults)
         key = tuple((repr(one), one.is_self, content) for one, content in zip(defaults, read, strict=True))
         if key not in known:
             known[key] = pickle.dumps(merge(self, defaults, repo))
         return pickle.loads(known[key])
 
-    def mapped(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
+    def mapped(overrides, defaults, self_added):
         needed = any(one.is_interpolation() for one in defaults)
         return interpolation(overrides, defaults, self_added) if needed else None
 
-    def stamp(self: Any, config_path: str) -> Any:
+    def stamp(self, config_path):
         path = Path(self.path, self._normalize_file_name(config_path))
         return (found.st_mtime_ns, found.st_size, found.st_ino) if path.is_file() and (found := path.stat()) else None
 
@@ -275,7 +275,7 @@ def copied_in_one() -> Iterator[None]:
 
     node_by_node = DictConfig.__deepcopy__
 
-    def copied(self: DictConfig, memo: dict[int, Any]) -> DictConfig:
+    def copied(self, memo):
         inside, parent = self.__dict__, self.__dict__["_parent"]
         inside["_parent"] = None  # the copy has the same one
         try:
@@ -391,11 +391,11 @@ def grading_workers() -> Iterator[Callable[[pytest.MonkeyPatch], None]]:
     pools: list[ProcessPool] = []
 
     class Lent(ProcessPool):
-        def stop(self) -> None: ...
+        def stop(self): ...
 
-        def join(self, timeout: float | None = None) -> None: ...
+        def join(self, timeout=None): ...
 
-    def pool(**how: Any) -> ProcessPool:
+    def pool(**how: Any):
         if not pools or not pools[-1].active:
             pools.append(Lent(**how))
         return pools[-1]
@@ -418,7 +418,7 @@ def kvsweep(
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     grading_workers(monkeypatch)
 
-    def run(*arguments: str) -> Ended:
+    def run(*arguments: str):
         GlobalHydra.instance().clear()
         monkeypatch.setattr(sys, "argv", ["kvsweep", *arguments])
         out, err, code = io.StringIO(), io.StringIO(), 0
@@ -437,7 +437,7 @@ def start_kvsweep(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str
     """`start_kvsweep("key=value", ...)` starts the command as a process of its own, for what ends a process."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str, setup: str = "") -> subprocess.Popen[str]:
+    def start(*arguments: str, setup=""):
         """`setup` is a statement that the process runs before anything else."""
         program = f"{setup}\nfrom kvsweep.cli import main\nmain()"
         process = subprocess.Popen(
@@ -476,7 +476,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test if it loads a model."""
     import kvsweep.harness.sweep.fill
 
-    def load(config: Any) -> None:
+    def load(config):
         pytest.fail(f"a model was loaded: {config.name}")
 
     kvsweep.harness.sweep.fill.unload()
@@ -491,7 +491,7 @@ def model_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     loads: list[str] = []
 
-    def load(config: Any) -> Any:
+    def load(config):
         loads.append(config.name)
         return load_model(config)
 
@@ -505,7 +505,7 @@ def model_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def read_completions() -> Callable[[Path], dict[str, list[str]]]:
     """`read_completions(run_directory)` is every cell's lines of completions, sorted, by cell_id."""
 
-    def read(run: Path) -> dict[str, list[str]]:
+    def read(run):
         files = sorted(run.glob("*/completions.jsonl"))
         return {file.parent.name: sorted(file.read_text().splitlines()) for file in files}
 
@@ -516,7 +516,7 @@ def read_completions() -> Callable[[Path], dict[str, list[str]]]:
 def write_problems(tmp_path: Path) -> Callable[[Iterable[dict[str, Any]]], Path]:
     """`write_problems(rows)` writes a benchmark file of its own."""
 
-    def write(rows: Iterable[dict[str, Any]], name: str = "problems.jsonl") -> Path:
+    def write(rows, name="problems.jsonl"):
         path = tmp_path / name
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path

@@ -30,7 +30,7 @@ def page(name: str) -> str:
     return " ".join((ROOT / name).read_text().split())
 
 
-def test_each_claim_stands_on_its_page_and_on_a_table_and_a_test() -> None:
+def test_each_claim_stands_on_its_page_and_on_a_table_and_a_test():
     assert set(CLAIMS["verdict"]) <= {"kept", "reworded", "gone"}
     assert not CLAIMS.duplicated(["file", "sentence"]).any()
     for claim in CLAIMS.itertuples():
@@ -47,7 +47,7 @@ def test_each_claim_stands_on_its_page_and_on_a_table_and_a_test() -> None:
 
 
 @pytest.mark.parametrize("name", ["README.md", "results/published/README.md", *DOCS])
-def test_each_measured_number_is_claimed(name: str) -> None:
+def test_each_measured_number_is_claimed(name):
     text = " ".join(re.sub(r"```.*?```", "", (ROOT / name).read_text(), flags=re.DOTALL).split())
     for sentence in STANDING.loc[STANDING["file"] == name, "sentence"]:
         text = text.replace(sentence, "")
@@ -55,7 +55,7 @@ def test_each_measured_number_is_claimed(name: str) -> None:
     assert [text[max(0, one.start() - 60) : one.end() + 20] for one in MEASURED.finditer(text)] == []
 
 
-def test_the_scripts_page_says_what_makes_each_published_folder() -> None:
+def test_the_scripts_page_says_what_makes_each_published_folder():
     scripts = ROOT / "scripts"
     page = (scripts / "README.md").read_text()
     folders = {path.name for path in PUBLISHED.iterdir() if path.is_dir()}

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,13 +33,13 @@ def end(command: tuple[str, ...], how: str) -> tuple[int, str]:
 @pytest.mark.parametrize("how", ["no reader", "closed"])
 @pytest.mark.parametrize("name", ["", *program.commands])
 @pytest.mark.slow_unless(rule=lambda name, how: name in ("", "report", "judge"))
-def test_the_help_of_every_command(name: str, how: str) -> None:
+def test_the_help_of_every_command(name, how):
     assert end((*PROGRAM, *name.split(), "--help"), how) == (FAILED, "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["no reader", "closed"])
-def test_a_status_and_a_sweep(how: str, tmp_path: Path, kvsweep: Callable[..., object], tiny: list[str]) -> None:
+def test_a_status_and_a_sweep(how, tmp_path, kvsweep, tiny):
     kvsweep(*tiny, f"results_dir={tmp_path}", "run_name=a")
     assert end((*PROGRAM, "status", str(tmp_path / "a")), how) == (FAILED, "")
     assert end((*PROGRAM, "benchmark=toy_add", f"results_dir={tmp_path}", "--dry-run"), how) == (FAILED, "")
@@ -49,7 +48,7 @@ def test_a_status_and_a_sweep(how: str, tmp_path: Path, kvsweep: Callable[..., o
 
 @pytest.mark.parametrize("body", ENDS)
 @pytest.mark.parametrize("how", ["no reader", "closed", "full"])
-def test_each_way_in_which_a_command_ends(body: str, how: str) -> None:
+def test_each_way_in_which_a_command_ends(body, how):
     code = (
         "from kvsweep.command_line import one_sentence\nfrom kvsweep.errors import UserError\n"
         f"with one_sentence('x'):\n    print('said')\n    {body}\n"
@@ -65,7 +64,7 @@ def test_each_way_in_which_a_command_ends(body: str, how: str) -> None:
         assert (status, errors) == (FAILED, "")
 
 
-def test_a_file_never_gets_the_number_of_a_closed_stdout(tmp_path: Path) -> None:
+def test_a_file_never_gets_the_number_of_a_closed_stdout(tmp_path):
     code = (
         "import os, sys\nfrom kvsweep.command_line import one_sentence\n"
         f"with one_sentence('x'):\n    file = open({str(tmp_path / 'rows')!r}, 'w')\n"

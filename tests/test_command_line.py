@@ -54,9 +54,7 @@ class Locked(UserError):
         (OSError(errno.EROFS, "Read-only file system", "a/b"), BAD_INPUT, f"a/b: Read-only file system: {MEND}"),
     ],
 )
-def test_an_end_in_one_sentence(
-    error: BaseException, code: int, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_end_in_one_sentence(error, code, sentence, capsys):
     with pytest.raises(SystemExit) as ended, one_sentence("kvsweep x", "interrupted; go on."):
         raise error
     assert ended.value.code == code
@@ -73,7 +71,7 @@ threading.Timer.start = lambda self: (start(self), time.sleep(0.3))
 
 @pytest.mark.parametrize("setup", ["", SLOW_START], ids=["quiet", "busy"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)])
-def test_a_signal_that_comes_in_a_destructor_is_not_lost(number: int, code: int, setup: str) -> None:
+def test_a_signal_that_comes_in_a_destructor_is_not_lost(number, code, setup):
     """Python raises nothing from there: it prints the exception and goes on."""
     script = f"""
 import signal, time
@@ -92,7 +90,7 @@ with one_sentence("kvsweep x"):
     assert (ended.returncode, ended.stderr) == (code, "kvsweep x: error: interrupted.\n")
 
 
-def test_a_terminal_that_has_closed_is_no_error_of_the_command() -> None:
+def test_a_terminal_that_has_closed_is_no_error_of_the_command():
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as terminal:
         stream = VisibleStream(terminal)
@@ -105,7 +103,7 @@ def test_a_terminal_that_has_closed_is_no_error_of_the_command() -> None:
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&-"])
-def test_streams_that_were_closed_have_their_numbers(closed: str, tmp_path: Path) -> None:
+def test_streams_that_were_closed_have_their_numbers(closed, tmp_path):
     code = "import os\nfrom kvsweep.command_line import one_sentence\nwith one_sentence('x'):\n"
     code += f"    file = open({str(tmp_path / 'f')!r}, 'w')\n    print(file.fileno() > 2, os.dup(0) > 2, os.dup(2) > 2)"
     command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
@@ -113,9 +111,7 @@ def test_streams_that_were_closed_have_their_numbers(closed: str, tmp_path: Path
     assert ended.stdout == "True True True\n", ended.stderr
 
 
-def test_a_working_directory_that_was_deleted_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_working_directory_that_was_deleted_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -126,16 +122,16 @@ def test_a_working_directory_that_was_deleted_is_named(
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), FileNotFoundError(errno.ENOENT, "a bug")])
-def test_other_errors_keep_their_traceback(error: Exception) -> None:
+def test_other_errors_keep_their_traceback(error):
     with pytest.raises(type(error), match="a bug"), one_sentence("kvsweep x"):
         raise error
 
 
-def test_a_count_has_the_number_of_its_noun() -> None:
+def test_a_count_has_the_number_of_its_noun():
     assert [counted(count, "cell") for count in (0, 1, "1", 2)] == ["0 cells", "1 cell", "1 cell", "2 cells"]
 
 
-def test_a_stream_shows_what_would_act_on_a_terminal() -> None:
+def test_a_stream_shows_what_would_act_on_a_terminal():
     under = io.StringIO()
     stream = VisibleStream(under)
     print(f"a\tb {ESCAPES}", file=stream)
@@ -144,7 +140,7 @@ def test_a_stream_shows_what_would_act_on_a_terminal() -> None:
     assert stream.write(ESCAPES) == len(ESCAPES)
 
 
-def test_a_terminal_of_few_characters_gets_escapes_and_the_colours_of_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_of_few_characters_gets_escapes_and_the_colours_of_rich(monkeypatch):
     under = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", under)
     guard_streams()
@@ -156,7 +152,7 @@ def test_a_terminal_of_few_characters_gets_escapes_and_the_colours_of_rich(monke
     assert under.buffer.getvalue() == b"\x1b[31m\\u8868\x1b[0m\n47.3 \\xb1 2.1 \\x1b\n"  # type: ignore[attr-defined]
 
 
-def test_a_progress_bar_moves_on_a_terminal_and_the_text_in_it_does_not() -> None:
+def test_a_progress_bar_moves_on_a_terminal_and_the_text_in_it_does_not():
     program = (
         "import tqdm\n"
         "from kvsweep.command_line import one_sentence\n"

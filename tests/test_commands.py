@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +39,7 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture
-def call(kvsweep: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+def call(kvsweep, monkeypatch, tmp_path) -> Run:
     """`call("kvsweep report", *arguments)` runs a command in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return lambda script, *arguments: kvsweep(*script.split()[1:], *arguments)
@@ -47,7 +47,7 @@ def call(kvsweep: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
 
 @pytest.mark.parametrize("columns", ["80", "110"])
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_fits_one_screen(script: str, columns: str, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_one_screen(script, columns, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     ended = call(script, "--help")
     assert ended.code == 0
@@ -59,7 +59,7 @@ def test_help_fits_one_screen(script: str, columns: str, call: Run, monkeypatch:
     assert max(map(len, lines)) <= 110
 
 
-def test_the_program_alone_shows_its_help(call: Run) -> None:
+def test_the_program_alone_shows_its_help(call):
     ended = call("kvsweep")
     assert ended == call("kvsweep", "--help")
     first, _, *lines = ended.out.splitlines()
@@ -74,7 +74,7 @@ def test_the_program_alone_shows_its_help(call: Run) -> None:
 @pytest.mark.parametrize(
     ("word", "near"), [("stat", "status"), ("reports", "report"), ("trak", "trace"), ("demo", None)]
 )
-def test_a_word_that_is_no_command_is_refused_with_the_nearest(word: str, near: str | None, call: Run) -> None:
+def test_a_word_that_is_no_command_is_refused_with_the_nearest(word, near, call):
     ended = call("kvsweep", word, "results/runs/demo")
     assert ended.code == 2
     meant = f"did you mean {near}? " if near else ""
@@ -82,11 +82,11 @@ def test_a_word_that_is_no_command_is_refused_with_the_nearest(word: str, near: 
     assert ended.err.count("\n") == 1
 
 
-def test_the_version_is_kvsweeps(call: Run) -> None:
+def test_the_version_is_kvsweeps(call):
     assert call("kvsweep", "--version").out == f"kvsweep {importlib.metadata.version('kvsweep')}\n"
 
 
-def test_a_model_of_ones_own_alone_gets_a_way_on(call: Run) -> None:
+def test_a_model_of_ones_own_alone_gets_a_way_on(call):
     ended = call("kvsweep", f"model.path={WEIGHTS / 'toy_llama'}")
     assert ended.code == 2
     assert (
@@ -94,7 +94,7 @@ def test_a_model_of_ones_own_alone_gets_a_way_on(call: Run) -> None:
     )
 
 
-def test_help_names_every_choice(call: Run) -> None:
+def test_help_names_every_choice(call):
     text = call("kvsweep", "--help").out.split("Choices")[1]
     for group in sorted(path.name for path in CONF.iterdir() if path.is_dir()):
         if group in ("predictor", "prompt"):  # not chosen by a user's GROUP=NAME
@@ -105,7 +105,7 @@ def test_help_names_every_choice(call: Run) -> None:
         assert re.findall(r"\w+", named[1]) == sorted(path.stem for path in (CONF / group).glob("*.yaml")), group
 
 
-def test_help_names_keys_that_exist(call: Run, compose: Run) -> None:
+def test_help_names_keys_that_exist(call, compose):
     config = compose("launcher=slurm")
     text = call("kvsweep", "--help").out.split("some of them:\n")[1].split("Exit status")[0]
     keys = [word.partition("=")[0] for line in text.splitlines() for word in line[2:62].split()]
@@ -115,7 +115,7 @@ def test_help_names_keys_that_exist(call: Run, compose: Run) -> None:
 
 
 @pytest.fixture
-def fresh(tmp_path: Path) -> Run:
+def fresh(tmp_path) -> Run:
     """`fresh((script, arguments), without=(...))` runs commands in an interpreter that cannot import these packages.
 
     It finds them as if they were installed; `error` is what an import of one of them raises. Several commands run one
@@ -125,7 +125,7 @@ def fresh(tmp_path: Path) -> Run:
         (tmp_path / name).write_text("#!/bin/sh\necho Submitted batch job 7\n")
         (tmp_path / name).chmod(0o755)
 
-    def run(*commands: tuple[str, list[str]], without: Iterable[str], error: str = "ImportError") -> Any:
+    def run(*commands: tuple[str, list[str]], without, error="ImportError"):
         program = (
             "import sys\n"
             "from importlib.machinery import ModuleSpec\n"
@@ -164,13 +164,13 @@ def fresh(tmp_path: Path) -> Run:
 
 @pytest.mark.parametrize("arguments", [["--cfg", "job"], ["--help"], ["--info", "defaults-tree"]])
 @pytest.mark.slow_unless(rule=lambda arguments: arguments[0] == "--cfg")
-def test_what_only_shows_something_needs_no_torch(arguments: list[str], fresh: Run) -> None:
+def test_what_only_shows_something_needs_no_torch(arguments, fresh):
     ended = fresh(("kvsweep", arguments), without=HEAVY)
     assert ended.code == 0, ended.err
     assert ended.out
 
 
-def test_the_help_of_every_command_imports_neither_torch_nor_pandas(tmp_path: Path) -> None:
+def test_the_help_of_every_command_imports_neither_torch_nor_pandas(tmp_path):
     program = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n"
         "from kvsweep.cli import main, program\n"
@@ -204,7 +204,7 @@ REFUSED = [
     [(REFUSED, HEAVY), ([(script, BAD_INPUT.get(script, ["missing"])) for script in SCRIPTS[1:]], MODELS)],
     ids=["sweeps", "other commands"],
 )
-def test_a_refusal_needs_no_torch(commands: list[tuple[str, list[str]]], without: tuple[str, ...], fresh: Run) -> None:
+def test_a_refusal_needs_no_torch(commands, without, fresh):
     ended = fresh(*commands, without=without)
     said = ended.err.splitlines()
     assert [line.partition(": ")[0] for line in said] == [script for script, _ in commands]
@@ -213,7 +213,7 @@ def test_a_refusal_needs_no_torch(commands: list[tuple[str, list[str]]], without
 
 
 @pytest.mark.slow
-def test_slurm_is_refused_where_there_is_none(call: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_slurm_is_refused_where_there_is_none(call, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     ended = call("kvsweep", "experiment=demo", "launcher=slurm", f"results_dir={tmp_path}")
     assert ended.code == command_line.BAD_INPUT
@@ -222,7 +222,7 @@ def test_slurm_is_refused_where_there_is_none(call: Run, monkeypatch: pytest.Mon
 
 
 @pytest.mark.core
-def test_an_estimate_a_submission_and_its_status_need_no_torch(fresh: Run, tmp_path: Path) -> None:
+def test_an_estimate_a_submission_and_its_status_need_no_torch(fresh, tmp_path):
     sweep = ["experiment=demo", f"results_dir={tmp_path}"]
     estimate = fresh(("kvsweep", [*sweep, "--dry-run"]), without=HEAVY)
     assert estimate.code == 0, estimate.err
@@ -237,7 +237,7 @@ def test_an_estimate_a_submission_and_its_status_need_no_torch(fresh: Run, tmp_p
 
 
 @pytest.mark.slow  # two processes that decode
-def test_a_decoding_job_needs_no_plotting_library(fresh: Run, tiny: list[str], tmp_path: Path) -> None:
+def test_a_decoding_job_needs_no_plotting_library(fresh, tiny, tmp_path):
     arguments = [*tiny, "benchmark=toy_add", f"results_dir={tmp_path}"]
     for _ in ("decode", "nothing to do"):
         ended = fresh(("kvsweep", arguments), without=PLOTS)
@@ -249,7 +249,7 @@ def test_a_decoding_job_needs_no_plotting_library(fresh: Run, tiny: list[str], t
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["hydra", "pydantic", "submitit", "torch", "pandas"])
 @pytest.mark.one_in(3)
-def test_ctrl_c_during_an_import_is_one_sentence(module: str, fresh: Run, tiny: list[str], tmp_path: Path) -> None:
+def test_ctrl_c_during_an_import_is_one_sentence(module, fresh, tiny, tmp_path):
     arguments = [*tiny, "benchmark=toy_add", "policy=window", f"results_dir={tmp_path}"]
     ended = fresh(("kvsweep", arguments), without=(module,), error="KeyboardInterrupt")
     assert ended.code == command_line.INTERRUPTED, ended.err
@@ -258,13 +258,13 @@ def test_ctrl_c_during_an_import_is_one_sentence(module: str, fresh: Run, tiny: 
 
 
 @pytest.mark.parametrize("wrong", ["nothing=1", "-m", "benchmark=nothing"])
-def test_showing_a_configuration_that_is_wrong_is_one_sentence(wrong: str, call: Run) -> None:
+def test_showing_a_configuration_that_is_wrong_is_one_sentence(wrong, call):
     ended = call("kvsweep", "--cfg", "job", wrong)
     assert ended.code == 2
     assert ended.err.count("\n") == 1
 
 
-def test_showing_runs_nothing(call: Run, tmp_path: Path) -> None:
+def test_showing_runs_nothing(call, tmp_path):
     ended = call("kvsweep", "--cfg", "job", f"results_dir={tmp_path}")
     assert ended.code == 0
     assert "keep_ratio" in ended.out
@@ -286,7 +286,7 @@ def test_showing_runs_nothing(call: Run, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.slow_unless(rule=lambda typed, offered: "experiment" in typed)
-def test_tab_completes_keys_and_choices_in_bash(typed: str, offered: str, tmp_path: Path) -> None:
+def test_tab_completes_keys_and_choices_in_bash(typed, offered, tmp_path):
     command = tmp_path / "kvsweep"
     command.write_text(
         f"#!{sys.executable}\nimport sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n"
@@ -313,7 +313,7 @@ def documented() -> dict[int, str]:
     return {int(code): commands for code, commands in rows}
 
 
-def test_the_table_has_every_status(call: Run) -> None:
+def test_the_table_has_every_status(call):
     assert sorted(documented()) == [0, 1, 2, 3, 4, 129, 130, 143] == [0, *STATUSES]
     told = re.search(r"Exit status: (.+)\.", call("kvsweep", "--help").out)
     assert told is not None
@@ -324,7 +324,7 @@ def test_the_table_has_every_status(call: Run) -> None:
 @pytest.mark.slow  # two processes that decode; the test before has the second in this one
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.one_in(2)
-def test_a_failed_job_is_status_1(jobs: int, start_kvsweep: Run, tiny: list[str], tmp_path: Path) -> None:
+def test_a_failed_job_is_status_1(jobs, start_kvsweep, tiny, tmp_path):
     assert "`kvsweep`" in documented()[command_line.FAILED]
     # The second job's benchmark is whole.
     setup = (
@@ -352,9 +352,7 @@ def test_a_failed_job_is_status_1(jobs: int, start_kvsweep: Run, tiny: list[str]
     ],
 )
 @pytest.mark.slow
-def test_a_path_alone_names_the_model(
-    words: list[str], named: str, kvsweep: Run, tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_path_alone_names_the_model(words, named, kvsweep, tiny, tmp_path):
     (tmp_path / "mine").symlink_to(tiny[0].partition("=")[2])
     words = [word.format(place=tmp_path / "mine") for word in words]
     ended = kvsweep(

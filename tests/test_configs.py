@@ -39,10 +39,10 @@ EXPERIMENTS = names("experiment")
 
 
 @pytest.fixture
-def offline(tiny: list[str], write_problems: Callable[..., Path]) -> Callable[[Any], list[str]]:
+def offline(tiny, write_problems) -> Callable[[Any], list[str]]:
     """Overrides that leave a configuration as it is, save that no network and no trained weights are needed."""
 
-    def overrides(benchmark: str) -> list[str]:
+    def overrides(benchmark):
         source = yaml.safe_load((CONF / "benchmark" / f"{benchmark}.yaml").read_text())["source"]
         rows = [{"id": i, "problem": f"{i}+1 in {benchmark}?", "answer": i + 1, **OPTIONS} for i in (1, 2)]
         local = [f"benchmark.path={write_problems(rows)}"] if source == "hub" else []
@@ -51,7 +51,7 @@ def offline(tiny: list[str], write_problems: Callable[..., Path]) -> Callable[[A
     return overrides
 
 
-def test_every_group_of_the_configuration_has_its_test() -> None:
+def test_every_group_of_the_configuration_has_its_test():
     groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {
         "launcher",
         "hydra",
@@ -64,12 +64,12 @@ def test_every_group_of_the_configuration_has_its_test() -> None:
 
 
 @pytest.mark.parametrize(("group", "name"), [(g, n) for g in GROUPS[:-1] for n in names(g)])
-def test_a_file_holds_the_name_it_goes_by(group: str, name: str) -> None:
+def test_a_file_holds_the_name_it_goes_by(group, name):
     assert yaml.safe_load((CONF / group / f"{name}.yaml").read_text())["name"] == name
 
 
 @pytest.mark.parametrize("name", names("model"))
-def test_every_model(name: str, compose: Callable[..., Any]) -> None:
+def test_every_model(name, compose):
     config = compose(f"model={name}")
     model = build(ModelConfig, "model", config.model)
     assert model.name == name
@@ -78,7 +78,7 @@ def test_every_model(name: str, compose: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("name", names("benchmark"))
-def test_every_benchmark(name: str, compose: Callable[..., Any], offline: Callable[[str], list[str]]) -> None:
+def test_every_benchmark(name, compose, offline):
     config = compose(f"benchmark={name}", *offline(name))
     assert set(config.benchmark) == {field.name for field in fields(BenchmarkConfig)}
     job = make_job(config)
@@ -95,7 +95,7 @@ def write_labels(results: Path, model: str, benchmark: str, hidden_size: int = 3
 
 
 @pytest.mark.parametrize("name", names("policy"))
-def test_every_policy(name: str, compose: Callable[..., Any], tiny: list[str], tmp_path: Path) -> None:
+def test_every_policy(name, compose, tiny, tmp_path):
     config = compose(f"policy={name}", *tiny, f"results_dir={tmp_path}")
     write_labels(tmp_path, str(config.model.name), str(config.benchmark.name))
     [policy] = build_policies(config)
@@ -105,7 +105,7 @@ def test_every_policy(name: str, compose: Callable[..., Any], tiny: list[str], t
     assert set(config.policy) - {"_target_", "rows", "every"} == {field.name for field in fields(policy)}
 
 
-def test_a_policy_lies_in_the_file_of_its_name_or_its_family() -> None:
+def test_a_policy_lies_in_the_file_of_its_name_or_its_family():
     for file in (CONF / "policy").glob("*.yaml"):
         module = yaml.safe_load(file.read_text())["_target_"].split(".")[-2]
         ablations = {"no_question", "no_window", "bottom"}
@@ -118,7 +118,7 @@ def test_a_policy_lies_in_the_file_of_its_name_or_its_family() -> None:
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", names("predictor"))
-def test_every_predictor_recipe(name: str, step: int, write_problems: Callable[..., Path]) -> None:
+def test_every_predictor_recipe(name, step, write_problems):
     for model in names("model")[::step]:
         given = [f"recipe={name}", f"model={model}"]
         if name.startswith("r1"):
@@ -131,7 +131,7 @@ def test_every_predictor_recipe(name: str, step: int, write_problems: Callable[.
 
 
 @pytest.mark.parametrize("name", names("decoding"))
-def test_every_decoding(name: str, compose: Callable[..., Any]) -> None:
+def test_every_decoding(name, compose):
     config = compose(f"decoding={name}")
     decoding = build_decoding(config.decoding)
     assert isinstance(decoding, DecodingConfig)
@@ -158,9 +158,7 @@ def values_of(override: Override) -> list[str]:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.slow_unless(rule=lambda name, most: name.startswith(("demo", "heatmap", "methods_r1", "ablation_r1_qwen")))
 @pytest.mark.one_in(3)
-def test_every_job_of_every_experiment(
-    name: str, most: int | None, compose: Callable[..., Any], offline: Callable[[str], list[str]], tmp_path: Path
-) -> None:
+def test_every_job_of_every_experiment(name, most, compose, offline, tmp_path):
     # The heads of the label study are for the embedded models alone, and the tiny model's are too narrow for 2 bits.
     embedded = name in ("labels", "bytes_toy", "equal_bytes", "equal_bytes_packed")
     jobs = [job for job in sweep(name, compose) if embedded or "cache.bits=2" not in job][:most]
@@ -180,7 +178,7 @@ def test_every_job_of_every_experiment(
     assert len(cells) == len(set(cells)) * max(1, len(models))
 
 
-def test_the_demo_is_the_whole_grid(compose: Callable[..., Any], offline: Callable[[str], list[str]]) -> None:
+def test_the_demo_is_the_whole_grid(compose, offline):
     assert len(sweep("demo", compose)) == 2
     cells = make_job(compose("experiment=demo", *offline("toy_chain"))).cells
     points = {
@@ -194,7 +192,7 @@ def test_the_demo_is_the_whole_grid(compose: Callable[..., Any], offline: Callab
 
 
 @pytest.mark.slow
-def test_the_demos_published_sweep_has_its_cells(compose: Callable[..., Any]) -> None:
+def test_the_demos_published_sweep_has_its_cells(compose):
     """Cell by cell: nothing that decides a completion has changed since the pages were published."""
     with (ROOT / "results/published/demo/cells.csv").open() as file:
         published = [row["cell_id"] for row in csv.DictReader(file)]
@@ -203,7 +201,7 @@ def test_the_demos_published_sweep_has_its_cells(compose: Callable[..., Any]) ->
     assert {cell.cell_id for job in jobs for cell in job.cells} == set(published)
 
 
-def test_a_head_made_for_another_model_is_refused(compose: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_head_made_for_another_model_is_refused(compose, tmp_path):
     other = WEIGHTS / "predictors/toy_llama/far_max"
     with pytest.raises(
         UserError, match=r"was made for toy_llama .* but model=toy_qwen is .*: give one made for this model"
@@ -214,7 +212,7 @@ def test_a_head_made_for_another_model_is_refused(compose: Callable[..., Any], t
         make_job(compose("model=toy_qwen", "policy=dynts", f"policy.predictor={tmp_path}/narrow", "benchmark=toy_add"))
 
 
-def test_statistics_of_other_sizes_are_refused(compose: Callable[..., Any], tmp_path: Path) -> None:
+def test_statistics_of_other_sizes_are_refused(compose, tmp_path):
     """Of fewer heads, scores would be those of some heads alone."""
     shipped, place = WEIGHTS / "statistics/toy_qwen.safetensors", tmp_path / "statistics.safetensors"
     shutil.copy(shipped.with_suffix(".json"), place.with_suffix(".json"))

@@ -5,7 +5,7 @@ import shlex
 import sys
 import tomllib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,7 +100,7 @@ def is_parsed_alone(command: str) -> bool:
     return command.split()[1:2] != [] and command.split()[1] in program_group.commands
 
 
-def test_blocks_and_commands_are_found() -> None:
+def test_blocks_and_commands_are_found():
     assert len(BLOCKS) >= 8
     assert len(TYPED) >= 12
     assert "kvsweep -m experiment=methods" in TYPED
@@ -114,7 +114,7 @@ def test_blocks_and_commands_are_found() -> None:
     "command", dict.fromkeys([*TYPED, *(c for c in INLINE if c.startswith("kvsweep ") and is_whole(c))])
 )
 @pytest.mark.slow_unless(rule=lambda command: command in TYPED_IN_README or is_parsed_alone(command))
-def test_every_command_works(command: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_every_command_works(command, request, tmp_path):
     """A sweep is planned, another command's words are parsed; what they do has tests of its own."""
     name, *words = shlex.split(command)
     if (
@@ -161,7 +161,7 @@ def without_network(words: list[str], request: pytest.FixtureRequest) -> list[st
 
 
 @pytest.mark.parametrize("command", [c for c in INLINE if c.split()[0] in {"python", "make", "pip"}])
-def test_every_command_in_the_text_is_there(command: str) -> None:
+def test_every_command_in_the_text_is_there(command):
     name, *words = shlex.split(command)
     if name != "pip":
         assert can_be_typed(name, words)
@@ -176,7 +176,7 @@ FILES_OF_RUNS = {name for text in CODE for name in re.findall(r'"(\w+\.(?:md|yam
 
 
 @pytest.mark.parametrize("code", [c for c in INLINE if re.fullmatch(r"[\w./]+\.(py|yaml|md|csv)", c)])
-def test_every_file_that_is_named_exists(code: str) -> None:
+def test_every_file_that_is_named_exists(code):
     if re.search("NAME|oldest|fading|my_policies", code):  # which a newcomer is to write
         return
     if "/" not in code and code.endswith(".py"):
@@ -185,7 +185,7 @@ def test_every_file_that_is_named_exists(code: str) -> None:
     assert (ROOT / code).exists() or ("/" not in code and code in FILES_OF_RUNS)
 
 
-def test_every_script_is_listed() -> None:
+def test_every_script_is_listed():
     listed = (ROOT / "docs" / "measure.md").read_text()
     files = [path for path in (ROOT / "scripts").glob("*/*.*") if path.suffix in (".py", ".sh")]
     scripts = [path.name for path in files if path.suffix == ".sh" or "__main__" in path.read_text()]
@@ -207,7 +207,7 @@ def composed() -> list[Any]:
 
 
 @pytest.mark.parametrize("code", KEYS)
-def test_every_key_and_choice_exists(code: str, composed: list[Any]) -> None:
+def test_every_key_and_choice_exists(code, composed):
     key, _, value = code.partition("=")
     if (CONF / key).is_dir() or key == "recipe":
         group = "predictor" if key == "recipe" else key
@@ -220,11 +220,11 @@ def test_every_key_and_choice_exists(code: str, composed: list[Any]) -> None:
     assert any(OmegaConf.select(config, key, default=missing) is not missing for config in composed)
 
 
-def test_keys_are_found() -> None:
+def test_keys_are_found():
     assert {"benchmark.path=FILE", "recipe=toy", "policy.question=on_top", "launcher.shards=n"} <= set(KEYS)
 
 
-def test_every_option_in_the_text_is_there() -> None:
+def test_every_option_in_the_text_is_there():
     for code in INLINE:
         name, *words = code.split()
         if name == "kvsweep" and words and words[0] in program_group.commands:
@@ -233,7 +233,7 @@ def test_every_option_in_the_text_is_there() -> None:
             assert options <= known, code
 
 
-def test_the_cell_of_the_page_has_keys_that_cells_have(compose: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_cell_of_the_page_has_keys_that_cells_have(compose, tmp_path):
     from kvsweep.harness.sweep.job import make_job
 
     overrides = ["model=toy_llama", "policy=dynts", "cache.bits=4", f"results_dir={tmp_path}"]
@@ -245,13 +245,13 @@ def test_the_cell_of_the_page_has_keys_that_cells_have(compose: Callable[..., An
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_link_leads_somewhere(document: str) -> None:
+def test_every_link_leads_somewhere(document):
     links = re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", (ROOT / document).read_text())
     folder = (ROOT / document).parent
     assert [link for link in links if not link.startswith("http") and not (folder / link).exists()] == []
 
 
-def test_the_table_of_policies_has_them_all() -> None:
+def test_the_table_of_policies_has_them_all():
     text = (ROOT / "docs/policies.md").read_text()
     names = {path.stem for path in (CONF / "policy").glob("*.yaml")} - {
         p.stem for p in CONF.glob("policy/dynts_*.yaml")
@@ -262,7 +262,7 @@ def test_the_table_of_policies_has_them_all() -> None:
     assert "21 other methods (19 of papers, the newest tokens, and chance)" in text
 
 
-def test_the_page_of_choices_has_every_benchmark_and_experiment() -> None:
+def test_the_page_of_choices_has_every_benchmark_and_experiment():
     page = (ROOT / "docs/choices.md").read_text()
     for group, heading in (("benchmark", "Benchmarks"), ("experiment", "Experiments")):
         table = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
@@ -275,7 +275,7 @@ def test_the_page_of_choices_has_every_benchmark_and_experiment() -> None:
 # --- Python and YAML ----------------------------------------------------------------------------------------
 
 
-def test_every_block_has_its_test() -> None:
+def test_every_block_has_its_test():
     known = [
         ("python", "class Oldest(BudgetPolicy):\n    def"),
         ("python", 'class Oldest(BudgetPolicy):\n    "'),
@@ -291,7 +291,7 @@ def test_every_block_has_its_test() -> None:
 
 
 @pytest.mark.slow
-def test_the_engine_of_the_page_evicts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_engine_of_the_page_evicts(capsys):
     source = the_block("python", "kvsweep.generate(")
     assert len([line for line in source.splitlines() if line.strip()]) <= 10
     names: dict[str, Any] = {}
@@ -316,7 +316,7 @@ def run_loop(budget: int, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict
 
 
 @pytest.mark.slow
-def test_the_loop_of_the_page_holds_to_its_budget(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_loop_of_the_page_holds_to_its_budget(capsys):
     output, names = run_loop(128, capsys)
     cache = names["cache"]
     assert len(names["text"]) > 129 >= cache.lengths[0]
@@ -333,7 +333,7 @@ def test_the_loop_of_the_page_holds_to_its_budget(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.slow
-def test_the_loop_of_the_page_is_the_models_own_where_nothing_is_evicted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_loop_of_the_page_is_the_models_own_where_nothing_is_evicted(capsys):
     output, names = run_loop(600, capsys)
     assert r"\boxed{7}" in output
     model = AutoModelForCausalLM.from_pretrained(WEIGHTS / "toy_qwen", dtype="float32")
@@ -344,9 +344,7 @@ def test_the_loop_of_the_page_is_the_models_own_where_nothing_is_evicted(capsys:
 
 
 @pytest.mark.slow
-def test_the_policy_of_the_page_works_as_printed(
-    monkeypatch: pytest.MonkeyPatch, kvsweep: Callable[..., Any], no_model: None, tmp_path: Path
-) -> None:
+def test_the_policy_of_the_page_works_as_printed(monkeypatch, kvsweep, no_model, tmp_path):
     printed = the_block("yaml", "name: oldest")
     settings = yaml.safe_load(printed)
     module_name, class_name = settings["_target_"].rsplit(".", 1)
@@ -372,7 +370,7 @@ def test_the_policy_of_the_page_works_as_printed(
 
 
 @pytest.fixture
-def own_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_own_module: None) -> Path:
+def own_policies(tmp_path, monkeypatch, no_own_module) -> Path:
     """A folder of `kvsweep init` with the classes of docs/your_policy.md, each with its YAML."""
     init(tmp_path / "own")
     monkeypatch.chdir(tmp_path / "own")
@@ -388,7 +386,7 @@ def own_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_own_module:
 
 
 @pytest.mark.slow
-def test_the_policies_of_the_page_have_no_fault_and_are_swept(own_policies: Path, kvsweep: Callable[..., Any]) -> None:
+def test_the_policies_of_the_page_have_no_fault_and_are_swept(own_policies, kvsweep):
     for name in ("fading", "loudvalues", "peak"):
         ended = kvsweep("policy", "check", name)
         assert not ended.err
@@ -409,7 +407,7 @@ def table_of(document: str, heading: str) -> dict[str, list[str]]:
     return {re.sub(r"\(.*", "", row[0].strip(" `")): [cell.strip() for cell in row[1:]] for row in rows}
 
 
-def test_the_fields_and_signals_of_the_page_are_those_of_an_eviction() -> None:
+def test_the_fields_and_signals_of_the_page_are_those_of_an_eviction():
     """What the engine shows a policy, at a real eviction, has the shapes and types of the page's tables."""
     toy_qwen, seen = kvsweep_package.load_model("toy_qwen"), list[CacheView]()
     recorded = (AttentionMass(), RecentQueries(3), LastUse(0.1), RowMemory("watcher"))
@@ -418,7 +416,7 @@ def test_the_fields_and_signals_of_the_page_are_those_of_an_eviction() -> None:
     class Watcher(HeadPolicy):
         signals = recorded
 
-        def scores(self, view: CacheView) -> torch.Tensor:
+        def scores(self, view):
             seen.append(view)
             return view.positions
 
@@ -428,7 +426,7 @@ def test_the_fields_and_signals_of_the_page_are_those_of_an_eviction() -> None:
     sizes = {"layers": spec.layers, "kv_heads": spec.kv_heads, "q_heads": spec.q_heads, "head_dim": spec.head_dim}
     sizes |= {"cached tokens": view.length, "text length": len(view.text_ids), "window": 3, "2": 2}
 
-    def holds(tensor: torch.Tensor, shape: str, kind: str) -> None:
+    def holds(tensor, shape, kind):
         wanted = [sizes[name] for name in ", ".join(re.findall(r"\[(.*?)\]", shape)).split(", ")]
         wanted = [*(view.positions.shape[:-1] if shape.startswith("H ") else ()), *wanted]
         assert list(tensor.shape) == wanted, shape

@@ -46,9 +46,7 @@ def _victim(path: Path) -> Path:
 
 @pytest.mark.parametrize("mode", ["rb", "ab", "rb+"])
 @pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE)
-def test_what_is_no_plain_file_is_refused_at_once(
-    make: Callable[[Path], object], mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_plain_file_is_refused_at_once(make, mode, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a socket's path has at most 108 characters
     path = Path("file")
     make(path)
@@ -59,7 +57,7 @@ def test_what_is_no_plain_file_is_refused_at_once(
     assert not Path("victim").exists() or Path("victim").read_text() == "mine"
 
 
-def test_a_second_name_is_not_written_through(tmp_path: Path) -> None:
+def test_a_second_name_is_not_written_through(tmp_path):
     victim, path = tmp_path / "victim", tmp_path / "file"
     victim.write_text("mine")
     path.hardlink_to(victim)
@@ -69,7 +67,7 @@ def test_a_second_name_is_not_written_through(tmp_path: Path) -> None:
     assert (victim.read_text(), path.read_text()) == ("mine", "other")
 
 
-def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_a_link_is_replaced_and_not_followed(tmp_path):
     victim, path = tmp_path / "victim", tmp_path / "file"
     victim.write_text("mine")
     path.symlink_to(victim)
@@ -86,7 +84,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["check", "cell_id", "seed"])
-def test_a_cell_whose_field_has_another_name_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_cell_whose_field_has_another_name_is_refused(name, tmp_path):
     """One flipped bit makes another name of `check`, and a cell without a check is believed."""
     cell = {"schema": 1, "cell_id": "a", "seed": 0}
     cell["check"] = content_hash([tmp_path.name, cell])
@@ -97,7 +95,7 @@ def test_a_cell_whose_field_has_another_name_is_refused(name: str, tmp_path: Pat
         _ = StoredCell(tmp_path).settings
 
 
-def test_sizes_are_bounded(tmp_path: Path) -> None:
+def test_sizes_are_bounded(tmp_path):
     path = tmp_path / "file"
     with path.open("wb") as file:
         file.truncate(1 << 40)  # a hole of a terabyte
@@ -110,7 +108,7 @@ def test_sizes_are_bounded(tmp_path: Path) -> None:
         _ = StoredCell(tmp_path).settings
 
 
-def test_temporary_names_differ_between_processes_of_one_number(tmp_path: Path) -> None:
+def test_temporary_names_differ_between_processes_of_one_number(tmp_path):
     names = set()
     for _ in range(50):
         with replacing(tmp_path / "file") as temporary:
@@ -131,7 +129,7 @@ def test_temporary_names_differ_between_processes_of_one_number(tmp_path: Path) 
         ("evictions", [{"step": 1, "length_before": 1, "length_after": 1, "held": [100, 1 << 30]}]),
     ],
 )  # fmt: skip
-def test_a_number_out_of_its_bounds_is_no_row(field: str, value: object, tmp_path: Path) -> None:
+def test_a_number_out_of_its_bounds_is_no_row(field, value, tmp_path):
     path = tmp_path / "rows.jsonl"
     row = {"schema": 1, **completion().to_dict(), field: value}
     path.write_text(json.dumps(row, separators=(",", ":")) + "\n")
@@ -150,7 +148,7 @@ EDITS: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_an_edited_row_is_no_row(edit: Callable[[str], str], tmp_path: Path) -> None:
+def test_an_edited_row_is_no_row(edit, tmp_path):
     path = tmp_path / "rows.jsonl"
     append_row(path, completion())
     line = path.read_text()
@@ -160,7 +158,7 @@ def test_an_edited_row_is_no_row(edit: Callable[[str], str], tmp_path: Path) -> 
         list(read_rows(path, Completion))
 
 
-def test_a_row_of_another_cell_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_of_another_cell_is_no_row(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     append_row(tmp_path / "a/rows.jsonl", completion())
@@ -172,7 +170,7 @@ def test_a_row_of_another_cell_is_no_row(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(read_rows(Path("rows.jsonl"), Completion)) == [completion()]
 
 
-def test_grades_by_another_rule_are_said(tmp_path: Path) -> None:
+def test_grades_by_another_rule_are_said(tmp_path):
     (tmp_path / "cell.yaml").write_text("schema: 1\nbenchmark: {answer_kind: integer}\n")
     path = tmp_path / "grades.jsonl"
     for draw, rule in enumerate(["0" * 16, None, "0" * 16]):
@@ -203,7 +201,7 @@ TEMPORARY = {
 READ_BACK = {("analysis/report/gallery.py", "read_bytes")}
 
 
-def test_no_file_of_a_run_directory_is_opened_in_another_way() -> None:
+def test_no_file_of_a_run_directory_is_opened_in_another_way():
     found = set()
     for path in (path for name in ("src", "harness", "analysis") for path in (ROOT / name).rglob("*.py")):
         place = path.relative_to(ROOT).as_posix()

@@ -20,7 +20,7 @@ def rooms(tmp_path: Path, own: str) -> list[int]:
     return list(cgroup_rooms(tmp_path / "own", tmp_path / "mount"))
 
 
-def test_every_group_above_a_process_limits_it(tmp_path: Path) -> None:
+def test_every_group_above_a_process_limits_it(tmp_path):
     mount = tmp_path / "mount"
     group(mount / "job" / "step", memory_max="max", memory_current=10)
     group(mount / "job", memory_max=1000, memory_current=400, memory_stat="anon 1\ninactive_file 50")
@@ -31,7 +31,7 @@ def test_every_group_above_a_process_limits_it(tmp_path: Path) -> None:
     assert rooms(tmp_path, "0::/elsewhere\n") == [4600]
 
 
-def test_version_1_and_no_groups(tmp_path: Path) -> None:
+def test_version_1_and_no_groups(tmp_path):
     group(tmp_path / "mount/memory/job", memory_limit_in_bytes=300, memory_usage_in_bytes=100)
     (tmp_path / "mount/memory/job/memory.stat").write_text("inactive_file 1\ntotal_inactive_file 7\n")
     assert rooms(tmp_path, "3:cpuset:/job\n4:cpu,memory:/job\n") == [207]
@@ -52,7 +52,7 @@ def test_version_1_and_no_groups(tmp_path: Path) -> None:
         ({}, []),
     ],
 )
-def test_slurm_limits_a_job_less_what_this_process_holds(environment: dict[str, str], megabytes: list[int]) -> None:
+def test_slurm_limits_a_job_less_what_this_process_holds(environment, megabytes):
     found = list(slurm_rooms(environment))
     held = [(megabyte << 20) - room for megabyte, room in zip(megabytes, found, strict=True)]
     assert all(10 << 20 < one < 20 << 30 for one in held)
@@ -66,7 +66,7 @@ def test_slurm_limits_a_job_less_what_this_process_holds(environment: dict[str, 
         ("SLURM_CPUS_ON_NODE", "2(x3)", "is no number of processors: write a whole number, or unset it."),
     ],
 )
-def test_a_limit_of_slurm_that_cannot_be_read_is_named(name: str, value: str, way_out: str) -> None:
+def test_a_limit_of_slurm_that_cannot_be_read_is_named(name, value, way_out):
     with pytest.raises(UserError) as refused:
         list(slurm_rooms({name: value}))
     assert f"{name}={value} {way_out}" in str(refused.value)
@@ -83,13 +83,13 @@ def test_a_limit_of_slurm_that_cannot_be_read_is_named(name: str, value: str, wa
         ({"cpu_max": "150000 100000"}, "5:cpuset:/job\n", []),
     ],
 )
-def test_a_group_limits_the_time_of_cores(files: dict[str, object], own: str, cores: list[int], tmp_path: Path) -> None:
+def test_a_group_limits_the_time_of_cores(files, own, cores, tmp_path):
     group(tmp_path / "mount" / ("job" if own.startswith("0") else "cpu/job"), **files)
     (tmp_path / "own").write_text(own)
     assert list(cgroup_cores(tmp_path / "own", tmp_path / "mount")) == cores
 
 
-def test_the_fewest_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fewest_cores_count(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     assert granted_cores({}) <= 6
     assert granted_cores({"SLURM_CPUS_ON_NODE": "1", "SLURM_CPUS_PER_TASK": "9"}) == 1

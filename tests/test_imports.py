@@ -86,18 +86,18 @@ def room_of(module: str) -> str:
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if p != ROOT / "harness/__init__.py"], ids=name_of)
-def test_imports_run_one_way(path: Path) -> None:
+def test_imports_run_one_way(path):
     room = room_of(name_of(path).removesuffix(".py").replace("/", "."))
     wrong = {module for module in of_project(imported(path.read_text())) if not is_within(module, (room, *BELOW[room]))}
     assert not wrong
 
 
-def test_no_room_lies_below_itself() -> None:
+def test_no_room_lies_below_itself():
     rooms = list(BELOW)
     assert all(rooms.index(below) < rooms.index(room) for room, rest in BELOW.items() for below in rest)
 
 
-def test_no_two_files_import_each_other() -> None:
+def test_no_two_files_import_each_other():
     names = {name_of(path).removesuffix(".py").replace("/", "."): path for path in MODULES}
     wanted = {name: of_project(imported(path.read_text())) for name, path in names.items()}
     edges = {name: {other for other in names if other != name and is_imported(other, wanted[name])} for name in names}
@@ -108,38 +108,38 @@ def is_imported(module: str, names: set[str]) -> bool:
     return any(name == module or name.rpartition(".")[0] == module for name in names)
 
 
-def test_the_import_reader_sees_every_form_of_import() -> None:
+def test_the_import_reader_sees_every_form_of_import():
     source = "import torch, a.b as r\ndef f():\n    from kvsweep.harness import models\n    from a.b import c as d\n"
     assert imported(source) == {"torch", "a.b", "kvsweep.harness.models", "a.b.c"}
     assert not is_within("harness.modelsuite", ("kvsweep.harness.models",))
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if p.name == "__init__.py"], ids=name_of)
-def test_init_files_hold_a_docstring_at_most(path: Path) -> None:
+def test_init_files_hold_a_docstring_at_most(path):
     tree = ast.parse(path.read_text())
     assert len(tree.body) == (0 if ast.get_docstring(tree) is None else 1)
 
 
-def test_every_package_folder_has_an_init_file() -> None:
+def test_every_package_folder_has_an_init_file():
     folders = {path.parent for path in MODULES}
     assert not {name_of(folder) for folder in folders if not (folder / "__init__.py").exists()}
 
 
 @pytest.mark.slow  # parses all files
-def test_no_file_imports_a_folder_by_its_bare_name() -> None:
+def test_no_file_imports_a_folder_by_its_bare_name():
     files = [*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
     assert len(files) > 300
     bare = {path: {name for name in imported(path.read_text()) if name.split(".")[0] in PACKAGES} for path in files}
     assert not {name_of(path): names for path, names in bare.items() if names}
 
 
-def test_kernels_can_be_imported_where_triton_cannot() -> None:
+def test_kernels_can_be_imported_where_triton_cannot():
     run_python("import sys; sys.modules['triton'] = None; import kvsweep.kernels.implementation")
     run_python("import sys, kvsweep.kernels; assert not {'triton', 'torch'} & sys.modules.keys()")
 
 
 @pytest.mark.slow
-def test_the_analysis_needs_no_torch() -> None:
+def test_the_analysis_needs_no_torch():
     paths = sorted((ROOT / "analysis").rglob("[!_]*.py"))
     modules = ", ".join(f"kvsweep.{name_of(path)[:-3].replace('/', '.')}" for path in paths)
     run_python(
@@ -150,12 +150,12 @@ def test_the_analysis_needs_no_torch() -> None:
     )
 
 
-def test_nothing_but_kvsweep_can_be_imported() -> None:
+def test_nothing_but_kvsweep_can_be_imported():
     bare = ", ".join(f"'{name}'" for name in PACKAGES)
     run_python(f"from importlib.util import find_spec\nassert not [n for n in ({bare}) if find_spec(n)]")
 
 
-def test_every_package_has_its_link() -> None:
+def test_every_package_has_its_link():
     links = {path.name: path.resolve() for path in (ROOT / "src" / "kvsweep").iterdir() if path.is_symlink()}
     assert links == {name: ROOT / name for name in PACKAGES}
 
@@ -169,7 +169,7 @@ def run_python(program: str) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_the_packages_that_the_owner_names_are_required_and_imported() -> None:
+def test_the_packages_that_the_owner_names_are_required_and_imported():
     named = {"torch", "transformers", "datasets", "hydra", "pandas", "matplotlib", "seaborn", "math_verify", "triton"}
     used = {name.partition(".")[0] for path in MODULES for name in imported(path.read_text())}
     assert named <= used

@@ -3,7 +3,7 @@
 from scripts.math_problems import training_problems
 
 
-def test_answers_are_last_boxes_and_problems_of_the_benchmark_are_left_out() -> None:
+def test_answers_are_last_boxes_and_problems_of_the_benchmark_are_left_out():
     rows = [
         {"problem": "What is 1 + 1?", "solution": r"It is \boxed{3}, no, \boxed{2}."},
         {"problem": "Solve x. ", "solution": r"So $x \in \boxed{\left[ \frac{5}{2}, \frac{7}{2} \right)}$."},

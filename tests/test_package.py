@@ -23,7 +23,7 @@ FOLDERS = ("kernels", "compression", "harness", "analysis", "conf", "results/ref
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+def build(tmp_path_factory) -> Mapping[str, Path]:
     """The wheel and the sdist of this tree, by kind."""
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(folder)]
@@ -33,7 +33,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def unpacked(build: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unpacked(build, tmp_path_factory) -> Path:
     """A folder like site-packages with nothing but the wheel in it."""
     folder = tmp_path_factory.mktemp("site")
     with zipfile.ZipFile(build["wheel"]) as wheel:
@@ -61,7 +61,7 @@ def files_of(base: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.core
-def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(unpacked: Path) -> None:
+def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(unpacked):
     expected = {f"{folder}/{name}": data for folder in FOLDERS for name, data in files_of(ROOT / folder).items()}
     package = ROOT / "src" / "kvsweep"
     expected |= {path.name: path.read_bytes() for path in package.iterdir() if path.is_file()}
@@ -71,7 +71,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(unpacked: Pa
 
 
 @pytest.mark.slow  # a second build
-def test_the_sdist_makes_the_same_wheel(build: Mapping[str, Path], unpacked: Path, tmp_path: Path) -> None:
+def test_the_sdist_makes_the_same_wheel(build, unpacked, tmp_path):
     shutil.unpack_archive(build["sdist"], tmp_path)
     (tree,) = tmp_path.iterdir()
     assert not (tree / "results/runs").exists()
@@ -101,7 +101,7 @@ TRACKED = (
 )
 
 
-def test_every_tracked_file_is_one_that_the_repository_means_to_have() -> None:
+def test_every_tracked_file_is_one_that_the_repository_means_to_have():
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listing.returncode != 0:
         pytest.skip("not a git checkout")
@@ -112,7 +112,7 @@ def test_every_tracked_file_is_one_that_the_repository_means_to_have() -> None:
     assert [name for name in names if not re.fullmatch(r"[A-Za-z0-9._/-]+", name)] == []
 
 
-def test_the_citation_is_of_this_version() -> None:
+def test_the_citation_is_of_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert citation["cff-version"] == "1.2.0"
@@ -123,7 +123,7 @@ def test_the_citation_is_of_this_version() -> None:
 
 @pytest.mark.slow
 @pytest.mark.release
-def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: Path, tmp_path: Path) -> None:
+def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked, tmp_path):
     program = (
         "import sys\n"
         "from kvsweep.analysis.statistics.grids import REFERENCE\n"
@@ -145,8 +145,8 @@ def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: 
 
 
 @pytest.mark.slow  # five processes of the wheel, beside those of the test before
-def test_a_folder_of_ones_own_works_from_the_wheel(unpacked: Path, tmp_path: Path) -> None:
-    def kvsweep(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def test_a_folder_of_ones_own_works_from_the_wheel(unpacked, tmp_path):
+    def kvsweep(*words: str, folder):
         program = "from kvsweep.cli import main; main()"
         return run_from(unpacked, program, *words, folder=folder)
 
@@ -176,8 +176,8 @@ exec unshare -U --map-user=23456 --map-group=23456 env -u HOME -u USER -u LOGNAM
 
 @pytest.mark.slow  # the processes of a demo
 @pytest.mark.release
-def test_the_demo_of_the_wheel_runs_in_a_container(unpacked: Path, tmp_path: Path) -> None:
-    def boxed(*words: str) -> subprocess.CompletedProcess[str]:
+def test_the_demo_of_the_wheel_runs_in_a_container(unpacked, tmp_path):
+    def boxed(*words: str):
         box = ["unshare", "-m", "bash", "-c", BOX, str(tmp_path), str(unpacked), *words]
         return subprocess.run(box, capture_output=True, text=True, timeout=600, check=False)
 
@@ -197,7 +197,7 @@ def test_the_demo_of_the_wheel_runs_in_a_container(unpacked: Path, tmp_path: Pat
 
 @pytest.mark.slow  # installs a package
 @pytest.mark.release
-def test_hugging_faces_kernels_and_ours_do_not_meet(unpacked: Path, tmp_path: Path) -> None:
+def test_hugging_faces_kernels_and_ours_do_not_meet(unpacked, tmp_path):
     site = tmp_path / "site"
     shutil.copytree(unpacked, site)
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), "kernels"]
@@ -220,7 +220,7 @@ def test_hugging_faces_kernels_and_ours_do_not_meet(unpacked: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_package_offers_what_a_notebook_needs_and_imports_nothing_before(tmp_path: Path) -> None:
+def test_the_package_offers_what_a_notebook_needs_and_imports_nothing_before(tmp_path):
     program = (
         "import sys, kvsweep\n"
         "assert not {'torch', 'pandas', 'hydra', 'transformers'} & sys.modules.keys()\n"
@@ -234,7 +234,7 @@ def test_the_package_offers_what_a_notebook_needs_and_imports_nothing_before(tmp
     assert ended.returncode == 0, ended.stderr
 
 
-def test_every_dependency_is_bounded_by_what_the_tests_ran_with() -> None:
+def test_every_dependency_is_bounded_by_what_the_tests_ran_with():
     """The upper bound is at most the next major version (of 0.x the next minor) after the pinned one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line.strip()]

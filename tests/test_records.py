@@ -3,7 +3,6 @@
 import json
 import re
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,7 +77,7 @@ def test_shared_tokens_end_with_the_step_that_evicted_first():
     assert completion().shared_ids == [5, 6, 7, 8]
 
 
-def test_a_mistake_is_told_on_one_line_whatever_the_value() -> None:
+def test_a_mistake_is_told_on_one_line_whatever_the_value():
     assert str(UserError("x=a\nb\u2028c is unknown.")) == "x=a b c is unknown."
     assert str(UserError("\n")) == ""
 
@@ -213,7 +212,7 @@ def test_of_repeated_pairs_the_last_row_comes_at_its_own_place(tmp_path):
 # --- Files --------------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "file"
     replace_text(path, "old")
     with suppress(KeyboardInterrupt), replacing(path) as temporary:
@@ -232,7 +231,7 @@ def test_leaves_are_named_by_their_path():
     assert dict(leaves({"a": {"b": 1, "c": {}}, "d": [2]})) == {"a.b": 1, "d": [2]}
 
 
-def test_line_ends_that_git_changed_are_no_part_of_a_row(tmp_path: Path) -> None:
+def test_line_ends_that_git_changed_are_no_part_of_a_row(tmp_path):
     path = tmp_path / "grades.jsonl"
     row = Grade(problem_id="p", draw=0, answer="1", gold="1", outcome="correct", correct=1)
     append_row(path, row)

@@ -41,7 +41,7 @@ def build(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_site_builds_and_no_link_is_dead(tmp_path: Path) -> None:
+def test_the_site_builds_and_no_link_is_dead(tmp_path):
     done = build(tmp_path)
     assert done.returncode == 0, done.stderr
     site = tmp_path / "site"
@@ -68,7 +68,7 @@ def test_the_site_builds_and_no_link_is_dead(tmp_path: Path) -> None:
     assert fetched == []
 
 
-def test_the_badges_say_what_the_package_says() -> None:
+def test_the_badges_say_what_the_package_says():
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", (ROOT / "docs/badges.svg").read_text())
     badges = dict(zip(texts[::2], texts[1::2], strict=True))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -76,7 +76,7 @@ def test_the_badges_say_what_the_package_says() -> None:
         one.removeprefix("torch") for one in project["optional-dependencies"]["engine"] if re.match(r"torch\W", one)
     ]
 
-    def span(bounds: str) -> str:
+    def span(bounds):
         low, high = (bound.split(".") for bound in re.fullmatch(r">=([\d.]+),<([\d.]+)", bounds).groups())  # type: ignore[union-attr]
         return f"{'.'.join(low)} to {high[0]}.{int(high[1]) - 1}"
 
@@ -90,7 +90,7 @@ def test_the_badges_say_what_the_package_says() -> None:
     )
 
 
-def test_a_dead_link_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_link_ends_the_build(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("site_script", ROOT / "scripts/site.py")
     assert spec is not None
     assert spec.loader is not None

@@ -47,7 +47,7 @@ def installed_for(texts: list[str]) -> set[str]:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def small(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`small("report", "DIR")` runs the program in `tmp_path`, where only the base install's packages are there."""
     base = installed_for(PROJECT["dependencies"])
     owners = packages_distributions().items()
@@ -58,7 +58,7 @@ def small(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     (site / "sitecustomize.py").write_text(SITECUSTOMIZE.format(hidden=hidden - {"kvsweep"}))
     env = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT / 'src'}", "PYTHONSAFEPATH": "1"}
 
-    def run(*words: Any) -> subprocess.CompletedProcess[str]:
+    def run(*words: Any):
         command = [sys.executable, "-m", "kvsweep.cli", *map(str, words)]
         return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
 
@@ -66,7 +66,7 @@ def small(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.slow
-def test_what_reads_files_alone_works(small: Callable[..., Any], kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_reads_files_alone_works(small, kvsweep, tmp_path):
     sweep = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=2", "policy=h2o", "policy.budget=96"]
     assert kvsweep(*sweep, f"results_dir={tmp_path}", "run_name=made").code == 0
     shutil.copytree(tmp_path / "made", tmp_path / "run")
@@ -107,9 +107,7 @@ def test_what_reads_files_alone_works(small: Callable[..., Any], kvsweep: Callab
     ],
     ids=str,
 )
-def test_what_is_missing_is_named_before_anything_is_written(
-    words: list[str], asked: str, kvsweep: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_missing_is_named_before_anything_is_written(words, asked, kvsweep, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     there = command_line.find_spec
     monkeypatch.setattr(command_line, "find_spec", lambda name: None if name == "datasets" else there(name))
@@ -120,6 +118,6 @@ def test_what_is_missing_is_named_before_anything_is_written(
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"multirun.yaml"}
 
 
-def test_the_program_looks_for_the_packages_of_the_extra() -> None:
+def test_the_program_looks_for_the_packages_of_the_extra():
     needed = map(Requirement, PROJECT["optional-dependencies"]["engine"])
     assert [one.name for one in needed if not one.marker] == list(ENGINE), "triton is on Linux alone"

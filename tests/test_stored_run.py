@@ -11,7 +11,6 @@ with `...` as in SETTINGS and BUDGET, and draws=2. The numbers below are those t
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -39,7 +38,7 @@ REPORTED = {
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kvsweep: Callable) -> Path:
+def run(tmp_path, monkeypatch, kvsweep) -> Path:
     """A copy of the stored run where its commands expect the run, graded by the rules of today."""
     monkeypatch.chdir(tmp_path)
     copy = Path(shutil.copytree(STORED / "8ed060b", "results/runs/stored_8ed060b"))
@@ -55,7 +54,7 @@ def lines(run: Path, pattern: str = "*/completions*.jsonl") -> dict[str, list[st
 
 
 @pytest.mark.core
-def test_status_report_and_export_read_the_numbers_that_were_reported(run: Path, kvsweep: Callable) -> None:
+def test_status_report_and_export_read_the_numbers_that_were_reported(run, kvsweep):
     status = kvsweep("status", str(run), "--json")
     assert status.code == 0, status.err
     assert [(cell["cell_id"], cell["pass_at_1"]) for cell in json.loads(status.out)["cells"]] == [
@@ -75,7 +74,7 @@ def test_status_report_and_export_read_the_numbers_that_were_reported(run: Path,
     assert len(texts) == 10
 
 
-def test_grades_made_again_are_the_stored_ones(run: Path) -> None:
+def test_grades_made_again_are_the_stored_ones(run):
     names = ["problem_id", "draw", "outcome", "answer", "gold"]
     for stored in (STORED / "8ed060b").glob("*/grades*.jsonl"):
         now = run / stored.relative_to(STORED / "8ed060b")
@@ -83,14 +82,14 @@ def test_grades_made_again_are_the_stored_ones(run: Path) -> None:
         pd.testing.assert_frame_equal(after, before)
 
 
-def test_compared_with_itself_nothing_differs(run: Path, kvsweep: Callable) -> None:
+def test_compared_with_itself_nothing_differs(run, kvsweep):
     compared = kvsweep("compare", str(run), str(run), "--csv", "compared.csv")
     assert compared.code == 0, compared.err
     assert (pd.read_csv("compared.csv")["difference"].dropna() == 0).all()
 
 
 @pytest.mark.slow
-def test_verify_takes_the_divided_files_for_the_same_code(run: Path, kvsweep: Callable) -> None:
+def test_verify_takes_the_divided_files_for_the_same_code(run, kvsweep):
     """As the sweep does that goes on; see `compression.source.is_same_code`."""
     found = json.loads(kvsweep("verify", str(run), "--count", "3", "--json").out)
     assert [check["state"] for check in found["checks"] if check["name"] == "policy code"] == ["holds"]
@@ -99,7 +98,7 @@ def test_verify_takes_the_divided_files_for_the_same_code(run: Path, kvsweep: Ca
 
 
 @pytest.mark.slow
-def test_a_replay_repeats_no_row(run: Path, kvsweep: Callable) -> None:
+def test_a_replay_repeats_no_row(run, kvsweep):
     before = lines(run, "*/replay.jsonl")
     assert sum(map(len, before.values())) == 6
     replay = kvsweep("replay", str(run))
@@ -108,7 +107,7 @@ def test_a_replay_repeats_no_row(run: Path, kvsweep: Callable) -> None:
 
 
 @pytest.mark.core
-def test_a_cell_goes_on(run: Path, kvsweep: Callable) -> None:
+def test_a_cell_goes_on(run, kvsweep):
     """The code of both lies in other files now, and is the same."""
     before = lines(run)
     more = kvsweep(*SETTINGS, "policy=full", "draws=3")

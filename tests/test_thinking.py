@@ -37,7 +37,7 @@ ENDS += ["[|endofturn|]", "<|END_OF_TURN_TOKEN|>", "<|return|>\n", "</s></s>", "
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_text_shows_its_thinking(model: str) -> None:
+def test_a_text_shows_its_thinking(model):
     tags = ThinkTags(start=MODELS[model][0], end=MODELS[model][1])
     whole, cut = joined("is it 4", "5", tags, ended=True), joined("is it 4", None, tags, ended=False)
     for text, opens, closes in ((whole, True, True), (cut, True, False), (whole[len(str(tags.start)) :], False, True)):
@@ -52,12 +52,12 @@ def test_a_text_shows_its_thinking(model: str) -> None:
 @pytest.mark.parametrize(
     "text", ["Answer: C", "It is $\\boxed{4}$.", "<|begin_of_box|>4<|end_of_box|>", "<answer>4</answer>"]
 )
-def test_a_token_at_the_end_is_no_part_of_an_answer(text: str, end: str) -> None:
+def test_a_token_at_the_end_is_no_part_of_an_answer(text, end):
     assert without_end(text + end) == without_end(text) == answer_part(text + end, NO_TAGS) == text
 
 
 @pytest.mark.parametrize("text", ["a < b > c", "[1, 2]", "(2, 3]", "see <b>4</b>", "x</sup>", ""])
-def test_other_signs_stay(text: str) -> None:
+def test_other_signs_stay(text):
     assert without_end(text) == text
     assert thinking_of(text) is None
 
@@ -86,5 +86,5 @@ NEITHER = [
 
 
 @pytest.mark.parametrize(("said", "reasons"), [("length", LENGTH), ("stop", STOP), (None, NEITHER)])
-def test_endings_of_programs(said: str | None, reasons: list[object]) -> None:
+def test_endings_of_programs(said, reasons):
     assert {str(reason): ending(reason) for reason in reasons} == dict.fromkeys(map(str, reasons), said)

@@ -36,7 +36,7 @@ def test_is_quick():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mark", ["slow", "core"])
-def test_a_case_above_the_budget_fails_with_a_sentence_and_a_marked_one_passes(mark: str, tmp_path: Path) -> None:
+def test_a_case_above_the_budget_fails_with_a_sentence_and_a_marked_one_passes(mark, tmp_path):
     (tmp_path / "test_cases.py").write_text(CASES.format(mark=mark))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "--dearest", "2"]
     command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path)]
@@ -79,7 +79,7 @@ def test_list(name):
         ("release", 18 - 3 - 9, [1, 2, 4, 5, 7]),
     ],
 )
-def test_a_product_is_spread_over_the_three_tiers(tier: str, product: int, of_list: list[int], tmp_path: Path) -> None:
+def test_a_product_is_spread_over_the_three_tiers(tier, product, of_list, tmp_path):
     (tmp_path / "test_products.py").write_text(PRODUCTS)
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "tests.conftest", "-p", "no:cacheprovider"]
     command += ["-m", tier, "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), str(tmp_path)]
@@ -88,12 +88,12 @@ def test_a_product_is_spread_over_the_three_tiers(tier: str, product: int, of_li
     assert [int(name) for name in re.findall(r"::test_list\[(\d)\]", ended.stdout)] == of_list
 
 
-def test_few_cases_are_free_of_the_budget(request: pytest.FixtureRequest) -> None:
+def test_few_cases_are_free_of_the_budget(request):
     core = [item for item in request.session.items if item.get_closest_marker("core")]
     assert len([item for item in core if not item.get_closest_marker("slow")]) <= 15
 
 
-def test_a_few_cases_meet_every_combination_of_a_product() -> None:
+def test_a_few_cases_meet_every_combination_of_a_product():
     from types import SimpleNamespace
     from typing import Any
 

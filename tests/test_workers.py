@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,7 +63,7 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_call_that_hangs_dies_or_fills_the_memory_costs_its_result_alone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_call_that_hangs_dies_or_fills_the_memory_costs_its_result_alone(capfd):
     lost = {3: "sleep", 4: "die", 5: "fill", 9: "sleep"}
     with Workers(workers=2, timeout_s=3) as workers:
         started = time.perf_counter()
@@ -75,7 +74,7 @@ def test_a_call_that_hangs_dies_or_fills_the_memory_costs_its_result_alone(capfd
     assert capfd.readouterr().out == ""
 
 
-def test_few_calls_keep_every_worker_busy_and_workers_are_reused(tmp_path: Path) -> None:
+def test_few_calls_keep_every_worker_busy_and_workers_are_reused(tmp_path):
     with Workers(workers=2, timeout_s=200) as workers:
         used = set(workers.map(call, [("together", str(tmp_path))] * 4))
         assert len(used) == 2
@@ -84,13 +83,13 @@ def test_few_calls_keep_every_worker_busy_and_workers_are_reused(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_call_that_overran_once_is_tried_again(tmp_path: Path) -> None:
+def test_a_call_that_overran_once_is_tried_again(tmp_path):
     with Workers(workers=1, timeout_s=3) as workers:
         assert None not in workers.map(call, [("ok",), ("once", str(tmp_path / "mark")), ("ok",)])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_worker_that_is_killed_between_calls_is_replaced(number: int) -> None:
+def test_a_worker_that_is_killed_between_calls_is_replaced(number):
     with Workers(workers=1) as workers:
         [pid] = workers.map(call, [("ok",)])
         assert pid is not None
@@ -102,7 +101,7 @@ def test_a_worker_that_is_killed_between_calls_is_replaced(number: int) -> None:
 
 
 @pytest.mark.slow
-def test_an_error_of_the_function_is_raised_and_the_workers_go_on() -> None:
+def test_an_error_of_the_function_is_raised_and_the_workers_go_on():
     with Workers(workers=1) as workers:
         with pytest.raises(ArithmeticError, match="no sense"):
             workers.map(call, [("raise",), ("sleep",)])
@@ -111,7 +110,7 @@ def test_an_error_of_the_function_is_raised_and_the_workers_go_on() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whom", ["parent", "workers", "both"])
-def test_a_process_that_is_stopped_for_a_while_loses_no_result(tmp_path: Path, whom: str) -> None:
+def test_a_process_that_is_stopped_for_a_while_loses_no_result(tmp_path, whom):
     """A freeze of several times the time limit, while each call takes a part of that limit."""
     done = tmp_path / "done"
     program = (
@@ -136,7 +135,7 @@ def test_a_process_that_is_stopped_for_a_while_loses_no_result(tmp_path: Path, w
     assert process.communicate(timeout=120)[0].strip() == "False"
 
 
-def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_workers_end_with_a_parent_that_is_killed(tmp_path):
     program = (
         "from tests.test_workers import call; from kvsweep.workers import Workers\n"
         f"Workers(workers=1).map(call, [('sleep', {str(tmp_path / 'mark')!r}), ('ok',)])"
@@ -149,7 +148,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["main.py"], ["-"]], ids=["file", "pipe"])
-def test_a_main_module_without_a_guard_runs_once(words: list[str], tmp_path: Path) -> None:
+def test_a_main_module_without_a_guard_runs_once(words, tmp_path):
     program = "print('begins')\nfrom kvsweep.workers import Workers\nprint(Workers(workers=1).map(len, [('ok',)]))\n"
     (tmp_path / "main.py").write_text(program)
     where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT / "src")}, "timeout": 120}
@@ -157,7 +156,7 @@ def test_a_main_module_without_a_guard_runs_once(words: list[str], tmp_path: Pat
     assert (run.stdout, run.stderr, run.returncode) == ("begins\n[2]\n", "", 0)
 
 
-def test_a_worker_does_not_import_what_its_parent_has() -> None:
+def test_a_worker_does_not_import_what_its_parent_has():
     import torch
 
     assert torch.__name__ in sys.modules
@@ -171,27 +170,25 @@ def one() -> Iterator[Workers]:
         yield workers
 
 
-def test_large_texts_and_half_characters_pass_through(one: Workers) -> None:
+def test_large_texts_and_half_characters_pass_through(one):
     assert one.map(len, [("é" * 1_000_000,), ("\ud800",)]) == [1_000_000, 1]
 
 
 @pytest.mark.parametrize(
     ("workers", "timeout_s"), [(0, 1.0), (-1, 1.0), (1, 0.0), (1, float("nan")), (1, float("inf"))]
 )
-def test_numbers_out_of_range_are_one_sentence(workers: int, timeout_s: float) -> None:
+def test_numbers_out_of_range_are_one_sentence(workers, timeout_s):
     with pytest.raises(UserError, match=r"^(workers|timeout)=\S+ must be [^.]*; leave it out for [^.]*\.$"):
         Workers(workers=workers, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_pool_whose_threads_cannot_start_is_an_error_and_no_worker_is_left(
-    monkeypatch: pytest.MonkeyPatch, nth: int
-) -> None:
+def test_a_pool_whose_threads_cannot_start_is_an_error_and_no_worker_is_left(monkeypatch, nth):
     """As with little memory: one of pebble's three threads does not start."""
     others = set(multiprocessing.active_children())
     started, launch = [], pebble.pool.process.launch_thread
 
-    def launch_thread(*arguments: Any) -> threading.Thread:
+    def launch_thread(*arguments: Any):
         started.append(arguments)
         if len(started) % nth == 0:
             raise RuntimeError("can't start new thread")
@@ -206,12 +203,12 @@ def test_a_pool_whose_threads_cannot_start_is_an_error_and_no_worker_is_left(
     assert len(started) == 2 * nth
 
 
-def test_a_worker_that_does_not_start_is_an_error_and_no_worker_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_start_is_an_error_and_no_worker_is_left(monkeypatch):
     """As with little memory: the second worker does not start."""
     others = set(multiprocessing.active_children())
     started, launch = [], pebble.pool.process.launch_process
 
-    def launch_process(*arguments: Any) -> multiprocessing.process.BaseProcess:
+    def launch_process(*arguments: Any):
         started.append(arguments)
         if len(started) == 2:
             raise BlockingIOError("Resource temporarily unavailable")
@@ -224,9 +221,7 @@ def test_a_worker_that_does_not_start_is_an_error_and_no_worker_is_left(monkeypa
         assert set(multiprocessing.active_children()) <= others
 
 
-def test_a_worker_that_is_still_starting_ends_without_a_word(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_that_is_still_starting_ends_without_a_word(monkeypatch, tmp_path, capfd):
     """The second worker starts slowly and meets an end that leaves it time to say what has been taken away."""
     first = tmp_path / "first"
     (tmp_path / "sitecustomize.py").write_text(
@@ -235,7 +230,7 @@ def test_a_worker_that_is_still_starting_ends_without_a_word(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     stop = pebble.pool.process.stop_process
 
-    def stop_process(process: multiprocessing.process.BaseProcess) -> None:
+    def stop_process(process):
         time.sleep(0.3)
         stop(process)
 
@@ -246,8 +241,8 @@ def test_a_worker_that_is_still_starting_ends_without_a_word(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_machine_without_shared_locks_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking(*_: object, **__: object) -> None:
+def test_a_machine_without_shared_locks_is_refused_at_the_start(monkeypatch):
+    def lacking(*_: object, **__: object):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", lacking)

@@ -62,7 +62,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) 
 def lives(calm: Field) -> dict[bool, float]:
     """Seconds of the undisturbed run in an interpreter of its own (True), and in a fork of this process (False)."""
 
-    def seconds(fresh: bool) -> float:
+    def seconds(fresh):
         start = time.monotonic()
         words = calm.sweep(calm.scratch / f"life-{fresh}")
         assert Command("kvsweep", *words, cwd=calm.scratch, fresh=fresh).end().code == 0

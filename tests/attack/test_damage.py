@@ -42,7 +42,7 @@ DAMAGE: dict[str, Callable[[bytes, random.Random], bytes | None]] = {
 
 
 @pytest.mark.drawn("kind", [*DAMAGE], 4)
-def test_damaged_files(kind: str, field: Field) -> None:
+def test_damaged_files(kind, field):
     """Each kind of file of a finished run is damaged; every command reads the run, and a sweep mends it."""
     results = field.copy("damaged")
     paths = [*results.glob("default/status/*.json")]
@@ -89,7 +89,7 @@ def limit_memory() -> None:
 
 
 @pytest.mark.drawn("state", ["full", "read-only", "file too large"], 3)
-def test_disks(state: str, field: Field) -> None:
+def test_disks(state, field):
     """A sweep and its readers meet a disk that is full or cannot be written to, and go on when it is mended."""
     place = field.scratch / "disk"
     with small_disk(place, 60 if state == "full" else 20_000) as mounted:
@@ -117,7 +117,7 @@ def forbid_writing(field: Field, place: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
 
 
-def test_many_cells_with_few_open_files(field: Field) -> None:
+def test_many_cells_with_few_open_files(field):
     axes = "grid.local_window=[" + ",".join(str(n) for n in range(16, 16 + (40 if field.long else 6))) + "]"
     more = ("grid.keep_ratio=[0.2,0.3,0.4,0.5]", "benchmark.limit=1", "run_name=many", "decoding.max_new_tokens=8")
     many = field.sweep(field.scratch / "few", axes, *more)
@@ -126,7 +126,7 @@ def test_many_cells_with_few_open_files(field: Field) -> None:
     assert field.tally.is_clean, field.tally
 
 
-def test_little_memory(field: Field) -> None:
+def test_little_memory(field):
     for reader, (arguments, _, _) in readers(field.copy("memory"), field.scratch / "memories").items():
         field.run(f"kvsweep {reader}", *arguments, limits=limit_memory)
     low = field.scratch / "low"
@@ -233,7 +233,7 @@ def accepted(results: Path) -> list[tuple[str, str]]:
     return found
 
 
-def test_tampering(seed: int, field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tampering(seed, field, monkeypatch):
     """One file of a finished run is changed at random, and every command reads the run.
 
     Every row that a reader accepts must be a row of the run, in its cell. The report and the pictures of a text, which

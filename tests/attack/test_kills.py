@@ -25,14 +25,14 @@ def strike(command: Command, number: signal.Signals) -> None:
     command.end()
 
 
-def test_kills_of_sweeps(field: Field, lives: dict[bool, float]) -> None:
+def test_kills_of_sweeps(field, lives):
     """Two shards of a running sweep are killed again and again, start again at once, and then both end.
 
     Of four processes one starts an interpreter of its own, so that start-up is struck too.
     """
     results, shards = field.scratch / "storm", ("shard=1/2", "shard=2/2")
 
-    def start(shard: str) -> Command:
+    def start(shard):
         return field.start("kvsweep", *field.sweep(results, shard), fresh=field.dice.random() < 0.25)
 
     running = {shard: start(shard) for shard in shards}
@@ -61,7 +61,7 @@ def lose_rows(field: Field, results: Path, shard: str) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_kills_of_other_commands(reader: str, field: Field, lives: dict[bool, float]) -> None:
+def test_kills_of_other_commands(reader, field, lives):
     """A command is killed at random moments; run once more, it writes what an undisturbed one writes."""
     script, place = f"kvsweep {reader}", READERS.index(reader)
     arguments, written, suffixes = readers(field.copy("killed"), field.scratch / "struck")[reader]
@@ -90,7 +90,7 @@ def plain_files(folder: Path, *suffixes: str) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): differs.sub(b"", path.read_bytes()) for path in paths}
 
 
-def test_ctrl_c_of_the_local_launcher(field: Field, lives: dict[bool, float]) -> None:
+def test_ctrl_c_of_the_local_launcher(field, lives):
     """The terminal sends Ctrl-C to every process in front, while launcher=local works; the sweep goes on later."""
     results = field.scratch / "local"
     sweep = field.sweep(results, "launcher=local", "launcher.shards=2")
@@ -113,7 +113,7 @@ def test_ctrl_c_of_the_local_launcher(field: Field, lives: dict[bool, float]) ->
     assert field.tally.is_clean, (field.tally, command.said)
 
 
-def test_two_writers_of_one_cell(field: Field) -> None:
+def test_two_writers_of_one_cell(field):
     results = field.scratch / "rivals"
     pair = [field.start("kvsweep", *field.sweep(results)) for _ in range(2)]
     for command in pair:
@@ -124,7 +124,7 @@ def test_two_writers_of_one_cell(field: Field) -> None:
     assert field.tally.is_clean, field.tally
 
 
-def test_shards_of_different_counts_one_after_the_other(field: Field) -> None:
+def test_shards_of_different_counts_one_after_the_other(field):
     results = field.scratch / "counts"
     for shard in ("1/3", "2/2", "1/1"):
         field.run("kvsweep", *field.sweep(results, f"shard={shard}"))

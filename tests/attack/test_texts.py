@@ -9,11 +9,9 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -27,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.drawn("entry", CORPUS, 22)
-def test_hostile_rows(entry: dict[str, Any], field: Field) -> None:
+def test_hostile_rows(entry, field):
     """A text stands in problems, rows, titles and statuses, and every command works on them."""
     results, raw = field.copy("hostile"), "line" in entry
     text = entry.get("text", entry.get("line", "")) * entry.get("times", 1)
@@ -199,12 +197,12 @@ def _own_policy(dice: random.Random) -> Drawn:
 
 @pytest.mark.parametrize("draw", [_renamed, _unused, _golds, _columns, _own_policy])
 def test_meaning(
-    draw: Callable[[random.Random], Drawn],
-    field: Field,
-    kvsweep: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    no_own_module: None,
-) -> None:
+    draw,
+    field,
+    kvsweep,
+    monkeypatch,
+    no_own_module,
+):
     """Of inputs that mean something else and their sound siblings, the former are refused and the latter are not."""
     place = field.scratch / "own"
     assert kvsweep("init", str(place)).code == 0

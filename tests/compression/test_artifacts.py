@@ -20,7 +20,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture
-def places(tmp_path: Path, tiny_statistics: Path) -> dict[str, Path]:
+def places(tmp_path, tiny_statistics) -> dict[str, Path]:
     """A good artifact of each kind."""
     save_predictor(ImportancePredictor(32, (16, 8)), tmp_path / "head", {})
     artifacts.save("statistics", tmp_path / "s.safetensors", load_file(tiny_statistics), {"hidden_size": 32})
@@ -76,11 +76,11 @@ CARDS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("kind", ["predictor", "statistics", "labels"])
 class TestEveryKind:
-    def test_a_good_one_is_taken(self, kind: str, places: dict[str, Path]) -> None:
+    def test_a_good_one_is_taken(self, kind, places):
         use(kind, places[kind])
 
     @pytest.mark.parametrize("change", TENSORS.values(), ids=TENSORS)
-    def test_tensors(self, kind: str, places: dict[str, Path], change: Callable[[Tensors], object]) -> None:
+    def test_tensors(self, kind, places, change):
         path = artifacts.file_of(places[kind])
         tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
         change(tensors)
@@ -91,13 +91,13 @@ class TestEveryKind:
             use(kind, places[kind])
 
     @pytest.mark.parametrize("change", FILES.values(), ids=FILES)
-    def test_files(self, kind: str, places: dict[str, Path], change: Callable[[Path], object]) -> None:
+    def test_files(self, kind, places, change):
         change(artifacts.file_of(places[kind]))
         with pytest.raises(UserError, match="make it"):
             use(kind, places[kind])
 
     @pytest.mark.parametrize("change", CARDS.values(), ids=CARDS)
-    def test_cards(self, kind: str, places: dict[str, Path], change: Callable[[dict[str, Any]], object]) -> None:
+    def test_cards(self, kind, places, change):
         path = artifacts.file_of(places[kind]).with_suffix(".json")
         card = json.loads(path.read_text())
         change(card)
@@ -109,16 +109,14 @@ class TestEveryKind:
 
 
 @pytest.mark.parametrize("widths", [[16], [16, 8, 4], "16", [1.5, 8], None])
-def test_widths_that_are_not_those_of_the_file(places: dict[str, Path], widths: Any) -> None:
+def test_widths_that_are_not_those_of_the_file(places, widths):
     path = places["predictor"] / "predictor.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "widths": widths}))
     with pytest.raises(UserError, match="does not fit its card"):
         use("predictor", places["predictor"])
 
 
-def test_a_sweep_with_a_head_of_nan_stops_before_the_model(
-    kvsweep: Any, tiny: list[str], tiny_policy: list[str], places: dict[str, Path], tmp_path: Path, no_model: None
-) -> None:
+def test_a_sweep_with_a_head_of_nan_stops_before_the_model(kvsweep, tiny, tiny_policy, places, tmp_path, no_model):
     path = artifacts.file_of(places["predictor"])
     save_file({name: torch.full_like(tensor, float("nan")) for name, tensor in load_file(path).items()}, path)
     own = ["policy=dynts", "benchmark=toy_add", f"policy.predictor={places['predictor']}", f"results_dir={tmp_path}"]

@@ -18,7 +18,7 @@ CAPACITY = 96
 def normalized(tile: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The scales of columns and rows of one tile in float64, step by step."""
 
-    def uneven(now: np.ndarray) -> float:
+    def uneven(now):
         of_columns, of_rows = now.std(0, ddof=1), now.std(1, ddof=1)
         return of_columns.max() / of_columns.min() + of_rows.max() / of_rows.min()
 
@@ -80,7 +80,7 @@ def read(cache: SlotCache, layer: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(32, 16), (16, 32), (128, 128)])
-def test_the_scales_are_those_of_numpy(rows: int, columns: int) -> None:
+def test_the_scales_are_those_of_numpy(rows, columns):
     torch.manual_seed(rows)
     tiles = torch.randn(3, 2, rows, columns)
     tiles[:, :, ::5] *= 20
@@ -92,7 +92,7 @@ def test_the_scales_are_those_of_numpy(rows: int, columns: int) -> None:
         np.testing.assert_allclose(found[at][0], normalized(tiles[at].double().numpy())[0], rtol=1e-4)
 
 
-def test_packed_rows_are_those_of_numpy() -> None:
+def test_packed_rows_are_those_of_numpy():
     torch.manual_seed(0)
     cache, layers = empty(), [outliers(2, 3, 60, 32) for _ in range(2)]
     admitted(cache, layers)
@@ -113,7 +113,7 @@ def test_packed_rows_are_those_of_numpy() -> None:
                     assert np.linalg.norm(own[kind] - tile[kind]) < 1.02 * error < 0.5 * np.linalg.norm(tile[kind])
 
 
-def test_keys_lose_less_than_kivis_where_tokens_stand_out() -> None:
+def test_keys_lose_less_than_kivis_where_tokens_stand_out():
     """Both have a step for the 16 tokens of a channel; KVarN rotates, and has a scale of 2 bytes a token more."""
     torch.manual_seed(1)
     layers, errors = [outliers(2, 3, 80, 32) for _ in range(2)], {}
@@ -125,7 +125,7 @@ def test_keys_lose_less_than_kivis_where_tokens_stand_out() -> None:
     assert errors["kvarn"] < 0.8 * errors["kivi"]
 
 
-def test_rows_that_come_one_by_one_are_packed_as_those_of_a_prompt() -> None:
+def test_rows_that_come_one_by_one_are_packed_as_those_of_a_prompt():
     torch.manual_seed(2)
     layers = [outliers(2, 3, 60, 32) for _ in range(2)]
     whole, stepped = empty(), empty()
@@ -141,7 +141,7 @@ def test_rows_that_come_one_by_one_are_packed_as_those_of_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-def test_an_eviction_quantizes_again_only_what_leaves_its_group(per_head: bool) -> None:
+def test_an_eviction_quantizes_again_only_what_leaves_its_group(per_head):
     torch.manual_seed(3)
     cache = empty(per_head)
     admitted(cache, [outliers(2, 3, 60, 32) for _ in range(2)])
@@ -163,7 +163,7 @@ def test_an_eviction_quantizes_again_only_what_leaves_its_group(per_head: bool) 
     assert all(torch.equal(a, b[0, :, :, :1]) for a, b in zip(scales, cache.storage.scales, strict=True))
 
 
-def test_attention_is_that_over_the_rows_that_are_read() -> None:
+def test_attention_is_that_over_the_rows_that_are_read():
     """In float64, beside an empty slot's junk, after an eviction and further steps."""
     torch.manual_seed(4)
     cache = empty()

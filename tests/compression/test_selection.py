@@ -49,7 +49,7 @@ WRONG: list[tuple[type[BudgetPolicy], Callable[[CacheView], Any], str]] = [
 
 @pytest.mark.parametrize(("kind", "make", "said"), WRONG)
 @pytest.mark.parametrize("question", ["free", "pinned", "on_top"])
-def test_wrong_scores_are_refused(kind: Any, make: Callable[[CacheView], Any], said: str, question: str) -> None:
+def test_wrong_scores_are_refused(kind, make, said, question):
     policy = policy_of(make, kind, **SETTINGS, question=question)
     view = view_of(LAYERS, HEADS) if policy.per_head else view_of()
     with pytest.raises(SelectionError, match=said):
@@ -59,9 +59,7 @@ def test_wrong_scores_are_refused(kind: Any, make: Callable[[CacheView], Any], s
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64])
 @pytest.mark.parametrize("rows", [LENGTH, 41])
 @pytest.mark.parametrize(("kind", "heads"), [(BudgetPolicy, ()), (HeadPolicy, (LAYERS, HEADS))])
-def test_scores_of_any_number_type_with_or_without_the_newest_are_taken(
-    kind: Any, heads: tuple[int, ...], rows: int, dtype: torch.dtype
-) -> None:
+def test_scores_of_any_number_type_with_or_without_the_newest_are_taken(kind, heads, rows, dtype):
     selection = policy_of(lambda view: (100 * torch.rand(*heads, rows)).to(dtype), kind, **SETTINGS).select(
         view_of(*heads)
     )
@@ -70,7 +68,7 @@ def test_scores_of_any_number_type_with_or_without_the_newest_are_taken(
 
 
 @pytest.mark.parametrize(("row", "question"), [(45, "free"), (2, "pinned")])
-def test_not_a_number_among_the_newest_or_at_a_pinned_question_matters_to_nobody(row: int, question: str) -> None:
+def test_not_a_number_among_the_newest_or_at_a_pinned_question_matters_to_nobody(row, question):
     policy = policy_of(lambda view: nan_at(row, LENGTH), **SETTINGS, question=question)
     assert row in policy.select(view_of()).keep
 
@@ -87,12 +85,12 @@ def test_not_a_number_among_the_newest_or_at_a_pinned_question_matters_to_nobody
     ],
 )
 @pytest.mark.parametrize("heads", [(), (LAYERS, HEADS)])
-def test_a_wrong_selection_is_refused(keep: torch.Tensor, heads: tuple[int, ...]) -> None:
+def test_a_wrong_selection_is_refused(keep, heads):
     with pytest.raises(SelectionError, match="keep must be whole numbers of 0 to 50"):
         check_selection(Selection(keep=keep), view_of(*heads))
 
 
-def test_the_engine_names_policy_token_and_problem() -> None:
+def test_the_engine_names_policy_token_and_problem():
     policy = policy_of(lambda view: torch.rand(view.length - 4), keep_ratio=0.5, local_window=2, budget=16)
     with pytest.raises(UserError, match=r"^policy=mine, token \d+ of problem \d, draw 0: scores name 13 of the 17 "):
         run(FakeModel(), fake_requests(1, 4, [policy]))

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,7 +34,7 @@ HELPER = "def half(positions):\n    return positions / 2\n"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch) -> Iterator[Path]:
     (tmp_path / "policy_of_mine.py").write_text(POLICY)
     (tmp_path / "helper_of_mine.py").write_text(HELPER)
     monkeypatch.syspath_prepend(tmp_path)
@@ -45,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def mine(folder: Path) -> type:
+def mine(folder) -> type:
     policy: type = importlib.import_module("policy_of_mine").Mine
     return policy
 
@@ -56,7 +55,7 @@ def rewrite(path: Path, change: Callable[[str], str]) -> None:
     path.write_text(change(text))
 
 
-def test_a_users_policy_is_its_module_and_what_that_imports_beside_it(folder: Path, mine: type) -> None:
+def test_a_users_policy_is_its_module_and_what_that_imports_beside_it(folder, mine):
     assert is_own(mine)
     assert {path.name for path in source_files(mine)} == {"policy_of_mine.py", "helper_of_mine.py"}
 
@@ -71,15 +70,13 @@ def test_a_users_policy_is_its_module_and_what_that_imports_beside_it(folder: Pa
         ("helper_of_mine.py", "positions / 2", "positions / 3", True),
     ],
 )
-def test_code_alone_changes_the_hash(folder: Path, mine: type, name: str, old: str, new: str, changes: bool) -> None:
+def test_code_alone_changes_the_hash(folder, mine, name, old, new, changes):
     before = code_hash(mine)
     rewrite(folder / name, lambda text: text.replace(old, new))
     assert (code_hash(mine) != before) == changes
 
 
-def test_a_module_of_another_folder_where_nothing_is_installed_is_part_of_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_module_of_another_folder_where_nothing_is_installed_is_part_of_it(folder, monkeypatch, tmp_path):
     for place in ("lib", "site-packages"):
         (tmp_path / place).mkdir()
         monkeypatch.syspath_prepend(tmp_path / place)
@@ -93,7 +90,7 @@ def test_a_module_of_another_folder_where_nothing_is_installed_is_part_of_it(
 @pytest.mark.parametrize(
     "line", ["import helper_of_mine", "from helper_of_mine import half", "import lib.helper_of_mine"]
 )
-def test_a_module_that_only_a_function_imports_is_part_of_it_before_the_function_runs(folder: Path, line: str) -> None:
+def test_a_module_that_only_a_function_imports_is_part_of_it_before_the_function_runs(folder, line):
     (folder / "lib").mkdir()
     shutil.copy(folder / "helper_of_mine.py", folder / "lib")
     rewrite(folder / "policy_of_mine.py", lambda text: text.replace("import helper_of_mine\n", ""))
@@ -112,8 +109,8 @@ class Table(Window):
     table: str
 
 
-def test_data_that_a_users_setting_names_are_part_of_the_identity_and_not_their_place(tmp_path: Path) -> None:
-    def identity(table: Path) -> dict[str, Any]:
+def test_data_that_a_users_setting_names_are_part_of_the_identity_and_not_their_place(tmp_path):
+    def identity(table):
         return Table(name="table", keep_ratio=0.5, local_window=4, budget=16, table=str(table)).identity()
 
     for name, content in (("a.npy", "1"), ("b.npy", "2")):
@@ -134,7 +131,7 @@ class Listing(Window):
     files: list[str]
 
 
-def test_a_setting_that_may_change_is_one_sentence(compose: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_setting_that_may_change_is_one_sentence(compose, tmp_path):
     values = {"_target_": f"{__name__}.Listing", "name": "listing", "files": ["a"]}
     policy = {"keep_ratio": 0.5, "local_window": 4, "budget": 16, "question": "free"} | values
     config = compose("policy=window")
@@ -143,11 +140,11 @@ def test_a_setting_that_may_change_is_one_sentence(compose: Callable[..., Any], 
         build_policies(config)
 
 
-def test_our_own_modules_are_no_part_of_it(mine: type) -> None:
+def test_our_own_modules_are_no_part_of_it(mine):
     assert not any("kvsweep" in path.parts for path in source_files(mine))
 
 
-def test_a_shipped_policy_is_its_own_module() -> None:
+def test_a_shipped_policy_is_its_own_module():
     assert not is_own(H2O)
     assert {path.name for path in source_files(H2O)} == {"h2o.py"}
     assert code_hash(H2O) != code_hash(FullCache)
@@ -157,7 +154,7 @@ STORED = json.loads((Path(__file__).parents[1] / "stored/policy_codes.json").rea
 
 
 @pytest.mark.parametrize("name", choices("policy"))
-def test_cells_that_an_earlier_version_began_go_on(name: str) -> None:
+def test_cells_that_an_earlier_version_began_go_on(name):
     """A wording in a policy's file would end every stored cell of it. A new rule is written into policy_codes.json."""
     now = code_hash(target_class("policy", policy_file(name), Policy))
     assert is_same_code(STORED.get(name, now), now)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,7 @@ WRONG: list[tuple[str, type[BudgetPolicy], Callable[[CacheView], Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "make", "said"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_a_wrong_policy_is_named_in_one_sentence(kind: type[BudgetPolicy], make: Any, said: str) -> None:
+def test_a_wrong_policy_is_named_in_one_sentence(kind, make, said):
     signals = (AttentionMass(),) if make is decayed_in_place else ()
     with pytest.raises(UserError, match=f"^policy=mine on the cache .*{said}") as raised:
         check(trials(policy_of(make, kind, signals, **SETTINGS)), {})
@@ -83,7 +82,7 @@ IN_A_SWEEP = ("chance", "a signal changed", "an exception")
 
 
 @pytest.mark.parametrize("name", IN_A_SWEEP)
-def test_decoding_names_the_fault_too(name: str, toy: LoadedModel) -> None:
+def test_decoding_names_the_fault_too(name, toy):
     """What a policy was never checked for shows at the first eviction."""
     kind, make, said = FAULTS[name]
     mine = policy_of(make, kind, (AttentionMass(),) if make is decayed_in_place else (), **SETTINGS)
@@ -113,7 +112,7 @@ class Tight(All):
         return self.budget - 1
 
 
-def test_rows_that_a_policy_did_not_promise_are_named(toy: LoadedModel) -> None:
+def test_rows_that_a_policy_did_not_promise_are_named(toy):
     mine = All(name="all", **SETTINGS)
     with pytest.raises(UserError, match=r"policy=all, .* it keeps 61 rows, and capacity\(\) returns 61: keep fewer"):
         kvsweep.generate(toy, mine, ["1+1"], max_new_tokens=80)
@@ -124,20 +123,20 @@ def test_rows_that_a_policy_did_not_promise_are_named(toy: LoadedModel) -> None:
         check(trials(tight), {})
 
 
-def test_a_selection_of_too_many_rows_is_named() -> None:
+def test_a_selection_of_too_many_rows_is_named():
     with pytest.raises(UserError, match="keeps 61 rows where length_after promises 23"):
         check(trials(All(name="all", **SETTINGS)), {})
 
 
-def test_a_size_that_the_policy_refuses_is_not_tried() -> None:
+def test_a_size_that_the_policy_refuses_is_not_tried():
     @dataclass(frozen=True, kw_only=True)
     class Large(BudgetPolicy):
-        def __post_init__(self) -> None:
+        def __post_init__(self):
             super().__post_init__()
             if self.budget < 50:
                 raise ValueError("policy.budget is below 50.")
 
-        def scores(self, view: CacheView) -> Any:
+        def scores(self, view):
             return view.positions
 
     budgets = {trial.name: getattr(trial.policy, "budget", None) for trial in trials(Large(name="large", **SETTINGS))}
@@ -150,12 +149,12 @@ OF_A_MODEL = ("triattention", "oracle_answer", "oracle_far_max", "full")
 @pytest.mark.parametrize("name", sorted(set(settings.choices("policy")) - {*OF_A_MODEL}))
 @pytest.mark.slow_unless(rule=lambda name: name in ("dynts", "window"))
 @pytest.mark.one_in(3)
-def test_a_shipped_policy_has_no_fault(name: str) -> None:
+def test_a_shipped_policy_has_no_fault(name):
     kept = check(trials(notebook.policy(name)), {})
     assert {"one_layer", "several_layers", "many_heads", "ties", "second_eviction"} <= kept.keys()
 
 
-def test_recorded_attention_is_that_of_the_queries() -> None:
+def test_recorded_attention_is_that_of_the_queries():
     one = trials(policy_of(norms, HeadPolicy, (AttentionMass(0.0), RecentQueries(1)), **SETTINGS))[1]
     view = one.view()
     [newest] = [value for signal, value in view.signals.items() if isinstance(signal, RecentQueries)]
@@ -165,9 +164,7 @@ def test_recorded_attention_is_that_of_the_queries() -> None:
         torch.testing.assert_close(view.signals[AttentionMass(0.0)][layer], expected)
 
 
-def test_a_users_own_script_agrees_or_the_first_row_that_differs_is_named(
-    tmp_path: Path, kvsweep: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_own_script_agrees_or_the_first_row_that_differs_is_named(tmp_path, kvsweep, monkeypatch):
     assert kvsweep("policy", "check", "knorm", "--write", str(tmp_path / "caches.npz")).code == 0
     caches = np.load(tmp_path / "caches.npz")
     names = {name.partition(".")[0] for name in caches.files}
@@ -197,7 +194,7 @@ def test_a_users_own_script_agrees_or_the_first_row_that_differs_is_named(
 @pytest.mark.parametrize(
     ("name", "said"), [("full", "never evicts"), ("snapkvv", "did you mean snapkv"), ("triattention", "statistics")]
 )
-def test_what_cannot_be_tried_is_refused(name: str, said: str, kvsweep: Callable[..., Any]) -> None:
+def test_what_cannot_be_tried_is_refused(name, said, kvsweep):
     ended = kvsweep("policy", "check", name)
     assert ended.code == 2
     assert said.lower() in ended.err.lower()

@@ -41,7 +41,7 @@ def policy_of(
     class Mine(kind):  # type: ignore[misc, valid-type]
         signals = recorded
 
-        def scores(self, view: CacheView) -> Any:
+        def scores(self, view):
             return make(view)
 
     mine: BudgetPolicy = Mine(name="mine", **sizes)

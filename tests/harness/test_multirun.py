@@ -85,7 +85,7 @@ def test_a_multirun_without_a_full_cache_says_the_words_that_add_it(kvsweep, tmp
     assert "no full cache" not in kvsweep("-m", "policy=full,h2o", *where).err
 
 
-def test_a_dry_run_plans_a_data_set_that_the_hub_does_not_give(dry_run, kvsweep, monkeypatch) -> None:
+def test_a_dry_run_plans_a_data_set_that_the_hub_does_not_give(dry_run, kvsweep, monkeypatch):
     def refused(config):
         raise UserError(f"{config.hub_id} is gated.")
 

@@ -1,7 +1,5 @@
 """Fixtures of the kernels' tests."""
 
-from typing import Any
-
 import pytest
 
 
@@ -15,7 +13,7 @@ def plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    def dot(self: object, a: Any, b: Any, total: Any, *_: object) -> Any:
+    def dot(self, a, b, total, *_: object):
         tile = np.zeros_like(total.data)
         for column, row in zip(np.moveaxis(a.data, -1, 0), np.moveaxis(b.data, -2, 0), strict=True):
             tile = tile + column[..., None] * row[..., None, :]

@@ -26,7 +26,7 @@ def lowered(tmp_path_factory):
     root = Path(__file__).resolve().parents[2]
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {"PYTHONPATH": f"{root / 'src'}:{root}", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
-    command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py"))]
+    command = [sys.executable, str(root / "scripts/bench/compile_kernels.py")]
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1800, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return [json.loads(line) for line in ended.stdout.splitlines()]

@@ -1,7 +1,6 @@
 """The drawing kernel in the interpreter beside the reference, which tests/harness/decode/test_sampling.py holds."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -42,7 +41,7 @@ def numbers_of(rows: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.slow_unless(
     rule=lambda vocabulary, dtype, several: (vocabulary, dtype, len(several)) == (5001, torch.float16, 3)
 )
-def test_tokens_are_those_of_the_reference(vocabulary: int, dtype: torch.dtype, several: list[dict[str, Any]]) -> None:
+def test_tokens_are_those_of_the_reference(vocabulary, dtype, several):
     from kvsweep.kernels.draw_tokens import draw_tokens
 
     logits, numbers = logits_of(2, vocabulary, dtype), numbers_of(2)
@@ -55,7 +54,7 @@ def test_tokens_are_those_of_the_reference(vocabulary: int, dtype: torch.dtype, 
 
 
 @inside
-def test_numbers_are_those_of_the_reference_for_any_key() -> None:
+def test_numbers_are_those_of_the_reference_for_any_key():
     """With equal logits, the token is the number times the vocabulary."""
     from kvsweep.kernels.draw_tokens import draw_tokens
 
@@ -68,7 +67,7 @@ def test_numbers_are_those_of_the_reference_for_any_key() -> None:
 @inside
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS[:1], ids=str)
-def test_a_token_does_not_depend_on_the_rows_beside_it(settings: dict[str, object]) -> None:
+def test_a_token_does_not_depend_on_the_rows_beside_it(settings):
     from kvsweep.kernels.draw_tokens import draw_tokens
 
     logits, (keys, counters) = logits_of(5, 4500, torch.bfloat16), numbers_of(5)
@@ -80,7 +79,7 @@ def test_a_token_does_not_depend_on_the_rows_beside_it(settings: dict[str, objec
 
 @inside
 @pytest.mark.slow
-def test_equal_tokens_at_the_edge_of_a_cut_are_kept_together() -> None:
+def test_equal_tokens_at_the_edge_of_a_cut_are_kept_together():
     """One of .21 and ten of .08 each, among tokens that are never drawn, in two blocks of the vocabulary."""
     from kvsweep.kernels.draw_tokens import draw_tokens
 
@@ -103,7 +102,7 @@ def test_equal_tokens_at_the_edge_of_a_cut_are_kept_together() -> None:
 
 @inside
 @pytest.mark.slow
-def test_logits_that_are_not_finite_give_a_token_of_the_vocabulary() -> None:
+def test_logits_that_are_not_finite_give_a_token_of_the_vocabulary():
     """The engine ends such a text, and reads no row beyond the vocabulary until then."""
     from kvsweep.kernels.draw_tokens import draw_tokens
 

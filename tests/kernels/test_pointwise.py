@@ -34,7 +34,7 @@ def exact(*tensors: Tensor) -> list[Tensor]:
 @inside
 @DTYPES
 @WIDTHS
-def test_add_norm(width: int, dtype: torch.dtype) -> None:
+def test_add_norm(width, dtype):
     from kvsweep.kernels.fused_pointwise import add_norm
 
     states, weight = 30 * normal(dtype, 3, width), 1 + normal(dtype, width)
@@ -51,7 +51,7 @@ def test_add_norm(width: int, dtype: torch.dtype) -> None:
 
 @inside
 @DTYPES
-def test_the_epsilon_keeps_a_token_of_zeros_finite(dtype: torch.dtype) -> None:
+def test_the_epsilon_keeps_a_token_of_zeros_finite(dtype):
     from kvsweep.kernels.fused_pointwise import add_norm
 
     tiny = torch.stack([torch.zeros(40), torch.full((40,), 1e-4)]).to(dtype)
@@ -63,7 +63,7 @@ def test_the_epsilon_keeps_a_token_of_zeros_finite(dtype: torch.dtype) -> None:
 @inside
 @DTYPES
 @WIDTHS
-def test_gated(width: int, dtype: torch.dtype) -> None:
+def test_gated(width, dtype):
     from kvsweep.kernels.fused_pointwise import gated
 
     gate_up = 4 * normal(dtype, 2, 2 * width)
@@ -75,7 +75,7 @@ def test_gated(width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed heads"])
 @DTYPES
 @pytest.mark.parametrize(("q_heads", "kv_heads", "dim"), [(4, 2, 32), (28, 4, 128), (3, 1, 10)])
-def test_rotate_and_write(q_heads: int, kv_heads: int, dim: int, dtype: torch.dtype, normed: bool) -> None:
+def test_rotate_and_write(q_heads, kv_heads, dim, dtype, normed):
     """Queries, and rows at their lines of a memory that is NaN elsewhere and stays so."""
     from kvsweep.kernels.fused_pointwise import rotate_and_write
 
@@ -100,7 +100,7 @@ def test_rotate_and_write(q_heads: int, kv_heads: int, dim: int, dtype: torch.dt
 @inside
 @DTYPES
 @pytest.mark.slow_unless(rule=lambda dtype: dtype == torch.bfloat16)
-def test_a_token_has_the_same_bits_beside_any_others(dtype: torch.dtype) -> None:
+def test_a_token_has_the_same_bits_beside_any_others(dtype):
     from kvsweep.kernels.fused_pointwise import add_norm, gated, rotate_and_write
 
     tokens = 9
@@ -108,7 +108,7 @@ def test_a_token_has_the_same_bits_beside_any_others(dtype: torch.dtype) -> None
     heads, (cos, sin) = normal(dtype, tokens, 8, 32), normal(dtype, 2, tokens, 1, 32)
     norms = *normal(dtype, 2, 32), 1e-6
 
-    def everything(which: Tensor) -> Tensor:
+    def everything(which):
         memory = torch.zeros(2, len(which) * 2, 32, dtype=dtype)
         query = rotate_and_write(
             *(one[which] for one in (heads, cos, sin)), *memory, torch.arange(len(which) * 2), q_heads=4, norms=norms

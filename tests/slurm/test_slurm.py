@@ -43,7 +43,7 @@ takes_minutes = pytest.mark.slow  # of SLURM's own waiting or of processor time;
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def cluster(tmp_path_factory) -> Iterator[dict[str, str]]:
     """A running SLURM of four processors; yields the environment that its programs need."""
     folder = tmp_path_factory.mktemp("slurm")
     subprocess.run([CLUSTER, "up", folder, "4"], check=True, timeout=300)
@@ -57,13 +57,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bytes]]:
+def reference(tmp_path_factory) -> dict[str, list[bytes]]:
     """The sweep's completions, uninterrupted, in one process."""
     return undisturbed(tmp_path_factory.mktemp("reference"))
 
 
 @pytest.fixture(scope="module")
-def small_reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bytes]]:
+def small_reference(tmp_path_factory) -> dict[str, list[bytes]]:
     """The same for the first problems of `SMALL`."""
     return undisturbed(tmp_path_factory.mktemp("small_reference"), *SMALL[:1])
 
@@ -153,7 +153,7 @@ def stop_two_tasks(run: Path) -> set[int]:
     """Stop two processes each as soon as it works: a quick machine is done with the first before the second begins."""
     pids = set[int]()
 
-    def are_stopped() -> bool:
+    def are_stopped():
         for pid in {task.pid for task in running_tasks(run)} - pids:
             os.kill(pid, signal.SIGSTOP)
             pids.add(pid)
@@ -164,9 +164,7 @@ def stop_two_tasks(run: Path) -> set[int]:
 
 
 @takes_minutes
-def test_an_array_that_everything_happens_to_ends_complete(
-    cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
-) -> None:
+def test_an_array_that_everything_happens_to_ends_complete(cluster, reference, tmp_path):
     run = tmp_path / "default"
     job = submit(cluster, tmp_path)
     wait(lambda: (run / "status").exists() and len(running_tasks(run)) == 4 and stored(run) > 3, "four busy tasks")
@@ -195,7 +193,7 @@ def test_an_array_that_everything_happens_to_ends_complete(
     record("kill -9 of one task's process, as by the kernel out of memory", dead, equal=True)
 
 
-def test_a_task_runs_where_the_site_lets_jobs_inherit_nothing(cluster: dict[str, str], tmp_path: Path) -> None:
+def test_a_task_runs_where_the_site_lets_jobs_inherit_nothing(cluster, tmp_path):
     # The shell has variables of a job that is over.
     shell = {"SLURM_JOB_ID": "99999", "SLURM_NTASKS": "4", "SLURM_GPUS": "7", "SLURM_CONSTRAINT": "none_such"}
     site = {**cluster, **shell, "SBATCH_EXPORT": "NONE", "SBATCH_WAIT": "1", "SQUEUE_STATES": "COMPLETING"}
@@ -210,9 +208,7 @@ def test_a_task_runs_where_the_site_lets_jobs_inherit_nothing(cluster: dict[str,
 
 
 @takes_minutes
-def test_a_time_limit_requeues_the_task(
-    cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
-) -> None:
+def test_a_time_limit_requeues_the_task(cluster, small_reference, tmp_path):
     """The limit is SLURM's own coarse minute; the signal before it makes submitit queue the task again.
 
     On a loaded machine, where a task needs most of a minute to start, KVSWEEP_SLURM_MINUTES sets a longer limit.
@@ -251,9 +247,7 @@ def _logs(run: Path, job: str) -> str:
 
 
 @takes_minutes
-def test_a_task_that_always_fails_is_reported_and_the_others_are_kept(
-    cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
-) -> None:
+def test_a_task_that_always_fails_is_reported_and_the_others_are_kept(cluster, small_reference, tmp_path):
     run = tmp_path / "default"
     [spoiled, *_] = small_reference
     # What one shard wants to write is a folder: that task fails, whoever starts it and however often.
@@ -273,7 +267,7 @@ def test_a_task_that_always_fails_is_reported_and_the_others_are_kept(
 
 
 @takes_minutes
-def test_a_sequential_sweep_has_an_array_for_each_round(cluster: dict[str, str], tmp_path: Path) -> None:
+def test_a_sequential_sweep_has_an_array_for_each_round(cluster, tmp_path):
     words = [word for word in SWEEP if not word.startswith("policy.budget")]
     sweep = [*words, "benchmark.limit=12", "grid.keep_ratio=[0.2]", "grid.budget=[96,256]", "draws=4", "until=decided"]
     kvsweep(
@@ -293,7 +287,7 @@ def test_a_sequential_sweep_has_an_array_for_each_round(cluster: dict[str, str],
 
 
 @takes_minutes
-def test_a_replay_of_a_finished_run_is_the_replay_of_one_process(cluster: dict[str, str], tmp_path: Path) -> None:
+def test_a_replay_of_a_finished_run_is_the_replay_of_one_process(cluster, tmp_path):
     run, calm = tmp_path / "default", tmp_path / "calm"
     undisturbed(tmp_path, *SMALL[:1])
     shutil.copytree(run, calm)
@@ -364,9 +358,7 @@ def node(cluster: dict[str, str], state: str) -> None:
     subprocess.run(command, env=cluster, capture_output=True, check=state != "resume", timeout=300)
 
 
-def test_each_task_of_a_sweep_sees_the_gpu_that_slurm_gives_it(
-    cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
-) -> None:
+def test_each_task_of_a_sweep_sees_the_gpu_that_slurm_gives_it(cluster, small_reference, tmp_path):
     run = tmp_path / "default"
     submit(cluster, tmp_path, *SMALL, "launcher.gpus=1", "model.device=cpu")
     wait(lambda: (run / "status").exists() and len(running_tasks(run)) == 2, "two busy tasks")
@@ -377,9 +369,7 @@ def test_each_task_of_a_sweep_sees_the_gpu_that_slurm_gives_it(
     assert completions(run) == small_reference
 
 
-def test_a_suspended_task_goes_on_and_no_grade_times_out(
-    cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
-) -> None:
+def test_a_suspended_task_goes_on_and_no_grade_times_out(cluster, small_reference, tmp_path):
     run = tmp_path / "default"
     job = submit(cluster, tmp_path, *SMALL)
     wait(lambda: (run / "status").exists() and len(running_tasks(run)) == 2, "two busy tasks")
@@ -397,9 +387,7 @@ def test_a_suspended_task_goes_on_and_no_grade_times_out(
 
 
 @pytest.mark.skipif(not os.access("/sys/fs/cgroup/memory", os.W_OK), reason="no memory groups of this user")
-def test_a_task_that_takes_more_memory_than_it_asked_for(
-    cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
-) -> None:
+def test_a_task_that_takes_more_memory_than_it_asked_for(cluster, small_reference, tmp_path):
     run = tmp_path / "default"
     job = submit(cluster, tmp_path, *SMALL, "launcher.shards=1", "launcher.memory_gb=0.25")
     wait_until_empty(cluster)
@@ -413,7 +401,7 @@ def test_a_task_that_takes_more_memory_than_it_asked_for(
 
 
 @pytest.mark.parametrize("name", ["half%j", "back\\slash"])
-def test_a_name_that_slurm_reads_as_a_pattern_is_refused(name: str, cluster: dict[str, str], tmp_path: Path) -> None:
+def test_a_name_that_slurm_reads_as_a_pattern_is_refused(name, cluster, tmp_path):
     for place in (f"results_dir={tmp_path / name}", f"run_name={name}"):
         arguments = [*SWEEP, *SLURM, f"results_dir={tmp_path}", place.replace("\\", "\\\\")]
         kvsweep(*arguments, environment=cluster, code=2)
@@ -421,7 +409,7 @@ def test_a_name_that_slurm_reads_as_a_pattern_is_refused(name: str, cluster: dic
     assert not list(tmp_path.iterdir())
 
 
-def test_a_submission_that_fails_leaves_nothing_queued(cluster: dict[str, str], tmp_path: Path) -> None:
+def test_a_submission_that_fails_leaves_nothing_queued(cluster, tmp_path):
     arguments = [*SWEEP, *SLURM, "launcher.partition=nowhere", f"results_dir={tmp_path}"]
     command = [sys.executable, "-m", "kvsweep.cli", *arguments]
     ended = subprocess.run(command, env=cluster, cwd=ROOT, text=True, capture_output=True, timeout=120, check=False)
@@ -433,7 +421,7 @@ def test_a_submission_that_fails_leaves_nothing_queued(cluster: dict[str, str], 
     record("wrong partition (`launcher.partition=nowhere`)", f"at submission: {ended.stderr}", equal=None)
 
 
-def test_a_submitting_host_that_dies_is_told(cluster: dict[str, str], tmp_path: Path) -> None:
+def test_a_submitting_host_that_dies_is_told(cluster, tmp_path):
     for name, text in {"sbatch": "kill -9 $PPID", "srun": "true"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -446,9 +434,7 @@ def test_a_submitting_host_that_dies_is_told(cluster: dict[str, str], tmp_path: 
 
 
 @takes_minutes
-def test_waiting_cancelled_and_second_submissions(
-    cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
-) -> None:
+def test_waiting_cancelled_and_second_submissions(cluster, small_reference, tmp_path):
     run = tmp_path / "default"
     node(cluster, "drain")
     try:
@@ -476,15 +462,13 @@ def test_waiting_cancelled_and_second_submissions(
 
 
 @takes_minutes
-def test_a_task_cancelled_at_work(
-    cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
-) -> None:
+def test_a_task_cancelled_at_work(cluster, small_reference, tmp_path):
     run = tmp_path / "default"
     first = submit(cluster, tmp_path, *SMALL)
     pids = stop_two_tasks(run)
     slurm(cluster, "scancel", f"{first}_1")
 
-    def is_cancelled() -> bool:
+    def is_cancelled():
         for pid in pids:  # scancel lets a stopped process go on, and a quick one is done before it is killed
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
@@ -502,9 +486,7 @@ def test_a_task_cancelled_at_work(
 
 
 @takes_minutes
-def test_a_node_that_goes_down_at_work(
-    cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
-) -> None:
+def test_a_node_that_goes_down_at_work(cluster, small_reference, tmp_path):
     run = tmp_path / "default"
     job = submit(cluster, tmp_path, *SMALL)
     pids = stop_two_tasks(run)
@@ -518,7 +500,7 @@ def test_a_node_that_goes_down_at_work(
     finally:
         node(cluster, "resume")
 
-    def is_over() -> bool:
+    def is_over():
         # The node drains itself, and SLURM holds the task, if it comes before the last remains of the old one are gone.
         node(cluster, "resume")
         if "scontrol release lets it go" in words(run, cluster):

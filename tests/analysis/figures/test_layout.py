@@ -107,7 +107,7 @@ def bar_lengths(figure: Figure) -> list[float]:
     return found
 
 
-def test_the_boxes_show_what_is_wrong() -> None:
+def test_the_boxes_show_what_is_wrong():
     figure = Figure(figsize=(2, 1))
     for text, x in (("one", 0.5), ("two", 0.55), ("three", 0.98)):
         figure.text(x, 0.5, text)
@@ -118,7 +118,7 @@ def test_the_boxes_show_what_is_wrong() -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("count", [2, 9, 32])
 @pytest.mark.slow_covers(1)
-def test_figures_of_policies_fit(tmp_path: Path, make_cell: MakeCell, width: float, count: int) -> None:
+def test_figures_of_policies_fit(tmp_path, make_cell, width, count):
     for b, place in enumerate(PLACES):
         make_cell([[1]] * 10, **place)
         for i, policy in enumerate(POLICIES[:count]):
@@ -159,9 +159,7 @@ def test_figures_of_policies_fit(tmp_path: Path, make_cell: MakeCell, width: flo
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(("marks", "interval"), [(False, False), (True, False), (True, True)])
 @pytest.mark.slow_covers(1)
-def test_figures_of_a_grid_fit(
-    tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, width: float, marks: bool, interval: bool
-) -> None:
+def test_figures_of_a_grid_fit(tmp_path, make_cell, monkeypatch, width, marks, interval):
     for b, place in enumerate({**place, "model": "r1_qwen_7b", "model_title": "R1-Qwen"} for place in PLACES):
         make_cell([[1]] * 30, **place)
         for i, ratio in enumerate((0.1, 0.2, 0.3, 0.4, 0.5)):
@@ -173,7 +171,7 @@ def test_figures_of_a_grid_fit(
             make_cell([[1]] * 30, policy="dynts", keep_ratio=0.3, local_window=2000, budget=budget, **place)
     drawn: dict[str, Figure] = {}
 
-    def keep(figure: Figure, _: Path, name: str) -> dict[str, Path]:
+    def keep(figure, _, name):
         drawn[name.split("_")[0]] = figure
         return {"svg": Path(__file__)}
 
@@ -198,7 +196,7 @@ def test_figures_of_a_grid_fit(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
-def test_figures_of_replayed_texts_fit(width: float) -> None:
+def test_figures_of_replayed_texts_fit(width):
     """As many settings as a large run has, of which a page names those nearest to the full cache."""
     settings = [(policy, ratio) for policy in POLICIES[:20] for ratio in (0.1, 0.2, 0.3, 0.4, 0.5)]
     rows = [
@@ -224,7 +222,7 @@ def test_figures_of_replayed_texts_fit(width: float) -> None:
     assert f"the {len(names)} nearest settings" in title
 
 
-def test_numbers_of_less_than_a_decade_are_plain() -> None:
+def test_numbers_of_less_than_a_decade_are_plain():
     one = {"benchmark_title": "GSM8K", "policy": "rkv", "variant": "", "local_window": 48, "budget": 128, "kl_se": 0.01}
     rows = [one | {"cell_id": f"{i}", "keep_ratio": i / 10, "kl": 0.02 * i} for i in (1, 2, 4)]
     bins = [
@@ -240,7 +238,7 @@ def test_numbers_of_less_than_a_decade_are_plain() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_papers_eight_grids_fit_on_a_page(width: float) -> None:
+def test_the_papers_eight_grids_fit_on_a_page(width):
     figure = noise_figure(analyse_scores(REFERENCE / GRID_FILE).verdicts, Look(width=width))
     assert faults(figure) == []
     assert figure.get_figheight() <= PAGE_HEIGHT
@@ -253,7 +251,7 @@ def test_the_papers_eight_grids_fit_on_a_page(width: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_heatmap_of_many_ratios_is_as_wide_as_its_numbers_need(tmp_path: Path) -> None:
+def test_a_heatmap_of_many_ratios_is_as_wide_as_its_numbers_need(tmp_path):
     one = {"model": "m", "benchmark": "b", "policy": "dynts", "budget": 5000, "problems": 30, "draws": 5}
     places = [(ratio, window) for ratio in range(1, 251) for window in (64, 128)]
     many = pd.DataFrame([one | {"keep_ratio": r / 250, "local_window": w, "pass_at_1": 1 + r / 8} for r, w in places])
@@ -267,7 +265,7 @@ def test_a_heatmap_of_many_ratios_is_as_wide_as_its_numbers_need(tmp_path: Path)
         grid_figure(found.grids[0], "m", found.metrics, Look(width=COLUMN_WIDTH, row=COLUMN_WIDTH))
 
 
-def test_the_legend_of_the_published_grids_fits() -> None:
+def test_the_legend_of_the_published_grids_fits():
     grids = pd.read_csv(REFERENCE.parent / "published/paper_grids/grids.csv")
     with matplotlib.rc_context(STYLE):
         figure = paper_grids.figure(grids)
@@ -277,14 +275,14 @@ def test_the_legend_of_the_published_grids_fits() -> None:
 
 
 @pytest.mark.slow
-def test_every_text_of_a_trace_has_contrast() -> None:
+def test_every_text_of_a_trace_has_contrast():
     values = np.linspace(-1.5, 1.5, 60).reshape(6, 10)
     assert faint(attribution_figure(values, list("abcdef"), list("0123456789"), title="t")) == []
     layout = Layout(question=3, thinking=50, answer=5, steps=[0] * 50, pieces=["a"] * 50)
     assert faint(importance_figure(layout, {"true: answer": np.linspace(0, 1, 50)}, title="t")) == []
 
 
-def test_the_contrast_is_that_of_the_norm() -> None:
+def test_the_contrast_is_that_of_the_norm():
     figure = Figure(figsize=(2, 1))
     figure.text(0.5, 0.5, "x", color="#777777")
     # Black on white has 21, and #777 is the well-known grey just below 4.5.

@@ -46,7 +46,7 @@ def requests(browser: Any) -> set[str]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, make_cell: MakeCell) -> Path:
+def run(tmp_path, make_cell) -> Path:
     row = {"text": f"a is 4. {EVIL}</think>So {EVIL}", "token_ids": [1, 2]}
     folders = [make_cell([[1], [1], [0]], completion=row)]
     for ratio in (0.1, 0.3, 0.5):
@@ -70,12 +70,12 @@ def served(folder: Path, policy: str = "") -> Iterator[str]:
     """The address of a web server that shows a folder, with a Content-Security-Policy of its own if one is given."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
-        def end_headers(self) -> None:
+        def end_headers(self):
             if policy:
                 self.send_header("Content-Security-Policy", policy)
             super().end_headers()
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_: object):
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder))) as server:
@@ -88,7 +88,7 @@ def served(folder: Path, policy: str = "") -> Iterator[str]:
             thread.join()
 
 
-def test_files_beside_the_page_are_read_over_http_too(run: Path, browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_beside_the_page_are_read_over_http_too(run, browser, monkeypatch):
     monkeypatch.setattr("kvsweep.analysis.report.drilldown.MAX_EMBEDDED_BYTES", 0)
     page = build_report(run)
     with served(page.parent) as address:
@@ -106,7 +106,7 @@ def test_files_beside_the_page_are_read_over_http_too(run: Path, browser: Any, m
     assert "cannot be loaded" not in opened
 
 
-def test_the_page_without_scripts_has_its_pictures_and_says_what_lacks(run: Path, browser: Any) -> None:
+def test_the_page_without_scripts_has_its_pictures_and_says_what_lacks(run, browser):
     page = build_report(run)
     with served(page.parent, NO_SCRIPTS) as address:
         browser.get(f"{address}/report.html")
@@ -135,7 +135,7 @@ def test_the_page_without_scripts_has_its_pictures_and_says_what_lacks(run: Path
 
 
 @pytest.mark.parametrize("embedded", [True, False])
-def test_the_page_works_offline(run: Path, browser: Any, embedded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_works_offline(run, browser, embedded, monkeypatch):
     if not embedded:
         monkeypatch.setattr("kvsweep.analysis.report.drilldown.MAX_EMBEDDED_BYTES", 0)
     page = build_report(run)
@@ -167,7 +167,7 @@ def test_the_page_works_offline(run: Path, browser: Any, embedded: bool, monkeyp
     assert browser.get_log("browser") == []
 
 
-def test_the_page_of_judge_opens_with_a_lost_answer(tmp_path: Path, browser: Any) -> None:
+def test_the_page_of_judge_opens_with_a_lost_answer(tmp_path, browser):
     files = []
     for name, lost in (("full", ()), ("fp8", (3, 5))):
         rows = [{"id": f"p{p}", "correct": p not in lost, "text": f"{EVIL} {p in lost}"} for p in range(8)]
@@ -198,7 +198,7 @@ def test_the_page_of_judge_opens_with_a_lost_answer(tmp_path: Path, browser: Any
         assert not [one for one in browser.find_elements("css selector", ".scripted") if one.is_displayed()]
 
 
-def test_a_phone_and_python_read_the_same(run: Path, browser: Any) -> None:
+def test_a_phone_and_python_read_the_same(run, browser):
     """At 390 px the best settings stand below each other in full, and halves are rounded as `format` rounds them."""
     browser.get(build_report(run).as_uri())
     shares = [n / 32 for n in range(-32, 33)] + [0.1435, 0.0005, 0.9995, -0.0003]
@@ -213,7 +213,7 @@ def test_a_phone_and_python_read_the_same(run: Path, browser: Any) -> None:
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_tables_sort(run: Path, browser: Any) -> None:
+def test_tables_sort(run, browser):
     browser.get(build_report(run).as_uri())
     column = """const table = [...document.querySelectorAll("table:not(.heatmap)")].at(-1);
         const at = [...table.tHead.rows[0].cells].findIndex((c) => c.textContent.startsWith("Pass@1"));
@@ -225,7 +225,7 @@ def test_tables_sort(run: Path, browser: Any) -> None:
     assert len(set(once)) > 1
 
 
-def test_a_completion_lies_beside_the_full_caches(tmp_path: Path, make_cell: MakeCell, browser: Any) -> None:
+def test_a_completion_lies_beside_the_full_caches(tmp_path, make_cell, browser):
     from tokenizers import Tokenizer
 
     from kvsweep.harness.settings import WEIGHTS
@@ -293,7 +293,7 @@ def test_a_completion_lies_beside_the_full_caches(tmp_path: Path, make_cell: Mak
     assert browser.get_log("browser") == []
 
 
-def test_the_kept_page_shades_what_went_and_escapes_the_text(browser: Any, tmp_path: Path) -> None:
+def test_the_kept_page_shades_what_went_and_escapes_the_text(browser, tmp_path):
     pieces = ["<q>", "a", "b", "c", "d", "</script>"]
     evictions = [
         Eviction(step=3, length_before=4, length_after=3, held=[100, 1, 0, 1, 50, 1, 100, 1]),
@@ -341,7 +341,7 @@ def wait_for_pair(browser: Any) -> None:
 CHECKS = (Path(__file__).parent / "accessibility.js").read_text()
 
 
-def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(run: Path, browser: Any) -> None:
+def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(run, browser):
     from selenium.webdriver.common.keys import Keys
 
     page = build_report(run)
@@ -424,9 +424,7 @@ def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(run: P
     assert browser.get_log("browser") == []
 
 
-def test_a_page_of_20_000_completions_is_ready_within_five_seconds(
-    tmp_path: Path, make_cell: MakeCell, browser: Any
-) -> None:
+def test_a_page_of_20_000_completions_is_ready_within_five_seconds(tmp_path, make_cell, browser):
     row = {"text": "Let me see. a is 4, b is 5. " * 40, "token_ids": [1] * 300}
     for benchmark in range(5):
         for ratio in range(20):

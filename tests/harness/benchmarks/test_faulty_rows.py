@@ -1,7 +1,5 @@
 """`leave_out_faulty`: problems without a usable answer are left out and counted, or the data is refused."""
 
-from pathlib import Path
-
 import pytest
 
 from kvsweep.errors import UserError
@@ -16,7 +14,7 @@ ROWS = [
 ]
 
 
-def test_faulty_rows_are_left_out_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_faulty_rows_are_left_out_or_refused(tmp_path, capsys):
     path = str(write_jsonl(tmp_path / "p.jsonl", ROWS))
     settings = {"name": "b", "title": "B", "source": "file", "path": path, "answer_kind": "expression"}
     benchmark = load_problems(BenchmarkConfig(**settings, leave_out_faulty=True))

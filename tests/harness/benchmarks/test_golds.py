@@ -1,7 +1,6 @@
 """A gold that no answer can equal is refused when the file is read; golds of real benchmarks are not."""
 
 import json
-from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 from kvsweep.harness.benchmarks import golds
 from kvsweep.harness.benchmarks.golds import read_gold
-from kvsweep.harness.grading.answers import AnswerKind
 from kvsweep.harness.grading.expressions import compare
 from kvsweep.harness.sweep.job import make_job
 from tests.harness.benchmarks.test_load import load as load_benchmark
@@ -50,20 +48,20 @@ FIT = (
 
 
 @pytest.mark.parametrize(("value", "reason"), UNFIT, ids=lambda part: repr(part)[:30])
-def test_an_expression_that_no_answer_can_equal(value: object, reason: str) -> None:
+def test_an_expression_that_no_answer_can_equal(value, reason):
     with pytest.raises(ValueError, match="no expression") as caught:
         read_gold(value, "expression")
     assert reason in str(caught.value)
 
 
 @pytest.mark.parametrize("value", FIT, ids=repr)
-def test_an_expression_that_an_answer_can_equal(value: object) -> None:
+def test_an_expression_that_an_answer_can_equal(value):
     gold = read_gold(value, "expression")
     assert compare(gold, gold)[0]
 
 
 @pytest.mark.parametrize(("pattern", "found", "example"), golds._UNFIT, ids=lambda part: part[:20])
-def test_each_rule_has_an_example(pattern: str, found: str, example: str) -> None:
+def test_each_rule_has_an_example(pattern, found, example):
     with pytest.raises(ValueError, match="no expression") as caught:
         read_gold(example, "expression")
     assert found in str(caught.value)
@@ -86,7 +84,7 @@ def test_each_rule_has_an_example(pattern: str, found: str, example: str) -> Non
         ),
     ],
 )
-def test_the_other_kinds(value: object, kind: AnswerKind, sentence: str) -> None:
+def test_the_other_kinds(value, kind, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}$"):
         read_gold(value, kind)
 
@@ -97,17 +95,17 @@ def test_the_other_kinds(value: object, kind: AnswerKind, sentence: str) -> None
     ["\frac{1}{2}", "6\text{ cm}", "\text{A}", "\boxed{5}", "\neq 5", "\rho", "5\x00", "\x1b5", "5\x85"],
     ids=repr,
 )
-def test_a_gold_whose_backslash_json_took(value: str, kind: AnswerKind) -> None:
+def test_a_gold_whose_backslash_json_took(value, kind):
     with pytest.raises(ValueError, match=r"the control character '\\.*JSON writes a backslash of LaTeX as \\\\$"):
         read_gold(value, kind)
 
 
 @pytest.mark.parametrize("value", ["27.0", "27.00", "1,000", 1000.0, Decimal("1.000"), "1234.000"], ids=repr)
-def test_an_integer_with_a_point_that_separates_no_thousands(value: object) -> None:
+def test_an_integer_with_a_point_that_separates_no_thousands(value):
     assert read_gold(value, "integer") in {"27", "1000", "1", "1234"}
 
 
-def test_spaces_around_a_gold_are_no_control_characters() -> None:
+def test_spaces_around_a_gold_are_no_control_characters():
     assert read_gold("\t5 +\n2\r\n", "expression") == "5 +\n2"
 
 
@@ -122,7 +120,7 @@ def write(path: Path, *answers: object) -> Path:
     return path
 
 
-def test_the_sentence_names_place_problem_and_way_out(tmp_path: Path) -> None:
+def test_the_sentence_names_place_problem_and_way_out(tmp_path):
     path = write(tmp_path / "p.jsonl", "5", "['7']")
     words = (f"{path}:2 has the answer \"['7']\" of problem 'q1'", "benchmark.answer_after")
     mistake(*words, path=path, answer_kind="expression")
@@ -130,31 +128,29 @@ def test_the_sentence_names_place_problem_and_way_out(tmp_path: Path) -> None:
 
 class TestAnswerAfter:
     @pytest.mark.parametrize("kind", ["integer", "expression", "letter"])
-    def test_a_worked_solution_names_the_setting(self, tmp_path: Path, kind: str) -> None:
+    def test_a_worked_solution_names_the_setting(self, tmp_path, kind):
         path = write(tmp_path / "p.jsonl", "48+24 = 72\n#### 72")
         mistake("""set 'benchmark.answer_after="####"'""", path=path, answer_kind=kind)
 
-    def test_the_answer_follows_the_last_such_text(self, tmp_path: Path) -> None:
+    def test_the_answer_follows_the_last_such_text(self, tmp_path):
         path = write(tmp_path / "p.jsonl", "#### 1\n#### 1,072", "#### $-5$")
         assert load(path, answer_after="####") == ["1072", "-5"]
         assert load(
             write(path, r"The answer is: x. The answer is: \frac12 "), answer_after="is:", answer_kind="expression"
         ) == [r"\frac12"]
 
-    def test_an_answer_without_the_text(self, tmp_path: Path) -> None:
+    def test_an_answer_without_the_text(self, tmp_path):
         path = write(tmp_path / "p.jsonl", "#### 1", "72")
         mistake("'q1', which lacks benchmark.answer_after='####'", path=path, answer_after="####")
         mistake("is no integer", path=write(path, "72 ####"), answer_after="####")
 
-    def test_a_file_in_place_of_a_hub_dataset_may_have_the_answers_alone(self, tmp_path: Path) -> None:
+    def test_a_file_in_place_of_a_hub_dataset_may_have_the_answers_alone(self, tmp_path):
         hub = {"source": "hub", "hub_id": "a/b", "answer_after": "####"}
         worked, plain = write(tmp_path / "w.jsonl", "1\n#### 7", "#### 8"), write(tmp_path / "p.jsonl", "7", "8")
         assert load(worked, **hub) == load(plain, **hub) == ["7", "8"]
         mistake("lacks benchmark.answer_after='####'", path=write(plain, "7", "#### 8"), **hub)
 
-    def test_a_cell_is_named_after_the_golds_alone(
-        self, tmp_path: Path, compose: Callable[..., Any], tiny: list[str]
-    ) -> None:
+    def test_a_cell_is_named_after_the_golds_alone(self, tmp_path, compose, tiny):
         """The setting changes an id where it changes a gold; a file of the same golds has the same cells."""
         worked, plain = write(tmp_path / "w.jsonl", "1\n#### 7"), write(tmp_path / "p.jsonl", "7")
         other = write(tmp_path / "o.jsonl", "1\n#### 8")
@@ -169,14 +165,14 @@ class TestAnswerAfter:
 
 @pytest.mark.shared
 @pytest.mark.parametrize("name", ["aime24", "aime25", "amc23", "gsm8k"])
-def test_no_gold_of_a_real_benchmark_is_refused(name: str, shared_data: Path) -> None:
+def test_no_gold_of_a_real_benchmark_is_refused(name, shared_data):
     lines = (shared_data / f"{name}.jsonl").read_text().splitlines()
     for answer in (json.loads(line)["answer"] for line in lines):
         assert read_gold(answer, "integer") == read_gold(int(str(answer).replace(",", "")), "expression")
 
 
 @pytest.mark.shared
-def test_of_the_golds_of_graded_outputs_a_sentence_alone_is_refused(shared_data: Path) -> None:
+def test_of_the_golds_of_graded_outputs_a_sentence_alone_is_refused(shared_data):
     refused = set()
     for line in (shared_data / "graded_outputs.jsonl").read_text().splitlines():
         try:

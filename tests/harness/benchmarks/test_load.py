@@ -8,7 +8,6 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import datasets
@@ -39,7 +38,7 @@ ROWS = [
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path_factory, monkeypatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
@@ -81,7 +80,7 @@ def mistake(*parts: str, path: Path | None = None, **fields: Any) -> str:
 
 class TestConfigs:
     @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-    def test_hub_revisions_are_whole_commits(self, path: Path) -> None:
+    def test_hub_revisions_are_whole_commits(self, path):
         fields = read_yaml(path)
         if fields["source"] == "hub":
             # No commit of this one is known to us; loading it says that it is not pinned.
@@ -123,14 +122,14 @@ class TestConfigs:
             ({"option_seed": 1.5}, "benchmark.option_seed"),
         ],
     )
-    def test_a_setting_that_does_not_fit(self, tmp_path: Path, fields: dict[str, Any], word: str) -> None:
+    def test_a_setting_that_does_not_fit(self, tmp_path, fields, word):
         path = None if {"source", "path"} & fields.keys() else write_jsonl(tmp_path / "p.jsonl", ROWS)
         mistake(word, **{"path": path, **fields})
 
 
 class TestToy:
     @pytest.mark.parametrize("path", [p for p in CONFIGS if read_yaml(p)["source"] == "toy"], ids=lambda p: p.stem)
-    def test_toy_problems_come_from_their_task(self, path: Path) -> None:
+    def test_toy_problems_come_from_their_task(self, path):
         benchmark = load_problems(BenchmarkConfig(**read_yaml(path)))
         task = path.stem.removeprefix("toy_")
         toys = (tasks if task in tasks.TASKS else word_problems).problems(task, count=120)
@@ -141,14 +140,14 @@ class TestToy:
 
 
 class TestFiles:
-    def test_problems_keep_their_order_text_and_canonical_gold(self, tmp_path: Path) -> None:
+    def test_problems_keep_their_order_text_and_canonical_gold(self, tmp_path):
         benchmark = load(write_jsonl(tmp_path / "p.jsonl", ROWS), expected_count=99)
         assert [(p.id, p.gold) for p in benchmark.problems] == [("a", "27"), ("b", "-1"), ("c", "3159")]
         assert benchmark.problems[1].prompt == "What is, in\nwords, 0-1?"
         assert benchmark.count == 3
         assert benchmark.content_hash == content_hash([[p.id, p.prompt, p.gold] for p in benchmark.problems])
 
-    def test_every_format_gives_the_same_benchmark(self, tmp_path: Path) -> None:
+    def test_every_format_gives_the_same_benchmark(self, tmp_path):
         data = datasets.Dataset.from_list([{**row, "answer": str(row["answer"])} for row in ROWS])
         data.to_parquet(tmp_path / "p.parquet")
         data.save_to_disk(tmp_path / "saved")
@@ -167,7 +166,7 @@ class TestFiles:
             assert got.content_hash == expected.content_hash, name
 
     @pytest.mark.parametrize("name", ["train.csv", "train.jsonl", "train.json", "[v1]/train.csv"])
-    def test_a_folder_is_read_as_its_file_is(self, tmp_path: Path, name: str) -> None:
+    def test_a_folder_is_read_as_its_file_is(self, tmp_path, name):
         """No reader makes a number of a text, or a date of an id."""
         rows = [
             {"id": "007", "problem": "One?", "answer": "1.10"},
@@ -184,35 +183,35 @@ class TestFiles:
         assert [(problem.id, problem.gold) for problem in one.problems] == [(r["id"], r["answer"]) for r in rows]
         assert (other.problems, other.content_hash) == (one.problems, one.content_hash)
 
-    def test_a_folder_of_parts_is_read_whole(self, tmp_path: Path) -> None:
+    def test_a_folder_of_parts_is_read_whole(self, tmp_path):
         for number, row in enumerate(ROWS):
             write_jsonl(tmp_path / f"test-{number}.jsonl", [row])
         assert [problem.id for problem in load(tmp_path).problems] == ["a", "b", "c"]
         write_jsonl(tmp_path / "train.jsonl", [ROWS[0]])
         assert [problem.id for problem in load(tmp_path, split="train").problems] == ["a"]
 
-    def test_columns_are_mapped_and_fall_back_to_the_plain_names(self, tmp_path: Path) -> None:
+    def test_columns_are_mapped_and_fall_back_to_the_plain_names(self, tmp_path):
         columns = {"id": "ID", "problem": "question", "answer": "Final"}
         renamed = [{"ID": r["id"], "question": r["problem"], "Final": r["answer"]} for r in ROWS]
         mapped = load(write_jsonl(tmp_path / "m.jsonl", renamed), columns=columns)
         plain = load(write_jsonl(tmp_path / "p.jsonl", ROWS), columns=columns)
         assert mapped.problems == plain.problems
 
-    def test_ids_made_of_the_text_do_not_depend_on_the_order(self, tmp_path: Path) -> None:
+    def test_ids_made_of_the_text_do_not_depend_on_the_order(self, tmp_path):
         rows = [{"problem": row["problem"], "answer": row["answer"]} for row in ROWS]
         forward = load(write_jsonl(tmp_path / "f.jsonl", rows))
         backward = load(write_jsonl(tmp_path / "b.jsonl", rows[::-1]), columns={"id": None})
         assert set(forward.problems) == set(backward.problems)
         assert len({problem.id for problem in forward.problems}) == 3
 
-    def test_limit_cuts_the_problems_but_not_the_hash(self, tmp_path: Path) -> None:
+    def test_limit_cuts_the_problems_but_not_the_hash(self, tmp_path):
         path = write_jsonl(tmp_path / "p.jsonl", ROWS)
         whole, part = load(path), load(path, limit=2)
         assert part.problems == whole.problems[:2]
         assert (part.content_hash, part.count) == (whole.content_hash, 3)
         assert load(path, limit=50).problems == whole.problems
 
-    def test_the_boxed_prompt_adds_one_line(self, tmp_path: Path) -> None:
+    def test_the_boxed_prompt_adds_one_line(self, tmp_path):
         path = write_jsonl(tmp_path / "p.jsonl", ROWS)
         bare, boxed = load(path), load(path, prompt="boxed")
         assert boxed.problems[0].prompt == f"{bare.problems[0].prompt}\n{BOXED_INSTRUCTION}"
@@ -235,19 +234,19 @@ class TestFiles:
             ({"id": "a", "problem": "?", "answer": 1}, "the id 'a' of p.jsonl:1 again"),
         ],
     )
-    def test_a_faulty_row_is_named_by_file_and_line(self, tmp_path: Path, row: dict[str, Any], word: str) -> None:
+    def test_a_faulty_row_is_named_by_file_and_line(self, tmp_path, row, word):
         path = write_jsonl(tmp_path / "p.jsonl", [ROWS[0], row])
         message = mistake("p.jsonl:2", path=path).replace(f"{tmp_path}/", "")
         assert word in message
 
-    def test_a_parquet_column_that_occurs_twice(self, tmp_path: Path) -> None:
+    def test_a_parquet_column_that_occurs_twice(self, tmp_path):
         arrays = [pyarrow.array([value]) for value in ("?", "7", "8")]
         table = pyarrow.Table.from_arrays(arrays, names=["problem", "answer", "answer"])
         pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
         mistake("'answer' twice", path=tmp_path / "p.parquet")
 
     @pytest.mark.parametrize("row", [{"answer": "\\text{\ud83d}"}, {"id": "\ud83d"}, {"problem": "2\udc00?"}])
-    def test_half_a_character(self, tmp_path: Path, row: dict[str, str]) -> None:
+    def test_half_a_character(self, tmp_path, row):
         path = tmp_path / "p.jsonl"
         path.write_text(json.dumps({"id": "x", "problem": "?", "answer": "5", **row}))
         assert mistake("p.jsonl:1", "lone surrogate", path=path).encode()
@@ -265,7 +264,7 @@ class TestFiles:
             r"\rho?",
         ],
     )
-    def test_unescaped_latex_in_json(self, tmp_path: Path, text: str) -> None:
+    def test_unescaped_latex_in_json(self, tmp_path, text):
         path = tmp_path / "p.jsonl"
         path.write_text(f'{{"problem": "What is {text}", "answer": 5}}')
         mistake("p.jsonl:1 has the control character", r"a backslash of LaTeX as \\;", path=path)
@@ -273,26 +272,24 @@ class TestFiles:
         assert load(path).problems[0].prompt == f"What\tis\r\n{text}"
 
     @pytest.mark.parametrize("text", [r"\frac{1}{2}+0?", r"\triangle ABC?"])
-    def test_latex_that_the_published_aime_2025_has_lost(
-        self, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_latex_that_the_published_aime_2025_has_lost(self, tmp_path, text, capsys):
         path = tmp_path / "p.jsonl"
         path.write_text(f'{{"problem": "{text}", "answer": 5}}\n{{"problem": "Of {text}", "answer": 5}}')
         assert load(path).count == 2
         warning = capsys.readouterr().err
         assert re.fullmatch(r".*p.jsonl:1 has the control .*; the problem is asked as it is.\n", warning)
 
-    def test_repeated_text_without_ids(self, tmp_path: Path) -> None:
+    def test_repeated_text_without_ids(self, tmp_path):
         rows = [{"problem": "same", "answer": 1}, {"problem": "same ", "answer": 1}]
         mistake("p.jsonl:2", "p.jsonl:1", path=write_jsonl(tmp_path / "p.jsonl", rows))
 
     @pytest.mark.parametrize("line", ["{", "[1]", "\x00", "[" * 200_000], ids=lambda line: line[:8])
-    def test_a_broken_line_is_named(self, tmp_path: Path, line: str) -> None:
+    def test_a_broken_line_is_named(self, tmp_path, line):
         path = tmp_path / "p.jsonl"
         path.write_text(json.dumps(ROWS[0]) + "\n\n" + line + "\n")
         mistake("p.jsonl:3", path=path)
 
-    def test_a_missing_column_lists_those_found(self, tmp_path: Path) -> None:
+    def test_a_missing_column_lists_those_found(self, tmp_path):
         rows = [{"id": 1, "text": "?", "an\nswer": 2}]
         mistake("'problem'", "'text'", "benchmark.columns", path=write_jsonl(tmp_path / "p.jsonl", rows))
 
@@ -318,15 +315,15 @@ class TestFiles:
             ("p.csv", b"id,problem,answer,answer\n1,?,7,8\n", "'answer' twice"),
         ],
     )
-    def test_a_file_that_cannot_be_read(self, tmp_path: Path, name: str, content: bytes, part: str) -> None:
+    def test_a_file_that_cannot_be_read(self, tmp_path, name, content, part):
         (tmp_path / name).write_bytes(content)
         mistake(part, path=tmp_path / name)
 
-    def test_a_missing_file(self, tmp_path: Path) -> None:
+    def test_a_missing_file(self, tmp_path):
         mistake("nope.jsonl", "does not exist", path=tmp_path / "nope.jsonl")
         mistake("cannot be read", path=tmp_path / ("long" * 100 + ".jsonl"))
 
-    def test_a_folder_without_data_or_with_another_split(self, tmp_path: Path) -> None:
+    def test_a_folder_without_data_or_with_another_split(self, tmp_path):
         (tmp_path / "empty").mkdir()
         mistake("empty", path=tmp_path / "empty")
         data = datasets.Dataset.from_list(ROWS[1:])
@@ -337,7 +334,7 @@ class TestFiles:
 class TestEndless:
     """A path that could be read for ever is refused before it is opened."""
 
-    def test_a_pipe_or_a_device(self, tmp_path: Path) -> None:
+    def test_a_pipe_or_a_device(self, tmp_path):
         for suffix in (".jsonl", ".json", ".csv", ".parquet"):
             os.mkfifo(tmp_path / f"pipe{suffix}")
             mistake("is a pipe, a device", path=tmp_path / f"pipe{suffix}")
@@ -346,18 +343,18 @@ class TestEndless:
         mistake("is a pipe, a device", path=Path("/dev/zero"))
 
     @pytest.mark.parametrize("name", ["state.json", "dataset_dict.json", "train.jsonl"])
-    def test_a_pipe_in_a_folder(self, name: str, tmp_path: Path) -> None:
+    def test_a_pipe_in_a_folder(self, name, tmp_path):
         (tmp_path / "test.jsonl").write_text(json.dumps(ROWS[0]))
         os.mkfifo(tmp_path / name)
         mistake(name, "is a pipe, a device", path=tmp_path)
 
     @pytest.mark.slow
-    def test_a_folder_without_end(self, tmp_path: Path) -> None:
+    def test_a_folder_without_end(self, tmp_path):
         for number in range(10_001):
             (tmp_path / str(number)).touch()
         mistake("more than 10,000", path=tmp_path)
 
-    def test_links_of_a_folder_to_itself_are_not_followed(self, tmp_path: Path) -> None:
+    def test_links_of_a_folder_to_itself_are_not_followed(self, tmp_path):
         write_jsonl(tmp_path / "train.jsonl", ROWS)
         for name in "abc":
             (tmp_path / name).symlink_to(".")
@@ -365,11 +362,11 @@ class TestEndless:
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
+def serve(monkeypatch) -> Callable[[object], None]:
     """`serve(data)` is a hub that has these data, or raises this error."""
 
-    def start(data: object) -> None:
-        def answer(*args: object, **kwargs: object) -> object:
+    def start(data):
+        def answer(*args: object, **kwargs: object):
             if isinstance(data, Exception):
                 raise data
             return data
@@ -389,10 +386,10 @@ class TestHub:
     FIELDS = read_yaml(CONF / "benchmark" / "amc23.yaml")
 
     @pytest.mark.parametrize("path", [p for p in CONFIGS if read_yaml(p)["source"] == "hub"], ids=lambda p: p.stem)
-    def test_id_split_and_revision_are_passed_on(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_id_split_and_revision_are_passed_on(self, path, monkeypatch):
         fields, calls = read_yaml(path), []
 
-        def fake(*args: Any, **kwargs: Any) -> datasets.Dataset:
+        def fake(*args: Any, **kwargs: Any):
             calls.append((args, kwargs))
             count = fields["expected_count"]
             columns = [(name, column) for name, column in fields["columns"].items() if column is not None]
@@ -411,7 +408,7 @@ class TestHub:
             assert [p.gold for p in benchmark.problems] == [str(i) for i in range(fields["expected_count"])]
         assert f"{fields['hub_id']}@{fields['revision'] or 'unpinned'}" in benchmark.origin
 
-    def test_the_real_loader_reads_the_same_schema_from_disk(self, tmp_path: Path) -> None:
+    def test_the_real_loader_reads_the_same_schema_from_disk(self, tmp_path):
         """`load_dataset` itself, its id pointing to a local folder laid out as a hub dataset is."""
         hub_rows().to_json(tmp_path / "test.jsonl")
         hub = load_problems(BenchmarkConfig(**{**self.FIELDS, "hub_id": str(tmp_path), "revision": None}))
@@ -420,9 +417,7 @@ class TestHub:
         assert hub.content_hash == local.content_hash
         assert (hub.problems[0].id, hub.problems[0].gold) == ("0", "-1")
 
-    def test_an_unpinned_dataset_says_so(
-        self, serve: Callable[[object], None], capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_an_unpinned_dataset_says_so(self, serve, capsys):
         serve(hub_rows())
         benchmark = load_problems(BenchmarkConfig(**{**self.FIELDS, "revision": None}))
         assert "math-ai/amc23@unpinned" in benchmark.origin
@@ -439,9 +434,7 @@ class TestHub:
             (ValueError('Unknown split "tset".\nShould be one of ["test"].'), {}, "benchmark.split"),
         ],
     )
-    def test_what_the_hub_has_or_refuses(
-        self, data: object, fields: dict[str, Any], word: str, serve: Callable[[object], None]
-    ) -> None:
+    def test_what_the_hub_has_or_refuses(self, data, fields, word, serve):
         serve(data)
         mistake("math-ai/amc23", word, **{**self.FIELDS, **fields})
 
@@ -449,12 +442,10 @@ class TestHub:
 class TestFallback:
     FIELDS = read_yaml(CONF / "benchmark" / "amc23.yaml")
 
-    def test_the_second_source_is_taken_and_named(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_the_second_source_is_taken_and_named(self, monkeypatch, capsys):
         asked: list[tuple[str, str | None]] = []
 
-        def fake(hub_id: str, name: None, *, split: str, revision: str | None) -> datasets.Dataset:
+        def fake(hub_id, name, *, split, revision):
             asked.append((hub_id, revision))
             if hub_id == "math-ai/amc23":
                 raise ConnectionError("Couldn't reach")
@@ -469,11 +460,11 @@ class TestFallback:
         assert [hub_id for hub_id, _ in asked] == ["math-ai/amc23", "AI-MO/aimo-validation-amc"]
         assert "AI-MO/aimo-validation-amc is used" in capsys.readouterr().err
 
-    def test_if_neither_can_be_had_the_first_is_named(self, serve: Callable[[object], None]) -> None:
+    def test_if_neither_can_be_had_the_first_is_named(self, serve):
         serve(ConnectionError("Couldn't reach"))
         assert "aimo-validation" not in mistake("math-ai/amc23", "network", **self.FIELDS)
 
-    def test_another_content_is_one_sentence(self, serve: Callable[[object], None]) -> None:
+    def test_another_content_is_one_sentence(self, serve):
         serve(hub_rows())
         right = load_problems(BenchmarkConfig(**self.FIELDS)).content_hash
         assert load_problems(BenchmarkConfig(**{**self.FIELDS, "expected_hash": right})).count == 40
@@ -508,15 +499,15 @@ class TestOptions:
         return load_problems(BenchmarkConfig(**{**self.FIELDS, "path": str(path), **fields}))
 
     @pytest.mark.parametrize("seed", range(5))
-    def test_each_letter_is_right_equally_often(self, tmp_path: Path, seed: int) -> None:
+    def test_each_letter_is_right_equally_often(self, tmp_path, seed):
         golds = [p.gold for p in self.load(tmp_path, made_up(198), option_seed=seed).problems]
         assert sorted(golds.count(letter) for letter in "ABCD") == [49, 49, 50, 50]
 
-    def test_a_second_implementation_gives_the_same_order(self) -> None:
+    def test_a_second_implementation_gives_the_same_order(self):
         """Written from the documented rule alone, with numbers in place of sorted digests."""
         ids = [row["Record ID"] for row in made_up(198)]
 
-        def number(text: str) -> int:
+        def number(text):
             return int.from_bytes(hashlib.sha256(text.encode("ascii")).digest(), "big")
 
         for seed in (0, 12):
@@ -532,13 +523,13 @@ class TestOptions:
             assert option_orders(ids, seed) == expected
 
     @pytest.mark.parametrize("prompt", ["simple_evals", "boxed_letter", "dynts"])
-    def test_the_gold_letter_stands_before_the_right_option(self, tmp_path: Path, prompt: str) -> None:
+    def test_the_gold_letter_stands_before_the_right_option(self, tmp_path, prompt):
         for row, problem in zip(made_up(12), self.load(tmp_path, made_up(12), prompt=prompt).problems, strict=True):
             assert problem.prompt.count(row["Question"]) == 1
             line = next(line for line in problem.prompt.splitlines() if line.endswith(f") {row['Correct Answer']}"))
             assert line.lstrip("(").startswith(f"{problem.gold})")
 
-    def test_the_seed_is_part_of_the_content(self, tmp_path: Path) -> None:
+    def test_the_seed_is_part_of_the_content(self, tmp_path):
         first, second = (self.load(tmp_path, made_up(8), option_seed=seed) for seed in (0, 1))
         assert first.content_hash != second.content_hash
 
@@ -555,13 +546,13 @@ class TestOptions:
             ({**made_up(1)[0], "Record ID": "other"}, "again, under another id"),
         ],
     )
-    def test_a_faulty_question(self, tmp_path: Path, change: dict[str, Any], word: str) -> None:
+    def test_a_faulty_question(self, tmp_path, change, word):
         rows = made_up(2)
         rows[1].update(change)
         fields = {name: value for name, value in self.FIELDS.items() if name != "path"}
         mistake("gpqa.jsonl:2", word, path=write_jsonl(tmp_path / "gpqa.jsonl", rows), **fields)
 
-    def test_options_that_begin_with_a_letter_of_a_name(self, tmp_path: Path) -> None:
+    def test_options_that_begin_with_a_letter_of_a_name(self, tmp_path):
         """Two names of species are no labels; and the same question may have other options."""
         rows = made_up(2)
         rows[0].update(options("C. elegans", "D. rerio", "B. subtilis", "yeast"))
@@ -579,9 +570,7 @@ class TestOptions:
             ("expression", 1, "candidates", ["6 J", "7 J"]),
         ],
     )
-    def test_a_list_of_options_that_no_prompt_asks(
-        self, tmp_path: Path, kind: str, answer: object, column: str, listed: object
-    ) -> None:
+    def test_a_list_of_options_that_no_prompt_asks(self, tmp_path, kind, answer, column, listed):
         row = {"id": "q", "problem": "Which energy?", "answer": answer, column: listed, "tags": []}
         path = write_jsonl(tmp_path / "p.jsonl", [row])
         mistake("p.jsonl:1", repr(column), path=path, answer_kind=kind)
@@ -598,7 +587,7 @@ class TestOptions:
             ("Which? A) 6 J B) 7 J", "C", "C"),
         ],
     )
-    def test_a_letter_without_options(self, tmp_path: Path, text: str, gold: str, lacking: str) -> None:
+    def test_a_letter_without_options(self, tmp_path, text, gold, lacking):
         path = write_jsonl(tmp_path / "p.jsonl", [{"id": "q", "problem": text, "answer": gold}])
         mistake(f"the answer {gold} of problem 'q'", f"an option {lacking};", path=path, answer_kind="letter")
 
@@ -607,7 +596,7 @@ class TestOptions:
         ["A) 6 J B) 7 J", "A. 6 J\nB. 7 J", "(A) 6 (B) 7", "A: 6, B: 7", r"$\textbf{(A)}~6\quad\text{B}~7$", "A 6\nB 7",
          "A  6  B  7", "Which is larger, A or B?", "**A** 6 **B** 7", "[A] 6 [B] 7"],
     )  # fmt: skip
-    def test_a_letter_with_options_in_the_problem(self, tmp_path: Path, text: str) -> None:
+    def test_a_letter_with_options_in_the_problem(self, tmp_path, text):
         path = write_jsonl(tmp_path / "p.jsonl", [{"id": "q", "problem": text, "answer": "B"}])
         assert load(path, answer_kind="letter").problems[0].gold == "B"
 
@@ -623,15 +612,15 @@ class TestOptions:
     ],
 )
 def test_the_real_problems_load_whole(
-    name: str,
-    count: int,
-    first: str,
-    last: str,
-    shared_data: Path,
-    tmp_path: Path,
-    compose: Callable[..., Any],
-    tiny: list[str],
-) -> None:
+    name,
+    count,
+    first,
+    last,
+    shared_data,
+    tmp_path,
+    compose,
+    tiny,
+):
     path = shared_data / f"{name}.jsonl"
     fields = read_yaml(CONF / "benchmark" / f"{name}.yaml")
     benchmark = load_problems(BenchmarkConfig(**{**fields, "path": str(path)}))
@@ -657,7 +646,7 @@ OPTIONS = {"A": "one", "B": "two", "C": "three", "D": "four"}
 def deadline() -> Iterator[None]:
     """End a test that hangs, by an error that no product code catches."""
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def end(number, frame):
         raise AssertionError("the test hangs")
 
     before = signal.signal(signal.SIGALRM, end)
@@ -681,7 +670,7 @@ def prompts_mistake(path: Path, template: str | None = None) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in PROMPTS.glob("*.jinja")))
-def test_the_sandbox_renders_as_jinja_does(name: str) -> None:
+def test_the_sandbox_renders_as_jinja_does(name):
     options = {} if name in ("bare", "boxed") else OPTIONS
     text = (PROMPTS / f"{name}.jinja").read_text().rstrip("\n")
     for problem in ("What is 1+1?", "{{ x }} {% y %} <b>&amp;</b>\n\n  é"):
@@ -701,14 +690,14 @@ def test_the_sandbox_renders_as_jinja_does(name: str) -> None:
         "'{0.__class__}'.format(problem)",
     ],
 )
-def test_no_python_object_is_reached(reach: str, tmp_path: Path) -> None:
+def test_no_python_object_is_reached(reach, tmp_path):
     file = tmp_path / "made"
     message = prompts_mistake(tmp_path / "p.jinja", "{{ problem }}{{ " + reach.replace("{file}", str(file)) + " }}")
     assert "SecurityError" in message
     assert not file.exists()
 
 
-def test_no_value_is_changed(tmp_path: Path) -> None:
+def test_no_value_is_changed(tmp_path):
     path = tmp_path / "p.jinja"
     path.write_text("{{ problem }}{{ options.pop('A') }}")
     options = dict(OPTIONS)
@@ -735,23 +724,23 @@ def test_no_value_is_changed(tmp_path: Path) -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_a_template_that_cannot_be_used(template: str, word: str, tmp_path: Path) -> None:
+def test_a_template_that_cannot_be_used(template, word, tmp_path):
     assert word in prompts_mistake(tmp_path / "p.jinja", template)
 
 
-def test_numbers_are_still_calculated(tmp_path: Path) -> None:
+def test_numbers_are_still_calculated(tmp_path):
     (tmp_path / "p.jinja").write_text("{{ problem }} {{ 6 * 7 }} {{ 7 % 4 }}")
     assert read_prompt(str(tmp_path / "p.jinja")).ask("Q?", {}) == "Q? 42 3"
 
 
-def test_another_file_is_not_included(tmp_path: Path) -> None:
+def test_another_file_is_not_included(tmp_path):
     (tmp_path / "secret.txt").write_text("secret")
     assert "secret!" not in prompts_mistake(
         tmp_path / "p.jinja", "{{ problem }}{% include '" + f"{tmp_path}/secret.txt" + "' %}"
     )
 
 
-def test_a_pipe_or_a_device_is_not_read(tmp_path: Path) -> None:
+def test_a_pipe_or_a_device_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "p.jinja")
     (tmp_path / "zero.jinja").symlink_to("/dev/zero")
     for path in (tmp_path / "p.jinja", tmp_path / "zero.jinja", Path("/dev/zero"), tmp_path):
@@ -762,7 +751,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "folder/train.jsonl", "[v1]/train.csv"])
-def test_a_git_lfs_pointer_is_named(name: str, tmp_path: Path) -> None:
+def test_a_git_lfs_pointer_is_named(name, tmp_path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(POINTER)
     place = tmp_path / name if "/" not in name else (tmp_path / name).parent
@@ -770,7 +759,7 @@ def test_a_git_lfs_pointer_is_named(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["set[v1]", "a*", "what?"])
-def test_a_folder_is_read_whatever_its_name_looks_like(name: str, tmp_path: Path) -> None:
+def test_a_folder_is_read_whatever_its_name_looks_like(name, tmp_path):
     for folder in (tmp_path / name, tmp_path / "setv", tmp_path / "ab"):
         folder.mkdir()
         write_jsonl(folder / "train.jsonl", [{"id": folder.name, "problem": "1+1?", "answer": "2"}])
@@ -782,7 +771,7 @@ def test_a_folder_is_read_whatever_its_name_looks_like(name: str, tmp_path: Path
     mistake("has *, ? or [ in its name and not files of one kind alone", "rename the folder", path=tmp_path / name)
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     (tmp_path / "set").mkdir()
     write_jsonl(tmp_path / "set/train.jsonl", [{"id": 1, "problem": "1+1?", "answer": "2"}])
@@ -791,7 +780,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_a_template_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_never_ends_is_refused(tmp_path, monkeypatch):
     """Loops that write nothing reach no limit of characters; a template of the user's own has a limit of time."""
     monkeypatch.setattr("kvsweep.harness.benchmarks.load._SECONDS", 1.0)
     data = write_jsonl(tmp_path / "mine.jsonl", [{"id": "a", "problem": "1+1?", "answer": 2}])

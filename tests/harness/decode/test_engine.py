@@ -272,7 +272,7 @@ def test_eviction_equals_a_gathered_dynamic_cache(networks, name, question, tmp_
         completion = completions["0", f"p{i}", 0]
         assert completion.token_ids == expected
         found = [(e.step, e.length_before, e.length_after) for e in completion.evictions]
-        # The engine leaves out an eviction that frees nothing, and one after the last token's step, which no token sees.
+        # Left out: an eviction that frees nothing, and one after the last token's step, which no token sees.
         freeing = [e for e in evictions if e[1] > e[2]]
         assert found == [e for e in freeing if e[0] < len(expected) - 1]
         assert completion.peak_length <= engine.cache.capacity

@@ -3,8 +3,7 @@
 import gc
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,11 +59,11 @@ class Allocated(TorchDispatchMode):
 
 
 @pytest.fixture
-def caches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list["weakref.ref[SlotCache]"]]:
+def caches(monkeypatch) -> Iterator[list["weakref.ref[SlotCache]"]]:
     """Weak references to the caches that are made from now on; Python's collector is off."""
     made, begin = [], SlotCache.__init__
 
-    def init(self: SlotCache, *args: Any, **options: Any) -> None:
+    def init(self, *args: Any, **options: Any):
         begin(self, *args, **options)
         made.append(weakref.ref(self))
 
@@ -83,19 +82,15 @@ def alive(caches: Sequence["weakref.ref[SlotCache]"]) -> list[SlotCache]:
     "settings", [[], ["cache.bits=4", "cache.group=8"], ["cache.bits=4", "cache.scheme=kivi", "cache.group=8"]]
 )
 @pytest.mark.slow_unless(rule=lambda settings: not settings)
-def test_no_cache_outlives_its_group(
-    settings: list[str], caches: list["weakref.ref[SlotCache]"], tiny: list[str], tmp_path: Path
-) -> None:
+def test_no_cache_outlives_its_group(settings, caches, tiny, tmp_path):
     job = make_job(compose_config(*tiny, *GRID, *settings, f"results_dir={tmp_path}"))
     assert decode_all([share_of(job)]) == []
     assert len(caches) > 2, "two groups, and the bytes of a slot"
     assert alive(caches) == []
 
 
-def test_no_cache_outlives_an_error(
-    caches: list["weakref.ref[SlotCache]"], tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(self: LoadedModel, hidden: torch.Tensor, linear: Any) -> torch.Tensor:
+def test_no_cache_outlives_an_error(caches, tiny, tmp_path, monkeypatch):
+    def fail(self, hidden, linear):
         raise ArithmeticError("no logits")
 
     job = make_job(compose_config(*tiny, *GRID, f"results_dir={tmp_path}"))
@@ -109,15 +104,15 @@ def test_no_cache_outlives_an_error(
 
 @pytest.mark.slow
 def test_the_second_group_gets_the_memory_of_the_first(
-    caches: list["weakref.ref[SlotCache]"],
-    tiny: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    caches,
+    tiny,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     """A device whose memory holds three slots of the full cache."""
 
-    def free(device: torch.device) -> int:
+    def free(device):
         return 400_000 - sum(tensor.nbytes for cache in alive(caches) for tensor in cache.tensors)
 
     monkeypatch.setattr(memory, "free_memory", free)
@@ -136,7 +131,7 @@ def decoding(tokens: int, **options: Any) -> DecodingConfig:
     return DecodingConfig(name="d", max_new_tokens=tokens, sampling=SamplingConfig(temperature=0.6), **options)
 
 
-def test_an_h100_holds_192_slots_of_the_papers_heatmap() -> None:
+def test_an_h100_holds_192_slots_of_the_papers_heatmap():
     """Beside R1-Distill-Qwen-7B, and beside the full cache at the published length."""
     window = Window(name="window", keep_ratio=0.3, local_window=2000, budget=5000)
     spec = SimpleNamespace(vocab_size=152_064)
@@ -149,13 +144,13 @@ def test_an_h100_holds_192_slots_of_the_papers_heatmap() -> None:
 @pytest.mark.parametrize("loops", [False, True])
 @pytest.mark.parametrize("bits", [16, 4])
 def test_the_bytes_of_a_slot_are_those_that_torch_allocates(
-    bits: int,
-    loops: bool,
-    compose: Callable[..., Any],
-    tiny: list[str],
-    write_problems: Callable[..., Path],
-    tmp_path: Path,
-) -> None:
+    bits,
+    loops,
+    compose,
+    tiny,
+    write_problems,
+    tmp_path,
+):
     """For all policies of the methods experiment together and one by one."""
     rows = write_problems([{"id": 1, "problem": "1+1?", "answer": 2}])
     local = [*tiny[:3], f"benchmark.path={rows}", "model.gguf=null", f"results_dir={tmp_path}"]
@@ -178,7 +173,7 @@ def test_the_bytes_of_a_slot_are_those_that_torch_allocates(
 
 
 @pytest.mark.parametrize("sampling", [{"top_p": 0.95}, {"top_p": 0.95, "top_k": 20}, {}, {"temperature": 0}])
-def test_drawing_takes_no_more_than_is_set_aside(sampling: dict[str, Any]) -> None:
+def test_drawing_takes_no_more_than_is_set_aside(sampling):
     config = SamplingConfig(**{"temperature": 0.6, **sampling})
     logits, uniforms = torch.randn(4, 30_000).bfloat16(), torch.rand(4)
     with Allocated() as allocated, torch.inference_mode():

@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional
 
 from kvsweep.compression.recorders import ImportancePredictor
-from kvsweep.compression.rows import Prefill
 from kvsweep.harness.decode.engine import is_invariant
 from kvsweep.harness.decode.request import SamplingConfig
 from kvsweep.harness.decode.sampling import cuts
@@ -145,7 +144,7 @@ def test_a_prompt_beside_others(invariant):
     numbers = random.Random(0)
     prompts = [tuple(numbers.randrange(3, 128) for _ in range(length)) for length in (5, 33, 64, 65, 190, 66)]
 
-    def rows(*together) -> Prefill:
+    def rows(*together):
         prefiller = Prefiller(toy_model(), keep_queries=True, alone=invariant)
         while together[0] not in prefiller.done:
             prefiller.advance(together)

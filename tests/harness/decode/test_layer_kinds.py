@@ -92,7 +92,7 @@ def text_of(model: LoadedModel, length: int, seed: int) -> list[int]:
 @pytest.mark.slow_unless(rule=lambda name, **_: name == FEW[0])
 @pytest.mark.parametrize("tokens", [40, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.release_unless(rule=lambda name, tokens: tokens == 40 or name in FEW)
-def test_many_tokens_are_those_of_the_models_own_code(name: str, tokens: int) -> None:
+def test_many_tokens_are_those_of_the_models_own_code(name, tokens):
     check_exact(model_of(name), new=tokens, prompts=(5, 40, 9))
 
 
@@ -135,7 +135,7 @@ def exact_logits(model: LoadedModel, text: list[int], prompt: int, gone: dict[in
 
 @EACH
 @pytest.mark.slow_unless(rule=lambda name: name in FEW)
-def test_evictions_free_rows_of_full_layers_alone(name: str) -> None:
+def test_evictions_free_rows_of_full_layers_alone(name):
     """The second slot is copied from the first, which then swaps places with the third."""
     model, prompt, length = model_of(name), 33, 160
     text = text_of(model, length, 1)
@@ -192,7 +192,7 @@ PACKED = CacheConfig(bits=8, group=8, residual=16)
 )
 @pytest.mark.slow_unless(rule=lambda name, config, new: (name, config) in ((FEW[0], PACKED), (FEW[1], CacheConfig())))
 @pytest.mark.one_in(4)
-def test_forks_are_what_each_branch_writes_alone(name: str, config: CacheConfig, new: int) -> None:
+def test_forks_are_what_each_branch_writes_alone(name, config, new):
     model = model_of(name)
     requests = requests_for(model, 3)
     alone = [single for request in requests for single in request.split()]
@@ -216,7 +216,7 @@ def check_bits(model: LoadedModel, **options: Any) -> None:
         assert engine.cache.invariant
         sample = engine._sample
 
-        def keep(rows: torch.Tensor, engine: Engine = engine, logits: Any = logits, sample: Any = sample) -> None:
+        def keep(rows, engine=engine, logits=logits, sample=sample):
             for slot in range(engine.cache.live):
                 key = engine.table[slot].request.problem_id, int(engine.table.generated[slot])
                 logits[key] = rows[slot].clone()
@@ -251,7 +251,7 @@ ON_A_DEVICE = pytest.mark.parametrize(
 @ON_A_DEVICE
 @pytest.mark.slow_unless(rule=lambda name, device, impl: device == "cuda" or name == "windows alone")
 @pytest.mark.one_in(3)
-def test_greedy_texts_on_a_device_are_those_of_the_cpu(name: str, device: str, impl: str) -> None:
+def test_greedy_texts_on_a_device_are_those_of_the_cpu(name, device, impl):
     """Unevicted and in a window, over 1 and 7 slots; the CPU's own are held to transformers' code above."""
     found = []
     for model, slots, how in ((model_of(name), 3, "torch"), *((model_on(name, device), n, impl) for n in (1, 7))):
@@ -264,7 +264,7 @@ def test_greedy_texts_on_a_device_are_those_of_the_cpu(name: str, device: str, i
 
 @pytest.mark.slow
 @ON_A_DEVICE
-def test_bits_on_a_device_are_the_same_whatever_the_slots(device: str, impl: str) -> None:
+def test_bits_on_a_device_are_the_same_whatever_the_slots(device, impl):
     """Of a fused model with windows; of others, and of torch's products on a GPU, nobody may ask for it."""
     fused, other = model_on("a window of no whole block, fused", device), model_on("linear between", device)
     for model in (other,) if impl == "triton" else (fused, other) if device == "cuda" else (other,):
@@ -280,7 +280,7 @@ def test_bits_on_a_device_are_the_same_whatever_the_slots(device: str, impl: str
 )
 @pytest.mark.slow_unless(rule=lambda name, invariant, length: length == 60 and OTHERS.index(name) % 40 == 0)
 @pytest.mark.one_in(4)
-def test_chunks_are_the_steps_one_by_one(name: str, invariant: bool, length: int) -> None:
+def test_chunks_are_the_steps_one_by_one(name, invariant, length):
     """A text over two slots: the last hidden states after chunks of any size; invariance is refused for experts."""
     model = model_of(name)
     invariant = invariant and not model.spec.experts
@@ -309,7 +309,7 @@ def test_chunks_are_the_steps_one_by_one(name: str, invariant: bool, length: int
         torch.testing.assert_close(other, states[0], rtol=1e-4, atol=1e-4)
 
 
-def test_bytes_count_what_does_not_grow() -> None:
+def test_bytes_count_what_does_not_grow():
     for name in MODELS:
         model = model_of(name)
         cache = SlotCache(model.shape, slots=3, capacity=50, device=model.device)
@@ -317,7 +317,7 @@ def test_bytes_count_what_does_not_grow() -> None:
         assert SlotCache.bytes_per_slot(model.shape, 0) == fixed_bytes(model.spec, 4) > 0
 
 
-def test_rows_of_windows_cannot_be_evicted() -> None:
+def test_rows_of_windows_cannot_be_evicted():
     model = model_of("windows alone")
     cache = SlotCache(model.shape, slots=1, capacity=5, device=model.device)
     with pytest.raises(ValueError, match="without a layer of full attention"):

@@ -2,14 +2,13 @@
 
 import os
 
-import pytest
 import torch
 
 from kvsweep.harness.decode import memory
 from kvsweep.harness.decode.memory import free_memory
 
 
-def test_the_smallest_room_counts_and_none_is_below_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smallest_room_counts_and_none_is_below_nothing(monkeypatch):
     monkeypatch.setattr(memory, "cgroup_rooms", lambda: iter([123, 456]))
     assert free_memory(torch.device("cpu")) == 123
     monkeypatch.setattr(memory, "cgroup_rooms", lambda: iter([-5]))

@@ -119,7 +119,7 @@ def test_labels_of_hidden_states_that_are_not_finite_are_refused():
 
 
 @pytest.fixture
-def broken_dir(tiny_model_dir: Path, tmp_path: Path) -> Path:
+def broken_dir(tiny_model_dir, tmp_path) -> Path:
     """The tiny model, whose second layer makes NaN of the token that every question of toy_add has."""
     folder = tmp_path / "broken"
     shutil.copytree(tiny_model_dir, folder)

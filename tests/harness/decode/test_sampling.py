@@ -53,13 +53,13 @@ def splitmix64(state: int) -> int:
     return z ^ (z >> 31)
 
 
-def test_the_reference_gives_the_generators_known_first_outputs() -> None:
+def test_the_reference_gives_the_generators_known_first_outputs():
     # Java's SplittableRandom(1234567), as Rosetta Code lists it.
     outputs = [splitmix64((1234567 + i * 0x9E3779B97F4A7C15) & MASK) for i in range(2)]
     assert outputs == [6457827717110365317, 3203168211198807973]
 
 
-def test_uniform_is_splitmix64() -> None:
+def test_uniform_is_splitmix64():
     keys = [0, 1, -1, 2**63 - 1, -(2**63), *(Random(0).getrandbits(64) - 2**63 for _ in range(200))]
     counters = [0, 1, 2, 63, 10**6, 2**40]
     drawn = uniform(torch.tensor(keys)[:, None], torch.tensor(counters))
@@ -68,13 +68,13 @@ def test_uniform_is_splitmix64() -> None:
     assert drawn.tolist() == expected
 
 
-def test_uniform_takes_a_plain_integer_for_a_key() -> None:
+def test_uniform_takes_a_plain_integer_for_a_key():
     counters = torch.arange(10)
     key = sequence_key(0, "p", 1)
     assert torch.equal(uniform(key, counters), uniform(torch.tensor([key]), counters))
 
 
-def test_uniform_is_uniform() -> None:
+def test_uniform_is_uniform():
     numbers = uniform(sequence_key(0, "p", 0), torch.arange(100_000)).numpy()
     assert numbers.min() >= 0
     assert numbers.max() < 1
@@ -83,7 +83,7 @@ def test_uniform_is_uniform() -> None:
     assert stats.kstest(uniform(keys, torch.tensor(77)).numpy(), "uniform").pvalue > 1e-3
 
 
-def test_neighbours_are_independent() -> None:
+def test_neighbours_are_independent():
     counters = torch.arange(100_000)
     here = uniform(sequence_key(0, "p", 0), counters).numpy()
     others = {
@@ -98,7 +98,7 @@ def test_neighbours_are_independent() -> None:
         assert abs(np.corrcoef(here, there.numpy())[0, 1]) < 5 / math.sqrt(len(counters)), name
 
 
-def test_sequence_key_is_pinned_and_tells_its_parts_apart() -> None:
+def test_sequence_key_is_pinned_and_tells_its_parts_apart():
     assert sequence_key(0, "p", 0) == PINNED_KEY
     keys = {sequence_key(*parts) for parts in [(0, "p", 0), (0, "p", 1), (1, "p", 0), (0, "p0"), (0, "p", "0", 0)]}
     assert len(keys) == 5
@@ -116,15 +116,15 @@ def kept_reference(logits: list[float], settings: SamplingConfig) -> dict[int, f
     peak = max(logits)
     weights = {i: math.exp((x - peak) / settings.temperature) for i, x in enumerate(logits)}
 
-    def normal(kept: dict[int, float]) -> dict[int, float]:
+    def normal(kept):
         total = math.fsum(kept.values())
         return {i: w / total for i, w in kept.items()}
 
-    def cut_k(kept: dict[int, float]) -> dict[int, float]:
+    def cut_k(kept):
         best = sorted(kept, key=lambda i: -kept[i])[: settings.top_k or None]
         return {i: kept[i] for i in best}
 
-    def cut_p(kept: dict[int, float]) -> dict[int, float]:
+    def cut_p(kept):
         chosen, mass = {}, 0.0
         for i in sorted(kept, key=lambda i: -kept[i]):
             if mass >= settings.top_p:
@@ -155,9 +155,7 @@ def random_logits(rows: int, vocabulary: int, seed: int, spread: float = 2.0) ->
 
 @pytest.mark.parametrize(("temperature", "top_p", "top_k", "order"), SETTINGS)
 @pytest.mark.parametrize(("vocabulary", "spread"), [(29, 2.0), (3000, 2.0), (3000, 9.0)])
-def test_sample_equals_the_reference(
-    vocabulary: int, spread: float, temperature: float, top_p: float, top_k: int, order: str
-) -> None:
+def test_sample_equals_the_reference(vocabulary, spread, temperature, top_p, top_k, order):
     settings, rows = config(temperature, top_p, top_k, order), 60 if vocabulary < 100 else 8
     logits = random_logits(rows, vocabulary, seed=top_k, spread=spread)
     numbers = uniform(7, torch.arange(rows))
@@ -169,7 +167,7 @@ def test_sample_equals_the_reference(
 
 
 @pytest.mark.slow
-def test_equal_tokens_at_the_edge_of_a_wide_nucleus_are_kept_together() -> None:
+def test_equal_tokens_at_the_edge_of_a_wide_nucleus_are_kept_together():
     logits = torch.full((1, 4000), -1e4)
     logits[0, 1000], logits[0, 2000:2010] = 1.0, 0.0  # .21 for the first, .08 for each of the ten
     kept = {sample(logits, doubles(u / 500), config(top_p=0.25)).item() for u in range(500)}
@@ -177,13 +175,13 @@ def test_equal_tokens_at_the_edge_of_a_wide_nucleus_are_kept_together() -> None:
     assert {sample(logits, doubles(u / 500), config(top_p=0.2)).item() for u in range(500)} == {1000}
 
 
-def test_greedy_is_the_most_likely_token() -> None:
+def test_greedy_is_the_most_likely_token():
     logits = random_logits(50, 31, seed=3)
     assert torch.equal(sample(logits, uniform(0, torch.arange(50)), config(temperature=0.0)), logits.argmax(-1))
 
 
 @pytest.mark.parametrize(("temperature", "top_p", "top_k", "order"), SETTINGS)
-def test_no_number_draws_a_token_that_was_cut(temperature: float, top_p: float, top_k: int, order: str) -> None:
+def test_no_number_draws_a_token_that_was_cut(temperature, top_p, top_k, order):
     settings = config(temperature, top_p, top_k, order)
     logits = random_logits(40, 29, seed=11)
     # Tokens that can never be drawn, at both ends of the vocabulary.
@@ -194,7 +192,7 @@ def test_no_number_draws_a_token_that_was_cut(temperature: float, top_p: float, 
             assert token in {i for i, p in kept_reference(row, settings).items() if p > 0}
 
 
-def test_rounding_noise_does_not_change_a_draw() -> None:
+def test_rounding_noise_does_not_change_a_draw():
     """Two tokens of nearly the same probability swap ranks under noise, and must not swap places."""
     rows = 20_000
     logits = random_logits(1, 50, seed=17).repeat(rows, 1)
@@ -207,7 +205,7 @@ def test_rounding_noise_does_not_change_a_draw() -> None:
         assert changed.sum() <= 3, settings
 
 
-def test_half_precision_logits_are_drawn_in_full_precision() -> None:
+def test_half_precision_logits_are_drawn_in_full_precision():
     logits = random_logits(200, 40, seed=19).bfloat16()
     numbers, settings = uniform(0, torch.arange(200)), config(0.6, 0.95)
     assert torch.equal(sample(logits, numbers, settings), sample(logits.float(), numbers, settings))
@@ -226,11 +224,11 @@ def test_half_precision_logits_are_drawn_in_full_precision() -> None:
         ("max_new_tokens", 0),
     ],
 )
-def test_a_setting_out_of_range(field: str, value: object) -> None:
+def test_a_setting_out_of_range(field, value):
     with pytest.raises(UserError, match=rf"decoding\.{field}={value}"):
         build_decoding({"name": "d", "max_new_tokens": 9, "temperature": 1.0, field: value})
 
 
-def test_settings_at_their_ends_are_allowed() -> None:
+def test_settings_at_their_ends_are_allowed():
     build(SamplingConfig, "decoding", {"temperature": 0.0, "top_p": 1.0, "top_k": 0})
     build(SamplingConfig, "decoding", {"temperature": 100.0, "top_p": 1e-9, "top_k": 10**9})

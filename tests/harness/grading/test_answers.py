@@ -26,7 +26,7 @@ def extract_answer(text: str, kind: Any, **rule: Any) -> str | None:
 
 
 @pytest.mark.parametrize("every", [6, pytest.param(2, marks=pytest.mark.slow)])
-def test_wide_characters_are_plain_ones(every: int) -> None:
+def test_wide_characters_are_plain_ones(every):
     """A box of full-width characters, U+FF01 to U+FF5E, has the verdict of the plain box."""
     wide = {code: code + 0xFEE0 for code in range(0x21, 0x7F)}
     found = [
@@ -41,7 +41,7 @@ def test_wide_characters_are_plain_ones(every: int) -> None:
         assert sides[0].outcome == sides[1].outcome, (gold, value)
 
 
-def test_a_gold_must_say_something() -> None:
+def test_a_gold_must_say_something():
     assert canonical_gold(" $x$ ", "expression") == "$x$"
     assert canonical_gold("$ $", "expression") is None
 
@@ -89,14 +89,14 @@ class TestLetters:
             ("It is not clear if B is correct.", None),
         ],
     )
-    def test_what_is_read(self, text: str, letter: str | None) -> None:
+    def test_what_is_read(self, text, letter):
         assert extract_answer("</think>" + text, "letter") == letter
 
-    def test_a_box_with_something_else_is_wrong(self) -> None:
+    def test_a_box_with_something_else_is_wrong(self):
         assert judge(r"</think>\boxed{12}", "stop", "C", "letter")[:2] == ("12", "wrong")
 
     @pytest.mark.parametrize(("gold", "letter"), [("C", "C"), (" (D) ", "D"), ("E", None), ("a", None), ("12", None)])
-    def test_golds(self, gold: str, letter: str | None) -> None:
+    def test_golds(self, gold, letter):
         assert canonical_gold(gold, "letter") == letter
 
 
@@ -116,15 +116,15 @@ class TestReports:
     """Kinds of mistakes that users of other graders reported (`pairs.SOURCES`)."""
 
     @reported("accepted")
-    def test_the_same(self, text: str, gold: str, kind: Any) -> None:
+    def test_the_same(self, text, gold, kind):
         assert judge(text, "stop", gold, kind, {"answer_from": "whole_text"}).outcome == "correct"
 
     @reported("rejected")
-    def test_something_else(self, text: str, gold: str, kind: Any) -> None:
+    def test_something_else(self, text, gold, kind):
         assert judge(text, "stop", gold, kind, {"answer_from": "whole_text"}).outcome != "correct"
 
     @pytest.mark.parametrize(("kind", "pattern", "example"), DECLARATIONS, ids=[row[2] for row in DECLARATIONS])
-    def test_every_declaration_declares_its_example(self, kind: str, pattern: str, example: str) -> None:
+    def test_every_declaration_declares_its_example(self, kind, pattern, example):
         assert re.search(pattern, example, re.IGNORECASE | re.MULTILINE)
         found = find_statement(example, "letter" if kind == "letter" else "integer")
         assert found is not None
@@ -132,7 +132,7 @@ class TestReports:
         assert found.value in ("B", "C") if kind == "letter" else found.value == "72"
 
     @pytest.mark.parametrize(("pattern", "new", "example"), INTEGER_FORMS)
-    def test_every_form_of_an_integer_is_what_its_example_says(self, pattern: str, new: str, example: str) -> None:
+    def test_every_form_of_an_integer_is_what_its_example_says(self, pattern, new, example):
         before, after = example.split(" -> ")
         assert re.sub(pattern, new, before) == after
 
@@ -171,15 +171,15 @@ class TestStated:
             ("", None),
         ],
     )
-    def test_a_conclusion_at_the_end(self, text: str, answer: str | None) -> None:
+    def test_a_conclusion_at_the_end(self, text, answer):
         assert last_conclusion(text) == answer
 
     @pytest.mark.parametrize("kind", ["integer", "expression"])
-    def test_the_last_box_counts(self, kind: Any) -> None:
+    def test_the_last_box_counts(self, kind):
         assert extract_answer("</think>\\boxed{1} is wrong, so \\boxed{3}.", kind) == "3"
         assert extract_answer("</think>\\boxed{3}\n\\boxed{3}", kind) == "3"
 
-    def test_boxes_that_and_parts_are_one_list(self) -> None:
+    def test_boxes_that_and_parts_are_one_list(self):
         text = "</think>So $\\boxed{\\frac{1}{2}}$ and $\\boxed{3}$."
         assert extract_answer(text, "expression") == "\\frac{1}{2}, 3"
         assert extract_answer(text, "integer") == "\\frac{1}{2}, 3"
@@ -195,21 +195,21 @@ class TestStated:
             ("Adding to the previous answer, the answer is 12.", "12"),
         ],
     )
-    def test_a_wrong_or_earlier_answer_is_not_the_stated_one(self, text: str, answer: str | None) -> None:
+    def test_a_wrong_or_earlier_answer_is_not_the_stated_one(self, text, answer):
         assert extract_answer("</think>" + text, "integer") == answer
 
-    def test_a_box_comes_before_words(self) -> None:
+    def test_a_box_comes_before_words(self):
         assert extract_answer("</think>\\boxed{5}. So, the answer is 7.", "integer") == "5"
         assert extract_answer("</think>\\boxed{5. So, the answer is 7.", "integer") is None
 
 
 class TestRule:
     @pytest.mark.parametrize("kind", ["integer", "expression", "letter"])
-    def test_a_truncated_text_is_truncated_whatever_it_holds(self, kind: Any) -> None:
+    def test_a_truncated_text_is_truncated_whatever_it_holds(self, kind):
         gold = "C" if kind == "letter" else "5"
         assert judge(f"</think>\\boxed{{{gold}}}", "length", gold, kind)[:2] == (None, "truncated")
 
-    def test_other_tags(self) -> None:
+    def test_other_tags(self):
         tags = ThinkTags(start="<|begin_of_thought|>", end="<|end_of_thought|>")
         text = "<|begin_of_thought|>\\boxed{4}</think><|end_of_thought|>\\boxed{5}"
         assert answer_part(text, tags) == "\\boxed{5}"
@@ -223,12 +223,12 @@ class TestRule:
             ("</think>we get 5 in the end", "stop", "5", "integer"),
         ],
     )
-    def test_lenient_accepts_what_strict_does_not(self, text: str, stop_reason: str, gold: str, kind: Any) -> None:
+    def test_lenient_accepts_what_strict_does_not(self, text, stop_reason, gold, kind):
         assert judge(text, stop_reason, gold, kind)[1] != "correct"
         assert judge(text, stop_reason, gold, kind, {"lenient": True})[1] == "correct"
 
     @pytest.mark.slow
-    def test_lenient_grades_have_a_file_of_their_own(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_lenient_grades_have_a_file_of_their_own(self, tmp_path, capsys):
         cell = write_cell(tmp_path / "cell", [completion("\\boxed{5}", stop_reason="length")], {"p": "5"})
         main([str(tmp_path)])
         strict = (cell / "grades.jsonl").read_bytes()
@@ -238,7 +238,7 @@ class TestRule:
         assert json.loads((cell / LENIENT_GRADES_FILE).read_text())["outcome"] == "correct"
         assert (cell / "grades.jsonl").read_bytes() == strict
 
-    def test_a_cell_says_how_it_is_read(self, tmp_path: Path) -> None:
+    def test_a_cell_says_how_it_is_read(self, tmp_path):
         (tmp_path / "cell.yaml").write_text(
             "schema: 1\nbenchmark: {answer_kind: integer, answer_from: whole_text}\n"
             "model: {think_start: <a>, think_end: </a>}\n"
@@ -253,7 +253,7 @@ class TestRule:
 
 class TestWorkers:
     @pytest.mark.slow
-    def test_hostile_texts_neither_hang_nor_crash(self) -> None:
+    def test_hostile_texts_neither_hang_nor_crash(self):
         """The long form: scripts/study/grade_audit.py --hostile 10000."""
         texts = hostile_texts(40, seed=1)
         rule = {"answer_from": "whole_text"}
@@ -266,7 +266,7 @@ class TestWorkers:
             replies = grader.judge(jobs)
         assert sum(reply.outcome == "grader_timeout" for reply in replies) < 20
 
-    def test_a_text_that_eats_memory_or_time_costs_its_row_alone(self) -> None:
+    def test_a_text_that_eats_memory_or_time_costs_its_row_alone(self):
         texts = [r"\boxed{5}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{5}"]
         rule = {"answer_from": "whole_text"}
         jobs = [Ungraded(text=text, stop_reason="stop", gold="5", kind="expression", rule=rule) for text in texts]
@@ -278,7 +278,7 @@ class TestWorkers:
 
 @pytest.mark.slow
 @pytest.mark.shared
-def test_recorded_outputs_of_real_models(shared_data: Path) -> None:
+def test_recorded_outputs_of_real_models(shared_data):
     """Not one false accept where the truth was audited: by those who recorded it, or here (grading_audit.csv).
 
     What math-verify says alone stands in grading.md, which the script writes in some minutes.

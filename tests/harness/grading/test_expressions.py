@@ -5,8 +5,6 @@ import random
 import re
 import time
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -41,7 +39,7 @@ class TestFoundOnOtherData:
             ("20x - 28y + 44z + 16 = 0", "5x - 7y + 11z + 4 = 0"),
         ],
     )
-    def test_wrong(self, answer: str, gold: str) -> None:
+    def test_wrong(self, answer, gold):
         assert judge(rf"\boxed{{{answer}}}", "stop", gold, "expression", RULE)[1] == "wrong"
 
     @pytest.mark.parametrize(
@@ -66,7 +64,7 @@ class TestFoundOnOtherData:
             (r"y - 1 = 5e^{kxt}", r"y = 5 e^{kxt} + 1"),
         ],
     )
-    def test_right(self, answer: str, gold: str) -> None:
+    def test_right(self, answer, gold):
         assert judge(rf"\boxed{{{answer}}}", "stop", gold, "expression", RULE)[1] == "correct"
 
 
@@ -289,27 +287,27 @@ OTHER_RECORDED = [
 
 
 @pytest.mark.parametrize(("answer", "gold"), [*UNITS, *STRUCTURES, *SPELLED, *RECORDED])
-def test_is_the_same(answer: str, gold: str) -> None:
+def test_is_the_same(answer, gold):
     verdict = compare(answer, gold)
     assert verdict[0], verdict
 
 
 @pytest.mark.parametrize(("answer", "gold"), [*VETOED, *OTHER_UNITS, *OTHER_STRUCTURES, *OTHER_RECORDED])
-def test_is_something_else(answer: str, gold: str) -> None:
+def test_is_something_else(answer, gold):
     assert not compare(answer, gold)[0]
 
 
 class TestSpelling:
     @pytest.mark.parametrize("rule", [*STYLES, *SPELLINGS, *UNIT_SPELLINGS], ids=lambda rule: rule[2])
-    def test_each_rule_rewrites_its_example(self, rule: Any) -> None:
+    def test_each_rule_rewrites_its_example(self, rule):
         pattern, new, example = rule
         before, after = example.split(" -> ")
         assert re.sub(pattern, new, before) == after
 
-    def test_a_fraction_has_one_name(self) -> None:
+    def test_a_fraction_has_one_name(self):
         assert readable(r"\tfrac{1}{2}")[0] == readable(r"\dfrac{1}{2}")[0] == r"\frac{1}{2}"
 
-    def test_a_pair_of_numbers_is_no_thousand(self) -> None:
+    def test_a_pair_of_numbers_is_no_thousand(self):
         assert readable("(1,234)")[0] == "(1,234)"
         assert not compare("(1234)", "(1,234)")[0]
 
@@ -321,10 +319,10 @@ def judged(case: object, answer: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("examples", [12, pytest.param(40, marks=pytest.mark.slow)])
-def test_mutants_are_rejected_and_rewrites_are_accepted(examples: int) -> None:
+def test_mutants_are_rejected_and_rewrites_are_accepted(examples):
     @given(st.sampled_from(mutants.KINDS), st.integers(0, 10**9))
     @settings(max_examples=examples)
-    def check(kind: object, seed: int) -> None:
+    def check(kind, seed):
         case = next(mutants.cleaned(kind(random.Random(seed)) for _ in range(1)))  # type: ignore[operator]
         assert [m for m in case.mutants if judged(case, m)] == []
         assert [r for r in case.rewrites if not judged(case, r)] == []
@@ -348,7 +346,7 @@ def within_the_limits(result: dict[str, int]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.release
-def test_a_thousand_mutants_of_every_kind() -> None:
+def test_a_thousand_mutants_of_every_kind():
     result = measured(mutants.cases(111, seed=7))
     assert result["mutants"] >= 1000
     assert within_the_limits(result), result
@@ -356,7 +354,7 @@ def test_a_thousand_mutants_of_every_kind() -> None:
 
 @pytest.mark.slow
 @pytest.mark.shared
-def test_mutants_of_the_recorded_golds(shared_data: Path) -> None:
+def test_mutants_of_the_recorded_golds(shared_data):
     files = [shared_data / name for name in ("graded_outputs.jsonl", "aime24.jsonl", "aime25.jsonl", "amc23.jsonl")]
     result = measured(islice(mutants.golds(files), 0, None, 4))
     assert result["mutants"] > 500
@@ -373,7 +371,7 @@ GROWING = (
 @pytest.mark.covers(1)
 @pytest.mark.parametrize("answer", GROWING)
 @pytest.mark.parametrize("gold", ["2^{k-n}", "7", "n!", "x = 3"])
-def test_an_answer_without_bounds_is_judged_within_bounds(answer: str, gold: str) -> None:
+def test_an_answer_without_bounds_is_judged_within_bounds(answer, gold):
     """No worker that could be killed stands around this judge."""
     started = time.process_time()
     assert judge(rf"\boxed{{{answer}}}", "stop", gold, "expression", RULE)[1] == "wrong"
@@ -393,11 +391,11 @@ def test_an_answer_without_bounds_is_judged_within_bounds(answer: str, gold: str
         (r"\frac{1}{2^{n-k}}", "2^{k-n}", True),
     ],
 )
-def test_factorials_are_compared_by_value(answer: str, gold: str, equal: bool) -> None:
+def test_factorials_are_compared_by_value(answer, gold, equal):
     assert compare(answer, gold)[0] is equal
 
 
-def test_a_verdict_says_what_decided() -> None:
+def test_a_verdict_says_what_decided():
     verdict = judge(r"\boxed{x = \dfrac{2}{4}}", "stop", "1/2", "expression", RULE)
     assert verdict.outcome == "correct"
     assert verdict.forms == (r"x = \frac{2}{4}", "1/2")

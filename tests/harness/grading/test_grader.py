@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def write_cell(directory: Path, completions: list[Completion], golds: dict[str, 
 
 
 @pytest.fixture
-def two_draws(tmp_path: Path) -> Path:
+def two_draws(tmp_path) -> Path:
     """A cell of one problem with the gold 5, which both of its draws answer."""
     return write_cell(tmp_path / "cell", [completion(boxed(5)), completion(boxed(5), draw=1)], {"p": "5"})
 
@@ -95,7 +95,7 @@ class TestAnswerPart:
             ("", None),
         ],
     )
-    def test_only_what_follows_the_thinking(self, text: str, answer: str | None) -> None:
+    def test_only_what_follows_the_thinking(self, text, answer):
         assert answer_part(text) == answer
 
 
@@ -124,7 +124,7 @@ class TestLastBox:
             ("27", None),
         ],
     )
-    def test_balanced_and_last(self, text: str, content: str | None) -> None:
+    def test_balanced_and_last(self, text, content):
         assert last_box(text) == content
 
 
@@ -166,7 +166,7 @@ class TestParseInteger:
             ("9" * 400, "9" * 400),
         ],
     )
-    def test_integers(self, text: str, value: str) -> None:
+    def test_integers(self, text, value):
         assert parse_integer(text) == value
 
     @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ class TestParseInteger:
             r"\text{not }5", r"5\text{ dozen}", "0x1b", "5 6",
         ],
     )  # fmt: skip
-    def test_everything_else_is_not(self, text: str) -> None:
+    def test_everything_else_is_not(self, text):
         assert parse_integer(text) is None
 
     @given(st.integers(-(10**12), 10**12), st.sampled_from(["%s", "$%s$", "%s.0", r"%s\text{ units}", "x=%s"]))
@@ -229,7 +229,7 @@ class TestGrade:
             ("", "stop", "27", None, "no_answer"),
         ],
     )
-    def test_outcomes(self, text: str, stop_reason: str, gold: str, answer: str | None, outcome: str) -> None:
+    def test_outcomes(self, text, stop_reason, gold, answer, outcome):
         assert judge(text, stop_reason, gold, "integer")[:2] == (answer, outcome)
 
     HOSTILE = (
@@ -253,7 +253,7 @@ class TestGrade:
     )
 
     @pytest.mark.parametrize("text", HOSTILE, ids=[repr(text[:12]) for text in HOSTILE])
-    def test_hostile_text_is_graded_in_bounded_time(self, text: str) -> None:
+    def test_hostile_text_is_graded_in_bounded_time(self, text):
         started = time.process_time()  # a busy machine takes many times longer by the clock
         answer, outcome = judge("</think>" + text, "stop", "5", "integer")[:2]
         assert time.process_time() - started < 10
@@ -274,7 +274,7 @@ class TestCell:
         rows[2] = completion("lost", "q2")
         return write_cell(directory, rows, golds)
 
-    def test_every_row_is_graded_once_in_order(self, tmp_path: Path, grader: Grader) -> None:
+    def test_every_row_is_graded_once_in_order(self, tmp_path, grader):
         cell = self.cell(tmp_path / "cell")
         summary = grader.grade_cell(cell)
         rows = read_grades(cell)
@@ -286,7 +286,7 @@ class TestCell:
             ".grades.jsonl.lock", "cell.yaml", "completions.jsonl", "grades.jsonl", "problems.jsonl",
         ]  # fmt: skip
 
-    def test_only_missing_rows_are_graded_again(self, tmp_path: Path, grader: Grader) -> None:
+    def test_only_missing_rows_are_graded_again(self, tmp_path, grader):
         cell = self.cell(tmp_path / "cell")
         grader.grade_cell(cell)
         whole = (cell / "grades.jsonl").read_bytes()
@@ -300,13 +300,13 @@ class TestCell:
         assert grader.grade_cell(cell, regrade=True).graded == 40
         assert (cell / "grades.jsonl").read_bytes() == whole
 
-    def test_a_changed_gold_is_graded_again(self, two_draws: Path, grader: Grader) -> None:
+    def test_a_changed_gold_is_graded_again(self, two_draws, grader):
         assert grader.grade_cell(two_draws).outcomes == {"correct": 2}
         write_cell(two_draws, [completion(boxed(5)), completion(boxed(5), draw=1)], {"p": "4"})
         summary = grader.grade_cell(two_draws)
         assert (summary.graded, summary.outcomes) == (2, {"wrong": 2})
 
-    def test_a_grade_without_its_completion_is_dropped(self, two_draws: Path, grader: Grader) -> None:
+    def test_a_grade_without_its_completion_is_dropped(self, two_draws, grader):
         grader.grade_cell(two_draws)
         write_cell(two_draws, [completion(boxed(5), draw=1)], {"p": "5"})
         assert grader.grade_cell(two_draws).graded == 0
@@ -324,9 +324,7 @@ class TestCell:
             lambda data: b"\x00" * len(data),
         ],
     )
-    def test_damaged_grades_stop_nothing(
-        self, two_draws: Path, grader: Grader, damage: Callable[[bytes], bytes]
-    ) -> None:
+    def test_damaged_grades_stop_nothing(self, two_draws, grader, damage):
         grader.grade_cell(two_draws)
         path = two_draws / "grades.jsonl"
         whole = path.read_bytes()
@@ -334,7 +332,7 @@ class TestCell:
         grader.grade_cell(two_draws)
         assert path.read_bytes().replace(b"\r", b"") == whole
 
-    def test_a_cell_without_completions_has_no_grades(self, tmp_path: Path, grader: Grader) -> None:
+    def test_a_cell_without_completions_has_no_grades(self, tmp_path, grader):
         cell = write_cell(tmp_path / "cell", [], {})
         assert grader.grade_cell(cell).rows == 0
         assert not (cell / "grades.jsonl").exists()
@@ -354,9 +352,7 @@ class TestCell:
             ("cell.yaml", "schema: 1\nbenchmark: {answer_kind: poem}\n", "'poem'"),
         ],
     )
-    def test_a_faulty_file_is_one_sentence(
-        self, tmp_path: Path, grader: Grader, file: str, content: str | None, part: str
-    ) -> None:
+    def test_a_faulty_file_is_one_sentence(self, tmp_path, grader, file, content, part):
         cell = write_cell(tmp_path / "cell", [completion(boxed(5))], {"p": "5"})
         if content is None:
             (cell / file).unlink()
@@ -368,9 +364,7 @@ class TestCell:
 
 class TestWorkers:
     @pytest.mark.slow
-    def test_a_row_that_overran_is_tried_in_every_later_grading(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_row_that_overran_is_tried_in_every_later_grading(self, tmp_path, monkeypatch):
         cell = write_cell(tmp_path / "cell", [completion("sleep"), completion("ok", draw=1)], {"p": "1"})
         with monkeypatch.context() as patch, Grader(workers=1, timeout_s=3) as grader:
             patch.setattr("kvsweep.harness.grading.grader.judge", sleeping_judge.judge)
@@ -385,7 +379,7 @@ class TestWorkers:
 
 class TestCommand:
     @pytest.mark.slow
-    def test_every_cell_below_the_folder_is_graded(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_every_cell_below_the_folder_is_graded(self, tmp_path, capsys):
         for name in ("demo/a", "demo/b"):
             write_cell(tmp_path / name, [completion(boxed(5)), completion(boxed(6), draw=1)], {"p": "5"})
         assert not grade_command([str(tmp_path), "--workers", "1", "--timeout", "3"])
@@ -401,9 +395,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         "arguments", [["{}/none"], ["{}"], ["{}", "--workers", "0"], ["{}", "--timeout", "0"], ["{}", "--why", "no"]]
     )
-    def test_a_mistake_is_one_sentence_and_exit_code_2(
-        self, tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_mistake_is_one_sentence_and_exit_code_2(self, tmp_path, arguments, capsys):
         if len(arguments) > 1:
             write_cell(tmp_path / "cell", [completion(boxed(5))], {"p": "5"})
         with pytest.raises(SystemExit) as ended:
@@ -414,9 +406,7 @@ class TestCommand:
         assert captured.err.startswith("kvsweep grade: error: ")
         assert is_one_sentence(captured.err.rstrip("\n"))
 
-    def test_why_shows_what_was_read_and_which_rule_decided(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_why_shows_what_was_read_and_which_rule_decided(self, tmp_path, capsys):
         rows = [completion(boxed("x = 5")), completion(boxed("2x = 5"), draw=1), completion("no end", draw=2)]
         write_cell(tmp_path / "cell", rows, {"p": "5", "q": "6"}, kind="expression")
         assert not grade_command([str(tmp_path), "--why", "p", "--workers", "1"])
@@ -436,12 +426,12 @@ class TestCommand:
         assert not (tmp_path / "cell" / "grades.jsonl").exists()
 
 
-def test_grades_that_a_sweep_adds_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grades_that_a_sweep_adds_meanwhile_stay(tmp_path, monkeypatch):
     """kvsweep grade beside a sweep: a completion and its grade come while the earlier ones are judged."""
     cell = write_cell(tmp_path / "cell", [completion(boxed(5))], {"p": "5"})
     judged = Grader.judge
 
-    def slow(self: Grader, jobs: Any) -> Any:
+    def slow(self, jobs):
         append_row(cell / "completions.jsonl", completion(boxed(5), draw=1))
         verdict: Any = {"answer": "5", "gold": "5", "outcome": "correct", "correct": 1}
         append_row(cell / "grades.jsonl", Grade(problem_id="p", draw=1, **verdict))
@@ -454,7 +444,7 @@ def test_grades_that_a_sweep_adds_meanwhile_stay(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("field", ["answer_kind", "answer_from", "think_start", "think_end"])
-def test_a_cell_whose_rule_changes_is_graded_again(tmp_path: Path, grader: Grader, field: str) -> None:
+def test_a_cell_whose_rule_changes_is_graded_again(tmp_path, grader, field):
     cell = write_cell(tmp_path / "cell", [completion(boxed(5)), completion("no box", draw=1)], {"p": "5"})
     assert grader.grade_cell(cell).graded == 2
     assert grader.grade_cell(cell).graded == 0

@@ -15,13 +15,13 @@ from kvsweep.harness.inspect.inspected import of_cell
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stored(tmp_path_factory) -> Path:
     """Where the first test that asks for a cell puts it."""
     return tmp_path_factory.mktemp("stored")
 
 
 @pytest.fixture
-def cell(kvsweep: Any, tiny: list[str], tiny_policy: list[str], stored: Path, tmp_path: Path) -> Path:
+def cell(kvsweep, tiny, tiny_policy, stored, tmp_path) -> Path:
     """A cell that a test may change."""
     if not any(stored.iterdir()):
         ended = kvsweep("policy=window", *tiny, *tiny_policy, "benchmark=toy_add", f"results_dir={stored}")
@@ -37,7 +37,7 @@ def edit(cell: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(stored))
 
 
-def test_a_stored_class_is_never_imported(cell: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_class_is_never_imported(cell, tmp_path, monkeypatch):
     (tmp_path / "ran_by_stored.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\nclass X: pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     for section in ("policy", "model", "benchmark"):
@@ -50,7 +50,7 @@ def test_a_stored_class_is_never_imported(cell: Path, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("text", ["${oc.env:KVSWEEP_SECRET}", "x${oc.env:KVSWEEP_SECRET}", "${seed}"])
 @pytest.mark.parametrize("place", ["name", "title", "path"])
-def test_a_stored_text_is_never_resolved(cell: Path, monkeypatch: pytest.MonkeyPatch, place: str, text: str) -> None:
+def test_a_stored_text_is_never_resolved(cell, monkeypatch, place, text):
     monkeypatch.setitem(os.environ, "KVSWEEP_SECRET", "of the user")
     edit(cell, lambda config: config["model"].update({place: text}))
     with pytest.raises(UserError, match=r"holds \$\{, which no stored setting has") as caught:
@@ -67,7 +67,7 @@ def test_a_stored_text_is_never_resolved(cell: Path, monkeypatch: pytest.MonkeyP
         (lambda config: config["model"].update(path=[1]), "model.path"),
     ],
 )
-def test_other_settings_are_refused(cell: Path, change: Callable[[dict[str, Any]], object], sentence: str) -> None:
+def test_other_settings_are_refused(cell, change, sentence):
     edit(cell, change)
     with pytest.raises(UserError, match=sentence):
         of_cell(cell, None, 0)

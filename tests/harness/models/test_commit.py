@@ -1,7 +1,6 @@
 """A branch of the hub is a way to find a commit, and no identity."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
@@ -19,7 +18,7 @@ A, B = "a" * 40, "b" * 40
 
 
 @pytest.fixture
-def point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+def point(tmp_path, monkeypatch) -> Iterator[Callable[[str, str], None]]:
     """`point(name, commit)` moves a branch of me/toy, in the cache of a machine without network, for a new process."""
     home = tmp_path / "models--me--toy"
     (home / "snapshots").mkdir(parents=True)
@@ -29,7 +28,7 @@ def point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(hub, "is_reachable", lambda: False)
 
-    def move(name: str, commit: str) -> None:
+    def move(name, commit):
         (home / "refs" / name).write_text(commit)
         commit_of.cache_clear()
 
@@ -42,9 +41,7 @@ def config(**fields: str) -> ModelConfig:
 
 
 @pytest.mark.parametrize("revision", [None, "main", "v1"])
-def test_a_branch_that_moves_is_another_model(
-    revision: str | None, point: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_branch_that_moves_is_another_model(revision, point, capsys):
     words = ["model.path=me/toy", f"model.revision={revision or 'null'}", "policy=full", "benchmark=toy_add"]
     jobs = []
     for commit in (A, B):
@@ -57,9 +54,7 @@ def test_a_branch_that_moves_is_another_model(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_its_own_commit_alone(
-    point: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_with_its_own_commit_alone(point, monkeypatch):
     words = ["model.path=me/toy", "policy=full", "benchmark=toy_add"]
     point("main", A)
     first = make_job(compose_config(*words))
@@ -72,12 +67,12 @@ def test_a_run_goes_on_with_its_own_commit_alone(
         assert make_job(compose_config(*words, f"model.revision={commit}")).model.revision == commit
 
 
-def test_a_commit_names_itself_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_names_itself_and_asks_nobody(monkeypatch):
     monkeypatch.setattr(hub, "is_reachable", lambda: pytest.fail("the hub was asked"))
     assert config(revision=A).identity()["weights"] == f"me/toy@{A}"
 
 
-def test_a_branch_that_nobody_knows_is_refused(point: Callable[[str, str], None]) -> None:
+def test_a_branch_that_nobody_knows_is_refused(point):
     commit_of.cache_clear()
     with pytest.raises(UserError, match=r"its cache on this disk lacks it.* or the path, since no such folder is here"):
         config(revision="other").identity()

@@ -214,7 +214,7 @@ def loaded(family: str, fields: dict[str, Any], device: str = "cpu") -> LoadedMo
     return model
 
 
-def test_loading_changes_no_identity() -> None:
+def test_loading_changes_no_identity():
     """transformers writes into the dictionaries of rotary embeddings that a config is built of."""
     for family in ("llama", "gpt_neox"):
         config = described(family, LINEAR)
@@ -252,7 +252,7 @@ def bits(model: LoadedModel, slots: int, texts: int = 64) -> dict[tuple[str, int
     found: dict[tuple[str, int], bytes] = {}
     forward = engine._forward
 
-    def noted() -> torch.Tensor:
+    def noted():
         logits, table = forward(), engine.table
         for slot in range(engine.cache.live):
             found[table[slot].request.problem_id, int(table.positions[slot])] = logits[slot].numpy().tobytes()
@@ -346,7 +346,7 @@ def cases(table: dict[str, dict[str, Any]]) -> list[Any]:
 @pytest.mark.parametrize(("family", "fields"), cases(EXACT))
 @pytest.mark.slow_unless(rule=lambda family, fields: list(EXACT).index(family) % 20 == 0)
 @pytest.mark.release_unless(rule=lambda family, fields: fields is next(iter(EXACT[family].values())))
-def test_a_family_is_decoded_as_its_own_code_decodes_it(family: str, fields: dict[str, Any]) -> None:
+def test_a_family_is_decoded_as_its_own_code_decodes_it(family, fields):
     check_exact(loaded(family, fields))
 
 
@@ -361,7 +361,7 @@ def particular(family: str) -> LoadedModel:
 @pytest.mark.parametrize("family", EXACT)
 @pytest.mark.slow_unless(rule=lambda family: list(EXACT).index(family) % 20 == 1)
 @pytest.mark.one_in(3)
-def test_bits_do_not_depend_on_the_slots_or_invariance_is_refused(family: str) -> None:
+def test_bits_do_not_depend_on_the_slots_or_invariance_is_refused(family):
     model = particular(family)
     if model.spec.experts:
         with pytest.raises(UserError, match=f"invariant=true cannot hold for the experts of model type {family}"):
@@ -376,7 +376,7 @@ def test_bits_do_not_depend_on_the_slots_or_invariance_is_refused(family: str) -
 
 
 @pytest.mark.parametrize(("family", "fields"), cases(LIMITED))
-def test_texts_beyond_a_models_positions_are_refused(family: str, fields: dict[str, Any]) -> None:
+def test_texts_beyond_a_models_positions_are_refused(family, fields):
     model = loaded(family, fields)
     check_exact(model, 4, (3, 6, 5))
     with pytest.raises(UserError, match=r"up to 10 alone: lower decoding\.max_new_tokens|up to 512 alone"):
@@ -386,14 +386,14 @@ def test_texts_beyond_a_models_positions_are_refused(family: str, fields: dict[s
 
 
 @pytest.mark.parametrize(("family", "fields"), cases(REFUSED))
-def test_what_a_slot_cache_cannot_serve_is_refused(family: str, fields: tuple[dict[str, Any], str]) -> None:
+def test_what_a_slot_cache_cannot_serve_is_refused(family, fields):
     with pytest.raises(UserError, match=fields[1]) as refused:
         loaded(family, fields[0])
     assert family in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_all_other_families_are_refused_by_name() -> None:
+def test_all_other_families_are_refused_by_name():
     others = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - FAMILIES
     assert len(others) > 100
     for family in others:
@@ -411,11 +411,11 @@ def table() -> str:
     return "\n".join(rows)
 
 
-def test_the_document_has_the_table_of_these_cases() -> None:
+def test_the_document_has_the_table_of_these_cases():
     page = (Path(__file__).parents[3] / "docs" / "python.md").read_text()
     assert table() in page, f"put this table into docs/python.md:\n{table()}"
 
 
-def test_the_cases_are_all_families_and_more_than_a_hundred_configurations() -> None:
+def test_the_cases_are_all_families_and_more_than_a_hundred_configurations():
     assert set(EXACT) == FAMILIES
     assert sum(map(len, [*EXACT.values(), *LIMITED.values(), *REFUSED.values()])) > 100

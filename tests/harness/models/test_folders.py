@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,9 +49,7 @@ def cached(folder: Path) -> None:
         (cached, "snapshots/c0ffee"),
     ],
 )
-def test_what_a_folder_lacks(
-    spoil: Callable[[Path], None], sentence: str, tiny_model_dir: Path, tmp_path: Path
-) -> None:
+def test_what_a_folder_lacks(spoil, sentence, tiny_model_dir, tmp_path):
     folder = shutil.copytree(tiny_model_dir, tmp_path / "mine")
     spoil(folder)
     with pytest.raises(UserError, match=f"model=mine cannot be loaded from {folder}: .*{sentence}"):

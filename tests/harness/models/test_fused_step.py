@@ -80,9 +80,7 @@ def hidden_states(step: FusedStep, cache: SlotCache, count: int) -> Tensor:
     [(torch.float32, 2e-6), (torch.bfloat16, 3e-2), (torch.float16, 3e-3)],
     ids=["fp32", "bf16", "fp16"],
 )
-def test_the_steps_are_those_of_torch(
-    config: PreTrainedConfig, packed: CacheConfig, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_the_steps_are_those_of_torch(config, packed, dtype, tolerance):
     network = make(config, dtype)
     caches = [cache_of(network, impl, config=packed) for impl in ("torch", "triton")]
     expected, found = (hidden_states(FusedStep(network), cache, 3) for cache in caches)
@@ -100,7 +98,7 @@ class Nodes(TorchDispatchMode):
 
         launch, nodes = interpreter.GridExecutor.__call__, self
 
-        def counted(executor: Any, *args: Any, **kwargs: Any) -> None:
+        def counted(executor, *args: Any, **kwargs: Any):
             nodes.counts[executor.fn.__name__] += 1
             nodes._inside = True  # the interpreter computes with torch's own operations
             launch(executor, *args, **kwargs)
@@ -136,7 +134,7 @@ def nodes_of_a_layer(monkeypatch: pytest.MonkeyPatch, family: PreTrainedConfig, 
 
 
 @pytest.mark.parametrize("config", [FAMILIES[0], FAMILIES[3]], ids=["qwen2", "qwen3"])
-def test_graph_nodes_of_a_layer(config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_nodes_of_a_layer(config, monkeypatch):
     """Nine where there were 21, or 24 with normed heads; ten if slots have several chunks of rows for attention."""
     from kvsweep.kernels.decode_attention import CHUNK
 
@@ -145,7 +143,7 @@ def test_graph_nodes_of_a_layer(config: PreTrainedConfig, monkeypatch: pytest.Mo
     assert nodes_of_a_layer(monkeypatch, config, rows=CHUNK + 1) == {**expected, "_join_chunks": 1}
 
 
-def test_packed_rows_have_fused_norms_and_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_rows_have_fused_norms_and_gates(monkeypatch):
     nodes = nodes_of_a_layer(monkeypatch, FAMILIES[3], config=PACKED)
     assert (nodes["_add_norm"], nodes["_gate"], nodes["_rotate"]) == (2, 1, 0)
 
@@ -158,7 +156,7 @@ def loaded(family: str) -> LoadedModel:
 
 
 @pytest.mark.parametrize("family", ["toy_qwen", "toy_llama", "qwen3"])
-def test_greedy_texts_are_those_of_torch(family: str) -> None:
+def test_greedy_texts_are_those_of_torch(family):
     """Over evictions of a policy that reads attention masses and of one that reads queries."""
     model, rule = loaded(family), {"keep_ratio": 0.4, "local_window": 4, "budget": 24, "question": "free"}
     policies = H2O(name="h2o", **rule), SnapKV(name="snapkv", observation_window=4, **rule)
@@ -175,7 +173,7 @@ def test_greedy_texts_are_those_of_torch(family: str) -> None:
     assert all(completion.evictions for completion in found.values())
 
 
-def test_a_step_that_differs_is_refused_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_differs_is_refused_before_anything_is_decoded(monkeypatch):
     from kvsweep.kernels import triton_kernels
 
     model = loaded("qwen3")

@@ -28,32 +28,32 @@ def named(place: str) -> ModelConfig:
     return ModelConfig(name="mine", title="Mine", gguf=place)
 
 
-def test_a_model_has_one_place() -> None:
+def test_a_model_has_one_place():
     for places in ({}, {"path": "a", "gguf": "b"}):
         with pytest.raises(UserError, match=r"model.path=\w+ and model.gguf=\w+: name one of both"):
             ModelConfig(name="mine", title="Mine", **places)
 
 
 @pytest.mark.parametrize("place", ["no_such_wheel:model.gguf", "no such:model.gguf"])
-def test_what_is_not_installed_is_named_with_the_command(place: str) -> None:
+def test_what_is_not_installed_is_named_with_the_command(place):
     wheel = place.partition(":")[0].replace("_", "-")
     with pytest.raises(UserError, match=f"pip install --no-deps {wheel}"):
         named(place).identity()
 
 
-def test_a_reader_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_reader_that_is_not_installed_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(hub, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs gguf, accelerate: run `pip install 'kvsweep\[smollm2\]'`\.$"):
         named(str(tmp_path / "model.gguf")).identity()
 
 
-def test_force_think_needs_both_tags() -> None:
+def test_force_think_needs_both_tags():
     with pytest.raises(UserError, match=r"model.force_think=true needs model.think_start and model.think_end"):
         ModelConfig(name="mine", title="Mine", path="a", think_end=None, force_think=True)
 
 
 @pytest.fixture
-def readers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def readers(monkeypatch, tmp_path) -> Path:
     """As if the packages that read GGUF files were there; the cache folder, which is empty."""
     found = importlib.util.find_spec("json")
     monkeypatch.setattr(hub, "find_spec", lambda name: found)
@@ -64,9 +64,7 @@ def readers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("content", "fault"), [(None, "is no file"), (b"GGUF and no more", "cannot be read")])
-def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(
-    content: bytes | None, fault: str, readers: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(content, fault, readers, tmp_path):
     if content is not None:
         (tmp_path / "model.gguf").write_bytes(content)
     with pytest.raises(UserError, match=f"model.gguf {fault}"):
@@ -74,9 +72,7 @@ def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(
     assert content is None or not list(readers.iterdir())
 
 
-def test_a_file_is_converted_once_and_recognized_by_its_contents(
-    readers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_converted_once_and_recognized_by_its_contents(readers, tmp_path, monkeypatch):
     first, same, other = (tmp_path / f"{name}.gguf" for name in ("first", "same", "other"))
     first.write_bytes(b"one")
     same.write_bytes(b"one")
@@ -91,9 +87,7 @@ def test_a_file_is_converted_once_and_recognized_by_its_contents(
     assert [f"{digest}-tokens" for digest in weights] == [Path(folder).name for folder in folders]
 
 
-def test_without_a_cache_folder_the_conversion_is_temporary(
-    readers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_cache_folder_the_conversion_is_temporary(readers, tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file, where no folder can be made")
     (tmp_path / "model.gguf").write_bytes(b"one")
     monkeypatch.setattr(hub, "_convert", lambda file, folder: (folder / "config.json").write_text("{}"))
@@ -109,7 +103,7 @@ def smollm2():
 
 @EXTRA
 @pytest.mark.release
-def test_the_weights_are_those_of_the_file(smollm2) -> None:
+def test_the_weights_are_those_of_the_file(smollm2):
     from gguf import GGUFReader, dequantize
 
     tensors = {tensor.name: tensor for tensor in GGUFReader(hub.find_gguf(WHEEL)).tensors}
@@ -127,7 +121,7 @@ def test_the_weights_are_those_of_the_file(smollm2) -> None:
 @EXTRA
 @pytest.mark.release
 @pytest.mark.parametrize("name", ["smollm2_135m", "smollm2_reasons"])
-def test_greedy_texts_are_generates(name: str) -> None:
+def test_greedy_texts_are_generates(name):
     from transformers import AutoModelForCausalLM
 
     smollm2 = load_model(build(ModelConfig, "model", compose_config(f"model={name}", "model.threads=1").model))
@@ -156,7 +150,7 @@ RULE = {"keep_ratio": 0.5, "local_window": 8, "budget": 20, "question": "on_top"
 
 @EXTRA
 @pytest.mark.release
-def test_logits_have_the_same_bits_in_every_number_of_slots_in_chunks_and_after_forks(reasons, monkeypatch) -> None:
+def test_logits_have_the_same_bits_in_every_number_of_slots_in_chunks_and_after_forks(reasons, monkeypatch):
     """One number is drawn per text and position, so the logits that it samples from are compared by that number."""
     seen: dict[float, str] = {}
 
@@ -171,7 +165,7 @@ def test_logits_have_the_same_bits_in_every_number_of_slots_in_chunks_and_after_
     window = Branch(cell_id="window", policy=Window(name="window", **RULE))
     texts = [reasons.dialogue.prompt_ids(problem.question) for problem in problems("words", 3)]
 
-    def logits_of(slots: int, branches: list[Branch], forced: list[tuple[int, ...]] | None = None):
+    def logits_of(slots, branches, forced=None):
         seen.clear()
         requests = [
             Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=tuple(branches), forced=known)

@@ -119,10 +119,10 @@ def finish(writer: Any) -> None:
 
 
 @pytest.fixture
-def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def loaded(tmp_path, monkeypatch) -> Any:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def load(model: LlamaForCausalLM, rope: str = "default", fields: Any = None, tensors: Any = None) -> Any:
+    def load(model, rope="default", fields=None, tensors=None):
         if rope == "llama3":
             plain = 1e4 ** (-np.arange(0, 16, 2) / 16)
             factors = plain / model.model.rotary_emb.inv_freq.numpy()
@@ -134,7 +134,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("rope", ROPES)
-def test_the_rotary_scaling_of_a_file_is_the_models(rope: str, loaded: Any) -> None:
+def test_the_rotary_scaling_of_a_file_is_the_models(rope, loaded):
     model = original(rope)
     ours = loaded(model, rope)
     torch.testing.assert_close(
@@ -165,13 +165,13 @@ def test_the_rotary_scaling_of_a_file_is_the_models(rope: str, loaded: Any) -> N
         ({"blk.0.attn_q.bias": np.ones(64, np.float32)}, "leaves out blk.0.attn_q.bias"),
     ],
 )
-def test_what_is_not_read_is_refused_by_name(given: dict[str, Any], named: str, loaded: Any) -> None:
+def test_what_is_not_read_is_refused_by_name(given, named, loaded):
     kind = "tensors" if isinstance(next(iter(given.values())), np.ndarray) else "fields"
     with pytest.raises(UserError, match=named):
         loaded(original("default"), **{kind: given})
 
 
-def test_fields_without_effect_are_taken(loaded: Any) -> None:
+def test_fields_without_effect_are_taken(loaded):
     fields = {"llama.attention.key_length": 16, "llama.rope.scaling.type": "none", "general.author": "someone"}
     fields |= {"llama.expert_count": 0, "llama.attention.causal": True, "tokenizer.ggml.eot_token_id": 0}
     model = loaded(original("default"), "default", fields)
@@ -179,7 +179,7 @@ def test_fields_without_effect_are_taken(loaded: Any) -> None:
     assert model.config.identity()["gguf_tokenizer"]
 
 
-def test_the_rotary_scaling_of_gemma_3_is_that_of_its_full_layers(tmp_path: Path) -> None:
+def test_the_rotary_scaling_of_gemma_3_is_that_of_its_full_layers(tmp_path):
     import gguf
     from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 

@@ -77,7 +77,7 @@ def own_build(pre: str, fields: dict[str, Any]) -> Tokenizer:
 
 
 @pytest.mark.parametrize("pre", CUTS)
-def test_tokens_are_those_of_tokenizers_own_build(pre: str, tmp_path: Path) -> None:
+def test_tokens_are_those_of_tokenizers_own_build(pre, tmp_path):
     found = build_tokenizer({**FIELDS, "tokenizer.ggml.pre": pre}, tmp_path)
     own = own_build(pre, FIELDS)
     for text in TEXTS:
@@ -112,13 +112,13 @@ def test_tokens_are_those_of_tokenizers_own_build(pre: str, tmp_path: Path) -> N
         ({"tokenizer.ggml.tokens": [*TOKENS[:-1], "x<think>"]}, r"'<think>' \(\d+\) is cut into pieces"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(changed: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_what_is_not_known_is_refused_by_name(changed, named, tmp_path):
     fields = {name: value for name, value in {**FIELDS, **changed}.items() if value is not None}
     with pytest.raises(UserError, match=named):
         build_tokenizer(fields, tmp_path)
 
 
-def test_texts_end_at_each_end_that_a_file_names() -> None:
+def test_texts_end_at_each_end_that_a_file_names():
     assert end_ids(FIELDS) == [PLAIN + 1]
     more = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": PLAIN + 1}
     assert end_ids({**FIELDS, **more}) == [7, PLAIN + 1]
@@ -126,7 +126,7 @@ def test_texts_end_at_each_end_that_a_file_names() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="the extra smollm2 is not installed: gguf")
 @pytest.mark.parametrize(("prefix", "tokens"), [(False, ["H", "i"]), (True, ["▁", "H", "i"]), (None, ["▁", "H", "i"])])
-def test_a_space_in_front_of_a_text_is_written_as_the_file_says(prefix: Any, tokens: list[str], tmp_path: Path) -> None:
+def test_a_space_in_front_of_a_text_is_written_as_the_file_says(prefix, tokens, tmp_path):
     import gguf
 
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "H", "i"]
@@ -156,7 +156,7 @@ R1 = os.environ.get("KVSWEEP_R1_GGUF")
 @pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.skipif(R1 is None, reason="KVSWEEP_R1_GGUF names no GGUF of R1-Distill-Qwen, or its first 64 MB")
-def test_the_prompts_of_r1_are_those_of_its_own_vocabulary(shared_data: Path) -> None:
+def test_the_prompts_of_r1_are_those_of_its_own_vocabulary(shared_data):
     from transformers.integrations.gguf.reader import read_gguf_metadata
 
     lists = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")

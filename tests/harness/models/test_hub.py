@@ -5,8 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -56,7 +54,7 @@ def rows(count: int, problem: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def hub(tiny_model_dir: Path) -> Iterator[Hub]:
+def hub(tiny_model_dir) -> Iterator[Hub]:
     model = files_of(tiny_model_dir)
     repositories = {
         "maker/tiny": Repository(model, broken={"model.safetensors"}),
@@ -71,11 +69,11 @@ def hub(tiny_model_dir: Path) -> Iterator[Hub]:
 
 
 @pytest.fixture(scope="module")
-def run(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(hub, tmp_path_factory) -> Run:
     """Run a program against the hub; return the lines that it printed. All programs share one cache."""
     home = tmp_path_factory.mktemp("hub")
 
-    def start(program: str, *places: str, endpoint: str = hub.url) -> list[str]:
+    def start(program, *places: str, endpoint=hub.url):
         clean = {name: value for name, value in os.environ.items() if not name.endswith("_OFFLINE")}
         environment = {**clean, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
         hub.log.clear()
@@ -94,7 +92,7 @@ NOWHERE = "http://127.0.0.1:9"  # the port of the discard protocol, at which not
 
 @pytest.mark.slow  # three processes that import torch
 @pytest.mark.release
-def test_models_from_the_hub(hub: Hub, run: Run) -> None:
+def test_models_from_the_hub(hub, run):
     """A pinned download that breaks and is taken up again, gated and private places, a revision that is not there."""
     found = run(MODELS, "maker/tiny", "maker/gated", "maker/private", "maker/none", f"maker/tiny@{'f' * 40}")
     assert found[0] == "layers 2"
@@ -115,7 +113,7 @@ def test_models_from_the_hub(hub: Hub, run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_benchmarks_from_the_hub(run: Run) -> None:
+def test_benchmarks_from_the_hub(run):
     """The data sets' own loader: two benchmarks, a gated one, and all of them again from the cache alone."""
     wanted = [f"30 HuggingFaceH4/aime_2024@{COMMIT}, split train 2", f"40 math-ai/amc23@{COMMIT}, split test 2"]
     found = run(BENCHMARKS, "aime24", "amc23", "gpqa_diamond")
@@ -127,14 +125,12 @@ def test_benchmarks_from_the_hub(run: Run) -> None:
 
 
 @pytest.mark.parametrize("place", ["/nodir", "nodir/", "a/b/c", "~/models"])
-def test_a_place_that_is_neither_a_folder_nor_an_id(place: str) -> None:
+def test_a_place_that_is_neither_a_folder_nor_an_id(place):
     with pytest.raises(UserError, match="is no folder, and no id on the hub"):
         read_architecture(ModelConfig(name="a", title="", path=place))
 
 
-def test_a_dry_run_of_a_model_that_was_never_downloaded(
-    kvsweep: Callable[..., Any], write_problems: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_of_a_model_that_was_never_downloaded(kvsweep, write_problems, tmp_path, monkeypatch):
     """Its sizes are in its YAML; transformers and the network are not needed."""
     monkeypatch.setattr("kvsweep.harness.models.spec.read_architecture", None)
     problems = write_problems([{"id": 1, "problem": "1+1?", "answer": 2}])

@@ -53,7 +53,7 @@ def config(name: str, small: bool = True, **fields: Any) -> ModelConfig:
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the variable hides instructions of x86 alone")
 @pytest.mark.release
-def test_bfloat16_on_a_processor_without_it_is_named_before_decoding(tmp_path: Path) -> None:
+def test_bfloat16_on_a_processor_without_it_is_named_before_decoding(tmp_path):
     words = ["model=toy_qwen", "policy=full", "benchmark.limit=1", "decoding.max_new_tokens=4", "results_dir=runs"]
     said = {}
     for dtype in ("bfloat16", "float32"):
@@ -75,7 +75,7 @@ def billions_of(whole: ModelConfig) -> float:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_architectures_are_the_published_ones(name: str) -> None:
+def test_the_architectures_are_the_published_ones(name):
     *sizes, context, theta, billions = REAL[name]
     whole = config(name, small=False, random_weights=True)
     assert whole.dtype == "bfloat16"
@@ -102,9 +102,7 @@ def test_the_architectures_are_the_published_ones(name: str) -> None:
         ("qwen3_next_80b_thinking", 80, 0.5, 12, ("linear", 36), 36 * (32 * 128 * 128 * 4 + 8192 * 4 * 2) / 2**20),
     ],
 )
-def test_models_of_2026_have_the_published_sizes_and_layers(
-    name: str, billions: float, within: float, full: int, others: tuple[str, int], fixed_mib: float
-) -> None:
+def test_models_of_2026_have_the_published_sizes_and_layers(name, billions, within, full, others, fixed_mib):
     whole = config(name, small=False, random_weights=True)
     assert billions_of(whole) == pytest.approx(billions, abs=within)
     spec = read_spec(whole)
@@ -113,7 +111,7 @@ def test_models_of_2026_have_the_published_sizes_and_layers(
     assert fixed_bytes(spec, 2) / 2**20 == fixed_mib
 
 
-def test_channels_are_the_thinking_and_the_answer_of_gpt_oss() -> None:
+def test_channels_are_the_thinking_and_the_answer_of_gpt_oss():
     model = load_model(config("gpt_oss_20b"))
     text = "<|channel|>analysis<|message|>2+2 is 4<|end|><|start|>assistant<|channel|>final<|message|>4"
     thinking, answer = segment_text(text, model.config.tags)
@@ -124,7 +122,7 @@ def test_channels_are_the_thinking_and_the_answer_of_gpt_oss() -> None:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_a_small_copy_keeps_heads_groups_and_positions(name: str) -> None:
+def test_a_small_copy_keeps_heads_groups_and_positions(name):
     model = load_model(config(name))
     whole = read_architecture(config(name, small=False, random_weights=True))
     assert model.shape.layers == 2
@@ -140,7 +138,7 @@ def test_a_small_copy_keeps_heads_groups_and_positions(name: str) -> None:
     assert model.dialogue.thinking_opened_by == "template"
 
 
-def test_a_build_is_named_by_what_it_is_built_of() -> None:
+def test_a_build_is_named_by_what_it_is_built_of():
     one = config("r1_qwen_7b")
     assert one.identity()["weights"].startswith("random@")
     assert one.identity()["random_weights"] is True
@@ -151,7 +149,7 @@ def test_a_build_is_named_by_what_it_is_built_of() -> None:
     assert real.identity()["weights"].startswith("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B@916b56a4")
 
 
-def test_thinking_is_forced_where_the_template_does_not_open_it() -> None:
+def test_thinking_is_forced_where_the_template_does_not_open_it():
     forced = load_model(config("r1_llama_8b"))
     template = forced.tokenizer.chat_template
     forced.tokenizer.chat_template = template.replace("<think>\n", "")
@@ -173,7 +171,7 @@ def test_thinking_is_forced_where_the_template_does_not_open_it() -> None:
         ({"think_end": " "}, "model.think_end"),
     ],
 )
-def test_what_cannot_be_built_is_one_sentence(fields: dict[str, Any], part: str) -> None:
+def test_what_cannot_be_built_is_one_sentence(fields, part):
     with pytest.raises(UserError, match=part) as refused:
         load_model(config("r1_qwen_7b", **fields))
     assert "\n" not in str(refused.value)
@@ -183,7 +181,7 @@ def test_what_cannot_be_built_is_one_sentence(fields: dict[str, Any], part: str)
     ("field", "value"),
     [("num_hidden_layers", 0), ("num_key_value_heads", 5), ("vocab_size", 20), ("hidden_size", "wide")],
 )
-def test_a_shape_that_does_not_fit_is_one_sentence(field: str, value: object) -> None:
+def test_a_shape_that_does_not_fit_is_one_sentence(field, value):
     base = config("r1_qwen_7b")
     with pytest.raises(UserError, match=r"model\.config"):
         load_model(replace(base, config={**dict(base.config or {}), field: value}))
@@ -199,7 +197,7 @@ SMALL_COPY = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("short", ["qwen", "llama"])
-def test_the_papers_heatmap_runs_scaled_down(short: str, kvsweep: Any, write_problems: Any, tmp_path: Path) -> None:
+def test_the_papers_heatmap_runs_scaled_down(short, kvsweep, write_problems, tmp_path):
     """The experiment as it stands, with overrides alone: small copies, tiny budgets, two problems."""
     from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 
@@ -240,27 +238,25 @@ class _Runs:
 
 
 @pytest.mark.parametrize("safetensors_only", [True, False])
-def test_a_pickle_that_runs_code_is_refused_in_a_sentence(
-    safetensors_only: bool, tiny_model_dir: Path, tmp_path: Path
-) -> None:
+def test_a_pickle_that_runs_code_is_refused_in_a_sentence(safetensors_only, tiny_model_dir, tmp_path):
     folder = pickled(tiny_model_dir, tmp_path, {"x": _Runs(tmp_path / "ran")})
     with pytest.raises(UserError, match="cannot be loaded"):
         load_model(of_folder(folder, safetensors_only=safetensors_only))
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_pickle_of_tensors_loads_where_it_is_asked_for(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_pickle_of_tensors_loads_where_it_is_asked_for(tiny_model_dir, tmp_path):
     whole = load_model(of_folder(tiny_model_dir)).network.state_dict()
     found = load_model(of_folder(pickled(tiny_model_dir, tmp_path, dict(whole)), safetensors_only=False))
     assert all(torch.equal(value, whole[name]) for name, value in found.network.state_dict().items())
 
 
 @pytest.fixture
-def folder(tiny_model_dir: Path, tmp_path: Path) -> Path:
+def folder(tiny_model_dir, tmp_path) -> Path:
     return shutil.copytree(tiny_model_dir, tmp_path / "model")
 
 
-def test_a_model_without_an_end_token_is_refused(folder: Path) -> None:
+def test_a_model_without_an_end_token_is_refused(folder):
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
         values = json.loads((folder / name).read_text())
         kept = {key: value for key, value in values.items() if not key.startswith("eos_token")}
@@ -270,7 +266,7 @@ def test_a_model_without_an_end_token_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_damaged_file_of_a_model_is_one_sentence(damage: str, folder: Path) -> None:
+def test_a_damaged_file_of_a_model_is_one_sentence(damage, folder):
     (folder / damage).write_bytes((folder / damage).read_bytes()[:50])
     with pytest.raises(UserError, match="cannot be loaded"):
         load_model(of_folder(folder))
@@ -283,7 +279,7 @@ def test_a_damaged_file_of_a_model_is_one_sentence(damage: str, folder: Path) ->
         ("model.layers.1.self_attn.o_proj.bias", "has tensors that are not of"),
     ],
 )
-def test_a_checkpoint_of_other_tensors_than_the_models_is_refused(name: str, fault: str, folder: Path) -> None:
+def test_a_checkpoint_of_other_tensors_than_the_models_is_refused(name, fault, folder):
     """Transformers draws a missing tensor at random and leaves out one that has no place, with a warning alone."""
     values = load_file(folder / "model.safetensors")
     if values.pop(name, None) is None:
@@ -310,7 +306,7 @@ ATTENTION = {"gemma3": ["full", "sliding", "full"]}
 
 @pytest.mark.parametrize("family", SEEING)
 @pytest.mark.slow_unless(rule=lambda family: family == "gemma3")
-def test_the_text_model_of_a_multimodal_checkpoint_writes_what_the_whole_one_writes(family: str, folder: Path) -> None:
+def test_the_text_model_of_a_multimodal_checkpoint_writes_what_the_whole_one_writes(family, folder):
     kinds = [f"{kind}_attention" for kind in ATTENTION.get(family, ["linear", "full", "linear"])]
     whole = AutoConfig.for_model(family, text_config={**TEXT, "layer_types": kinds}, vision_config=SEEING[family])
     torch.manual_seed(0)
@@ -325,7 +321,7 @@ def test_the_text_model_of_a_multimodal_checkpoint_writes_what_the_whole_one_wri
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_code_beside_a_model_is_not_run(folder: Path, tmp_path: Path) -> None:
+def test_code_beside_a_model_is_not_run(folder, tmp_path):
     described = json.loads((folder / "config.json").read_text())
     own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     (folder / "config.json").write_text(json.dumps({**described, "model_type": "own", "auto_map": own}))
@@ -357,9 +353,7 @@ def pickled(model: Path, folder: Path, values: Any) -> Path:
         (2, 1, 10, 2),
     ],
 )
-def test_threads_follow_the_size_of_the_model_and_the_cores(
-    threads: int | None, granted: int, per_thread: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_follow_the_size_of_the_model_and_the_cores(threads, granted, per_thread, expected, monkeypatch):
     """A model of 2 to 4 million parameters on a machine of three cores, of which a container may grant one."""
     before = torch.get_num_threads()
     monkeypatch.setattr(load, "_MOST_THREADS", 3)
@@ -384,7 +378,7 @@ def plain_model():
 
 
 @pytest.fixture
-def adapter(plain_model, tmp_path: Path) -> Path:
+def adapter(plain_model, tmp_path) -> Path:
     """An adapter of random factors for two projections of each layer, in the files that peft writes."""
     generator, factors = torch.Generator().manual_seed(1), {}
     for name, weight in plain_model.network.named_parameters():
@@ -407,14 +401,14 @@ def factors_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "adapter_model.safetensors")
 
 
-def test_the_sum_computes_what_the_two_branches_compute(plain_model, adapter: Path) -> None:
+def test_the_sum_computes_what_the_two_branches_compute(plain_model, adapter):
     """The definition of LoRA: each adapted projection adds alpha / r · B A x to its own output."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # peft's say nothing that is not checked
         merged, factors = load_model(replace(TOY, adapter=str(adapter))), factors_of(adapter)
     ids = torch.arange(5, 25)[None]
 
-    def branch(name: str):
+    def branch(name):
         down, up = (factors[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
 
         def added(module, inputs, output):
@@ -435,7 +429,7 @@ def test_the_sum_computes_what_the_two_branches_compute(plain_model, adapter: Pa
     assert (expected - untouched).abs().max() > 0.1
 
 
-def test_the_identity_is_that_of_weights_and_adapter(adapter: Path, tmp_path: Path) -> None:
+def test_the_identity_is_that_of_weights_and_adapter(adapter, tmp_path):
     without, with_it = TOY.identity()["weights"], replace(TOY, adapter=str(adapter)).identity()["weights"]
     factors = factors_of(adapter)
     write(adapter, {name: 2 * value for name, value in factors.items()})
@@ -446,12 +440,12 @@ def test_the_identity_is_that_of_weights_and_adapter(adapter: Path, tmp_path: Pa
     assert set(replace(TOY, adapter=str(adapter)).files()) > set(TOY.files())
 
 
-def test_a_place_without_an_adapter_is_refused(tmp_path: Path) -> None:
+def test_a_place_without_an_adapter_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds no adapter"):
         replace(TOY, adapter=str(tmp_path)).identity()
 
 
-def test_random_weights_take_no_adapter(adapter: Path) -> None:
+def test_random_weights_take_no_adapter(adapter):
     with pytest.raises(UserError, match=r"model.adapter belongs to trained weights"):
         replace(TOY, adapter=str(adapter), random_weights=True)
 
@@ -468,7 +462,7 @@ def test_random_weights_take_no_adapter(adapter: Path) -> None:
         "another shape",
     ],
 )
-def test_an_adapter_of_another_kind_or_model_is_refused(adapter: Path, change: Any) -> None:
+def test_an_adapter_of_another_kind_or_model_is_refused(adapter, change):
     factors = factors_of(adapter)
     first = sorted(factors)[0]
     if change == "a weight more":
@@ -484,7 +478,7 @@ def test_an_adapter_of_another_kind_or_model_is_refused(adapter: Path, change: A
 
 @pytest.mark.parametrize("part", ["model.embed_tokens", "lm_head"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_an_adapter_of_the_embedding_is_pefts_or_refused(part: str, tied: bool, tmp_path: Path) -> None:
+def test_an_adapter_of_the_embedding_is_pefts_or_refused(part, tied, tmp_path):
     """Merged into a tensor that is embedding and head, an adapter of one would change the other."""
     network = AutoModelForCausalLM.from_pretrained(str(TOY.path), dtype=torch.float32)
     if not tied:
@@ -510,7 +504,7 @@ def test_an_adapter_of_the_embedding_is_pefts_or_refused(part: str, tied: bool, 
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_an_adapter_beside_the_weights_is_named(adapter: Path, tmp_path: Path) -> None:
+def test_an_adapter_beside_the_weights_is_named(adapter, tmp_path):
     shutil.copytree(str(TOY.path), tmp_path / "m")
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copy(adapter / name, tmp_path / "m")

@@ -31,7 +31,7 @@ def of_bytes(**fields: Any) -> LoadedModel:
 
 
 @pytest.mark.parametrize("tag", ["[/T]", "END OF THOUGHT\n", "</think>"])
-def test_the_thinking_ends_where_the_text_of_the_tag_begins(tag: str) -> None:
+def test_the_thinking_ends_where_the_text_of_the_tag_begins(tag):
     model = of_bytes(think_end=tag)
     write = model.tokenizer.encode
     for before in ("", "p=4", "1+2=3. The rest follows"):
@@ -47,14 +47,14 @@ def test_the_thinking_ends_where_the_text_of_the_tag_begins(tag: str) -> None:
     assert model.dialogue.decode(trace.token_ids[trace.answer_start :]) == answer == "7"
 
 
-def test_a_model_without_a_tag_thinks_nothing(tiny_model_dir: Path) -> None:
+def test_a_model_without_a_tag_thinks_nothing(tiny_model_dir):
     model = of_folder(tiny_model_dir, think_end=None, think_start=None)
     assert not model.dialogue.thinks
     assert model.dialogue.thinking_tokens([1, 2, 3]) is None
     assert model.dialogue.thinking_opened_by == "model"
 
 
-def test_the_whole_text_is_the_answer_of_a_model_that_does_not_think(tmp_path: Path) -> None:
+def test_the_whole_text_is_the_answer_of_a_model_that_does_not_think(tmp_path):
     text = r"It is \boxed{7}."
     for end, outcome in ((None, "correct"), ("</think>", "no_answer")):
         model = {"think_start": None, "think_end": end}
@@ -64,16 +64,16 @@ def test_the_whole_text_is_the_answer_of_a_model_that_does_not_think(tmp_path: P
         assert judge(text, "stop", "7", "integer", read_standard(tmp_path).rule)[1] == outcome
 
 
-def test_a_tag_that_the_tokenizer_cannot_write_is_refused_at_load(tiny_model_dir: Path) -> None:
+def test_a_tag_that_the_tokenizer_cannot_write_is_refused_at_load(tiny_model_dir):
     with pytest.raises(UserError, match=r"model\.think_end=END OF IT cannot be written by the tokenizer"):
         of_folder(tiny_model_dir, think_end="END OF IT")
 
 
 @pytest.fixture
-def edited(tiny_model_dir: Path, tmp_path: Path) -> Callable[[str | None], Path]:
+def edited(tiny_model_dir, tmp_path) -> Callable[[str | None], Path]:
     """`edited(template)` is a copy of the model with this chat template, or without one."""
 
-    def edit(template: str | None) -> Path:
+    def edit(template):
         target = shutil.copytree(tiny_model_dir, tmp_path / f"m{len([*tmp_path.iterdir()])}")
         for path in target.glob("chat_template*"):
             path.unlink()
@@ -87,7 +87,7 @@ def edited(tiny_model_dir: Path, tmp_path: Path) -> Callable[[str | None], Path]
     return edit
 
 
-def test_the_templates_own_system_prompt_is_left_alone() -> None:
+def test_the_templates_own_system_prompt_is_left_alone():
     template = (
         "{% if messages[0]['role'] != 'system' %}You are Tiny.{% endif %}"
         "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}>"
@@ -97,7 +97,7 @@ def test_the_templates_own_system_prompt_is_left_alone() -> None:
     assert model.dialogue.decode(list(model.dialogue.prompt_ids("p=4"))) == "You are Tiny.[user]p=4>"
 
 
-def test_a_base_model_is_asked_the_bare_question(tiny_model_dir: Path, edited: Any) -> None:
+def test_a_base_model_is_asked_the_bare_question(tiny_model_dir, edited):
     folder = edited(None)
     with pytest.raises(UserError, match=r"model\.chat_template=none for a base model"):
         of_folder(folder)
@@ -113,7 +113,7 @@ def test_a_base_model_is_asked_the_bare_question(tiny_model_dir: Path, edited: A
 BLOCK = "{{ messages[0]['content'] }}<a>{% if enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}"
 
 
-def test_a_template_that_closes_the_thinking_is_refused_and_a_variable_opens_it(edited: Any) -> None:
+def test_a_template_that_closes_the_thinking_is_refused_and_a_variable_opens_it(edited):
     folder = edited(BLOCK)
     for forced in (False, True):
         with pytest.raises(UserError, match=r"closes the thinking \(</think>\) itself, .*: give model.think_end=null"):
@@ -142,14 +142,14 @@ def test_a_template_that_closes_the_thinking_is_refused_and_a_variable_opens_it(
         ("<a><think> </think><think>", "open"),
     ],
 )
-def test_what_the_prompt_opens_and_closes_is_read_behind_the_question(behind: str, found: str) -> None:
+def test_what_the_prompt_opens_and_closes_is_read_behind_the_question(behind, found):
     model = of_bytes()
     model.tokenizer.chat_template = "Think in <think></think>. {{ messages[0]['content'] }}" + behind
     text = model.dialogue._templated("Is </think> a tag?")
     assert model.dialogue.thinking_behind("Is </think> a tag?", text) == found
 
 
-def test_a_variable_is_one_that_the_template_alone_reads(tiny_model_dir: Path, edited: Any) -> None:
+def test_a_variable_is_one_that_the_template_alone_reads(tiny_model_dir, edited):
     with pytest.raises(UserError, match=r"reads no variable enable_thinkin, which model.template sets"):
         of_folder(edited(BLOCK), template={"enable_thinkin": True})
     for fields in ({"template": {"messages": []}}, {"template": {"a": 1}, "chat_template": "none"}):
@@ -172,9 +172,7 @@ PADS = ENDS.replace("eos_token if", "pad_token if")
         ([1, 2], PADS + "{% if add_generation_prompt %}<a>{% endif %}", "its chat template ends an answer with"),
     ],
 )
-def test_an_end_that_generation_config_does_not_name_is_told(
-    eos: list[int], template: str, noted: str, edited: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_end_that_generation_config_does_not_name_is_told(eos, template, noted, edited, capsys):
     folder = edited(template)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     of_folder(folder)
@@ -184,7 +182,7 @@ def test_an_end_that_generation_config_does_not_name_is_told(
 
 
 @pytest.mark.parametrize("eos", [-1, 5000, [2, 5000]])
-def test_an_end_that_no_model_writes_is_refused(eos: Any, edited: Any) -> None:
+def test_an_end_that_no_model_writes_is_refused(eos, edited):
     folder = edited(ENDS)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     with pytest.raises(UserError, match=r"no model of \d+ tokens writes \[(-1|5000)\]: correct eos_token_id"):
@@ -192,9 +190,7 @@ def test_an_end_that_no_model_writes_is_refused(eos: Any, edited: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_without_tags_and_a_note_where_answers_are_missing(
-    kvsweep: Callable[..., Any], tiny: list[str], tiny_policy: list[str], tmp_path: Path
-) -> None:
+def test_a_sweep_without_tags_and_a_note_where_answers_are_missing(kvsweep, tiny, tiny_policy, tmp_path):
     arguments = [*tiny, *tiny_policy, f"results_dir={tmp_path}", "benchmark.limit=2", "policy=window"]
     ended = kvsweep(*arguments, "model.think_end=null", "model.think_start=null", "decoding.stop_on_loop=false")
     assert ended.code == 0, ended.err

@@ -1,6 +1,5 @@
 """The check of a loaded model refuses a step that differs from the network's own code, in one sentence."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ def load(family: str, **fields: Any) -> None:
 def doubled_scaling(monkeypatch: pytest.MonkeyPatch) -> None:
     of_network = FusedStep.__init__
 
-    def wrong(self: FusedStep, network: Any) -> None:
+    def wrong(self, network):
         of_network(self, network)
         self.scaling *= 2
 
@@ -28,7 +27,7 @@ def doubled_scaling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failing_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any):
         raise RuntimeError("sizes do not fit\nand more")
 
     monkeypatch.setattr(FusedStep, "__call__", fail)
@@ -50,9 +49,7 @@ def lost_positions(monkeypatch: pytest.MonkeyPatch) -> None:
         (failing_step, r"model type llama fails over a slot cache \(sizes do not fit\)"),
     ],
 )
-def test_a_step_that_differs_is_refused(
-    change: Callable[[pytest.MonkeyPatch], None], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_differs_is_refused(change, message, monkeypatch):
     load("llama")
     change(monkeypatch)
     with pytest.raises(UserError, match=message) as refused:
@@ -61,9 +58,7 @@ def test_a_step_that_differs_is_refused(
 
 
 @pytest.mark.parametrize(("family", "fields"), [("granite", {"logits_scaling": 8.0}), ("nanochat", {})])
-def test_a_head_that_scales_or_caps_is_not_gone_around(
-    family: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_scales_or_caps_is_not_gone_around(family, fields, monkeypatch):
     load(family, **fields)
     monkeypatch.setattr(OwnHead, "__call__", lambda self, hidden, linear: self._product(hidden[None])[0])
     with pytest.raises(UserError, match="has other logits"):
@@ -71,7 +66,7 @@ def test_a_head_that_scales_or_caps_is_not_gone_around(
 
 
 @pytest.mark.parametrize("name", ["position_bias", "head_mask", "attention_mask"])
-def test_arguments_that_slot_attention_does_not_know_are_refused(name: str) -> None:
+def test_arguments_that_slot_attention_does_not_know_are_refused(name):
     rows, layer = torch.zeros(1, 1, 3, 4), torch.nn.Module()
     layer.layer_idx = 0
     given: dict[str, Any] = {"attention_mask": None, name: torch.ones(1)}

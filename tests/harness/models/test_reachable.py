@@ -1,7 +1,7 @@
 """An address of the hub or of a proxy that is none is named, wherever the hub is asked first."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ COMMIT = "a" * 40
 
 
 @pytest.fixture(autouse=True)
-def online(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def online(monkeypatch) -> Iterator[None]:
     """A process that was never told to stay offline, has no proxy, and has not asked yet."""
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
@@ -30,7 +30,7 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("endpoint", ["", "hf-mirror.com", "hf-mirror.com:443", "https://", "ftp://a", "http://a:8x"])
-def test_an_address_of_the_hub(endpoint: str, monkeypatch: pytest.MonkeyPatch, kvsweep: Callable[..., Any]) -> None:
+def test_an_address_of_the_hub(endpoint, monkeypatch, kvsweep):
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     fault = f"HF_ENDPOINT={endpoint} is no address"
     with pytest.raises(UserError, match=fault):
@@ -47,7 +47,7 @@ def test_an_address_of_the_hub(endpoint: str, monkeypatch: pytest.MonkeyPatch, k
 
 @pytest.mark.parametrize("name", ["https_proxy", "HTTP_PROXY", "all_proxy"])
 @pytest.mark.parametrize("proxy", ["proxy:3128x", "http://me:secret@proxy:3128x", "gopher://proxy", "http://", " "])
-def test_a_proxy(name: str, proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy(name, proxy, monkeypatch):
     monkeypatch.setenv(name, proxy)
     with pytest.raises(UserError) as refused:
         is_reachable()
@@ -56,12 +56,12 @@ def test_a_proxy(name: str, proxy: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("proxy", ["127.0.0.1:9", "http://me:secret@127.0.0.1:9/", "socks5://127.0.0.1:9"])
-def test_a_proxy_that_does_not_answer_is_an_unreachable_hub(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_that_does_not_answer_is_an_unreachable_hub(proxy, monkeypatch):
     monkeypatch.setenv("http_proxy", proxy)
     assert not is_reachable()
 
 
-def test_what_answers_without_http_is_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_answers_without_http_is_an_unreachable_hub(monkeypatch):
     monkeypatch.setattr(hub.urllib.request, "urlopen", _answer_without_http)
     assert not is_reachable()
 

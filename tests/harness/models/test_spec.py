@@ -2,11 +2,10 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import AutoConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
@@ -34,7 +33,7 @@ SIZES: dict[str, Any] = {
         LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
     ],
 )
-def test_plain_json_says_what_transformers_says(config: PreTrainedConfig, tmp_path: Path) -> None:
+def test_plain_json_says_what_transformers_says(config, tmp_path):
     config.save_pretrained(tmp_path)
     found = read_spec(ModelConfig(name="a", title="", path=str(tmp_path)))
     assert found == ModelSpec.of(config)
@@ -54,14 +53,14 @@ def test_plain_json_says_what_transformers_says(config: PreTrainedConfig, tmp_pa
         (LlamaConfig(**{**SIZES, "num_hidden_layers": 0}), "num_hidden_layers=0"),
     ],
 )
-def test_a_refusal_names_the_family_and_what_it_has(config: PreTrainedConfig, part: str) -> None:
+def test_a_refusal_names_the_family_and_what_it_has(config, part):
     with pytest.raises(UserError, match=part) as refused:
         ModelSpec.of(config)
     assert config.model_type in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_windows_that_are_switched_off_are_full_attention(tmp_path: Path) -> None:
+def test_windows_that_are_switched_off_are_full_attention(tmp_path):
     fields = {**SIZES, "model_type": "qwen2", "use_sliding_window": False, "sliding_window": 8}
     assert ModelSpec.of(fields).layer_kinds == ("full",) * 3
     switched_on = {**fields, "use_sliding_window": True, "max_window_layers": 1}
@@ -83,13 +82,13 @@ def test_windows_that_are_switched_off_are_full_attention(tmp_path: Path) -> Non
         ("gemma3", "no proof"),
     ],
 )
-def test_a_known_family_is_refused_with_its_reason(family: str, part: str) -> None:
+def test_a_known_family_is_refused_with_its_reason(family, part):
     with pytest.raises(UserError, match=re.escape(part)) as refused:
         ModelSpec.of(AutoConfig.for_model(family))
     assert family in str(refused.value)
 
 
-def test_windows_are_those_of_transformers() -> None:
+def test_windows_are_those_of_transformers():
     """Qwen2 has them from layer `max_window_layers` on, Mistral in all layers; one of all positions never acts."""
     qwen = ModelSpec.of(Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1))
     assert (qwen.layer_kinds, qwen.window, qwen.layers) == (("full", "window", "window"), 8, 1)
@@ -98,7 +97,7 @@ def test_windows_are_those_of_transformers() -> None:
     assert (far.layer_kinds, far.limited, far.window) == (("full",) * 3, True, 0)
 
 
-def test_a_rope_that_changes_with_the_text_limits_its_length() -> None:
+def test_a_rope_that_changes_with_the_text_limits_its_length():
     longrope = {"rope_type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6, "rope_theta": 1e4}
     config = LlamaConfig(**SIZES, rope_parameters={**longrope, "original_max_position_embeddings": 99})
     spec = ModelSpec.of(config)

@@ -7,7 +7,6 @@ the family's own code without a cache.
 import json
 import random
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,7 +71,7 @@ def check_exact_or_refused(family: str, fields: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("number", range(CASES))
 @pytest.mark.slow_unless(rule=lambda number: number < SMALL)
-def test_a_random_configuration_is_exact_or_refused(number: int) -> None:
+def test_a_random_configuration_is_exact_or_refused(number):
     assert "\n" not in check_exact_or_refused(*drawn()[number])
 
 
@@ -87,7 +86,7 @@ WINDOWS = ("mistral", "phi3", "starcoder2", "mixtral", "phimoe")
     + [(family, {"sliding_window": 16, "use_sliding_window": False}) for family in WINDOWS]
     + [("qwen3", {"sliding_window": 16, "use_sliding_window": True, "layer_types": [SLIDING] * 2})],
 )
-def test_a_field_acts_as_in_the_familys_own_code(family: str, fields: dict[str, Any]) -> None:
+def test_a_field_acts_as_in_the_familys_own_code(family, fields):
     assert check_exact_or_refused(family, fields) == "exact"
 
 
@@ -102,11 +101,11 @@ def test_a_field_acts_as_in_the_familys_own_code(family: str, fields: dict[str, 
         ("llama", {"is_causal": False}, "attention to later tokens"),
     ],
 )
-def test_fields_that_contradict_each_other_are_refused(family: str, fields: dict[str, Any], part: str) -> None:
+def test_fields_that_contradict_each_other_are_refused(family, fields, part):
     assert part in check_exact_or_refused(family, fields)
 
 
-def test_a_plain_config_json_has_the_windows_of_its_family(tmp_path: Path) -> None:
+def test_a_plain_config_json_has_the_windows_of_its_family(tmp_path):
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"vocab_size": 300, "max_position_embeddings": 512}
     for family in ("llama", "qwen2"):  # whose default is use_sliding_window=false
@@ -115,12 +114,10 @@ def test_a_plain_config_json_has_the_windows_of_its_family(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("family", "believed"), [("mistral", "full"), ("llama", "window")])
-def test_the_check_of_a_model_finds_a_wrong_belief_about_its_windows(
-    family: str, believed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_check_of_a_model_finds_a_wrong_belief_about_its_windows(family, believed, monkeypatch):
     """The check is what stands between a new version of transformers and wrong logits, also for a long window."""
 
-    def wrong(facts: Any, family: str) -> Any:
+    def wrong(facts, family):
         return [believed] * 2, None if believed == "full" else facts["sliding_window"]
 
     monkeypatch.setattr(spec, "_layers", wrong)
@@ -128,7 +125,7 @@ def test_the_check_of_a_model_finds_a_wrong_belief_about_its_windows(
         loaded(family, {"sliding_window": 64})
 
 
-def test_the_windows_are_as_long_after_the_check_as_before() -> None:
+def test_the_windows_are_as_long_after_the_check_as_before():
     model = loaded("gemma2", {"sliding_window": 16})
     assert (model.spec, model.spec.window) == (ModelSpec.of(model.network.config), 16)
     assert {module.sliding_window for module in model.network.modules() if hasattr(module, "sliding_window")} == {
@@ -136,7 +133,7 @@ def test_the_windows_are_as_long_after_the_check_as_before() -> None:
     }
 
 
-def test_settings_of_generate_that_change_nothing_are_not_named() -> None:
+def test_settings_of_generate_that_change_nothing_are_not_named():
     run = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_length": 99, "eos_token_id": 3}
     inert = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1, "min_p": 0.0, "suppress_tokens": []}
     assert unapplied_settings(GenerationConfig(**run, **inert)) == []
@@ -147,9 +144,7 @@ def test_settings_of_generate_that_change_nothing_are_not_named() -> None:
     assert unapplied_settings(GenerationConfig(min_p=0.1)) == []
 
 
-def test_a_setting_of_generate_that_is_not_applied_is_named_at_load(
-    tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_setting_of_generate_that_is_not_applied_is_named_at_load(tiny_model_dir, tmp_path, capsys):
     folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
     load_model(ModelConfig(name="tiny", title="", path=str(folder)))
     assert "generation_config" not in capsys.readouterr().err
@@ -159,7 +154,7 @@ def test_a_setting_of_generate_that_is_not_applied_is_named_at_load(
     assert f"{named}, and kvsweep does not.\n" in capsys.readouterr().err
 
 
-def test_a_model_of_windows_alone_has_no_rows_to_look_into() -> None:
+def test_a_model_of_windows_alone_has_no_rows_to_look_into():
     model = loaded("mistral", {"sliding_window": 16})
     with pytest.raises(UserError, match="has no layer of full attention, and labels are attention to its rows"):
         model.check_rows("labels are attention to its rows")

@@ -1,9 +1,5 @@
 """A head is refused on a benchmark whose questions its traces answer."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
@@ -15,12 +11,10 @@ from kvsweep.harness.sweep.job import make_job
 QUESTIONS = ["What is 1 + 1?", "What is 2 + 2?"]
 
 
-def test_a_head_trained_on_a_problem_of_the_benchmark_is_refused(
-    compose: Callable[..., Any], tiny: list[str], write_problems: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_head_trained_on_a_problem_of_the_benchmark_is_refused(compose, tiny, write_problems, tmp_path):
     path = write_problems([{"id": text, "problem": text, "answer": 4} for text in QUESTIONS])
 
-    def job(*questions: str) -> Any:
+    def job(*questions: str):
         card = {"questions": [question_hash(question) for question in questions]}
         save_predictor(ImportancePredictor(32, (16, 8)), tmp_path / "head", card)
         # The benchmark's prompt is another than that of the traces.
@@ -37,7 +31,7 @@ def test_a_head_trained_on_a_problem_of_the_benchmark_is_refused(
         job("What is 3 + 3?", "What  is 2 + 2?")
 
 
-def test_questions_of_several_runs_are_kept_together(tmp_path: Path) -> None:
+def test_questions_of_several_runs_are_kept_together(tmp_path):
     assert read_questions(tmp_path) == []
     add_questions(tmp_path, QUESTIONS[:1])
     add_questions(tmp_path, QUESTIONS)

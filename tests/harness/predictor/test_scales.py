@@ -1,7 +1,6 @@
 """The largest keys and values of a model's layers, beside transformers' own cache, and a sweep that stores by them."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ FP8 = ["cache.scheme=fp8", "cache.scale=tensor"]
 
 
 @pytest.fixture(scope="module")
-def scales(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Path:
+def scales(tmp_path_factory, tiny_model_dir) -> Path:
     folder = tmp_path_factory.mktemp("scales")
     (folder / "text.txt").write_text(TEXT)
     main(["scales", f"model.path={tiny_model_dir}", f"recipe.text={folder / 'text.txt'}", f"recipe.out={folder}"])
@@ -28,7 +27,7 @@ def scales(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Pa
 
 
 @torch.inference_mode()
-def test_they_are_those_of_transformers_own_cache(scales: Path, tiny_model_dir: Path) -> None:
+def test_they_are_those_of_transformers_own_cache(scales, tiny_model_dir):
     network = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_model_dir)
     ids = tokenizer(TEXT, return_tensors="pt", add_special_tokens=False).input_ids
@@ -40,9 +39,7 @@ def test_they_are_those_of_transformers_own_cache(scales: Path, tiny_model_dir: 
 
 
 @pytest.mark.slow
-def test_a_sweep_stores_by_them_and_its_cells_are_named_by_their_contents(
-    scales: Path, kvsweep: Any, tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_sweep_stores_by_them_and_its_cells_are_named_by_their_contents(scales, kvsweep, tiny, tmp_path):
     words = [*tiny, "benchmark=toy_add", "policy=full", f"results_dir={tmp_path}", *FP8]
     twice = {name: 2 * largest for name, largest in load_file(scales).items()}
     save_file(twice, tmp_path / "twice.safetensors")
@@ -69,9 +66,7 @@ def test_a_sweep_stores_by_them_and_its_cells_are_named_by_their_contents(
         ({"keys": torch.ones(2)}, "which does not fit its card and kind"),
     ],
 )
-def test_what_is_no_such_file_is_refused(
-    change: dict[str, torch.Tensor], message: str, scales: Path, kvsweep: Any, tiny: list[str], tmp_path: Path
-) -> None:
+def test_what_is_no_such_file_is_refused(change, message, scales, kvsweep, tiny, tmp_path):
     save_file(change, tmp_path / "other.safetensors")
     (tmp_path / "other.json").write_bytes(scales.with_suffix(".json").read_bytes())
     words = [*tiny, "benchmark=toy_add", "policy=full", f"results_dir={tmp_path}", *FP8]
@@ -81,7 +76,7 @@ def test_what_is_no_such_file_is_refused(
     assert not any(path.read_bytes() for path in tmp_path.glob("default/*/completions.jsonl"))
 
 
-def test_a_file_that_changes_before_the_task_starts_stops_it(scales: Path, tiny: list[str], tmp_path: Path) -> None:
+def test_a_file_that_changes_before_the_task_starts_stops_it(scales, tiny, tmp_path):
     own = tmp_path / "own.safetensors"
     for suffix in (".safetensors", ".json"):
         own.with_suffix(suffix).write_bytes(scales.with_suffix(suffix).read_bytes())
@@ -92,7 +87,7 @@ def test_a_file_that_changes_before_the_task_starts_stops_it(scales: Path, tiny:
     assert f"{own} has changed since" in str(error)
 
 
-def test_those_of_another_model_are_refused(scales: Path, kvsweep: Any, tmp_path: Path) -> None:
+def test_those_of_another_model_are_refused(scales, kvsweep, tmp_path):
     ended = kvsweep("model=toy_qwen", "benchmark=toy_add", f"results_dir={tmp_path}", *FP8, f"cache.scales={scales}")
     assert ended.code == 2
     assert f"cache.scales={scales} was made for hidden size 32, but model=toy_qwen has 128" in ended.err

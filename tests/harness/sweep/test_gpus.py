@@ -25,10 +25,10 @@ DIVIDED = WHOLE.replace("GPU 1", "  MIG 3g.71gb Device 0: (UUID: MIG-c)\n  MIG 3
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def machine(monkeypatch, tmp_path) -> Any:
     """`machine(listed)`: a machine whose nvidia-smi lists these GPUs, and on which no variable names any."""
 
-    def with_gpus(listed: str) -> None:
+    def with_gpus(listed):
         script = tmp_path / "nvidia-smi"
         script.write_text(f"#!{sys.executable}\nprint({listed!r}, end='')\n")
         script.chmod(0o755)
@@ -38,7 +38,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return with_gpus
 
 
-def test_the_gpus_of_a_machine(machine: Any) -> None:
+def test_the_gpus_of_a_machine(machine):
     machine(WHOLE)
     assert visible_gpus() == ["GPU-aaa", "GPU-bbb"]
     machine(DIVIDED)
@@ -55,9 +55,7 @@ def test_the_gpus_of_a_machine(machine: Any) -> None:
         ("no program", r"does not run \(.*Exec format error"),
     ],
 )
-def test_a_driver_that_hangs_or_does_not_run_is_named(
-    script: str, why: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_hangs_or_does_not_run_is_named(script, why, machine, tmp_path, monkeypatch):
     machine("")
     (tmp_path / "nvidia-smi").write_text(script)
     monkeypatch.setattr(provenance, "SECONDS", 0.3)
@@ -76,7 +74,7 @@ def test_a_driver_that_hangs_or_does_not_run_is_named(
     ("named", "found"),
     [("0,1,3", ["0", "1", "3"]), ("GPU-a, MIG-b", ["GPU-a", "MIG-b"]), ("", []), ("-1", []), ("2,-1,3", ["2"])],
 )
-def test_the_gpus_that_a_variable_names(named: str, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpus_that_a_variable_names(named, found, monkeypatch):
     monkeypatch.setenv(VISIBLE, named)
     assert visible_gpus() == found
 
@@ -92,9 +90,7 @@ def report(jobs: Any) -> list[Exception]:
 
 
 @pytest.mark.slow
-def test_each_process_sees_one_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_process_sees_one_gpu(tmp_path, monkeypatch, capsys):
     names = ["0", "1", "GPU-aaa", "MIG-b"]
     monkeypatch.setenv(VISIBLE, ",".join(names))
     monkeypatch.setattr(launch, "logs", lambda tasks: tmp_path)
@@ -111,7 +107,7 @@ def test_each_process_sees_one_gpu(
     assert "4 at once on 4 GPUs: 0, 1, GPU-aaa, MIG-b" in capsys.readouterr().out
 
 
-def test_cuda_without_a_gpu_is_refused(machine: Any) -> None:
+def test_cuda_without_a_gpu_is_refused(machine):
     machine("")
     config = ModelConfig(name="a", title="", path="x", device="cuda")
     job: Any = SimpleNamespace(model=config, impl="torch")
@@ -122,7 +118,7 @@ def test_cuda_without_a_gpu_is_refused(machine: Any) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here torch finds a GPU")
-def test_a_gpu_that_was_given_and_is_not_found_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_was_given_and_is_not_found_is_refused(monkeypatch):
     config = ModelConfig(name="a", title="", path="x")
     for given in ("", "-1", "NoDevFiles"):
         monkeypatch.setenv(VISIBLE, given)

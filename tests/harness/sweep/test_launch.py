@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ class Listed(Launcher):
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def own(tmp_path, monkeypatch) -> list[str]:
     """Overrides that put a launcher of one's own in place of the package's."""
     (tmp_path / "kvsweep_test_launcher.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -50,9 +49,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_launcher_of_ones_own_starts_the_tasks(
-    kvsweep: Callable[..., Any], own: list[str], tiny: list[str], tmp_path: Path, no_model: None
-) -> None:
+def test_a_launcher_of_ones_own_starts_the_tasks(kvsweep, own, tiny, tmp_path, no_model):
     ended = kvsweep("-m", *tiny, *own, "+launcher.shards=2", f"results_dir={tmp_path}", "benchmark=toy_add,toy_chain")
     assert ended.code == 0, ended.err
     assert (tmp_path / "listed").read_text() == " | ".join(
@@ -63,7 +60,7 @@ def test_a_launcher_of_ones_own_starts_the_tasks(
     assert f"progress: kvsweep status {tmp_path}/default --watch" in ended.out
 
 
-def test_a_task_takes_the_same_shard_of_several_jobs() -> None:
+def test_a_task_takes_the_same_shard_of_several_jobs():
     words = ("experiment=demo", "launcher=local")
     jobs = [make_job(compose_config(*words, f"benchmark={name}")) for name in ("toy_chain", "toy_groups")]
     tasks = split([share_of(job) for job in jobs], Local(shards=2, cells_per_task=50))
@@ -81,9 +78,7 @@ def test_a_task_takes_the_same_shard_of_several_jobs() -> None:
         ("+launcher.shards=0", "launcher.shards=0 is out of range: it must be a whole number, at least 1."),
     ],
 )
-def test_a_launchers_settings_are_checked(
-    override: str, sentence: str, kvsweep: Callable[..., Any], own: list[str], tiny: list[str]
-) -> None:
+def test_a_launchers_settings_are_checked(override, sentence, kvsweep, own, tiny):
     ended = kvsweep(*tiny, *own, override)
     assert ended.code == 2
     assert sentence in ended.err
@@ -92,9 +87,7 @@ def test_a_launchers_settings_are_checked(
 @pytest.mark.slow
 @pytest.mark.parametrize("ignored", [False, True], ids=["foreground", "background of a shell"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_processes_of_a_local_sweep(
-    start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path, number: int, ignored: bool
-) -> None:
+def test_a_signal_ends_the_processes_of_a_local_sweep(start_kvsweep, tiny, tmp_path, number, ignored):
     setup = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # which a test under nohup ignores
     setup += "; signal.signal(signal.SIGINT, signal.SIG_IGN)" if ignored else ""
     words = [*tiny, "launcher=local", "draws=5000", "policy=full", f"results_dir={tmp_path}"]
@@ -119,8 +112,8 @@ def test_a_signal_ends_the_processes_of_a_local_sweep(
 @pytest.mark.parametrize("granted", ["affinity", "SLURM"])
 @pytest.mark.one_in(2)
 def test_a_local_sweep_starts_no_more_processes_than_cores_were_granted(
-    start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path, granted: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    start_kvsweep, tiny, tmp_path, granted, monkeypatch
+):
     setup = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})" if granted == "affinity" else ""
     if granted == "SLURM":
         monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
@@ -146,7 +139,7 @@ def children(pid: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_task_imports_what_the_command_imports(tiny: list[str], tmp_path: Path) -> None:
+def test_a_task_imports_what_the_command_imports(tiny, tmp_path):
     """Files of the user's own folder with the names of Python's modules are taken neither here nor there."""
     init(tmp_path / "own")
     for name in ("statistics", "random", "types", "torch"):
@@ -171,9 +164,7 @@ def test_a_task_imports_what_the_command_imports(tiny: list[str], tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_before_its_task_begins_is_named(
-    start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_process_that_dies_before_its_task_begins_is_named(start_kvsweep, tiny, tmp_path):
     setup = (
         "import kvsweep.harness.sweep.launch as launch\n"
         "launch.RunJobs.__reduce__ = lambda self: (eval, ('__import__(\"no_such_module\")',))"

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +38,7 @@ def jobs(run: Path, *cell_ids: str) -> list[Any]:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> list[Any]:
+def sweep(tmp_path) -> list[Any]:
     write_task(tmp_path, "a", "chain", 4, pace=100.0, tokens_left=1000)
     write_task(tmp_path, "b", "groups", 0, state="queued", tokens_left=500)
     write_task(tmp_path, "other", "not_asked_for", 7, pace=1.0, tokens_left=9)
@@ -56,17 +56,13 @@ def first_line(board: Board, capfd: pytest.CaptureFixture[str]) -> str:
     return said.splitlines()[0]
 
 
-def test_a_file_gets_a_line_a_minute(
-    sweep: list[Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_gets_a_line_a_minute(sweep, monkeypatch, capfd):
     monkeypatch.setattr(progress_board, "LINE_S", 0.01)
     first = first_line(Board(sweep), capfd)
     assert first[8:] == " 20.0%, 8 of 40 completions, left 0:00:15, 100 tokens/s; m chain no grade"
 
 
-def test_the_tokens_are_told_until_the_first_text_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tokens_are_told_until_the_first_text_ends(tmp_path, monkeypatch, capfd):
     write_task(tmp_path, "a", "chain", 0, pace=100.0, tokens=3720, tokens_left=1000)
     monkeypatch.setattr(progress_board, "LINE_S", 0.01)
     first = first_line(Board(jobs(tmp_path, "a-full", "a-h2o")), capfd)
@@ -74,7 +70,7 @@ def test_the_tokens_are_told_until_the_first_text_ends(
     assert first[8:].startswith(said)
 
 
-def test_a_short_sweep_prints_no_line(sweep: list[Any], capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_short_sweep_prints_no_line(sweep, capfd):
     with Board(sweep):
         pass
     assert capfd.readouterr().err == ""
@@ -84,11 +80,11 @@ def terminal_text(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
     """Put a terminal in place of stderr; the result reads what it shows."""
 
     class Terminal(io.StringIO):
-        def isatty(self) -> bool:
+        def isatty(self):
             return True
 
     @contextmanager
-    def terminal() -> Iterator[Terminal]:
+    def terminal():
         yield drawn
 
     drawn = Terminal()
@@ -98,9 +94,7 @@ def terminal_text(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
     return lambda: re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn.getvalue())
 
 
-def test_a_terminal_shows_all_tasks_and_what_is_printed_above_them(
-    sweep: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_shows_all_tasks_and_what_is_printed_above_them(sweep, monkeypatch):
     shown = terminal_text(monkeypatch)
     with Board(sweep):
         print("a note\x1b[31m")
@@ -112,7 +106,7 @@ def test_a_terminal_shows_all_tasks_and_what_is_printed_above_them(
     assert "not_asked_for" not in text
 
 
-def test_a_terminal_shows_what_has_changed(sweep: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_what_has_changed(sweep, tmp_path, monkeypatch):
     shown = terminal_text(monkeypatch)
     monkeypatch.setattr(progress_board, "LOOK_S", 0.01)
     monkeypatch.setattr(progress_board, "SHARE", 1)
@@ -125,14 +119,14 @@ def test_a_terminal_shows_what_has_changed(sweep: list[Any], tmp_path: Path, mon
                 time.sleep(0.01)
 
 
-def test_a_run_without_any_status_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_any_status_ends_well(tmp_path, monkeypatch):
     monkeypatch.setattr(progress_board, "LINE_S", 0.01)
     with Board(jobs(tmp_path / "nothing", "a")):
         time.sleep(0.05)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
-def test_all_signals_end_in_the_same_sentence(number: int, code: int) -> None:
+def test_all_signals_end_in_the_same_sentence(number, code):
     program = (
         # A test in a shell's background begins with a Ctrl-C that is ignored, one under nohup with SIGHUP.
         "import signal\nimport time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -150,7 +144,7 @@ def test_all_signals_end_in_the_same_sentence(number: int, code: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_draws_it_on_a_terminal(tiny: list[str], tmp_path: Path) -> None:
+def test_the_command_draws_it_on_a_terminal(tiny, tmp_path):
     """The whole way once: a real terminal, whose bytes end with the table of results."""
     program = [sys.executable, "-m", "kvsweep.cli", *tiny, "policy=full", f"results_dir={tmp_path}"]
     master, slave = pty.openpty()

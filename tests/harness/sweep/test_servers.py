@@ -239,7 +239,7 @@ def cut(handler: Handler, number: int) -> None:
 
 
 def ended_by(reason: str) -> Callable[[Handler, int], None]:
-    def say(handler: Handler, number: int) -> None:
+    def say(handler, number):
         answer = added(handler.body)
         answer["choices"][0]["finish_reason"] = reason
         handler.reply(answer)
@@ -362,14 +362,14 @@ threading.Thread(target=interrupt, daemon=True).start()
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, None])
 @pytest.mark.slow_unless(rule=lambda number: number == signal.SIGINT)
 def test_a_killed_client_goes_on(
-    number: signal.Signals | None,
-    adder: Callable[..., Adder],
-    words: list[str],
-    kvsweep: Callable[..., Any],
-    start_kvsweep: Callable[..., Any],
-    tmp_path: Path,
-) -> None:
-    def slow(handler: Handler, number: int) -> bool:
+    number,
+    adder,
+    words,
+    kvsweep,
+    start_kvsweep,
+    tmp_path,
+):
+    def slow(handler, number):
         time.sleep(0 if number <= 6 else 600)
         return number > 6
 
