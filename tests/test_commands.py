@@ -237,6 +237,7 @@ def test_an_estimate_a_submission_and_its_status_need_no_torch(fresh, tmp_path):
 
 
 @pytest.mark.slow  # two processes that decode
+@pytest.mark.release
 def test_a_decoding_job_needs_no_plotting_library(fresh, tiny, tmp_path):
     arguments = [*tiny, "benchmark=toy_add", f"results_dir={tmp_path}"]
     for _ in ("decode", "nothing to do"):

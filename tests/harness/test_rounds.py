@@ -163,6 +163,7 @@ def test_finish_completes_the_draws_of_decided_cells_and_keeps_the_rounds(whole,
 
 
 @pytest.mark.slow  # whole sweeps in shards
+@pytest.mark.release
 def test_shards_in_any_order_and_way_write_the_same_rows(expected, command, tmp_path):
     command(DECIDED, "+launcher.shards=3", run="inline")
     assert rows(tmp_path / "inline") == expected

@@ -46,7 +46,7 @@ def requests(browser: Any) -> set[str]:
 
 
 @pytest.fixture
-def run(tmp_path, make_cell) -> Path:
+def written_run(tmp_path, make_cell) -> Path:
     row = {"text": f"a is 4. {EVIL}</think>So {EVIL}", "token_ids": [1, 2]}
     folders = [make_cell([[1], [1], [0]], completion=row)]
     for ratio in (0.1, 0.3, 0.5):
@@ -88,9 +88,9 @@ def served(folder: Path, policy: str = "") -> Iterator[str]:
             thread.join()
 
 
-def test_files_beside_the_page_are_read_over_http_too(run, browser, monkeypatch):
+def test_files_beside_the_page_are_read_over_http_too(written_run, browser, monkeypatch):
     monkeypatch.setattr("kvsweep.analysis.report.drilldown.MAX_EMBEDDED_BYTES", 0)
-    page = build_report(run)
+    page = build_report(written_run)
     with served(page.parent) as address:
         browser.get(f"{address}/report.html")
         opened = browser.execute_async_script(
@@ -106,8 +106,8 @@ def test_files_beside_the_page_are_read_over_http_too(run, browser, monkeypatch)
     assert "cannot be loaded" not in opened
 
 
-def test_the_page_without_scripts_has_its_pictures_and_says_what_lacks(run, browser):
-    page = build_report(run)
+def test_the_page_without_scripts_has_its_pictures_and_says_what_lacks(written_run, browser):
+    page = build_report(written_run)
     with served(page.parent, NO_SCRIPTS) as address:
         browser.get(f"{address}/report.html")
         [said] = browser.find_elements("css selector", "main noscript > p")
@@ -135,10 +135,10 @@ def test_the_page_without_scripts_has_its_pictures_and_says_what_lacks(run, brow
 
 
 @pytest.mark.parametrize("embedded", [True, False])
-def test_the_page_works_offline(run, browser, embedded, monkeypatch):
+def test_the_page_works_offline(written_run, browser, embedded, monkeypatch):
     if not embedded:
         monkeypatch.setattr("kvsweep.analysis.report.drilldown.MAX_EMBEDDED_BYTES", 0)
-    page = build_report(run)
+    page = build_report(written_run)
     assert (page.parent / "data").exists() is not embedded
     browser.get_log("performance")
     browser.get(page.as_uri())
@@ -198,9 +198,9 @@ def test_the_page_of_judge_opens_with_a_lost_answer(tmp_path, browser):
         assert not [one for one in browser.find_elements("css selector", ".scripted") if one.is_displayed()]
 
 
-def test_a_phone_and_python_read_the_same(run, browser):
+def test_a_phone_and_python_read_the_same(written_run, browser):
     """At 390 px the best settings stand below each other in full, and halves are rounded as `format` rounds them."""
-    browser.get(build_report(run).as_uri())
+    browser.get(build_report(written_run).as_uri())
     shares = [n / 32 for n in range(-32, 33)] + [0.1435, 0.0005, 0.9995, -0.0003]
     shown = browser.execute_script("return arguments[0].map((share) => percent(share, true))", shares)
     assert shown == [notation.percent(share, signed=True) for share in shares]
@@ -213,8 +213,8 @@ def test_a_phone_and_python_read_the_same(run, browser):
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_tables_sort(run, browser):
-    browser.get(build_report(run).as_uri())
+def test_tables_sort(written_run, browser):
+    browser.get(build_report(written_run).as_uri())
     column = """const table = [...document.querySelectorAll("table:not(.heatmap)")].at(-1);
         const at = [...table.tHead.rows[0].cells].findIndex((c) => c.textContent.startsWith("Pass@1"));
         table.tHead.rows[0].cells[at].querySelector("button").click();
@@ -341,10 +341,10 @@ def wait_for_pair(browser: Any) -> None:
 CHECKS = (Path(__file__).parent / "accessibility.js").read_text()
 
 
-def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(run, browser):
+def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(written_run, browser):
     from selenium.webdriver.common.keys import Keys
 
-    page = build_report(run)
+    page = build_report(written_run)
     regressions = [
         row["regressions"] for row in csv.DictReader((page.parent / "cells.csv").open()) if row["regressions"]
     ]

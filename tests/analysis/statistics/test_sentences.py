@@ -31,6 +31,7 @@ PUBLISHED = REFERENCE / "dynts_heatmaps.csv"
 
 
 @pytest.mark.slow  # a page of eight grids; test_layout.py and test_heatmap.py draw them
+@pytest.mark.release
 def test_the_published_llama_aime24_grid_is_within_the_noise(tmp_path, monkeypatch):
     monkeypatch.setattr("kvsweep.analysis.figures.style.FORMATS", ("svg",))  # of eight grids
     named = {verdict.title: verdict for verdict in analyse_scores(PUBLISHED).verdicts}

@@ -131,6 +131,7 @@ def policies_of(model, names):
     ids=["qwen-16", "llama-16", "llama-8", "qwen-42", "qwen-2", "kivi", "kvarn", "qwen-fp8", "llama-fp8"],
 )
 @pytest.mark.one_in(4)
+@pytest.mark.release_unless(rule=lambda name, settings, names: names == FEW)
 def test_chunks_are_bit_for_bit_the_steps(name, settings, names):
     """Policies side by side, in chunks with odd borders, against one token at a time."""
     model, cache = toy_model(name), CacheConfig(**settings, residual=19)

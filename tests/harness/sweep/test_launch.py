@@ -108,9 +108,8 @@ def test_a_signal_ends_the_processes_of_a_local_sweep(start_kvsweep, tiny, tmp_p
         time.sleep(0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("granted", ["affinity", "SLURM"])
-@pytest.mark.one_in(2)
 def test_a_local_sweep_starts_no_more_processes_than_cores_were_granted(
     start_kvsweep, tiny, tmp_path, granted, monkeypatch
 ):
