@@ -15,7 +15,7 @@ from kvsweep.records import Outcome
 from kvsweep.thinking import DEFAULT_TAGS, ThinkTags, answer_part, without_end
 
 ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
-AnswerFrom = Literal["after_think", "whole_text"]
+AnswerFrom = Literal["after_think", "whole_text", "anywhere"]
 _MAX_ANSWER_CHARS, _MAX_GOLD_CHARS = 500, 2000
 
 
@@ -23,9 +23,10 @@ _MAX_ANSWER_CHARS, _MAX_GOLD_CHARS = 500, 2000
 class Rule:
     """How completions are read; `tags` are the model's thinking tags."""
 
-    answer_from: AnswerFrom = "after_think"  # "whole_text" is for models that do not think
+    # "whole_text" is for models that do not think. "anywhere" also reads a text that was cut off, and takes the last
+    # number where no answer is stated: so the DynTS code grades (Robin930/DynTS utils/utils.py at a55dc37).
+    answer_from: AnswerFrom = "after_think"
     tags: ThinkTags = DEFAULT_TAGS
-    lenient: bool = False  # grade truncated texts and unclosed thinking, and take the last number where no answer is
 
 
 class Ungraded(NamedTuple):
@@ -49,12 +50,12 @@ class Verdict(NamedTuple):
 
 
 def judge(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict[str, Any] | None = None) -> Verdict:
-    """Judge one completion; one that was cut off (`stop_reason`) is truncated, whatever it holds.
+    """Judge one completion; one that was cut off (`stop_reason`) is truncated unless answers are read anywhere.
 
     `rule` has the fields of `Rule` as a worker receives them, `tags` as a mapping; None for the defaults.
     """
     reading = msgspec.convert(rule or {}, Rule)
-    if stop_reason != "stop" and not reading.lenient:
+    if stop_reason != "stop" and reading.answer_from != "anywhere":
         return Verdict(None, "truncated", "the completion was cut off")
     stated = stated_answer(text, kind, reading)
     if stated is None:
@@ -87,12 +88,11 @@ def stated_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> Statement
 
     An integer comes as canonical decimal text, a letter as one of A to D; what is neither stands as written.
     """
-    whole = rule.answer_from == "whole_text" or rule.lenient
-    part = without_end(text) if whole else answer_part(text, rule.tags)
+    part = answer_part(text, rule.tags) if rule.answer_from == "after_think" else without_end(text)
     if part is None:
         return None
     stated = find_statement(part, kind)
-    if stated is None and rule.lenient and kind != "letter":
+    if stated is None and rule.answer_from == "anywhere" and kind != "letter":
         stated = Statement("the last number", re.findall(r"-?[0-9][0-9,.]*+|$", part)[-2:][0])
     if stated and kind == "integer":
         boxed = {parse_integer(value) for value in stated.value.split(", ")}  # 70 and 070 in two boxes are one answer

@@ -16,7 +16,6 @@ from kvsweep.records import CELL_FILE, OUTCOMES, PROBLEMS_FILE, Completion, Grad
 from kvsweep.stored import StoredCell
 from kvsweep.workers import Workers
 
-LENIENT_GRADES_FILE = "grades.lenient.jsonl"  # its shards: grades.lenient-1of4.jsonl
 _KILLED = Verdict(None, "grader_timeout", "no verdict: the worker was killed")
 
 
@@ -56,35 +55,31 @@ class Grader(Workers):
         """Judge rows, in their order; a row that overran its limits twice is `grader_timeout`."""
         return [verdict or _KILLED for verdict in self.map(judge, jobs)]
 
-    def grade_cell(
-        self, directory: Path, *, regrade: bool = False, lenient: bool = False, shard: Shard | None = None
-    ) -> CellSummary:
+    def grade_cell(self, directory: Path, *, regrade: bool = False, shard: Shard | None = None) -> CellSummary:
         """Grade the completions of a cell folder that have no grade yet, or all of them.
 
         Reads `completions.jsonl`, and the golds from `problems.jsonl`; writes `grades.jsonl` as a whole, in the order
         of the completions; a shard's completions have grades of their own. A grade whose gold has changed since is made
         anew; a grade without a completion is dropped. `regrade` grades every row, `shard` the completions of one shard.
-        `lenient` grades by the looser rule (`answers.Rule`) into `grades.lenient.jsonl`, which no report reads.
         """
         parts = [part for part in StoredCell(directory).files(records.COMPLETIONS_FILE) if shard in (None, part)]
-        summaries = (self._grade_shard(directory, part, regrade=regrade, lenient=lenient) for part in parts)
+        summaries = (self._grade_shard(directory, part, regrade=regrade) for part in parts)
         return sum(summaries, start=CellSummary(graded=0))
 
-    def _grade_shard(self, directory: Path, shard: Shard, *, regrade: bool, lenient: bool) -> CellSummary:
+    def _grade_shard(self, directory: Path, shard: Shard, *, regrade: bool) -> CellSummary:
         stored = StoredCell(directory)
         completions = {row.key: row for row in stored.rows(Completion, shard=shard)}
         if not completions:
             return CellSummary(graded=0)
-        standard = read_standard(directory, lenient=lenient)
+        standard = read_standard(directory)
         golds = standard.golds
         for problem_id in (completion.problem_id for completion in completions.values()):
             if problem_id not in golds:
                 mend = "restore it, or delete the folder and run the cell again"
                 held = directory / shard.file(records.COMPLETIONS_FILE)
                 raise UserError(f"{held} holds problem {problem_id!r}, and {records.PROBLEMS_FILE} does not; {mend}.")
-        file = LENIENT_GRADES_FILE if lenient else records.GRADES_FILE
-        path = directory / shard.file(file)
-        old, is_whole = _stored_grades(stored, file, shard)
+        path = directory / shard.file(records.GRADES_FILE)
+        old, is_whole = _stored_grades(stored, shard)
 
         def counts(row: Grade) -> bool:
             fits = row.key in completions and row.rule == standard.id and row.gold == golds[row.problem_id]
@@ -99,7 +94,7 @@ class Grader(Workers):
             make_folder(directory)
             with locked(path):
                 # A sweep that runs may have graded more completions meanwhile.
-                found = _stored_grades(stored, file, shard)[0]
+                found = _stored_grades(stored, shard)[0]
                 newer = [row for key, row in found.items() if key not in grades and old.get(key) != row]
                 replace_text(path, "".join(row.to_line(directory) for row in (*ordered, *newer)))
         return CellSummary(graded=len(missing), outcomes=Counter(row.outcome for row in ordered))
@@ -120,9 +115,9 @@ class Grader(Workers):
             for row, job, verdict in zip(completions, jobs, self.judge(jobs), strict=True)
         ]
 
-    def explain_problem(self, directory: Path, problem_id: str, *, lenient: bool = False) -> Iterator[str]:
+    def explain_problem(self, directory: Path, problem_id: str) -> Iterator[str]:
         """A text for every completion of one problem of a cell: what was read, compared, and decided by what."""
-        standard = read_standard(directory, lenient=lenient)
+        standard = read_standard(directory)
         gold = standard.golds.get(problem_id)
         if gold is None:
             return
@@ -135,28 +130,28 @@ class Grader(Workers):
             )
 
 
-def _stored_grades(stored: StoredCell, file: str, shard: Shard) -> tuple[dict[records.Pair, Grade], bool]:
-    """The grades of a file by pair, and whether it holds nothing else: what is broken follows from the texts anew."""
+def _stored_grades(stored: StoredCell, shard: Shard) -> tuple[dict[records.Pair, Grade], bool]:
+    """The shard's grades by pair, and whether their file holds nothing else: a broken grade is made anew."""
     broken = list[records.BadLine]()
     try:
-        rows = stored.rows(Grade, file=file, shard=shard, on_bad=broken.append)
+        rows = stored.rows(Grade, shard=shard, on_bad=broken.append)
         return {row.key: row for row in rows}, not broken
     except OtherSchemaError:
         return {}, False
 
 
-def standard_of(cell: Mapping[str, Any], golds: dict[str, str], *, lenient: bool = False) -> Standard:
+def standard_of(cell: Mapping[str, Any], golds: dict[str, str]) -> Standard:
     benchmark, model = cell["benchmark"], cell.get("model", {})
     tags = {name: model[f"think_{name}"] for name in ("start", "end") if f"think_{name}" in model}
-    rule = {"answer_from": benchmark.get("answer_from", "after_think"), "tags": tags, "lenient": lenient}
+    rule = {"answer_from": benchmark.get("answer_from", "after_think"), "tags": tags}
     return Standard(golds=golds, kind=benchmark["answer_kind"], rule=rule, id=records.grading_rule(cell))
 
 
-def read_standard(directory: Path, *, lenient: bool = False) -> Standard:
+def read_standard(directory: Path) -> Standard:
     """The standard of a cell's folder, as its `cell.yaml` and `problems.jsonl` have it."""
     path = directory / records.CELL_FILE
     try:
-        standard = standard_of(StoredCell(directory).settings, {}, lenient=lenient)
+        standard = standard_of(StoredCell(directory).settings, {})
     except FileNotFoundError:
         raise UserError(f"{directory} holds no {records.CELL_FILE}; name a cell's folder.") from None
     except (KeyError, TypeError, AttributeError):
@@ -178,13 +173,13 @@ def _read_golds(cell: StoredCell, kind: AnswerKind) -> dict[str, str]:
     return golds
 
 
-def grade(directory: Path, *, workers: int, timeout: float, regrade: bool, lenient: bool, why: str | None) -> None:
+def grade(directory: Path, *, workers: int, timeout: float, regrade: bool, why: str | None) -> None:
     """Grade every cell below a folder, or print what decided each completion of the problem `why`."""
     with Grader(workers=workers, timeout_s=timeout) as grader:
         if why is not None:
-            _explain(grader, directory, why, lenient=lenient)
+            _explain(grader, directory, why)
         else:
-            _grade_run(grader, directory, regrade=regrade, lenient=lenient)
+            _grade_run(grader, directory, regrade=regrade)
 
 
 def _cells(root: Path) -> list[Path]:
@@ -206,10 +201,10 @@ def _cells(root: Path) -> list[Path]:
     return cells
 
 
-def _explain(grader: Grader, root: Path, why: str, *, lenient: bool) -> None:
+def _explain(grader: Grader, root: Path, why: str) -> None:
     found = False
     for directory in _cells(root):
-        for text in grader.explain_problem(directory, why, lenient=lenient):
+        for text in grader.explain_problem(directory, why):
             found = True
             print(f"{_name(directory, root)}: {text}")
     if not found:
@@ -217,13 +212,13 @@ def _explain(grader: Grader, root: Path, why: str, *, lenient: bool) -> None:
         raise UserError(f"{unknown}; give an id of its {PROBLEMS_FILE}.")
 
 
-def _grade_run(grader: Grader, root: Path, *, regrade: bool, lenient: bool) -> None:
+def _grade_run(grader: Grader, root: Path, *, regrade: bool) -> None:
     cells, total = _cells(root), CellSummary(graded=0)
     for directory in cells:
-        summary = grader.grade_cell(directory, regrade=regrade, lenient=lenient)
+        summary = grader.grade_cell(directory, regrade=regrade)
         print(_summary_line(_name(directory, root), summary))
         total += summary
-    print(_summary_line(f"{'lenient, ' * lenient}total of {counted(len(cells), 'cell')}", total))
+    print(_summary_line(f"total of {counted(len(cells), 'cell')}", total))
 
 
 def _name(directory: Path, root: Path) -> str:

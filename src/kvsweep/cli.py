@@ -221,7 +221,6 @@ def status(**options: Any) -> None:
 @option("--workers", metavar="N", type=_above_0, default=2, help="Grading processes.")
 @option("--timeout", metavar="SECONDS", type=_Number(0, min_open=True), default=5.0, help="A row's time.")
 @option("--all", "regrade", is_flag=True, help="Grade again the rows that have a grade.")
-@option("--lenient", is_flag=True, help="Grade truncated texts and last numbers too, into a file no report reads.")
 @option("--why", metavar="PROBLEM", help="Grade nothing; show what decided each completion of this problem.")
 def grade(**options: Any) -> None:
     """Grade stored completions, without a model.

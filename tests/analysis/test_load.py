@@ -65,9 +65,9 @@ def test_the_evictions_belong_to_the_row_that_counts(tmp_path, make_cell):
 def test_grades_by_another_rule_are_not_taken_for_grades(run, make_cell):
     folder = make_cell([[1, 0]])
     before = load_run(run).completions
-    lenient = (folder / "grades.jsonl").read_text().replace('"wrong"', '"correct"')
-    for name in ("grades.lenient.jsonl", "grades.lenient-1of2.jsonl", "grades-old.jsonl", "grades-0of2.jsonl"):
-        (folder / name).write_text(lenient)
+    others = (folder / "grades.jsonl").read_text().replace('"wrong"', '"correct"')
+    for name in ("grades-old.jsonl", "grades-0of2.jsonl"):
+        (folder / name).write_text(others)
     pd.testing.assert_frame_equal(load_run(run).completions, before)
 
 

@@ -1,7 +1,6 @@
-"""Answers of every kind, strict and lenient: what counts, what does not, and that hostile text cannot stop the pass."""
+"""Answers of every kind: what counts, what does not, and that hostile text cannot stop the pass."""
 
 import csv
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,11 @@ from typing import Any
 import pytest
 
 from kvsweep.harness.grading.answers import INTEGER_FORMS, Rule, Ungraded, canonical_gold, judge, stated_answer
-from kvsweep.harness.grading.grader import LENIENT_GRADES_FILE, Grader, read_standard
+from kvsweep.harness.grading.grader import Grader, read_standard
 from kvsweep.harness.grading.statements import DECLARATIONS, find_statement, last_conclusion
 from kvsweep.thinking import ThinkTags, answer_part
 from scripts.study.grade_audit import audit, hostile_texts
 from tests.harness.grading.pairs import PAIRS
-from tests.harness.grading.test_grader import completion, write_cell
-from tests.program import grade as main
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -223,20 +220,9 @@ class TestRule:
             ("</think>we get 5 in the end", "stop", "5", "integer"),
         ],
     )
-    def test_lenient_accepts_what_strict_does_not(self, text, stop_reason, gold, kind):
+    def test_an_answer_anywhere_counts_where_the_authors_grader_reads_it(self, text, stop_reason, gold, kind):
         assert judge(text, stop_reason, gold, kind)[1] != "correct"
-        assert judge(text, stop_reason, gold, kind, {"lenient": True})[1] == "correct"
-
-    @pytest.mark.slow
-    def test_lenient_grades_have_a_file_of_their_own(self, tmp_path, capsys):
-        cell = write_cell(tmp_path / "cell", [completion("\\boxed{5}", stop_reason="length")], {"p": "5"})
-        main([str(tmp_path)])
-        strict = (cell / "grades.jsonl").read_bytes()
-        assert json.loads(strict)["outcome"] == "truncated"
-        main([str(tmp_path), "--lenient"])
-        assert "lenient, total of 1 cell:" in capsys.readouterr().out
-        assert json.loads((cell / LENIENT_GRADES_FILE).read_text())["outcome"] == "correct"
-        assert (cell / "grades.jsonl").read_bytes() == strict
+        assert judge(text, stop_reason, gold, kind, {"answer_from": "anywhere"})[1] == "correct"
 
     def test_a_cell_says_how_it_is_read(self, tmp_path):
         (tmp_path / "cell.yaml").write_text(
@@ -247,7 +233,6 @@ class TestRule:
         assert read_standard(tmp_path).rule == {
             "answer_from": "whole_text",
             "tags": {"start": "<a>", "end": "</a>"},
-            "lenient": False,
         }
 
 
