@@ -39,7 +39,7 @@ def folder(tmp_path, monkeypatch) -> Iterator[Path]:
     (tmp_path / "helper_of_mine.py").write_text(HELPER)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for name in ("policy_of_mine", "helper_of_mine"):
+    for name in ("policy_of_mine", "helper_of_mine", "lib_of_mine"):
         sys.modules.pop(name, None)
 
 
@@ -88,15 +88,15 @@ def test_a_module_of_another_folder_where_nothing_is_installed_is_part_of_it(fol
 
 
 @pytest.mark.parametrize(
-    "line", ["import helper_of_mine", "from helper_of_mine import half", "import lib.helper_of_mine"]
+    "line", ["import helper_of_mine", "from helper_of_mine import half", "import lib_of_mine.helper_of_mine"]
 )
 def test_a_module_that_only_a_function_imports_is_part_of_it_before_the_function_runs(folder, line):
-    (folder / "lib").mkdir()
-    shutil.copy(folder / "helper_of_mine.py", folder / "lib")
+    (folder / "lib_of_mine").mkdir()
+    shutil.copy(folder / "helper_of_mine.py", folder / "lib_of_mine")
     rewrite(folder / "policy_of_mine.py", lambda text: text.replace("import helper_of_mine\n", ""))
     rewrite(folder / "policy_of_mine.py", lambda text: text.replace("return helper", f"{line}\n        return helper"))
     policy = importlib.import_module("policy_of_mine").Mine
-    before, helper = code_hash(policy), folder / ("lib" * line.count("lib")) / "helper_of_mine.py"
+    before, helper = code_hash(policy), folder / ("lib_of_mine" * line.count("lib")) / "helper_of_mine.py"
     assert "helper_of_mine" not in sys.modules
     assert {*source_files(policy)} == {folder / "policy_of_mine.py", helper}
     rewrite(helper, lambda text: text.replace("/ 2", "/ 3"))
