@@ -6,7 +6,7 @@ export TOKENIZERS_PARALLELISM := false
 # Container images often set it. Without compiled files each process imports torch and transformers 6 seconds longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test slow release check site
+.PHONY: help setup demo test slow release check size site
 
 help:   ## Show this list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/: .*## /\t/' | expand -t 8
@@ -32,10 +32,14 @@ site: .venv/.ready  ## The static site in build/site, with the published reports
 		--disable-pip-version-check -c constraints.txt -e '.[site]'
 	$(BIN)/python scripts/site.py
 
-check: .venv/.ready  ## Lint, formatting, types
+size: .venv/.ready  ## Tokens and density of the core, of each annex, and of the tests
+	$(BIN)/python scripts/size.py
+
+check: .venv/.ready  ## Lint, formatting, types, and that no part has grown
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/size.py --check
 
 # Python compiles what it imports, here what a decoding command does; pip would first compile all that torch and
 # transformers have.
