@@ -4,12 +4,11 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvsweep.errors import UserError
 from kvsweep.escape import is_text
@@ -26,11 +25,8 @@ from kvsweep.harness.benchmarks.options import (
 from kvsweep.harness.benchmarks.sources import FileRow, read_source
 from kvsweep.harness.settings import CONF
 from kvsweep.records import Problem, content_hash
-from kvsweep.workers import Workers
 
 PROMPTS = CONF / "prompt"
-MOST_CHARS = 1_000_000
-_SECONDS = 4.0  # for one problem in a user's own template
 
 
 class Prompt(NamedTuple):
@@ -41,12 +37,8 @@ class Prompt(NamedTuple):
 
     def ask(self, problem: str, options: Mapping[str, str]) -> str:
         """Return a problem's prompt, with its options by letter; refuses a template that fails or does not fit."""
-        prompt = ""
         try:
-            for piece in self.template.generate(problem=problem, **({"options": options} if options else {})):
-                prompt += piece
-                if len(prompt) > MOST_CHARS:
-                    raise OverflowError(f"more than {MOST_CHARS:,} characters for one problem")
+            prompt = self.template.render(problem=problem, **({"options": options} if options else {}))
         except Exception as error:  # a template is a program and can raise anything
             reason = f"cannot ask this benchmark ({type(error).__name__}: {str(error)[:80]!r})"
             mend = f"choose a prompt that uses problem{' and options' if options else ' alone'}"
@@ -59,20 +51,6 @@ class Prompt(NamedTuple):
         return prompt
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """An environment for strangers' templates: they reach no Python object and change no value.
-
-    Powers, and * and % of text, are refused: a short template could fill the memory before its output is counted.
-    """
-
-    intercepted_binops = frozenset({"*", "**", "%"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" or not isinstance(left, int | float) or not isinstance(right, int | float):
-            raise SecurityError(f"{operator} is not allowed in a template")
-        return super().call_binop(context, operator, left, right)
-
-
 def read_prompt(name: str) -> Prompt:
     """Read a template by its name in conf/prompt, or by its path; raises UserError if there is none."""
     fault = "is neither a name nor a readable file"
@@ -83,7 +61,9 @@ def read_prompt(name: str) -> Prompt:
             raise FileNotFoundError
         text = path.read_text(encoding="utf-8-sig").rstrip("\n")
         fault = "is no template"
-        template = _Sandbox(undefined=jinja2.StrictUndefined, keep_trailing_newline=True).from_string(text)
+        template = ImmutableSandboxedEnvironment(
+            undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+        ).from_string(text)
     except Exception as error:  # Python's compiler, too, can refuse what jinja2 makes of a template
         choices = ", ".join(sorted(path.stem for path in PROMPTS.glob("*.jinja")))
         reason = f"benchmark.prompt={name!r:.80} {fault} ({type(error).__name__})"
@@ -189,7 +169,8 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tupl
             raise UserError(f"{row.where} has the problem of {earlier} again, under another id; delete one.")
         asked.append((text, options))
         golds.append(gold)
-    prompts = _prompts(config.prompt, asked)
+    template = read_prompt(config.prompt)
+    prompts = [template.ask(text, options) for text, options in asked]
     if config.answer_kind == "letter" and not config.has_options:
         for row, prompt, gold, problem_id in zip(rows, prompts, golds, ids, strict=True):
             check_letter(row, prompt, gold, problem_id)
@@ -211,28 +192,6 @@ def _with_comparable_answers(rows: list[FileRow], column: str, config: Benchmark
         note = f"benchmark {config.name}: {len(faults)} of {len(rows)} problems are left out (leave_out_faulty)"
         print(f"{note}, the first because {faults[0]}", file=sys.stderr)
     return comparable
-
-
-def _prompts(name: str, asked: list[tuple[str, dict[str, str]]]) -> list[str]:
-    """Return each problem's prompt; another process fills in a stranger's template, because it may hang."""
-    prompt = read_prompt(name)
-    if (PROMPTS / f"{name}.jinja").is_file():
-        return [prompt.ask(text, options) for text, options in asked]
-    with Workers(workers=1, timeout_s=_SECONDS) as workers:
-        found = workers.map(_ask, [(name, text, options) for text, options in asked])
-    prompts = [text for text in found if text is not None]
-    if len(prompts) < len(found):
-        raise UserError(f"benchmark.prompt={name} needs more than {_SECONDS:g} s for one problem; take out its loops.")
-    return prompts
-
-
-def _ask(name: str, text: str, options: dict[str, str]) -> str:
-    return _read_once(name).ask(text, options)
-
-
-@cache
-def _read_once(name: str) -> Prompt:
-    return read_prompt(name)
 
 
 def _names(rows: list[FileRow]) -> str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
+import itertools
 import json
-import os
 import re
-import subprocess
-import sys
-import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from tokenizers import AddedToken, Encoding, Tokenizer
+from transformers.utils import chat_template_utils
+from transformers.utils.chat_template_utils import render_jinja_template
 
-from kvsweep.harness.models.chat_process import BYTES, SECONDS
+from kvsweep.harness.models.hub import lines_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -27,64 +27,6 @@ _BRACKETED = re.compile(r"<\S.*>|\[\S.*\]", re.DOTALL)  # such as <tool_call> an
 
 class TemplateFault(Exception):
     """A fault of a chat template, in words that follow the template's name."""
-
-
-class _Process:
-    """The process that renders templates: started once, and again after a template exceeded its limits."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        self._parent = 0
-        self._lock = threading.Lock()
-
-    def ask(self, question: dict[str, Any]) -> dict[str, str]:
-        """Return the process's answer; raise TemplateFault if a limit of the system ended the process."""
-        with self._lock:
-            process = self._running()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                print(json.dumps(question), file=process.stdin, flush=True)
-                line = process.stdout.readline()
-            except BaseException:  # after Ctrl-C an unread answer must not be taken for the next one
-                process.kill()
-                process.wait()
-                raise
-            if line.endswith("\n"):
-                return dict(json.loads(line))
-            if (code := process.wait()) >= 0:
-                raise RuntimeError(f"the process that renders chat templates ended with status {code}")
-            return {"fault": f"it needs more than {SECONDS} seconds or {BYTES >> 30} GiB of memory"}
-
-    def start(self) -> None:
-        """Start the process early: its imports take a second, which the first question then does not wait for."""
-        with self._lock:
-            self._running()
-
-    def _running(self) -> subprocess.Popen[str]:
-        # A fork shares the pipes, so each forked process starts its own.
-        if self._process is None or self._parent != os.getpid() or self._process.poll() is not None:
-            # -P: import no module from the user's current folder.
-            command = [sys.executable, "-P", "-m", "kvsweep.harness.models.chat_process"]
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            self._parent = os.getpid()
-        return self._process
-
-    def end(self) -> None:
-        if self._process is not None and self._parent == os.getpid():
-            self._process.kill()
-            self._process.communicate()
-
-
-TEMPLATES = _Process()
-atexit.register(TEMPLATES.end)
 
 
 def templated(
@@ -100,11 +42,32 @@ def templated(
         raise TemplateFault(str(error).splitlines()[0]) from error
     if unread := [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", template)]:
         raise TemplateFault(f"it reads no variable {', '.join(unread)}, which model.template sets")
+    roles = itertools.cycle(("user", "assistant"))  # the template writes a system prompt itself
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
     values = {**tokenizer.special_tokens_map, **variables}
-    answer = TEMPLATES.ask({"template": template, "values": values, "texts": texts, "asks": asks, "today": today})
-    if "text" not in answer:
-        raise TemplateFault(answer["fault"])
-    return answer["text"]
+    try:
+        with _dated(today):
+            return render_jinja_template([messages], chat_template=template, add_generation_prompt=asks, **values)[0][0]
+    except Exception as error:  # a template may raise anything
+        raise TemplateFault(lines_of(error)[0][:200]) from error
+
+
+@contextmanager
+def _dated(today: str) -> Iterator[None]:
+    """Give templates this date inside the block; transformers' templates can only ask for today's date."""
+
+    class Date(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Self:
+            return cls.fromisoformat(today)
+
+    library: Any = chat_template_utils
+    before = library.datetime
+    library.datetime = Date
+    try:
+        yield
+    finally:
+        library.datetime = before
 
 
 class ControlTokens:

@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerFast
 from kvsweep.compression.cache import use_slot_attention
 from kvsweep.errors import UserError
 from kvsweep.granted import granted_cores
-from kvsweep.harness.models.chat import TEMPLATES
 from kvsweep.harness.models.config import ROLES, ModelConfig
 from kvsweep.harness.models.dialogue import OTHER_QUESTION
 from kvsweep.harness.models.generation import unapplied_settings
@@ -60,8 +59,6 @@ def load_model(config: ModelConfig) -> LoadedModel:
     logging.disable_progress_bar()
     dtype: torch.dtype = getattr(torch, config.dtype)
     _warn_of_slow_precision(config)
-    if config.chat_template == "own":
-        TEMPLATES.start()  # while the weights load
     architecture = read_architecture(config)
     _check_no_adapter(config)
     try:

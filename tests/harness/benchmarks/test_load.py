@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig
-from kvsweep.harness.benchmarks.load import MOST_CHARS, PROMPTS, Benchmark, load_problems, read_prompt
+from kvsweep.harness.benchmarks.load import PROMPTS, Benchmark, load_problems, read_prompt
 from kvsweep.harness.benchmarks.options import option_orders
 from kvsweep.harness.settings import CONF, build
 from kvsweep.harness.sweep.job import make_job
@@ -714,13 +714,7 @@ def test_no_value_is_changed(tmp_path):
         ("{{ problem }", "is no template"),
         ("{% for %}", "is no template"),
         ("{% for i in '1' %}" * 30 + "{% endfor %}" * 30, "is no template"),
-        ("{{ problem }}{{ 'x' * 10000000000 }}", TOO_MUCH),
-        ("{{ problem }}{{ [problem] * 10000000000 }}", TOO_MUCH),
-        ("{{ problem }}{{ 10 ** 10 ** 10 }}", TOO_MUCH),
-        ("{{ problem }}{{ '%010000000000d' % 1 }}", TOO_MUCH),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{{ problem }}{% endfor %}{% endfor %}", TOO_MUCH),
         ("{{ problem }}{% for i in range(1000000000) %}x{% endfor %}", TOO_MUCH),
-        (f"{{{{ problem|center({MOST_CHARS + 1}) }}}}", TOO_MUCH),
     ],
     ids=lambda text: text[:20],
 )
@@ -777,17 +771,3 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     write_jsonl(tmp_path / "set/train.jsonl", [{"id": 1, "problem": "1+1?", "answer": "2"}])
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "file/datasets")
     mistake(f"the cache {tmp_path}/file/datasets cannot be written to (Not a directory)", path=tmp_path / "set")
-
-
-@pytest.mark.slow
-def test_a_template_that_never_ends_is_refused(tmp_path, monkeypatch):
-    """Loops that write nothing reach no limit of characters; a template of the user's own has a limit of time."""
-    monkeypatch.setattr("kvsweep.harness.benchmarks.load._SECONDS", 1.0)
-    data = write_jsonl(tmp_path / "mine.jsonl", [{"id": "a", "problem": "1+1?", "answer": 2}])
-    (tmp_path / "good.jinja").write_text("Ask: {{ problem }}")
-    loops = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + "{% endfor %}" * 3
-    (tmp_path / "loops.jinja").write_text(loops + "{{ problem }}")
-    good = load(data, answer_kind="integer", prompt=str(tmp_path / "good.jinja"))
-    assert [problem.prompt for problem in good.problems] == ["Ask: 1+1?"]
-    with pytest.raises(UserError, match="needs more than 1 s for one problem"):
-        load(data, answer_kind="integer", prompt=str(tmp_path / "loops.jinja"))

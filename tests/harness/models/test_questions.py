@@ -120,28 +120,9 @@ def test_a_template_may_strip_the_question(folder):
     assert model.dialogue.prompt_ids(" a=1\n") == model.dialogue.prompt_ids("a=1")
 
 
-@pytest.mark.parametrize(
-    ("template", "fault"),
-    [
-        pytest.param(
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "more than 5 seconds or",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-            "1 GiB of memory",
-            marks=pytest.mark.slow,
-        ),
-        ("{{ 'x' * 10000000000 }}", "1 GiB of memory"),
-        ("{{ 'x'|center(10000000000) }}", "1 GiB of memory"),
-        ("{{ 'x' * 2000000 }}", "more than 1,000,000 characters"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
-    ],
-)
-def test_a_template_that_needs_too_much_is_refused_and_the_next_one_is_read(folder, template, fault):
-    config = with_template(folder, template + ASKS)
-    with pytest.raises(UserError, match=rf"^model=m has no chat template that takes a question \(.*{fault}.*\.$"):
+def test_a_template_that_fails_is_refused_and_the_next_one_is_read(folder):
+    config = with_template(folder, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}" + ASKS)
+    with pytest.raises(UserError, match=r"^model=m has no chat template that takes a question \(.*recursion.*\.$"):
         load_model(config)
     assert load_model(with_template(folder, ASKS)).dialogue.prompt_ids("a=1")
 
