@@ -17,7 +17,6 @@ from kvsweep.errors import UserError
 from kvsweep.files import make_folder, replace_text
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.provenance import describe_code
-from kvsweep.harness.verify.published import is_published, published_checks
 from kvsweep.harness.verify.stored import Check, StoredRun, check_grades, read_run, stored_checks
 from kvsweep.records import VERIFY_FILE
 from kvsweep.stored import StoredCell
@@ -29,7 +28,7 @@ _MOST_LINES = 5
 
 
 def verify(directory: Path, *, count: int, seed: int, every: bool, as_json: bool) -> int:
-    """Check a run's folder, or a published one; print what was found, and return the exit status, 0 or 1."""
+    """Check a run's folder; print what was found, and return the exit status, 0 or 1."""
     if not directory.is_dir():
         raise UserError(f"{directory} is no folder: give the folder of a run, such as results/runs/demo.")
     begin, found = time.time(), Found()
@@ -37,20 +36,14 @@ def verify(directory: Path, *, count: int, seed: int, every: bool, as_json: bool
     def say(text: str) -> None:
         print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
 
-    is_run = not is_published(directory)
-    if is_run:
-        check_engine("a verification of completions")
-        run = read_run(directory)
-        checks: Iterator[Check] = itertools.chain(stored_checks(run), _grades(run))
-        again = _decoded(run, None if every else count, seed)
-    else:
-        run, checks, again = StoredRun(folders=[]), published_checks(directory), iter(())
-    for check in checks:
+    check_engine("a verification of completions")
+    run = read_run(directory)
+    for check in itertools.chain(stored_checks(run), _grades(run)):
         found.checks.append(check)
         say(_of_check(check))
     for why, cells in Counter(run.unread.values()).items():
         say(f"{'cannot':8} cells         {cells} of {counted(len(run.folders), 'cell')}: {why}")
-    for one in again:
+    for one in _decoded(run, None if every else count, seed):
         found.decoded.append(one)
         say(_of_decoded(one))
     for why, texts in Counter(one.cause for one in found.decoded if one.state == "same" and one.cause).items():
@@ -71,8 +64,7 @@ def verify(directory: Path, *, count: int, seed: int, every: bool, as_json: bool
     text = json.dumps(report, indent=2)
     if as_json:
         print(text)
-    if is_run:
-        _keep(directory, text)
+    _keep(directory, text)
     return 0 if ok else FAILED
 
 

@@ -1026,3 +1026,21 @@ def test_the_policies_on_gsm8k() -> None:
     beside = letters.loc[ours["triattention"]].astype(float) - letters.loc[ours["random"]].astype(float)
     assert 100 * beside.mean() == pytest.approx(-14.6, abs=0.051)
     assert stats.ttest_1samp(beside, 0).pvalue == pytest.approx(0.0075, abs=0.00005)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [path.parent for path in sorted(PUBLISHED.glob("*/cells.csv")) if path.with_name("answers.csv.gz").exists()],
+)
+def test_the_numbers_of_each_cell_follow_from_its_answers(folder: Path) -> None:
+    answers = pd.read_csv(folder / "answers.csv.gz", dtype={"grades": str})
+    cells = pd.read_csv(folder / "cells.csv").set_index("cell_id")
+    assert set(answers["cell_id"]) == set(cells.index)
+    answers["draws"] = answers["grades"].str.replace("-", "")
+    answers = answers[answers["draws"] != ""]
+    answers["score"] = [draws.count("1") / len(draws) for draws in answers["draws"]]
+    for cell_id, rows in answers.groupby("cell_id"):
+        stated = cells.loc[cell_id]
+        assert (stated["graded"], stated["problems"]) == (rows["draws"].str.len().sum(), len(rows))
+        assert stated["pass_at_1"] == pytest.approx(rows["score"].mean(), rel=1e-9, abs=1e-12)
+        assert stated["se"] == pytest.approx(rows["score"].std(ddof=1) / np.sqrt(len(rows)), rel=1e-9, abs=1e-12)

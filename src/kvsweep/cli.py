@@ -335,9 +335,9 @@ def verify(**options: Any) -> None:
 
     Seals, ids, weights, data and the policies' code are compared first, and the texts are graded again. Then drawn
     completions of the run in DIR are decoded again by the same engine: the same bits, or the first token that differs
-    with the likely cause. Of a published folder with answers alone the numbers are computed again. Nothing of the run
-    is changed; DIR/report/verify.json has the result for the report. The exit status is 1 if a check fails, or a
-    completion differs or cannot be decoded; a server's texts cannot, and count as read.
+    with the likely cause. Nothing of the run is changed; DIR/report/verify.json has the result for the report. The exit
+    status is 1 if a check fails, or a completion differs or cannot be decoded; a server's texts cannot, and count as
+    read.
     """
     from kvsweep.harness.verify.command import verify
 
@@ -407,8 +407,6 @@ def predictor(**options: Any) -> None:
 @click.argument("task", type=click.Choice(["check"]))
 @click.argument("name", metavar="NAME")
 @_overrides
-@option("--golden", metavar="FILE", type=_PLACE, help="JSON: for each cache the rows that your own script keeps.")
-@option("--write", metavar="FILE", type=_FILE, help="Write the caches (npz) for your own script, and check nothing.")
 def policy(**options: Any) -> None:
     """Try a policy on small caches before a sweep.
 
