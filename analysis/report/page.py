@@ -15,6 +15,7 @@ from kvsweep.analysis.notation import MISSING, Look, Scale
 from kvsweep.analysis.report import card, drilldown, tables
 from kvsweep.analysis.report.gallery import Picture
 from kvsweep.analysis.report.rendering import render, script_json
+from kvsweep.analysis.report.warnings import warnings
 from kvsweep.analysis.statistics.grids import TITLES, beside_published, has_results, missing_cells
 from kvsweep.analysis.statistics.metrics import SETTING, cheapest_in_words, model_title, settings_by_bytes
 from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings
@@ -254,7 +255,7 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
             lambda row: f"{row.graded} answers to {row.problems} of {row.most} problems",
         ),
         "Ungraded": listed(metrics[metrics["ungraded"] > 0], lambda row: f"{row.ungraded} of {row.completions}"),
-        **tables.warnings(found.run, found.margin),
+        **warnings(found.run, found.margin),
         "No full-cache cell to compare with": list(alone["model_title"] + " | " + alone["benchmark_title"]),
         "Settings without a bar chart, there are too many": [one.title for one in found.settings[MAX_COMPARED:]],
         "Notices from reading the files": found.run.notices,

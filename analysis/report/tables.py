@@ -1,7 +1,6 @@
 """A report's tables, and their text as Markdown, as LaTeX and for the terminal. Needs no plotting library."""
 
 import re
-import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,29 +11,19 @@ from kvsweep import records
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, in_order, is_control, load_run
 from kvsweep.analysis.notation import MARKS, MISSING, STOPPED, UNFINISHED, UNPACKED, UNTOUCHED, WORSE
-from kvsweep.analysis.report.served import (
-    beside_control,
-    cut_by_server,
-    cut_early,
-    other_models,
-    other_prompts,
-    same_caches,
-)
-from kvsweep.analysis.statistics.against_full import plan_of
+from kvsweep.analysis.report.warnings import warnings
 from kvsweep.analysis.statistics.fidelity import fidelity, replay_rows, timings
 from kvsweep.analysis.statistics.metrics import (
     SETTING,
     benchmark_views,
-    beside_full,
     cell_scores,
     mean_over_benchmarks,
     model_title,
     size,
 )
 from kvsweep.analysis.statistics.sentences import Findings, best_setting
-from kvsweep.command_line import counted
 from kvsweep.escape import file_name
-from kvsweep.stored import CONTROL, is_served
+from kvsweep.stored import CONTROL
 
 MARKED = "; ".join(f"{mark} {MARKS[mark]}" for mark in (UNFINISHED, MISSING, UNTOUCHED, UNPACKED))
 NOTE = f"Pass@1 in %, ± standard error over problems; {MARKED}"
@@ -47,9 +36,6 @@ FIDELITY_NOTE = (
     "answer_change: of the answer's; flips: tokens with another most likely token. "
     "These numbers rank settings and never show that one is safe: docs/report.md."
 )
-
-# From this share of truncated completions on, the limit is hardly the cause.
-_NEARLY_ALL = 0.95
 
 # These surround a column's best score until the table's form is known.
 BEST_BEGIN, BEST_END = "⟦", "⟧"
@@ -78,142 +64,6 @@ def _legend(scores: pd.DataFrame) -> list[str]:
     words = [*named, f"trigger: cached tokens{beside} at which eviction fires (policy.budget)"]
     words += ["KV budget: tokens left after an eviction, the question among them", "evicted: texts that lost tokens"]
     return ["; ".join(words)] if len(found) else []
-
-
-def warnings(run: Run, margin: float | None = None) -> dict[str, list[str]]:
-    """Return warnings by heading: what was seen, why it matters, what to type; `margin` as in `cut_off`."""
-    return {
-        "Without answers": [*unanswered(run), *otherwise_answered(run, margin)],
-        "Texts that ran to the limit": endless(run),
-        "Full caches that were cut off": cut_off(run, margin),
-        "Cut off by their server": cut_by_server(run),
-        "Asked with other prompts": other_prompts(run),
-        "Answered by other models": other_models(run),
-        "Compression not seen": same_caches(run),
-        "The full setting asked again": beside_control(run, margin),
-        "Not finite": not_finite(run),
-        "Not evicted": not_evicted(run),
-    }
-
-
-def unanswered(run: Run) -> list[str]:
-    """A sentence, with two examples, for each model and benchmark where most completions of a cell lack an answer."""
-    graded = run.completions.dropna(subset="outcome")
-    silent = graded.assign(silent=graded["outcome"] == "no_answer")
-    shares = silent.groupby("cell_id", observed=True)["silent"].mean()
-    cells = run.cells[run.cells["cell_id"].isin(shares.index[shares > 0.5])]
-    sentences = []
-    for (model, benchmark), ours in cells.groupby(["model_title", "benchmark_title"], sort=False):
-        texts = silent[silent["silent"] & silent["cell_id"].isin(ours["cell_id"])]
-        sentences.append(
-            f"{model} | {benchmark}: most texts of {counted(len(ours), 'cell')} hold no answer. Is model.think_end the "
-            "tag that this model writes (null if it does not think), and does the prompt ask for a \\boxed answer? "
-            f"See {_why(run, texts)}."
-        )
-    return sentences
-
-
-def otherwise_answered(run: Run, margin: float | None = None) -> list[str]:
-    """A sentence for each server whose whole texts lack an answer more or less often than the baseline's.
-
-    What counts is a difference beyond the margin, over the pairs of problem and draw that both have. In kvsweep's own
-    texts the cache alone makes such a difference, because tags and prompt are the same; two servers may differ in both.
-    """
-    graded = run.completions.dropna(subset="outcome")
-    silent = graded.assign(silent=graded["outcome"].eq("no_answer") & graded["stop_reason"].eq("stop"))
-    pairs = beside_full(run.cells, silent, ["silent"])
-    cells = run.cells.set_index("cell_id")
-    sentences = []
-    for _, ours in pairs[pairs["cell_id"] != pairs["full"]].groupby("cell_id", sort=False):
-        cell_id, full = (str(ours[name].iloc[0]) for name in ("cell_id", "full"))
-        own, theirs = int(ours["silent"].sum()), int(ours["silent_full"].sum())
-        beyond = abs(own - theirs) / len(ours) > plan_of(run.provenance.get(cell_id, {}), margin).margin
-        if beyond and is_served(run.settings.get(cell_id, {})):
-            cell, base = cells.loc[cell_id], notation.setting(cells.loc[full])
-            of_both = f"{own} of {counted(len(ours), 'text')} ended by themselves without an answer"
-            sentences.append(
-                f"{cell['model_title']} | {cell['benchmark_title']}: {notation.setting(cell)}: {of_both}, and {theirs} "
-                f"with {base}, so that the difference may be one of reading and not of the cache. Look at the texts "
-                "and at both servers' reasoning parsers: one may take the tags of thinking away. "
-                f"See {_why(run, ours[ours['silent'] != ours['silent_full']])}."
-            )
-    return sentences
-
-
-def _why(run: Run, texts: pd.DataFrame) -> str:
-    """The command that shows how texts were graded, with two of their problems."""
-    examples = [f"--why {shlex.quote(name)}" for name in texts["problem_id"].astype(str).unique()[:2]]
-    return f"`kvsweep grade {shlex.quote(str(run.directory))}` with {' or '.join(examples)}"
-
-
-def cut_off(run: Run, margin: float | None = None) -> list[str]:
-    """Return a sentence for each model and benchmark with more truncated full-cache completions than the margin.
-
-    `margin` (a fraction) replaces the run's own margin.
-    """
-    titles = ["model_title", "benchmark_title"]
-    texts = run.completions[~cut_early(run)]
-    texts = texts.merge(run.cells.loc[run.cells["policy"] == "full", ["cell_id", *titles]], on="cell_id")
-    sentences = []
-    for (model, benchmark), ours in texts.groupby(titles, sort=False):
-        cut = ours["stop_reason"] == "length"
-        if cut.mean() > plan_of(run.provenance.get(ours["cell_id"].iloc[0], {}), margin).margin:
-            sentences.append(
-                f"{model} | {benchmark}: {cut.sum()} of {counted(len(cut), 'text')} of the full cache were cut off and "
-                "count as wrong, so that a setting may seem as good which is not. Raise decoding.max_new_tokens."
-            )
-    return sentences
-
-
-def endless(run: Run) -> list[str]:
-    """Return a sentence for each model and benchmark where nearly all completions ran to the limit with every cache.
-
-    A server's completions are left out: the server decides their ends.
-    """
-    titles = ["model_title", "benchmark_title"]
-    own = [not is_served(run.settings.get(name, {})) for name in run.cells["cell_id"]]
-    texts = run.completions.merge(run.cells.loc[own, ["cell_id", *titles]], on="cell_id")
-    sentences = []
-    for (model, benchmark), ours in texts.groupby(titles, sort=False):
-        cut = int((ours["stop_reason"] == "length").sum())
-        if cut >= _NEARLY_ALL * len(ours):
-            sentences.append(
-                f"{model} | {benchmark}: {cut} of {counted(len(ours), 'text')} ran to the limit. Does the model end "
-                "its answers with a token that eos_token_id in its generation_config.json lacks?"
-            )
-    return sentences
-
-
-def not_finite(run: Run) -> list[str]:
-    """Return a sentence for each model and benchmark with completions that ended in NaN or infinite logits."""
-    broken = run.completions[run.completions["stop_reason"] == "not_finite"]
-    counts = broken.groupby("cell_id", observed=True).size()
-    cells = run.cells.assign(texts=run.cells["cell_id"].map(counts).astype("float64")).dropna(subset="texts")
-    return [
-        f"{model} | {benchmark}: {counted(int(ours['texts'].sum()), 'text')} of {counted(len(ours), 'cell')} ended "
-        "because logits were NaN or infinite, and count as wrong. The network is the cause, not the policy: take "
-        "model.dtype=bfloat16 or float32, or look at the weights."
-        for (model, benchmark), ours in cells.groupby(["model_title", "benchmark_title"], sort=False)
-    ]
-
-
-def not_evicted(run: Run) -> list[str]:
-    """Return a sentence for each model and benchmark without an eviction, with triggers that would evict."""
-    cells = run.cells.loc[run.cells["budget"].notna(), ["cell_id", "model_title", "benchmark_title", "question"]]
-    texts = run.completions.merge(cells, on="cell_id").dropna(subset=["peak_length", "prompt_tokens"])
-    # The last step evicts nothing, and a question on top does not count towards the trigger.
-    texts["length"] = texts["peak_length"] - 1 - texts["prompt_tokens"].where(texts["question"] == "on_top", 0)
-    sentences = []
-    for (model, benchmark), ours in texts.groupby(["model_title", "benchmark_title"], sort=False):
-        lengths = ours["length"]
-        if ours["evictions"].sum() == 0 and lengths.max() > 1:
-            triggers = [int(lengths.max()) - 1, max(1, int(lengths.median()) // 2)]
-            would = [f"policy.budget={size} would evict in {(lengths > size).sum()}" for size in triggers]
-            sentences.append(
-                f"{model} | {benchmark}: nothing was evicted, because no cache outgrew its trigger. "
-                f"Of {counted(len(lengths), 'text')} {', '.join(would)}."
-            )
-    return sentences
 
 
 def headline(metrics: pd.DataFrame) -> pd.DataFrame:

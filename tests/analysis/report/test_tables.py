@@ -3,7 +3,8 @@
 import pytest
 
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.report.tables import cut_off, endless, latex, markdown, not_finite
+from kvsweep.analysis.report.tables import latex, markdown
+from kvsweep.analysis.report.warnings import cut_off, endless, not_finite
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from tests.program import report as main
 
