@@ -493,9 +493,11 @@ NEWEST = {
     "triattention": 0,
 }
 QUESTIONS = ("free", "pinned", "on_top")
-QUESTIONS_OF = {"no_question": ("free",), "question_window": ("pinned",)}  # the others are refused
-PINNING = ("dynts", "oracle", "no_window", "question_window", "random_head", "raas", "triattention")
-ITS_AUTHORS = {"rpc": "on_top"} | {name: "pinned" for name in EVICTING if name.startswith(PINNING)}
+QUESTIONS_OF = {"no_question": ("free",), "question_window": ("on_top",)}  # the others are refused
+PINNING = ("dynts", "oracle", "no_window", "random_head", "raas", "triattention")
+ITS_AUTHORS = {"rpc": "on_top", "question_window": "on_top"} | {
+    name: "pinned" for name in EVICTING if name.startswith(PINNING)
+}
 
 
 def is_its_turn(name, question):
@@ -675,6 +677,8 @@ def test_question_and_window_are_the_rows_that_the_authors_code_keeps():
 @pytest.mark.parametrize("sinks", [0, 4])
 @pytest.mark.parametrize("name", EVICTING)
 def test_sinks_stay_inside_the_size(name, sinks):
+    if name == "question_window" and sinks:
+        pytest.skip("question_window has no room beside its window")
     policy = make(name, keep_ratio=0.5, local_window=20, budget=64, sinks=sinks)
     view = make_view(65, 12, per_head=policy.per_head, holes=False)
     kept = policy.select(view).keep
