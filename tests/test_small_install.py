@@ -79,7 +79,6 @@ def test_what_reads_files_alone_works(small, kvsweep, tmp_path):
         (["report", "run"], "report.html"),
         (["compare", "made", "run"], "A and B differ in 0 of 1 cell"),
         (["export", "run"], "run/export"),
-        (["verify", ROOT / "results/published/hybrid"], "computed again"),
         (["--cfg", "job"], "benchmark:"),
         (["init", "mine"], "made mine"),
         (["--help"], "kvsweep report"),
