@@ -210,7 +210,7 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
     if is_cell:
         check_cell(source, settings.model)
         model = load()
-        add_questions(settings.recipe.out, [question for question, _, _ in read_graded(source)])
+        add_questions(settings.recipe.out, [problem.prompt for problem in StoredCell(source).problems().values()])
         for question, completion, grade in read_graded(source):
             if grade is not None:
                 yield graded_trace(completion, model, model.dialogue.prompt_ids(question), grade.correct == 1)

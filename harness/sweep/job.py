@@ -16,6 +16,7 @@ from kvsweep.checked import checked
 from kvsweep.command_line import counted
 from kvsweep.compression import artifacts
 from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.compression.policy import Policy
 from kvsweep.compression.source import is_own
 from kvsweep.errors import UserError
 from kvsweep.escape import folder_below
@@ -218,8 +219,7 @@ def make_job(config: DictConfig) -> Job:
     rounds = rounds_until(run.draws, cache, policies) if run.until else ()
     benchmark = load_problems(asked, only_estimated=artifacts.is_planning())
     inputs = input_files(model, policies, cache)
-    for policy in policies:
-        _refuse_leak(policy, benchmark)
+    _refuse_leaks({policy.placed.get("predictor") for policy in policies if isinstance(policy, Policy)}, benchmark)
     source = kind.read(cache, run.impl, decoding.max_new_tokens, model, policies)
     shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": run.seed}
     dataset: dict[str, Any] = {"benchmark": asked, "dataset_hash": benchmark.content_hash}
@@ -255,17 +255,15 @@ def make_job(config: DictConfig) -> Job:
     return job
 
 
-def _refuse_leak(policy: Any, benchmark: Benchmark) -> None:
-    """Raise UserError if the policy's predictor was trained on texts that answer one of the benchmark's questions."""
-    place = getattr(policy, "placed", {}).get("predictor")
-    if place is None:
-        return
-    trained = set(artifacts.read_card("predictor", place).get("questions", ()))
-    leaked = [question for question in benchmark.questions if question_hash(question) in trained]
-    if leaked:
-        overlap = f"{len(leaked)} of the {len(benchmark.questions)} problems of benchmark={benchmark.name}"
-        first = f"the first is {leaked[0]!r:.60}"
-        raise UserError(f"{place} was trained on texts of {overlap}, {first}: train a head on other problems.")
+def _refuse_leaks(predictors: set[str | None], benchmark: Benchmark) -> None:
+    """Raise UserError if a predictor was trained on texts that answer one of the benchmark's questions."""
+    for place in predictors - {None}:
+        trained = set(artifacts.read_card("predictor", str(place)).get("questions", ()))
+        leaked = [question for question in benchmark.questions if question_hash(question) in trained]
+        if leaked:
+            overlap = f"{len(leaked)} of the {len(benchmark.questions)} problems of benchmark={benchmark.name}"
+            first = f"the first is {leaked[0]!r:.60}"
+            raise UserError(f"{place} was trained on texts of {overlap}, {first}: train a head on other problems.")
 
 
 def named_protocol(config: DictConfig) -> dict[str, Any]:
