@@ -10,6 +10,7 @@ Method: mutation analysis, DeMillo, Lipton and Sayward, Computer 11(4), 1978.
 import argparse
 import ast
 import json
+import os
 import random
 import re
 import shutil
@@ -80,8 +81,11 @@ def main() -> None:
 
 def fails(copy: Path, tests: list[str], rule: str) -> bool:
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", rule, *tests]
+    # Processes that a test starts import the copy too, not the installed folder.
+    environment = os.environ | {"PYTHONPATH": f"{copy / 'src'}{os.pathsep}{copy}"}
     try:
-        return subprocess.run(words, cwd=copy, capture_output=True, timeout=900).returncode not in (0, 5)
+        finished = subprocess.run(words, cwd=copy, capture_output=True, timeout=900, env=environment)
+        return finished.returncode not in (0, 5)
     except subprocess.TimeoutExpired:  # the mutant never ends
         return True
 

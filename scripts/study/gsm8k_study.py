@@ -9,6 +9,7 @@ Both must be graded (`kvsweep grade RUN`, if their sweep was interrupted).
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -17,10 +18,11 @@ import pandas as pd
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.figures import style
-from kvsweep.analysis.load import load_run
+from kvsweep.analysis.load import Run, load_run
 from kvsweep.analysis.report.tables import fidelity_by_cell
-from kvsweep.analysis.statistics.inference import paired_tests, score_array
+from kvsweep.analysis.statistics.inference import score_array
 from kvsweep.analysis.statistics.metrics import cell_metrics, graded_rows
+from kvsweep.analysis.statistics.noninferiority import decide_grid
 from scripts.publish import write_answers
 
 SIZE = ["policy", "keep_ratio", "local_window"]
@@ -37,13 +39,24 @@ def main() -> None:
     grid.sort_values(SIZE).round(6).to_csv(args.out / "replay_grid.csv", index=False)
     with matplotlib.rc_context(style.STYLE):
         heatmaps(grid[grid["keep_ratio"].notna()]).savefig(args.out / "replay_grid.png")
-    run = load_run(args.drawn)
+    run = of_shared_draws(load_run(args.drawn))
     graded = graded_rows(run)
     write_answers(graded, args.out / "answers_drawn.csv.gz")
     metrics = cell_metrics(run)
     cells = settings(metrics[metrics["graded"] >= LEAST], graded)
     cells.round(6).to_csv(args.out / "settings.csv", index=False)
     print(table(cells))
+
+
+def of_shared_draws(run: Run) -> Run:
+    """Keep the draws that every setting has; a setting that has only begun does not count."""
+    pairs = pd.MultiIndex.from_frame(run.completions[["problem_id", "draw"]].astype({"problem_id": str}))
+    shared = pairs.unique()
+    for cell in run.completions["cell_id"].unique():
+        decoded = pairs[run.completions["cell_id"] == cell]
+        if len(decoded) >= LEAST:
+            shared = shared.intersection(decoded)
+    return replace(run, completions=run.completions[pairs.isin(shared)])
 
 
 def heatmaps(grid: pd.DataFrame) -> matplotlib.figure.Figure:
@@ -62,37 +75,40 @@ def heatmaps(grid: pd.DataFrame) -> matplotlib.figure.Figure:
 
 
 def settings(metrics: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFrame:
-    """Each setting beside the full cache, on the problems and draws that both have."""
+    """Each setting beside the full cache on the same problems, with the labels of docs/statistics.md.
+
+    One draw stands for problems like these, and the settings are a grid of one model (Holm's correction).
+    """
     scores = score_array(graded, list(metrics["cell_id"]))
-    full = scores[metrics["policy"].eq("full").to_numpy()][0]
-    tests = paired_tests(scores, full)
-    change = scores - full
-    counts = pd.DataFrame(
-        {
-            "answers": (~np.isnan(change)).sum(axis=(1, 2)),
-            "full_right": [full[~np.isnan(one)].mean() for one in change],
-            "lost": (change < 0).sum(axis=(1, 2)),
-            "won": (change > 0).sum(axis=(1, 2)),
-        }
-    )
+    by_cell = dict(zip(metrics["cell_id"], scores, strict=True))
+    is_full = metrics["policy"].eq("full")
+    full = by_cell.pop(metrics.loc[is_full, "cell_id"].item())
+    rows = []
+    for cell, decision in decide_grid(by_cell, full, population="like_these").items():
+        change = by_cell[cell] - full
+        counts = {"answers": (~np.isnan(change)).sum(), "lost": (change < 0).sum(), "won": (change > 0).sum()}
+        interval = {"difference": decision.difference, "low": decision.low, "high": decision.high}
+        rows.append({"cell_id": cell, **counts, **interval, "label": decision.label})
     names = ["cell_id", *SIZE, "mean_length_after", "kv_bytes_mean", "pass_at_1", "mean_tokens"]
-    own = metrics[names].assign(stored=metrics["variant"].fillna("")).reset_index(drop=True)
-    tests[["low", "high"]] = tests[["low", "high"]].clip(-1, 1)
-    return pd.concat([own, counts, tests[["difference", "low", "high", "p"]].reset_index(drop=True)], axis=1)
+    stored = metrics[names].assign(stored=metrics["variant"].fillna(""))
+    return stored.merge(pd.DataFrame(rows), on="cell_id", how="left")
 
 
 def table(cells: pd.DataFrame) -> str:
-    head = ["setting", "rows after an eviction", "answers", "Pass@1 (%)", "full cache on these (%)", "lost, won"]
+    head = ["setting", "rows after an eviction", "Pass@1 (%)", "lost, won", "difference (95%)", "label"]
     lines = []
     for row in cells.sort_values(["keep_ratio", "pass_at_1"], ascending=False, na_position="first").itertuples():
         size = "" if np.isnan(row.keep_ratio) else f" {row.keep_ratio:g}"
-        kept = "all" if np.isnan(row.mean_length_after) else f"{row.mean_length_after:.0f}"
-        name = notation.policy_title(row.policy) + size + (f", {row.stored}" if row.stored else "")
-        interval = notation.interval(row.low, row.high, signed=True)
-        difference = f"{notation.percent(row.difference, signed=True)} ({interval})" if row.policy != "full" else ""
-        scores = [notation.percent(one) for one in (row.pass_at_1, row.full_right)]
-        lines.append([name, kept, f"{row.answers:.0f}", *scores, f"{row.lost}, {row.won}", difference])
-    return notation.markdown([[*head, "difference (95%)"], *lines])
+        rows_after = "all" if np.isnan(row.mean_length_after) else f"{row.mean_length_after:.0f}"
+        stored = f", {row.stored}" if row.stored else ""
+        compared = ["", "", ""]
+        if row.policy != "full":
+            interval = notation.interval(row.low, row.high, signed=True)
+            difference = notation.percent(row.difference, signed=True)
+            compared = [f"{row.lost:.0f}, {row.won:.0f}", f"{difference} ({interval})", row.label]
+        name = f"{notation.policy_title(row.policy)}{size}{stored}"
+        lines.append([name, rows_after, notation.percent(row.pass_at_1), *compared])
+    return notation.markdown([head, *lines])
 
 
 if __name__ == "__main__":
