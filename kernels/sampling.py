@@ -72,8 +72,13 @@ def _least_kept(probabilities: Tensor, top_p: float, top_k: int, k_first: bool) 
 def _nucleus_edge(probabilities: Tensor, top_p: float) -> Tensor:
     """Return the lowest number, [rows, 1], such that all probabilities above it sum to less than `top_p`.
 
-    A binary search over float32's bits, which have the order of their numbers: no sort, no wait for the device.
+    A binary search over float32's bits, which have the order of their numbers: no sort, no wait for the device. On the
+    CPU, where nothing waits, the edge is looked for among the largest probabilities first; it has the same bits.
     """
+    if probabilities.device.type == "cpu":
+        edge = _edge_among_largest(probabilities, top_p)
+        if edge is not None:
+            return edge
     low = torch.zeros(len(probabilities), 1, dtype=torch.int32, device=probabilities.device)
     high = torch.full_like(low, 0x3F800000)  # 1.0
     for _ in range(30):
@@ -82,6 +87,27 @@ def _nucleus_edge(probabilities: Tensor, top_p: float) -> Tensor:
         holds = above < top_p
         low, high = torch.where(holds, low, middle + 1), torch.where(holds, middle, high)
     return high.view(torch.float32)
+
+
+def _edge_among_largest(probabilities: Tensor, top_p: float) -> Tensor | None:
+    """Return the edges, [rows, 1], or None if a row's nucleus is wider than its `_SORTED` largest probabilities.
+
+    Sums in float64 propose an edge. It is the search's if the sums that the search compares agree: what lies above the
+    edge is less than `top_p`, and with the edge it is not. A sum of non-negative numbers in one order never falls when
+    a number grows, rounding included, so no other number passes both.
+    """
+    largest = probabilities.topk(_SORTED, dim=-1).values
+    wide = largest.double()
+    before = wide.cumsum(dim=-1) - wide
+    last = (before < top_p).sum(dim=-1, keepdim=True) - 1
+    edge = largest.gather(-1, last.clamp(min=0))
+    next_lower = largest.masked_fill(largest >= edge, -1.0).amax(dim=-1, keepdim=True)
+    if bool((next_lower < 0).any()):
+        return None
+    above = probabilities.where(probabilities > edge, 0.0).sum(dim=-1, keepdim=True)
+    with_edge = probabilities.where(probabilities > next_lower, 0.0).sum(dim=-1, keepdim=True)
+    agree = (above < top_p) & (with_edge >= top_p)
+    return edge if bool(agree.all()) else None
 
 
 def _largest(probabilities: Tensor, count: int) -> Tensor:

@@ -14,6 +14,7 @@ from kvsweep.errors import UserError
 from kvsweep.harness.decode.request import SamplingConfig, SamplingOrder, build_decoding
 from kvsweep.harness.decode.sampling import cuts, sequence_key, uniform
 from kvsweep.harness.settings import build
+from kvsweep.kernels import sampling
 from kvsweep.kernels.sampling import inverse_cdf
 
 MASK = (1 << 64) - 1
@@ -173,6 +174,18 @@ def test_equal_tokens_at_the_edge_of_a_wide_nucleus_are_kept_together():
     kept = {sample(logits, doubles(u / 500), config(top_p=0.25)).item() for u in range(500)}
     assert kept == {1000, *range(2000, 2010)}
     assert {sample(logits, doubles(u / 500), config(top_p=0.2)).item() for u in range(500)} == {1000}
+
+
+@pytest.mark.parametrize(("spread", "top_p"), [(9.0, 0.5), (9.0, 0.95), (14.0, 0.999), (0.1, 0.95)])
+def test_the_edge_of_the_nucleus_is_that_of_the_search(monkeypatch, spread, top_p):
+    logits = random_logits(6, 3000, seed=4, spread=spread)
+    logits[1:3] = logits[1:3].round()  # equal probabilities at the edge
+    probabilities = logits.softmax(dim=-1)
+    among_largest = sampling._edge_among_largest(probabilities, top_p)
+    assert (among_largest is None) == (spread < 1)  # such a nucleus has more tokens than are looked at
+    edge = sampling._nucleus_edge(probabilities, top_p)
+    monkeypatch.setattr(sampling, "_edge_among_largest", lambda *_: None)
+    assert torch.equal(edge, sampling._nucleus_edge(probabilities, top_p))
 
 
 def test_greedy_is_the_most_likely_token():
