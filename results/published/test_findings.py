@@ -63,7 +63,7 @@ WRONG = ["wrong_pass_percent", "wrong_fail_percent"]
 
 
 def rules_page() -> str:
-    return (PUBLISHED.parents[1] / "docs/valid_at_thirty.md").read_text()
+    return (PUBLISHED.parents[1] / "results/published/valid_at_thirty.md").read_text()
 
 
 def test_five_rules_on_the_same_answers() -> None:

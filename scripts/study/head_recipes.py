@@ -45,7 +45,7 @@ HEADS = {
 TRACES = {
     "toy_qwen": [],
     "toy_llama": [],
-    "smollm2_reasons": ["model.dtype=bfloat16", "recipe.toy_problems=480"],
+    "smollm2_reasons": ["model.dtype=bfloat16", "recipe.toy_problems=360"],
 }
 TOYS = ["experiment=labels", "run_name=heads"]
 SWEEPS = {
@@ -161,7 +161,7 @@ def write_tables(out: Path, models: list[str]) -> None:
             row |= {"recall_in_50%": shares["50%"], "rank_correlation": measured["rank_correlation"]}
             heads.append({**row, "held_out_traces": measured["held_out_traces"]})
     pd.DataFrame(heads).to_csv(out / "heads.csv", index=False)
-    run = load_run(out / "runs" / "heads")
+    run = load_run(out / "heads")
     rows = graded_rows(run).merge(run.cells[["cell_id", *SETTING, "benchmark", "policy"]], on="cell_id")
     rows["problem_id"] = rows["benchmark"].astype(str) + "/" + rows["problem_id"].astype(str)
     rows["cell_id"] = rows["policy"].astype("object")  # within a setting, a policy's cells of all benchmarks are one

@@ -7,7 +7,7 @@ NEMO is a virtual environment with `nemo-evaluator[stats]`, whose rules of `nel 
 more are lost, a failure where nothing is. Each case is drawn from a seed of its own. Real difficulties are those of
 results/published/paper_grids/repeated.csv, real tables those of the cells.csv with one draw.
 
-Prints docs/valid_at_thirty.md's tables and what published claims can carry.
+Prints results/published/valid_at_thirty.md's tables and what published claims can carry.
 """
 
 import argparse
