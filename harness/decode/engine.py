@@ -330,15 +330,17 @@ class Engine:
             ids.pop()  # a token drawn from logits that are not finite means nothing
         stopped = not broken and ids[-1] in self.model.stop_ids
         cut_off: StopReason = "length" if len(ids) == self.decoding.max_new_tokens else "loop"
-        thinking = self.model.dialogue.thinking_tokens(ids)
+        shown = ids[:-1] if stopped else ids
+        closing = self.model.dialogue.closing_tag(shown)
+        unclosed = len(ids) if self.model.dialogue.thinks else 0
         return Completion(
             problem_id=request.problem_id,
             draw=request.draw,
-            text=self.model.dialogue.decode(ids[:-1] if stopped else ids),
+            text=self.model.dialogue.decode(shown),
             token_ids=ids,
             num_tokens=len(ids),
             prompt_tokens=len(request.prompt_ids),
-            thinking_tokens=len(ids) if thinking is None and self.model.dialogue.thinks else thinking or 0,
+            thinking_tokens=unclosed if closing is None else closing.start,
             stop_reason="not_finite" if broken else "stop" if stopped else cut_off,
             evictions=evictions,
             fork_step=evictions[0].step if evictions else None,
@@ -392,7 +394,7 @@ class Engine:
 
     def _view(self, slot: int, state: SlotState) -> CacheView:
         request, text = state.request, self.table.text(slot)
-        question_length, thinking = len(request.prompt_ids), self.model.dialogue.thinking_tokens(text.tolist())
+        question_length, closing = len(request.prompt_ids), self.model.dialogue.closing_tag(text.tolist())
         return view_slot(
             self.model,
             self.cache,
@@ -402,7 +404,7 @@ class Engine:
             draw=request.draw,
             text_ids=torch.cat([uploaded(request.prompt_ids, text.device), text]),
             question_length=question_length,
-            answer_start=None if thinking is None else question_length + thinking,
+            answer_start=None if closing is None else question_length + closing.start,
             # Another stream than the one that drew the tokens, so that the policy does not repeat its numbers.
             stream=sequence_key(self.seed, request.problem_id, request.draw, "select", len(state.evictions)),
             evictions=len(state.evictions),

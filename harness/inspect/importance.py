@@ -82,7 +82,7 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
     for recorder in cache.recorders.values():
         recorder.on_token(torch.full_like(written, slot), written, hidden[written])
     seed = text.completion.seed if text.completion else 0
-    text_ids = torch.tensor([*trace.token_ids[:end], *model.dialogue.think_end_ids[:1]], device=device)
+    text_ids = torch.tensor([*trace.token_ids, 0][: end + 1], device=device)  # one token has no row yet
     stream = sequence_key(seed, trace.problem_id, trace.draw, "select", 0)
     place: dict[str, Any] = {"problem_id": trace.problem_id, "draw": trace.draw, "text_ids": text_ids, "stream": stream}
     place |= {"question_length": trace.think_start, "answer_start": end}

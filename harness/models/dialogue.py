@@ -30,43 +30,22 @@ class Dialogue:
     tokenizer: PreTrainedTokenizerFast
     embedded: int
 
-    @cached_property
-    def think_end_ids(self) -> tuple[int, ...]:
-        """Token ids of the closing thinking tag, if any; raises UserError if the tokenizer cannot write it."""
-        tag = self.config.think_end
-        if tag is None:
-            return ()
-        ids = self.tokenizer.encode(tag, add_special_tokens=False)
-        if not ids or self.tokenizer.unk_token_id in ids:
-            unknown = f"model.think_end={tag} cannot be written by the tokenizer of {self.config.place}"
-            mend = "name the tag that this model closes its thinking with, or null if it thinks nothing aloud"
-            raise UserError(f"{unknown}: {mend}.")
-        return tuple(ids)
-
-    @property
-    def think_end_id(self) -> int | None:
-        return self.think_end_ids[0] if len(self.think_end_ids) == 1 else None
-
     @property
     def thinks(self) -> bool:
         return self.config.think_end is not None
 
-    def thinking_tokens(self, ids: list[int]) -> int | None:
-        """Count the tokens before the closing thinking tag; None if the completion has no tag."""
-        if self.think_end_id is not None:
-            return ids.index(self.think_end_id) if self.think_end_id in ids else None
-        # A tag of several tokens may begin and end inside a token: count the whole tokens of the text before it.
-        text = self.decode(ids)
-        found = text.find(self.config.think_end) if self.config.think_end else -1
-        return None if found < 0 else self._tokens_within(ids, text, found)
+    def closing_tag(self, ids: list[int]) -> range | None:
+        """Return the tokens of the tag that closes the thinking, as grading reads the text; None if none does.
 
-    def tag_tokens(self, ids: list[int], thinking: int) -> int:
-        """Count the tokens of the tag behind `thinking` tokens, up to its end; 1 if there is no tag."""
-        if self.think_end_id is not None or self.config.think_end is None or thinking == len(ids):
-            return 1
+        The tag may begin and end inside a token, and other tokens than its own may write it.
+        """
         text = self.decode(ids)
-        end = text.find(self.config.think_end) + len(self.config.think_end)
-        return self._whole(ids, text, self._tokens_within(ids, text, end - 1) + 1)[0] - thinking
+        start = self.config.tags.closing(text)
+        if start is None:
+            return None
+        last = start + len(str(self.config.think_end)) - 1
+        stop, _ = self._whole(ids, text, self._tokens_within(ids, text, last) + 1)
+        return range(self._tokens_within(ids, text, start), stop)
 
     def _tokens_within(self, ids: list[int], text: str, chars: int) -> int:
         """Return the most tokens from the start of a text that cover at most its first `chars` characters."""

@@ -161,7 +161,11 @@ def _check_planned(model: LoadedModel) -> None:
 
 def _check_text(model: LoadedModel) -> None:
     """Refuse tags that the tokenizer cannot write, a missing end token, and a missing or failing chat template."""
-    _ = model.dialogue.think_end_ids
+    tag = model.config.think_end
+    if tag is not None and model.dialogue.closing_tag(list(model.dialogue.encode(tag))) is None:
+        unknown = f"model.think_end={tag} cannot be written by the tokenizer of {model.config.place}"
+        mend = "name the tag that this model closes its thinking with, or null if it thinks nothing aloud"
+        raise UserError(f"{unknown}: {mend}.")
     if not model.stop_ids:
         endless = f"model={model.config.name} names no end token, so that no text would end before its limit"
         raise UserError(f"{endless}: give eos_token_id in its generation_config.json, or name another model.")

@@ -149,14 +149,13 @@ def written(
 def trace_of(completion: Completion, model: LoadedModel, prompt: Sequence[int]) -> Trace:
     (name, draw), start = completion.key, len(prompt)
     ids = completion.token_ids[:-1] if completion.stop_reason == "stop" else completion.token_ids
-    assert completion.thinking_tokens is not None
-    thinking = min(completion.thinking_tokens, len(ids))
-    where = {
-        "think_start": start,
-        "think_end": start + thinking,
-        "tag_tokens": model.dialogue.tag_tokens(ids, thinking),
-    }
-    return Trace(problem_id=name, draw=draw, kept=True, token_ids=[*prompt, *ids], **where)
+    return Trace(problem_id=name, draw=draw, kept=True, token_ids=[*prompt, *ids], **_parts(ids, start, model))
+
+
+def _parts(ids: list[int], start: int, model: LoadedModel) -> dict[str, int]:
+    """Return a trace's fields that say where a completion, which begins at `start`, thinks and closes its thinking."""
+    closing = model.dialogue.closing_tag(ids) or range(len(ids), len(ids) + 1)
+    return {"think_start": start, "think_end": start + closing.start, "tag_tokens": len(closing)}
 
 
 def graded_trace(completion: Completion, model: LoadedModel, prompt: Sequence[int], correct: bool) -> Trace:
@@ -268,11 +267,6 @@ def trace_of_text(
     """
     thinking, answer = (text[part] for part in segment_text(text, tags, name=where))
     (name, draw), prompt = key, model.dialogue.prompt_ids(question)
-    thought, said = (list(model.dialogue.encode(part)) for part in (thinking, answer))
-    ids, start = [*prompt, *thought, *model.dialogue.think_end_ids, *said], len(prompt)
-    where_it_thinks = {
-        "think_start": start,
-        "think_end": start + len(thought),
-        "tag_tokens": len(model.dialogue.think_end_ids),
-    }
-    return Trace(problem_id=name, draw=draw, kept=True, token_ids=ids, **where_it_thinks), answer
+    ids = list(model.dialogue.encode(f"{thinking}{model.config.think_end}{answer}"))
+    where_it_thinks = _parts(ids, len(prompt), model)
+    return Trace(problem_id=name, draw=draw, kept=True, token_ids=[*prompt, *ids], **where_it_thinks), answer

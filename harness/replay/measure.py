@@ -91,8 +91,8 @@ def replay(
                 _compare(model, references, [fed for fed in step if fed.since or job.cache.is_packed], tallies)
         for (cell_id, pair), tally in tallies.items():
             question, text = requests[pair].prompt_ids, list(requests[pair].forced)
-            thinking = model.dialogue.thinking_tokens(text)
-            answer_start = len(text) if thinking is None else thinking + model.dialogue.tag_tokens(text, thinking)
+            closing = model.dialogue.closing_tag(text)
+            answer_start = len(text) if closing is None else closing.stop
             yield cell_id, _row(pair, len(question), answer_start, tally, references[pair])
 
 

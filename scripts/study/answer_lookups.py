@@ -77,14 +77,10 @@ def compare(job: Job, model: LoadedModel) -> Iterator[tuple[str, float, float, f
     window = next(p.local_window for p in policies if hasattr(p, "local_window"))
     for problem, ids in prompts.items():
         length = policies[-1].trigger(len(ids)) + 1
-        answer = (
-            [*ids, *texts[problem]].index(model.dialogue.think_end_id)
-            if model.dialogue.think_end_id in texts[problem]
-            else 0
-        )
-        if answer <= length:  # no answer, or one that began before the eviction
+        closing = model.dialogue.closing_tag(texts[problem])
+        if closing is None or len(ids) + closing.start <= length:  # no answer, or one that began before the eviction
             continue
-        looked_up = look_ups(eager, model, ids, texts[problem])[..., len(ids) : length - window]
+        looked_up = look_ups(eager, model, ids, texts[problem], closing)[..., len(ids) : length - window]
         for name in (p.name for p in policies):
             if (name, problem) not in engine.first:
                 continue
@@ -94,9 +90,9 @@ def compare(job: Job, model: LoadedModel) -> Iterator[tuple[str, float, float, f
 
 
 @torch.inference_mode()
-def look_ups(eager, model: LoadedModel, prompt: tuple[int, ...], text: list[int]) -> Tensor:
+def look_ups(eager, model: LoadedModel, prompt: tuple[int, ...], text: list[int], closing: range) -> Tensor:
     """[layers, kv_heads, tokens] 1 where some query of the answer pays more than half of its attention."""
-    answer = len(prompt) + text.index(model.dialogue.think_end_id)
+    answer = len(prompt) + closing.start
     attentions = eager(torch.tensor([[*prompt, *text]]), output_attentions=True).attentions
     largest = torch.stack(attentions)[:, 0, :, answer:].amax(dim=2)  # [layers, q_heads, tokens]
     return (largest.unflatten(1, (model.shape.kv_heads, -1)).amax(dim=2) > CERTAIN).float()

@@ -62,7 +62,7 @@ def random_network(config):
 def in_slots(network):
     """A network as the engine decodes with it."""
     use_slot_attention(network)
-    return LoadedModel(ModelConfig(name="m", title="M", path="none"), network, IdTokenizer())
+    return LoadedModel(ModelConfig(name="m", title="M", path="none", think_end=str(THINK_END)), network, IdTokenizer())
 
 
 @cache
@@ -109,8 +109,8 @@ class FakeDialogue:
 
     thinks = True
 
-    def thinking_tokens(self, ids):
-        return ids.index(1) if 1 in ids else None
+    def closing_tag(self, ids):
+        return range(ids.index(1), ids.index(1) + 1) if 1 in ids else None
 
     def decode(self, ids):
         return " ".join(map(str, ids))

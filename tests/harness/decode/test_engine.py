@@ -160,6 +160,7 @@ def decode_slowly(network, model, ids, policy, *, max_new_tokens, seed, problem_
     score = load_predictor(Path(policy.predictor)) if hasattr(policy, "predictor") else lambda h: h[..., 0]
     positions = torch.zeros(spy.layers, spy.kv_heads, 0, dtype=torch.int64)
     scores, feed = torch.zeros(0), list(ids)
+    [closes] = model.tokenizer.encode(model.config.think_end, add_special_tokens=False)
     while True:
         before, start = positions.shape[-1], len(text) - len(feed)
         new = torch.arange(start, len(text))
@@ -179,9 +180,7 @@ def decode_slowly(network, model, ids, policy, *, max_new_tokens, seed, problem_
                 token_ids=torch.tensor(text)[own],
                 separating=lambda own=own, text=text: model.separators[torch.tensor(text)[own]],
                 question_length=len(ids),
-                answer_start=len(ids) + answer.index(model.dialogue.think_end_id)
-                if model.dialogue.think_end_id in answer
-                else None,
+                answer_start=len(ids) + answer.index(closes) if closes in answer else None,
                 keys=[layer.keys[0] for layer in cache.layers],
                 values=[layer.values[0] for layer in cache.layers],
                 scaling=spy.scaling,

@@ -153,7 +153,7 @@ def test_a_stored_completion_of_a_cell(decoded, tmp_path, capsys):
     with pytest.raises(UserError, match="is not among the completions"):
         of_cell(folder, "nobody", 0)
     del row["check"]  # a row of another program has none
-    row |= {"token_ids": [text.model.dialogue.think_end_id, *row["token_ids"]], "thinking_tokens": 0}
+    row["token_ids"] = [text.model.tokenizer.convert_tokens_to_ids("</think>")] * 2
     (folder / "completions.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(SystemExit):
         main([str(folder), "--out", str(out)])

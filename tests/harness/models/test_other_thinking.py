@@ -36,13 +36,12 @@ def test_the_thinking_ends_where_the_text_of_the_tag_begins(tag):
     write = model.tokenizer.encode
     for before in ("", "p=4", "1+2=3. The rest follows"):
         ids = [*write(before, add_special_tokens=False), *write(tag + "7", add_special_tokens=False)]
-        found = model.dialogue.thinking_tokens(ids)
-        assert found is not None
-        assert model.dialogue.decode(ids[:found]) == before
-        assert model.dialogue.decode(ids[found:]).startswith(tag)
-        assert model.dialogue.decode(ids[: found + model.dialogue.tag_tokens(ids, found)]) == before + tag
-    assert model.dialogue.thinking_tokens(write("p=4+2", add_special_tokens=False)) is None
-    assert (len(model.dialogue.think_end_ids) == 1) == (tag == "</think>")
+        closing = model.dialogue.closing_tag(ids)
+        assert closing is not None
+        assert model.dialogue.decode(ids[: closing.start]) == before
+        assert model.dialogue.decode([ids[i] for i in closing]) == tag
+        assert (len(closing) == 1) == (tag == "</think>")
+    assert model.dialogue.closing_tag(write("p=4+2", add_special_tokens=False)) is None
     trace, answer = trace_of_text("1+2?", f"1+2=3{tag}7", ("p", 0), model.config.tags, model, "the text")
     assert model.dialogue.decode(trace.token_ids[trace.answer_start :]) == answer == "7"
 
@@ -50,7 +49,7 @@ def test_the_thinking_ends_where_the_text_of_the_tag_begins(tag):
 def test_a_model_without_a_tag_thinks_nothing(tiny_model_dir):
     model = of_folder(tiny_model_dir, think_end=None, think_start=None)
     assert not model.dialogue.thinks
-    assert model.dialogue.thinking_tokens([1, 2, 3]) is None
+    assert model.dialogue.closing_tag([1, 2, 3]) is None
     assert model.dialogue.thinking_opened_by == "model"
 
 

@@ -265,10 +265,8 @@ def test_the_thinking_ends_before_the_tag_where_characters_are_several_tokens(ta
         for answer in ("", "x", "√", "x漢"):
             before, after = (write(text) if text else [] for text in (thinking, answer))
             ids = [*before, *write(tag)[1:], *after]
-            found = dialogue.thinking_tokens(ids)
-            assert found == len(before)
-            assert dialogue.tag_tokens(ids, found) == len(write(tag)) - 1
-    assert dialogue.thinking_tokens(write("a√")) is None
+            assert dialogue.closing_tag(ids) == range(len(before), len(before) + len(write(tag)) - 1)
+    assert dialogue.closing_tag(write("a√")) is None
 
 
 def test_a_tokenizer_that_drops_letters_of_a_question_is_refused(folder):

@@ -44,7 +44,8 @@ def texts(model):
     found = []
     for number, problem in enumerate(problems("chain")[:2]):
         following = model.dialogue.prompt_ids(problems("regs")[number].question)
-        ids = (*following, model.dialogue.think_end_id, *following[: 20 + number], model.stop_ids[0])
+        closes = model.tokenizer.convert_tokens_to_ids("</think>")
+        ids = (*following, closes, *following[: 20 + number], model.stop_ids[0])
         found.append(Text(pair=(problem.id, 0), prompt=problem.question, token_ids=ids))
     return found
 
@@ -88,7 +89,7 @@ def test_numbers_equal_those_of_transformers_under_a_mask(model, name, sinks):
         kl = (full.exp() * (full - found)).sum(-1)
         own, reference = (one.gather(-1, following[:, None])[:, 0] for one in (found, full))
         same = full.argmax(-1) == found.argmax(-1)
-        answer = text.token_ids.index(model.dialogue.think_end_id) + 1
+        answer = text.token_ids.index(model.tokenizer.convert_tokens_to_ids("</think>")) + 1
         assert row.evictions == evictions
         assert (evictions > 1) == (name != "full")
         assert row.tokens == len(following)

@@ -156,12 +156,8 @@ def test_rows_are_consistent(command, cells, tiny_model_dir):
         assert row.num_tokens == len(row.token_ids) <= 40
         assert not set(row.token_ids[:-1]) & set(model.stop_ids)
         assert row.seed == 5
-        closing = (
-            row.token_ids.index(model.dialogue.think_end_id)
-            if model.dialogue.think_end_id in row.token_ids
-            else row.num_tokens
-        )
-        assert row.thinking_tokens == closing
+        closes = model.tokenizer.convert_tokens_to_ids("</think>")
+        assert row.thinking_tokens == [*row.token_ids, closes].index(closes)
         assert row.text == model.tokenizer.decode(row.token_ids[: -1 if stopped else None])
     assert reasons == {"stop", "length"}, "the untrained model is to give both"
 
