@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 # Placeholders for a question and an answer, to see the template's own text; no template contains them.
 OTHER_QUESTION = "what kvsweep asks in place of a question"
-_PLAIN = re.compile("[a-z0-9]")  # no tokenizer writes these signs in another form
 _OTHER_ANSWER = "what kvsweep answers in place of a model"
 
 
@@ -72,12 +70,13 @@ class Dialogue:
         # A stored question may hold half a character, which a tokenizer refuses.
         prompt = prompt.encode(errors="replace").decode()
         text = self.asked(prompt)
-        ids = self._prompt_ids(prompt, text)
-        self._check_letters(text, ids)
+        bare = self.config.chat_template == "none"
+        ids = self._prompt_ids(prompt, text, add_special_tokens=bare)
+        around = self.encode("", add_special_tokens=bare)
+        self._check_said(text, [i for i in ids if i not in around])
         return ids
 
-    def _prompt_ids(self, prompt: str, text: str) -> tuple[int, ...]:
-        add_special_tokens = self.config.chat_template == "none"
+    def _prompt_ids(self, prompt: str, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         # One call wherever that is right, since a tokenizer may merge characters across the question's edges.
         if (found := self._control_tokens.found_in(prompt)) is None:
             return self.encode(text, add_special_tokens=add_special_tokens)
@@ -90,13 +89,40 @@ class Dialogue:
             raise UserError(f"{held}, {cannot}: correct the problem, or leave the problem out.") from error
         return self._embedded(ids)
 
-    def _check_letters(self, text: str, ids: tuple[int, ...]) -> None:
-        """Refuse a tokenizer that drops letters or digits, as that of another model may, and writes none for them."""
-        kept = Counter(str(self.tokenizer.decode([*ids], skip_special_tokens=False)).casefold())
-        lost = {sign for sign, times in Counter(text.casefold()).items() if _PLAIN.match(sign) and times > kept[sign]}
-        if lost and self.tokenizer.unk_token_id not in ids:
-            dropped = f"the tokenizer of {self.config.place} drops {', '.join(sorted(lost))} of the text {text!r:.60}"
-            raise UserError(f"{dropped}: take the tokenizer of the model's own folder.")
+    def _check_said(self, text: str, ids: list[int]) -> None:
+        """Refuse tokens that do not say the text: a tokenizer may drop a character for which it has no token.
+
+        A token for unknown characters stands for any.
+        """
+        decoded = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        expected, found = self._normal(text), self._normal(str(decoded))
+        if found == expected:
+            return
+        unknown = self.tokenizer.unk_token
+        if unknown is not None and unknown in found:
+            pieces = [re.escape("".join(piece.split())) for piece in found.split(unknown)]
+            known = "".join(f"(?>.*?{piece})" for piece in pieces[1:-1])
+            if re.fullmatch(f"{pieces[0]}{known}.*{pieces[-1]}", "".join(expected.split()), re.DOTALL):
+                return
+        lost = ", ".join(sorted({*expected} - {*found})) or "characters"
+        dropped = f"the tokenizer of {self.config.place} drops or changes {lost} of the text {text!r:.60}"
+        raise UserError(f"{dropped}: take the tokenizer of the model's own folder, or leave the text out.")
+
+    def _normal(self, text: str) -> str:
+        """Return a text as the tokenizer normalises it, without the blanks that may stand beside added tokens."""
+        return self._beside_added.sub(r"\1", self._normalised(text))
+
+    def _normalised(self, text: str) -> str:
+        normalizer = self.tokenizer.backend_tokenizer.normalizer
+        normalised = text if normalizer is None else normalizer.normalize_str(text)
+        return re.sub("[ ▁]+", " ", normalised).strip()
+
+    @cached_property
+    def _beside_added(self) -> re.Pattern[str]:
+        """Match an added token with the blanks around it, which a tokenizer may take, or write by itself."""
+        added = {self._normalised(token.content) for token in self.tokenizer.added_tokens_decoder.values()}
+        longest_first = sorted(added - {"", self.tokenizer.unk_token}, key=len, reverse=True)
+        return re.compile(rf"\s*({'|'.join(map(re.escape, longest_first)) or '(?!)'})\s*")
 
     @cached_property
     def _control_tokens(self) -> ControlTokens:
