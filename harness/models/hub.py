@@ -22,6 +22,7 @@ from kvsweep.errors import UserError
 from kvsweep.files import cache_folder, digests
 from kvsweep.harness.models import gguf_file
 from kvsweep.harness.models.gguf_tokenizer import build_tokenizer, end_ids
+from kvsweep.harness.models.notes import warnings_as_notes
 
 Loaded = TypeVar("Loaded")
 _ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -241,11 +242,11 @@ def converted(gguf: Path) -> Path:
     return folder
 
 
+@warnings_as_notes()
 def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, logging
 
-    logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         reader = gguf_file.reader_of(gguf)

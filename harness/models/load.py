@@ -4,7 +4,6 @@ import ctypes
 import os
 import re
 import sys
-import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from kvsweep.harness.models.dialogue import OTHER_QUESTION
 from kvsweep.harness.models.generation import unapplied_settings
 from kvsweep.harness.models.hub import adapter_files, check_tensors, from_place, lines_of
 from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.models.notes import warnings_as_notes
 from kvsweep.harness.models.probe import check_steps, merged
 from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec
 from kvsweep.harness.provenance import VISIBLE, named_gpus
@@ -50,12 +50,12 @@ _PARAMETERS_PER_THREAD = 32_000_000
 _DRAWN = re.compile(r"\|\s*random\b|\blipsum\b")
 
 
+@warnings_as_notes()
 def load_model(config: ModelConfig) -> LoadedModel:
     """Load weights and tokenizer, check that slots decode them, move them to the device, and return the model."""
     from transformers import AutoModelForCausalLM, logging  # as slow as torch
 
     _keep_freed_memory()
-    logging.set_verbosity_error()
     logging.disable_progress_bar()
     dtype: torch.dtype = getattr(torch, config.dtype)
     _warn_of_slow_precision(config)
@@ -132,10 +132,8 @@ def add_adapter(network: Any, folder: str) -> Any:
     from safetensors import safe_open
 
     try:
-        with warnings.catch_warnings():  # of missing keys and tied weights, which are checked here
-            warnings.simplefilter("ignore")
-            wrapped = PeftModel.from_pretrained(network, folder)
-            expected = get_peft_model_state_dict(wrapped).keys()
+        wrapped = PeftModel.from_pretrained(network, folder)
+        expected = get_peft_model_state_dict(wrapped).keys()
         with safe_open(adapter_files(folder)[1], "pt") as stored:
             check_tensors(expected ^ stored.keys())
         return merged(wrapped)

@@ -1,0 +1,47 @@
+"""What libraries warn of while a model is loaded, as notes on stderr."""
+
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_HARMLESS = re.compile(
+    # `check_tensors`, `probe.merged`, `_check_ends` and `unapplied_settings` look at these themselves.
+    "LOAD REPORT|Found missing adapter keys|`tie_word_embeddings=True`|save_embedding_layers"
+    "|_token_id must be `None`|generation flags"
+    # These change no number.
+    "|is deprecated|falling back to|Ignoring clean_up_tokenization_spaces|to be used together with"
+)
+
+
+class _Collector(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts = list[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Print what transformers and Python warn of inside the block, each text once, except what is harmless."""
+    from transformers.utils import logging as library
+
+    library.warning_once.cache_clear()  # another model may have had the same warning
+    logger, collector = logging.getLogger("transformers"), _Collector()
+    before = logger.handlers, logger.level
+    logger.handlers, logger.level = [collector], logging.WARNING
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        logger.handlers, logger.level = before
+        collector.texts += [str(warning.message) for warning in caught]
+        for text in dict.fromkeys(collector.texts):
+            if not _HARMLESS.search(text):
+                told = " ".join(text.split())
+                print(f"note: a library warns of this model: {told:.500}", file=sys.stderr)
