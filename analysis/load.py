@@ -22,6 +22,7 @@ from kvsweep.analysis.notation import rows as rows_of
 from kvsweep.analysis.outputs import copied
 from kvsweep.analysis.questions import plain
 from kvsweep.analysis.server_caches import bytes_per_token, said_of_cache
+from kvsweep.attempts import failed_attempts
 from kvsweep.errors import BrokenCell, UserError
 from kvsweep.escape import in_one_line
 from kvsweep.records import Completion, Pair, Problem
@@ -124,7 +125,10 @@ def load_run(directory: Path | str) -> Run:
     """Read a run directory; raises UserError if it is missing or has no cell."""
     directory = Path(directory)
     notices: list[str] = []
-    read = _read_cells(directory, notices.append)
+    tasks = read_tasks(directory, on_bad=lambda path: notices.append(_UNREAD_TASK.format(path)))
+    attempts = failed_attempts(directory, tasks)
+    notices += attempts.notes
+    read = [cell for cell in _read_cells(directory, notices.append) if cell.folder.name not in attempts.cells]
     folders = [cell.folder for cell in read]
     completions, events = _completion_table(folders, notices.append)
     cells = _cell_table(read)
@@ -136,13 +140,13 @@ def load_run(directory: Path | str) -> Run:
         notices.append(f"Cell {cell.folder.name}: {same}; each problem counts once, as greedy texts do.")
     run = Run(
         directory=directory,
-        cells=in_order(cells),
+        cells=_in_order_of_run(cells, notices.append),
         completions=completions,
         events=events,
         stats=_stat_table(folders, notices.append),
         settings={cell.folder.name: cell.settings for cell in read},
         provenance={cell.folder.name: cell.provenance for cell in read},
-        tasks=read_tasks(directory, on_bad=lambda path: notices.append(_UNREAD_TASK.format(path))),
+        tasks=attempts.tasks,
         notices=notices,
     )
     refuse_unlike_golds(run)
@@ -429,6 +433,18 @@ def _has_copies(cell: _Cell) -> bool:
     if not is_served(cell.settings) or decoding.get("temperature") == 0:
         return False
     return copied((problem, row.text, None) for (problem, _), row in load_texts(cell.folder).items()) is not None
+
+
+def _in_order_of_run(cells: pd.DataFrame, notify: _Notify) -> pd.DataFrame:
+    """Return the cells in display order, and of several baselines of a server's condition the fullest one first."""
+    is_full = cells["policy"].eq("full") & cells["engine"].eq("server")
+    places = cells.assign(fewer=-cells["completions"].where(is_full))
+    ordered = in_order(places, by=(*ORDER[:3], "fewer", *ORDER[3:]))
+    for _, full in ordered.dropna(subset="fewer").groupby("condition", sort=False):
+        first, *others = full["cell_id"]
+        if others:
+            notify(f"Cells {', '.join([first, *others])} are all named full: settings are compared with {first}.")
+    return ordered.drop(columns="fewer")
 
 
 def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """What a cell's provenance has of the cache of its server: the types, and the bytes of a token where it says both."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # The names of a cache's bytes and tokens, and the bytes of a unit. vLLM and SGLang speak of one GPU, and SGLang and
@@ -32,3 +32,11 @@ def bytes_per_token(said: Mapping[str, str]) -> float | None:
         except (KeyError, ValueError, ZeroDivisionError):
             continue
     return None
+
+
+def models_told(passes: Iterable[Mapping[str, Any]]) -> set[str | None]:
+    """Return the models that servers named in some passes, None for answers that name none.
+
+    A pass that stored no text says nothing, nor does a pass of an older version.
+    """
+    return {one["model"] for one in passes if isinstance(one.get("model", 0), str | None)}

@@ -1,5 +1,6 @@
 """A report's tables, and their text as Markdown, as LaTeX and for the terminal. Needs no plotting library."""
 
+import itertools
 import re
 import shutil
 from pathlib import Path
@@ -47,7 +48,8 @@ def summary_table(directory: Path | str) -> str:
     scores = cell_scores(run)
     models = scores["model"].unique()
     tables = [_aligned(score_table(scores, model).assign(**_caches(scores, model))) for model in models]
-    notes = [f"note: {sentence}" for sentences in warnings(run).values() for sentence in sentences]
+    sentences = itertools.chain(run.notices, *warnings(run).values())
+    notes = [f"note: {sentence}" for sentence in sentences]
     note = f"{NOTE}; {_STOPPED_EARLY}" if any(STOPPED in table for table in tables) else NOTE
     return "\n\n".join([*tables, "\n".join([note, *_legend(scores), *notes])])
 

@@ -8,12 +8,12 @@ import pandas as pd
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, is_control
-from kvsweep.analysis.server_caches import bytes_per_token, kinds_of_cache, said_of_cache
+from kvsweep.analysis.server_caches import bytes_per_token, kinds_of_cache, models_told, said_of_cache
 from kvsweep.analysis.statistics.against_full import decide_cells, plan_of
 from kvsweep.analysis.statistics.metrics import beside_full, difference_to_full, graded_rows, texts_differ
 from kvsweep.command_line import counted
 from kvsweep.escape import visible
-from kvsweep.stored import is_served, models_told
+from kvsweep.stored import is_served
 
 # From this share of truncated completions on, the limit is hardly the cause.
 _NEARLY_ALL = 0.95

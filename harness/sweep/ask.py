@@ -1,9 +1,11 @@
 """Ask servers for the missing completions of one job's cells, and store each as it arrives."""
 
 import asyncio
+import json
 import re
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 import openai
 
+from kvsweep.analysis.server_caches import models_told
 from kvsweep.command_line import FAILED
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
@@ -22,7 +25,6 @@ from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.server import Server
 from kvsweep.harness.sweep.store import CellStore, OpenCells
 from kvsweep.records import Completion, Pair, Tokens, content_hash, decode
-from kvsweep.stored import models_told
 from kvsweep.thinking import ending, joined
 
 # The client waits 0.5 s, 1 s, 2 s, ... and then 8 s, or as long as the server says: about a minute in all.
@@ -30,6 +32,8 @@ RETRIES, CONNECT_S = 11, 10.0
 _BEAT_S = 1.0
 _OF_ONE_QUESTION = (400, 413, 422)  # with these a server answers, but not this request
 _SHOWN = 200  # characters of what a server said
+_OF_LENGTH = re.compile(r"context|exceed|too (?:long|large|many)|longer than", re.IGNORECASE)
+_GOES_ON = "mend it, and the same command goes on"
 # What is kept of a server's words, which may have a key among them: vLLM's labels and SGLang's fields of the cache.
 _OF_CACHE = re.compile(
     r"\b(cache_dtype|kv_cache_memory_bytes|kv_cache_size_tokens|kv_cache_dtype|max_total_num_tokens|kvcache|token_capacity)"
@@ -212,14 +216,31 @@ class _Asker:
         given: dict[str, Any] = {"prompt": question}
         if self.server.api == "chat":
             api, given = self.client.chat.completions, {"messages": [{"role": "user", "content": question}]}
-        given |= {"model": self.server.model, "extra_body": self._fields(pair)}
+        fields = self._fields(pair)
+        given |= {"model": self.server.model, "extra_body": fields}
         try:
             return (await api.with_raw_response.create(**given)).content
         except openai.APIStatusError as error:
-            kind = _RefusedError if error.status_code in _OF_ONE_QUESTION else ServerError
-            raise self._error(f"answers {error.status_code}: {error.response.text}", kind) from None
+            answer = error.response.text
+            what = f"answers {error.status_code}: {answer}"
+            if error.status_code not in _OF_ONE_QUESTION:
+                raise self._error(what) from None
+            raise self._error(what, _RefusedError, self._remedy(answer, fields)) from None
         except openai.APIConnectionError as error:
             raise self._error(f"does not answer: {error.__cause__ or error}") from None
+
+    def _remedy(self, refusal: str, fields: Mapping[str, Any]) -> str:
+        """Return the way out of a refused request: another length, or the request without the fields that are named."""
+        if _OF_LENGTH.search(refusal):
+            return "lower decoding.max_new_tokens, or start the server with a longer context"
+        named = [name for name in fields if re.search(rf"\b{re.escape(name)}\b", refusal)]
+        if not named or len(named) == len(fields):  # a server may repeat the whole request
+            return _GOES_ON
+        extra = {**self.server.extra, **dict.fromkeys(named)}
+        if "max_tokens" in named and "max_completion_tokens" in refusal:
+            extra["max_completion_tokens"] = self.job.decoding.max_new_tokens
+        listed = ", ".join(f"{name}: {json.dumps(value)}" for name, value in extra.items())
+        return f"give 'engine.extra={{{listed}}}'"
 
     def _fields(self, pair: Pair) -> dict[str, Any]:
         """Return the request's fields besides model and question."""
@@ -304,9 +325,7 @@ class _Asker:
             raise ValueError("its thinking is split off, and model.think_end=null: name the model's tags")
         return joined(thinking, message.content, tags, ended=ending(choice.finish_reason) == "stop")
 
-    def _error(
-        self, what: str, kind: type[ServerError] = ServerError, mend: str = "mend it, and the same command goes on"
-    ) -> ServerError:
+    def _error(self, what: str, kind: type[ServerError] = ServerError, mend: str = _GOES_ON) -> ServerError:
         """Return an error of one sentence, without a key, whatever the server has said."""
         said = what.replace(self.server.key, "***") if self.server.key else what
         said = visible(" ".join(said.split()))[:_SHOWN]

@@ -31,6 +31,7 @@ from rich.text import Text
 from kvsweep import records
 from kvsweep.analysis.notation import percent, percent_pm
 from kvsweep.analysis.statistics.pass_at_1 import Score, read_score
+from kvsweep.attempts import failed_attempts
 from kvsweep.command_line import FAILED, counted
 from kvsweep.errors import BrokenCell, UserError
 from kvsweep.escape import visible
@@ -73,6 +74,7 @@ class SweepStatus:
     seconds: float  # with at least one task at work, since each task's last start
     seconds_left: float | None  # until all tasks have decoded and replayed, at the running tasks' pace (`_pace`)
     failed: list[TaskStatus]  # tasks that failed or stopped before their cells were done, not taken over by newer tasks
+    notes: list[str]  # on cells that are left out
     retry: list[str]  # the commands that resume work which no task is doing
 
 
@@ -80,7 +82,8 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     """Read the progress of a run directory's cells: all, or those with these ids."""
     if not directory.is_dir():
         raise UserError(f"{directory} is no folder; give the folder of a run, such as results/runs/demo.")
-    tasks = [task for task in tasks_now(directory) if only is None or not task.cells.keys().isdisjoint(only)]
+    attempts = failed_attempts(directory, tasks_now(directory))
+    tasks = [task for task in attempts.tasks if only is None or not task.cells.keys().isdisjoint(only)]
     replaying = [task for task in tasks if task.replays]
     cells = _cells_of_tasks(directory, [task for task in tasks if not task.replays])
     # A cell that is only replayed expects no completion; its state is its replay's.
@@ -88,7 +91,7 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
         state = cell.state if cell.finished < cell.expected else "done"
         cells.setdefault(cell_id, replace(cell, state=state, finished=0, expected=0))
     for stored in stored_cells(directory):
-        if stored.name not in cells and (only is None or stored.name in only):
+        if stored.name not in {*cells, *attempts.cells} and (only is None or stored.name in only):
             with suppress(BrokenCell, OSError, KeyError, TypeError):
                 cells[stored.name] = _cell_without_task(stored)
     if only is not None:
@@ -128,6 +131,7 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
         seconds=_seconds_at_work(tasks),
         seconds_left=seconds_left,
         failed=failed,
+        notes=attempts.notes,
         # Between two rounds nothing has failed, and the same command resumes.
         retry=sorted({one for task in (failed if state in AT_WORK else lacking) for one in _resuming(task, tasks)}),
     )
@@ -383,6 +387,8 @@ def _print_failures(sweep: SweepStatus) -> None:
     held = Counter((str(t.scheduler_job).partition("_")[0], t.error) for t in waiting)
     for (job, reason), count in held.items():
         print(f"\n{count} queued as job {job}, {reason}")
+    for note in sweep.notes:
+        print(f"\nnote: {note}")
     for task in sweep.failed:
         job = f", job {task.scheduler_job}" if task.scheduler_job else ""
         print(f"\n{task.task} {task.state} (process {task.pid} on {task.host}{job})")

@@ -4,7 +4,7 @@ Every call reads the disk, so that a sweep at work is seen as it is now.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,14 +165,6 @@ def _whole_size(path: Path) -> int:
 def is_served(settings: Mapping[str, Any]) -> bool:
     """True if a server wrote the completions of the cell with these settings."""
     return settings.get("impl") == "openai"
-
-
-def models_told(passes: Iterable[Mapping[str, Any]]) -> set[str | None]:
-    """Return the models that servers named in some passes, None for answers that name none.
-
-    A pass that stored no text says nothing, nor does a pass of an older version.
-    """
-    return {one["model"] for one in passes if isinstance(one.get("model", 0), str | None)}
 
 
 def stored_cells(run_directory: Path) -> list[StoredCell]:

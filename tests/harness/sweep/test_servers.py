@@ -325,6 +325,65 @@ def test_a_question_that_is_refused_stops_no_other_one(answer, adder, sweep, tmp
     assert len(good.asked) == 2
 
 
+def without(*names: str, refusal: str) -> Callable[[Any, int], bool]:
+    """A server that refuses each request with one of these fields."""
+
+    def misbehave(handler, number):
+        has = not handler.body.keys().isdisjoint(names)
+        if has:
+            handler.say(422, refusal)
+        return has
+
+    return misbehave
+
+
+def test_a_setting_that_was_refused_is_no_baseline(adder, sweep, kvsweep, tmp_path):
+    """The remedy that the refusal names makes cells of their own; the empty ones stand for nothing, and are named."""
+    # As `transformers serve` 5.17 says it.
+    refusal = "{\"detail\":\"Unexpected fields in the request: {'min_p', 'top_k'}\"}"
+    server = adder(without("min_p", "top_k", refusal=refusal))
+    run = tmp_path / "runs/sums"
+    named = ("full", "fp8")
+    grid = "grid.engine=[" + ", ".join(f"{{url: '{server.url}', name: {name}}}" for name in named) + "]"
+    refused = sweep(grid, code=1).err.splitlines()[-1]
+    [remedy] = re.findall(r"'(engine\.extra=\{.*\})'", refused)
+    assert remedy == "engine.extra={top_k: null, min_p: null}"
+    empty = {path.parent for path in run.glob("*/cell.yaml")}
+    [task] = (run / "status").glob("*.json")
+    ended = sweep(grid, remedy)
+    said = [line for line in ended.out.splitlines() if "of a failed sweep" in line]
+    assert len(said) == 1
+    assert kvsweep("status", str(run)).code == 0
+    assert "of a failed sweep" in kvsweep("status", str(run)).out
+    assert said[0] in kvsweep("report", str(run)).out
+    table = pd.read_csv(run / "report/cells.csv").set_index("policy")
+    assert table["completions"].to_dict() == {"full": 12, "fp8": 12}
+    assert table.loc["fp8", ["diff_to_full", "decision"]].notna().all()
+    assert kvsweep("compare", str(run), str(run)).out.count("2 cells")
+    removed = re.findall(r"`rm -r (.*?)`", said[0])[0].split()
+    assert {Path(path) for path in removed} == {*empty, task}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        ("This model's maximum context length is 4096 tokens", "lower decoding.max_new_tokens"),
+        # As OpenAI says it of its thinking models.
+        (
+            "Unsupported parameter: 'max_tokens' is not supported with this model. "
+            "Use 'max_completion_tokens' instead.",
+            "engine.extra={a: 1, max_tokens: null, max_completion_tokens: 30}",
+        ),
+        ("['max_tokens', 'temperature', 'top_p', 'top_k', 'min_p', 'seed', 'a']", "mend it"),
+    ],
+)
+@pytest.mark.slow_unless(rule=lambda refusal, said: "null" in said)
+def test_a_refusal_names_its_remedy(refusal, said, adder, sweep):
+    server = adder(lambda handler, number: handler.say(400, refusal) is None)
+    ended = sweep(server, "benchmark.limit=1", "engine.extra={a: 1}", "decoding.max_new_tokens=30", code=1)
+    assert said in ended.err.splitlines()[-1]
+
+
 @pytest.mark.slow
 def test_a_dead_server_stops_no_other_one(adder, sweep, tmp_path):
     alive = adder()
