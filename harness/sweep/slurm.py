@@ -11,6 +11,7 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import submitit
@@ -37,14 +38,18 @@ from kvsweep.harness.sweep.store import CellLockedError
 
 # Where a site sets SBATCH_EXPORT=NONE, srun would pass on nothing of what the script sets for the task.
 _PASS_ON = "export SLURM_EXPORT_ENV=ALL"
-# The options whose variables of sbatch (SBATCH_ACCOUNT for account) have other names.
-_VARIABLES = {
+# The options, beside a launcher's settings, that a script has once for all, or that would hide the job from kvsweep.
+_FIXED = ("array", "nodes", "ntasks_per_node", "signal", "output", "error", "open_mode", "chdir", "wrap")
+_FIXED += ("clusters", "parsable", "quiet", "test_only", "wait")
+# What else sbatch's options and variables (SBATCH_TIMELIMIT) call the same thing.
+_OTHER_NAMES = {
     "time": ["timelimit"],
     "mem": ["mem_per_node", "mem_per_cpu", "mem_per_gpu"],
-    "gpus_per_node": ["gpus_per_node", "gpus", "gpus_per_task", "gpus_per_socket", "gres"],
-    "array_parallelism": ["array_inx"],
-    "signal_delay_s": ["signal"],
+    "gpus_per_node": ["gpus", "gpus_per_task", "gpus_per_socket", "gres"],
+    "array": ["array_inx"],
 }
+# sbatch ends an option at a line's end, and reads % and \\ in a file's name as a pattern.
+_NO_VALUE = re.compile(r"[\x00-\x1f\x7f%\\]")
 # SLURM's variables that name no job, but the cluster and the user.
 _OF_NO_JOB = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 
@@ -67,7 +72,7 @@ class Slurm(Launcher):
     setup: Sequence[str] = ()
     python: str | None = None
     srun_args: Sequence[str] = ()
-    additional: dict[str, Any] = field(default_factory=dict)
+    additional: dict[str, str | bool | int | float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.signal_delay_s >= self.timeout_min * 60:
@@ -77,9 +82,8 @@ class Slurm(Launcher):
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Refuse a machine that cannot submit; the machine that runs the tasks checks their implementation."""
-        for directory in {job.run_directory.absolute() for job in jobs}:
-            if {"%", "\\"} & set(str(directory)):
-                raise UserError(f"SLURM reads % and \\ in results_dir={directory.parent} as a pattern: take another.")
+        for directory in {job.run_directory for job in jobs}:
+            self._parameters(directory)
         if shutil.which("srun") is None:
             mend = "submit from a login node of a SLURM cluster"
             raise UserError(f"launcher=slurm finds no srun on this machine: {mend}.")
@@ -100,13 +104,15 @@ class Slurm(Launcher):
 
     def _submit(self, tasks: Sequence[Task], work: Work, ahead: Sequence[str]) -> list[submitit.Job[None]]:
         """Hand the tasks to SLURM as one array, which waits for the end of the jobs `ahead`."""
-        parameters, python = self._parameters(ahead), self._python()
+        parameters = self._parameters(tasks[0][0].job.run_directory, ahead)
+        python = self._python()
         executor = submitit.SlurmExecutor(folder=logs(tasks), max_num_timeout=self.max_requeues, python=python)
         executor.update_parameters(**parameters)
         errors = submitit.core.utils
-        # The command does not wait, and a task that its time limit stops is queued again.
-        options = [*parameters, *parameters.get("additional_parameters", {}), "wait"]
-        overruled = _overruled([*options, *["no_requeue"] * bool(self.max_requeues)])
+        options = [*parameters["additional_parameters"], *_FIXED]
+        if self.max_requeues:  # a task that its time limit stops is queued again
+            options.append("no_requeue")
+        overruled = _overruled(options)
         try:
             # submitit prints what sbatch says, and so does the error.
             with redirect_stderr(io.StringIO()), environment(dict.fromkeys([*overruled, *_of_another_job()])):
@@ -122,25 +128,50 @@ class Slurm(Launcher):
         """What starts the interpreter of a task: as with PYTHONSAFEPATH, which a task may not inherit."""
         return f"{self.python or shlex.quote(sys.executable)} -P"
 
-    def _parameters(self, ahead: Sequence[str]) -> dict[str, Any]:
-        """The parameters of submitit for an array that waits for the end of the jobs `ahead`."""
-        additional = dict(self.additional)
-        if ahead:
-            own = [str(additional["dependency"])] if "dependency" in additional else []
-            additional["dependency"] = ",".join([*own, f"afterany:{':'.join(ahead)}"])
-        parameters: dict[str, Any] = {
-            **{name: getattr(self, name) for name in ("partition", "account", "qos", "signal_delay_s")},
+    def _parameters(self, run_directory: Path, ahead: Sequence[str] = ()) -> dict[str, Any]:
+        """The parameters of submitit for an array that waits for the end of the jobs `ahead`.
+
+        Refuses a value that no script can have, and an addition to what the script says without it.
+        """
+        settings = {
             "job_name": "kvsweep",
+            "ntasks": 1,
+            "partition": self.partition,
+            "account": self.account,
+            "qos": self.qos,
             "gpus_per_node": self.gpus or None,
             "cpus_per_task": self.cpus,
             "mem": None if self.memory_gb is None else f"{ceil(self.memory_gb * 1024)}M",
             "time": self.timeout_min,
+        }
+        options = {name: value for name, value in settings.items() if value is not None}
+        taken = _names([*options, *_FIXED])
+        for key, value in self.additional.items():
+            name = key.replace("-", "_")
+            is_taken = any(option.startswith(name) for option in taken)  # sbatch takes the start of a name, too
+            if name == "gres" and "gpu" not in str(value):  # such as a node's disk
+                is_taken = False
+            if is_taken or not re.fullmatch(r"\w+", name):
+                mend = "leave it out; conf/launcher/slurm.yaml has the settings"
+                raise UserError(f"launcher.additional.{key}={value} is no option to add, kvsweep sets its own: {mend}.")
+            if value is not None and value is not False:
+                options[name] = value
+        if ahead:
+            dependencies = [options.get("dependency"), f"afterany:{':'.join(ahead)}"]
+            options["dependency"] = ",".join(filter(None, dependencies))
+        for name, value in {**options, "results_dir": run_directory.absolute().parent}.items():
+            if _NO_VALUE.search(str(value)):
+                mend = "take another, without control characters, % and \\"
+                raise UserError(f"SLURM does not read {name}={value} as it stands there: {mend}.")
+        return {
+            "time": self.timeout_min,
+            "signal_delay_s": self.signal_delay_s,
             "array_parallelism": self.parallel or 1000,
             "setup": [_PASS_ON, *self.setup],
-            "srun_args": list(self.srun_args) or None,
-            "additional_parameters": additional or None,
+            # On a whole node srun would start as many copies as fit.
+            "srun_args": ["--ntasks=1", *self.srun_args],
+            "additional_parameters": options,
         }
-        return {name: value for name, value in parameters.items() if value is not None}
 
     @property
     def gpus_of_a_task(self) -> int:
@@ -152,7 +183,7 @@ class Slurm(Launcher):
     def preview(self, tasks: Sequence[Task], hours: Sequence[float | None]) -> list[str]:
         """The script that sbatch would get, the array's size and time, and a warning if the time is too short."""
         executor = _Preview(folder=log_folder(tasks), python=self._python())
-        executor.update_parameters(**self._parameters([]))
+        executor.update_parameters(**self._parameters(tasks[0][0].job.run_directory))
         rounds = any(share.job.rounds for task in tasks for share in task)
         told = f"{counted(len(tasks), 'task')}, {min(self.at_once(tasks), len(tasks))} at once"
         time = f"each for at most {self.timeout_min} minutes"
@@ -189,10 +220,15 @@ class _Preview(submitit.SlurmExecutor):
         return self._make_submission_file_text(self._submitit_command_str, "")
 
 
+def _names(options: Iterable[str]) -> list[str]:
+    """The options with their other names."""
+    return [name for option in options for name in (option, *_OTHER_NAMES.get(option, []))]
+
+
 def _overruled(names: Iterable[str]) -> list[str]:
     """The variables by which sbatch would set these options otherwise than the script does; prints a note of each."""
-    words = [word for name in names for word in _VARIABLES.get(name, [name.replace("-", "_")])]
-    found = [variable for word in words if (variable := f"SBATCH_{word.upper()}") in os.environ]
+    variables = [f"SBATCH_{name.upper()}" for name in _names(names)]
+    found = [variable for variable in variables if variable in os.environ]
     for variable in found:
         print(f"note: {variable}={os.environ[variable]} does not count; the launcher's settings do.", file=sys.stderr)
     return found

@@ -6,7 +6,8 @@
 #   tests/slurm/cluster.sh down DIR       stop what `up DIR` started
 #
 # Where this user may make memory groups (root, cgroup v1), SLURM kills a task that takes more memory than it asked for.
-# Its two GPUs are links to other devices: SLURM counts them and tells each task its own. Partitions: `main`, whose jobs are requeued when a job of `urgent` wants their place.
+# Its two GPUs are links to other devices: SLURM counts them and tells each task its own. Partitions: `main`, whose jobs
+# are requeued when a job of `urgent` wants their place, and `whole`, whose jobs get the node alone.
 set -euo pipefail
 PATH=$PATH:/usr/sbin
 
@@ -66,6 +67,7 @@ GresTypes=gpu
 NodeName=$host NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=$memory Gres=gpu:2
 PartitionName=main Nodes=$host Default=YES PriorityTier=1 GraceTime=0 DefaultTime=30
 PartitionName=urgent Nodes=$host PriorityTier=9 PreemptMode=OFF DefaultTime=30
+PartitionName=whole Nodes=$host OverSubscribe=EXCLUSIVE PriorityTier=1 DefaultTime=30
 CONF
 }
 
@@ -108,5 +110,5 @@ case "${1:-}" in
 install) packages ;;
 up) up "${2:?the folder to keep everything in}" "${3:-2}" ;;
 down) down "${2:?the folder given to up}" ;;
-*) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
+*) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
 esac

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from kvsweep.command_line import LOCKED
+from kvsweep.errors import UserError
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.share import share_of, status_of
+from kvsweep.harness.sweep.slurm import Slurm, _Preview
 from kvsweep.records import Shard
 from kvsweep.task_status import TaskStatus
 
@@ -92,8 +94,53 @@ def test_a_dry_run_shows_the_script_that_sbatch_gets_and_that_the_time_is_too_sh
     assert [line.removeprefix("  ") for line in shown.splitlines() if line.startswith("  ")][-len(lines) :] == lines
     assert "sbatch would get one array of 3 tasks, 3 at once, each for at most 20 minutes:" in shown
     assert "warning: the longest task takes 1.1 hours, launcher.timeout_min=20 allows 0.333: SLURM stops it 3 " in shown
+    assert "#SBATCH --ntasks=1" in lines
     assert lines[-1].startswith("srun ")
-    assert " --mpi=none apptainer exec image.sif python -P -u -m submitit.core._submit " in lines[-1]
+    assert " --ntasks=1 --mpi=none apptainer exec image.sif python -P -u -m submitit.core._submit " in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "line"),
+    [
+        ("constraint", "h200", "--constraint=h200"),
+        ("mail-user", "me@lab", "--mail-user=me@lab"),
+        ("nice", 0, "--nice=0"),
+        ("exclusive", True, "--exclusive"),
+        ("exclusive", False, ""),
+        ("exclusive", None, ""),
+        ("gres", "nvme:1", "--gres=nvme:1"),
+        # What the launcher's settings say, in each spelling that sbatch takes.
+        ("cpus-per-task", 3, None),
+        ("cpus_per_task", 3, None),
+        ("tim", 5, None),
+        ("mem-per-cpu", "1G", None),
+        ("gres", "gpu:2", None),
+        ("array", "0-5", None),
+        ("ntasks-per-node", 2, None),
+        ("open-mode", "truncate", None),
+        ("parsable", True, None),  # hides the job's number
+        ("comment --time", 5, None),
+        ("comment", "two\nlines", None),
+        ("comment", "%j", None),
+    ],
+)
+def test_an_added_option_stands_in_the_script_or_is_refused(option, value, line, tmp_path):
+    launcher = Slurm(gpus=1, memory_gb=4, additional={option: value})
+    if line is None:
+        with pytest.raises(UserError, match=option):
+            launcher._parameters(tmp_path)
+        return
+    script = _Preview(folder=tmp_path)
+    script.update_parameters(**launcher._parameters(tmp_path))
+    lines = [text.removeprefix("#SBATCH ") for text in script.script(1).splitlines() if option in text]
+    assert "".join(lines) == line
+
+
+@pytest.mark.parametrize("name", ["half%j", "back\\\\slash", "two\nlines"])
+def test_a_dry_run_refuses_a_folder_that_slurm_reads_as_a_pattern(name, kvsweep, tiny, tmp_path):
+    ended = kvsweep(*tiny, *SLURM, f"results_dir={tmp_path}/{name}", "--dry-run")
+    assert ended.code == 2
+    assert "results_dir" in ended.err
 
 
 @pytest.mark.parametrize(
