@@ -301,14 +301,15 @@ def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
     return [task for task in tasks if task]
 
 
-def queue(tasks: Sequence[Task]) -> list[Path]:
-    """Mark each share as queued unless it runs or is finished; return the files written."""
+def queue(tasks: Sequence[Task], cluster: str = "") -> list[Path]:
+    """Mark each share as queued, on a cluster if one is named, unless it runs or is finished; return the files."""
     written = []
     for share in (share for task in tasks for share in task if lacking(share)):
         job, status = share.job, status_of(share, "queued")
         if not share.replays:
             status.tokens_left = int(TokensLeft(share, {cell.cell_id: () for cell in lacking(share)}))
         status.sign()
+        status.cluster = cluster
         path = task_status.TaskStatus.path(job.run_directory, status.task)
         with suppress(OSError, ValueError):
             if task_status.TaskStatus.read(path).seen(path) == "running":

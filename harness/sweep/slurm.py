@@ -91,7 +91,9 @@ class Slurm(Launcher):
     def start(self, rounds: Sequence[Round]) -> None:
         first, _ = rounds[0]
         _check_array(max(len(tasks) for tasks, _ in rounds))
-        ahead, queued = _jobs_ahead([share.job for task in first for share in task]), queue(first)
+        cluster = slurm_queue.cluster()
+        ahead = _jobs_ahead([share.job for task in first for share in task], cluster)
+        queued = queue(first, cluster)
         for tasks, work in rounds:
             try:
                 submitted = self._submit(tasks, work, ahead)
@@ -243,17 +245,19 @@ def _of_another_job() -> list[str]:
 
 def _check_array(tasks: int) -> None:
     """Refuse more tasks than SLURM takes as one array, before any is queued."""
-    most = most_array_tasks() if tasks > 1 else None
-    if most is not None and tasks > most:
+    # An array counts from 0, and the setting is one above the highest index.
+    most = slurm_queue.settings().get("MaxArraySize", "")
+    if most.isdecimal() and tasks > max(1, int(most)):
         limit = f"{tasks} tasks are more than this SLURM takes as one array, {most} (MaxArraySize)"
         mend = "set launcher.cells_per_task, so that a task takes several jobs, or fewer launcher.shards"
         raise UserError(f"launcher=slurm cannot submit: {limit}: {mend}.")
 
 
-def _jobs_ahead(jobs: Sequence[Job]) -> list[str]:
+def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:
     """The SLURM jobs that wait or run with cells of these jobs, with a note; another process at work is refused.
 
     A task's job counts if it was submitted for the task or is in the queue; another number is left over from a shell.
+    No job can wait for a job of another cluster.
     """
     ahead: dict[str, None] = {}
     ask = cache(slurm_queue.waiting_jobs)
@@ -264,13 +268,17 @@ def _jobs_ahead(jobs: Sequence[Job]) -> list[str]:
                 continue
             noted = task_status.noted_jobs(directory, task.task)
             listed = ask(slurm_queue.owner_of(directory, task.task)) or {}
-            if task.scheduler_job in {*noted, *listed}:
+            is_elsewhere = task.cluster not in ("", cluster)
+            if task.scheduler_job in {*noted, *listed} and not is_elsewhere:
                 waiting = [job for job in noted if job in listed] or [task.scheduler_job]
                 ahead |= dict.fromkeys(job.partition("_")[0] for job in waiting)
             elif any(not task.shard.endswith(f"/{job.shard.count}") or task.shard == str(job.shard) for job in same):
                 path = task_status.TaskStatus.path(directory, task.task)
                 mend = f"wait until it has ended, or stop it; if its machine is gone, delete {path}"
-                raise CellLockedError(f"process {task.pid} on {task.host} works on the same cells: {mend}.")
+                worker = f"process {task.pid} on {task.host}"
+                if is_elsewhere:
+                    worker = f"job {task.scheduler_job} of the cluster {task.cluster}"
+                raise CellLockedError(f"{worker} works on the same cells: {mend}.")
     if ahead:
         print(f"note: job {', '.join(ahead)} works on the same cells; the new tasks wait until it has ended.")
     return [*ahead]
@@ -278,12 +286,3 @@ def _jobs_ahead(jobs: Sequence[Job]) -> list[str]:
 
 def _share_cells(job: Job, task: task_status.TaskStatus) -> bool:
     return any(cell.cell_id in task.cells for cell in job.cells)
-
-
-def most_array_tasks() -> int | None:
-    """The most tasks that SLURM takes as one array; None where SLURM cannot be asked or does not say."""
-    found = re.search(
-        r"^MaxArraySize\s*=\s*(\d+)\s*$", slurm_queue.said_by("scontrol", "show", "config") or "", re.MULTILINE
-    )
-    # An array counts from 0, and the setting is one above the highest index.
-    return int(found[1]) if found else None

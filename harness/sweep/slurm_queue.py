@@ -48,6 +48,18 @@ def waiting_jobs(owner: int) -> Queue | None:
     return {job: (state, reason) for job, state, reason in rows}
 
 
+def settings() -> dict[str, str]:
+    """Return SLURM's own settings, such as ClusterName; empty where it does not answer."""
+    said = said_by("scontrol", "show", "config") or ""
+    pairs = [line.split("=", 1) for line in said.splitlines() if "=" in line]
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+def cluster() -> str:
+    """Return the name of the cluster that this machine belongs to, "" if SLURM does not answer."""
+    return settings().get("ClusterName", "")
+
+
 def said_by(*words: str) -> str | None:
     """Return what a SLURM program prints; None if it is missing, fails or hangs."""
     # A user's variables for squeue, such as SQUEUE_STATES, would hide jobs.
@@ -64,14 +76,20 @@ def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_
     """Read a run directory's tasks, and correct the states of those under SLURM from its queue, which `ask` returns.
 
     A waiting task has the reason in `error`. A task without a job in the queue has stopped, unless it still gives signs
-    of life: its job number may be left over from an earlier job.
+    of life: its job number may be left over from an earlier job. The queue of another cluster says nothing of a task.
     """
     tasks = read_tasks(run_directory)
     unfinished = [task for task in tasks if task.state not in ("done", "failed")]
     jobs = {task.task: found for task in unfinished if (found := scheduler_jobs(run_directory, task))}
     ask = cache(ask)
+    here = cache(cluster)
     for task in unfinished:
-        if noted := jobs.get(task.task):
+        noted = jobs.get(task.task)
+        if noted and task.cluster and task.cluster != here():
+            task.scheduler_job = noted[-1]
+            if task.state == "queued":
+                task.error = f"on the cluster {task.cluster}, whose queue this machine does not see: ask there."
+        elif noted:
             owner = owner_of(run_directory, task.task)
             queue = ask(owner)
             task.scheduler_job = next((job for job in noted if job in (queue or {})), noted[-1])

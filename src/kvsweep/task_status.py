@@ -61,6 +61,7 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     pid: Count = 0
     process: str = ""  # its `process_mark`
     scheduler_job: str | None = None
+    cluster: str = ""  # the SLURM that has the job
     tokens: Count = 0  # live tokens decoded since `started`
     pace: Seconds = 0.0  # live tokens per second over the last minute
     tokens_left: Count = 0  # an estimate of the tokens to decode until all completions are stored
@@ -208,6 +209,7 @@ class Reporter:
         array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
         # As squeue names the job.
         self.status.scheduler_job = f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+        self.status.cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
         self.status.started = time.time()
         self._write()
         self._thread.start()

@@ -163,6 +163,18 @@ def test_cells_that_a_process_writes_are_not_submitted(
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_cells_that_wait_on_another_cluster_are_not_submitted(kvsweep, compose, tiny, programs, tmp_path):
+    programs(scontrol="echo ClusterName = here", squeue="echo '99999|RUNNING|None'")
+    words = [*tiny, "policy=full", f"results_dir={tmp_path}"]
+    job = make_job(compose(*words))
+    status = at_work(job)
+    status.cluster = "there"
+    status.write(job.run_directory)
+    ended = kvsweep(*words, *SLURM)
+    assert ended.code == LOCKED
+    assert "job 99999 of the cluster there works on the same cells" in ended.err
+
+
 def test_a_shells_job_that_is_in_the_queue_goes_first(kvsweep, compose, tiny, programs, tmp_path):
     programs(squeue="echo '99999|RUNNING|None'", sbatch=f"for last; do :; done; cp $last {tmp_path}/script; exit 1")
     words = [*tiny, "policy=full", f"results_dir={tmp_path}/runs"]

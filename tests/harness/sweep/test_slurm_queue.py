@@ -101,6 +101,18 @@ def test_the_queue_is_that_of_the_tasks_owner(squeue, tmp_path, monkeypatch):
     assert seen(tmp_path)["t"] == ("queued", "")
 
 
+def test_the_queue_of_another_cluster_says_nothing_of_a_task(squeue, tmp_path):
+    squeue("7_0|RUNNING|None\n")
+    scontrol = tmp_path / "bin/scontrol"
+    scontrol.write_text("#!/bin/sh\necho 'ClusterName             = here'\n")
+    scontrol.chmod(0o755)
+    for name, cluster, job in (("own", "here", "8_0"), ("other", "there", "8_0"), ("same number", "there", "7_0")):
+        task(tmp_path, name, cluster=cluster)
+        note_job(tmp_path, name, job)
+    assert states(tmp_path) == {"own": "stopped", "other": "queued", "same number": "queued"}
+    assert "on the cluster there" in seen(tmp_path)["same number"][1]
+
+
 def test_a_users_variables_of_squeue_hide_no_job(squeue, tmp_path, monkeypatch):
     squeue("7_0|PENDING|Resources\n")
     program = tmp_path / "bin/squeue"
