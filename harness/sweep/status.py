@@ -394,19 +394,25 @@ def _print_failures(sweep: SweepStatus) -> None:
         print(f"\n{task.task} {task.state} (process {task.pid} on {task.host}{job})")
         if task.error:
             print("\n".join(f"    {line}" for line in task.error.splitlines()))
-    if unlike := _unlike(sweep):
-        cells = f"{counted(len(unlike), 'cell')} {'is' if len(unlike) == 1 else 'are'} not done"
-        had = "though each shard has all that it was asked for"
-        print(f"\n{cells}, {had}: give each shard the same benchmark.limit and draws, the most that one has.")
+    for sentence, count in Counter(_without_done(sweep)).items():
+        print(f"\n{counted(count, 'cell')} without DONE: {sentence}.")
     for command in sweep.retry:
         print(f"\nGo on with (finished work is not repeated):\n    {command}")
 
 
-def _unlike(sweep: SweepStatus) -> list[CellStatus]:
-    """The cells whose shards all have what they were asked for, which are not done: they were asked unlike things."""
-    shards = defaultdict(set)
+def _without_done(sweep: SweepStatus) -> Iterator[str]:
+    """Yield the reason for each cell whose shards all have what they were asked for, and which is not done."""
+    expected: dict[tuple[str, int], dict[records.Shard, int]] = defaultdict(dict)
     for task in sweep.tasks:
-        for cell_id in task.cells:
-            shards[cell_id, records.Shard.parse(task.shard).count].add(task.shard)
-    whole = {cell_id for (cell_id, count), found in shards.items() if count > 1 and len(found) == count}
-    return [c for c in sweep.cells if c.cell_id in whole and c.state == "stopped" and 0 < c.expected <= c.finished]
+        shard = records.Shard.parse(task.shard)
+        for cell_id, cell in task.cells.items():
+            expected[cell_id, shard.count][shard] = cell.expected
+    without = {cell.cell_id for cell in sweep.cells if cell.state == "stopped" and 0 < cell.expected <= cell.finished}
+    for (cell_id, count), shards in expected.items():
+        if cell_id not in without or count == 1 or len(shards) < count:
+            continue
+        rows = range(sum(shards.values()))
+        if all(len(shard.of(rows)) == size for shard, size in shards.items()):
+            yield "all rows are there, as of shards from several disks, and a command below writes it"
+        else:
+            yield "its shards were asked for unlike rows; give each the same benchmark.limit and draws, the most of one"

@@ -125,11 +125,16 @@ function showPair(view, cellName, full, problem, draw, twin) {
 
 // The address names the open cell and completion, so that a link leads to them and the back button closes them.
 const address = () => new URLSearchParams(location.hash.slice(1));
-const addressOf = (asked) => `#${new URLSearchParams({ ...filtered(), ...asked })}`;
 
-function show(id, problem) {
-  history.pushState(null, "", addressOf(problem === undefined ? { cell: id } : { cell: id, problem }));
-  followAddress();
+// Called after the view has changed. In a frame without an address (srcdoc) a browser refuses both steps, and the view stays.
+function remember(state, step = "replaceState") {
+  const hash = `#${new URLSearchParams({ ...filtered(), ...state })}`;
+  try { history[step](null, "", hash); } catch { }
+}
+
+function show(id, problem = null) {
+  showCell(id, problem, null);
+  remember(problem === null ? { cell: id } : { cell: id, problem }, "pushState");
 }
 
 function followAddress() {
@@ -141,7 +146,7 @@ window.addEventListener("popstate", followAddress);
 drill.addEventListener("close", () => {
   if (drill.open) return; // it was opened again before this event came
   turn = null;
-  if (address().has("cell")) history.replaceState(null, "", addressOf({}));
+  if (address().has("cell")) remember({});
 });
 
 // All completions of a cell. The first that opens is the wanted one, or else one that the full cache has right and this cell wrong.
@@ -177,12 +182,12 @@ async function showCell(id, problem, number) {
   let kept = cell.draws, current = null;
   const open = (draw) => {
     current = draw;
-    history.replaceState(null, "", addressOf({ cell: id, problem: draw.problem, draw: draw.draw }));
     showPair(view, name, full, cell.problems[draw.problem] || {}, draw, twinOf(draw));
     while (kept.indexOf(draw) >= list.children.length && !more.hidden) more.onclick();
     [...list.children].forEach((one) => one.setAttribute("aria-current", one.dataset.key === keyOf(draw)));
     const chosen = list.querySelector("[aria-current=true]");
     if (chosen) chosen.focus();
+    remember({ cell: id, problem: draw.problem, draw: draw.draw });
   };
   const item = (draw) => {
     const entry = make("button", `${draw.problem}, draw ${draw.draw}: `);

@@ -149,14 +149,17 @@ FILTERS.forEach(([name, valueOf]) => {
   [...new Set(allCells.map(valueOf))].filter(Boolean).forEach((value) => choice.add(new Option(value)));
   choice.value = address().get(name) ?? "";
   if (choice.selectedIndex < 0) choice.value = "";
-  choice.onchange = () => { history.replaceState(null, "", addressOf({})); draw(); };
+  choice.onchange = () => { draw(); remember({}); };
 });
 document.querySelectorAll("main table:not(.heatmap):not(#cell-table):not(#headline)").forEach(sortable);
 document.querySelectorAll("#headline button.open").forEach((button) => { button.onclick = () => show(button.dataset.cell); });
 document.querySelectorAll("figcaption a").forEach((link) => { link.href = link.closest("figure").querySelector("img").src; });
-document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", () => {
-  const section = document.querySelector(link.getAttribute("href")).closest("details.section");
+document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", (event) => {
+  const target = document.querySelector(link.getAttribute("href")), section = target.closest("details.section");
   if (section) section.open = true;
+  if (location.protocol !== "about:") return;
+  event.preventDefault(); // in a srcdoc frame the link would lead to the page around the frame
+  target.scrollIntoView();
 }));
 window.addEventListener("beforeprint", () => document.querySelectorAll("details.verdicts").forEach((part) => { part.open = true; }));
 draw();

@@ -1,6 +1,7 @@
 """The report as a reader sees it, in headless Chromium."""
 
 import csv
+import html
 import http.server
 import json
 import re
@@ -164,6 +165,33 @@ def test_the_page_works_offline(written_run, browser, embedded, monkeypatch):
     assert browser.execute_script("return window.hacked") is None
     assert not browser.execute_script("return document.querySelectorAll('img[src=x]').length")
     assert requests(browser) == set()
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("sandbox", ["", 'sandbox="allow-scripts"'])
+def test_the_page_works_in_a_frame_without_an_address(sandbox, written_run, browser, tmp_path):
+    """As notebooks, Gradio and Streamlit show HTML."""
+    page = html.escape(build_report(written_run).read_text(encoding="utf-8"))
+    host = tmp_path / "host.html"
+    host.write_text(
+        f'<!doctype html><iframe {sandbox} width=1200 height=900 srcdoc="{page}"></iframe>', encoding="utf-8"
+    )
+    browser.get(host.as_uri())
+    browser.switch_to.frame(0)
+    for selector in ("table.heatmap td button.cell", "#outcomes td"):
+        click(browser, selector)
+        assert "draw 0" in browser.execute_script("return drill.innerText")
+    browser.execute_script("drill.close()")
+    count = "return document.querySelectorAll('#cell-table tbody tr').length"
+    before = browser.execute_script(count)
+    browser.execute_script(
+        """const choice = document.getElementById("filter-policy");
+        choice.value = choice.options[1].value;
+        choice.onchange();"""
+    )
+    assert browser.execute_script(count) < before
+    browser.find_element("css selector", "nav a[href='#cells']").click()
+    assert browser.execute_script("return document.getElementById('cells').getBoundingClientRect().top") < 450
     assert browser.get_log("browser") == []
 
 
