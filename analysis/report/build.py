@@ -20,6 +20,7 @@ REPORT_FOLDER = "report"
 # The page shows at most this many completions, the same number of each cell.
 MAX_COMPLETIONS = 200_000
 _NOTES = 20  # that the command prints; the page has all
+_PAIRS = 8  # tables of policies whose sentence the command prints
 
 
 def build_report(
@@ -66,7 +67,8 @@ def build_report(
         notes = [*dict.fromkeys(found.run.notices)]
         told = [f"note: {note}" for note in notes[:_NOTES]]
         told += [f"note: {len(notes) - _NOTES} more notes are on the page."] if len(notes) > _NOTES else []
-        for text in filter(None, [*told, tables.headline_text(found.metrics)]):
+        pairs = [f"{one.title}: {one.line}" for one in found.pairs[:_PAIRS]]
+        for text in filter(None, [*told, tables.headline_text(found.metrics), *pairs]):
             tell(text)
     return path
 

@@ -63,7 +63,7 @@ def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
     for grid in found.grids:
         if has_results(grid.cells, model):
             yield from _of_grid(found, grid, model, look)
-    for setting in found.settings[:MAX_COMPARED]:
+    for setting in found.charted[:MAX_COMPARED]:
         if has_results(setting.cells, model):
             figure = rankings.policy_bars_figure(setting, model, metrics, look)
             yield figure, ("policies", model, setting.file_part)

@@ -257,7 +257,7 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
         "Ungraded": listed(metrics[metrics["ungraded"] > 0], lambda row: f"{row.ungraded} of {row.completions}"),
         **warnings(found.run, found.margin),
         "No full-cache cell to compare with": list(alone["model_title"] + " | " + alone["benchmark_title"]),
-        "Settings without a bar chart, there are too many": [one.title for one in found.settings[MAX_COMPARED:]],
+        "Settings without a bar chart, there are too many": [one.title for one in found.charted[MAX_COMPARED:]],
         "Notices from reading the files": found.run.notices,
     }
     return [(f"{heading}: {len(lines)}", _shortened(lines)) for heading, lines in concerns.items() if lines]

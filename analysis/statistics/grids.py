@@ -9,8 +9,6 @@ import pandas as pd
 from kvsweep.analysis import notation
 from kvsweep.analysis.notation import policy_title
 
-# A picture of a shared setting compares at least this many policies.
-MIN_POLICIES = 3
 AXES = ["budget", "keep_ratio", "local_window"]
 
 
@@ -100,7 +98,7 @@ class SharedSetting:
 
 
 def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
-    """Return the settings that at least `MIN_POLICIES` policies share; settings of the most policies come first."""
+    """Return the settings that two or more policies share; settings of the most policies come first."""
     points = metrics.loc[metrics["policy"] != "full", AXES].drop_duplicates().sort_values(AXES, kind="stable")
     found = []
     for values in points.itertuples(index=False, name=None):
@@ -110,7 +108,7 @@ def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
         fits = [metrics[name].isna() | (metrics[name] == value) for name, value in point.items()]
         for place, cells in by_question(metrics[fits[0] & fits[1] & fits[2]]):
             setting = SharedSetting(**point, cells=cells, question=place)
-            if setting.policies >= MIN_POLICIES:
+            if setting.policies > 1:
                 found.append(setting)
     return sorted(found, key=lambda setting: -setting.policies)
 

@@ -1,5 +1,6 @@
 """Sentences about a grid: which settings are safe, whether settings matter, where eviction acted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,20 +72,40 @@ def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
     return found
 
 
+# What a policy does beside another.
+BETTER, ALIKE = "better", "no difference shown"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicyPairs:
-    """The policies of one model, benchmark and setting, compared with each other: a sentence and a table of pairs."""
+    """Policies of one model and benchmark, compared with each other: a sentence, and a table of pairs.
+
+    `pairs` counts the compared pairs, `differ` those of them that are shown to differ.
+    """
 
     title: str
     line: str
     table: pd.DataFrame
+    pairs: int
+    differ: int
 
 
-def policy_pairs(setting: SharedSetting, graded: pd.DataFrame) -> list[PolicyPairs]:
-    """Compare all policies that ran with one setting, paired over problems, with Holm over each benchmark's pairs."""
-    cells = setting.cells[(setting.cells["policy"] != "full") & (setting.cells["graded"] > 0)]
-    groups = cells.groupby("condition", sort=False)
-    return [_pairs(setting, rows, graded) for _, rows in groups if len(rows) > 1]
+def policy_pairs(settings: Sequence[SharedSetting], graded: pd.DataFrame) -> list[PolicyPairs]:
+    """Compare the policies that share a setting, paired over problems, with Holm over the pairs of a table.
+
+    Three policies or more have a table for each setting, two have a table of all settings that these two share.
+    """
+    found, duels = list[PolicyPairs](), dict[Any, list[tuple[SharedSetting, pd.DataFrame]]]()
+    for setting in settings:
+        cells = setting.cells[(setting.cells["policy"] != "full") & (setting.cells["graded"] > 0)]
+        for condition, rows in cells.groupby("condition", sort=False):
+            if len(rows) == 2:
+                ordered = rows.sort_values(["policy", "variant"])
+                both = tuple(_policy(row) for row in ordered.itertuples())
+                duels.setdefault((condition, both), []).append((setting, ordered))
+            elif len(rows) > 2:
+                found.append(_pairs(setting, rows, graded))
+    return [*found, *(_duel(sizes, graded) for sizes in duels.values())]
 
 
 def _pairs(setting: SharedSetting, rows: pd.DataFrame, graded: pd.DataFrame) -> PolicyPairs:
@@ -95,18 +116,48 @@ def _pairs(setting: SharedSetting, rows: pd.DataFrame, graded: pd.DataFrame) -> 
     differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
     names = [_policy(row) for row in rows.itertuples()]
     texts = np.full((len(rows), len(rows)), "", dtype=object)
-    texts[above, below] = [
-        f"{_signed(test.difference)}{'*' * shown} ({notation.p_value(test.p_holm)})"
-        for test, shown in zip(notation.rows(tests), differ.tolist(), strict=True)
-    ]
+    for row, column, test, shown in zip(above, below, notation.rows(tests), differ, strict=True):
+        label = f"{BETTER} " if shown else ""
+        texts[row, column] = f"{label}{_signed(test.difference)} ({notation.p_value(test.p_holm)})"
     alike = [names[j] for j in below[(above == 0) & ~differ]]
     best = f"not shown to be better than {'; '.join(alike)}" if alike else "shown to be better than every other"
     table = pd.DataFrame(texts[:, 1:], index=names, columns=names[1:])
-    scored = zip(rows["pass_at_1"], rows["se"], strict=True)
-    table.insert(0, "Pass@1", [notation.percent_pm(score, error) for score, error in scored])
+    table.insert(0, "Pass@1", _scored(rows))
     table.insert(1, "rows, % of full", rows["kept_rows"].map(notation.percent).to_list())
     line = f"{differ.sum()} of {len(tests)} pairs differ. The best, {names[0]}, is {best}."
-    return PolicyPairs(title=_title(rows, setting.title), line=line, table=table)
+    title = _title(rows, setting.title)
+    return PolicyPairs(title=title, line=line, table=table, pairs=len(tests), differ=int(differ.sum()))
+
+
+def _duel(sizes: list[tuple[SharedSetting, pd.DataFrame]], graded: pd.DataFrame) -> PolicyPairs:
+    """Compare two policies at all settings that they share: the better one in the mean minus the other."""
+    first, second = (pd.concat([rows.iloc[[place]] for _, rows in sizes]) for place in (0, 1))
+    if first["pass_at_1"].mean() < second["pass_at_1"].mean():
+        first, second = second, first
+    scores = inference.score_array(graded, [*first["cell_id"], *second["cell_id"]])
+    tests = inference.paired_tests(scores[: len(sizes)] - scores[len(sizes) :], np.zeros(scores.shape[1:]))
+    differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
+    labels = np.where(differ, np.where(tests["difference"] > 0, BETTER, "worse"), ALIKE)
+    names = [_policy(next(rows.itertuples())) for rows in (first, second)]
+    table = pd.DataFrame(
+        {
+            names[0]: _scored(first),
+            names[1]: _scored(second),
+            "difference": tests["difference"].map(_signed).to_list(),
+            "95% interval": [notation.interval(row.low, row.high, signed=True) for row in notation.rows(tests)],
+            "p": tests["p_holm"].map(notation.p_value).to_list(),
+            names[0] + " is": labels,
+        },
+        index=[setting.title for setting, _ in sizes],
+    )
+    counts = ", ".join(f"{count} {label}" for label, count in pd.Series(labels).value_counts().items())
+    line = f"at {counted(len(sizes), 'size')}: {counts}."
+    title = _title(first, " minus ".join(names))
+    return PolicyPairs(title=title, line=line, table=table, pairs=len(tests), differ=int(differ.sum()))
+
+
+def _scored(rows: pd.DataFrame) -> list[str]:
+    return [notation.percent_pm(row.pass_at_1, row.se) for row in notation.rows(rows)]
 
 
 def _title(cells: pd.DataFrame, *more: str) -> str:
@@ -220,7 +271,7 @@ def _population(row: Any) -> str:
     low, high = (_signed(row[name]) for name in ("diff_low", "diff_high"))
     there = "is shown for" if row["diff_low"] > -row["margin"] else "is not shown for"
     if row["population"] == "like_these":
-        return "Greedy decoding gives every draw the same answer, so this is about other problems like these."
+        return "Every draw has the same answer, so this is about other problems like these."
     these = f"This is about these {row['problems']} problems, with new draws of the answers."
     if row["fewest_draws"]:
         counted_draws = counted(f"{row['paired_draws']:.0f}", "draw")
@@ -293,13 +344,14 @@ def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
     return found
 
 
-# A grid of several policies shares as many settings as it has points; at most this many get a bar chart.
+# A grid of several policies shares as many settings as it has points. A bar chart has three policies or more, and at
+# most this many settings get one.
 MAX_COMPARED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """A run with its numbers and verdicts; `pairs` covers the first `MAX_COMPARED` settings that policies share.
+    """A run with its numbers and verdicts.
 
     `margin` (a fraction) is the requested margin, which replaces the run's own.
     """
@@ -314,6 +366,11 @@ class Findings:
     margin: float | None = None
 
     @property
+    def charted(self) -> list[SharedSetting]:
+        """The settings that are drawn as bars, while there are no more than `MAX_COMPARED`."""
+        return [setting for setting in self.settings if setting.policies > 2]
+
+    @property
     def models(self) -> list[str]:
         return list(self.metrics["model"].unique())
 
@@ -324,7 +381,6 @@ def analyse(run: Run, margin: float | None = None) -> Findings:
     grids, settings = find_grids(metrics), shared_settings(metrics[~is_control(metrics)])
     verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded)]
     policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting)]
-    pairs = [one for setting in settings[:MAX_COMPARED] for one in policy_pairs(setting, graded)]
     return Findings(
         run=run,
         metrics=metrics,
@@ -332,7 +388,7 @@ def analyse(run: Run, margin: float | None = None) -> Findings:
         grids=grids,
         settings=settings,
         policies=policies,
-        pairs=pairs,
+        pairs=policy_pairs(settings, graded),
         margin=margin,
     )
 

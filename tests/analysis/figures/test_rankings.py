@@ -27,8 +27,10 @@ def names(figure: Figure) -> list[str]:
 
 
 @pytest.mark.slow
-def test_only_settings_of_three_policies_are_shared(metrics):
-    (setting,) = shared_settings(metrics)
+def test_settings_of_two_or_more_policies_are_shared(metrics):
+    setting, of_two = shared_settings(metrics)
+    assert (of_two.keep_ratio, of_two.policies) == (0.5, 2)
+    assert len(shared_settings(metrics[metrics["policy"] != "window"])) == 1
     assert (setting.budget, setting.keep_ratio, setting.local_window) == (128, 0.3, 48)
     assert setting.title == "keep ratio 0.3, window 48, trigger 128, question on top"
     assert setting.file_part == "ratio0.3_window48_budget128"

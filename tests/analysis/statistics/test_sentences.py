@@ -145,12 +145,36 @@ def test_policies_are_compared_in_pairs_with_holms_correction(run, make_cell):
         expected[first, second] = difference.mean(), test.pvalue
     holm = multipletests([p for _, p in expected.values()], method="holm")[1]
     for ((first, second), (difference, _)), p in zip(expected.items(), holm, strict=True):
-        assert pairs.table.loc[first, second] == f"{100 * difference:+.1f}{'*' * bool(p < 0.05)} ({p:.3f})"
+        label = "better " if p < 0.05 else ""
+        assert pairs.table.loc[first, second] == f"{label}{100 * difference:+.1f} ({p:.3f})"
     assert (holm < 0.05).tolist() == [False, True, False]
     assert pairs.line == "1 of 3 pairs differ. The best, DynTS, is not shown to be better than window."
     html = run_page(analyse(load_run(run)), [], {}, {})
     assert "Policy against policy" in html
     assert f"<td>{pairs.table.iloc[0, -1]}</td>" in html
+
+
+def test_two_policies_are_compared_at_all_settings_that_they_share(run, make_cell):
+    make_cell([[1]] * 40)
+    differ = [(30, 2), (5, 5), (2, 20)]  # problems that only one of the two solves
+    for size, (won, lost) in enumerate(differ, 1):
+        both = [[1]] * (40 - won - lost)
+        make_cell([[1]] * won + [[0]] * lost + both, policy="dynts", keep_ratio=size / 10)
+        make_cell([[0]] * won + [[1]] * lost + both, policy="h2o", keep_ratio=size / 10)
+    # Of answers with one draw the sign flips are the sign test of those that differ.
+    expected = [stats.binomtest(won, won + lost).pvalue for won, lost in differ]
+    found = analyse(load_run(run))
+    (pairs,) = found.pairs
+    assert not found.charted
+    assert pairs.title == "Toy-Qwen | Chain, DynTS minus H2O"
+    holm = multipletests(expected, method="holm")[1]
+    assert pairs.table["p"].astype(str).str.removeprefix("<").astype(float).to_numpy() == pytest.approx(holm, abs=0.02)
+    assert pairs.table["DynTS is"].tolist() == ["better", "no difference shown", "worse"]
+    assert (pairs.pairs, pairs.differ) == (3, 2)
+    html = run_page(found, [], {}, {})
+    top, _, rest = html.partition("<h2 id=")
+    assert '<a href="#policies">' in top
+    assert "<td>better</td>" in rest
 
 
 @pytest.mark.slow
