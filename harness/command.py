@@ -167,6 +167,9 @@ def _without_shared_cells(jobs: Sequence[Job], plan: ReplayPlan) -> list[Job]:
                 raise UserError(f"{both}: give one value, or start one command after the other.")
             # Rounds and replays compare a job's cells with its own full cache.
             if not rest or not (job.rounds or plan.wanted):
+                if len(rest) < len(job.cells) and job.benchmark.name != other.benchmark.name:
+                    alike = f"benchmark={job.benchmark.name} asks the problems of benchmark={other.benchmark.name}"
+                    print(f"note: {alike}: their cells are the same, and are decoded once.", file=sys.stderr)
                 job = replace(job, cells=rest)
         if job.cells:
             kept.append(job)

@@ -35,6 +35,7 @@ def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
 
     out = settings.recipe.out
     out.mkdir(parents=True, exist_ok=True)
+    head: str | None = None
     for stage in stages:
         start = time.perf_counter()
         outcome = run_stage(stage, settings, load)
@@ -43,9 +44,19 @@ def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
         with (out / "provenance.jsonl").open("a") as file:
             file.write(json.dumps(entry) + "\n")
         print(f"{stage}: {seconds} s; {_words(outcome)}", flush=True)
-        if "head" in outcome:
-            name = settings.model.name
-            print(f"next: kvsweep model={name} policy=dynts model.predictor={outcome['head']}", flush=True)
+        head = outcome.get("head", head)
+    if head is not None:
+        print(f"next: {_sweep(settings, head)}", flush=True)
+
+
+def _sweep(settings: PredictorSettings, head: str) -> str:
+    """Return the command that plans a sweep with a head, at the model's sizes."""
+    words = [f"kvsweep model={settings.model.name} model.predictor={head} 'grid.policy=[full,dynts]'"]
+    sizes = settings.model.sizes or {}
+    for name, setting in (("budget", "policy"), ("local_window", "policy"), ("max_new_tokens", "decoding")):
+        if name in sizes:
+            words.append(f"{setting}.{name}={sizes[name]}")
+    return " ".join([*words, "--dry-run"])
 
 
 def _words(outcome: Mapping[str, Any]) -> str:

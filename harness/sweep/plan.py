@@ -45,7 +45,7 @@ _Length = records.view(records.Completion, "num_tokens")
 _TOKEN_BYTES = 9
 _NOT_KNOWN = "not known until a cell has stored something; card=h100 or assume.tokens_per_second=N give an estimate"
 # Lines that a block leaves out where an earlier one has the same.
-_SAID_ONCE = ("  lacking", "  KV budget")
+_SAID_ONCE = ("  lacking", "  KV budget", "  note")
 # Share of paired answers that differ between a lossless setting and the full cache: a high and a low value.
 DIFFER = (0.25, 0.1)
 
@@ -215,6 +215,7 @@ def _describe(plan: Plan, share: Share) -> list[str]:
         *sorted(f"  lacking: policy.{kind}, which `{by}` makes; without it the sweep is refused" for kind, by in lacks),
         f"  memory: {_memory(job, question)}",
         *_sizes(job),
+        *_notes(plan),
         f"  tokens: {plan.source}, {fewer}",
         f"  speed: {plan.head}",
         *(
@@ -359,11 +360,11 @@ def _power(job: Job) -> list[str]:
         return []
     problems, draws = len(job.benchmark.problems), max([job.draws, *job.rounds])
     terms = {"margin": MARGIN if job.margin is None else job.margin / 100, "level": LEVEL / max(1, len(job.rounds))}
-    least, most = (power(problems, draws, differ, **terms) for differ in DIFFER)
+    chances = dict.fromkeys(f"{power(problems, draws, differ, **terms):.0%}" for differ in DIFFER)
     needed = [math.ceil(pairs_to_hold(differ, **terms) / problems) for differ in DIFFER]
     return [
         f"  to expect: a setting that loses nothing is safe (margin {100 * terms['margin']:g} points) with a chance "
-        f"of {least:.0%} to {most:.0%} on {counted(problems, 'problem')} with {counted(draws, 'draw')}, where "
+        f"of {' to '.join(chances)} on {counted(problems, 'problem')} with {counted(draws, 'draw')}, where "
         f"{DIFFER[0]:.0%} to {DIFFER[1]:.0%} of the paired answers differ; {needed[1]} to {needed[0]} draws "
         "would make the chance 95%"
     ]
@@ -380,6 +381,27 @@ def _sizes(job: Job) -> list[str]:
         f"  KV budget: {', '.join(map(str, sorted(kept)))} tokens{beside}, trigger {trigger}{beside}, window {window}"
         for (trigger, window, beside), kept in sorted(found.items())
     ]
+
+
+def _notes(plan: Plan) -> list[str]:
+    """Warn of KV budgets that are smaller than the question, and of cells in which nothing would be evicted."""
+    if not plan.job.source.local:
+        return []
+    notes, question = list[str](), plan.question
+    policies = [cell.policy for cell in plan.job.cells]
+    compressed = [policy for policy in policies if policy.trigger(question) is not None]
+    inside = [one for one in compressed if isinstance(one, BudgetPolicy) and one.question_rule != "on_top"]
+    if smaller := [policy.size for policy in inside if policy.size < question]:
+        few = f"in {len(smaller)} of {counted(len(compressed), 'compressed cell')} the KV budget is smaller than the"
+        kept = "policy.question=on_top keeps the question beside the KV budget"
+        notes.append(f"  note: {few} longest question ({min(smaller)} and {question} tokens), which is evicted: {kept}")
+    longest = max(plan.lengths, default=plan.job.decoding.max_new_tokens)
+    first = [plan.job.source.first_eviction(policy, question) for policy in compressed]
+    idle = [step for step in first if step is None or step >= longest]
+    if idle:
+        few = f"in {len(idle)} of {counted(len(compressed), 'compressed cell')} nothing would be evicted"
+        notes.append(f"  note: {few}, since texts have at most {longest} tokens: choose a smaller policy.budget")
+    return notes
 
 
 def _memory(job: Job, question: int) -> str:

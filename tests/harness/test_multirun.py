@@ -85,6 +85,13 @@ def test_a_multirun_without_a_full_cache_says_the_words_that_add_it(kvsweep, tmp
     assert "no full cache" not in kvsweep("-m", "policy=full,h2o", *where).err
 
 
+def test_two_benchmarks_with_the_same_problems_are_one_job(dry_run, tmp_path):
+    (tmp_path / "problems.jsonl").write_text('{"problem": "What is 2+3?", "answer": "5"}\n')
+    ended = dry_run("-m", "benchmark=aime24,aime25", f"benchmark.path={tmp_path}/problems.jsonl", "policy=window")
+    assert "benchmark=aime25 asks the problems of benchmark=aime24" in ended.err
+    assert "1 job in 1 task" in ended.out
+
+
 def test_a_dry_run_plans_a_data_set_that_the_hub_does_not_give(dry_run, kvsweep, monkeypatch):
     def refused(config):
         raise UserError(f"{config.hub_id} is gated.")

@@ -193,6 +193,22 @@ def test_the_command_measures_what_is_there(kvsweep, tiny, tmp_path):
     assert "(1 done)" in kvsweep(*arguments, "--dry-run").out
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    {
+        "policy.question=free": "in 1 of 2 compressed cells the KV budget is smaller than the longest question (54 and",
+        "policy.question=on_top": None,
+        "policy.question=on_top policy.budget=448": "in 2 of 2 compressed cells nothing would be evicted, since texts",
+        "policy.question=on_top assume.tokens=200": "in 2 of 2 compressed cells nothing would be evicted, since texts",
+    }.items(),
+)
+def test_a_dry_run_warns_of_caches_that_hold_no_question_or_the_whole_text(words, said, kvsweep, tmp_path):
+    grid = ["policy=window", "grid.policy=[full,window]", "grid.keep_ratio=[0.1,0.9]", f"results_dir={tmp_path}"]
+    notes = [line for line in kvsweep(*grid, *words.split(), "--dry-run").out.splitlines() if "note: " in line]
+    assert len(notes) == bool(said)
+    assert not said or said in notes[0]
+
+
 @pytest.mark.parametrize("card", [[], ["card=h100"]])
 def test_a_sweep_is_estimated_before_its_head_is_made(card, kvsweep, tmp_path):
     """Without the head the estimate is that with the head; the sweep itself is refused."""
