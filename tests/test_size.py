@@ -1,6 +1,10 @@
 """`make size` counts tokens without comments and docstrings, and inline constructs of functions."""
 
-from scripts.size import ROOT, part_of, size_of
+import ast
+
+import pytest
+
+from scripts.size import ROOT, boolean_fields, part_of, patterns_of, size_of
 
 TEXT = '''"""A docstring."""
 LIMIT = 3  # no part of a function
@@ -30,3 +34,31 @@ def test_what_no_annex_names_is_core():
     assert part_of(ROOT / "harness/judge.py", parts) == "judge"
     assert part_of(ROOT / "harness/verify/stored.py", parts) == "verify"
     assert part_of(ROOT / "harness/judges.py", parts) == "core"
+
+
+@pytest.mark.parametrize(
+    ("code", "kinds"),
+    [
+        ("a = b if c else d", []),
+        ("a = b if c else d if e else f", ["conditional"]),
+        ("a = f(b if c else d) if e else g", ["conditional"]),
+        ("a = [b for b in c if d(b)]", []),
+        ("a = [e for b in c if (e := d(b))]", ["walrus"]),
+        ("a = {b: [d for d in e] for b in c}", ["comprehension"]),
+        ("a = {b: [f(d for d in g) for e in h] for b in c}", ["comprehension", "comprehension"]),
+        ("a = [d for b in c for d in b]", ["two for"]),
+        ("a, b = (c(d) for d in e)", ["names"]),
+        ("*a, b = [c(d) for d in e]", ["names"]),
+        ("a, b = c", []),
+        ("a = ', ' * len(b)", []),
+        ("a = ', ' * (len(b) > 1)", ["boolean"]),
+        ("a = bool(b) * [c]", ["boolean"]),
+        ("a = f'{b}' * (not c)", ["boolean"]),
+        ("a, b = c > 1, 2\nd = 'x' * a + 'y' * b", ["boolean"]),
+        ("def f(a: bool, b: int):\n    return 'x' * a + 'y' * b", ["boolean"]),
+        ("a = ['x'] * job.dry + ['y'] * job.count", ["boolean"]),
+    ],
+)
+def test_what_has_to_be_read_twice_is_counted(code, kinds):
+    fields = boolean_fields([ast.parse("class Job:\n    dry: bool\n    count: int")])
+    assert [kind for kind, _ in patterns_of(ast.parse(code), fields)] == kinds
