@@ -55,53 +55,62 @@ def decide_cells(
     its full cache are complete. A control is decided by itself. Returns `COLUMNS`, recommendable and beyond_control
     (docs/report.md), by cell_id.
     """
-    rows: dict[str, list[Any]] = {}
-    recommendable, beyond = set[str](), dict[str, bool]()
+    rows: list[dict[str, Any]] = []
+    recommendable = set[str]()
+    beyond_control = dict[str, bool]()
     for _, group in cells.groupby("condition", sort=False):
         is_full = group["policy"] == "full"
-        names = [*group.loc[is_full, "cell_id"].head(1), *group.loc[~is_full, "cell_id"]]
-        if not is_full.any() or len(names) == 1:
+        if not is_full.any() or is_full.all():
             continue
-        full, *others = score_array(graded, names)
-        problems = graded.loc[graded["cell_id"].isin(names), "problem_id"].unique()
-        plans = {name: plan_of(provenance.get(name, {}), margin) for name in names[1:]}
-        scores = dict(zip(plans, others, strict=True))
-        controls = set(group.loc[is_control(group), "cell_id"])
-        families = {name: (plan, name in controls) for name, plan in plans.items()}
+        baseline = group.loc[is_full, "cell_id"].iloc[0]
+        names = list(group.loc[~is_full, "cell_id"])
+        full, *others = score_array(graded, [baseline, *names])
+        scores = dict(zip(names, others, strict=True))
+        problems = graded.loc[graded["cell_id"].isin([baseline, *names]), "problem_id"].unique()
+        controls = list(group.loc[is_control(group), "cell_id"])
         unfinished = set(group.loc[group["status"] != "done", "cell_id"])
-        for plan, of_control in dict.fromkeys(families.values()):
-            family = {name: scores[name] for name in scores if families[name] == (plan, of_control)}
-            found = _decisions(family, full, plan)
-            ready = {name: one for name, one in found.items() if not {name, names[0]} & unfinished}
-            for name, one in found.items():
-                if not math.isnan(one.difference):
-                    row = _row(family[name], full, plan, one, len(family), name in ready)
-                    rows[name] = [*row, _fewest(family[name], full, problems), *_where_lost(family[name], full)]
-            for control in controls if not of_control else ():
-                surely = noninferiority.beyond_control(family, full, scores[control], population=plan.population)
-                beyond |= {name: name in surely for name in ready if control not in unfinished}
-            if len(ready) == len(found) and not of_control:
-                chains = _chains(group[group["cell_id"].isin(list(ready))])
-                recommendable |= noninferiority.hold_in_search(
-                    {name: one.p_holds for name, one in ready.items()}, chains
-                )
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).rename_axis("cell_id")
-    table["beyond_control"] = pd.Series(beyond, dtype="object").reindex(table.index)
+        families: dict[tuple[Plan, bool], dict[str, Floats]] = {}
+        for name in names:
+            plan = plan_of(provenance.get(name, {}), margin)
+            families.setdefault((plan, name in controls), {})[name] = scores[name]
+        for (plan, of_control), family in families.items():
+            decisions = _decisions(family, full, plan)
+            finished = {name: decision for name, decision in decisions.items() if not {name, baseline} & unfinished}
+            for name, decision in decisions.items():
+                if math.isnan(decision.difference):
+                    continue
+                row = _row(family[name], full, plan, decision, len(family), name in finished)
+                row |= _where_lost(family[name], full)
+                rows.append({"cell_id": name, **row, "fewest_draws": _fewest(family[name], full, problems)})
+            if of_control:
+                continue
+            for control in controls:
+                if control in unfinished:
+                    continue
+                changed = noninferiority.beyond_control(family, full, scores[control], population=plan.population)
+                beyond_control |= {name: name in changed for name in finished}
+            if len(finished) == len(decisions):
+                p_holds = {name: decision.p_holds for name, decision in finished.items()}
+                chains = _chains(group[group["cell_id"].isin(list(finished))])
+                recommendable |= noninferiority.hold_in_search(p_holds, chains)
+    table = pd.DataFrame(rows, columns=["cell_id", *COLUMNS]).set_index("cell_id")
+    table["beyond_control"] = pd.Series(beyond_control, dtype="object").reindex(table.index)
     return table.assign(recommendable=[name in recommendable for name in table.index])
 
 
 def _decisions(family: Mapping[str, Floats], full: Floats, plan: Plan) -> dict[str, Decision]:
-    if plan.rounds:
-        found = noninferiority.decide_rounds(family, full, rounds=plan.rounds, margin=plan.margin)
-        # A cell that got its other draws after its decision is judged by all of them, at the level of a last round.
-        last = plan.rounds[-1]
-        later = [
-            name for name, one in found.items() if one.draws < last and noninferiority.complete(family[name], last)
-        ]
-        return found | noninferiority.decide_grid(
-            {name: family[name] for name in later}, full, family=len(family), looks=len(plan.rounds), margin=plan.margin
-        )
-    return noninferiority.decide_grid(family, full, margin=plan.margin, population=plan.population)
+    if not plan.rounds:
+        return noninferiority.decide_grid(family, full, margin=plan.margin, population=plan.population)
+    decisions = noninferiority.decide_rounds(family, full, rounds=plan.rounds, margin=plan.margin)
+    # A cell that got its other draws after its decision is judged by all of them, at the level of a last round.
+    last = plan.rounds[-1]
+    later = {}
+    for name, decision in decisions.items():
+        if decision.draws < last and noninferiority.complete(family[name], last):
+            later[name] = family[name]
+    return decisions | noninferiority.decide_grid(
+        later, full, family=len(family), looks=len(plan.rounds), margin=plan.margin
+    )
 
 
 def _chains(cells: pd.DataFrame) -> list[list[str]]:
@@ -112,24 +121,39 @@ def _chains(cells: pd.DataFrame) -> list[list[str]]:
     return [list(rows["cell_id"]) for _, rows in groups if len(rows) >= CHAIN]
 
 
-def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int, finished: bool) -> list[Any]:
+def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int, finished: bool) -> dict[str, Any]:
+    """Return a cell's columns that follow from its decision."""
+    pairs_of_draws = noninferiority.paired(cell, full).shape[1]
     looks = max(1, len(plan.rounds))
     level = noninferiority.LEVEL / looks
     draws = decision.draws
     # A round's decision uses the first draws; any other decision uses all rows.
-    by_round = plan.rounds and all(noninferiority.complete(one, draws) for one in (cell, full))
-    seen = (cell[:, :draws], full[:, :draws]) if by_round else (cell, full)
+    if plan.rounds and noninferiority.complete(cell, draws) and noninferiority.complete(full, draws):
+        cell, full = cell[:, :draws], full[:, :draws]
     elsewhere = decision  # widened for the number of cells
     if plan.population == "these":
-        elsewhere = noninferiority.decide(*seen, margin=plan.margin, level=level, population="like_these")
-    planners = noninferiority.draws_to_hold, noninferiority.problems_to_hold
-    losable = noninferiority.can_lose(seen[1], plan.margin)
-    needed = [plan_for(*seen, margin=plan.margin, level=level) if losable else math.nan for plan_for in planners]
-    label, rounds = decision.label if finished else "unclear", " ".join(map(str, plan.rounds))
-    stopped_early = looks > 1 and decision.settled and decision.draws < plan.rounds[-1]
-    tests = [decision.low, decision.high, decision.p_holds, decision.p_loses, elsewhere.low, elsewhere.high]
-    row = [label, plan.margin, family, rounds, stopped_early, *tests, *needed, plan.population]
-    return [*row, noninferiority.paired(cell, full).shape[1]]
+        elsewhere = noninferiority.decide(cell, full, margin=plan.margin, level=level, population="like_these")
+    draws_to_hold, problems_to_hold = math.nan, math.nan
+    if noninferiority.can_lose(full, plan.margin):
+        draws_to_hold = noninferiority.draws_to_hold(cell, full, margin=plan.margin, level=level)
+        problems_to_hold = noninferiority.problems_to_hold(cell, full, margin=plan.margin, level=level)
+    return {
+        "decision": decision.label if finished else "unclear",
+        "margin": plan.margin,
+        "family": family,
+        "rounds": " ".join(map(str, plan.rounds)),
+        "stopped_early": looks > 1 and decision.settled and draws < plan.rounds[-1],
+        "these_low": decision.low,
+        "these_high": decision.high,
+        "p_holds": decision.p_holds,
+        "p_loses": decision.p_loses,
+        "diff_low": elsewhere.low,
+        "diff_high": elsewhere.high,
+        "draws_to_hold": draws_to_hold,
+        "problems_to_hold": problems_to_hold,
+        "population": plan.population,
+        "paired_draws": pairs_of_draws,
+    }
 
 
 def _fewest(cell: Floats, full: Floats, problems: NDArray[Any]) -> str | None:
@@ -137,10 +161,12 @@ def _fewest(cell: Floats, full: Floats, problems: NDArray[Any]) -> str | None:
     draws = min(cell.shape[1], full.shape[1])
     pairs = (~np.isnan(cell[:, :draws] - full[:, :draws])).sum(1)
     counts = pairs[pairs > 0]
-    return None if len(set(counts)) < 2 else str(problems[int(np.flatnonzero(pairs == counts.min())[0])])
+    if len(set(counts)) < 2:
+        return None
+    return str(problems[np.flatnonzero(pairs == counts.min())[0]])
 
 
-def _where_lost(cell: Floats, full: Floats) -> list[float]:
+def _where_lost(cell: Floats, full: Floats) -> dict[str, float]:
     """Count problems that the full cache always solves and the cell never; return the difference per third.
 
     The thirds order problems by the full cache's Pass@1, hard ones first. Each draw is placed by the other draws: if
@@ -148,13 +174,18 @@ def _where_lost(cell: Floats, full: Floats) -> list[float]:
     """
     draws = min(cell.shape[1], full.shape[1])
     cell, full = cell[:, :draws], full[:, :draws]
-    both = ~np.isnan(cell) & ~np.isnan(full)
-    asked = both.any(1)
-    lost = asked & ((full == 1) | ~both).all(1) & ((cell == 0) | ~both).all(1)
+    missing = np.isnan(cell) | np.isnan(full)
+    has_pair = ~missing.all(1)
+    lost = has_pair & ((full == 1) | missing).all(1) & ((cell == 0) | missing).all(1)
     thirds: list[list[float]] = [[], [], []]
     for draw in range(draws if draws > 1 else 0):
-        others = problem_means(np.delete(full, draw, axis=1)[None])[0]
-        for rank, difference in zip(pd.Series(others).rank(pct=True), cell[:, draw] - full[:, draw], strict=True):
+        other_draws = problem_means(np.delete(full, draw, axis=1)[None])[0]
+        ranks = pd.Series(other_draws).rank(pct=True)
+        for rank, difference in zip(ranks, cell[:, draw] - full[:, draw], strict=True):
             if not math.isnan(rank + difference):
-                thirds[min(2, math.ceil(3 * rank - 1e-9) - 1)].append(difference)
-    return [int(lost.sum()), *(float(np.mean(part)) if part else math.nan for part in thirds)]
+                third = math.ceil(3 * rank - 1e-9) - 1
+                thirds[min(2, third)].append(difference)
+    columns: dict[str, float] = {"lost_wholly": int(lost.sum())}
+    for name, third_differences in zip(("diff_hard", "diff_middle", "diff_easy"), thirds, strict=True):
+        columns[name] = float(np.mean(third_differences)) if third_differences else math.nan
+    return columns

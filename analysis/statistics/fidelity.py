@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,23 +31,26 @@ def replay_rows(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
 
 def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.DataFrame:
     """Return the rows of some cells of a run directory, with all completions."""
-    rows = [
-        {
-            "cell_id": cell_id,
-            "problem_id": row.problem_id,
-            "tokens": row.tokens,
-            "evictions": row.evictions,
-            "kl": row.kl_mean,
-            "change": row.change / row.tokens,
-            "flips": 1 - row.top1,
-            "answer_change": np.nan if row.answer_change is None else row.answer_change / row.answer_tokens,
-            # A completion that never differs counts as differing right behind its end.
-            "first_other": row.tokens if row.first_other is None else row.first_other,
-        }
-        for cell_id in cell_ids
-        for row in StoredCell(directory / cell_id).rows(Replay, file=file, on_bad=records.ignore)
-    ]
+    rows = []
+    for cell_id in cell_ids:
+        for row in StoredCell(directory / cell_id).rows(Replay, file=file, on_bad=records.ignore):
+            rows.append({"cell_id": cell_id, **_numbers(row)})
     return pd.DataFrame(rows, columns=["cell_id", "problem_id", "tokens", "evictions", *NUMBERS])
+
+
+def _numbers(row: Replay) -> dict[str, Any]:
+    """Return the numbers per token of a replayed completion."""
+    return {
+        "problem_id": row.problem_id,
+        "tokens": row.tokens,
+        "evictions": row.evictions,
+        "kl": row.kl_mean,
+        "change": row.change / row.tokens,
+        "flips": 1 - row.top1,
+        "answer_change": np.nan if row.answer_change is None else row.answer_change / row.answer_tokens,
+        # A completion that never differs counts as differing right behind its end.
+        "first_other": row.tokens if row.first_other is None else row.first_other,
+    }
 
 
 def fidelity(rows: pd.DataFrame) -> pd.DataFrame:
@@ -69,19 +73,22 @@ def paired_fidelity(rows: pd.DataFrame, reference: str, number: str = "kl") -> p
 
 def fidelity_bins(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
     """KL, change and top-1 agreement per token, by distance since the last eviction and by the full cache's entropy."""
-    sums, names = ["tokens", "kl", "change", "top1"], ["cell_id", "by", "from"]
-    counted = set(replay_rows(run, file)[["cell_id", "problem_id"]].itertuples(index=False, name=None))
-    rows = [
-        (cell_id, kind, float(bound), *(getattr(part, name) for name in sums))
-        for cell_id in run.cells["cell_id"]
-        for row in StoredCell(run.directory / cell_id).rows(Replay, file=file, on_bad=records.ignore)
-        if (cell_id, row.problem_id) in counted
-        for kind, bounds in (("distance", REPLAY_DISTANCES), ("entropy", REPLAY_ENTROPIES))
-        for bound, part in zip(bounds, getattr(row, f"by_{kind}"), strict=True)
-    ]
+    names = ["cell_id", "by", "from"]
+    sums = ["tokens", "kl", "change", "top1"]
+    compared = set(replay_rows(run, file)[["cell_id", "problem_id"]].itertuples(index=False, name=None))
+    rows = []
+    for cell_id in run.cells["cell_id"]:
+        for row in StoredCell(run.directory / cell_id).rows(Replay, file=file, on_bad=records.ignore):
+            if (cell_id, row.problem_id) not in compared:
+                continue
+            bins = [("distance", *pair) for pair in zip(REPLAY_DISTANCES, row.by_distance, strict=True)]
+            bins += [("entropy", *pair) for pair in zip(REPLAY_ENTROPIES, row.by_entropy, strict=True)]
+            for kind, bound, part in bins:
+                rows.append((cell_id, kind, float(bound), part.tokens, part.kl, part.change, part.top1))
     table = pd.DataFrame(rows, columns=[*names, *sums]).groupby(names, sort=False, as_index=False).sum()
     table = table[table["tokens"] > 0].reset_index(drop=True)
-    return table.assign(**{name: table[name] / table["tokens"] for name in sums[1:]})
+    table[sums[1:]] = table[sums[1:]].div(table["tokens"], axis=0)
+    return table
 
 
 def timings(run: Run) -> pd.DataFrame:
@@ -90,23 +97,11 @@ def timings(run: Run) -> pd.DataFrame:
     Columns: cell_id, why (what chose the batch), slots, rounds, tokens_per_second, times_full (this speed divided by
     the full cache's in the same round), eviction_share, ms_per_step, kv_bytes, peak_bytes.
     """
-    rows = [
-        {
-            "cell_id": cell.cell_id,
-            "condition": cell.condition,
-            "full": cell.policy == "full",
-            "why": row.why,
-            "slots": row.slots,
-            "round": row.round,
-            "tokens_per_second": row.tokens / row.seconds,
-            "eviction_share": row.eviction_seconds / row.seconds,
-            "ms_per_step": 1000 * sum(s for _, _, s in row.by_length) / max(1, sum(n for _, n, _ in row.by_length)),
-            **{"kv_bytes": row.kv_bytes, "peak_bytes": row.peak_bytes},
-        }
-        for cell in notation.rows(run.cells)
-        for row in StoredCell(run.directory / cell.cell_id).rows(Timing, on_bad=records.ignore)
-        if row.seconds > 0
-    ]
+    rows = []
+    for cell in notation.rows(run.cells):
+        for row in StoredCell(run.directory / cell.cell_id).rows(Timing, on_bad=records.ignore):
+            if row.seconds > 0:
+                rows.append({"condition": cell.condition, "full": cell.policy == "full", **_speeds(cell.cell_id, row)})
     averaged = ["slots", "tokens_per_second", "times_full", "eviction_share", "ms_per_step", "kv_bytes", "peak_bytes"]
     if not rows:
         return pd.DataFrame(columns=["cell_id", "why", *averaged, "rounds"])
@@ -119,5 +114,22 @@ def timings(run: Run) -> pd.DataFrame:
     full = table[table["full"]].drop_duplicates(beside).set_index(beside)["tokens_per_second"]
     table["times_full"] = table["tokens_per_second"] / full.reindex(pd.MultiIndex.from_frame(table[beside])).to_numpy()
     grouped = table.groupby(["cell_id", "why"], sort=False)
-    found = grouped[averaged].median()
-    return found.assign(rounds=grouped["round"].nunique()).reset_index()
+    medians = grouped[averaged].median()
+    return medians.assign(rounds=grouped["round"].nunique()).reset_index()
+
+
+def _speeds(cell_id: str, row: Timing) -> dict[str, Any]:
+    """Return the speeds of one round of a timed batch."""
+    steps = sum(count for _, count, _ in row.by_length)
+    step_seconds = sum(seconds for _, _, seconds in row.by_length)
+    return {
+        "cell_id": cell_id,
+        "why": row.why,
+        "slots": row.slots,
+        "round": row.round,
+        "tokens_per_second": row.tokens / row.seconds,
+        "eviction_share": row.eviction_seconds / row.seconds,
+        "ms_per_step": 1000 * step_seconds / max(1, steps),
+        "kv_bytes": row.kv_bytes,
+        "peak_bytes": row.peak_bytes,
+    }

@@ -44,10 +44,18 @@ def find_grids(metrics: pd.DataFrame) -> list[PolicyGrid]:
         ratios = sorted(cells["keep_ratio"].unique())
         windows = sorted(cells["local_window"].unique(), reverse=True)
         if min(len(ratios), len(windows)) >= 2 or max(len(ratios), len(windows)) >= 3:
-            benchmarks = [name for name in metrics["benchmark"].unique() if name in set(cells["benchmark"])]
-            axes = {"ratios": ratios, "windows": windows, "benchmarks": benchmarks}
-            models = list(cells["model"].unique())
-            grids.append(PolicyGrid(policy=policy, budget=budget, variant=variant, models=models, cells=cells, **axes))
+            in_grid = set(cells["benchmark"])
+            grid = PolicyGrid(
+                policy=policy,
+                budget=budget,
+                variant=variant,
+                ratios=ratios,
+                windows=windows,
+                models=list(cells["model"].unique()),
+                benchmarks=[name for name in metrics["benchmark"].unique() if name in in_grid],
+                cells=cells,
+            )
+            grids.append(grid)
     return grids
 
 
@@ -100,7 +108,7 @@ class SharedSetting:
 def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
     """Return the settings that two or more policies share; settings of the most policies come first."""
     points = metrics.loc[metrics["policy"] != "full", AXES].drop_duplicates().sort_values(AXES, kind="stable")
-    found = []
+    settings = []
     for values in points.itertuples(index=False, name=None):
         point = dict(zip(AXES, values, strict=True))
         if _is_part_of_another(point, points):
@@ -109,14 +117,15 @@ def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
         for place, cells in by_question(metrics[fits[0] & fits[1] & fits[2]]):
             setting = SharedSetting(**point, cells=cells, question=place)
             if setting.policies > 1:
-                found.append(setting)
-    return sorted(found, key=lambda setting: -setting.policies)
+                settings.append(setting)
+    return sorted(settings, key=lambda setting: -setting.policies)
 
 
 def _is_part_of_another(point: dict[str, float], points: pd.DataFrame) -> bool:
     """True if another point agrees on all axes of this one: the other's picture then shows this one's policies."""
-    known = {name: value for name, value in point.items() if not notation.missing(value)}
-    return int((points[list(known)] == pd.Series(known)).all(axis=1).sum()) > 1
+    axes = {name: value for name, value in point.items() if not notation.missing(value)}
+    agree = (points[list(axes)] == pd.Series(axes)).all(axis=1)
+    return int(agree.sum()) > 1
 
 
 # Beside this package's folder, both in the repository and in an installed wheel.
@@ -131,32 +140,33 @@ def published_grid(grid: PolicyGrid, model: str) -> pd.DataFrame | None:
     table = pd.read_csv(REFERENCE / GRID_FILE)
     alike = (table["model"] == model) & (table["policy"] == grid.policy) & (table["budget"] == grid.budget)
     on_axes = table["keep_ratio"].isin(grid.ratios) & table["local_window"].isin(grid.windows)
-    found = table[alike & on_axes & table["benchmark"].isin(grid.benchmarks)]
-    return found if found[["keep_ratio", "local_window"]].nunique().min() >= 2 else None
+    published = table[alike & on_axes & table["benchmark"].isin(grid.benchmarks)]
+    return published if published[["keep_ratio", "local_window"]].nunique().min() >= 2 else None
 
 
 def beside_published(metrics: pd.DataFrame) -> pd.DataFrame | None:
     """Join our scores with the published ones, as text, a row per cell that has a published score; None without any."""
-    ours = metrics[metrics["pass_at_1"].notna()]
+    scored = metrics[metrics["pass_at_1"].notna()]
     tables = [pd.read_csv(REFERENCE / name) for name in (GRID_FILE, SCORES_FILE)]
     published = pd.concat(tables, ignore_index=True)[[*MATCH, "pass_at_1", "source", "doubt"]]
-    axes = ["keep_ratio", "local_window", "budget"]
     # The full cache has no value on these axes, and a missing value matches nothing.
-    left, right = ours.fillna(dict.fromkeys(axes, -1.0)), published.fillna(dict.fromkeys(axes, -1.0))
-    both = left.merge(right, on=MATCH, suffixes=("", "_published"))
-    texts = [
-        {
-            "model": row.model_title,
-            "benchmark": row.benchmark_title,
-            "setting": notation.setting(row) if row.budget >= 0 else notation.policy_title(row.policy),
-            "ours ± SE": notation.percent_pm(row.pass_at_1, row.se),
-            "95% interval": notation.interval(row.ci_low, row.ci_high),
-            "published": f"{row.pass_at_1_published:.1f}",
-            "source": row.source,
-            "doubt": "" if pd.isna(row.doubt) else row.doubt,
-        }
-        for row in notation.rows(both)
-    ]
+    no_value = dict.fromkeys(AXES, -1.0)
+    both = scored.fillna(no_value).merge(published.fillna(no_value), on=MATCH, suffixes=("", "_published"))
+    texts = []
+    for row in notation.rows(both):
+        setting = notation.setting(row) if row.budget >= 0 else notation.policy_title(row.policy)
+        texts.append(
+            {
+                "model": row.model_title,
+                "benchmark": row.benchmark_title,
+                "setting": setting,
+                "ours ± SE": notation.percent_pm(row.pass_at_1, row.se),
+                "95% interval": notation.interval(row.ci_low, row.ci_high),
+                "published": f"{row.pass_at_1_published:.1f}",
+                "source": row.source,
+                "doubt": "" if pd.isna(row.doubt) else row.doubt,
+            }
+        )
     return pd.DataFrame(texts).set_index("model") if texts else None
 
 
@@ -168,14 +178,17 @@ def question_title(cells: pd.DataFrame) -> str:
 
     Policies that differ cannot be compared as equals: "question pinned for DynTS and SnapKV, free for the others".
     """
-    asked = cells[cells["question"] != ""].drop_duplicates(["policy", "question"])
-    places = asked["question"].value_counts()
-    if len(places) < 2:
-        return "".join(f"question {TITLES.get(place, place)}" for place in places.index)
-    most, *others = places.index
-    names = asked["policy"].map(policy_title).groupby(asked["question"]).agg(_listed)
-    told = [f"{TITLES.get(place, place)} for {names[place]}" for place in others]
-    return f"question {', '.join(told)}, {TITLES.get(most, most)} for the others"
+    placed = cells[cells["question"] != ""].drop_duplicates(["policy", "question"])
+    places = placed["question"].value_counts()
+    if places.empty:
+        return ""
+    most_common, *others = places.index
+    title = TITLES.get(most_common, most_common)
+    if not others:
+        return f"question {title}"
+    policies = placed["policy"].map(policy_title).groupby(placed["question"]).agg(_listed)
+    exceptions = ", ".join(f"{TITLES.get(place, place)} for {policies[place]}" for place in others)
+    return f"question {exceptions}, {title} for the others"
 
 
 def _listed(names: pd.Series) -> str:
@@ -186,8 +199,8 @@ def _listed(names: pd.Series) -> str:
 
 def by_question(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Split cells by the question's place, with the full cache in each part; one part, "", if no policy has several."""
-    asked = cells["question"] != ""
-    if cells[asked].groupby("policy")["question"].nunique().max() <= 1 or not asked.any():
+    has_place = cells["question"] != ""
+    if not has_place.any() or cells[has_place].groupby("policy")["question"].nunique().max() <= 1:
         return [("", cells)]
     places = [place for place in TITLES if (cells["question"] == place).any()]
-    return [(place, cells[~asked | (cells["question"] == place)]) for place in places]
+    return [(place, cells[~has_place | (cells["question"] == place)]) for place in places]

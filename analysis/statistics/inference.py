@@ -67,18 +67,19 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
     differences = problem_means(scores - reference)
     count = (~np.isnan(differences)).sum(-1)
     table = pd.DataFrame({"problems": count})
-    known = count > 0
+    has_pair = count > 0
     with np.errstate(invalid="ignore", divide="ignore"):
-        table["difference"] = np.where(known, np.nansum(differences, -1) / count, np.nan)
+        table["difference"] = np.where(has_pair, np.nansum(differences, -1) / count, np.nan)
         centred = differences - table["difference"].to_numpy()[:, None]
         table["se"] = np.sqrt(np.nansum(centred**2, -1) / (count - 1) / count)
     half = stats.t.ppf(1 - LEVEL / 2, np.maximum(count - 1, 1)) * table["se"]
-    table["low"], table["high"] = table["difference"] - half, table["difference"] + half
-    p = sign_flip_p(differences)
-    for name, method in (("p", None), ("p_holm", "holm"), ("p_bh", "fdr_bh")):
+    table["low"] = table["difference"] - half
+    table["high"] = table["difference"] + half
+    table["p"] = np.where(has_pair, sign_flip_p(differences), np.nan)
+    for name, method in (("p_holm", "holm"), ("p_bh", "fdr_bh")):
         table[name] = np.nan
-        if known.any():
-            table.loc[known, name] = p[known] if method is None else multipletests(p[known], method=method)[1]
+        if has_pair.any():
+            table.loc[has_pair, name] = multipletests(table.loc[has_pair, "p"], method=method)[1]
     return table
 
 
@@ -139,15 +140,16 @@ def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int =
     """
     common = np.where(np.isnan(scores).any(0), np.nan, scores)
     means = problem_means(common)
-    kept = ~np.isnan(means).any(0)
-    means = means[:, kept]
+    compared = ~np.isnan(means).any(0)
+    means = means[:, compared]
     cells, problems = means.shape
     if cells < 2 or problems < 2:
         return None
     observed = means.mean(-1)
     residuals = (means - observed[:, None]) * np.sqrt(problems / (problems - 1))
-    draws = float((~np.isnan(common[0])).sum(-1)[kept].mean())
-    null, centred = _permuted(means, resamples, seed), _permuted(residuals, resamples, seed + 1)
+    draws = float((~np.isnan(common[0])).sum(-1)[compared].mean())
+    null = _permuted(means, resamples, seed)
+    centred = _permuted(residuals, resamples, seed + 1)
     return _floor(observed, null, problems, draws, centred)
 
 
@@ -174,7 +176,8 @@ def summary_noise_floor(
     """
     rng = np.random.default_rng(seed)
     # If all answers are right (or all wrong), all simulated answers are too.
-    mean, size = float(np.clip(np.mean(scores), _EPSILON, 1 - _EPSILON)), (1 - between) / between
+    mean = float(np.clip(np.mean(scores), _EPSILON, 1 - _EPSILON))
+    size = (1 - between) / between
     chance = rng.beta(mean * size, (1 - mean) * size, (resamples, 1, problems))
     null = rng.binomial(draws, np.broadcast_to(chance, (resamples, len(scores), problems))).mean(-1) / draws
     return _floor(np.asarray(scores), null, problems, draws, null)
@@ -182,18 +185,19 @@ def summary_noise_floor(
 
 def _floor(observed: Floats, null: Floats, problems: int, draws: float, centred: Floats) -> NoiseFloor:
     """Compare the cells' means with identical cells' means, `null` and (for `critical`) `centred`: [grids, cells]."""
-    spread, own = null.std(-1, ddof=1), float(observed.std(ddof=1))
+    spread = float(observed.std(ddof=1))
+    null_spreads = null.std(-1, ddof=1)
     low, middle, high = np.quantile(np.ptp(null, axis=-1), [0.025, 0.5, 0.975]).tolist()
     return NoiseFloor(
         scores=observed,
         cells=len(observed),
         problems=problems,
         draws=draws,
-        spread=own,
+        spread=spread,
         range=float(np.ptp(observed)),
-        expected_spread=float(spread.mean()),
+        expected_spread=float(null_spreads.mean()),
         expected_range=(low, middle, high),
-        p=float((1 + (spread >= own - _EPSILON).sum()) / (len(null) + 1)),
+        p=float((1 + (null_spreads >= spread - _EPSILON).sum()) / (len(null) + 1)),
         critical=float(np.quantile(np.ptp(centred, axis=-1), 1 - LEVEL)),
     )
 
@@ -212,10 +216,13 @@ def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
     counts = (~np.isnan(pairs)).sum(-1)
     several = counts > 1
     bound = not several.any()
-    variance = float(np.nanvar(means, ddof=1) if bound else np.nanvar(pairs[several], axis=-1, ddof=1).mean())
+    variances = np.nanvar(means, ddof=1) if bound else np.nanvar(pairs[several], axis=-1, ddof=1)
+    variance = float(variances.mean())
     difference = abs(float(np.nanmean(means)))
-    if min(difference, variance) < _EPSILON:
-        return float("inf") if difference < _EPSILON else 1.0, bound
+    if difference < _EPSILON:
+        return float("inf"), bound
+    if variance < _EPSILON:
+        return 1.0, bound
     from statsmodels.stats.power import NormalIndPower
 
     size = NormalIndPower().solve_power(difference / np.sqrt(variance), alpha=LEVEL, power=POWER, ratio=0)

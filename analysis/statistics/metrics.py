@@ -110,8 +110,9 @@ def effective_size(table: pd.DataFrame) -> pd.Series:
     score = table["pass_at_1"]
     with np.errstate(divide="ignore", invalid="ignore"):
         size = score * (1 - score) / table["se"] ** 2
-        quantiles = [stats.t.ppf(1 - LEVEL / 2, table[name] - 1) for name in ("graded", "problems")]
-        size = size * (quantiles[0] / quantiles[1]) ** 2
+        by_answers = stats.t.ppf(1 - LEVEL / 2, table["graded"] - 1)
+        by_problems = stats.t.ppf(1 - LEVEL / 2, table["problems"] - 1)
+        size = size * (by_answers / by_problems) ** 2
     return size.fillna(table["problems"]).clip(lower=table["problems"], upper=table["graded"])
 
 
@@ -121,7 +122,8 @@ def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
     counts = graded.groupby(key, observed=True, sort=False)["correct"].agg(["sum", "size"])
     most = int(counts["size"].max()) if len(counts) else 1
     table = pd.DataFrame(index=pd.Index(counts.index.unique("cell_id"), name="cell_id"))
-    for k in sorted({2**i for i in range(1, most.bit_length())} | ({most} - {1})):
+    powers = {2**exponent for exponent in range(1, most.bit_length())}
+    for k in sorted(powers | ({most} - {1})):
         counts["value"] = pass_at_k(counts["sum"], counts["size"], k)
         # A problem with fewer draws makes the mean missing: without it, cells would be compared on different problems.
         table[f"pass_at_{k}"] = counts.groupby("cell_id", observed=True)["value"].agg(lambda v: v.mean(skipna=False))
@@ -149,7 +151,8 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
     """
     pairs = beside_full(cells, graded, ["correct", "num_tokens"])
     pairs = pairs[pairs["cell_id"] != pairs["full"]]
-    difference, acted = pairs["correct"] - pairs["correct_full"], pairs["evictions"] > 0
+    difference = pairs["correct"] - pairs["correct_full"]
+    acted = pairs["evictions"] > 0
     untouched = pairs["evictions"] == 0  # a server reports neither
     changed = (difference != 0) | (pairs["num_tokens"] != pairs["num_tokens_full"])
     pairs = pairs.assign(
@@ -173,31 +176,40 @@ def texts_differ(run: Run) -> pd.Series:
     """Count each server's completions that differ from the baseline's of the same problem and draw; by cell_id."""
     counts = dict[str, int]()
     for _, cells in run.cells[run.cells["engine"] == "server"].groupby("condition", sort=False):
-        names = cells.sort_values("policy", key=lambda name: name != "full", kind="stable")["cell_id"]
-        texts = [{pair: hash(row.text) for pair, row in load_texts(run.directory / one).items()} for one in names]
-        full = texts[0] if (cells["policy"] == "full").any() else {}
-        differ = [sum(full[pair] != text for pair, text in own.items() if pair in full) for own in texts[1:]]
-        counts |= dict(zip(names[1:], differ if full else (), strict=False))
+        is_full = cells["policy"] == "full"
+        if not is_full.any():
+            continue
+        baseline, *others = [*cells.loc[is_full, "cell_id"], *cells.loc[~is_full, "cell_id"]]
+        full = _text_hashes(run, baseline)
+        for cell_id in others if full else ():
+            texts = _text_hashes(run, cell_id)
+            counts[cell_id] = sum(full[pair] != text for pair, text in texts.items() if pair in full)
     return pd.Series(counts, name="texts_differ", dtype="float64").rename_axis("cell_id")
+
+
+def _text_hashes(run: Run, cell_id: str) -> dict[tuple[str, int], int]:
+    """Return a hash of each text of a cell, by problem and draw."""
+    return {pair: hash(row.text) for pair, row in load_texts(run.directory / cell_id).items()}
 
 
 def beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Join cells with full caches: `full` (its cell_id) and the full cache's `names`, for the same pair."""
-    key, is_full = ["problem_id", "draw"], cells["policy"] == "full"
+    key = ["problem_id", "draw"]
+    is_full = cells["policy"] == "full"
     baseline = cells[is_full].drop_duplicates("condition").set_index("condition")["cell_id"]
     others = cells[~is_full].set_index("cell_id")["condition"].map(baseline).dropna()
     twins = pd.concat([others, pd.Series(others.unique(), index=others.unique(), dtype="object")])
     rows = rows.assign(cell_id=rows["cell_id"].astype("object"))
     full = rows[["cell_id", *key, *names]].rename(columns={"cell_id": "full"})
-    ours = rows.assign(full=rows["cell_id"].map(twins).astype("object")).dropna(subset="full")
-    return ours.merge(full, on=["full", *key], suffixes=("", "_full"))
+    rows = rows.assign(full=rows["cell_id"].map(twins).astype("object")).dropna(subset="full")
+    return rows.merge(full, on=["full", *key], suffixes=("", "_full"))
 
 
 def _kept_of_full(run: Run) -> pd.DataFrame:
-    """Divide the cells' memory and cache lengths by the full cache's own, on the pairs that both have."""
-
-    completions, sums = with_fixed_rows(run), ["bytes", "peak_length", "num_tokens", "held", "held_bytes"]
-    held, sizes = cache_rows(completions)["held"], _sizes(completions["cell_id"], run.provenance)
+    """Divide the cells' memory and cache lengths by the full cache's, on the pairs that both have."""
+    completions = with_fixed_rows(run)
+    held = cache_rows(completions)["held"]
+    sizes = _sizes(completions["cell_id"], run.provenance)
     beside = sizes["newest"] + sizes["fixed"]
     rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(
         held=held,
@@ -205,8 +217,9 @@ def _kept_of_full(run: Run) -> pd.DataFrame:
         bytes=completions["peak_length"] * sizes["row"] + beside,
         held_bytes=held * sizes["row"] + completions["num_tokens"] * beside,
     )
-    pairs = beside_full(run.cells, rows, sums)
-    total = pairs.groupby("cell_id")[[name + end for name in sums for end in ("", "_full")]].sum(min_count=1)
+    summed = ["bytes", "peak_length", "num_tokens", "held", "held_bytes"]
+    pairs = beside_full(run.cells, rows, summed)
+    total = pairs.groupby("cell_id")[summed + [f"{name}_full" for name in summed]].sum(min_count=1)
     per_step = total["num_tokens_full"] / total["num_tokens"]
     memory = (total["bytes"] / total["bytes_full"]).fillna(total["peak_length"] / total["peak_length_full"])
     kept_rows = total["held"] / total["held_full"] * per_step
@@ -216,17 +229,22 @@ def _kept_of_full(run: Run) -> pd.DataFrame:
 
 def with_fixed_rows(run: Run) -> pd.DataFrame:
     """Add fixed_rows to the completions: how many unquantized tokens the fixed memory of a slot equals."""
-    rows = {cell: given.get("bytes", {}).get("fixed_rows", 0) for cell, given in run.provenance.items()}
-    given = run.completions["cell_id"].astype("object").map(rows).fillna(0).astype("float64")
-    return run.completions.assign(fixed_rows=given)
+    rows = {cell_id: record.get("bytes", {}).get("fixed_rows", 0) for cell_id, record in run.provenance.items()}
+    fixed_rows = run.completions["cell_id"].astype("object").map(rows).fillna(0).astype("float64")
+    return run.completions.assign(fixed_rows=fixed_rows)
 
 
 def _tokens_spent(graded: pd.DataFrame) -> pd.DataFrame:
     """Return tokens written per answer and per right answer; wrong answers' tokens count too."""
     rows = graded.assign(answered=graded["outcome"].isin(["correct", "wrong"]))
     sums = rows.groupby("cell_id", observed=True)[["num_tokens", "answered", "correct"]].sum().astype("float64")
-    spent = [sums["num_tokens"] / sums[name].where(sums[name] > 0) for name in ("answered", "correct")]
-    return pd.DataFrame({"tokens_per_answer": spent[0], "tokens_per_solved": spent[1]})
+    answers = sums[["answered", "correct"]].where(lambda counts: counts > 0)
+    return pd.DataFrame(
+        {
+            "tokens_per_answer": sums["num_tokens"] / answers["answered"],
+            "tokens_per_solved": sums["num_tokens"] / answers["correct"],
+        }
+    )
 
 
 def cache_rows(completions: pd.DataFrame) -> pd.DataFrame:
@@ -346,8 +364,8 @@ def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd
 
 
 def _sizes(cell_ids: "pd.Series[str]", provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    known = [given.get("bytes", {}) for given in provenance.values()]
-    sizes = pd.DataFrame(known, index=[*provenance], columns=["row", "newest", "fixed", "weights"], dtype="float64")
+    records = [record.get("bytes", {}) for record in provenance.values()]
+    sizes = pd.DataFrame(records, index=[*provenance], columns=["row", "newest", "fixed", "weights"], dtype="float64")
     return sizes.reindex(cell_ids).set_axis(cell_ids.index)
 
 
@@ -355,8 +373,14 @@ def size(count: float) -> str:
     """Write a number of bytes: "12.3 KiB", "4.5 GiB"; a dash if missing."""
     if notation.missing(count):
         return notation.MISSING
-    power = next((p for p in (3, 2, 1) if count >= 1024**p), 0)
-    return f"{notation.decimal(count / 1024**power, min(power, 1))} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"
+    if count < 1024:
+        return f"{notation.decimal(count, 0)} bytes"
+    units = ["KiB", "MiB", "GiB"]
+    count /= 1024
+    while count >= 1024 and len(units) > 1:
+        count /= 1024
+        units.pop(0)
+    return f"{notation.decimal(count, 1)} {units[0]}"
 
 
 def by_eviction(held: pd.DataFrame) -> pd.DataFrame:
@@ -371,8 +395,11 @@ def by_eviction(held: pd.DataFrame) -> pd.DataFrame:
 def by_policy(held: pd.DataFrame, correct: Mapping[str, Sequence[int]]) -> pd.DataFrame:
     """Return the mean share of importance kept over all evictions, and Pass@1: policy, retained, texts, pass1."""
     table = held.groupby("policy", as_index=False).agg(retained=("retained", "mean"), texts=("text", "nunique"))
-    grades = [correct.get(policy) for policy in table["policy"]]
-    return table.assign(pass1=[float(np.mean(own)) if own else np.nan for own in grades])
+    scores = []
+    for policy in table["policy"]:
+        grades = correct.get(policy)
+        scores.append(float(np.mean(grades)) if grades else np.nan)
+    return table.assign(pass1=scores)
 
 
 def mean_lorenz(curves: Iterable[tuple[np.ndarray, np.ndarray]]) -> pd.DataFrame:
@@ -392,43 +419,47 @@ def looping(run: Run) -> pd.DataFrame:
     Then the loops' median period in tokens and copies, and the tokens that decoding.stop_on_loop would have saved.
     """
     cut_off = run.completions["stop_reason"] != "stop"
-    rows = {cell_id: _loops(run, cell_id) for cell_id in run.completions.loc[cut_off, "cell_id"].unique()}
-    known = run.cells.loc[run.cells["engine"] == "kvsweep", "cell_id"]  # a server sends no token ids to search
-    rows = {cell_id: rows.get(cell_id, [0, 0, np.nan, np.nan, 0]) for cell_id in known}
+    truncated = set(run.completions.loc[cut_off, "cell_id"])
+    rows: dict[str, list[float]] = {}
+    # A server sends no token ids to search.
+    for cell_id in run.cells.loc[run.cells["engine"] == "kvsweep", "cell_id"]:
+        rows[cell_id] = _loops(run, cell_id) if cell_id in truncated else [0, 0, np.nan, np.nan, 0]
     return pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).rename_axis("cell_id")
 
 
 def _loops(run: Run, cell_id: str) -> list[float]:
     ends = StoredCell(run.directory / cell_id).rows(_Ends, on_bad=ignore)
     truncated = [find_loop(row.token_ids) for row in ends if row.stop_reason != "stop"]
-    found = [loop for loop in truncated if loop is not None]
-    saved = sum(loop.tokens - max(LEAST_REPEATS * loop.period, LEAST_TOKENS) for loop in found)
-    period, count = np.median([(loop.period, loop.count) for loop in found], axis=0) if found else (np.nan, np.nan)
-    return [len(truncated), len(found), period, count, saved]
+    loops = [loop for loop in truncated if loop is not None]
+    if not loops:
+        return [len(truncated), 0, np.nan, np.nan, 0]
+    saved = sum(loop.tokens - max(LEAST_REPEATS * loop.period, LEAST_TOKENS) for loop in loops)
+    period, count = np.median([(loop.period, loop.count) for loop in loops], axis=0)
+    return [len(truncated), len(loops), period, count, saved]
 
 
 def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
     """A model's settings with Pass@1, error, bits, bytes, and whether all cells are safe; cheapest first."""
-    ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
+    cells = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
     # The cheapest is chosen among all settings, so a setting that is safe by itself may not be safe in the search.
-    ours = ours.assign(safe=ours["recommendable"].eq(True))
+    cells = cells.assign(safe=cells["recommendable"].eq(True))
     rules = {"bits": "first", "safe": "all", "kv_bytes_mean": "mean", "kv_bytes_peak": "max", "weight_bytes": "max"}
-    sizes = ours.groupby(SETTING, dropna=False, sort=False).agg(rules).reset_index()
-    means = mean_over_benchmarks(ours, list(ours["benchmark"].unique()))
+    sizes = cells.groupby(SETTING, dropna=False, sort=False).agg(rules).reset_index()
+    means = mean_over_benchmarks(cells, list(cells["benchmark"].unique()))
     table = means.merge(sizes, on=SETTING).dropna(subset=["pass_at_1", "kv_bytes_mean"])
     return table.sort_values(["kv_bytes_mean", "pass_at_1"], ascending=[True, False], kind="stable", ignore_index=True)
 
 
 def cheapest_in_words(settings: pd.DataFrame) -> str:
     """Name the safe setting with the fewest bytes in `settings_by_bytes`."""
-    full = settings[settings["policy"] == "full"]
-    rest = settings[settings["safe"] & (settings["policy"] != "full")]
-    if rest.empty:
+    is_full = settings["policy"] == "full"
+    safe = settings[settings["safe"] & ~is_full]
+    if safe.empty:
         return "By bytes, no setting is shown to be safe in a search."
-    row: Any = next(rest.itertuples())
-    shares = [
-        f", {notation.percent(row.kv_bytes_mean / mean)}% of the full's" for mean in full["kv_bytes_mean"].head(1)
-    ]
-    mean = f"{size(row.kv_bytes_mean)} of keys and values a text in the mean over its steps{''.join(shares)}"
+    row: Any = next(safe.itertuples())
+    mean = f"{size(row.kv_bytes_mean)} of keys and values a text in the mean over its steps"
+    if is_full.any():
+        share = row.kv_bytes_mean / settings.loc[is_full, "kv_bytes_mean"].iloc[0]
+        mean += f", {notation.percent(share)}% of the full's"
     peak = f"{size(row.kv_bytes_peak)} at the peak, beside {size(row.weight_bytes)} of weights"
     return f"By bytes, the cheapest safe setting is {notation.setting(row)}: {mean}, {peak}."

@@ -4,8 +4,8 @@ Scores are arrays [problems, draws]: 1 right, 0 wrong, NaN without a grade. The 
 the full cache's, over the (problem, draw) pairs that both have; every problem has the same weight. There are two
 possible populations:
 
-* `these` problems, with new draws. The draws are the sample; chance acts only within problems. * problems `like_these`.
-The problems are the sample, whatever their draws.
+* `these` problems, with new draws. The draws are the sample; chance acts only within problems.
+* problems `like_these`. The problems are the sample, whatever their draws.
 
 For `these`, wins and losses of answers follow Poisson distributions. The hypothesis fixes the mean of the lead (answers
 won minus answers lost). Tango's (1998) constrained estimate gives its variance: the most likely one under the
@@ -22,9 +22,8 @@ answers missing, the tests err no more than with all answers. One more wrong ans
 an interval. scipy loads slowly: functions import it.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -90,28 +89,43 @@ def decide_grid(
     """
     tests = {name: paired_test(cell, full, population) for name, cell in cells.items()}
     p_loses = {name: test.p_below(0.0) for name, test in tests.items()}
-    size, adjusted, found, losable = family or len(cells), 0.0, {}, can_lose(full, margin)
-    for rank, name in enumerate(sorted(cells, key=lambda name: p_loses[name])):
+    losable = can_lose(full, margin)
+    # Holm: by rising p, each loss is tested at the level divided by the hypotheses that are left, until one is not
+    # rejected; the intervals of all later cells have the divisor of that one.
+    decisions = {}
+    remaining = divisor = family or len(cells)
+    adjusted = 0.0
+    for name in sorted(cells, key=lambda name: p_loses[name]):
         if adjusted <= level:
-            share = size - rank
-        adjusted = min(1.0, max(adjusted, (size - rank) * looks * p_loses[name]))
-        found[name] = _decision(tests[name], margin, level / looks, share, looks, adjusted, losable)
-    return {name: found[name] for name in cells}
+            divisor = remaining
+        adjusted = min(1.0, max(adjusted, remaining * looks * p_loses[name]))
+        decisions[name] = _decision(tests[name], margin, level / looks, divisor, looks, adjusted, losable)
+        remaining -= 1
+    return {name: decisions[name] for name in cells}
 
 
 def _decision(
-    test: "PairedTest", margin: float, level: float, share: int, looks: int, p_loses: float, losable: bool
+    test: "PairedTest", margin: float, level: float, divisor: int, looks: int, p_loses: float, losable: bool
 ) -> Decision:
-    low, high = test.bound(level, side=-1), test.bound(level / share, side=1)
-    loses, is_safe = high < 0, losable and low > -margin
-    label: Label = ("small loss" if loses else "safe") if is_safe else "worse" if loses else "unclear"
+    low = test.bound(level, side=-1)
+    high = test.bound(level / divisor, side=1)
+    is_safe = losable and low > -margin
+    if is_safe:
+        label: Label = "small loss" if high < 0 else "safe"
+    else:
+        label = "worse" if high < 0 else "unclear"
+    p_holds = 1.0
+    if not len(test.pairs):
+        p_holds = p_loses = math.nan
+    elif losable:
+        p_holds = min(1.0, looks * test.p_above(-margin))
     return Decision(
         label=label,
         difference=test.difference,
         low=low,
         high=high,
-        p_holds=math.nan if not len(test.pairs) else min(1.0, looks * test.p_above(-margin)) if losable else 1.0,
-        p_loses=p_loses if len(test.pairs) else math.nan,
+        p_holds=p_holds,
+        p_loses=p_loses,
         settled=is_safe or high < -margin,
         draws=test.pairs.shape[1],
     )
@@ -129,20 +143,20 @@ def decide_rounds(
     `level`: the error level of all rounds together.
     """
     options: dict[str, Any] = {"margin": margin, "level": level, "looks": len(rounds)}
-    found: dict[Id, Decision] = {}
+    decisions: dict[Id, Decision] = {}
     waiting = dict(cells)
     for draws in rounds:
-        seen = {name: cell[:, :draws] for name, cell in waiting.items() if complete(cell, draws)}
-        if not seen or not complete(full, draws):
+        ready = {name: scores[:, :draws] for name, scores in waiting.items() if complete(scores, draws)}
+        if not ready or not complete(full, draws):
             break
         # A settled cell that lost leaves Holm's family; a safe one stays, because its hypothesis was not rejected.
-        gone = sum(one.settled and one.high < 0 for one in found.values())
-        found |= decide_grid(seen, full[:, :draws], family=len(cells) - gone, **options)
-        waiting = {name: cells[name] for name in seen if not found[name].settled}
-    unseen = {name: cell for name, cell in cells.items() if name not in found}
-    undecided = decide_grid(unseen, full, family=len(cells), **options)
-    found |= {name: replace(one, label="unclear", settled=False) for name, one in undecided.items()}
-    return {name: found[name] for name in cells}
+        lost = sum(decision.settled and decision.high < 0 for decision in decisions.values())
+        decisions |= decide_grid(ready, full[:, :draws], family=len(cells) - lost, **options)
+        waiting = {name: cells[name] for name in ready if not decisions[name].settled}
+    undecided = {name: scores for name, scores in cells.items() if name not in decisions}
+    for name, decision in decide_grid(undecided, full, family=len(cells), **options).items():
+        decisions[name] = replace(decision, label="unclear", settled=False)
+    return {name: decisions[name] for name in cells}
 
 
 def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], *, level: float = LEVEL) -> set[Id]:
@@ -151,12 +165,17 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
     One `level` goes to Holm's procedure over all cells. The other is divided evenly among the `chains`: each lists
     cells from the largest cache to the smallest, and they are safe until the first that is not.
     """
-    ranked = enumerate(sorted(p_holds, key=lambda name: p_holds[name]))
-    holm = itertools.takewhile(lambda one: (len(p_holds) - one[0]) * p_holds[one[1]] <= level, ranked)
-    found = {name for _, name in holm}
+    safe = set[Id]()
+    for rank, name in enumerate(sorted(p_holds, key=lambda name: p_holds[name])):
+        if not p_holds[name] * (len(p_holds) - rank) <= level:  # also if p is NaN
+            break
+        safe.add(name)
     for chain in chains:
-        found.update(itertools.takewhile(lambda name: p_holds[name] <= level / len(chains), chain))
-    return found
+        for name in chain:
+            if not p_holds[name] <= level / len(chains):
+                break
+            safe.add(name)
+    return safe
 
 
 def beyond_control(
@@ -166,9 +185,11 @@ def beyond_control(
 
     Where a cell changes nothing, it and the control are alike; Holm bounds the chance of any error by `LEVEL`.
     """
-    same = {name: 1 - np.abs(differences(one, full)) for name, one in cells.items()}
-    found = decide_grid(same, 1 - np.abs(differences(control, full)), population=population)
-    return {name for name, one in found.items() if one.high < 0}
+    # 1 where an answer agrees with the full cache's, 0 where one of the two is right: fewer agreements are a loss.
+    agreements = {name: 1 - np.abs(differences(scores, full)) for name, scores in cells.items()}
+    control_agreements = 1 - np.abs(differences(control, full))
+    decisions = decide_grid(agreements, control_agreements, population=population)
+    return {name for name, decision in decisions.items() if decision.high < 0}
 
 
 def power(problems: int, draws: int, differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
@@ -191,15 +212,18 @@ def pairs_to_hold(differ: float, *, margin: float = MARGIN, level: float = LEVEL
 def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
     """Return the draws per problem that make a lossless cell safe with 90% chance, for `these` problems."""
     pairs = paired(cell, full)
-    differ = max(1.0, float(np.nansum(np.abs(pairs)))) / np.isfinite(pairs).sum()
-    return max(1, math.ceil(pairs_to_hold(differ, margin=margin, level=level) / len(pairs)))
+    differing = max(1.0, float(np.nansum(np.abs(pairs))))
+    needed = pairs_to_hold(differing / np.isfinite(pairs).sum(), margin=margin, level=level)
+    return max(1, math.ceil(needed / len(pairs)))
 
 
 def problems_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
     """Return the problems `like_these` for the cell of `draws_to_hold`, with as many draws each as `cell` has."""
     means = paired_test(cell, full).means
-    differ = max(float(means.var(ddof=1)) if len(means) > 1 else 0.0, 1 / len(means) ** 2)
-    return max(2, math.ceil(pairs_to_hold(differ, margin=margin, level=level)))
+    variance = 1 / len(means) ** 2  # at least
+    if len(means) > 1:
+        variance = max(variance, float(means.var(ddof=1)))
+    return max(2, math.ceil(pairs_to_hold(variance, margin=margin, level=level)))
 
 
 def can_lose(full: Floats, margin: float) -> bool:
@@ -230,18 +254,26 @@ class PairedTest:
 
     def p_above(self, value: float) -> float:
         """p of the hypothesis that the true difference is at most `value`."""
-        return self._p_above(value) if len(self.pairs) else 1.0
+        if not len(self.pairs):
+            return 1.0
+        if self.population == "these":
+            won, lost = self._won_and_lost
+            return float(p_these(won, lost, -value * self.pairs.size))
+        means, counts = self._distinct_means
+        return _chance_below_zero(means - value, counts)
+
+    # A search for a bound computes p many times, so what its pairs sum to is computed once.
+    @cached_property
+    def _won_and_lost(self) -> tuple[np.int64, np.int64]:
+        """The numbers of answers won and lost, a missing pair as lost."""
+        pairs = np.nan_to_num(self.pairs, nan=-1.0)
+        return (pairs > 0).sum(), (pairs < 0).sum()
 
     @cached_property
-    def _p_above(self) -> Callable[[float], float]:
-        """`p_above` of pairs that are counted once: a search for a bound asks it many times."""
-        pairs = np.nan_to_num(self.pairs, nan=-1.0)  # a missing pair may be a loss
-        if self.population == "these":
-            won, lost = (pairs > 0).sum(), (pairs < 0).sum()
-            return lambda value: float(p_these(won, lost, -value * pairs.size))
-        # Add the worst possible difference as one more problem.
-        means, counts = np.unique(np.append(pairs.mean(1), -1.0), return_counts=True)
-        return lambda value: _chance_below_zero(means - value, counts)
+    def _distinct_means(self) -> tuple[Floats, NDArray[Any]]:
+        """The problems' mean differences and how often each occurs, with the worst possible one as one more problem."""
+        means = np.nan_to_num(self.pairs, nan=-1.0).mean(1)
+        return np.unique(np.append(means, -1.0), return_counts=True)
 
     @cached_property
     def _opposite(self) -> "PairedTest":
@@ -279,10 +311,11 @@ def paired(cell: Floats, full: Floats) -> Floats:
     Expected is each problem in each draw that has at least half the pairs of the fullest draw, because in a draw that a
     run has only started, nearly all pairs are missing.
     """
-    found = differences(cell, full)
-    counts = np.isfinite(found).sum(0)
-    most = counts.max(initial=0)
-    return found[: len(found) if most else 0, 2 * counts >= max(1, most)]
+    pairs = differences(cell, full)
+    counts = np.isfinite(pairs).sum(0)
+    if not counts.any():
+        return pairs[:0, :0]
+    return pairs[:, 2 * counts >= counts.max()]
 
 
 def p_these(won: Any, lost: Any, losses: float) -> Floats:
@@ -299,7 +332,8 @@ def _skellam_tail(won: Any, lost: Any, losses: float) -> Floats:
 
     lead = np.asarray(won - lost, dtype=float)
     variance = constrained_variance(won + lost, losses, lead + losses)
-    wins, misses = (np.maximum((variance + sign * losses) / 2, 1e-9) for sign in (-1, 1))
+    wins = np.maximum((variance - losses) / 2, 1e-9)  # the expected numbers of answers won and lost
+    misses = np.maximum((variance + losses) / 2, 1e-9)
     # Johnson (1959): the difference of two Poisson numbers has the tails of noncentral chi-squared distributions.
     chance = np.where(
         lead >= 1,
@@ -331,7 +365,10 @@ def _chance_below_zero(steps: Floats, counts: NDArray[Any]) -> float:
     if counts @ steps < 0:
         return 1 - _chance_below_zero(-steps, counts)
     end = -1 / steps.min()
-    slope = lambda place: 1 / place + counts @ (steps / (1 + place * steps))  # noqa: E731
+
+    def slope(place: float) -> float:
+        return float(1 / place + counts @ (steps / (1 + place * steps)))
+
     saddle = optimize.brentq(slope, 1e-15 * end, (1 - 1e-15) * end)
     ratios = steps / (1 + saddle * steps)
     width = 1 / math.sqrt(saddle**-2 + counts @ ratios**2)

@@ -42,7 +42,7 @@ class PanelVerdict:
 
 def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]:
     """Return the verdict on each panel of a grid that has at least three cells in the `graded` rows."""
-    found = []
+    verdicts = []
     for _, cells in grid.cells.groupby("condition", sort=False):
         cells = cells[cells["graded"] > 0].drop_duplicates(["keep_ratio", "local_window"])
         if len(cells) < 3:
@@ -52,24 +52,28 @@ def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]
         unfinished = bool((cells["status"] != "done").any())
         lines = [_unfinished(cells)] if unfinished else _against_full(cells)
         if floor is not None:
-            lines += [_span(cells, floor)] if unfinished else [_span(cells, floor), _best(cells, scores, floor)]
+            lines.append(_span(cells, floor))
+        if floor is not None and not unfinished:
+            lines.append(_best(cells, scores, floor))
         lines += [_eviction(cells), *_loops(cells)]
-        found.append(PanelVerdict(title=_title(cells, grid.title), cells=cells, floor=floor, lines=lines))
-    return found
+        verdicts.append(PanelVerdict(title=_title(cells, grid.title), cells=cells, floor=floor, lines=lines))
+    return verdicts
 
 
 def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
     """Return the verdict on each model and benchmark of a setting: its policies beside the full cache."""
-    found = []
+    verdicts = []
     for _, cells in setting.cells[setting.cells["decision"].notna()].groupby("condition", sort=False):
-        lines = [_unfinished(cells) if (cells["status"] != "done").any() else _counts(cells, "policies")]
+        unfinished = (cells["status"] != "done").any()
+        lines = [_unfinished(cells) if unfinished else _counts(cells, "policies")]
         ranked = cells.sort_values("diff_to_full", ascending=False)
         for decision, (_, heading) in LABELS.items():
             rows = notation.rows(ranked[ranked["decision"] == decision])
-            if named := "; ".join(f"{_policy(row)} ({_signed(row.diff_to_full)})" for row in rows):
-                lines.append(f"{heading.capitalize()}, with the difference to the full cache in points: {named}.")
-        found.append(PanelVerdict(title=_title(cells, setting.title), cells=cells, lines=lines))
-    return found
+            policies = "; ".join(f"{_policy(row)} ({_signed(row.diff_to_full)})" for row in rows)
+            if policies:
+                lines.append(f"{heading.capitalize()}, with the difference to the full cache in points: {policies}.")
+        verdicts.append(PanelVerdict(title=_title(cells, setting.title), cells=cells, lines=lines))
+    return verdicts
 
 
 # What a policy does beside another.
@@ -119,8 +123,8 @@ def _pairs(setting: SharedSetting, rows: pd.DataFrame, graded: pd.DataFrame) -> 
     for row, column, test, shown in zip(above, below, notation.rows(tests), differ, strict=True):
         label = f"{BETTER} " if shown else ""
         texts[row, column] = f"{label}{_signed(test.difference)} ({notation.p_value(test.p_holm)})"
-    alike = [names[j] for j in below[(above == 0) & ~differ]]
-    best = f"not shown to be better than {'; '.join(alike)}" if alike else "shown to be better than every other"
+    alike = "; ".join(names[place] for place in below[(above == 0) & ~differ])
+    best = f"not shown to be better than {alike}" if alike else "shown to be better than every other"
     table = pd.DataFrame(texts[:, 1:], index=names, columns=names[1:])
     table.insert(0, "Pass@1", _scored(rows))
     table.insert(1, "rows, % of full", rows["kept_rows"].map(notation.percent).to_list())
@@ -161,7 +165,8 @@ def _scored(rows: pd.DataFrame) -> list[str]:
 
 
 def _title(cells: pd.DataFrame, *more: str) -> str:
-    return ", ".join([" | ".join(cells.iloc[0][["model_title", "benchmark_title"]]), *more])
+    first = cells.iloc[0]
+    return ", ".join([f"{first['model_title']} | {first['benchmark_title']}", *more])
 
 
 def _policy(row: Any) -> str:
@@ -170,14 +175,15 @@ def _policy(row: Any) -> str:
 
 def recommended(cells: pd.DataFrame) -> pd.Series | None:
     """Return the smallest cache among cells that stay safe when the smallest is searched for; None without any."""
-    found = cells[cells["recommendable"].eq(True)].sort_values("kept_memory", kind="stable")
-    return None if found.empty else found.iloc[0]
+    safe = cells[cells["recommendable"].eq(True)].sort_values("kept_memory", kind="stable")
+    return None if safe.empty else safe.iloc[0]
 
 
 def best_setting(cells: pd.DataFrame) -> pd.Series:
     """Return the cell to show first: the recommended one, else the one with the best label and smallest loss."""
-    if (chosen := recommended(cells)) is not None:
-        return chosen
+    smallest = recommended(cells)
+    if smallest is not None:
+        return smallest
     label = next(name for name in LABELS if (cells["decision"] == name).any())
     return cells[cells["decision"] == label].sort_values("diff_to_full", ascending=False, kind="stable").iloc[0]
 
@@ -195,37 +201,53 @@ def _unfinished(cells: pd.DataFrame) -> str:
 
 def _against_full(cells: pd.DataFrame) -> list[str]:
     """Say which setting to take, how many settings have each label, and which problems this is about."""
-    known = cells[cells["decision"].notna()]
-    if known.empty:
+    decided = cells[cells["decision"].notna()]
+    if decided.empty:
         return ["There is no full cache to compare with."]
-    less = f"less than {counted(notation.number(100 * known['margin'].iloc[0]), 'point')} against the full cache"
-    chosen, labels = best_setting(known), set(known["decision"])
-    if chosen["recommendable"]:
-        cost = ", a small loss that is shown" if chosen["decision"] == "small loss" else ""
+    chosen = best_setting(decided)
+    if set(decided["decision"]) == {"worse"}:
+        loss = notation.percent(-chosen["diff_to_full"])
+        where = f"{notation.axes(chosen[POINT])}, {_interval(chosen)}"
+        return [f"Every setting is worse; the nearest loses {loss} points ({where}).", f"{_size(decided)}."]
+    headline = _recommendation(chosen) if chosen["recommendable"] else _no_recommendation(decided, chosen)
+    return [headline, _counts(decided), _levels(decided), _population(chosen)]
+
+
+def _recommendation(chosen: pd.Series) -> str:
+    cost = ", a small loss that is shown" if chosen["decision"] == "small loss" else ""
+    return (
+        f"Recommended: {notation.axes(chosen[POINT])}, the smallest cache that is safe in a search through all "
+        f"{chosen['family']:.0f} settings. It loses {_less(chosen)} ({_difference(chosen)}{cost}) and saves "
+        f"{notation.percent(1 - chosen['kept_memory'])}% of the memory."
+    )
+
+
+def _no_recommendation(decided: pd.DataFrame, nearest: pd.Series) -> str:
+    safe = int(decided["decision"].isin(["safe", "small loss"]).sum())
+    less = _less(nearest)
+    headline = f"No setting is shown to be safe, that is, to lose {less}."
+    if safe:
+        verb = "is" if safe == 1 else "are"
         headline = (
-            f"Recommended: {notation.axes(chosen[POINT])}, the smallest cache that is safe in a search through all "
-            f"{chosen['family']:.0f} settings. It loses {less} ({_difference(chosen)}{cost}) and saves "
-            f"{notation.percent(1 - chosen['kept_memory'])}% of the memory."
+            f"No setting is recommended: {safe} of {len(decided)} {verb} shown, each alone, to lose {less}, "
+            "which may be luck in a search through all of them."
         )
-    elif labels == {"worse"}:
-        least = (
-            f"{notation.percent(-chosen['diff_to_full'])} points ({notation.axes(chosen[POINT])}, {_interval(chosen)})"
-        )
-        return [f"Every setting is worse; the nearest loses {least}.", f"{_size(known)}."]
-    else:
-        count = int(known["decision"].isin(["safe", "small loss"]).sum())
-        alone = f"{count} of {len(known)} {'is' if count == 1 else 'are'} shown, each alone"
-        luck = f"No setting is recommended: {alone}, to lose {less}, which may be luck in a search through all of them."
-        none = luck if count else f"No setting is shown to be safe, that is, to lose {less}."
-        nearest = f"The nearest is {notation.axes(chosen[POINT])} ({chosen['decision']}, {_difference(chosen)})."
-        headline = f"{none} {nearest} {_to_show(chosen)}"
-    return [headline, _counts(known), _levels(known), _population(chosen)]
+    where = f"{notation.axes(nearest[POINT])} ({nearest['decision']}, {_difference(nearest)})"
+    return f"{headline} The nearest is {where}. {_to_show(nearest)}"
+
+
+def _less(row: pd.Series) -> str:
+    points = notation.number(100 * row["margin"])
+    return f"less than {counted(points, 'point')} against the full cache"
 
 
 def _counts(cells: pd.DataFrame, what: str = "settings") -> str:
-    counts = {label: int((cells["decision"] == label).sum()) for label in LABELS}
-    told = [f"{count} {LABELS[label][count != 1]}" for label, count in counts.items() if count or label == "safe"]
-    return f"{_size(cells, what)}: {', '.join(told)}."
+    counts = []
+    for label, (singular, plural) in LABELS.items():
+        count = int((cells["decision"] == label).sum())
+        if count or label == "safe":
+            counts.append(f"{count} {singular if count == 1 else plural}")
+    return f"{_size(cells, what)}: {', '.join(counts)}."
 
 
 def _levels(cells: pd.DataFrame) -> str:
@@ -240,8 +262,7 @@ def _difference(row: Any) -> str:
 
 
 def _interval(row: Any) -> str:
-    low, high = (_signed(row[name]) for name in ("these_low", "these_high"))
-    return f"interval {low} to {high}"
+    return f"interval {_signed(row['these_low'])} to {_signed(row['these_high'])}"
 
 
 def _size(cells: pd.DataFrame, what: str = "settings") -> str:
@@ -260,16 +281,13 @@ def _to_show(row: Any) -> str:
     if pd.isna(row["draws_to_hold"]):
         share = f"no more than {notation.percent(row['margin'])}% of its answers"
         return f"The full cache is right in {share}, so nothing can be called safe beside it."
-    draws, problems = (f"{row[name]:,.0f}" for name in ("draws_to_hold", "problems_to_hold"))
-    either = f"{counted(draws, 'draw')} per problem would show it"
-    other = f"{problems} problems like these with as many draws as here (90% power)"
-    return f"If it is as good as the full cache, {either}, or {other}."
+    draws = counted(f"{row['draws_to_hold']:,.0f}", "draw")
+    problems = f"{row['problems_to_hold']:,.0f} problems like these with as many draws as here (90% power)"
+    return f"If it is as good as the full cache, {draws} per problem would show it, or {problems}."
 
 
 def _population(row: Any) -> str:
     """Name the problems that the comparison with the full cache is about."""
-    low, high = (_signed(row[name]) for name in ("diff_low", "diff_high"))
-    there = "is shown for" if row["diff_low"] > -row["margin"] else "is not shown for"
     if row["population"] == "like_these":
         return "Every draw has the same answer, so this is about other problems like these."
     these = f"This is about these {row['problems']} problems, with new draws of the answers."
@@ -277,8 +295,10 @@ def _population(row: Any) -> str:
         counted_draws = counted(f"{row['paired_draws']:.0f}", "draw")
         fewer = f"{row['fewest_draws']} has fewer answers than others: {counted_draws} of each problem count"
         these += f" {fewer}, and one that lacks may be lost or won."
-    interval = f"there the 95% interval of {notation.axes(row[POINT])} is {low} to {high}"
-    return f"{these} It {there} other problems like these: {interval}."
+    shown = "is shown" if row["diff_low"] > -row["margin"] else "is not shown"
+    interval = f"{_signed(row['diff_low'])} to {_signed(row['diff_high'])}"
+    there = f"there the 95% interval of {notation.axes(row[POINT])} is {interval}"
+    return f"{these} It {shown} for other problems like these: {there}."
 
 
 def _span(cells: pd.DataFrame, floor: NoiseFloor) -> str:
@@ -287,61 +307,72 @@ def _span(cells: pd.DataFrame, floor: NoiseFloor) -> str:
     answers = floor.problems * floor.draws
     # Some settings may have more answers than others.
     where = "here" if (cells["graded"] == answers).all() else f"on the {answers:,.0f} answers that every setting has"
-    low, _, high = (notation.percent(value) for value in floor.expected_range)
-    chance = f"chance alone would span {low} to {high} ({notation.p_equals(floor.p)})"
-    return f"{matter} {where}: scores span {notation.percent(floor.range)} points; {chance}."
+    low, _, high = floor.expected_range
+    chance = f"{notation.percent(low)} to {notation.percent(high)} ({notation.p_equals(floor.p)})"
+    return f"{matter} {where}: scores span {notation.percent(floor.range)} points; chance alone would span {chance}."
 
 
 def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
     """Say which setting is best, how many are tied with it, and what would separate it from the second."""
     best, second = np.argsort(-floor.scores, kind="stable")[:2]
     others = int(floor.tied.sum()) - 1
-    few = f"{counted(others, 'other setting')} {'is' if others == 1 else 'are'}" if others else "No other setting is"
-    draws, bound = inference.draws_to_separate(scores[best], scores[second])
-    need = f"{'up to' if bound else 'about'} {counted(f'{draws:,.0f}', 'draw')} per problem would show it (80% power)"
-    gap = f"If the gap between the best two is real, {need}."
-    gap = "The second best scores the same." if np.isinf(draws) else "" if np.isnan(draws) else gap
-    return (
-        f"The best score is {notation.percent(floor.scores[best])} ({notation.axes(cells.iloc[best][POINT])}). {few} "
+    tied = "No other setting is"
+    if others:
+        tied = f"{counted(others, 'other setting')} {'is' if others == 1 else 'are'}"
+    sentence = (
+        f"The best score is {notation.percent(floor.scores[best])} ({notation.axes(cells.iloc[best][POINT])}). {tied} "
         f"statistically tied with the best: a setting within {notation.percent(floor.critical)} points of the best "
-        f"cannot be told from it. {gap}"
-    ).strip()
+        "cannot be told from it."
+    )
+    draws, bound = inference.draws_to_separate(scores[best], scores[second])
+    if np.isnan(draws):
+        return sentence
+    if np.isinf(draws):
+        return f"{sentence} The second best scores the same."
+    need = f"{'up to' if bound else 'about'} {counted(f'{draws:,.0f}', 'draw')} per problem would show it (80% power)"
+    return f"{sentence} If the gap between the best two is real, {need}."
 
 
 def _eviction(cells: pd.DataFrame) -> str:
     share = float(np.average(cells["evicted"], weights=cells["completions"]))
+    completions = f"{notation.percent(share)}% of the completions"
     if share < HARDLY_FIRES:
-        acted = f"Eviction acted in only {notation.percent(share)}% of the completions"
-        return f"{acted}: this panel mostly compares the full cache with itself."
+        return f"Eviction acted in only {completions}: this panel mostly compares the full cache with itself."
+    sentence = f"Eviction acted in {completions}, {cells['mean_evictions'].mean():.1f} times each on average."
     differ = cells["untouched_differ"].sum()
-    rest = f" {differ:.0f} completions differ from the full cache's although nothing was evicted from theirs."
-    acted = f"Eviction acted in {notation.percent(share)}% of the completions"
-    return f"{acted}, {cells['mean_evictions'].mean():.1f} times each on average.{rest if differ else ''}"
+    if not differ:
+        return sentence
+    untouched = f"{differ:.0f} completions differ from the full cache's although nothing was evicted from theirs."
+    return f"{sentence} {untouched}"
 
 
 def _loops(cells: pd.DataFrame) -> list[str]:
     """Say how many truncated completions loop at the smallest keep ratio, and what stopping loops would save."""
     ratio = cells["keep_ratio"].min()
-    ours = cells[cells["keep_ratio"] == ratio]
-    truncated, loop, saved = (ours[name].sum() for name in ("truncated_texts", "looping_texts", "tokens_in_loops"))
+    smallest = cells[cells["keep_ratio"] == ratio]
+    truncated = smallest["truncated_texts"].sum()
+    looping = smallest["looping_texts"].sum()
     if not truncated:
         return []
-    share = saved / (ours["mean_tokens"] * ours["completions"]).sum()
-    stop = f" decoding.stop_on_loop=true would save {notation.percent(share)}% of the tokens there." if loop else ""
-    counts = f"At keep ratio {notation.number(ratio)}, {loop:,.0f} of {truncated:,.0f} truncated texts loop"
-    return [f"{counts}: they repeat their end until they are cut off.{stop}" if loop else f"{counts}."]
+    counts = f"At keep ratio {notation.number(ratio)}, {looping:,.0f} of {truncated:,.0f} truncated texts loop"
+    if not looping:
+        return [f"{counts}."]
+    saved = smallest["tokens_in_loops"].sum() / (smallest["mean_tokens"] * smallest["completions"]).sum()
+    stop = f"decoding.stop_on_loop=true would save {notation.percent(saved)}% of the tokens there."
+    return [f"{counts}: they repeat their end until they are cut off. {stop}"]
 
 
 def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
     """Return the noise floor of each model and benchmark with several settings; scores as in `read_summary`."""
-    found = []
+    verdicts = []
     for _, cells in table.groupby(["model", "benchmark"], sort=False):
         if len(cells) < 2:
             continue
-        scores, (problems, draws) = cells["pass_at_1"].to_numpy(), cells[["problems", "draws"]].iloc[0].astype(int)
+        scores = cells["pass_at_1"].to_numpy()
+        problems, draws = cells[["problems", "draws"]].iloc[0].astype(int)
         floor = inference.summary_noise_floor(scores, problems, draws, between=BETWEEN_PROBLEMS[1])
-        found.append(PanelVerdict(title=_title(cells), cells=cells, floor=floor))
-    return found
+        verdicts.append(PanelVerdict(title=_title(cells), cells=cells, floor=floor))
+    return verdicts
 
 
 # A grid of several policies shares as many settings as it has points. A bar chart has three policies or more, and at
@@ -377,10 +408,16 @@ class Findings:
 
 def analyse(run: Run, margin: float | None = None) -> Findings:
     """Compute all numbers and verdicts of a run; `margin` as in `cell_metrics`."""
-    metrics, graded = cell_metrics(run, margin), graded_rows(run)
-    grids, settings = find_grids(metrics), shared_settings(metrics[~is_control(metrics)])
-    verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded)]
-    policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting)]
+    metrics = cell_metrics(run, margin)
+    graded = graded_rows(run)
+    grids = find_grids(metrics)
+    verdicts = []
+    for grid in grids:
+        verdicts += panel_verdicts(grid, graded)
+    settings = shared_settings(metrics[~is_control(metrics)])
+    policies = []
+    for setting in settings if not verdicts else ():
+        policies += policy_verdicts(setting)
     return Findings(
         run=run,
         metrics=metrics,
@@ -397,7 +434,7 @@ def analyse_scores(path: Path) -> Findings:
     """Return the findings on grids with scores only, from a CSV as `read_summary` reads it."""
     table = read_summary(path)
     run = run_of_scores(table, path.with_suffix(""))
-    known = table.reindex(columns=["pass_at_1", "problems", "draws", "sure", "doubt"])
-    known = known.assign(pass_at_1=table["pass_at_1"] / 100, graded=known["problems"] * known["draws"])
-    metrics = cell_metrics(run).drop(columns=known.columns, errors="ignore").join(known)
+    scores = table.reindex(columns=["pass_at_1", "problems", "draws", "sure", "doubt"])
+    scores = scores.assign(pass_at_1=table["pass_at_1"] / 100, graded=scores["problems"] * scores["draws"])
+    metrics = cell_metrics(run).drop(columns=scores.columns, errors="ignore").join(scores)
     return Findings(run=run, metrics=metrics, grids=find_grids(metrics), verdicts=summary_verdicts(metrics))

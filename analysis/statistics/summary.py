@@ -41,28 +41,29 @@ def read_summary(path: Path) -> pd.DataFrame:
     if not rows:
         raise UserError(f"{path} holds no score; give a row for each setting.")
     _refuse_fractions(path, rows)
-    settings, sizes = dict[Any, str](), dict[Any, FileRow]()
+    places = dict[Any, str]()
+    first_rows = dict[Any, FileRow]()
     for row in rows:
-        first = settings.setdefault(tuple(row.values.get(name) for name in SETTING), row.where)
-        if first != row.where:
-            raise UserError(f"{row.where} has the setting of {first}; delete one of the two.")
+        setting = tuple(row.values.get(name) for name in SETTING)
+        place = places.setdefault(setting, row.where)
+        if place != row.where:
+            raise UserError(f"{row.where} has the setting of {place}; delete one of the two.")
         # A noise floor needs one count of answers.
-        counted = sizes.setdefault((row.values["model"], row.values["benchmark"]), row)
+        first = first_rows.setdefault((row.values["model"], row.values["benchmark"]), row)
         for name in ("problems", "draws"):
-            ours, theirs = row.values[name], counted.values[name]
-            if ours != theirs:
-                differs = f"{row.where} has {name} {ours}, and {counted.where} has {theirs}"
-                raise UserError(f"{differs}; give one count for a model and benchmark, or a file for each.")
+            if row.values[name] != first.values[name]:
+                counts = f"{row.where} has {name} {row.values[name]}, and {first.where} has {first.values[name]}"
+                raise UserError(f"{counts}; give one count for a model and benchmark, or a file for each.")
     return pd.DataFrame([row.values for row in rows])
 
 
 def _checked(row: FileRow) -> FileRow:
     """Return the row with its numbers as numbers."""
     values = {name: "" if value is None else str(value).strip() for name, value in row.values.items()}
-    given = {name: text for name, text in values.items() if text}
-    if given.get("policy") == "full" and not {"keep_ratio", "local_window"} <= given.keys():
+    filled = {name: text for name, text in values.items() if text}
+    if filled.get("policy") == "full" and not {"keep_ratio", "local_window"} <= filled.keys():
         raise UserError(f"{row.where} is the full cache, which no grid of scores has; delete the row.")
-    score = dataclasses.asdict(checked(Score, given, f"{row.where} ", extra=True))
+    score = dataclasses.asdict(checked(Score, filled, f"{row.where} ", extra=True))
     return FileRow(row.where, values | {name: score[name] for name in score.keys() & values.keys()})
 
 
@@ -73,8 +74,8 @@ def _refuse_fractions(path: Path, rows: list[FileRow]) -> None:
     if max(scores) <= 1 and any(score % 1 for score in scores):
         raise UserError(f"{path} has no pass_at_1 above 1, and {way_out}")
     for row in rows:
-        score, problems, draws = (row.values[name] for name in ("pass_at_1", "problems", "draws"))
+        score, problems, draws = row.values["pass_at_1"], row.values["problems"], row.values["draws"]
         least = 100 / (problems * draws)
         if 0 < score < least - ROUNDING:
-            one = f"one right answer of {problems} x {draws} is {least:.3g}"
-            raise UserError(f"{row.where} has pass_at_1 {score}, but {one}, and {way_out}")
+            one_answer = f"one right answer of {problems} x {draws} is {least:.3g}"
+            raise UserError(f"{row.where} has pass_at_1 {score}, but {one_answer}, and {way_out}")
