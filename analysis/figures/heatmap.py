@@ -379,7 +379,6 @@ def attribution_figure(
     steps: Sequence[str],
     *,
     title: str,
-    method: str = "removal",
     cmap: str | None = None,
 ) -> Figure:
     """Draw signed effects on the log-probability [tokens, steps] with four decimals, red (-1) over white to blue (1).
@@ -389,7 +388,7 @@ def attribution_figure(
     """
     rows, columns = strongest(values, axis=1, most=MOST_TOKENS), strongest(values, axis=0, most=MOST_STEPS)
     shown, names = values[:, columns], [shortened(steps[column]) for column in columns]
-    notes = [f"effect of a step on each answer token's log-probability, by {method}; the colours end at -1 and 1"]
+    notes = ["effect of a step on each answer token's log-probability, by removal; the colours end at -1 and 1"]
     if others := len(steps) - len(columns):
         shown = np.column_stack([shown, values.sum(axis=1) - shown.sum(axis=1)])
         names.append(f"sum of {others} other{'s' * (others > 1)}")

@@ -43,12 +43,8 @@ def script_json(value: Any) -> str:
     return text
 
 
-def kept_html(kept: "Kept", *, title: str, rows: bool = False) -> str:
-    """Write a page of the whole text, evicted tokens shaded by eviction; with `rows` also once per eviction."""
-    sections = [("The whole text", len(kept.steps) - 1, True)]
-    for number, held in enumerate(kept.held if rows else ()):
-        live, written = round(float(np.nansum(held)) / 100), int((~np.isnan(held)).sum())
-        sections.append((f"After eviction {number + 1}: {live} of {written} tokens held", number, False))
+def kept_html(kept: "Kept", *, title: str) -> str:
+    """Write a page of the whole text, evicted tokens shaded by eviction."""
     runs = [groupby(held[~np.isnan(held)].tolist()) for held in kept.held]
     data = {
         "text": "".join(kept.pieces),
@@ -58,4 +54,4 @@ def kept_html(kept: "Kept", *, title: str, rows: bool = False) -> str:
         "steps": list(kept.steps),
         "held": [[number for percent, run in parts for number in (int(percent), len(list(run)))] for parts in runs],
     }
-    return render("kept.html.jinja", title=title, sections=sections, data=script_json(data))
+    return render("kept.html.jinja", title=title, data=script_json(data))

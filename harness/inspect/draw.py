@@ -33,11 +33,14 @@ from kvsweep.errors import UserError
 from kvsweep.escape import file_name
 from kvsweep.files import replace_text
 from kvsweep.harness.inspect import inspected
-from kvsweep.harness.inspect.importance import cost, grad_x_input, importance, removal
+from kvsweep.harness.inspect.importance import cost, importance, removal
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.recipe import LabelKind
 from kvsweep.harness.predictor.traces import read_graded
 from kvsweep.stored import StoredCell
+
+# The most completions of a cell whose importance --show retention computes.
+_MOST_TEXTS = 20
 
 
 def draw_importance(
@@ -48,7 +51,7 @@ def draw_importance(
     steps = inspected.numbers(averaged_steps(options, text), len(text.thinking))
     layout = Layout(thinking=len(text.thinking), steps=steps, pieces=text.thinking, **sizes)
     labels: Sequence[LabelKind] = options.label or ["answer"]
-    strips = importance(text, labels, options.head, policies, min_distance=options.min_distance)
+    strips = importance(text, labels, options.head, policies)
     name = _name("importance", text)
     yield _table(importance_table(layout, strips), options.out, name)
     named = {strip_title(column): scores for column, scores in strips.items()}
@@ -91,16 +94,13 @@ def draw_attribution(options: inspected.TraceOptions, text: inspected.InspectedT
     # The tag's last token is the first token that is read without the step.
     start, start_of_answer = trace.think_start, trace.answer_start - 1
     steps = [range(start + step.start, start + step.stop) for step in attributed_steps(options, text)]
-    if options.method == "removal":
-        print(cost(model, len(trace.token_ids), start_of_answer, len(steps), options.slots), file=sys.stderr)
-        found = removal(model, trace.token_ids, start_of_answer, steps, slots=options.slots)
-    else:
-        found = grad_x_input(model, trace.token_ids, start_of_answer, steps)
+    print(cost(model, len(trace.token_ids), start_of_answer, len(steps)), file=sys.stderr)
+    found = removal(model, trace.token_ids, start_of_answer, steps)
     values, tokens = found.double().numpy(force=True), text.pieces[trace.answer_start :]
     columns = ["".join(text.pieces[step.start : step.stop]) for step in steps]
     name = _name("attribution", text)
     yield _table(attribution_table(values, tokens, columns), options.out, name)
-    figure = attribution_figure(values, tokens, columns, title=text.title, method=options.method, cmap=options.map)
+    figure = attribution_figure(values, tokens, columns, title=text.title, cmap=options.map)
     yield from save_figure(figure, options.out, name).values()
 
 
@@ -129,7 +129,7 @@ def draw_kept(options: inspected.TraceOptions, text: inspected.InspectedText) ->
     name = _name("kept", text)
     yield _table(kept_table(kept), options.out, name)
     path = options.out / f"{name}.html"
-    replace_text(path, kept_html(kept, title=text.title, rows=options.rows))
+    replace_text(path, kept_html(kept, title=text.title))
     yield path
 
 
@@ -145,12 +145,12 @@ def draw_retention(options: inspected.TraceOptions, folders: Sequence[Path]) -> 
         stored = list(read_graded(folder))
         correct.setdefault(policy, []).extend(grade.correct for _, _, grade in stored if grade)
         evicted = sorted((row for row in stored if row[1].evictions), key=lambda row: row[1].key)
-        for question, completion, _ in evicted[: options.limit]:
+        for question, completion, _ in evicted[:_MOST_TEXTS]:
             source = inspected.of_completion(folder, question, completion)
             text = source.read(loaded(source.model))
             if kind == "answer" and not text.trace.answered:
                 continue
-            (scores,) = importance(text, [kind], [], min_distance=options.min_distance).values()
+            (scores,) = importance(text, [kind], []).values()
             kept = read_kept(text.pieces, text.trace.think_start, completion.evictions)
             for number, share in enumerate(retention(kept, scores, text.trace.think_start), start=1):
                 rows.append({"policy": policy, "text": len(curves), "eviction": number, "retained": float(share)})

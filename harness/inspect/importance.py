@@ -20,14 +20,15 @@ from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import label_trace, read_whole
 from kvsweep.harness.predictor.recipe import LabelKind
 
+# Tokens between a token and the nearest query that counts for its true labels `far_max` and `later`.
+MIN_DISTANCE = 32
+
 
 def importance(
     text: InspectedText,
     kinds: Sequence[LabelKind],
     heads: Sequence[Path],
     policies: Sequence[BudgetPolicy] = (),
-    *,
-    min_distance: int = 32,
 ) -> dict[str, np.ndarray]:
     """Return the importance of thinking tokens, [thinking] by title: true labels, predictions, policies' scores.
 
@@ -41,7 +42,7 @@ def importance(
         raise NotInText(f"{unanswered}: give --label far_max or later, a --head or --scores.")
     strips: dict[str, Tensor] = {}
     if known or heads:
-        hidden, labels = label_trace(text.model, text.trace, min_distance, known)
+        hidden, labels = label_trace(text.model, text.trace, MIN_DISTANCE, known)
         strips |= {f"true: {kind}": labels[kind] for kind in known}
         for path in heads:
             head = load_predictor(path, dtype=text.model.shape.dtype).to(text.model.device)
@@ -103,13 +104,13 @@ def _pinned_as_highest(scores: Tensor) -> Tensor:
     return scores.clamp(lowest, highest).where(highest.isfinite(), torch.nan)
 
 
-# Answer tokens that are fed to every slot at once.
-_FED = 64
+# Answer tokens that are fed to every slot at once, and steps that are removed at once.
+_FED, _SLOTS = 64, 32
 
 
-def cost(model: LoadedModel, length: int, answer_start: int, steps: int, slots: int) -> str:
+def cost(model: LoadedModel, length: int, answer_start: int, steps: int) -> str:
     """Return a sentence on the work and memory that `removal` will take."""
-    slots = min(slots, steps + 1)
+    slots = min(_SLOTS, steps + 1)
     batches = -(-(steps + 1) // slots)
     mib = slots * SlotCache.bytes_per_slot(model.shape, length) / 2**20
     return (
@@ -120,7 +121,7 @@ def cost(model: LoadedModel, length: int, answer_start: int, steps: int, slots: 
 
 @torch.inference_mode()
 def removal(
-    model: LoadedModel, token_ids: Sequence[int], answer_start: int, steps: Sequence[range], *, slots: int = 32
+    model: LoadedModel, token_ids: Sequence[int], answer_start: int, steps: Sequence[range], *, slots: int = _SLOTS
 ) -> Tensor:
     """Log-probability of each answer token minus its log-probability without each step, [answer, steps], float32.
 
@@ -155,23 +156,3 @@ def _read_answer(model: LoadedModel, token_ids: Sequence[int], answer_start: int
         following = answer[at + 1 - answer_start].repeat(cache.live)
         rows.append(logits.log_softmax(dim=-1).gather(-1, following[:, None]).view(cache.live, len(at)).T)
     return torch.cat(rows)
-
-
-def grad_x_input(model: LoadedModel, token_ids: Sequence[int], answer_start: int, steps: Sequence[range]) -> Tensor:
-    """Gradient of each answer token's log-probability times the embeddings, summed over each step, [answer, steps].
-
-    A linear estimate with `removal`'s sign, including what later tokens took from the step. It costs one forward, and
-    one backward per answer token.
-    """
-    ids = torch.tensor([token_ids], device=model.device)
-    embedded = model.network.get_input_embeddings()(ids).detach().requires_grad_()
-    positions = torch.arange(len(token_ids), device=model.device)[None]
-    shape = {"slot_shape": model.shape}
-    output = model.network.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False, **shape)
-    scores = model.logits(output.last_hidden_state[0, answer_start:-1]).float().log_softmax(dim=-1)
-    rows = []
-    for number, target in enumerate(token_ids[answer_start + 1 :]):
-        (gradient,) = torch.autograd.grad(scores[number, target], embedded, retain_graph=True)
-        product = (gradient * embedded)[0].detach().sum(dim=-1)
-        rows.append(torch.stack([product[step.start : step.stop].sum() for step in steps]))
-    return torch.stack(rows).float()

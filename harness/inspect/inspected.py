@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -55,16 +55,11 @@ class TraceOptions:
     label: Sequence[LabelKind]
     head: Sequence[Path]
     scores: Sequence[str]
-    min_distance: int
     by: str
     split: str | None
     steps: str | None
     find: str | None
     map: str | None
-    method: Literal["removal", "grad_x_input"]
-    slots: int
-    rows: bool
-    limit: int
     out: Path
 
 

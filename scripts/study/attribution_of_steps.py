@@ -1,6 +1,6 @@
 """How often the step that derives a value has the largest attribution of that value's digit in the answer.
 
-    python scripts/study/attribution_of_steps.py [--model toy_qwen] [--problems 100] [--method removal]
+    python scripts/study/attribution_of_steps.py [--model toy_qwen] [--problems 100]
 
 Problems of toy_chain (where a value is derived once, in a step of its own) with worked completions, the model's own
 training form. The answer restates three values, `c is 5, d is 2, e is 7. ...`; each is a digit with a known step.
@@ -14,7 +14,7 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from kvsweep.harness.inspect.importance import grad_x_input, removal
+from kvsweep.harness.inspect.importance import removal
 from kvsweep.harness.inspect.inspected import InspectedText, token_range
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
@@ -30,10 +30,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="toy_qwen")
     parser.add_argument("--problems", type=int, default=100)
-    parser.add_argument("--method", choices=("removal", "grad_x_input"), default="removal")
     options = parser.parse_args()
     model = load_model(build(ModelConfig, "model", compose_config(f"model={options.model}").model))
-    attribute = removal if options.method == "removal" else grad_x_input
     digits = hits = whole = 0
     for problem in problems("chain", options.problems):
         text = write_completion("chain", problem.question, Random(problem.id))
@@ -44,7 +42,7 @@ def main() -> None:
         matches = list(re.finditer(_STEP, "".join(thinking)))
         ranges = [token_range(thinking, *m.span()) for m in matches]
         steps = [range(trace.think_start + r.start, trace.think_start + r.stop) for r in ranges]
-        found = attribute(model, trace.token_ids, trace.answer_start - 1, steps)
+        found = removal(model, trace.token_ids, trace.answer_start - 1, steps)
         names = [m.group(1) for m in matches]
         right = []
         for fact in list(re.finditer(r"([a-p]) is (\d)", "".join(answer)))[:3]:
@@ -57,7 +55,7 @@ def main() -> None:
                 print(f"{problem.id}: {fact.group(0)}: step {largest} {top:.4f}, its own {own:.4f}", flush=True)
         digits, hits, whole = digits + len(right), hits + sum(right), whole + all(right)
     score = f"{hits} of {digits} digits; all three in {whole} of {options.problems} problems"
-    print(f"{options.model}, {options.method}: {score}")
+    print(f"{options.model}: {score}")
 
 
 if __name__ == "__main__":

@@ -437,16 +437,11 @@ def policy(**options: Any) -> None:
 @option("--label", multiple=True, metavar="KIND", help="A strip of true labels: answer, far_max, later (answer).")
 @option("--head", multiple=True, metavar=_DIR, type=_PLACE, help="A strip of a predictor's scores.")
 @option("--scores", multiple=True, metavar="POLICY", help="A strip of a policy's scores.")
-@option("--min-distance", metavar="N", type=_above_0, default=32, help="From a token to what counts; R1: 512.")
 @option("--by", type=click.Choice(["token", "step"]), default="token", help="Strips of tokens, or of steps' means.")
 @option("--split", metavar="REGEX", help="What separates the steps: model.split, else blank lines, else equations.")
 @option("--steps", metavar="A-B,C-D", help="First and last token of each step, counted in the thinking from 0.")
 @option("--find", metavar="REGEX", help="The steps to attribute; by default equations with what they state.")
 @option("--map", metavar="NAME", help="attribution: a colour map of matplotlib (RdBu; RdYlGn is the paper's).")
-@option("--method", type=click.Choice(["removal", "grad_x_input"]), default="removal", help="attribution: the method.")
-@option("--slots", metavar="N", type=_above_0, default=32, help="attribution: steps removed at once.")
-@option("--rows", is_flag=True, help="kept: repeat the text after each eviction.")
-@option("--limit", metavar="N", type=_above_0, default=20, help="retention: evicted completions of each cell.")
 @option("--out", metavar=_DIR, type=_PLACE, default=Path("trace"), help="Folder for the files.")
 def trace(**options: Any) -> None:
     """Pictures of one completion, with its numbers.

@@ -329,24 +329,18 @@ def test_the_kept_page_shades_what_went_and_escapes_the_text(browser, tmp_path):
     ]
     kept = read_kept(pieces, 1, evictions)
     page = tmp_path / "kept.html"
-    page.write_text(kept_html(kept, title="a<b", rows=True))
+    page.write_text(kept_html(kept, title="a<b"))
     browser.get(page.as_uri())
     sections = browser.execute_script(
         """return [...document.querySelectorAll(".text")].map((box) => [
-          box.previousElementSibling.textContent, box.textContent,
+          box.textContent,
           [...box.querySelectorAll(".evicted")].map((one) =>
             [one.textContent, one.style.backgroundColor || getComputedStyle(one).textDecorationLine])]);"""
     )
-    first, second, partly = "line-through", "line-through", "rgba(213, 94, 0, 0.15)"
-    assert sections == [
-        ["The whole text", "".join(pieces), [["a", first], ["b", second]]],
-        ["After eviction 1: 2 of 4 tokens held", "<q>abc", [["a", first], ["b", partly]]],
-        ["After eviction 2: 3 of 5 tokens held", "<q>abcd", [["a", first], ["b", second]]],
-    ]
+    assert sections == [["".join(pieces), [["a", "line-through"], ["b", "line-through"]]]]
     legend = browser.execute_script("return document.getElementById('legend').textContent")
     assert legend.endswith("Gone with: eviction 1 (token 3) eviction 2 (token 4)")
     assert browser.execute_script("return document.querySelector('.question').textContent") == "<q>"
-    assert kept_html(kept, title="t").count("<h2>") == 1
     assert browser.get_log("browser") == []
 
 
