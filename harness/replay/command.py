@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -23,8 +24,11 @@ def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
     """Replay completions through every cell of a run, or (`timed`) measure each cell's seconds."""
     if not directory.is_dir():
         raise UserError(f"{directory} is no folder: give the folder of a run, such as results/runs/demo.")
+    own: dict[str, Any] = {}
     try:
-        own = {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in overrides)}
+        for word in overrides:
+            name, _, value = word.partition("=")
+            own[name] = yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise UserError(f"{' '.join(overrides)} cannot be read as KEY=VALUE: see kvsweep replay --help.") from error
     if own.get("texts") is not None:  # a path, as the user typed it

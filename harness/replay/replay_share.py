@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -16,12 +15,11 @@ from kvsweep.errors import UserError
 from kvsweep.harness.provenance import describe_arithmetic, describe_process
 from kvsweep.harness.replay.references import ReplayConfig, Text, read_texts
 from kvsweep.harness.sweep.execute import work_through
-from kvsweep.harness.sweep.job import UNTRACKED, Job, make_job, stored_config
+from kvsweep.harness.sweep.job import UNTRACKED, Job, begun_configs, make_job
 from kvsweep.harness.sweep.launch import Launcher, start
 from kvsweep.harness.sweep.share import Share
 from kvsweep.harness.sweep.store import OpenCells
 from kvsweep.records import PROVENANCE_FILE
-from kvsweep.stored import read_cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,28 +75,6 @@ def execute(share: ReplayShare, work: OpenCells) -> None:
         work.append(cell_id, row)
 
 
-def begun_configs(
-    directory: Path, on_other: Callable[[Path, UserError], object]
-) -> list[tuple[dict[str, Any], set[str]]]:
-    """Return each configuration that wrote cells of a run directory, with the ids of the cells that it started.
-
-    `on_other` gets each folder whose provenance names no such configuration, with the reason.
-    """
-    found: dict[str, tuple[dict[str, Any], set[str]]] = {}
-    for cell, _ in read_cells(directory):
-        for file in cell.files(PROVENANCE_FILE).values():
-            try:
-                config = stored_config(file)
-            except UserError as reason:
-                on_other(cell.folder, reason)
-                continue
-            config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
-            config |= {"shard": "1/1", "until": None, "finish": False}
-            # Jobs that differ only in their policies are one grid; policies' own settings keep them apart.
-            found.setdefault(records.content_hash(config), (config, set()))[1].add(cell.name)
-    return list(found.values())
-
-
 def read_jobs(directory: Path) -> list[Job]:
     """Return the jobs that wrote the cells of a run directory, from the cells' provenance."""
 
@@ -109,7 +85,9 @@ def read_jobs(directory: Path) -> list[Job]:
     if not found:
         raise UserError(f"{directory} holds no cell that a sweep has begun: give the folder of a run.")
     # Jobs with the same model, benchmark and precision become one job.
-    begun = set[str]().union(*(ids for _, ids in found))
+    begun = set[str]()
+    for _, ids in found:
+        begun |= ids
     groups: dict[str, Job] = {}
     for config, ids in found:
         job = make_job(OmegaConf.create(config))
@@ -120,7 +98,10 @@ def read_jobs(directory: Path) -> list[Job]:
         cells = {cell.cell_id: cell for cell in (*first.cells, *job.cells)}
         inputs = {**first.inputs, **job.inputs}
         groups[condition] = replace(first, cells=tuple(cells.values()), inputs=inputs, rounds=(), margin=None)
-    _name_others(directory, begun - {cell.cell_id for job in groups.values() for cell in job.cells}, begun)
+    others = set(begun)
+    for job in groups.values():
+        others.difference_update(cell.cell_id for cell in job.cells)
+    _name_others(directory, others, begun)
     return [job for job in groups.values() if job.cells]
 
 

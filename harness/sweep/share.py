@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.job import Job
-from kvsweep.records import COMPLETIONS_FILE, Pair
+from kvsweep.records import COMPLETIONS_FILE, Pair, grading_rule
 from kvsweep.task_status import CellProgress, State, TaskStatus, policy_label, task_name
 
 
@@ -60,7 +60,8 @@ def lacking(share: Share) -> list[Cell]:
     job = share.job
     if share.replays:
         return [cell for cell in job.cells if not job.stored(cell).pairs(share.rows).issuperset(share.pairs)]
-    found = [cell for cell in job.cells if not job.is_done(cell)]
+    ids, draws = job.problem_ids, job.draws
+    found = [cell for cell in job.cells if not job.stored(cell).covers(ids, draws, grading_rule(cell.describe()))]
     return found if share.is_last else [cell for cell in found if np.isnan(job.scores(cell)).any()]
 
 

@@ -1,56 +1,44 @@
-"""Stored completions decoded a second time, by the engine of a sweep, and what may have made a difference."""
+"""Stored completions decoded a second time, as a sweep decodes, and what may have made a difference."""
 
 from __future__ import annotations
 
 import itertools
 import random
+import sys
+import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from kvsweep import records
 from kvsweep.analysis.notation import setting_of
-from kvsweep.compression.source import code_hash, is_same_code
+from kvsweep.compression.source import is_same_code
 from kvsweep.errors import UserError
-from kvsweep.harness.decode.engine import is_invariant
-from kvsweep.harness.decode.memory import auto_slots
-from kvsweep.harness.decode.request import Branch, Request, grows
-from kvsweep.harness.models.load import device_of
-from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.provenance import describe_arithmetic, describe_machine
+from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.sweep.cell import Cell
-from kvsweep.harness.sweep.fill import engine_of, loaded
-from kvsweep.harness.sweep.job import Job
-from kvsweep.kernels.implementation import check_available
+from kvsweep.harness.sweep.execute import work_through
+from kvsweep.harness.sweep.fill import engine_of, fill, loaded
+from kvsweep.harness.sweep.job import UNTRACKED, Job
+from kvsweep.harness.sweep.share import Share
+from kvsweep.harness.sweep.store import OpenCells
+from kvsweep.harness.verify.stored import CheckedCell, Row, State
 from kvsweep.records import Completion, Pair
+from kvsweep.stored import read_provenance
 
-Asked = tuple[Cell, Completion]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoded:
-    """A stored completion beside the one of today.
-
-    Attributes:
-        state: same: every field has the same value; other: some have not; cannot: it was not decoded, `cause` says why.
-        first_other: index of the first token that differs, None where the tokens are the same.
-        stored_token, token: the two tokens at that index, as texts.
-        gap: the stored token's logit minus the other one's, by the model of today behind the tokens before both.
-        fields: the names of the fields that differ.
-    """
-
-    cell_id: str
-    setting: str
-    problem_id: str
-    draw: int
-    tokens: int
-    state: Literal["same", "other", "cannot"]
-    first_other: int | None = None
-    stored_token: str | None = None
-    token: str | None = None
-    gap: float | None = None
-    fields: Sequence[str] = ()
-    cause: str = ""
+# What bits can depend on beside the cell, by its name in a decoding pass; the first beginning that fits counts.
+_CIRCUMSTANCES = {
+    "policy_code": "code of the policy",
+    "arithmetic.vector_instructions": "kernel set",
+    "arithmetic.": "arithmetic, ",
+    "hardware.processor": "processor",
+    "hardware.gpus": "GPUs",
+    "code.packages.": "version of ",
+    "code.python": "version of Python",
+    "code.git_": "code of kvsweep, ",
+}
 
 
 def drawn(stored: Mapping[str, Sequence[Pair]], count: int, seed: int) -> list[tuple[str, Pair]]:
@@ -70,123 +58,136 @@ def drawn(stored: Mapping[str, Sequence[Pair]], count: int, seed: int) -> list[t
     return chosen
 
 
-def decoded_again(
-    job: Job, asked: Sequence[Asked], passes: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> Iterator[Decoded]:
-    """Decode completions of a job's cells again, from their first token; `passes` are those that made each cell."""
-    try:
-        check_available(job.impl)
-        invariant = is_invariant(job.invariant, job.spec, device_of(job.model), job.impl)
-        model = loaded(job.model)
-        for cell in {cell.cell_id: cell for cell, _ in asked}.values():
-            cell.policy.load_artifacts()
-        job.cache.largest_rows(job.spec.layers)
-    except UserError as error:
-        yield from (_decoded(cell, row, state="cannot", cause=str(error)) for cell, row in asked)
-        return
-    today = describe_machine() | {
-        "arithmetic": describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
-    }
-    stored = {(cell.cell_id, row.key): (cell, row) for cell, row in asked}
-    for cell_id, made in _generated(job, model, asked):
-        cell, row = stored[cell_id, made.key]
-        others = differing(passes.get(cell_id, ()), today, code_hash(type(cell.policy)))
-        if made == row:
-            yield _decoded(cell, row, state="same", cause="; ".join(others))
-        else:
-            yield _decoded(cell, row, state="other", **_difference(job, model, cell, row, made, others, invariant))
+def decoded_again(cells: Mapping[str, CheckedCell], count: int | None, seed: int) -> Iterator[Row]:
+    """Decode drawn completions again, job by job, each model loaded once; None draws all of them."""
+    stored: dict[str, list[Pair]] = {}
+    jobs: dict[int, Job] = {}
+    for cell_id, cell in cells.items():
+        if cell.today is not None:
+            job = cell.today[0]
+            jobs[id(job)] = job
+            asked = set(job.problem_ids)
+            stored[cell_id] = [pair for pair in cell.stored.pairs() if pair[0] in asked]
+    most = sum(map(len, stored.values()))
+    chosen: dict[str, set[Pair]] = {}
+    for cell_id, pair in drawn(stored, most if count is None else count, seed):
+        chosen.setdefault(cell_id, set()).add(pair)
+    for job in sorted(jobs.values(), key=lambda job: str(job.model)):
+        part = {cell_id: cell for cell_id, cell in cells.items() if cell_id in chosen and _is_of(cell, job)}
+        if part:
+            own = tuple(cell for cell in job.cells if cell.cell_id in part)
+            with tempfile.TemporaryDirectory() as folder:
+                again = replace(job, cells=own, run_directory=Path(folder), tracker=UNTRACKED)
+                yield from _compared(again, part, chosen)
 
 
-def _decoded(cell: Cell, row: Completion, **rest: Any) -> Decoded:
-    named: dict[str, Any] = {"cell_id": cell.cell_id, "setting": setting_of(cell.policy.identity())}
-    return Decoded(**named, problem_id=row.problem_id, draw=row.draw, tokens=row.num_tokens, **rest)
+def _is_of(cell: CheckedCell, job: Job) -> bool:
+    return cell.today is not None and cell.today[0] is job
 
 
-def _generated(job: Job, model: LoadedModel, asked: Sequence[Asked]) -> Iterator[tuple[str, Completion]]:
-    """The completions of (cell_id, problem, draw), as a sweep decodes them: cells that grow with the text first."""
-    prompts = {problem.id: model.dialogue.prompt_ids(problem.prompt) for problem in job.benchmark.problems}
-    longest = max(map(len, prompts.values()))
-    for growing in (True, False):
-        branches: dict[Pair, list[Branch]] = {}
-        for cell, row in asked:
-            if grows(cell.policy, longest, job.decoding.max_new_tokens) == growing:
-                branches.setdefault(row.key, []).append(Branch(cell_id=cell.cell_id, policy=cell.policy))
-        requests = [_request(prompts, pair, wanted) for pair, wanted in branches.items()]
-        if requests:
-            slots = job.slots or auto_slots(model, requests, job.decoding, job.cache).slots
-            yield from engine_of(job, requests, model, slots).generate(requests)
+def _compared(job: Job, cells: Mapping[str, CheckedCell], chosen: Mapping[str, Collection[Pair]]) -> Iterator[Row]:
+    """Decode chosen completions of a job's cells into its empty folder, and compare them with the stored ones."""
+    error = _decode(job, chosen)
+    for cell in job.cells:
+        stored = cells[cell.cell_id]
+        now = {row.key: row for row in job.stored(cell).rows(Completion)}
+        today: Mapping[str, Any] = {}
+        if now:
+            origin = read_provenance(job.stored(cell).folder / records.PROVENANCE_FILE)
+            today = origin["decoding_passes"][-1]
+        notes = "; ".join(differing(stored.passes, today))
+        setting = setting_of(cell.policy.identity())
+        for then in stored.stored.rows(Completion, on_bad=records.ignore):
+            if then.key not in chosen[cell.cell_id]:
+                continue
+            made = now.get(then.key)
+            facts: dict[str, Any] = {"cell_id": cell.cell_id, "setting": setting, "cause": notes}
+            facts |= {"problem_id": then.problem_id, "draw": then.draw, "tokens": then.num_tokens}
+            if made is None:
+                state: State = "cannot"
+                text = facts["cause"] = str(error)
+            elif made == then:
+                state = "same"
+                text = f"{then.num_tokens} tokens"
+            else:
+                state = "other"
+                facts["cause"] = notes or _unexplained(today)
+                facts |= _difference(job, cell, then, made)
+                text = f"{_place(facts)}; {facts['cause']}"
+            title = f"{setting}, {then.problem_id} draw {then.draw} ({cell.cell_id})"
+            yield Row(name="completion", state=state, text=f"{title}: {text}", facts=facts)
 
 
-def _request(
-    prompts: Mapping[str, tuple[int, ...]], pair: Pair, branches: Sequence[Branch], known: Sequence[int] = ()
-) -> Request:
-    return Request(
-        problem_id=pair[0],
-        draw=pair[1],
-        prompt_ids=prompts[pair[0]],
-        branches=tuple(branches),
-        forced=tuple(known),
-        replayed=bool(known),
-    )
+def _decode(job: Job, chosen: Mapping[str, Collection[Pair]]) -> Exception | None:
+    """Decode the chosen completions of a job's cells, as a sweep does; return the error that ended it."""
+    pairs = sorted({pair for cell in job.cells for pair in chosen[cell.cell_id]})
+
+    def fill_chosen(share: Share, work: OpenCells) -> None:
+        for cell_id, store in work.stores.items():
+            store.finished_pairs.update(pair for pair in pairs if pair not in chosen[cell_id])
+        fill(work)
+
+    with redirect_stdout(sys.stderr):
+        errors = work_through([Share(job=job, dealt=pairs)], fill_chosen)
+    for error in errors:
+        if not isinstance(error, UserError):
+            raise error
+    return errors[0] if errors else None
 
 
-def circumstances(one: Mapping[str, Any]) -> dict[str, Any]:
-    """What a decoding pass recorded of all that bits can depend on beside the cell; None for what it did not record."""
-    code, arithmetic, hardware = (one.get(name) or {} for name in ("code", "arithmetic", "hardware"))
-    revision = code.get("git_revision")
-    return {
-        "code of the policy": one.get("policy_code"),
-        "kernel set": arithmetic.get("vector_instructions"),
-        **{f"arithmetic, {name}": value for name, value in arithmetic.items() if name != "vector_instructions"},
-        "processor": hardware.get("processor"),
-        "GPUs": ", ".join(hardware.get("gpus") or ()) or None,
-        **{f"version of {name}": value for name, value in (code.get("packages") or {}).items()},
-        "version of Python": code.get("python"),
-        "code of kvsweep": revision and f"{revision[:12]}{', changed' * bool(code.get('git_dirty'))}",
-    }
+def differing(passes: Sequence[Mapping[str, Any]], today: Mapping[str, Any]) -> list[str]:
+    """The circumstances of today's decoding pass that differ from any of a cell's passes, in words."""
+    now = dict(records.leaves(today))
+    notes = dict[str, None]()
+    for name, then in itertools.chain.from_iterable(map(records.leaves, passes)):
+        beginning = next((begin for begin in _CIRCUMSTANCES if name.startswith(begin)), None)
+        if beginning is None or then in (None, now.get(name)):
+            continue
+        if name == "policy_code" and is_same_code(then, str(now.get(name))):
+            continue
+        title = _CIRCUMSTANCES[beginning] + name.removeprefix(beginning)
+        notes[f"another {title} ({then}, now {now.get(name)})"] = None
+    return list(notes)
 
 
-def differing(passes: Sequence[Mapping[str, Any]], today: Mapping[str, Any], code: str) -> list[str]:
-    """The circumstances of today, with the policy's `code`, that differ from any of a cell's passes, in words."""
-    now = circumstances({**today, "policy_code": code})
-    same = ({**one, "policy_code": code} if is_same_code(one.get("policy_code", code), code) else one for one in passes)
-    found = ((name, then) for one in same for name, then in circumstances(one).items())
-    others = (
-        f"another {name} ({then}, now {now.get(name)})" for name, then in found if then not in (None, now.get(name))
-    )
-    return list(dict.fromkeys(others))
+def _unexplained(today: Mapping[str, Any]) -> str:
+    if not today["arithmetic"]["invariant"]:
+        return "with invariant=false the bits depend on what is decoded together"
+    return "no code, version or machine that is recorded differs, so the row may have been changed"
 
 
-def _difference(
-    job: Job, model: LoadedModel, cell: Cell, row: Completion, made: Completion, others: Sequence[str], invariant: bool
-) -> dict[str, Any]:
-    """The fields of a `Decoded` that say how a completion differs and why that may be."""
-    names = [name for name in row.__struct_fields__ if getattr(row, name) != getattr(made, name)]
-    cause = (
-        "; ".join(others) or "no code, version or machine that is recorded differs, so the row may have been changed"
-    )
-    if not (others or invariant):
-        cause = "with invariant=false the bits depend on what is decoded together"
-    pairs = itertools.zip_longest(row.token_ids, made.token_ids)
-    first = next((i for i, (then, now) in enumerate(pairs) if then != now), None)
+def _place(facts: Mapping[str, Any]) -> str:
+    if "first_other" not in facts:
+        return f"the same tokens, other {', '.join(facts['fields'])}"
+    where = f"first differs at token {facts['first_other']}: stored {facts['stored_token']!r}, now {facts['token']!r}"
+    return where if facts["gap"] is None else f"{where}, whose logits differ by {facts['gap']:+.2g}"
+
+
+def _difference(job: Job, cell: Cell, then: Completion, now: Completion) -> dict[str, Any]:
+    """The fields that differ, and the first token that does: its index, both tokens, and the gap of their logits.
+
+    The gap is the stored token's logit minus the other one's, by the model of today behind the tokens before both.
+    """
+    fields = [name for name in then.__struct_fields__ if getattr(then, name) != getattr(now, name)]
+    pairs = itertools.zip_longest(then.token_ids, now.token_ids)
+    first = next((index for index, (one, other) in enumerate(pairs) if one != other), None)
     if first is None:
-        return {"fields": names, "cause": cause}
-    two = [completion.token_ids[first : first + 1] for completion in (row, made)]
-    gap = None
-    if all(two) and two[0][0] < model.network.config.vocab_size:
-        prompts = {row.problem_id: model.dialogue.prompt_ids(_prompt(job, row.problem_id))}
-        known = [*row.token_ids[:first], two[0][0]]
-        asked = _request(prompts, row.key, [Branch(cell_id=cell.cell_id, policy=cell.policy)], known)
-        for step in engine_of(job, [asked], model, 1).replay([asked]):
-            for fed in step:
-                if fed.start <= first < fed.start + len(fed.hidden):
-                    logits = model.logits(fed.hidden[first - fed.start][None]).float()[0]
-                    gap = float(logits[two[0][0]] - logits[two[1][0]])
-    texts = [model.dialogue.decode(ids) if ids else None for ids in two]
-    return {
-        "first_other": first, "stored_token": texts[0], "token": texts[1], "gap": gap, "fields": names, "cause": cause,
-    }  # fmt: skip
-
-
-def _prompt(job: Job, problem_id: str) -> str:
-    return next(problem.prompt for problem in job.benchmark.problems if problem.id == problem_id)
+        return {"fields": fields}
+    model, gap = loaded(job.model), None
+    ids, other_ids = then.token_ids[first : first + 1], now.token_ids[first : first + 1]
+    if ids and other_ids and ids[0] < model.network.config.vocab_size:
+        [prompt] = [problem.prompt for problem in job.benchmark.problems if problem.id == then.problem_id]
+        request = Request(
+            problem_id=then.problem_id,
+            draw=then.draw,
+            prompt_ids=model.dialogue.prompt_ids(prompt),
+            branches=(Branch(cell_id=cell.cell_id, policy=cell.policy),),
+            forced=tuple(then.token_ids[: first + 1]),
+            replayed=True,
+        )
+        for fed in itertools.chain.from_iterable(engine_of(job, [request], model, 1).replay([request])):
+            if fed.start <= first < fed.start + len(fed.hidden):
+                logits = model.logits(fed.hidden[first - fed.start][None]).float()[0]
+                gap = float(logits[ids[0]] - logits[other_ids[0]])
+    tokens = [model.dialogue.decode(part) if part else None for part in (ids, other_ids)]
+    return {"fields": fields, "first_other": first, "stored_token": tokens[0], "token": tokens[1], "gap": gap}

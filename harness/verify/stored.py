@@ -17,15 +17,15 @@ from kvsweep.compression.source import code_hash, is_same_code
 from kvsweep.errors import BrokenCell, UserError
 from kvsweep.files import read_lines
 from kvsweep.harness.grading.grader import Grader, read_standard
-from kvsweep.harness.replay.replay_share import begun_configs
 from kvsweep.harness.settings import plain_config_errors
 from kvsweep.harness.sweep.cell import Cell
-from kvsweep.harness.sweep.job import Job, make_job
-from kvsweep.records import BadLine, Completion, Grade, leaves
+from kvsweep.harness.sweep.job import Job, begun_configs, make_job
+from kvsweep.records import Completion, Grade, leaves
 from kvsweep.stored import StoredCell, is_served, read_cells, stored_cells
 
-# differs: something that can change bits is another one today. fails: what is stored is not what was made.
-State = Literal["holds", "differs", "fails", "cannot"]
+# differs, other: something that can change bits, or a completion, is another one today. fails: what is stored is not
+# what was made.
+State = Literal["holds", "differs", "fails", "cannot", "same", "other"]
 # The rows of a cell's files by the first word of their names; a shard's or a replay's file has more words.
 _KINDS: dict[str, type[records.StoredRow]] = {
     "completions": Completion,
@@ -41,200 +41,224 @@ _HASHED = {"model", "dataset_hash", "policy", "decoding", "impl", "seed", "cache
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
-    """One thing that was checked: whether it holds, a sentence, and a line for each place where it does not."""
+class Row:
+    """One line of the result: of a check, or of a completion that was decoded again.
+
+    Attributes: lines: the places where a check does not hold. facts: more of a completion, for programs.
+    """
 
     name: str
     state: State
     text: str
     lines: Sequence[str] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredRun:
-    """The cells of a run directory beside those that the same configurations have today.
+@dataclass(kw_only=True)
+class CheckedCell:
+    """A cell of a run beside the one that the same configuration gives today.
 
-    Attributes:
-        found: job and cell of each id that today's weights, data, policies and settings give again.
-        changed: for each id that they do not give, the values that differ in cell.yaml: name to (then, now).
-        unread: why there is nothing to compare a cell with, by id: a server's texts, missing weights.
-        served: the ids of the cells that servers wrote, whose texts nobody can decode again.
-        passes: the decoding passes of each cell, as its provenance has them.
+    Attributes: today: its job and cell, if today's weights, data, policies and settings give the id again. changed: the
+    values in cell.yaml that differ if they do not: name to (then, now). unread: why there is nothing to compare.
+    served: whether a server wrote the texts, which nobody can decode again. passes: its decoding passes.
     """
 
-    folders: list[Path]
-    found: dict[str, tuple[Job, Cell]] = field(default_factory=dict)
-    changed: dict[str, dict[str, tuple[Any, Any]]] = field(default_factory=dict)
-    unread: dict[str, str] = field(default_factory=dict)
-    served: set[str] = field(default_factory=set)
-    passes: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
+    stored: StoredCell
+    today: tuple[Job, Cell] | None = None
+    changed: Mapping[str, tuple[Any, Any]] | None = None
+    unread: str = ""
+    served: bool = False
+    passes: list[Mapping[str, Any]] = field(default_factory=list)
 
 
-def read_run(directory: Path) -> StoredRun:
-    """Make the jobs of a run directory again; a folder without a cell raises a UserError."""
-    run = StoredRun(folders=[cell.folder for cell in stored_cells(directory)])
-    if not run.folders:
+def read_run(directory: Path) -> dict[str, CheckedCell]:
+    """Make the jobs of a run directory again; return the cells by id. Raises UserError for a folder without a cell."""
+    cells = {stored.name: CheckedCell(stored=stored) for stored in stored_cells(directory)}
+    if not cells:
         raise UserError(f"{directory} holds no cell: give the folder of a run, such as results/runs/demo.")
-    for config, ids in begun_configs(directory, lambda folder, why: run.unread.setdefault(folder.name, str(why))):
+    for stored, settings in read_cells(directory):
+        cells[stored.name].served = is_served(settings)
+
+    def no_config(folder: Path, reason: UserError) -> None:
+        cells[folder.name].unread = str(reason)
+
+    for config, ids in begun_configs(directory, no_config):
+        begun = [cells[name] for name in ids]
         try:
             with plain_config_errors():
                 job = make_job(OmegaConf.create(config))
         except UserError as error:
-            run.unread.update(dict.fromkeys(ids, str(error)))
+            for cell in begun:
+                cell.unread = str(error)
             continue
-        cells = {cell.cell_id: cell for cell in job.cells}
-        run.found.update({name: (job, cells[name]) for name in ids & cells.keys()})
-        for name in ids - cells.keys():
-            run.changed[name] = _least_changed(StoredCell(directory / name).settings, job.cells)
+        by_id = {cell.cell_id: cell for cell in job.cells}
+        for cell in begun:
+            if cell.stored.name in by_id:
+                cell.today = job, by_id[cell.stored.name]
+            else:
+                cell.changed = _least_changed(cell.stored.settings, job.cells)
+    for cell in cells.values():
+        _read_origin(cell)
+    return cells
+
+
+def _read_origin(cell: CheckedCell) -> None:
+    """Read a cell's decoding passes; several configurations may have begun it, and one of them gives it again."""
+    if cell.today is not None:
+        cell.changed, cell.unread = None, ""
 
     def unread(path: Path, error: Exception) -> None:
-        run.unread.setdefault(path.parent.name, f"{path} cannot be read ({error})")
+        cell.unread = f"{path} cannot be read ({error})"
 
-    for other in (run.changed, run.unread):  # several commands may have begun a cell
-        for name in run.found.keys() & other.keys():
-            del other[name]
-    run.served.update(cell.name for cell, has in read_cells(directory) if is_served(has))
-    for folder in run.folders:
-        if folder.name not in {*run.found, *run.changed}:
-            run.unread.setdefault(
-                folder.name, f"{folder} has no {records.PROVENANCE_FILE} and no whole {records.CELL_FILE}"
-            )
-        for path, origin in StoredCell(folder).provenances(unread):
-            try:
-                run.passes.setdefault(folder.name, []).extend(origin["decoding_passes"])
-            except KeyError as error:
-                unread(path, error)
-    return run
+    for _, origin in cell.stored.provenances(unread):
+        cell.passes += origin.get("decoding_passes", [])
+    if not (cell.today or cell.changed or cell.unread):
+        cell.unread = f"{cell.stored.folder} has no {records.PROVENANCE_FILE} and no whole {records.CELL_FILE}"
 
 
 def _least_changed(stored: Mapping[str, Any], cells: Iterable[Cell]) -> dict[str, tuple[Any, Any]]:
     """What differs between a stored cell and the cell of today that is most like it: name to (then, now)."""
+    then = _hashed(stored)
+    changes = []
+    for cell in cells:
+        now = _hashed(cell.describe())
+        names = [name for name in {*then, *now} if then.get(name) != now.get(name)]
+        changes.append({name: (then.get(name), now.get(name)) for name in names})
+    return min(changes, key=len)
 
-    def hashed(described: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(leaves({name: value for name, value in described.items() if name in _HASHED}))
 
-    then = hashed(stored)
-    others = [hashed(cell.describe()) for cell in cells]
-    compared = [{k: (then.get(k), now.get(k)) for k in {*then, *now} if then.get(k) != now.get(k)} for now in others]
-    return min(compared, key=len)
+def _hashed(described: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(leaves({name: value for name, value in described.items() if name in _HASHED}))
 
 
-def stored_checks(run: StoredRun) -> Iterator[Check]:
-    """The checks that need neither a model nor a grade, in their order."""
-    yield _check_rows(run.folders)
-    yield _check_cells(run.folders)
+def stored_checks(cells: Sequence[CheckedCell]) -> Iterator[Row]:
+    """The checks that need no model, in their order."""
+    yield _check_rows(cells)
+    yield _check_files(cells)
     for name in _PARTS:
-        yield _check_part(run, name)
-    yield _check_problems(run)
-    yield _check_policy_code(run)
+        yield _check_part(cells, name)
+    yield _check_problems(cells)
+    yield _check_policy_code(cells)
+    yield _check_grades(cells)
 
 
-def _check_rows(folders: Sequence[Path]) -> Check:
-    bad, rows, unsealed = list[BadLine](), 0, 0
-    for path in (path for folder in folders for path in sorted(folder.glob("*.jsonl"))):
+def _check_rows(cells: Sequence[CheckedCell]) -> Row:
+    bad = list[records.BadLine]()
+    rows = unsealed = 0
+    for path in (path for cell in cells for path in sorted(cell.stored.folder.glob("*.jsonl"))):
         if (kind := _KINDS.get(re.split(r"[-_.]", path.name)[0])) is not None:
             rows += sum(1 for _ in records.read_rows(path, kind, on_bad=bad.append))
             unsealed += sum(not records.is_sealed(line) for line in read_lines(path))
     if bad:
-        return Check(name="rows", state="fails", text=f"{counted(len(bad), 'row')} broken", lines=[*map(str, bad)])
+        return Row(name="rows", state="fails", text=f"{counted(len(bad), 'row')} broken", lines=[*map(str, bad)])
     if unsealed:
         text = f"{unsealed} of {counted(rows, 'row')} have no seal, as rows of other programs"
-        return Check(name="rows", state="differs", text=text)
-    return Check(name="rows", state="holds", text=f"{counted(rows, 'row')} with the seals of their contents and cells")
+        return Row(name="rows", state="differs", text=text)
+    return Row(name="rows", state="holds", text=f"{counted(rows, 'row')} with the seals of their contents and cells")
 
 
-def _check_cells(folders: Sequence[Path]) -> Check:
+def _check_files(cells: Sequence[CheckedCell]) -> Row:
     lines = []
-    for folder in folders:
+    for stored in (cell.stored for cell in cells):
         try:
-            _ = StoredCell(folder).settings
+            _ = stored.settings
         except (OSError, BrokenCell) as error:
             lines.append(str(error))
-        if (folder / records.DONE_FILE).exists() and not StoredCell(folder).is_done:
-            lines.append(f"{folder / records.DONE_FILE} names completions of other sizes: rows came or went since.")
-    text = f"{counted(len(folders), 'cell')} with the seals of their settings, and files of the sizes that DONE names"
-    return Check(
-        name="cells", state="fails" if lines else "holds", text=text if not lines else "not whole", lines=lines
-    )
+        done = stored.folder / records.DONE_FILE
+        if done.exists() and not stored.is_done:
+            lines.append(f"{done} names completions of other sizes: rows came or went since.")
+    if lines:
+        return Row(name="cells", state="fails", text="not whole", lines=lines)
+    text = f"{counted(len(cells), 'cell')} with the seals of their settings, and files of the sizes that DONE names"
+    return Row(name="cells", state="holds", text=text)
 
 
-def _check_part(run: StoredRun, name: str) -> Check:
+def _check_part(cells: Sequence[CheckedCell], name: str) -> Row:
     """Whether the ids follow again from one part of what they are made of."""
-    then_and_now: Counter[str] = Counter()
-    for changed in run.changed.values():
+    changes: Counter[str] = Counter()
+    for changed in (cell.changed for cell in cells if cell.changed):
         for leaf, (then, now) in changed.items():
             if name == next(part for part, prefix in _PARTS.items() if leaf.startswith(prefix)):
-                then_and_now[f"{leaf} was {then} and is {now} now"] += 1
-    if then_and_now:
-        lines = [f"{line}: {counted(cells, 'cell')}" for line, cells in then_and_now.items()]
-        return Check(name=name, state="fails", text="not those that the ids of the cells were made of", lines=lines)
-    known = len(run.found) + len(run.changed)
-    if not known:
-        return Check(name=name, state="cannot", text="nothing of today to compare with, see below")
-    return Check(name=name, state="holds", text=f"those that {counted(known, 'id')} were made of")
+                changes[f"{leaf} was {then} and is {now} now"] += 1
+    if changes:
+        lines = [f"{change}: {counted(count, 'cell')}" for change, count in changes.items()]
+        return Row(name=name, state="fails", text="not those that the ids of the cells were made of", lines=lines)
+    compared = sum(bool(cell.today or cell.changed) for cell in cells)
+    if not compared:
+        return Row(name=name, state="cannot", text="nothing of today to compare with, see below")
+    return Row(name=name, state="holds", text=f"those that {counted(compared, 'id')} were made of")
 
 
-def _check_problems(run: StoredRun) -> Check:
+def _check_problems(cells: Sequence[CheckedCell]) -> Row:
     """Whether the problems beside the completions are those of the data."""
     lines, compared = [], 0
-    for folder in run.folders:
-        if folder.name in run.found:
-            asked = {one.id: one for one in run.found[folder.name][0].benchmark.problems}
-            for row in StoredCell(folder).rows(records.Problem, on_bad=records.ignore):
-                compared += row.id in asked
-                if row != asked.get(row.id, row):
-                    lines.append(f"{folder / records.PROBLEMS_FILE}: {row.id!r:.80} has another prompt or gold")
-    if not compared:
-        return Check(name="problems", state="cannot", text="the data are not here to compare with")
-    text = "others than the data's" if lines else f"{counted(compared, 'stored problem')} as the data have them"
-    return Check(name="problems", state="fails" if lines else "holds", text=text, lines=lines)
-
-
-def _check_policy_code(run: StoredRun) -> Check:
-    changed: Counter[str] = Counter()
-    known = 0
-    for name, (_, cell) in run.found.items():
-        now = code_hash(type(cell.policy))
-        codes = {str(one["policy_code"]) for one in run.passes.get(name, []) if "policy_code" in one}
-        known += bool(codes)
-        for then in (code for code in codes if not is_same_code(code, now)):
-            changed[f"policy={cell.policy.name} was decoded by code {then} and is {now} now"] += 1
-    if changed:
-        lines = [f"{line}: {counted(cells, 'cell')}" for line, cells in changed.items()]
-        return Check(name="policy code", state="differs", text="not the code that decoded", lines=lines)
-    text = f"that which {counted(known, 'cell')} were decoded by" if known else "no cell has a hash of it"
-    return Check(name="policy code", state="holds" if known else "cannot", text=text)
-
-
-def check_grades(folders: Sequence[Path], grader: Grader) -> Check:
-    """Whether the grades that are stored are those that the texts get again; another version may grade otherwise."""
-    wrong, lacking, older, others = list[str](), 0, 0, list[str]()
-    made = 0
-    for folder in folders:
-        try:
-            standard = read_standard(folder)
-        except UserError as error:
-            wrong.append(str(error))
+    for cell in cells:
+        if cell.today is None:
             continue
-        cell = StoredCell(folder)
-        texts = cell.rows(Completion, on_bad=records.ignore)
-        stored = {row.key: row for row in cell.rows(Grade, on_bad=records.ignore)}
-        for row in grader.grade([text for text in texts if text.problem_id in standard.golds], standard):
-            made, then = made + 1, stored.get(row.key)
-            lacking += then is None
-            if then is None or "grader_timeout" in (row.outcome, then.outcome):
+        problems = {problem.id: problem for problem in cell.today[0].benchmark.problems}
+        for row in cell.stored.rows(records.Problem, on_bad=records.ignore):
+            compared += row.id in problems
+            if row != problems.get(row.id, row):
+                path = cell.stored.folder / records.PROBLEMS_FILE
+                lines.append(f"{path}: {row.id!r:.80} has another prompt or gold")
+    if lines:
+        return Row(name="problems", state="fails", text="others than the data's", lines=lines)
+    if not compared:
+        return Row(name="problems", state="cannot", text="the data are not here to compare with")
+    return Row(name="problems", state="holds", text=f"{counted(compared, 'stored problem')} as the data have them")
+
+
+def _check_policy_code(cells: Sequence[CheckedCell]) -> Row:
+    changes: Counter[str] = Counter()
+    compared = 0
+    for cell in cells:
+        if cell.today is None:
+            continue
+        policy = cell.today[1].policy
+        now = code_hash(type(policy))
+        codes = {str(one["policy_code"]) for one in cell.passes if "policy_code" in one}
+        compared += bool(codes)
+        for then in codes:
+            if not is_same_code(then, now):
+                changes[f"policy={policy.name} was decoded by code {then} and is {now} now"] += 1
+    if changes:
+        lines = [f"{change}: {counted(count, 'cell')}" for change, count in changes.items()]
+        return Row(name="policy code", state="differs", text="not the code that decoded", lines=lines)
+    if not compared:
+        return Row(name="policy code", state="cannot", text="no cell has a hash of it")
+    return Row(name="policy code", state="holds", text=f"that which {counted(compared, 'cell')} were decoded by")
+
+
+def _check_grades(cells: Sequence[CheckedCell]) -> Row:
+    """Whether the grades that are stored are those that the texts get again; another version may grade otherwise."""
+    wrong, others = list[str](), list[str]()
+    made = missing = older = 0
+    with Grader() as grader:
+        for cell in cells:
+            try:
+                standard = read_standard(cell.stored.folder)
+            except UserError as error:
+                wrong.append(str(error))
                 continue
-            older += then.rule != row.rule
-            if _verdict(row) != _verdict(then):
-                change = f"{then.outcome} ({then.answer!r:.40}) is {row.outcome} ({row.answer!r:.40}) now"
-                line = f"{folder.name}: {row.problem_id!r:.80} draw {row.draw}: {change}"
-                (wrong if then.rule == row.rule else others).append(line)
+            texts = cell.stored.rows(Completion, on_bad=records.ignore)
+            stored = {row.key: row for row in cell.stored.rows(Grade, on_bad=records.ignore)}
+            for row in grader.grade([text for text in texts if text.problem_id in standard.golds], standard):
+                made += 1
+                then = stored.get(row.key)
+                if then is None:
+                    missing += 1
+                    continue
+                if "grader_timeout" in (row.outcome, then.outcome):
+                    continue
+                older += then.rule != row.rule
+                if (then.answer, then.gold, then.outcome) != (row.answer, row.gold, row.outcome):
+                    change = f"{then.outcome} ({then.answer!r:.40}) is {row.outcome} ({row.answer!r:.40}) now"
+                    lines = wrong if then.rule == row.rule else others
+                    lines.append(f"{cell.stored.name}: {row.problem_id!r:.80} draw {row.draw}: {change}")
     text = f"{counted(made, 'completion')} graded again"
-    text += f", {lacking} without a stored grade" if lacking else ""
-    text += f", {older} stored by another rule" if older else ""
+    if missing:
+        text += f", {missing} without a stored grade"
+    if older:
+        text += f", {older} stored by another rule"
     state: State = "fails" if wrong else "differs" if older else "holds"
-    return Check(name="grades", state=state, text=text, lines=[*wrong, *others])
-
-
-def _verdict(grade: Grade) -> tuple[Any, ...]:
-    return grade.answer, grade.gold, grade.outcome
+    return Row(name="grades", state=state, text=text, lines=[*wrong, *others])

@@ -16,16 +16,19 @@ def job_of(done: str = "", ungraded: str = "", replayed: str = "", **more: Any) 
     """A job of the cells a and b; each word has the cells that are done, lack a grade, or are replayed."""
     pairs = {(problem, draw) for problem in IDS for draw in range(2)}
     cells = tuple(
-        SimpleNamespace(cell_id=name, policy=SimpleNamespace(identity=lambda: {"name": "x"})) for name in "ab"
+        SimpleNamespace(cell_id=name, policy=SimpleNamespace(identity=lambda: {"name": "x"}), describe=dict)
+        for name in "ab"
     )
     named = SimpleNamespace(name="m", random_weights=False)
     settings: dict[str, Any] = {"cells": cells, "problem_ids": IDS, "draws": 2, "rounds": (), "shard": Shard()}
     return SimpleNamespace(
         **settings | more,
         **{"model": named, "benchmark": named, "command": "kvsweep"},
-        is_done=lambda cell: cell.cell_id in done,
         scores=lambda cell: np.array([np.nan if cell.cell_id in ungraded else 1.0]),
-        stored=lambda cell: SimpleNamespace(pairs=lambda file: pairs if cell.cell_id in replayed else set()),
+        stored=lambda cell: SimpleNamespace(
+            covers=lambda *asked: cell.cell_id in done,
+            pairs=lambda file: pairs if cell.cell_id in replayed else set(),
+        ),
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from kvsweep import records
-from kvsweep.harness.verify.again import drawn
+from kvsweep.harness.verify.again import differing, drawn
 from kvsweep.records import Completion, Grade, Problem, content_hash, read_rows
 from kvsweep.stored import StoredCell
 
@@ -100,7 +100,7 @@ def test_a_forged_token_is_found_with_the_gap_of_the_logits(run, verify):
     from kvsweep.harness.models.load import load_model
     from kvsweep.harness.verify.stored import read_run
 
-    job, _ = read_run(run).found[FULL]
+    job, _ = read_run(run)[FULL].today
     prompt = next(problem.prompt for problem in job.benchmark.problems if problem.id == first.problem_id)
     ids = [*load_model(job.model).dialogue.prompt_ids(prompt), *first.token_ids[:place]]
     network = AutoModelForCausalLM.from_pretrained(WEIGHTS / "toy_qwen", dtype=torch.float32)
@@ -185,6 +185,19 @@ def test_draws_go_over_cells_and_problems_and_change_with_the_seed():
     assert chosen == drawn(stored, 8, 0) != drawn(stored, 8, 1)
     assert sorted(drawn(stored, 99, 3)) == sorted((cell, pair) for cell, pairs in stored.items() for pair in pairs)
     assert drawn({}, 3, 0) == []
+
+
+def test_what_differs_from_any_pass_is_named_once_and_what_was_not_recorded_is_not():
+    today = {"started": "now", "policy_code": "b", "arithmetic": {"vector_instructions": "AVX2", "threads": 2}}
+    today |= {"code": {"packages": {"torch": "2"}, "python": "3.11"}, "hardware": {"gpus": [], "host": "here"}}
+    other = {"started": "then", "arithmetic": {"vector_instructions": "AVX2", "threads": 1}, "hardware": {"host": "a"}}
+    gpu = {"hardware": {"gpus": ["H100"]}, "code": {"packages": {"torch": "1"}, "python": None}}
+    assert differing([today, other, gpu, other], today) == [
+        "another arithmetic, threads (1, now 2)",
+        "another GPUs (['H100'], now [])",
+        "another version of torch (1, now 2)",
+    ]
+    assert differing([{"policy_code": "a"}], today) == ["another code of the policy (a, now b)"]
 
 
 @pytest.mark.slow
