@@ -1,7 +1,7 @@
 """The Hugging Face hub: whether it answers, what its local cache holds, and the message for an unreadable model."""
 
 import atexit
-import os
+import json
 import re
 import shutil
 import ssl
@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
 
 from kvsweep.errors import UserError
 from kvsweep.files import cache_folder, digests
@@ -33,48 +32,22 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 def is_reachable() -> bool:
     """True if the hub answers. If not, its libraries use their caches from now on, without retries.
 
-    The hub is asked once per process. Any answer counts, also one with an unknown certificate. Raises UserError if the
-    address of the hub or of a proxy is invalid, because the libraries would raise varying errors.
+    The hub is asked once per process. Any answer counts, also one with an unknown certificate.
     """
     from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE:
-        _check_addresses(constants.ENDPOINT)
         try:
             urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=5.0).close()
         except HTTPError:
             pass
         except OSError as error:
             constants.HF_HUB_OFFLINE = not isinstance(getattr(error, "reason", error), ssl.SSLError)
-        except (HTTPException, ValueError):  # the server does not speak HTTP
+        except (HTTPException, ValueError):  # the server does not speak HTTP, or the address is none
             constants.HF_HUB_OFFLINE = True
     if constants.HF_HUB_OFFLINE and "datasets" in sys.modules:
         sys.modules["datasets"].config.HF_HUB_OFFLINE = True
     return not constants.HF_HUB_OFFLINE
-
-
-def _check_addresses(endpoint: str) -> None:
-    if not _is_address(endpoint, "http", "https"):
-        raise UserError(f"HF_ENDPOINT={endpoint} is no address: begin it with https://, or unset it.")
-    # The hub's library reads all three, whichever its address needs.
-    for kind in ("http", "https", "all"):
-        proxy = urllib.request.getproxies().get(kind, "")
-        # A proxy without a scheme is an HTTP proxy.
-        if proxy and not _is_address(
-            proxy if "://" in proxy else f"http://{proxy}", "http", "https", "socks5", "socks5h"
-        ):
-            name = next((name for name in (f"{kind}_proxy", f"{kind.upper()}_PROXY") if name in os.environ), "proxy")
-            shown = proxy.rpartition("@")[2]  # a password may stand before the @
-            raise UserError(f"{name}={shown} is no address of a proxy: write it as http://HOST:PORT, or unset it.")
-
-
-def _is_address(text: str, *schemes: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        _ = parts.port  # raises if this is not a port number
-    except ValueError:
-        return False
-    return parts.scheme in schemes and bool(parts.hostname) and not re.search(r"\s", text)
 
 
 def is_id(place: str) -> bool:
@@ -132,6 +105,20 @@ def cached_file(place: str, revision: str | None, name: str) -> Path | None:
 
     found: Any = try_to_load_from_cache(place, name, revision=revision)
     return Path(found) if isinstance(found, str) else None
+
+
+def json_of(place: str, revision: str | None, name: str) -> dict[str, Any]:
+    """Return the fields of a file of a folder or of the hub's local cache; {} without the file or without fields."""
+    file = cached_file(place, revision, name)
+    if file is None or not file.is_file():
+        return {}
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{file} is no JSON ({error}): take the model's own file (in a clone: `git lfs pull`)."
+        ) from error
+    return fields if isinstance(fields, dict) else {}
 
 
 def check_tensors(missing: Collection[str], surplus: Collection[str] = ()) -> None:

@@ -4,6 +4,7 @@ import ctypes
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,11 +21,11 @@ from kvsweep.granted import granted_cores
 from kvsweep.harness.models.config import ROLES, ModelConfig
 from kvsweep.harness.models.dialogue import OTHER_QUESTION
 from kvsweep.harness.models.generation import unapplied_settings
-from kvsweep.harness.models.hub import adapter_files, check_tensors, from_place, lines_of
+from kvsweep.harness.models.hub import adapter_files, check_tensors, from_place, json_of, lines_of
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.notes import warnings_as_notes
 from kvsweep.harness.models.probe import check_steps, merged
-from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec
+from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec, rope_parts
 from kvsweep.harness.provenance import VISIBLE, named_gpus
 
 # As in R1: start of text, user, message, assistant, opening thinking tag.
@@ -98,6 +99,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     use_slot_attention(network)
     model = LoadedModel(config, network, tokenizer)
     _check_planned(model)
+    _check_files(model)
     check_steps(model)
     _check_text(model)
     if unapplied := unapplied_settings(network.generation_config):
@@ -155,6 +157,34 @@ def _check_planned(model: LoadedModel) -> None:
     if said.cache_shape(config.dtype) != model.shape or said.hidden_size != found.hidden_size:
         other = f"model.config describes another model than {config.place} has ({said} and {found})"
         raise UserError(f"{other}: correct model.config, or set it to null.")
+
+
+def _check_files(model: LoadedModel) -> None:
+    """Refuse a file of the checkpoint that is no JSON, and settings that transformers silently reads otherwise."""
+    config = model.config
+    if config.is_built:
+        return
+    read = partial(json_of, config.checkpoint, config.commit)
+    ends = read("generation_config.json").get("eos_token_id")
+    stated = [("eos_token_id", end) for end in (ends if isinstance(ends, list) else [ends])]
+    loaded = [("eos_token_id", end) for end in model.stop_ids]
+    if rope := getattr(model.network.config, "rope_parameters", None):
+        fields = read("config.json")
+        stated += _rope_settings(fields.get("text_config") or fields)
+        loaded += _rope_settings({"rope_parameters": rope})
+    for name, value in stated:
+        if value is not None and (name, value) not in loaded:
+            reads = ", ".join(str(other) for key, other in loaded if key == name)
+            said = f"the files of model={config.name} say {name}={value}, and transformers reads {reads or 'nothing'}"
+            raise UserError(f"{said}: correct config.json or generation_config.json, where settings may contradict.")
+
+
+def _rope_settings(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the settings of rotary embeddings, without their types, which transformers may rename."""
+    outside = {name: fields.get(name) for name in ("rope_theta", "partial_rotary_factor")}
+    parts = [outside, *rope_parts(fields.get("rope_scaling")), *rope_parts(fields.get("rope_parameters"))]
+    settings = [setting for part in parts for setting in part.items()]
+    return [(name, value) for name, value in settings if name not in ("type", "rope_type")]
 
 
 def _check_text(model: LoadedModel) -> None:

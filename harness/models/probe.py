@@ -4,7 +4,7 @@ The text is short but reaches the limits: during the check the network's windows
 start so late that the steps lie beyond the model's original length.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from kvsweep.compression.rows import CacheShape, LayerKind, Prefill
 from kvsweep.errors import UserError
 from kvsweep.harness.models.hub import lines_of
 from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.models.spec import rope_parts
 from kvsweep.kernels.implementation import Implementation
 
 # Tokens of the check's text, and how many of them are the prompt.
@@ -114,7 +115,7 @@ def _first_position(model: LoadedModel) -> int:
     if model.spec.limited:
         return 0
     rope = getattr(config, "rope_parameters", None) or {}
-    parts = [vars(config), rope, *(part for part in rope.values() if isinstance(part, Mapping))]
+    parts = [vars(config), rope, *rope_parts(rope)]
     lengths = [part.get("original_max_position_embeddings") for part in parts]
     made_for = min([length for length in lengths if length is not None], default=model.spec.positions or 0)
     return -(-max(0, int(made_for) - _PROMPT) // window) * window

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvsweep.compression.config import LayerKind
 from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.hub import cached_file, from_place, lack_of, lines_of, reason
+from kvsweep.harness.models.hub import from_place, json_of, lack_of, lines_of, reason
 
 if TYPE_CHECKING:
     from kvsweep.compression.rows import CacheShape
@@ -88,7 +87,8 @@ class ModelSpec:
             raise _refused(family, "attention to later tokens (is_causal=false)")
         if family not in FAMILIES:
             raise _refused(family, "no proof that a slot cache decodes it as its own code does")
-        ropes = _rope_types(facts["rope_parameters"] or facts["rope_scaling"])
+        parts = rope_parts(facts["rope_parameters"] or facts["rope_scaling"])
+        ropes = {str(part.get("rope_type", part.get("type", "default"))) for part in parts}
         positions = _longest(facts, ropes)
         named, window = _layers(facts, family)
         # A window as long as all positions is full attention, as long as no text is longer.
@@ -219,10 +219,9 @@ def _states(facts: _Facts) -> tuple[tuple[int, ...], ...]:
     return convolution, (heads, facts.size("linear_key_head_dim"), width)
 
 
-def _rope_types(rope: Mapping[str, Any] | None) -> set[str]:
-    """Return the types of the rotary embeddings, given for all layers or for each kind of layer."""
-    parts = [part for part in (rope or {}).values() if isinstance(part, Mapping)] or [rope or {}]
-    return {str(part.get("rope_type", part.get("type", "default"))) for part in parts}
+def rope_parts(rope: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """Return the settings of rotary embeddings for all layers, or for each kind of layer."""
+    return [part for part in (rope or {}).values() if isinstance(part, Mapping)] or [rope or {}]
 
 
 def _longest(facts: _Facts, ropes: set[str]) -> int | None:
@@ -243,12 +242,7 @@ def read_spec(config: ModelConfig) -> ModelSpec:
     """
     if config.is_built:
         return ModelSpec.of(read_architecture(config))
-    file, found = cached_file(config.checkpoint, config.commit, "config.json"), config.config
-    if file is not None:
-        try:
-            found = json.loads(file.read_text())
-        except (OSError, ValueError):
-            found = None
+    found = json_of(config.checkpoint, config.commit, "config.json") or config.config
     return ModelSpec.of(found if _is_plain(found) else read_architecture(config))
 
 

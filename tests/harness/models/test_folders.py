@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -53,4 +54,24 @@ def test_what_a_folder_lacks(spoil, sentence, tiny_model_dir, tmp_path):
     folder = shutil.copytree(tiny_model_dir, tmp_path / "mine")
     spoil(folder)
     with pytest.raises(UserError, match=f"model=mine cannot be loaded from {folder}: .*{sentence}"):
+        load_model(ModelConfig(name="mine", title="", path=str(folder), threads=1))
+
+
+@pytest.mark.parametrize("text", ['{"eos_token_id": [2, 5],}', "", "\ufeff{}"])
+def test_a_file_that_is_no_json(text, tiny_model_dir, tmp_path):
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "mine")
+    (folder / "generation_config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="is no JSON"):
+        load_model(ModelConfig(name="mine", title="", path=str(folder), threads=1))
+
+
+@pytest.mark.parametrize(("theta", "loads"), [({}, False), ({"rope_theta": 1e6}, True)])
+def test_rotary_settings_that_transformers_drops(theta, loads, tiny_model_dir, tmp_path):
+    """A model card says to add rope_scaling, and transformers then drops the rope_theta that it has saved itself."""
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "mine")
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 1e6
+    config["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, **theta}
+    (folder / "config.json").write_text(json.dumps(config))
+    with nullcontext() if loads else pytest.raises(UserError, match="say rope_theta=1000000"):
         load_model(ModelConfig(name="mine", title="", path=str(folder), threads=1))
