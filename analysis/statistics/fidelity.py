@@ -81,7 +81,9 @@ def fidelity_bins(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
         for row in StoredCell(run.directory / cell_id).rows(Replay, file=file, on_bad=records.ignore):
             if (cell_id, row.problem_id) not in compared:
                 continue
-            bins = [("distance", *pair) for pair in zip(REPLAY_DISTANCES, row.by_distance, strict=True)]
+            bins: list[tuple[str, float, Any]] = [
+                ("distance", *pair) for pair in zip(REPLAY_DISTANCES, row.by_distance, strict=True)
+            ]
             bins += [("entropy", *pair) for pair in zip(REPLAY_ENTROPIES, row.by_entropy, strict=True)]
             for kind, bound, part in bins:
                 rows.append((cell_id, kind, float(bound), part.tokens, part.kl, part.change, part.top1))
