@@ -34,7 +34,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class PredictedImportance(Signal):
-    """The score that the importance predictor in a folder gives each token, [length]; NaN at the prefilled prompt."""
+    """The score that the importance predictor in a folder gives each token, shaped as positions; NaN at the prompt."""
 
     directory: str
 

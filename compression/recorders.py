@@ -60,6 +60,7 @@ class Recorder:
     """The memory of one signal: `tensors`, [slots, ...] each."""
 
     needs_mass = False
+    of_tokens = False  # True: where all heads keep the same rows, a policy reads one number per row
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
@@ -113,14 +114,17 @@ def _per_head(cache: Slots, fill: float, dtype: torch.dtype = torch.float32) -> 
 
 
 class ScoreRecorder(RowRecorder):
-    """One number per row: `score` of the last hidden state in the step that wrote the row."""
+    """`score` of the last hidden state in the step that wrote a row, in the shape of the cache's `positions`."""
+
+    of_tokens = True
 
     def __init__(self, score: Callable[[Tensor], Tensor], cache: Slots) -> None:
         self.score = score
-        super().__init__(torch.full((cache.slots, cache.capacity), self.fill, device=cache.device))
+        super().__init__(torch.full(cache.positions.shape, self.fill, device=cache.device))
 
     def on_token(self, slots: Tensor, at: Tensor, hidden: Tensor) -> None:
-        self.tensors[0][slots, at] = self.score(hidden)[: len(slots)].float()
+        scores = self.score(hidden)[: len(slots)].float()
+        self.tensors[0][slots, :, :, at] = scores[:, None, None]
 
 
 def importance_recorder(signal: PredictedImportance, cache: Slots) -> ScoreRecorder:
@@ -281,13 +285,6 @@ def decayed_mass(
 def keep_columns(columns: Tensor, keep: Tensor) -> None:
     """Move the kept entries of per-row numbers [..., capacity] to the front, in place.
 
-    `keep` is [kept], or [layers, kv_heads, kept] for numbers of that shape. Numbers [capacity], shared by all heads,
-    become NaN if each head keeps different rows.
+    `keep` is [kept], or [layers, kv_heads, kept] for numbers of that shape.
     """
-    kept = keep.shape[-1]
-    if keep.dim() == 1:
-        columns[..., :kept] = columns[..., keep]
-    elif columns.dim() == 1:
-        columns.fill_(torch.nan)
-    else:
-        columns[..., :kept] = columns.gather(-1, keep)
+    columns[..., : keep.shape[-1]] = columns[..., keep] if keep.dim() == 1 else columns.gather(-1, keep)

@@ -114,7 +114,8 @@ class Trial(NamedTuple):
         drawn = torch.ones_like(drawn) if self.equal else drawn
         match signal:
             case PredictedImportance():
-                return torch.where(positions < self.question - 1, torch.nan, drawn[0, 0])
+                scores = torch.where(positions < self.question - 1, torch.nan, drawn[0, 0])
+                return scores.expand(shape) if self.policy.per_head else scores
             case AttentionMass(decay=decay):
                 pairs = zip(found["queries"], found["keys"], strict=True)
                 return torch.stack([decayed_mass(q, k, scaling=HEAD_DIM**-0.5, decay=decay) for q, k in pairs])

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicCache
 
 from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.policy import CacheView, Policy
+from kvsweep.compression.policy import CacheView, Policy, Signal
 from kvsweep.compression.rows import PaddedPrefill, Prefill
 from kvsweep.compression.slots import uploaded
 from kvsweep.harness.decode.request import Branch, Request
@@ -268,6 +268,11 @@ def view_slot(
         positions = positions[0, 0]
     token_ids = text_ids[positions]
     newest = len(text_ids) - 2
+    signals = dict[Signal, Tensor]()
+    for signal in policy.signals:
+        recorder = cache.recorders[signal]
+        recorded = recorder.read(slot, length, newest)
+        signals[signal] = recorded[0, 0] if recorder.of_tokens and not policy.per_head else recorded
     return CacheView(
         text_ids=text_ids,
         positions=positions,
@@ -276,7 +281,7 @@ def view_slot(
         keys=_Layers(cache, slot, 0),
         values=_Layers(cache, slot, 1),
         scaling=model.scaling,
-        signals={s: cache.recorders[s].read(slot, length, newest) for s in policy.signals},
+        signals=signals,
         uniform=lambda: uniforms_of_rows(stream, positions),
         operations=cache.operations,
         **named,

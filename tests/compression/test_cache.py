@@ -58,7 +58,7 @@ def test_what_is_recorded_of_a_row_goes_with_it():
     assert cache.recorders[MARKER].read(0, 6, 6).isnan().all()
     cache.evict(0, Selection(keep=torch.tensor([0, 3, 4, 6])))
     step(cache, [7])
-    assert torch.equal(cache.recorders[MARKER].read(0, 5, 7)[3:], torch.tensor([0.6, 0.7]))
+    assert torch.equal(cache.recorders[MARKER].read(0, 5, 7)[0, 0, 3:], torch.tensor([0.6, 0.7]))
     # The newest three queries are those of positions 5 (the prompt's last), 6 and 7, in that order.
     assert cache.recorders[QUERIES].read(0, 5, 7)[1, 0, 1:, 0].tolist() == torch.tensor([6.1, 7.1]).tolist()
     mass = cache.recorders[MASS].read(0, 5, 7)
@@ -118,12 +118,15 @@ def test_copy_and_swap_carry_everything():
 
 def test_what_a_policy_writes_goes_with_its_row():
     cache = make_cache(per_head=True)
-    admit(cache, 5, seed=0)
+    admit(cache, 4, seed=0)
+    step(cache, [4])
     read = cache.recorders[MEMORY].read
     assert read(0, 5, 4).isnan().all()
     values = torch.rand(2, 3, 5)
     keep = torch.stack([torch.stack([torch.randperm(5)[:3].sort().values for _ in range(3)]) for _ in range(2)])
     cache.evict(0, Selection(keep=keep, written={MEMORY: values}))
+    scores = cache.recorders[MARKER].read(0, 3, 4)
+    assert torch.equal(scores.nan_to_num(0), (cache.positions[0, ..., :3] == 4) * 0.4), "a token's score in each head"
     step(cache, [5])
     assert torch.equal(read(0, 4, 5)[..., :3], values.gather(-1, keep))
     assert read(0, 4, 5)[..., 3].isnan().all(), "a new row remembers nothing"
