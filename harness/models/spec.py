@@ -290,21 +290,10 @@ def _build_architecture(config: ModelConfig) -> Any:
     values = copy.deepcopy(dict(config.config or {}))
     kind = values.pop("model_type")
     try:
-        architecture = AutoConfig.for_model(kind, **values)
+        return AutoConfig.for_model(kind, **values)
     except Exception as error:  # each architecture checks its fields and raises its own errors
         why = lines_of(error)[-1].strip().rstrip(".")[:200]
         raise UserError(f"model.config cannot be built as {kind} ({why}): correct its fields.") from error
-    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
-        value = values.get(architecture.attribute_map.get(name, name), values.get(name))
-        is_field = value is not None or hasattr(architecture, name)
-        if is_field and (type(value) is not int or value < 1):
-            raise UserError(f"model.config.{name}={value} must be a whole number of at least 1: correct it.")
-    heads = architecture.num_attention_heads
-    groups = getattr(architecture, "num_key_value_heads", None) or heads
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or heads % groups:
-        given = f"model.config.num_key_value_heads={groups}"
-        raise UserError(f"{given} must divide num_attention_heads={heads}: correct it.")
-    return architecture
 
 
 def cannot_load(config: ModelConfig, error: Exception) -> UserError:
