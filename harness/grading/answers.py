@@ -11,6 +11,7 @@ from kvsweep.harness.grading.expressions import compare
 from kvsweep.harness.grading.languages import number_of_words
 from kvsweep.harness.grading.spelling import TEXT_COMMAND, readable
 from kvsweep.harness.grading.statements import AnswerKind, Statement, find_statement
+from kvsweep.harness.grading.values import TooMuchWork
 from kvsweep.records import Outcome
 from kvsweep.thinking import DEFAULT_TAGS, ThinkTags, answer_part, without_end
 
@@ -69,7 +70,10 @@ def judge(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict[s
     elif kind == "integer" and re.search(r"\d\.\d", value := _shifted(answer)):
         equal, why, left, right = False, "an integer has no decimals", answer, wanted
     else:
-        equal, why, left, right = compare(value if kind == "integer" else answer, wanted)
+        try:
+            equal, why, left, right = compare(value if kind == "integer" else answer, wanted)
+        except TooMuchWork:
+            return Verdict(answer, "grader_timeout", "no verdict: it takes more work than a pair may", place=place)
     return Verdict(answer[:_MAX_ANSWER_CHARS], "correct" if equal else "wrong", why, (left, right), place)
 
 

@@ -5,19 +5,16 @@ expressions: they are equal if the library says so and their values where number
 """
 
 import logging
-import math
 import re
-from collections.abc import Sequence
-from contextlib import suppress
-from itertools import permutations, product
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import permutations
 from typing import Any
 
 from kvsweep.harness.grading.spelling import readable, split
+from kvsweep.harness.grading.values import NoValue, TooMuchWork, Values
 
 _MAX_CHARS = 300  # Nothing longer is calculated: it is equal only if it is written the same.
-_MOST_DIGITS = 200_000
-_MOST_DIGITS_OF_EXPONENT = 300.0  # of e, whose power is a rounded number that takes 24 ms then
-_GROWING = {"factorial", "factorial2", "subfactorial", "binomial", "gamma", "RisingFactorial", "FallingFactorial"}
 
 _TURNED = {">": "<", r"\geq": r"\leq"}
 _RELATIONS = ("=", "<", r"\leq", r"\neq", r"\in", *_TURNED)
@@ -47,7 +44,7 @@ def _same_percent(signed: str, bare: str, by_answer: bool) -> tuple[bool, str] |
     """
     if not (number := _PLAIN_NUMBER.fullmatch(signed)):
         return None
-    size = abs(_value_at(_parsed([number[1]], (1,))[0], 1))
+    size = abs(_parsed([number[1]] * 2)[0].evalf())
     # 500% may be 5, but a gold of 5 may also be 5%.
     if (size <= 100 or not by_answer) and _same(rf"\frac{{{number[1]}}}{{100}}", bare)[0]:
         return True, "a percent is a hundredth"
@@ -163,13 +160,12 @@ def _same_relation(kind: str, parts: list[str], gold: list[str]) -> tuple[bool, 
         if all(_same(side, other)[0] for side, other in zip(sides, gold, strict=True)):
             return True, "relations with equal sides"
     if len(parts) == 2 and kind != r"\in" and not _AS_WRITTEN.search("".join((*parts, *gold))):
-        with suppress(Exception):  # sympy raises many things
-            left, right = _parsed([f"({left}) - ({right})" for left, right in (parts, gold)], _RELATION_BASES)
-            ratio, *others = [_value_at(left / right, *at) for at in (_SMALL, *((base, 1) for base in _RELATION_BASES))]
-            constant = all(abs(other - ratio) < 1e-15 * abs(ratio) for other in others)
+        with _reading():
+            left, right, values = _parsed([f"({left}) - ({right})" for left, right in (parts, gold)])
+            ratio = values.ratio(left, right) or 0.0
             # 4x = 8 for x = 2 is not in lowest terms.
             lowest = abs(ratio) < 1.000001 or any(re.search(r"\\frac|/|\.", side) for side in gold)
-            if constant and lowest and (ratio.is_positive or symmetric):
+            if lowest and (ratio > 0 or (ratio < 0 and symmetric)):
                 return True, "the same relation with all on one side"
     return False, "another relation"
 
@@ -194,111 +190,46 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
         return bool(same), "words are compared letter by letter"
     if _AS_WRITTEN.search(f"{answer};{gold}"):
         return False, "bases, primes, angles, dots, ratios, !! and numbers side by side must be written the same"
-    from math_verify import verify
-    from sympy import Expr
-
     # A decimal beside none may be rounded to six places, as the library has it.
-    limit = 1.001e-6 if ("." in answer) != ("." in gold) and re.search(r"\.\d{6}", f"{answer};{gold}") else 1e-18
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    with suppress(Exception):
-        left, right = _parsed([answer, gold], (1, *_EXPRESSION_BASES))
-        if not isinstance(left, Expr) or not isinstance(right, Expr) or left.is_Matrix or right.is_Matrix:
-            # Without time limits of its own, which need the main thread's signals: the worker as a whole is killed.
-            return verify(right, left, allow_set_relation_comp=True, timeout_seconds=None), "math-verify"
-        rest = left - right  # and 2 \cdot 2^{999} is calculated before it is rounded
-        rest = rest.replace(_is_left_open, lambda part: part.func(*part.args))
-        if abs(_value_at(rest, 1)) > limit * min(1, abs(_value_at(right, 1))):
-            return False, "the values where numbers are put for the names"
-        if rest.free_symbols and any(part.func.__name__ in _GROWING for part in rest.find(Expr)):
-            # sympy would put in numbers of its own choice, and calculate for hours.
-            return _equal_at_points(left, right), "values at several points"
-        if not rest.free_symbols or rest.equals(0):
-            return True, "values, and sympy where there are names"
-        return _equal_where_real(left, right), "values at several points where both are real"
-    return False, f"the library cannot read it, or its value has more than {_MOST_DIGITS:,} digits"
+    is_rounded = ("." in answer) != ("." in gold) and re.search(r"\.\d{6}", f"{answer};{gold}")
+    with _reading():
+        left, right, values = _parsed([answer, gold])
+        return _same_form(left, right, values, 1.001e-6 if is_rounded else 1e-18)
+    return False, "the library cannot read it, or a part of it is too large"
 
 
-def _is_left_open(part: Any) -> bool:
-    return bool(part.is_Add or part.is_Mul or part.is_Pow or part.is_Function)
+def _same_form(left: Any, right: Any, values: Values, slack: float) -> tuple[bool, str]:
+    from math_verify import verify
+    from sympy import Expr, MatrixBase
 
-
-def _value_at(form: Any, base: int, parts: int = 1, names: list[Any] | None = None) -> Any:
-    """The form's value with numbers, divided by `parts`, for its names, or for these names in this order.
-
-    A real form's odd roots of negative numbers are real, as in schools, and not sympy's principal roots.
-    """
-    from sympy import I, Rational, real_root
-
-    names = sorted(form.free_symbols, key=str) if names is None else names
-    form = form.subs({name: Rational(_number(n, base), parts) for n, name in enumerate(names)})
-    return (form if form.has(I) else real_root(form)).evalf(30)
-
-
-def _equal_at_points(left: Any, right: Any) -> bool:
-    """Whether two forms agree wherever the left one is finite and not zero, with the names' numbers in either order."""
-    names = sorted(left.free_symbols | right.free_symbols, key=str)
-    points = product((_SMALL, *((base, 1) for base in _EXPRESSION_BASES)), (names, names[::-1]))
-    pairs = [[_value_at(form, base, parts, order) for form in (left, right)] for (base, parts), order in points]
-    finite = [(one, other) for one, other in pairs if one.is_finite and not one.is_zero]
-    return bool(finite) and all(other.is_finite and abs(one - other) <= 1e-12 * abs(one) for one, other in finite)
-
-
-def _equal_where_real(left: Any, right: Any) -> bool:
-    """Whether two forms with roots agree wherever both are real: `\\sqrt{1/x}` and `1/\\sqrt{x}`."""
-    names = sorted(left.free_symbols, key=str)
-    if not any(part.is_Pow and not part.exp.is_Integer for part in (left + right).find(lambda part: part.is_Pow)):
-        return False
-    if left.free_symbols != right.free_symbols:
-        return False
-    pairs = [[_value_at(form, *at, names) for form in (left, right)] for at in _REAL_POINTS]
-    real = [(one, other) for one, other in pairs if one.is_real and other.is_real]
-    return len(real) > 2 and all(abs(one - other) <= 1e-12 * abs(one) for one, other in real)
-
-
-# Base and parts of small numbers for names, where no power of e is lost; bases for relations, and for expressions.
-_SMALL, _RELATION_BASES, _EXPRESSION_BASES = (1, 11), (1, 5, -3, 97), (2, 3)
-_REAL_POINTS = (_SMALL, (1, 1), (2, 7), (5, 1), (-3, 1), (-3, 7), (-2, 97))
-
-
-def _number(n: int, base: int) -> int:
-    return base * (n * n + abs(base) * n + 5) + n
-
-
-def _digits(form: Any, names: list[Any], base: int) -> float:
-    """A bound on the digits of a form that nothing has calculated yet, numerator and denominator counted apart.
-
-    The names have the numbers of `base`. More than `_MOST_DIGITS` in a part of the form raise an OverflowError, since
-    calculating it could take hours.
-    """
-    from sympy import MatrixBase
-
-    if isinstance(form, MatrixBase):
-        return max((_digits(part, names, base) for part in form.flat()), default=0.0)
-    inner = [_digits(part, names, base) for part in form.args]
-    largest = max(inner, default=0.0)
-    if form.is_Number and form.is_finite:
-        found = math.log10(max(abs(form.p), form.q)) if form.is_Rational and form else 1.0
-    elif form.is_Symbol:
-        found = math.log10(_number(names.index(form) if form in names else len(names), base))
-    elif form.func.__name__ == "exp" and largest < _MOST_DIGITS_OF_EXPONENT:
-        return min(10**largest, _MOST_DIGITS_OF_EXPONENT)  # a rounded number, however large
-    elif form.is_Pow or form.func.__name__ == "exp":
-        found = (inner[0] if form.is_Pow else 1.0) * 10 ** min(inner[-1], 9)
-    elif form.func.__name__ in _GROWING:
-        found = largest * 10 ** min(largest, 9)
+    if isinstance(left, MatrixBase) and isinstance(right, MatrixBase):
+        pairs = zip(left.flat(), right.flat(), strict=False)
+        same = left.shape == right.shape and all(_same_form(*pair, values, slack)[0] for pair in pairs)
+        return same, "matrices are compared entry by entry"
+    if isinstance(left, Expr) and isinstance(right, Expr):
+        with suppress(NoValue):
+            return values.equal(left, right, slack), "values at points"
     else:
-        found = sum(inner) if form.is_Mul else largest + math.log10(len(inner) + 1)
-    if found > _MOST_DIGITS:
-        raise OverflowError(f"more than {_MOST_DIGITS:,} digits")
-    return found
+        values.check(left)
+        values.check(right)
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    # Without time limits of its own, which need the main thread's signals: the worker as a whole is killed.
+    return verify(right, left, allow_set_relation_comp=True, timeout_seconds=None), "math-verify"
 
 
-def _parsed(texts: list[str], bases: Sequence[int]) -> list[Any]:
-    """The texts as the library reads them: `x` and `X` are one name unless both occur, and decimals are fractions.
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Leave out what the library cannot read, whatever it raises; not what nothing decided."""
+    try:
+        yield
+    except TooMuchWork:
+        raise
+    except Exception:  # sympy raises many things
+        return
 
-    An OverflowError refuses what is too large with the numbers of the `bases` for its names.
-    """
-    import sympy
+
+def _parsed(texts: list[str]) -> tuple[Any, Any, Values]:
+    """Two texts as the library reads them: `x` and `X` are one name unless both occur, and decimals are fractions."""
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
@@ -314,8 +245,5 @@ def _parsed(texts: list[str], bases: Sequence[int]) -> list[Any]:
         text = re.sub(r"(?<=[\d)])\s*\((?=[^,]*\))", r" \\cdot (", text)  # and 3(2) a sum
         text = re.sub(r"(?<![\d.])(\d+)\.(\d+)", lambda m: rf"(\frac{{{m[1]}{m[2]}}}{{1{'0' * len(m[2])}}})", text)
         names = ConversionConfig(lowercase_symbols=one_case)
-        form = latex2sympy(text, is_real=not is_complex, normalization_config=spelling, conversion_config=names)
-        _digits(form, sorted(form.free_symbols, key=str), max(bases))
-        named = {part: sympy.Symbol(str(part)) for part in form.atoms(sympy.core.function.AppliedUndef)}
-        forms.append(form.subs({sympy.Symbol("i", real=False): sympy.I, **named}))  # I(0) has no number of its own
-    return forms
+        forms.append(latex2sympy(text, is_real=not is_complex, normalization_config=spelling, conversion_config=names))
+    return forms[0], forms[1], Values(has_i=is_complex)

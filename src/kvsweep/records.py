@@ -25,7 +25,7 @@ StopReason = Literal["stop", "length", "loop", "not_finite"]
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 # Version of the grader's rules; raised by a change that changes a grade, and all grades are then made again.
-GRADER = 8
+GRADER = 9
 CELL_FILE = "cell.yaml"
 PROVENANCE_FILE = "provenance.json"
 PROBLEMS_FILE = "problems.jsonl"

@@ -379,20 +379,39 @@ def test_an_answer_without_bounds_is_judged_within_bounds(answer, gold):
     assert time.process_time() - started < 4
 
 
-@pytest.mark.parametrize(
-    ("answer", "gold", "equal"),
-    [
-        (r"\frac{(2n)!}{n! n!}", r"\binom{2n}{n}", True),
-        ("n (n-1)!", "n!", True),
-        (r"\frac{(2n)!}{n!}", r"\binom{2n}{n}", False),
-        ("(n+1)!", "n! + 1", False),
-        ("20!", "2432902008176640000", True),
-        ("(2n-1)!!", "(2n-1)!!", True),
-        (r"\frac{1}{2^{n-k}}", "2^{k-n}", True),
-    ],
-)
-def test_factorials_are_compared_by_value(answer, gold, equal):
-    assert compare(answer, gold)[0] is equal
+# Identities of textbooks, and what looks like them.
+IDENTITIES = [
+    (r"\frac{(2n)!}{n! n!}", r"\binom{2n}{n}"), ("n (n-1)!", "n!"), ("20!", "2432902008176640000"),
+    ("(2n-1)!!", "(2n-1)!!"), (r"\frac{1}{2^{n-k}}", "2^{k-n}"), (r"\log_b a - \log_b c", r"\log_b \frac{a}{c}"),
+    (r"\sqrt{a}\sqrt{b}", r"\sqrt{ab}"), (r"\frac{1-\cos 2x}{\sin 2x}", r"\tan x"), (r"\cos^4 x - \sin^4 x", r"\cos 2x"),
+    (r"4\cos^3 x - 3\cos x", r"\cos 3x"), (r"\arccos x", r"\frac{\pi}{2} - \arcsin x"), (r"(-1)^n", r"\cos n\pi"),
+    (r"\sqrt{7+4\sqrt{3}}", r"2+\sqrt{3}"), (r"\sum_{k=1}^{n} k^2", r"\frac{n(n+1)(2n+1)}{6}"), (r"\sqrt{x^2}", "|x|"),
+    (r"\prod_{k=1}^{n} k", "n!"), (r"\sqrt{-x^2-1}", r"i\sqrt{x^2+1}"), ("e^{ix}", r"\cos x + i\sin x"),
+    (r"\int_0^1 x^2 dx", r"\frac13"), (r"\binom{n}{k}", r"\binom{n}{n-k}"), (r"x^{2/3}", r"\sqrt[3]{x^2}"),
+]  # fmt: skip
+NO_IDENTITIES = [
+    (r"\frac{(2n)!}{n!}", r"\binom{2n}{n}"), ("(n+1)!", "n! + 1"), (r"\frac{\log a}{\log c}", r"\log \frac{a}{c}"),
+    (r"\sqrt{a+b}", r"\sqrt{a}+\sqrt{b}"), (r"\ln x", r"\ln |x|"), (r"\sin n\pi", "0"), ("(a+b)^2", "a^2+b^2"),
+    (r"10^{60} + \sqrt2", r"10^{60} + \sqrt3"), ("2^{1009}x + x", "2^{1009}x"), ("2e^{-8t}", "2e^{-9t}"),
+    (r"\binom{n}{k}", r"\binom{n}{k+1}"), (r"e^{i\pi/3}", r"e^{-i\pi/3}"), (r"\arctan x", r"\frac{1}{\tan x}"),
+    (r"10^{5000}\sqrt2 + 1", r"10^{5000}\sqrt2"), (r"\sqrt[3]{-x}", r"\sqrt[3]{x}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "gold"), IDENTITIES)
+def test_an_identity_is_equal(answer, gold):
+    assert compare(answer, gold)[0]
+
+
+@pytest.mark.parametrize(("answer", "gold"), NO_IDENTITIES)
+def test_what_looks_like_an_identity_is_not(answer, gold):
+    assert not compare(answer, gold)[0]
+
+
+def test_too_much_work_is_no_verdict():
+    verdict = judge(r"\boxed{\sum_{k=1}^{10^9} k}", "stop", "5", "expression", RULE)
+    assert verdict.outcome == "grader_timeout"
+    assert "work" in verdict.rule
 
 
 def test_a_verdict_says_what_decided():

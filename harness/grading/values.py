@@ -1,0 +1,266 @@
+r"""Equality of two expressions by their values at points, where the names have numbers.
+
+Two forms are equal if they agree at every tried point of their common domain: `\ln\frac{x}{y}` and `\ln x - \ln y`
+where both names are positive. The points are always the same. By Schwartz and Zippel two other polynomials of degree d,
+made without a look at the points, agree with a probability of at most d/9,972 at a point whose numbers are drawn from
+9,972, and twelve such points lie in the domain of every polynomial. Of other forms nothing is proven: two that differ
+nowhere but between the points pass for equal.
+
+Fractions are exact; other numbers have 50 digits, and more where the forms disagree or a part is large. The work of a
+pair is counted in parts of forms, so that no verdict depends on a machine's speed.
+"""
+
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import reduce
+from random import Random
+from typing import Any
+
+_DIGITS = (50, 200, 800)
+_MOST_BITS = 700_000  # of an exact number
+_MOST_ARGUMENT = 10**6  # of a function that grows
+_MOST_WORK = 100_000  # parts of forms at 50 digits, about 2 s
+_TRIES, _FEWEST = 18, 3
+_PRIME = 9973
+# Functions of which a large argument makes no large value.
+_FLAT = {"log", "Abs", "sign", "floor", "ceiling", "Max", "Min", "sin", "cos", "tan", "cot", "atan", "re", "im"}
+
+
+class NoValue(Exception):
+    """A form has no values that can be calculated, as an integral has none."""
+
+
+class TooLarge(Exception):
+    """A part of a form has too many digits to be calculated exactly."""
+
+
+class TooMuchWork(Exception):
+    """A pair needs more work than any pair may."""
+
+
+class _Undefined(Exception):
+    """A form has no value at a point, or no real one where only real ones count."""
+
+
+class Values:
+    """The values of forms at points; counts the work of all its calls.
+
+    `has_i` says that the name i is the imaginary unit.
+    """
+
+    def __init__(self, *, has_i: bool) -> None:
+        self._has_i = has_i
+        self._work = 0
+        self._too_large: TooLarge | None = None
+        self._size, self._digits, self._is_real = 0.0, _DIGITS[0], True
+
+    def equal(self, left: Any, right: Any, slack: float = 1e-18) -> bool:
+        """Whether two forms agree within `slack` of the right one, or of 1 where that is larger."""
+        if left == right:
+            return True
+        from sympy import Abs
+
+        says_signs = left.has(Abs) != right.has(Abs)  # \ln|x| is more than \ln x
+        names = self._names(left, right)
+        for with_real in (True, False):
+            count, self._is_real = 0, with_real and not self._has_i
+            for point in _points(names, is_real=with_real):
+                one, other = (self._at(form, point, _DIGITS[0]) for form in (left, right))
+                if one is not None and other is not None:
+                    agree = self._agree(left, right, point, slack)
+                    if agree is False:
+                        return False
+                    count += agree is True
+                elif says_signs and self._is_real and one is not other:
+                    return False
+            if count >= (_FEWEST if names else 1):
+                return True
+        raise NoValue("too few points of a common domain") if self._too_large is None else self._too_large
+
+    def ratio(self, left: Any, right: Any) -> float | None:
+        """The number that the left form is of the right one at every point, or None."""
+        self._is_real = not self._has_i
+        names, ratios = self._names(left, right), list[Any]()
+        for point in _points(names, is_real=True):
+            above, below = (self._at(form, point, _DIGITS[1]) for form in (left, right))
+            if above is not None and below is not None and abs(below) > 1e-30:
+                ratios.append(above / below)
+        if len(ratios) < (_FEWEST if names else 1) or ratios[0] == 0:
+            return None
+        if any(abs(ratio - ratios[0]) > 1e-15 * abs(ratios[0]) for ratio in ratios):
+            return None
+        return float(ratios[0].real)
+
+    def check(self, form: Any) -> None:
+        """Raise TooLarge if the ends of an interval, or the members of a set, are too large."""
+        from sympy import Expr
+
+        self._is_real = True
+        for part in form.args:
+            if isinstance(part, Expr):
+                self._at(part, next(_points(self._names(part), is_real=True)), _DIGITS[0])
+            else:
+                self.check(part)
+        if self._too_large:
+            raise self._too_large
+
+    def _names(self, *forms: Any) -> list[str]:
+        from sympy.core.function import AppliedUndef
+
+        names = {str(name) for form in forms for name in form.free_symbols | form.atoms(AppliedUndef)}
+        return sorted(names - ({"i"} if self._has_i else set()))
+
+    def _agree(self, left: Any, right: Any, point: Mapping[str, Any], slack: float) -> bool | None:
+        """Whether two forms agree at a point of both; None where more digits would be needed to see it."""
+        from mpmath import mpf
+
+        for digits in _DIGITS:
+            one, other = (self._at(form, point, digits) for form in (left, right))
+            least = max(slack * min(1, abs(other)), mpf(10) ** (25 - digits))
+            if self._size < digits - 30 and abs(one - other) <= least:
+                return True
+        if self._size < digits - 30:
+            return False
+        self._too_large = TooLarge(f"more than {digits} digits")
+        return None
+
+    def _at(self, form: Any, point: Mapping[str, Any], digits: int) -> Any:
+        """The value in so many digits, or None; `_size` are the digits of the largest part since the last change."""
+        from mpmath import convert, isfinite, workdps
+        from mpmath.libmp import NoConvergence
+
+        if digits != self._digits:
+            self._digits, self._size = digits, 0.0
+        with workdps(digits):
+            try:
+                value = convert(self._part(form, point))
+            except TooLarge as error:
+                self._too_large = error
+                return None
+            except (_Undefined, ZeroDivisionError, ValueError, NoConvergence, NotImplementedError):
+                return None
+            return value if isfinite(value) else None
+
+    def _part(self, form: Any, point: Mapping[str, Any]) -> Any:
+        """The value of a part of a form: a Fraction, or a number of mpmath."""
+        self._work += self._digits // _DIGITS[0]
+        if self._work > _MOST_WORK:
+            raise TooMuchWork(f"more than {_MOST_WORK:,} parts")
+        value = self._calculated(form, point)
+        if isinstance(value, Fraction):
+            self._size = max(self._size, _bits(value) / 3.33)
+            return value
+        from mpmath import mag, mpc
+
+        if isinstance(value, mpc) and value.imag == 0:
+            value = value.real
+        if isinstance(value, mpc) and self._is_real:
+            raise _Undefined
+        if value and math.isfinite(size := float(mag(value))):
+            self._size = max(self._size, abs(size) / 3.33 if form.func.__name__ == "exp" else size / 3.33)
+        return value
+
+    def _calculated(self, form: Any, point: Mapping[str, Any]) -> Any:
+        import mpmath
+
+        name = form.func.__name__
+        if form.is_Rational:
+            return Fraction(int(form.p), int(form.q))
+        if form.is_Symbol or str(form) in point:
+            return mpmath.mpc(0, 1) if str(form) == "i" and "i" not in point else point[str(form)]
+        if name == "ImaginaryUnit":
+            return mpmath.mpc(0, 1)
+        if form.is_NumberSymbol or form.is_Float:
+            return mpmath.mp.make_mpf(form._as_mpf_val(mpmath.mp.prec))
+        if name in ("Sum", "Product"):
+            return self._repeated(form, point, operator.add if name == "Sum" else operator.mul)
+        if form.is_Number:
+            raise _Undefined  # an infinite one
+        if form.is_Atom or not (form.is_Add or form.is_Mul or form.is_Pow or form.is_Function):
+            raise NoValue(name)
+        values = [self._part(part, point) for part in form.args]
+        if form.is_Add:
+            return sum(values)
+        if form.is_Mul:
+            return math.prod(values)
+        return self._power(form, *values) if form.is_Pow else self._function(name, values)
+
+    def _repeated(self, form: Any, point: Mapping[str, Any], joined: Any) -> Any:
+        term, (name, *ends), *others = form.args
+        if others or len(ends) != 2:
+            raise NoValue("sums over several names")
+        low, high = (self._part(end, point) for end in ends)
+        if not _is_whole(low) or not _is_whole(high) or high < low - 1:
+            raise _Undefined
+        parts = (self._part(term, {**point, str(name): Fraction(k)}) for k in range(int(low), int(high) + 1))
+        return reduce(joined, parts, Fraction(joined is operator.mul))
+
+    def _power(self, form: Any, base: Any, exponent: Any) -> Any:
+        import mpmath
+
+        if not base:
+            if exponent.real < 0 if isinstance(exponent, mpmath.mpc) else exponent < 0:
+                raise _Undefined
+            return Fraction(exponent == 0)
+        size = _bits(base) if isinstance(base, Fraction) else abs(float(mpmath.mag(base)))
+        if abs(exponent) * max(size, 1) > _MOST_BITS:
+            raise TooLarge("a power")
+        if _is_whole(exponent):
+            power = int(exponent)
+            return base**power if isinstance(base, Fraction) else mpmath.convert(base) ** power
+        base, is_odd = mpmath.convert(base), isinstance(exponent, Fraction) and exponent.denominator % 2 == 1
+        if self._is_real and not isinstance(base, mpmath.mpc) and base < 0 and is_odd and not form.exp.free_symbols:
+            # As in schools, and not the principal root.
+            return (-1) ** exponent.numerator * (-base) ** mpmath.convert(exponent)
+        return base ** mpmath.convert(exponent)
+
+    def _function(self, name: str, values: list[Any]) -> Any:
+        import mpmath
+        from sympy.utilities.lambdify import MPMATH_TRANSLATIONS
+
+        if name not in _FLAT and any(abs(value) > _MOST_ARGUMENT for value in values):
+            raise TooLarge(name)
+        if all(map(_is_whole, values)) and name in ("factorial", "binomial") and min(values) >= 0:
+            if values[0] > _MOST_BITS // 16:
+                raise TooLarge(name)
+            exact: Any = math.factorial if name == "factorial" else math.comb
+            return Fraction(exact(*map(int, values)))
+        if name in ("floor", "ceiling") and isinstance(values[0], Fraction):
+            return Fraction(math.floor(values[0]) if name == "floor" else math.ceil(values[0]))
+        extremes = {"Max": max, "Min": min}
+        named = "fac2" if name == "factorial2" else MPMATH_TRANSLATIONS.get(name, name)
+        calculate: Any = extremes.get(name) or getattr(mpmath, named, None)
+        if calculate is None:
+            raise NoValue(name)
+        return calculate(*map(mpmath.convert, values))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Fraction) and value.denominator == 1
+
+
+def _bits(value: Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
+
+
+def _points(names: Sequence[str], *, is_real: bool) -> Iterator[dict[str, Any]]:
+    """Numbers for the names: small and large, whole and broken, of both signs, and complex ones."""
+    from mpmath import mpc
+
+    random = Random(0)
+
+    def broken() -> Fraction:
+        return Fraction(random.randrange(1, _PRIME), _PRIME)
+
+    for count in range(_TRIES if names else 1):
+        if not is_real and count % 2:
+            yield {name: mpc(*(float(2 * broken() - 1) for _ in "ri")) for name in names}
+        elif count % 3 == 0:
+            first = count // 3 + 1
+            yield {name: Fraction(random.randint(1, 8) if place else first) for place, name in enumerate(names)}
+        elif count % 3 == 1:
+            yield {name: broken() * 10 ** (count // 8) for name in names}
+        else:
+            yield {name: (broken() * 2 - 1) * (count // 4 + 1) for name in names}
