@@ -21,7 +21,7 @@ from kvsweep.analysis.notation import AXES, POLICY_TITLES
 from kvsweep.analysis.notation import rows as rows_of
 from kvsweep.analysis.outputs import copied
 from kvsweep.analysis.questions import plain
-from kvsweep.analysis.server_caches import bytes_per_token, said_of_cache
+from kvsweep.analysis.server_records import BYTES, record_of
 from kvsweep.attempts import failed_attempts
 from kvsweep.errors import BrokenCell, UserError
 from kvsweep.escape import in_one_line
@@ -229,10 +229,12 @@ class _Settings(TypedDict, total=False):
 
 
 class _Pass(TypedDict, total=False):
-    """What the server of a pass said of its cache, and the model that its answers name."""
+    """What the server of a pass said of itself."""
 
     cache: dict[str, str]
     model: str | None
+    provider: list[str]
+    system_fingerprint: list[str]
 
 
 class _Provenance(TypedDict, total=False):
@@ -323,7 +325,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "variant": ", ".join(map(str, filter(None, [variant, *map(policy.get, ("title", "kind"))]))),
                 "engine": "server" if served else "kvsweep",
                 "declared_bytes": policy.get("kept_bytes"),
-                "measured_bytes": bytes_per_token(said_of_cache(cell.provenance)),
+                "measured_bytes": record_of(cell.provenance.get("decoding_passes", [])).get(BYTES),
                 "decoding": decoding["name"],
                 "seed": cell.settings.get("seed"),
                 "random_weights": bool(model.get("random_weights")),

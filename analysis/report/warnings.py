@@ -8,7 +8,7 @@ import pandas as pd
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, is_control
-from kvsweep.analysis.server_caches import bytes_per_token, kinds_of_cache, models_told, said_of_cache
+from kvsweep.analysis.server_records import MISCOUNTED, ROUTED, cache_words, record_of, same_cache
 from kvsweep.analysis.statistics.against_full import decide_cells, plan_of
 from kvsweep.analysis.statistics.metrics import beside_full, difference_to_full, graded_rows, texts_differ
 from kvsweep.command_line import counted
@@ -57,7 +57,7 @@ def _texts(run: Run) -> pd.DataFrame:
     """The run's texts with their cells' columns; `cut`: truncated, `early`: by a server below the limit."""
     texts = _cells(run).merge(run.completions, on="cell_id")  # in the order of the cells
     cut = texts["stop_reason"] == "length"
-    return texts.assign(cut=cut, early=cut & texts["served"] & (texts["num_tokens"] < texts["limit"]))
+    return texts.assign(cut=cut, early=cut & texts["served"] & (texts["num_tokens"] < texts["limit"] - MISCOUNTED))
 
 
 def _per_panel(rows: pd.DataFrame, say: Callable[[pd.DataFrame], str | None]) -> list[str]:
@@ -236,35 +236,39 @@ def other_prompts(run: Run) -> list[str]:
     return _per_cell(texts, say)
 
 
-def other_models(run: Run) -> list[str]:
-    """A server's answers name another model than the baseline's, or than the one asked for."""
+def _records(run: Run) -> pd.DataFrame:
+    """The cells of servers, with the `record` of what each server says of itself, and that of its baseline, `full`."""
     cells = _cells(run)
-    cells = cells[cells["served"]].set_index("cell_id", drop=False)
-    told = {name: _models(run, name) for name in cells.index}
-    asked = {name: str(run.settings[name]["policy"].get("model")) for name in cells.index}
-    alike = cells.index.to_series().map(asked).groupby(cells["condition"]).transform("nunique") == 1
+    cells = cells[cells["served"]]
+    records = {name: record_of(run.provenance[name].get("decoding_passes", [])) for name in cells["cell_id"]}
+    return cells.assign(record=cells["cell_id"].map(records), full=cells["baseline"].map(records))
+
+
+def other_models(run: Run) -> list[str]:
+    """A server's answers name several makers, or another one than the baseline's, or another model than asked for."""
+    cells = _records(run)
+    asked = {name: str(run.settings[name]["policy"].get("model")) for name in cells["cell_id"]}
+    alike = cells.assign(asked=cells["cell_id"].map(asked)).groupby("condition")["asked"].nunique() == 1
 
     def say(ours: pd.DataFrame) -> str | None:
-        cell_id, base = ours[["cell_id", "baseline"]].iloc[0]
-        models = ", ".join(sorted(told[cell_id]))
-        if asked[cell_id] == asked[base] and told[base] and told[cell_id] and told[cell_id] != told[base]:
-            theirs = f"{', '.join(sorted(told[base]))} with {notation.setting(cells.loc[base])}"
-            said = f"its answers are of the model {models}, and of {theirs}"
+        row = ours.iloc[0]
+        record, full, wanted = row["record"], row["full"], asked[row["cell_id"]]
+        model, other = record.get("model"), full.get("model")
+        several = [f"{name} {' and '.join(record[name])}" for name in ROUTED if len(record.get(name, ())) > 1]
+        if several or record.get("provider") != full.get("provider"):
+            said = f"its answers name {', '.join(several) or 'another provider than those of the full setting'}"
+            mend = "Ask one server, or let engine.extra choose one provider of the router for all settings"
+        elif wanted == asked[row["baseline"]] and model and other and model != other:
+            said = f"its answers are of the model {model}, and of {other} with the full setting"
             mend = "Start both servers with one model, or give each setting its engine.model if they shall differ"
-        elif not alike[cell_id] and any(_last(name) != _last(asked[cell_id]) for name in told[cell_id]):
-            said = f"asked for engine.model={visible(asked[cell_id])}, its answers are of the model {models}"
+        elif not alike[row["condition"]] and model and _last(model) != _last(wanted):
+            said = f"asked for engine.model={wanted}, its answers are of the model {model}"
             mend = "Start the server with the model that is asked for, or ask for the one that it has"
         else:
             return None
-        return f"{said}, so that a difference may be the model's. {mend}."
+        return f"{visible(said)}, so that a difference may be the model's. {mend}."
 
-    return _per_cell(cells.rename_axis(None), say)
-
-
-def _models(run: Run, cell_id: str) -> set[str]:
-    """The models that a cell's answers name."""
-    models = models_told(run.provenance.get(cell_id, {}).get("decoding_passes", []))
-    return {visible(model) for model in models if model}
+    return _per_cell(cells, say)
 
 
 def _last(model: str) -> str:
@@ -273,29 +277,22 @@ def _last(model: str) -> str:
 
 
 def same_caches(run: Run) -> list[str]:
-    """A server says the same of its cache as the baseline's server, where both say something."""
-    cells = _cells(run)
-    cells = cells[~is_control(cells)]
-    said = {name: _cache(run, name) for name in cells["cell_id"]}
+    """A server says of its cache what the baseline's server says, where both say something."""
+    cells = _records(run)
 
     def say(ours: pd.DataFrame) -> str | None:
-        cell_id, base = ours[["cell_id", "baseline"]].iloc[0]
-        if cell_id == base or not said[base] or said[cell_id] != said[base]:
+        row = ours.iloc[0]
+        if not same_cache(row["record"], row["full"]):
             return None
-        words = visible(", ".join(f"{name} {value}" for name, value in said[base].items()))
+        words = visible(cache_words(row["record"]))
         return (
-            f"compression is not seen. Its server says the same of its cache as the full setting's ({words}). "
-            "Look at how the server was started, and at its log."
+            f"compression is not seen. Its cache is the full setting's by what the servers say ({words}): it was not "
+            "on. Look at how the server was started, and at its log."
         )
 
-    return _per_cell(cells[cells["baseline"].isin(cells.loc[cells["policy"] == "full", "cell_id"])], say)
-
-
-def _cache(run: Run, cell_id: str) -> dict[str, str]:
-    """The types that a cell's server says its cache has, and its bytes per token where it says both numbers."""
-    said = said_of_cache(run.provenance.get(cell_id, {}))
-    size = bytes_per_token(said)
-    return {**kinds_of_cache(said), **({} if size is None else {"bytes a token": f"{size:,.0f}"})}
+    baselines = cells.loc[cells["policy"] == "full", "cell_id"]
+    beside = cells["baseline"].isin(baselines) & ~cells["cell_id"].isin(baselines) & ~is_control(cells)
+    return _per_cell(cells[beside], say)
 
 
 def beside_control(run: Run, margin: float | None = None) -> list[str]:

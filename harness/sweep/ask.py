@@ -1,20 +1,22 @@
 """Ask servers for the missing completions of one job's cells, and store each as it arrives."""
 
 import asyncio
+import itertools
 import json
 import re
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+from urllib.parse import urljoin
 
 import msgspec
 import openai
 
-from kvsweep.analysis.server_caches import models_told
+from kvsweep.analysis.server_records import BYTES, MISCOUNTED, ROUTED, cache_of, record_of
 from kvsweep.command_line import FAILED
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
@@ -22,22 +24,24 @@ from kvsweep.escape import visible
 from kvsweep.files import at_home, open_file
 from kvsweep.harness.provenance import describe_code
 from kvsweep.harness.sweep.job import Job
-from kvsweep.harness.sweep.server import Server
+from kvsweep.harness.sweep.server import Server, length_limits
 from kvsweep.harness.sweep.store import CellStore, OpenCells
-from kvsweep.records import Completion, Pair, Tokens, content_hash, decode
+from kvsweep.records import MOST_TOKENS, Completion, Pair, Tokens, content_hash, decode
 from kvsweep.thinking import ending, joined
 
 # The client waits 0.5 s, 1 s, 2 s, ... and then 8 s, or as long as the server says: about a minute in all.
 RETRIES, CONNECT_S = 11, 10.0
 _BEAT_S = 1.0
 _OF_ONE_QUESTION = (400, 413, 422)  # with these a server answers, but not this request
+_MOST_REFUSED = 8  # answers that a server may refuse before it has given as many
 _SHOWN = 200  # characters of what a server said
 _OF_LENGTH = re.compile(r"context|exceed|too (?:long|large|many)|longer than", re.IGNORECASE)
 _GOES_ON = "mend it, and the same command goes on"
-# What is kept of a server's words, which may have a key among them: vLLM's labels and SGLang's fields of the cache.
-_OF_CACHE = re.compile(
-    r"\b(cache_dtype|kv_cache_memory_bytes|kv_cache_size_tokens|kv_cache_dtype|max_total_num_tokens|kvcache|token_capacity)"
-    r'"?\s*[:=]\s*"?([^",}\s]+)'
+# What is kept of a server's pages, which may have a key: vLLM's and SGLang's names of the cache, and the longest text.
+_PAGES = ("metrics", "server_info", "v1/models")
+_ON_PAGES = re.compile(
+    r"\b(cache_dtype|kv_cache_memory_bytes|kv_cache_size_tokens|kv_cache_dtype|max_total_num_tokens|kvcache|token_capacity"
+    r'|max_model_len|n_ctx)"?\s*[:=]\s*"?([^",}\s]+)'
 )
 # llama.cpp's log has these lines from verbosity 4 on; it calls each text's rows cells, and has a stream for each text.
 _OF_LOG = re.compile(
@@ -55,7 +59,10 @@ class ServerError(UserError):
 
 
 class _RefusedError(ServerError):
-    """A server gives no completion of this one question, such as one too long for its context."""
+    """A server gives no completion of this one question: too long for its context, or filtered."""
+
+
+_Name = Annotated[str, msgspec.Meta(max_length=1000)] | None
 
 
 class _Message(msgspec.Struct):
@@ -71,20 +78,34 @@ class _Choice(msgspec.Struct):
     text: str | None = None
 
 
+class _Details(msgspec.Struct):
+    reasoning_tokens: Tokens | None = None
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: Tokens
     completion_tokens: Tokens
-    completion_tokens_details: dict[str, Tokens | None] | None = None
+    total_tokens: Tokens | None = None
+    completion_tokens_details: _Details | None = None
 
     @property
     def thinking(self) -> Tokens | None:
-        return (self.completion_tokens_details or {}).get("reasoning_tokens")
+        return None if self.completion_tokens_details is None else self.completion_tokens_details.reasoning_tokens
+
+    @property
+    def generated(self) -> int:
+        """All generated tokens. Some servers count thinking beside the completion, which then only the total shows."""
+        if self.total_tokens is None and (self.thinking or 0) > self.completion_tokens:
+            return self.completion_tokens + (self.thinking or 0)
+        return max(self.completion_tokens, (self.total_tokens or 0) - self.prompt_tokens)
 
 
 class _Answer(msgspec.Struct):
-    choices: list[_Choice]
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1, max_length=1)]
     usage: _Usage
-    model: Annotated[str, msgspec.Meta(max_length=1000)] | None = None
+    model: _Name = None
+    provider: _Name = None
+    system_fingerprint: _Name = None
     error: Any = None
 
 
@@ -120,22 +141,18 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int], log:
     # Without these the client would send those of another place, from the environment.
     names: Any = {"api_key": server.key or "none", "organization": "", "project": ""}
     async with openai.AsyncOpenAI(base_url=server.url, max_retries=RETRIES, timeout=timeout, **names) as client:
-        said = {"url": server.url, "cache": log or await _said_of_cache(client, server.url)}
-        models = models_told(store.begin_pass(job.provenance(store.cell), {**started, **said}))
-        prompts = {problem.id: problem.prompt for problem in job.benchmark.problems}
-        free = asyncio.Semaphore(server.parallel)
-        asker = _Asker(job=job, server=server, client=client, prompts=prompts, free=free, models=models)
-        refused: list[_RefusedError] = []
+        cache = {**await _said_on_pages(client, server.url), **log}
+        said = {"url": server.url, "cache": cache}
+        record = record_of(store.begin_pass(job.provenance(store.cell), {**started, **said}))
+        asker = _Asker(job=job, server=server, client=client, cache=cache_of(cache), record=record)
 
         async def answer(pair: Pair) -> None:
-            try:
-                completion = await asker.ask(pair)
-            except _RefusedError as error:
-                refused.append(error)  # the other questions are still asked
-                return
-            store.note(model=asker.model)
-            work.append(cell_id, completion)
-            written[cell_id] += completion.num_tokens
+            completion = await asker.ask(pair)
+            if completion is not None:
+                store.note(**{name: asker.record[name] for name in ("model", *ROUTED) if name in asker.record})
+                work.append(cell_id, completion)
+                written[cell_id] += completion.num_tokens
+                asker.taken += 1
 
         try:
             if server.check:
@@ -145,19 +162,19 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int], log:
                     tasks.create_task(answer(pair))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        if refused:
-            raise ServerError(f"{refused[0]} Answers that lack: {len(refused)} of {len(work.share.pairs)}.")
+        if asker.refused:
+            raise asker.refusal
 
 
-async def _said_of_cache(client: openai.AsyncOpenAI, url: str) -> dict[str, str]:
-    """What a server says of its cache, by its own names: vLLM in /metrics, SGLang in /server_info; empty for others."""
+async def _said_on_pages(client: openai.AsyncOpenAI, url: str) -> dict[str, str]:
+    """What a server says of its cache and its limit, by its own names; empty for many."""
     once = client.with_options(max_retries=0, timeout=CONNECT_S)
-    for path in ("/metrics", "/server_info"):
+    roots = [urljoin(url, "/"), url.removesuffix("/").removesuffix("/v1") + "/"]
+    said = dict[str, str]()
+    for root, page in itertools.product(dict.fromkeys(roots), _PAGES):
         with suppress(openai.APIError):
-            text = await once.get(url.removesuffix("/").removesuffix("/v1") + path, cast_to=str)
-            if found := dict(_OF_CACHE.findall(text)):
-                return found
-    return {}
+            said |= _ON_PAGES.findall(await once.get(root + page, cast_to=str))
+    return said
 
 
 def _said_in_log(server: Policy) -> dict[str, str]:
@@ -165,50 +182,64 @@ def _said_in_log(server: Policy) -> dict[str, str]:
     assert isinstance(server, Server)
     if server.log is None:
         return {}
-    try:
-        with open_file(Path(at_home(server.log)), linked=True) as file:  # a pipe would be waited for
-            text = file.read(_LOG_START).decode(errors="replace")
-    except UserError:
-        raise
-    except OSError as error:
-        raise UserError(f"engine.log={server.log} cannot be read ({error.strerror}): name the server's log.") from None
-    found = dict[str, list[str]]()
+    path = Path(at_home(server.log))
+    if not path.is_file():  # a pipe would be waited for
+        raise UserError(f"engine.log={server.log} is no file: name the server's log.")
+    with open_file(path, linked=True) as file:
+        text = file.read(_LOG_START).decode(errors="replace")
+    said = dict[str, str]()
     for match in _OF_LOG.finditer(text):
         for name, value in match.groupdict().items():
-            found.setdefault(name, []).extend([value] if value else [])
-    if not any(found.values()):
-        raise UserError(
-            f"engine.log={server.log} says nothing of a cache: start llama-server with -lv 4, or give none."
-        )
-    return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items() if values}
+            if value and value not in said.get(name, ""):
+                said[name] = f"{said[name]}, {value}" if name in said else value
+    if not said:
+        what = f"engine.log={server.log} says nothing of a cache"
+        raise UserError(f"{what}: start llama-server with -lv 4, or give none.")
+    return said
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Asker:
     job: Job
     server: Server
     client: openai.AsyncOpenAI
-    prompts: dict[str, str]
-    free: asyncio.Semaphore
-    models: set[str | None]  # that this cell's answers name, those of earlier passes too
+    cache: dict[str, Any]  # what the server says of its cache now
+    record: dict[str, Any]  # what the cell's answers, also those of earlier passes, say
+    taken: int = 0
+    refused: dict[Pair, ServerError] = field(default_factory=dict)
 
-    @property
-    def model(self) -> str | None:
-        """The one model that the answers name."""
-        [model] = self.models
-        return model
+    def __post_init__(self) -> None:
+        self.free = asyncio.Semaphore(self.server.parallel)
+        self.prompts = {problem.id: problem.prompt for problem in self.job.benchmark.problems}
 
     async def check(self, pairs: list[Pair]) -> None:
         """Ask each of the pairs twice, and print how many completions were equal."""
-        texts = [[one.text for one in await asyncio.gather(*map(self.ask, pairs))] for _ in range(2)]
+        texts = [[one and one.text for one in await asyncio.gather(*map(self.ask, pairs))] for _ in range(2)]
         same = sum(first == second for first, second in zip(*texts, strict=True))
         print(f"{self.server.name}: {same} of {len(pairs)} requests sent twice gave the same text", flush=True)
 
-    async def ask(self, pair: Pair) -> Completion:
+    async def ask(self, pair: Pair) -> Completion | None:
+        """Return a pair's completion; None if the server gives none, and the other questions are still asked.
+
+        Raises ServerError where the server gives none to anybody, or none to most.
+        """
         async with self.free:
             start = time.monotonic()
-            data = await self._post(pair)
-            return self._completion(pair, data, time.monotonic() - start)
+            try:
+                completion = self._completion(pair, await self._post(pair), time.monotonic() - start)
+            except _RefusedError as error:
+                self.refused[pair] = error
+                if len(self.refused) > max(_MOST_REFUSED, self.taken):
+                    raise self.refusal from None
+                return None
+            self.refused.pop(pair, None)
+            return completion
+
+    @property
+    def refusal(self) -> ServerError:
+        first, *others = self.refused.values()
+        lacking = 1 + len(others)
+        return ServerError(f"{first} Answers that lack: {lacking} of {lacking + self.taken}.")
 
     async def _post(self, pair: Pair) -> bytes:
         question = self.prompts[pair[0]]
@@ -221,11 +252,11 @@ class _Asker:
         try:
             return (await api.with_raw_response.create(**given)).content
         except openai.APIStatusError as error:
-            answer = error.response.text
-            what = f"answers {error.status_code}: {answer}"
-            if error.status_code not in _OF_ONE_QUESTION:
-                raise self._error(what) from None
-            raise self._error(what, _RefusedError, self._remedy(answer, fields)) from None
+            status, answer = error.status_code, error.response.text
+            what = f"answers {status}: {answer}"
+            if status in _OF_ONE_QUESTION or (status == 500 and _OF_LENGTH.search(answer)):  # as llama.cpp says it
+                raise self._error(what, _RefusedError, self._remedy(answer, fields)) from None
+            raise self._error(what) from None
         except openai.APIConnectionError as error:
             raise self._error(f"does not answer: {error.__cause__ or error}") from None
 
@@ -254,24 +285,26 @@ class _Asker:
         return {name: value for name, value in {**fields, **self.server.extra}.items() if value is not None}
 
     def _completion(self, pair: Pair, data: bytes, seconds: float) -> Completion:
+        """Return an answer's completion. The ending decides first, then the text, then the counts."""
         said = data.decode(errors="replace")
         if self.server.key and self.server.key in said:
-            raise self._error("sends the key back in an answer, which is not stored")
+            raise self._error("sends the key back in an answer, which is not stored", _RefusedError)
         try:
             answer = decode(data, _Answer)
-            if len(answer.choices) != 1:
-                raise ValueError(f"it has {len(answer.choices)} choices, where one was asked for")
             [choice] = answer.choices
-            text = self._text(choice)
-            self._check(answer, text)
+            if fault := answer.error or choice.error:
+                raise ValueError(f"it has the error {fault}")
+            ended = ending(choice.finish_reason)
+            if ended is None:
+                raise ValueError(f"its finish_reason is {choice.finish_reason!r}, neither stop nor length")
+            text = self._text(choice, ended)
+            tokens, limit = answer.usage.generated, self._limit
+            if tokens < bool(text) or tokens > limit + MISCOUNTED:
+                raise ValueError(f"it counts {tokens} tokens, where 1 to {limit} are possible")
         except (ValueError, RecursionError) as error:
-            raise self._error(f"sends what is no completion ({error}): {said}") from None
-        ended = ending(choice.finish_reason)
-        if ended is None:
-            why = f"ends a text with finish_reason {choice.finish_reason!r}, neither stop nor length"
-            raise self._error(why, _RefusedError)
-        # Some servers report "stop" for a completion that they truncated at the limit.
-        cut = ended == "length" or answer.usage.completion_tokens == self._limit
+            raise self._error(f"sends what is no completion ({error}): {said}", _RefusedError) from None
+        self._check_record(answer)
+        thinking = answer.usage.thinking
         return Completion(
             problem_id=pair[0],
             draw=pair[1],
@@ -280,57 +313,47 @@ class _Asker:
             evictions=[],
             fork_step=None,
             peak_length=None,
-            num_tokens=answer.usage.completion_tokens,
+            num_tokens=tokens,
             prompt_tokens=answer.usage.prompt_tokens,
-            thinking_tokens=answer.usage.thinking,
-            stop_reason="length" if cut else "stop",
+            thinking_tokens=None if thinking is None or thinking > tokens else thinking,
+            # Some servers report "stop" for a completion that they truncated at the limit.
+            stop_reason="length" if ended == "length" or tokens >= limit else "stop",
             seed=self.job.seed,
             seconds=seconds,
         )
 
-    def _check(self, answer: _Answer, text: str) -> None:
-        """Refuse a completion that is incomplete or of another model, and token counts that cannot be its own."""
-        if fault := answer.error or answer.choices[0].error:
-            raise ValueError(f"it has the error {fault}")
-        count, thinking = answer.usage.completion_tokens, answer.usage.thinking or 0
-        if count < max(thinking, bool(text)) or (self._limit is not None and count > self._limit):
-            possible = f"1 to {self._limit or 'any number'}"
-            raise ValueError(f"it counts {count} tokens, {thinking} of thinking, where {possible} are possible")
-        self._check_model(answer.model)
-
-    def _check_model(self, model: str | None) -> None:
-        if others := self.models - {model}:
-            named = " and ".join(sorted(map(_named, others)))
-            what = f"names {_named(model)}, and other answers of this cell name {named}"
-            raise self._error(what, mend="take another run_name, or start the server that gave those")
-        self.models.add(model)
-
     @property
-    def _limit(self) -> int | None:
-        """The most tokens of a completion; None if the server is not told."""
-        return None if "max_tokens" in self.server.extra else self.job.decoding.max_new_tokens
+    def _limit(self) -> int:
+        """The most tokens of a completion; any number if the request names no limit."""
+        declared = self.job.decoding.max_new_tokens
+        return declared if length_limits({"max_tokens": declared, **self.server.extra}) else MOST_TOKENS
 
-    def _text(self, choice: _Choice) -> str:
+    def _check_record(self, answer: _Answer) -> None:
+        """Refuse an answer of another model or cache than the cell's other answers; else remember what it says."""
+        for name, value in {"model": answer.model, **self.cache}.items():
+            if name != BYTES and self.record.setdefault(name, value) != value:
+                what = f"says {name} {value}, and other answers of this cell say {self.record[name]}"
+                raise self._error(what, mend="take another run_name, or start the server that gave those")
+        for name in ROUTED:
+            value = getattr(answer, name)
+            if value and value not in self.record.setdefault(name, []):
+                self.record[name] = [*self.record[name], value]
+
+    def _text(self, choice: _Choice, ended: Literal["stop", "length"]) -> str:
         """Return the completion with its thinking between the model's tags, which a server may have split off."""
-        message = choice.message or _Message(content=choice.text)
-        thinking, tags = message.reasoning_content, self.job.model.tags
-        thinking = message.reasoning if thinking is None else thinking
+        message, tags = choice.message or _Message(content=choice.text), self.job.model.tags
+        thinking, content = message.reasoning_content, message.content or ""
+        if thinking is None:
+            thinking = message.reasoning
         # An empty thinking was split off too; but servers that split nothing also send an empty one.
-        unsplit = thinking == "" and (tags.end is None or tags.end in (message.content or ""))
-        if thinking is None or unsplit:
-            if message.content is None:
-                raise ValueError("it has no text")
-            return message.content
+        if thinking is None or (thinking == "" and (tags.end is None or tags.end in content)):
+            return content
         if tags.end is None:
-            raise ValueError("its thinking is split off, and model.think_end=null: name the model's tags")
-        return joined(thinking, message.content, tags, ended=ending(choice.finish_reason) == "stop")
+            raise self._error("splits thinking off", mend="name the tags of the model by model.think_end")
+        return joined(thinking, content, tags, ended=ended == "stop")
 
     def _error(self, what: str, kind: type[ServerError] = ServerError, mend: str = _GOES_ON) -> ServerError:
         """Return an error of one sentence, without a key, whatever the server has said."""
         said = what.replace(self.server.key, "***") if self.server.key else what
         said = visible(" ".join(said.split()))[:_SHOWN]
         return kind(f"{self.server.url} ({self.server.name}) {said}; {mend}.")
-
-
-def _named(model: str | None) -> str:
-    return "no model" if model is None else f"the model {model}"

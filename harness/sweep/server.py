@@ -17,12 +17,16 @@ from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import build, build_target, plain
+from kvsweep.records import leaves
 from kvsweep.stored import CONTROL
 
 # Fields of a request that a cell's settings decide, with the keys that set them.
-_DECLARED = {"max_tokens": "decoding.max_new_tokens", "seed": "seed", "n": "draws", "model": "engine.model"}
+_DECLARED = {"seed": "seed", "n": "draws", "model": "engine.model"}
 _DECLARED |= {name: f"decoding.{name}" for name in ("temperature", "top_p", "top_k")}
 _DECLARED |= dict.fromkeys(("messages", "prompt"), "benchmark")
+# The names of a completion's length limit among servers.
+_LIMITS = {"max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens", "max_gen_tokens", "max_length"}
+_LIMITS |= {"n_predict", "num_predict"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,7 @@ class Server(FullCache):
     parallel: Annotated[int, Field(ge=1)] = 8
     check: Annotated[int, Field(ge=0)] = 0
     log: str | None = None
+    control: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,8 +66,18 @@ class Server(FullCache):
 
     def identity(self) -> dict[str, Any]:
         """Everything that is declared and sent. A server that is restarted elsewhere continues the same cell."""
-        aside = ("url", "key_env", "parallel", "check", "log")
+        aside = ("url", "key_env", "parallel", "check", "log", "control")
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in aside} | {"kind": "declared"}
+
+
+def length_limits(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits of a completion's length among a request's fields, under any of their names."""
+    limits = dict[str, Any]()
+    for place, value in leaves(fields):
+        name = place.rpartition(".")[2]
+        if name in _LIMITS and value is not None:
+            limits[name] = value
+    return limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +116,15 @@ def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
     section, grid = plain(config.engine), plain(config.grid)["engine"]
     if grid is not None and not (isinstance(grid, list) and grid and all(isinstance(one, dict) for one in grid)):
         raise UserError("grid.engine is no list of settings: write grid.engine=[{url: URL, name: full}, ...].")
-    control = section.pop("control", False)
-    if not isinstance(control, bool):
-        raise UserError(f"engine.control={control} is no truth value: give true to ask the baseline twice, or false.")
     sections = [{k: v for k, v in {**section, **one}.items() if v is not None} for one in grid or [{}]]
-    servers = [build_target("engine", one, Policy) for one in sections]
-    servers += [_asked_again(server) for server in servers if control and server.name == "full"]
+    servers = [build_target("engine", one, Server) for one in sections]
+    servers += [_asked_again(server) for server in servers if server.control and server.name == "full"]
+    for server in servers:
+        limit = config.decoding.max_new_tokens
+        for name, value in length_limits(server.extra).items():
+            if value != limit:
+                other = f"engine.extra={{{name}: {value}}} is another limit than decoding.max_new_tokens={limit}"
+                raise UserError(f"{other}: set decoding.max_new_tokens.")
     name, count = Counter(server.name for server in servers).most_common(1)[0]
     if count > 1:
         raise UserError(f"grid.engine has {count} settings of the name {name}: give each its own.")
@@ -117,9 +135,8 @@ def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
         other = ", ".join(name for name in said[0] if said[0][name] != said[1][name])
         raise UserError(f"grid.engine: {CONTROL} and full differ in {other}, but a control is the full setting again.")
     model = {**{key: config.model[key] for key in NAMES}, "revision": config.model.revision}
-    return build(ServedModel, "model", model), servers
+    return build(ServedModel, "model", model), [*servers]
 
 
-def _asked_again(full: Policy) -> Server:
-    assert isinstance(full, Server)
+def _asked_again(full: Server) -> Server:
     return dataclasses.replace(full, name=CONTROL, title=", ".join(filter(None, (full.title, "asked again"))))

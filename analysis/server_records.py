@@ -1,0 +1,63 @@
+"""What a cell's servers say of themselves: in answers the model and who made them, on their pages the cache."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# Fields of an answer that a router may change: they are told, and no answer is refused for them.
+ROUTED = ("provider", "system_fingerprint")
+BYTES = "bytes a token"
+# Servers count a few tokens more or less than they were asked for: an end token, or the last one of a cut text.
+MISCOUNTED = 4
+# The names of a cache's bytes and tokens, and the bytes of a unit. vLLM and SGLang speak of one GPU, and SGLang and
+# llama.cpp round their sizes to two decimals. llama.cpp's cache has streams of as many cells each.
+_SIZES = [
+    ("kv_cache_memory_bytes", 1, ["kv_cache_size_tokens"]),
+    ("kvcache", 2**30, ["token_capacity"]),
+    ("kv_mib", 2**20, ["kv_cells", "kv_streams"]),
+]
+_ROUNDED = 0.02  # by which two such sizes of one cache may differ
+
+
+def record_of(passes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what servers said in a cell's passes, the last ones first. A pass without an answer has no `model`."""
+    record = dict[str, Any]()
+    for one in passes:
+        if "model" in one:
+            record |= {name: one[name] for name in ("model", *ROUTED) if name in one}
+            record |= cache_of(one.get("cache") or {})
+    return record
+
+
+def cache_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a cache's types by the server's names, whether it rotates, and the bytes of a token if they are known."""
+    size = _bytes_per_token(said)
+    return _kinds(said) | ({} if size is None else {BYTES: size})
+
+
+def same_cache(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """True if two records show one cache: as many bytes, rotated alike; without bytes, the same types."""
+    if BYTES not in ours or BYTES not in theirs:
+        return bool(_kinds(ours)) and _kinds(ours) == _kinds(theirs)
+    alike = math.isclose(ours[BYTES], theirs[BYTES], rel_tol=_ROUNDED)
+    return alike and all(ours.get(name) == theirs.get(name) for name in ("rotated_k", "rotated_v"))
+
+
+def cache_words(record: Mapping[str, Any]) -> str:
+    size = {BYTES: f"{record[BYTES]:,.0f}"} if BYTES in record else {}
+    return ", ".join(f"{name} {value}" for name, value in {**_kinds(record), **size}.items())
+
+
+def _kinds(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in said.items() if name.endswith("dtype") or name.startswith("rotated")}
+
+
+def _bytes_per_token(said: Mapping[str, str]) -> float | None:
+    """Return the bytes of a token as a server says its cache's bytes and tokens; None if it does not say both."""
+    for name, unit, factors in _SIZES:
+        try:
+            size, *counts = (float(said[one]) for one in (name, *factors))
+            return unit * size / math.prod(counts)
+        except (KeyError, ValueError, ZeroDivisionError):
+            continue
+    return None
