@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from kvsweep.checked import checked
 from kvsweep.compression import artifacts
 from kvsweep.compression.policy import Policy
-from kvsweep.errors import UserError
+from kvsweep.errors import UserError, plain_disk_errors
 from kvsweep.harness import settings
 from kvsweep.harness.overrides import hydra_overrides
 from kvsweep.harness.rounds import run
@@ -228,8 +228,11 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
             hydra.main(version_base="1.3", config_path=str(settings.CONF), config_name="config")(collect_typed)()
     except Exception as error:  # Hydra checks few of its own settings
         own = [word for word in typed if word.lstrip("+~").startswith("hydra.")]
-        if inside or not own or isinstance(error, UserError):
+        if inside or isinstance(error, UserError):
             raise
+        if not own:
+            with plain_disk_errors(Path()):  # of the folder of a multirun, which Hydra makes
+                raise
         raise UserError(f"Hydra cannot use {', '.join(own)} ({error!r}): give it another value.") from error
     finally:
         sys.argv = typed

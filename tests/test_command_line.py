@@ -52,6 +52,8 @@ class Locked(UserError):
         (MemoryError(), FAILED, "the memory does not suffice; what is stored stays."),
         (OSError(errno.ENOSPC, "No space left on device"), BAD_INPUT, f"No space left on device: {MEND}"),
         (OSError(errno.EROFS, "Read-only file system", "a/b"), BAD_INPUT, f"a/b: Read-only file system: {MEND}"),
+        (OSError(errno.ESTALE, "Stale file handle", "a/b"), BAD_INPUT, f"a/b: Stale file handle: {MEND}"),
+        (RuntimeError("Symlink loop from 'a'"), BAD_INPUT, "Symlink loop from 'a': name another folder."),
     ],
 )
 def test_an_end_in_one_sentence(error, code, sentence, capsys):
@@ -102,13 +104,31 @@ def test_a_terminal_that_has_closed_is_no_error_of_the_command():
         os.dup2(os.open(os.devnull, os.O_WRONLY), slave)  # so that it can be closed
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&-"])
-def test_streams_that_were_closed_have_their_numbers(closed, tmp_path):
-    code = "import os\nfrom kvsweep.command_line import one_sentence\nwith one_sentence('x'):\n"
-    code += f"    file = open({str(tmp_path / 'f')!r}, 'w')\n    print(file.fileno() > 2, os.dup(0) > 2, os.dup(2) > 2)"
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&-", ">&-", "<&- >&- 2>&-"])
+def test_streams_that_were_closed_have_their_numbers_here_and_in_later_processes(closed, tmp_path):
+    seen = tmp_path / "seen"
+    code = "import os, subprocess\nfrom kvsweep.command_line import one_sentence\nwith one_sentence('x'):\n"
+    code += f"    file = open({str(seen)!r}, 'w')\n"
+    code += "    subprocess.run(['ls', '/proc/self/fd'], stdout=file, close_fds=False)\n"
+    code += "    print(file.fileno(), file=file)"
     command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": PATH})
-    assert ended.stdout == "True True True\n", ended.stderr
+    subprocess.run(command, capture_output=True, timeout=120, env=os.environ | {"PYTHONPATH": PATH})
+    *numbers, own = seen.read_text().split()
+    assert {"0", "1", "2"} < {*numbers}
+    assert int(own) > 2
+
+
+def test_a_command_goes_on_where_the_reader_of_its_errors_has_ended(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        guard_streams()
+        print("note: x", file=sys.stderr)
+        monkeypatch.setattr(sys, "stdout", VisibleStream(stream))
+        with pytest.raises(BrokenPipeError):
+            print("x", flush=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # so that it can be closed
 
 
 def test_a_working_directory_that_was_deleted_is_named(tmp_path, monkeypatch, capsys):

@@ -22,11 +22,8 @@ GOES_ON = "interrupted; the same command goes on where this one stopped."
 ENGINE = ("torch", "transformers", "datasets", "safetensors", "peft", "tqdm")
 # What threads, mapped files, torch, C++ and the library loader say when memory runs out.
 _NO_MEMORY = ("can't start new thread", "allocate memory", "not enough memory", "bad_alloc", "failed to map segment")
-# Faults of a disk or a folder, which a user can mend but no program can.
-_MENDABLE = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG),
-    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR),
-}
+# A file that the program should have looked for, and calls that it should not have made; a user mends the others.
+_FAULTS_OF_OURS = (None, errno.ENOENT, errno.EBADF, errno.EINVAL)
 _TOO_SMALL = "the memory does not suffice; what is stored stays."
 
 
@@ -71,14 +68,12 @@ def _interrupts_kept() -> Iterator[None]:
 def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[None]:
     """If the body of a command raises an error, end the process with one sentence on stderr and an exit code.
 
-    A UserError: its sentence and its `exit_code`, else BAD_INPUT. A full or read-only disk: BAD_INPUT. Too little
+    A UserError: its sentence and its `exit_code`, else BAD_INPUT. An error of a disk: BAD_INPUT. Too little
     memory: FAILED. Ctrl-C: the sentence `interrupted` and INTERRUPTED; SIGTERM and SIGHUP: the same sentence,
     TERMINATED and HUNG_UP. A closed stdout: FAILED and no sentence, even if the body ends with its own status. Other
     errors pass.
     """
     _open_closed_streams()
-    if sys.stdout is None:  # Python sets None if stdout was closed before the process started, as by `>&-`
-        sys.stdout = _closed_stdout()
     guard_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores a closing terminal
@@ -105,12 +100,14 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
             _end(program, _TOO_SMALL, FAILED)
         if error.errno == errno.ENOENT and not _has_working_directory():
             _end(program, "the working directory was deleted: cd to a folder that is there.", BAD_INPUT)
-        if error.errno not in _MENDABLE:
+        if error.errno in _FAULTS_OF_OURS:
             raise
         place = f"{error.filename}: " if error.filename else ""
         mend = "mend that or name another folder, then run the same command again."
         _end(program, f"{place}{error.strerror}: {mend}", BAD_INPUT)
     except (MemoryError, RuntimeError, ImportError) as error:
+        if str(error).startswith("Symlink loop"):  # of Path.resolve
+            _end(program, f"{error}: name another folder.", BAD_INPUT)
         if not isinstance(error, MemoryError) and not any(mark in str(error) for mark in _NO_MEMORY):
             raise
         _end(program, _TOO_SMALL, FAILED)
@@ -139,23 +136,23 @@ def _drop_stdout() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Connect a stdin or stderr that was closed, as by `2>&-`, to the null device; a file would take its number."""
-    for number, name, mode in ((0, "stdin", "r"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, number)
-            if null != number:
-                os.close(null)
-            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+    """Give a stream that was closed, as by `2>&-`, its number again, which a file or a pipe would take otherwise.
 
-
-def _closed_stdout() -> TextIO:
-    """Return a stdout that nobody reads. It keeps stdout's number, which a later file would take otherwise."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    os.dup2(writer, 1)
-    os.set_inheritable(1, True)
-    return os.fdopen(1, "w", encoding="utf-8")
+    Processes that start later have it too. Stdin and stderr become the null device, stdout a pipe that nobody reads.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is not None:
+            continue
+        if name == "stdout":
+            reader, opened = os.pipe()
+            os.close(reader)
+        else:
+            opened = os.open(os.devnull, os.O_RDWR)
+        if opened != number:
+            os.dup2(opened, number)
+            os.close(opened)
+        os.set_inheritable(number, True)
+        setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 
 
 def check_engine(asked: str) -> None:
@@ -178,8 +175,8 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 class VisibleStream:
     """A text stream that writes `visible` text to another stream, and otherwise behaves like that stream.
 
-    After the terminal has closed, it drops the text and the command continues. A carriage return stays only at the
-    start of a write, where a progress bar has it; in a log the bar starts a line there.
+    After the terminal has closed, or the reader of stderr has ended, it drops the text and the command continues. A
+    carriage return stays only at the start of a write, where a progress bar has it; in a log the bar starts a line.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -208,7 +205,8 @@ class VisibleStream:
         try:
             yield
         except OSError as error:
-            if not (self._is_terminal and error.errno == errno.EIO):
+            has_closed = self._is_terminal and error.errno == errno.EIO
+            if not has_closed and not (self is sys.stderr and error.errno == errno.EPIPE):
                 raise
 
     def writelines(self, lines: Iterable[str]) -> None:
