@@ -53,8 +53,8 @@ def check(kind: str, place: str | None, maker: str) -> None:
         if is_planning():
             return
         other = "cache.scale=none" if kind == "scales" else "a policy that needs none"
-        mend = f"make it with `{maker}` and name its place by {setting(kind)}=PLACE, or choose {other}"
-        raise UserError(f"{setting(kind)} is not set and this model comes with none: {mend}.")
+        hint = f"make it with `{maker}` and name its place by {setting(kind)}=PLACE, or choose {other}"
+        raise UserError(f"{setting(kind)} is not set and this model comes with none: {hint}.")
     if not file_of(place).is_file():
         raise UserError(f"{setting(kind)}={place} holds no {kind}: make it with `{maker}` and name its place.")
     _check_shapes(kind, place, read_card(kind, place))
@@ -63,13 +63,15 @@ def check(kind: str, place: str | None, maker: str) -> None:
 def _check_shapes(kind: str, place: str, card: Mapping[str, Any]) -> None:
     """Raise UserError if tensor names, shapes or dtypes do not fit the kind. No tensor is read."""
     tensors = tensors_of(kind, place)
-    found = {name: shape for name, (shape, _) in tensors.items()}
-    types = {name: dtype for name, (_, dtype) in tensors.items()}
-    expected = _shapes(kind, card, found)
-    wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-    wrong += [name for name, kind_of in types.items() if kind_of not in (_IDS if name.startswith("ids/") else _FLOATS)]
+    shapes = {name: shape for name, (shape, _) in tensors.items()}
+    expected = _shapes(kind, card, shapes)
+    wrong = sorted(name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name))
+    for name, (_, dtype) in tensors.items():
+        if dtype not in (_IDS if name.startswith("ids/") else _FLOATS):
+            wrong.append(name)
     if wrong:
-        tensor = f"the tensor {wrong[0]!r:.80} as {types.get(wrong[0], 'nothing')} {found.get(wrong[0], '')}"
+        shape, dtype = tensors.get(wrong[0], ("", "nothing"))
+        tensor = f"the tensor {wrong[0]!r:.80} as {dtype} {shape}"
         raise UserError(f"{setting(kind)}={place} has {tensor}, which does not fit its card and kind: make it again.")
 
 
@@ -79,24 +81,26 @@ def tensors_of(kind: str, place: str) -> dict[str, tuple[tuple[int, ...], str]]:
 
     try:
         with safe_open(file_of(place), framework="numpy") as file:
-            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in parts.items()}
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {name: (tuple(tensor.get_shape()), tensor.get_dtype()) for name, tensor in slices.items()}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{setting(kind)}={place} cannot be read ({error}): make it again.") from error
 
 
-def _shapes(kind: str, card: Mapping[str, Any], found: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the required shape of each tensor of an artifact, by name."""
+def _shapes(kind: str, card: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the required shape of each tensor of an artifact, by name; `shapes` are those of its file."""
     if kind == "predictor":
         widths = card.get("widths")
         sizes = [card["hidden_size"], *(widths if isinstance(widths, list) else [None]), 1]
         return {f"layers.{i}.weight": (rows, columns) for i, (columns, rows) in enumerate(pairwise(sizes))}
     if kind == "labels":
-        texts = {name.partition("/")[2]: shape[:1] for name, shape in found.items()}
-        return {f"{part}/{text}": shape for text, shape in texts.items() for part in ("ids", "labels")}
+        lengths = {name.partition("/")[2]: shape[:1] for name, shape in shapes.items()}
+        return {f"ids/{text}": length for text, length in lengths.items()} | {
+            f"labels/{text}": length for text, length in lengths.items()
+        }
     if kind == "scales":
-        return dict.fromkeys(("keys", "values"), found.get("keys", ())[:1])
-    shape = (*found.get("mean_real", ()), 0, 0, 0)[:3]
+        return dict.fromkeys(("keys", "values"), shapes.get("keys", ())[:1])
+    shape = (*shapes.get("mean_real", ()), 0, 0, 0)[:3]
     means = dict.fromkeys(("mean_real", "mean_imaginary", "mean_size"), shape)
     return {**means, "inverse_frequencies": shape[2:], "attention_scaling": ()}
 

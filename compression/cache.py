@@ -66,7 +66,9 @@ class SlotCache(Slots, Cache):
         self.slot_layers = [layer for layer in self.layers if isinstance(layer, SlotLayer)]
         self.windows = [layer for layer in self.layers if isinstance(layer, WindowLayer)]
         self.linears = [layer for layer in self.layers if isinstance(layer, LinearLayer)]
-        self._fixed = [tensor for layer in self.layers if not isinstance(layer, SlotLayer) for tensor in layer.tensors]
+        self._fixed: list[Tensor] = []
+        for layer in self.windows + self.linears:
+            self._fixed += layer.tensors
 
     @staticmethod
     def bytes_per_slot(shape: CacheShape, capacity: int, config: CacheConfig = UNPACKED) -> int:
@@ -83,9 +85,10 @@ class SlotCache(Slots, Cache):
     @property
     def tensors(self) -> list[Tensor]:
         """All memory that belongs to slots, [slots, ...] each: rows, windows, states, positions, recorded signals."""
-        recorded = [tensor for recorder in self.recorders.values() for tensor in recorder.tensors]
-        stored = [*self.storage.tensors, *self.storage.columns, *self._fixed]
-        return [*stored, *recorded, self.positions, self.device_lengths]
+        tensors = [*self.storage.tensors, *self.storage.columns, *self._fixed]
+        for recorder in self.recorders.values():
+            tensors += recorder.tensors
+        return [*tensors, self.positions, self.device_lengths]
 
     @property
     def longest_chunk(self) -> int | None:
@@ -101,7 +104,8 @@ class SlotCache(Slots, Cache):
 
     def admit(self, prefill: Prefill) -> int:
         """Copy a prefilled prompt, or an empty `Prefill`, into the first free slot; make it live and return it."""
-        slot, length = self.live, prefill.length
+        slot = self.live
+        length = prefill.length
         self.live += 1
         self._set_length(slot, length)
         self.positions[slot, ..., :length] = torch.arange(length, device=self.device)
@@ -122,7 +126,8 @@ class SlotCache(Slots, Cache):
 
     def observe(self, layer: int, piece: Piece, query: Tensor, mass: Tensor | None) -> None:
         by_slot = (-1, piece.count)
-        positions, query = self.step_positions[piece.tokens].unflatten(0, by_slot), query.unflatten(0, by_slot)
+        positions = self.step_positions[piece.tokens].unflatten(0, by_slot)
+        query = query.unflatten(0, by_slot)
         mass = None if mass is None else mass.unflatten(0, by_slot)
         for recorder in self.recorders.values():
             recorder.on_attention(layer, piece.slots, positions, query, mass)
@@ -159,13 +164,13 @@ class SlotCache(Slots, Cache):
     def copy(self, source: int, target: int) -> None:
         self._move(target, source)
 
-    def swap(self, one: int, other: int) -> None:
-        self._move([one, other], [other, one])
+    def swap(self, first: int, second: int) -> None:
+        self._move([first, second], [second, first])
 
-    def _move(self, to: int | list[int], of: int | list[int]) -> None:
+    def _move(self, targets: int | list[int], sources: int | list[int]) -> None:
         for tensor in self.tensors:
-            tensor[to] = tensor[of]
-        self.lengths[to] = self.lengths[of]
+            tensor[targets] = tensor[sources]
+        self.lengths[targets] = self.lengths[sources]
 
 
 SLOT_ATTENTION = "slot"
@@ -196,8 +201,9 @@ def slot_attention(
     ([prompts, tokens, q_heads, head_dim], None). The cache's recorders, or `prefill`, record the layer's queries, keys
     and attention. Raises ValueError for a step without `slot_cache` and for an unknown window or argument.
     """
-    given = {"attention_mask": attention_mask, **others}
-    if unknown := sorted(name for name in given.keys() - _INERT if given[name] is not None):
+    arguments = {"attention_mask": attention_mask, **others}
+    unknown = sorted(name for name in arguments.keys() - _INERT if arguments[name] is not None)
+    if unknown:
         raise ValueError(f"slot attention does not know {', '.join(unknown)}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     shape = slot_shape if slot_cache is None else slot_cache.shape

@@ -94,11 +94,11 @@ class CacheConfig:
         """
         if not self.is_calibrated:
             return {}
-        found = artifacts.load_once(str(self.scales))
-        if len(found["keys"]) != layers:
-            other = f"is of {len(found['keys'])} layers, and the model has {layers} of full attention"
+        largest = artifacts.load_once(str(self.scales))
+        if len(largest["keys"]) != layers:
+            other = f"is of {len(largest['keys'])} layers, and the model has {layers} of full attention"
             raise UserError(f"cache.scales={self.scales} {other}: make it again with `{SCALES_MAKER}`.")
-        return found
+        return largest
 
     @property
     def is_packed(self) -> bool:
@@ -107,15 +107,21 @@ class CacheConfig:
     @property
     def title(self) -> str:
         """Return the text behind a policy's name: "", " 4 bits", " 4 and 2 bits, kivi", " fp8 e4m3"."""
+        if not self.is_packed:
+            return ""
         if self.is_fp8:
-            return f" fp8 {self.format}" + (f", a scale per {self.scale}" if self.scale != "none" else "")
+            scale = "" if self.scale == "none" else f", a scale per {self.scale}"
+            return f" fp8 {self.format}{scale}"
         bits = " and ".join(map(str, dict.fromkeys(self.widths)))
-        return f" {bits} bits{'' if self.scheme == 'rotated' else f', {self.scheme}'}" if self.is_packed else ""
+        scheme = "" if self.scheme == "rotated" else f", {self.scheme}"
+        return f" {bits} bits{scheme}"
 
     @property
     def whole_rows(self) -> int:
         """The most rows of a slot that stay in the model's precision, if older rows are quantized."""
-        return 0 if self.is_fp8 else self.residual + (self.group if self.in_groups else 0)
+        if self.is_fp8:
+            return 0
+        return self.residual + self.group if self.in_groups else self.residual
 
     @property
     def in_groups(self) -> bool:  # `group` neighbouring tokens are quantized together

@@ -20,7 +20,8 @@ class _Layer(CacheLayerMixin):
     def __init__(self, cache: Slots) -> None:
         super().__init__()
         # A strong reference would be a cycle, which keeps the slots' memory until Python next collects garbage.
-        self.is_initialized, self._cache = True, weakref.proxy(cache)
+        self._cache = weakref.proxy(cache)
+        self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Do nothing: the memory is allocated already."""
@@ -60,8 +61,8 @@ class SlotLayer(_Layer):
         storage = self._storage
         if not isinstance(storage, WholeRows) or storage.keys[self._index].dtype != heads.dtype:
             return super().rotate(heads, cos, sin, **how)
-        given = heads, cos, sin, storage.keys[self._index], storage.values[self._index], storage.lines
-        query: Tensor = self._cache.operations.rotate_and_write(*given, **how)
+        keys, values = storage.keys[self._index], storage.values[self._index]
+        query: Tensor = self._cache.operations.rotate_and_write(heads, cos, sin, keys, values, storage.lines, **how)
         return query
 
     def attend(self, query: Tensor, how: Mapping[str, Any]) -> Tensor:
@@ -103,28 +104,35 @@ class WindowLayer(_Layer):
         if len(cache.pieces) == 1 and cache.pieces[0].count == 1:
             slots = cache.pieces[0].slots
             self._write(slice(len(lengths)))
-            keys, values = (memory[slots, :, : cache.reach] for memory in self.tensors)
-            parts = [cache.operations.decode_attention(query[: len(lengths)], keys, values, lengths, **how)[0]]
-        else:
-            parts = [part for piece in cache.pieces for part in self._chunk(query, lengths, piece.tokens, how)]
-        return filled(parts, len(query))
+            keys, values = self.keys[slots, :, : cache.reach], self.values[slots, :, : cache.reach]
+            output, _ = cache.operations.decode_attention(query[: len(lengths)], keys, values, lengths, **how)
+            return filled([output], len(query))
+        outputs = []
+        for piece in cache.pieces:
+            outputs += self._chunk(query, lengths, piece.tokens, how)
+        return filled(outputs, len(query))
 
     def _chunk(self, query: Tensor, lengths: Tensor, tokens: slice, how: Mapping[str, Any]) -> list[Tensor]:
         """Attend with the tokens of one slot: each sees the ring as it is after the token's own row is written."""
-        cache, slot = self._cache, self._cache.step_slots[tokens][0]
-        positions, places = cache.step_positions[tokens], torch.arange(cache.reach, device=query.device)
+        cache = self._cache
+        slot = cache.step_slots[tokens][0]
+        positions = cache.step_positions[tokens]
+        places = torch.arange(cache.reach, device=query.device)
         # Position of the row in each place of the ring, for each token; the new rows lie behind the ring.
         held = positions[:, None] - (positions[:, None] - places) % self.window
         is_new = (held >= positions[0]) & (places < self.window)
         at = torch.where(is_new, ring(self.window) + held - positions[0], places)
-        pairs = zip(self.tensors, self._new, strict=True)
-        rows = [torch.cat([old[slot], new[tokens].transpose(0, 1)], dim=1) for old, new in pairs]
-        parts = []
+        new_keys, new_values = self._new
+        keys = torch.cat([self.keys[slot], new_keys[tokens].transpose(0, 1)], dim=1)
+        values = torch.cat([self.values[slot], new_values[tokens].transpose(0, 1)], dim=1)
+        outputs = []
         for few, ends, where in few_tokens(query[tokens], lengths[tokens], at):
-            keys, values = (row[:, where].transpose(0, 1).contiguous() for row in rows)
-            parts.append(cache.operations.decode_attention(few, keys, values, ends, **how)[0])
+            few_keys = keys[:, where].transpose(0, 1).contiguous()
+            few_values = values[:, where].transpose(0, 1).contiguous()
+            output, _ = cache.operations.decode_attention(few, few_keys, few_values, ends, **how)
+            outputs.append(output)
         self._write(slice(max(tokens.start, tokens.stop - self.window), tokens.stop))
-        return parts
+        return outputs
 
     def _write(self, tokens: slice) -> None:
         cache = self._cache
@@ -141,7 +149,9 @@ class LinearLayer(LinearAttentionLayer):
         states = zip(cache.shape.states, cache.shape.state_dtypes, strict=True)
         self.tensors = [torch.zeros(cache.slots, *size, dtype=dtype, device=cache.device) for size, dtype in states]
         # If `record_past` is true, the modules pass every state to `update_conv_state` and change none in place.
-        self.has_previous_state, self.record_past, self._cache = {0: True}, True, weakref.proxy(cache)
+        self.record_past = True
+        self.has_previous_state = {0: True}
+        self._cache = weakref.proxy(cache)
 
     def admit(self, slot: int, states: list[Tensor] | None) -> None:
         """Write the states after a prompt; None: zeros, for a text without tokens."""
@@ -150,9 +160,11 @@ class LinearLayer(LinearAttentionLayer):
 
     def read(self, index: int) -> Tensor:
         """Return a state of each token's slot, [tokens, ...]; zero beyond the step's own tokens."""
-        found = self.tensors[index][self._cache.step_slots]
-        beyond = self._cache.step_tokens - len(found)
-        return torch.cat([found, found.new_zeros(beyond, *found.shape[1:])]) if beyond else found
+        states = self.tensors[index][self._cache.step_slots]
+        beyond = self._cache.step_tokens - len(states)
+        if not beyond:
+            return states
+        return torch.cat([states, states.new_zeros(beyond, *states.shape[1:])])
 
     def update_conv_state(
         self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: object

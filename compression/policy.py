@@ -189,17 +189,21 @@ class Policy(ABC):
     def files(self) -> dict[Path, str]:
         """Return the artifacts that the policy reads, and a user's Python files and data, each with a hash."""
         code = source_files(type(self)) if is_own(type(self)) else {}
-        data = {path: digests([path])[0] for files in self._data().values() for path in files}
+        data = {path: digests([path])[0] for path in itertools.chain(*self._data().values())}
         return code | artifacts.files(self.placed) | data
 
     def _data(self) -> dict[str, list[Path]]:
         """Return the files that a user's settings name, by setting; of a folder, which a slash tells, all in it."""
         if not is_own(type(self)):
             return {}
-        texts = {name: str(value) for name, value in vars(self).items() if isinstance(value, str | Path)}
-        named = {name: [Path(text), *(Path(text).rglob("*") if "/" in text else ())] for name, text in texts.items()}
-        found = {name: sorted(filter(Path.is_file, paths)) for name, paths in named.items() if name != "name"}
-        return {name: files for name, files in found.items() if files}
+        files = {}
+        for name, value in vars(self).items():
+            if name == "name" or not isinstance(value, str | Path):
+                continue
+            path = Path(value)
+            paths = [path, *path.rglob("*")] if "/" in str(value) else [path]
+            files[name] = sorted(filter(Path.is_file, paths))
+        return {name: paths for name, paths in files.items() if paths}
 
     def identity(self) -> dict[str, Any]:
         """Return everything about the policy that can change a completion, for `cell_id`.
@@ -210,8 +214,9 @@ class Policy(ABC):
         contents = {name: digests(files, named=True)[-1] for name, files in self._data().items()}
         contents |= {kind: artifacts.digest(place) for kind, place in self.placed.items()}
         cls = type(self)
-        named = {"class": f"{cls.__module__}.{cls.__qualname__} {code_hash(cls)}"} if is_own(cls) else {}
-        return dataclasses.asdict(self) | contents | named
+        if is_own(cls):
+            contents["class"] = f"{cls.__module__}.{cls.__qualname__} {code_hash(cls)}"
+        return dataclasses.asdict(self) | contents
 
     def load_artifacts(self) -> None:
         """Read the artifacts; raises UserError if one contains invalid numbers."""
@@ -255,11 +260,12 @@ def _check_shape(scores: Any, view: CacheView) -> None:
 def _checked(scores: Tensor, view: CacheView, outside: int) -> Tensor:
     """Return the scores of the `outside` rows that compete; raises SelectionError if a score is missing or NaN."""
     if scores.shape[-1] < outside:
-        lacking = f"scores name {scores.shape[-1]} of the {view.length} cached tokens, of which {outside} compete"
-        raise SelectionError(f"{lacking}: return a score for each of these.")
+        named = f"scores name {scores.shape[-1]} of the {view.length} cached tokens, of which {outside} compete"
+        raise SelectionError(f"{named}: return a score for each of these.")
     scores = scores[..., :outside]
-    if broken := int(scores.isnan().sum()):  # the only wait for the device here
-        numbers = f"{broken} of {scores.numel()} scores are NaN"
+    missing = int(scores.isnan().sum())  # the only wait for the device here
+    if missing:
+        numbers = f"{missing} of {scores.numel()} scores are NaN"
         raise SelectionError(f"{numbers}: return numbers; infinity keeps a token, and -infinity drops it first.")
     return scores
 
@@ -269,13 +275,16 @@ def checked_capacity(policy: Policy, question: int, limit: int) -> int:
 
     Raises UserError if that is less than the rows of a text at its first eviction or, without one, at its end.
     """
-    capacity, trigger, fullest = policy.capacity(question, limit), policy.trigger(question), question + limit - 1
+    capacity = policy.capacity(question, limit)
+    trigger = policy.trigger(question)
+    fullest = question + limit - 1
     if trigger is not None:
         fullest = min(fullest, max(trigger, question) + 1)
     if capacity < fullest:
         rows = f"and a text has {fullest} rows at its first eviction or its end"
-        said = f"capacity({question}, {limit}) returns {capacity}, {rows}"
-        raise UserError(f"policy={policy.name}: {said}: return {fullest} or more.")
+        raise UserError(
+            f"policy={policy.name}: capacity({question}, {limit}) returns {capacity}, {rows}: return {fullest} or more."
+        )
     return capacity
 
 
@@ -325,8 +334,8 @@ class BudgetPolicy(Policy):
         if self.local_window > self.budget:
             larger = f"policy.local_window={self.local_window} is larger than policy.budget={self.budget}"
             default = "of the two, one that was not given is the model's (model.sizes)"
-            mend = f"give policy.local_window={self.budget} or less, or a larger budget"
-            raise UserError(f"{larger}; {default}: {mend}.")
+            hint = f"give policy.local_window={self.budget} or less, or a larger budget"
+            raise UserError(f"{larger}; {default}: {hint}.")
         if self.sinks_kept > max(0, self.size - self.newest_kept):
             others = (
                 f"of the {self.size} tokens that stay {self.newest_kept} are the newest, and sinks are among the others"

@@ -177,7 +177,8 @@ class UseRecorder(RowRecorder):
 
     def __init__(self, signal: LastUse, cache: Slots) -> None:
         self.threshold = signal.threshold
-        self.last, self.interval = (_per_head(cache, self.fill, torch.int32) for _ in range(2))
+        self.last = _per_head(cache, self.fill, torch.int32)
+        self.interval = _per_head(cache, self.fill, torch.int32)
         super().__init__(self.last, self.interval)
 
     def admit(self, slot: int, prefill: Prefill) -> None:

@@ -55,7 +55,8 @@ class Slots:
         self.operations, self.invariant = operations(impl), invariant
         self.ragged: bool = self.operations.RAGGED
         self.linear: Callable[..., Tensor] = self.operations.linear if invariant else linear
-        self._live, self.device_live = 0, torch.zeros((), dtype=torch.int64, device=device)
+        self._live = 0
+        self.device_live = torch.zeros((), dtype=torch.int64, device=device)
         self.slot_ids = torch.arange(slots, device=device)
         self._unseen: Tensor | None = None
         self.lengths = np.zeros(slots, dtype=np.int64)
@@ -115,16 +116,18 @@ class Slots:
         The layers then write and attend as in a step; each token sees the rows up to its own. Raises ValueError for
         more rows than a slot's capacity, and for several tokens of a slot in a model with linear layers.
         """
-        pieces, begin = list[Piece](), 0
         if "linear" in self.shape.kinds and any(count > 1 for count in counts.values()):
             raise ValueError("a slot of a model with linear layers takes one token per step")
+        pieces = list[Piece]()
+        begin = 0
         for slot, count in counts.items():
             if self.lengths[slot] + count > self.capacity:
                 full = f"slot {slot} holds {self.lengths[slot]} of {self.capacity} rows"
                 raise ValueError(f"{full}: it has no room for {count}.")
             pieces.append(Piece(slots=slice(slot, slot + 1), tokens=slice(begin, begin + count), count=count))
             begin += count
-        at, sizes = (uploaded(list(one), self.device) for one in (counts, counts.values()))
+        at = uploaded(list(counts), self.device)
+        sizes = uploaded(list(counts.values()), self.device)
         first = self.device_lengths[at] - (sizes.cumsum(0) - sizes)
         write_at = first.repeat_interleave(sizes, output_size=begin) + torch.arange(begin, device=self.device)
         self.lengths[list(counts)] += list(counts.values())
@@ -135,7 +138,7 @@ class Slots:
         """Store each token's slot, row in the slot, and original position for the step, [tokens] each."""
         self.pieces, self.step_slots, self.write_at, self.step_positions = pieces, slots, write_at, positions
         self.step_lengths, self._unseen = write_at + 1, None
-        # Linear layers' own products of few tokens round differently from products of a block.
+        # Products of few tokens in linear layers round differently from products of a block.
         filled = whole_blocks(len(slots), TOKEN_BLOCK) if "linear" in self.shape.kinds else filled_tokens(len(slots))
         self.step_tokens = filled if self.invariant and not self.ragged else len(slots)
         if self.shape.window:

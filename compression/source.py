@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, Self
@@ -15,9 +16,11 @@ from kvsweep.records import content_hash
 _PACKAGE = __name__.partition(".")[0]
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _INSTALLED = {"site-packages", "dist-packages"}
-# Files that were split, with no change to what they decide: the earlier hash, and the hashes of the same code.
-_DIVIDED = {
-    "51e013485bbff8fd": "44d2eba5b7a97b03 2993f3293bcb2583 452f378643dc5ddc",
+# Files that were split or written in other words, with no change to what they decide: the earlier hash, and the hashes
+# of the same code.
+_SAME = {
+    "51e013485bbff8fd": "09c8cd9aa89ce74f 44d2eba5b7a97b03 2993f3293bcb2583 452f378643dc5ddc",
+    "44d2eba5b7a97b03": "09c8cd9aa89ce74f",
     "d27f22bd378465eb": "456a7ecc2e035784 53bf084413eccf99 c2b51fa733339c00 ce6e1a6c7fe98bb7 d2b83b105bfb24a9",
     "cdd0d552a6d2afd8": "2a771c5e726fe683 507b3454a1180959 78890b0ee6709594 9ef7e94a7bce02ee "
     "f717b8de402a864c fb74280df4ec4cb8 fe176eed77e4358d",
@@ -46,8 +49,8 @@ class _Module(NamedTuple):
         if name in sys.modules:
             return cls.of(sys.modules[name])
         folders, spec = None, None
-        for end in (at for at, sign in enumerate(f"{name}.") if sign == "."):
-            spec = PathFinder.find_spec(name[:end], folders)
+        for package in accumulate(name.split("."), "{}.{}".format):
+            spec = PathFinder.find_spec(package, folders)
             if spec is None:
                 return None
             folders = spec.submodule_search_locations or []
@@ -68,16 +71,16 @@ def source_files(policy_class: type) -> dict[Path, str]:
     """
     modules = {_Module.of(sys.modules[cls.__module__]) for cls in policy_class.__mro__}
     waiting = [module for module in modules if _belongs(module, policy_class)]
-    found: dict[Path, str] = {}
+    hashes: dict[Path, str] = {}
     while waiting:
         module = waiting.pop()
-        if module.file in found:
+        if module.file in hashes:
             continue
         text = importlib.util.decode_source(module.file.read_bytes())
-        found[module.file] = _hash_of_code(text)
+        hashes[module.file] = _hash_of_code(text)
         if is_own(policy_class):
             waiting += [other for other in _imported(text, module) if _belongs(other, policy_class)]
-    return found
+    return hashes
 
 
 def code_hash(policy_class: type) -> str:
@@ -86,7 +89,7 @@ def code_hash(policy_class: type) -> str:
 
 def is_same_code(earlier: str, now: str) -> bool:
     """True if two hashes of one policy's code stand for the same code."""
-    return now == earlier or now in _DIVIDED.get(earlier, "").split()
+    return now == earlier or now in _SAME.get(earlier, "").split()
 
 
 def _belongs(module: _Module, policy_class: type) -> bool:
@@ -94,8 +97,10 @@ def _belongs(module: _Module, policy_class: type) -> bool:
     if not is_own(policy_class):
         return module.name.startswith(f"{_PACKAGE}.compression.policies")
     package = module.name.partition(".")[0]
-    nobodys = package not in (_PACKAGE, *sys.stdlib_module_names) and _INSTALLED.isdisjoint(module.file.parts)
-    return module.file.suffix == ".py" and (nobodys or package == policy_class.__module__.partition(".")[0])
+    if module.file.suffix != ".py":
+        return False
+    is_installed = package in (_PACKAGE, *sys.stdlib_module_names) or not _INSTALLED.isdisjoint(module.file.parts)
+    return not is_installed or package == policy_class.__module__.partition(".")[0]
 
 
 def _imported(text: str, module: _Module) -> Iterator[_Module]:

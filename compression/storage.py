@@ -52,8 +52,12 @@ class Storage(ABC):
         beyond the step's tokens, and for each piece its attention mass [tokens, kv_heads, rows] if the cache needs it.
         """
         how = {**how, "return_mass": self.cache.needs_mass}
-        parts = [self._attend(layer, piece, query[piece.tokens], how) for piece in self.cache.pieces]
-        return filled([output for output, _ in parts], len(query)), [mass for _, mass in parts]
+        outputs, masses = [], []
+        for piece in self.cache.pieces:
+            output, mass = self._attend(layer, piece, query[piece.tokens], how)
+            outputs.append(output)
+            masses.append(mass)
+        return filled(outputs, len(query)), masses
 
     @abstractmethod
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
@@ -119,15 +123,16 @@ class WholeRows(Storage):
         seen = cache.seen(piece.slots)
         keys, values, *scales = self._rows(layer, piece.slots, seen)
         if piece.count == 1:
-            how = {**how, "scales": scales} if scales else how
+            if scales:
+                how = {**how, "scales": scales}
             if not cache.ragged and len(cache.pieces) == 1:
                 how = {**how, "unseen": cache.unseen(seen)}
             return cache.operations.decode_attention(query, keys, values, cache.step_lengths[piece.tokens], **how)
-        given = {name: value for name, value in how.items() if value is not None}
+        arguments = {name: value for name, value in how.items() if value is not None}
         # The Triton kernel of a chunk knows neither sinks nor a softcap; those of a step, below, do.
-        if not cache.invariant and not (cache.operations.RAGGED and given.keys() & {"sinks", "softcap"}):
+        if not cache.invariant and not (cache.operations.RAGGED and arguments.keys() & {"sinks", "softcap"}):
             rows = self.read(layer, piece.slots.start, int(cache.lengths[piece.slots.start]))
-            return cache.operations.chunk_attention(query, *rows, **given)
+            return cache.operations.chunk_attention(query, *rows, **arguments)
         # Attend in this many decode steps over the same rows, so that the result rounds as in single steps. A copy of
         # the rows in another layout would round differently in torch's product.
         parts = []
@@ -135,8 +140,8 @@ class WholeRows(Storage):
             copies = [rows.expand(len(few), -1, -1, -1) for rows in (keys, values, *scales)]
             if not cache.operations.RAGGED:
                 copies = [rows.contiguous() for rows in copies]
-            own = {**how, "scales": copies[2:]} if scales else how
-            parts.append(cache.operations.decode_attention(few, *copies[:2], lengths, **own))
+            copied = {**how, "scales": copies[2:]} if scales else how
+            parts.append(cache.operations.decode_attention(few, *copies[:2], lengths, **copied))
         return joined(parts)
 
     def keep(self, slot: int, keep: Tensor) -> None:
@@ -156,11 +161,13 @@ class Fp8Rows(WholeRows):
 
     def __init__(self, cache: Slots, config: CacheConfig) -> None:
         super().__init__(cache, torch.uint8)  # torch copies and gathers rows of bytes, but not of every float8
-        self.dtype, self._codes = DTYPES[config.format], list(self.tensors)
-        self.keys, self.values = ([codes.view(self.dtype) for codes in self._codes[which::2]] for which in (0, 1))
-        self._own = self._memory(1, torch.float32) if config.scale == "token" else []
-        self.scales = self._of_layers(config) if config.is_calibrated else self._own
-        self.tensors = [*self._codes, *self._own]
+        self.dtype = DTYPES[config.format]
+        self._codes = list(self.tensors)
+        self.keys = [codes.view(self.dtype) for codes in self._codes[::2]]
+        self.values = [codes.view(self.dtype) for codes in self._codes[1::2]]
+        self._row_scales = self._memory(1, torch.float32) if config.scale == "token" else []
+        self.scales = self._of_layers(config) if config.is_calibrated else self._row_scales
+        self.tensors = [*self._codes, *self._row_scales]
 
     def _of_layers(self, config: CacheConfig) -> list[Tensor]:
         """Return each layer's scale of keys and of values, one number as [slots, kv_heads, capacity, 1].
@@ -176,21 +183,22 @@ class Fp8Rows(WholeRows):
     def _stored(self, layer: int, *pair: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         for at, rows in enumerate(pair, 2 * layer):
             scale = self.scales[at][0, 0, 0] if self.scales else None  # the layer's
-            if self._own:
+            if self._row_scales:
                 scale = row_scales(rows, self.dtype)
-                yield self._own[at], scale
+                yield self._row_scales[at], scale
             yield self._codes[at], to_fp8(rows, self.dtype, scale).view(torch.uint8)
 
     def keep(self, slot: int, keep: Tensor) -> None:
-        for memory in filter(None, (self._codes, self._own)):
+        for memory in filter(None, (self._codes, self._row_scales)):
             self.cache.operations.compact_layers([tensor[slot] for tensor in memory], keep)
 
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
         """Return the stored numbers in the model's precision."""
         keys, values, *scales = self._rows(layer, slot, length)
         key_scale, value_scale = scales or (None, None)
-        wide = widened(keys, key_scale, torch.float32), widened(values, value_scale, torch.float32)
-        return wide[0].to(self.cache.shape.dtype), wide[1].to(self.cache.shape.dtype)
+        dtype = self.cache.shape.dtype
+        keys = widened(keys, key_scale, torch.float32).to(dtype)
+        return keys, widened(values, value_scale, torch.float32).to(dtype)
 
 
 class _Packing(Storage):
@@ -198,14 +206,18 @@ class _Packing(Storage):
 
     def __init__(self, cache: Slots, config: CacheConfig) -> None:
         super().__init__(cache)
-        shape, self.room = cache.shape, config.whole_rows
+        shape = cache.shape
+        self.room = config.whole_rows
         self.forms: Any = config.forms(shape.head_dim)
         # A chunk has at most `residual` tokens, so that no row of the chunk is quantized before the next chunk.
         self.residual = self.longest_chunk = config.residual
         size = (cache.slots, shape.layers, 2, shape.kv_heads, self.room, shape.head_dim)
         self.newest = torch.zeros(size, dtype=shape.dtype, device=cache.device)
-        both = rotation(shape.head_dim) if config.scheme in ("rotated", "kvarn") else (None, None)
-        self._forth, self._back = (None if one is None else one.to(cache.device, shape.dtype) for one in both)
+        self._forth: Tensor | None = None
+        self._back: Tensor | None = None
+        if config.scheme in ("rotated", "kvarn"):
+            forth, back = rotation(shape.head_dim)
+            self._forth, self._back = forth.to(cache.device, shape.dtype), back.to(cache.device, shape.dtype)
 
     def attend(self, layer: int, query: Tensor, how: Mapping[str, Any]) -> tuple[Tensor, list[Tensor | None]]:
         """Attend over the packed and the newest rows; if rows are rotated, rotate the query and the output too."""
@@ -226,7 +238,8 @@ class _Packing(Storage):
 
         A row is in full precision until it is one of the token's `counts` quantized rows, [tokens, kv_heads or 1].
         """
-        numbers, parts = torch.arange(packed.shape[2], device=counts.device), []
+        numbers = torch.arange(packed.shape[2], device=counts.device)
+        parts = []
         for few, then, ends in few_tokens(query, counts, lengths):
             is_packed = (numbers < then[..., None])[None, ..., None]  # [1, tokens, kv_heads, rows, 1]
             keys, values = torch.where(is_packed, packed[:, None], whole[:, None]).contiguous()
@@ -271,19 +284,22 @@ class PackedRows(_Packing):
     def place(self) -> None:
         """Quantize the rows that the new tokens make too old; the new rows take their places."""
         cache = self.cache
-        self._lie, self._leaving = cache.step_positions % self.residual, []
+        self._lie = cache.step_positions % self.residual
+        self._leaving = []
         for piece in cache.pieces:
-            slots, rows = piece.slots, torch.arange(piece.count, device=self.counts.device)
+            slots = piece.slots
+            rows = torch.arange(piece.count, device=self.counts.device)
             now = cache.step_positions[piece.tokens].view(-1, 1, 1, 1, piece.count)  # [slots, 1, 1, 1, tokens]
             behind = self.counts[slots][..., None] + rows  # rows that may leave, [slots, layers, kv_heads, tokens]
             written = cache.step_lengths[piece.tokens].view(-1, piece.count)[:, -1, None, None, None]
             at = behind.clamp(max=cache.capacity - 1)
-            known = cache.positions[slots].gather(-1, at)
+            positions = cache.positions[slots].gather(-1, at)
             # If an eviction has dropped older rows, the next rows are younger, and fewer are quantized.
-            left = (behind < written)[..., None] & (known[..., None] + self.residual <= now)
+            left = (behind < written)[..., None] & (positions[..., None] + self.residual <= now)
             counts = self.counts[slots][..., None] + left.sum(-2)  # packed rows at each token
             shape = -1, cache.shape.layers, cache.shape.kv_heads, -1
-            at, lie = (one.expand(*shape)[..., None] for one in (at, known % self.residual))
+            at = at.expand(*shape)[..., None]
+            lie = (positions % self.residual).expand(*shape)[..., None]
             lie = lie[:, :, None].expand(-1, -1, 2, -1, -1, self.newest.shape[-1])
             old = self.newest[slots].gather(4, lie)
             # A row that stays is also written behind the packed rows, where nothing reads it.
@@ -308,7 +324,8 @@ class PackedRows(_Packing):
         counts, at, old = self._leaving[cache.pieces.index(piece)]
         counts, at, old = counts[0, min(layer, counts.shape[1] - 1)], at[0, layer], old[0, layer]
         packed = torch.cat(whole_rows(*stored, forms=self.forms))  # [2, kv_heads, rows, head_dim]
-        leaves, at = at < counts[..., -1, None, None], at.clamp(max=packed.shape[2] - 1).expand(old.shape)
+        leaves = at < counts[..., -1, None, None]
+        at = at.clamp(max=packed.shape[2] - 1).expand(old.shape)
         whole = packed.scatter(2, at, torch.where(leaves, old, packed.gather(2, at)))
         return self._attend_then(query, packed, whole, counts.T, lengths, how)
 
@@ -333,7 +350,7 @@ class PackedRows(_Packing):
 
     def _pack(self, rows: Iterable[Tensor]) -> list[Tensor]:
         """Return the bytes of keys and values, [..., head_dim] each."""
-        return [pack_rows(one, form) for one, form in zip(rows, self.forms, strict=True)]
+        return [pack_rows(numbers, form) for numbers, form in zip(rows, self.forms, strict=True)]
 
 
 class KiviRows(_Packing):
@@ -376,15 +393,18 @@ class KiviRows(_Packing):
 
     def place(self) -> None:
         """Quantize the groups that the new tokens complete; the new rows take their places."""
-        cache, self._leaving = self.cache, dict[int, tuple[int, Tensor]]()
+        cache = self.cache
+        self._leaving = dict[int, tuple[int, Tensor]]()
         for piece in cache.pieces:
             for slot in range(*piece.slots.indices(cache.slots)):
-                first, end = (self._packed_rows(int(cache.lengths[slot]) - more) for more in (piece.count, 0))
-                if first < end:
-                    rows = self.newest[slot].index_select(-2, self._lies(first, end))
-                    self._leaving[slot] = (first, rows)
-                    for layer, one in enumerate(rows):
-                        self._pack(slot, layer, first, one)
+                length = int(cache.lengths[slot])
+                first, end = self._packed_rows(length - piece.count), self._packed_rows(length)
+                if first == end:
+                    continue
+                rows = self.newest[slot].index_select(-2, self._lies(first, end))
+                self._leaving[slot] = (first, rows)
+                for layer, layer_rows in enumerate(rows):
+                    self._pack(slot, layer, first, layer_rows)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         rows = self._multiplied(torch.cat([keys, values], dim=2), self._forth).transpose(1, 2)
@@ -459,14 +479,16 @@ class KiviRows(_Packing):
     def _pack(self, slot: int, layer: int, first: int, rows: Tensor) -> None:
         """Quantize whole groups of rows [2, kv_heads, rows, head_dim], and write them from row `first` on."""
         end = first + rows.shape[-2]
-        groups, tiles = slice(first // self.group, end // self.group), rows.unflatten(2, (-1, self.group))
+        groups = slice(first // self.group, end // self.group)
+        tiles = rows.unflatten(2, (-1, self.group))
         keys, values = tiles[0].transpose(-1, -2), tiles[1]
         if self.scales and first < end:
             # KVarN's limits are those of a rotation that changes no length.
-            found = [column_scales(tile * self._unit).half() for tile in (keys, values)]
-            for memory, scale in zip(self.scales, found, strict=True):
-                memory[slot, layer, :, groups] = scale
-            keys, values = keys / found[0], values / found[1]
+            key_scales = column_scales(keys * self._unit).half()
+            value_scales = column_scales(values * self._unit).half()
+            self.scales[0][slot, layer, :, groups] = key_scales
+            self.scales[1][slot, layer, :, groups] = value_scales
+            keys, values = keys / key_scales, values / value_scales
         self.keys[slot, layer, :, groups] = pack_rows(keys, self.forms[0])
         self.values[slot, layer, :, first:end] = pack_rows(values.flatten(1, 2), self.forms[1])
 

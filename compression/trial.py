@@ -85,23 +85,23 @@ class Trial(NamedTuple):
 
     def view(self) -> CacheView:
         """The view of the cache, built again from the same numbers at each call."""
-        found = self.arrays()
-        heads = (self.layers, self.kv_heads) if self.policy.per_head else ()
-        positions, token_ids = (found[name].repeat(*heads, 1) for name in ("positions", "token_ids"))
-        if not heads:
-            positions, token_ids = found["positions"], found["token_ids"]
+        arrays = self.arrays()
+        positions, token_ids = arrays["positions"], arrays["token_ids"]
+        if self.policy.per_head:
+            positions = positions.repeat(self.layers, self.kv_heads, 1)
+            token_ids = token_ids.repeat(self.layers, self.kv_heads, 1)
         return CacheView(
             problem_id=self.problem_id,
             draw=self.draw,
-            text_ids=found["text_ids"],
+            text_ids=arrays["text_ids"],
             positions=positions,
             token_ids=token_ids,
             question_length=self.question,
             answer_start=None,
-            keys=list(found["keys"]),
-            values=list(found["values"]),
+            keys=list(arrays["keys"]),
+            values=list(arrays["values"]),
             scaling=HEAD_DIM**-0.5,
-            signals={signal: self._recorded(signal, found) for signal in self.policy.signals},
+            signals={signal: self._recorded(signal, arrays) for signal in self.policy.signals},
             separating=lambda: torch.isin(token_ids, torch.tensor(_SEPARATORS)),
             uniform=lambda: torch.rand(positions.shape, generator=torch.Generator().manual_seed(7)),
             evictions=self.evictions,

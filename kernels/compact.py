@@ -25,12 +25,13 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
         assert tensor.stride() == first.stride(), "one layout for all layers"
         assert tensor.stride(-1) == 1, "the numbers of a row are contiguous"
         assert tensor.data_ptr() % 4 == 0, "the kernel moves 4 bytes at least"
-    steps = (*(stride * size for stride in first.stride()[:-1]), first.shape[-1] * size)
-    unit = 4 if all(number % 16 == 0 for number in (*steps, *(t.data_ptr() for t in rows))) else 1
+    steps = [*(stride * size for stride in first.stride()[:-1]), first.shape[-1] * size]
+    addresses = [tensor.data_ptr() for tensor in rows]
+    unit = 4 if all(number % 16 == 0 for number in steps + addresses) else 1
     assert all(number % (4 * unit) == 0 for number in steps), "the kernel moves 4 bytes at least"
     if not kept:
         return
-    pointers = _on_device(tuple(tensor.data_ptr() for tensor in rows), keep.device)
+    pointers = _on_device(tuple(addresses), keep.device)
     keep = keep.contiguous()
     strides = (stride * size // (4 * unit) for stride in first.stride()[:2])
     how = {"UNIT": unit, "SHARED": keep.dim() == 1, "BLOCK": BLOCK, "WORDS": WORDS, "num_warps": 4, "num_stages": 1}

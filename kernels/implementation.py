@@ -54,10 +54,14 @@ def check_available(impl: Implementation) -> None:
 
 def _check_interpreter(triton: str, numpy: str) -> None:
     """Raise UserError for a numpy that this Triton's interpreter fails with."""
-    older, newer = ([int(part) for part in text.split(".")[:2]] for text in (triton, numpy))
-    if older < [3, 7] and newer >= [2, 5]:
-        beside = f"the interpreter of triton {triton} fails with numpy {numpy}"
-        raise UserError(f"impl=triton under TRITON_INTERPRET=1: {beside}: install numpy below 2.5, or choose torch.")
+    if _major_minor(triton) < (3, 7) and _major_minor(numpy) >= (2, 5):
+        reason = f"the interpreter of triton {triton} fails with numpy {numpy}"
+        raise UserError(f"impl=triton under TRITON_INTERPRET=1: {reason}: install numpy below 2.5, or choose torch.")
+
+
+def _major_minor(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
 
 
 def operations(impl: Implementation = "torch") -> Operations:

@@ -51,7 +51,8 @@ def unpack_rows(packed: Tensor, form: RowFormat) -> Tensor:
         # fbgemm's loop is several times as fast as the operations below.
         numbers = _UNPACK[form.bits](groups)
     else:
-        levels, fields = (part.contiguous() for part in groups.split([form.group_bytes - 4, 4], dim=1))
+        levels, fields = groups.split([form.group_bytes - 4, 4], dim=1)
+        levels, fields = levels.contiguous(), fields.contiguous()
         places = [levels >> place & form.top for place in range(0, 8, form.bits)]
         step, zero = fields.view(torch.float16).float().split(1, dim=1)
         numbers = torch.stack(places, dim=-1).flatten(1) * step + zero
@@ -73,12 +74,17 @@ def column_scales(tiles: Tensor) -> Tensor:
         now = tiles / columns.exp() / rows.exp()
         rows = (rows + now.std(dim=-1, keepdim=True).clamp(*_DEVIATIONS).log()).clamp(*_SCALES)
         now = tiles / columns.exp() / rows.exp()
-        found = _unevenness(now)
-        best, least = torch.where(found <= least, columns, best), torch.minimum(found, least)
+        unevenness = _unevenness(now)
+        best = torch.where(unevenness <= least, columns, best)
+        least = torch.minimum(unevenness, least)
     return best.exp()
 
 
 def _unevenness(tiles: Tensor) -> Tensor:
     """The largest deviation of a tile's columns, and of its rows, over the smallest, added: [..., 1, 1]."""
-    both = (tiles.std(dim=axis).unflatten(-1, (1, -1)) for axis in (-2, -1))
-    return sum(((one.amax(-1) / one.amin(-1).clamp(min=1e-8))[..., None] for one in both), torch.zeros(()))
+    return _largest_over_smallest(tiles.std(dim=-2)) + _largest_over_smallest(tiles.std(dim=-1))
+
+
+def _largest_over_smallest(deviations: Tensor) -> Tensor:
+    """Divide the largest of the deviations [..., number] by the smallest: [..., 1, 1]."""
+    return (deviations.amax(-1) / deviations.amin(-1).clamp(min=1e-8))[..., None, None]

@@ -82,8 +82,8 @@ Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 def _across(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return the product with the tokens as columns: a BLAS library uses other loops for it."""
     columns = inputs.t()
-    found = weight @ columns if bias is None else torch.addmm(bias[:, None], weight, columns)
-    return found.t().contiguous()
+    products = weight @ columns if bias is None else torch.addmm(bias[:, None], weight, columns)
+    return products.t().contiguous()
 
 
 def _in_blocks(product: Product, block: int, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -194,13 +194,18 @@ def _attend_widened(
     query: Tensor, rows: Sequence[Tensor], scales: Sequence[Tensor], lengths: Tensor, how: dict[str, Any]
 ) -> Attended:
     """Attend in float32 over 16-bit or fp8 rows, a few slots at a time; 16-bit products on a CPU would round logits."""
-    few, found = max(1, _WIDENED_NUMBERS // rows[0][0].numel()), []
-    for q, k, v, its, *own in zip(*(tensor.split(few) for tensor in (query, *rows, lengths, *scales)), strict=True):
-        q = _wide(q)
-        k, v = (widened(one, scale, q.dtype) for one, scale in zip((k, v), own or (None, None), strict=True))
-        found.append(decode_attention(q, k, v, its, **how))
-    output = torch.cat([output for output, _ in found]).to(query.dtype)
-    return output, torch.cat([mass for _, mass in found if mass is not None]) if how["return_mass"] else None
+    few = max(1, _WIDENED_NUMBERS // rows[0][0].numel())
+    columns = [tensor.split(few) for tensor in (query, *rows, lengths, *scales)]
+    outputs, masses = [], []
+    for few_queries, keys, values, few_lengths, *few_scales in zip(*columns, strict=True):
+        wide = _wide(few_queries)
+        key_scale, value_scale = few_scales or (None, None)
+        keys, values = widened(keys, key_scale, wide.dtype), widened(values, value_scale, wide.dtype)
+        output, mass = decode_attention(wide, keys, values, few_lengths, **how)
+        outputs.append(output)
+        if mass is not None:
+            masses.append(mass)
+    return torch.cat(outputs).to(query.dtype), torch.cat(masses) if masses else None
 
 
 def _logits(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
@@ -211,7 +216,8 @@ def _logits(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
     columns = keys.transpose(-1, -2)
     if keys.is_cuda and keys.itemsize == 2:
         batch = torch.broadcast_shapes(query.shape[:-2], keys.shape[:-2])
-        queries, columns = (tensor.expand(*batch, -1, -1).flatten(0, -3) for tensor in (query, columns))
+        queries = query.expand(*batch, -1, -1).flatten(0, -3)
+        columns = columns.expand(*batch, -1, -1).flatten(0, -3)
         return (torch.bmm(queries, columns, torch.float32) * scaling).unflatten(0, batch)
     query, columns = _wide(query) * scaling, _wide(columns)
     copies = 1
@@ -284,7 +290,7 @@ def _row_sums(weights: Tensor, values: Tensor) -> Tensor:
     slots, kv_heads, rows, width = values.shape
     if values.stride(-1) != 1 or any(stride % width for stride in values.stride()[:-1]):
         values = values.contiguous()
-    per_slot, per_head, per_row = (stride // width for stride in values.stride()[:-1])
+    per_slot, per_head, per_row = values.stride(0) // width, values.stride(1) // width, values.stride(2) // width
     lines = 1 + (slots - 1) * per_slot + (kv_heads - 1) * per_head + (rows - 1) * per_row
     table = values.as_strided((lines, width), (width, 1))
     which, begins = _bags(slots, kv_heads, weights.shape[2], rows, per_slot, per_head, per_row)

@@ -10,7 +10,9 @@ from torch import Tensor
 # For a larger vocabulary, a search for the nucleus's edge is faster than sorting.
 _SORTED = 1024
 # SplitMix64's constants, as int64 with the same bits.
-_GOLDEN, _MIX_1, _MIX_2 = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def uniform(keys: Tensor | int, counters: Tensor) -> Tensor:

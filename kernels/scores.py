@@ -129,7 +129,8 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
     heads, length, head_dim = keys.shape
     unit = torch.nn.functional.normalize(keys.float(), dim=-1, eps=1e-8).contiguous()
     last = torch.empty(heads, length, dtype=torch.int32, device=keys.device)
-    lost, taken = (torch.empty(heads, length, dtype=torch.float32, device=keys.device) for _ in range(2))
+    lost = torch.empty(heads, length, dtype=torch.float32, device=keys.device)
+    taken = torch.empty_like(lost)
     grid = (triton.cdiv(length, BLOCK), heads)
     how = {**row_tile(unit.dtype, head_dim), "BLOCK": BLOCK, "num_warps": 8, "num_stages": 1}
     _last_similar[grid](unit, last, lost, threshold, length, **how)

@@ -17,7 +17,8 @@ STANDING = CLAIMS[CLAIMS["verdict"] != "gone"]
 MEASURED = re.compile(r"\d%|(?<![\w.])\.\d|\d of \d|± ?\d|\d (?:seconds|minutes|points|times)\b|\d/\d")
 # What a policy keeps, the margin, levels, suppositions, and a shard.
 SETTINGS = re.compile(
-    r"30% of the others|(?<![\d.])5 points|2\.5%|the 5% level|5% of (searches|all problems)|\d\d% differ|95% (Wilson )?interval"
+    r"30% of the others|(?<![\d.])5 points|2\.5%|the 5% level|5% of (searches|all problems)"
+    r"|\d\d% differ|95% (Wilson )?interval"
     r"|probability of 90%|10 points apart|shard 2/4"
 )
 # One script makes all numbers of a page, and test_findings.py holds its tables and its sentences.

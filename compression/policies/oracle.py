@@ -26,11 +26,13 @@ class Oracle(DynTS):
 
     def importance(self, view: CacheView) -> Tensor:
         """Return importance [length]: the label where the text equals the labelled completion, else the prediction."""
-        predicted, tensors = super().importance(view), artifacts.load_once(str(self.labels))
+        predicted = super().importance(view)
+        tensors = artifacts.load_once(str(self.labels))
         pair = f"{view.problem_id}/{view.draw}"
         if f"ids/{pair}" not in tensors:
             return predicted
-        ids, label = (tensors[f"{part}/{pair}"].to(predicted.device) for part in ("ids", "labels"))
+        ids = tensors[f"ids/{pair}"].to(predicted.device)
+        label = tensors[f"labels/{pair}"].to(predicted.device)
         common = min(len(ids), len(view.text_ids))
         same = int((ids[:common] == view.text_ids[:common]).long().cumprod(dim=0).sum())
         true = label[view.positions.clamp(max=len(label) - 1)].to(predicted.dtype)
