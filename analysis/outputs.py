@@ -1,427 +1,570 @@
-"""Graded outputs of any engine, recognized by what is in the file and not by its name.
+"""Graded outputs of any engine as one table, recognized by what is in the file and not by its name.
 
-Known are rows (JSON lines, a JSON list, CSV, Parquet) of a problem's id, a draw and a grade, samples of
-lm-evaluation-harness, logs of inspect_ai (`.eval` and JSON), details of lighteval, results.jsonl of NeMo Evaluator, a
-file a draw of sgl-eval and NeMo-Skills, and the state of llama.cpp's llama-eval.
+`FORMATS` lists the programs that are known, and rows of a problem's id, a draw and a grade. A format's reader turns a
+row into rows of one answer each. A column of their table has a meaning if its name and its values fit.
 """
 
+import itertools
 import re
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from sys import intern
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
-from pydantic import Field, TypeAdapter, ValidationError
 
-from kvsweep.analysis.questions import GOLD, PROMPT, Questions, described
+from kvsweep.analysis.questions import GOLD, OF_QUESTION, PROMPT, each, plain
 from kvsweep.errors import UserError
 from kvsweep.escape import is_text, visible
-from kvsweep.records import MOST, Pair
 from kvsweep.row_files import rows_of_file
-from kvsweep.thinking import DEFAULT_TAGS, Thinking, ending, joined, thinking_of, without_end
+from kvsweep.thinking import DEFAULT_TAGS, ending, joined
 
-_PROBLEM = ("problem_id", "doc_id", "id", "problem_idx", "question_id", "problem")
-_DRAW = ("draw", "epoch", "sample", "repeat")
-_CORRECT = ("correct", "is_correct", "right", "passed", "score", "reward", "exact_match", "acc", "symbolic_correct")
-_ENDING = ("stop_reason", "finish_reason")
-_TEXT = ("text", "completion", "response", "model_response", "output_text", "generation")
-_MEANINGS = {"id": _PROBLEM, "draw": _DRAW, "gold": GOLD, "prompt": PROMPT, "prompt_hash": ("prompt_hash",)}
-_MEANINGS |= {"stop_reason": _ENDING, "text": _TEXT}
-_ANSWERS = {*_DRAW, *_CORRECT, *_ENDING, *_TEXT, "scores", "metrics", "error", "output", "generation", "prediction"}
-_ANSWERS |= {"reasoning", "reasoning_content"}
-_NUMBER = TypeAdapter(Annotated[int, Field(ge=0, le=MOST)])
-_VALUES = dict.fromkeys(("1", "1.0", "true", "c", "correct", "right", "yes", "pass", "passed"), 1.0)
-_VALUES |= dict.fromkeys(("0", "0.0", "false", "i", "incorrect", "wrong", "no", "fail", "failed", "n"), 0.0)
+# The usual names of a column, by its meaning.
+_NAMES: Mapping[str, Sequence[str]] = {
+    "id": ("problem_id", "doc_id", "id", "problem_idx", "question_id", "problem"),
+    "draw": ("draw", "epoch", "sample", "repeat"),
+    "gold": GOLD,
+    "prompt": PROMPT,
+    "prompt_hash": ("prompt_hash",),
+    "stop_reason": ("stop_reason", "finish_reason"),
+    "text": ("text", "completion", "response", "model_response", "output_text", "generation"),
+}
+_GRADES = ("correct", "is_correct", "right", "passed", "score", "reward", "exact_match", "acc", "symbolic_correct")
+_OF_ANSWER = {*_NAMES["draw"], *_GRADES, *_NAMES["stop_reason"], *_NAMES["text"], "scores", "metrics", "error"}
+_OF_ANSWER |= {"output", "prediction", "reasoning", "reasoning_content"}
+_GRADE_WORDS = dict.fromkeys(("1", "1.0", "true", "c", "correct", "right", "yes", "pass", "passed"), 1.0)
+_GRADE_WORDS |= dict.fromkeys(("0", "0.0", "false", "i", "incorrect", "wrong", "no", "fail", "failed", "n"), 0.0)
+# By these fields a program says that a request failed or that an answer does not count, unless they say nothing.
+_FAILURES = {"error", "errors", "error_message", "exception", "invalidation", "invalidated"}
+_NOTHING = {"", "0", "0.0", "false", "no", "none", "null", "nan", "ok"}
+_FAILED_ENDS = {"error", "abort", "aborted", "cancelled", "canceled", "timeout"}
 MOST_ROWS = 10_000_000
-Values = Mapping[str, Any]
-Outputs = Mapping[str, Sequence["Answer"]]
-Source = Path | Sequence[Path]  # a setting's file or folder, or its files
 _KEYS = ("samples", "task_states.cases")  # of inspect_ai and llama-eval
-_ROWS = (".jsonl", ".json", ".csv", ".parquet", ".eval")
-_WHOLE_FLOAT = re.compile(r"^(\d+)\.0$")  # an id in a CSV file, from a column that has a missing value
+_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".eval")
+_WHOLE = re.compile(r"(\d{1,15})(?:\.0)?")  # a float, where a column has a missing value
 _REPEAT = re.compile(r"-rs(\d+)$")  # the draw in the name of a file of NeMo-Skills and sgl-eval
-
-
-class Answer(NamedTuple):
-    """One answer: `correct` is 1 right, 0 wrong, None without a grade; gold and prompt as in the file, or None.
-
-    `column` is the one that `correct` was read from; `grade` names the score where a file names its scores. `text`
-    tells equal texts of a file. `thinking` is what the text shows of it, where texts are graded. `ending` is None where
-    the file does not say it, and the file's own reason where that is neither "stop" nor "length"
-    (kvsweep.thinking.ending).
-    """
-
-    problem: str
-    draw: int
-    correct: float | None
-    column: str | None
-    grade: str | None
-    text: int | None
-    gold: Any
-    prompt: Any
-    thinking: Thinking | None
-    ending: str | None
-
-    @property
-    def key(self) -> Pair:
-        return self.problem, self.draw
-
-    @property
-    def truncated(self) -> bool:
-        return self.ending == "length"
-
-    @property
-    def outcome(self) -> str | None:
-        """The outcome as a sweep names it."""
-        wrong = "truncated" if self.truncated else "wrong"
-        return None if self.correct is None else "correct" if self.correct else wrong
+PAIR = ["problem_id", "draw"]
+GREEDY_BELOW = 2  # Answers that count as fewer draws say nothing about new draws.
+Row = Mapping[str, Any]
+Column = Any  # a pandas Series, which mypy does not know by its values
+Source = Path | Sequence[Path]  # a setting's file or folder, or its files
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """How files are read: `correct` names the grade, `where` has the values of the rows to take.
+class Reading:
+    """How files are read: `correct` names the grade, `where` has the values of the rows to take, by column.
 
     `columns` has the names of columns by what they mean ("text"), `ignored` names columns that are not read. Without
-    `graded` a row may lack a grade.
+    `graded` the files' grades need not be clear. With `by_rows` a problem's draws are its rows in their order. `group`
+    names the column that variants of one question share.
     """
 
     correct: str | None = None
-    where: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, Collection[str]] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     ignored: Sequence[str] = ()
     graded: bool = True
+    by_rows: bool = False
+    group: str | None = None
 
     def __post_init__(self) -> None:
-        if unknown := sorted(self.columns.keys() - _MEANINGS.keys()):
-            raise UserError(f"--column {unknown[0]}=... is unknown: choose from {', '.join(_MEANINGS)}.")
-
-    def renamed(self, row: Values, place: str) -> Values | None:
-        """The row with the columns that are known by name; None if it is not to be taken."""
-        if any(str(row.get(name)) != value for name, value in self.where.items()):
-            return None
-        if lacking := [column for column in self.columns.values() if column not in row]:
-            raise UserError(f"{place} has no column {visible(lacking[0])}: it has {visible(', '.join(row)):.200}.")
-        kept = {name: value for name, value in row.items() if name not in self.ignored}
-        return {**kept, **{_MEANINGS[meaning][0]: row[column] for meaning, column in self.columns.items()}}
-
-    def question(self, row: Values) -> Values:
-        """The columns of a renamed row that are no part of the answer."""
-        own = {*_ANSWERS, self.correct, *self.where, *self.columns.values()}
-        return {name: value for name, value in described(row).items() if name not in own}
+        for meaning in self.columns:
+            if meaning not in _NAMES:
+                raise UserError(f"--column {meaning}=... is unknown: choose from {', '.join(_NAMES)}.")
 
 
-_ALL = Asked()
+_USUAL = Reading()
 
 
-def named(source: Source) -> str:
-    """A setting's file or folder in a sentence."""
-    return str(source) if isinstance(source, Path) else " and ".join(map(str, source))
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """A setting's outputs, a row an answer in both tables.
 
-
-def files_of(source: Source, asked: Asked) -> list[tuple[Path, int]]:
-    """The files of a setting, each with the draw of its rows that name none: the file's own, or its place."""
-    paths = [source] if isinstance(source, Path) else source
-    found = [file for path in paths for file in (_outputs_in(path, asked) if path.is_dir() else [path])]
-    own = [match and int(match[1]) for match in (_REPEAT.search(file.stem) for file in found)]
-    whole = len({*own} - {None}) == len(found) > 1
-    return [(file, own[n] or 0 if whole else n) for n, file in enumerate(found)]
-
-
-def _outputs_in(folder: Path, asked: Asked) -> list[Path]:
-    """The one file of outputs below a folder, or its files of one draw each."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix in _ROWS and path.is_file())
-    repeats = [path for path in files if _REPEAT.search(path.stem)]
-    found = repeats or _without_copies([path for path in files if _begins_with_outputs(path, asked)], asked)
-    if len(found) != 1 and (not repeats or len({path.name for path in found}) < len(found)):
-        several = f"{len(found)} files of outputs{': ' * bool(found)}{', '.join(str(one) for one in found[:4])}"
-        raise UserError(f"{folder} has {several}: name a file, or a folder with the files of one setting.")
-    return found
-
-
-def _without_copies(files: list[Path], asked: Asked) -> list[Path]:
-    """The file that says most, if all have the same problems and draws, and no two a different grade or text; else all.
-
-    NeMo Evaluator writes each answer into three files.
+    `answers`: place (FILE:LINE), problem_id, draw, correct (1 right, 0 wrong, NaN: no answer is known), sign (of a
+    request that failed), text, ending ("stop", "length", the file's own word, or none), gold, prompt, and group with
+    `Reading.group`. `questions` has the columns that may describe the question, `columns` names all. `grade` is the
+    column of the grades, `score` its name with the filter where a file names its scores.
     """
-    if len(files) < 2:
-        return files
-    read = [[answer for answer, _ in read_texts(path, asked)] for path in files]
-    known = [sum(value is not None for value in (one.correct, one.text, one.gold, one.prompt)) for one, *_ in read]
-    said = [{one.key: (one.correct, one.text) for one in answers} for answers in read]
-    most = said[known.index(max(known))]
-    pairs = (pair for own in said for key in own.keys() & most for pair in zip(own[key], most[key], strict=True))
-    same = all(own.keys() == most.keys() for own in said) and all(None in pair or pair[0] == pair[1] for pair in pairs)
-    return [files[known.index(max(known))]] if same else files
+
+    files: Sequence[Path]
+    rows: int  # before --where
+    answers: pd.DataFrame
+    questions: pd.DataFrame
+    columns: Collection[str]
+    grade: str | None
+    score: str | None
 
 
-def _begins_with_outputs(path: Path, asked: Asked) -> bool:
-    with suppress(UserError):
-        return next(read_texts(path, asked), None) is not None
-    return False
+# --- formats -------------------------------------------------------------------------------------------------
 
 
-def read_outputs(path: Source, asked: Asked = _ALL, questions: Questions | None = None) -> list[Answer]:
-    """Read a setting's outputs, and what they say of their questions into `questions`.
-
-    What cannot be understood, a missing grade where rows must be graded, and a pair of problem and draw that occurs
-    twice raise a UserError.
-    """
-    found = [answer for answer, _ in read_texts(path, asked, questions)]
-    if not found:
-        raise UserError(
-            f"{named(path)} has no row of a graded output{' with that --where' * bool(asked.where)}: check it."
-        )
-    pairs = Counter(one.key for one in found)
-    (problem, draw), count = pairs.most_common(1)[0]
-    problems, draws = (len({*side}) for side in zip(*pairs, strict=True))
-    way = "choose rows by --where KEY=VALUE, or name the draw's column by --column draw=NAME, or add one that counts"
-    if count > 1:
-        way = _telling(path, asked, (problem, draw)) or way
-        raise UserError(f"{named(path)} has draw {draw} of problem {visible(problem)!r:.60} {count} times: {way}.")
-    if problems * draws > MOST_ROWS:
-        raise UserError(f"{named(path)} numbers its rows, {problems:,} problems and {draws:,} different draws: {way}.")
-    return found
+def _of_rows(row: Row, graded: bool) -> Iterator[Row]:
+    yield row
 
 
-def _telling(path: Source, asked: Asked, key: Pair) -> str | None:
-    """How to choose among the rows of one problem and draw, by the column that tells them apart; None if none does.
-
-    Its values are those of the whole file: a text, a number or a time has others at other problems.
-    """
-    rows_read = (row for file, _ in files_of(path, asked) for row in rows_of_file(file, keys=_KEYS))
-    samples = [sample for row in rows_read for sample in _samples(row.values, asked)]
-    known = [row for sample in samples if (row := asked.renamed(sample, "")) is not None]
-    rows = [row for row in known if _answer(row, "", asked, None, key[1]).key == key]
-    metrics = {name for row in rows for name in _list(row.get("metrics")) if isinstance(name, str)}
-    for name in rows[0].keys() - _ANSWERS - metrics - {asked.correct}:
-        values, everywhere = ({str(row.get(name)) for row in side} for side in (rows, known))
-        if len(values) == len(rows) and values == everywhere:
-            draw = f"--column draw={visible(name):.60}, or " if all(one.isdecimal() for one in values) else ""
-            shown = " or ".join(f"--where {visible(f'{name}={value}'):.80}" for value in sorted(values))
-            return f"these rows differ in {visible(name):.40}: give {draw}{shown}"
-    return None
+def _of_kvsweep(row: Row, graded: bool) -> Iterator[Row]:
+    yield {**row, "error": "grader_timeout" if row.get("outcome") == "grader_timeout" else None}
 
 
-def read_texts(
-    path: Source, asked: Asked = _ALL, questions: Questions | None = None
-) -> Iterator[tuple[Answer, str | None]]:
-    """Yield the answers of `read_outputs` one by one, each with its text; None where the row has none."""
-    rows = ((row, draw) for file, draw in files_of(path, asked) for row in rows_of_file(file, keys=_KEYS))
-    for number, (row, draw) in enumerate(rows, start=1):
-        if number > MOST_ROWS:
-            raise UserError(f"{named(path)} has more than {MOST_ROWS:,} rows: give a part of it.")
-        for sample in _samples(row.values, asked):
-            if (known := asked.renamed(sample, row.where)) is not None:
-                text = text if isinstance(text := _first(known, _TEXT), str) else None
-                answer = _answer(known, row.where, asked, text, draw)
-                if questions is not None:
-                    questions.add(answer.problem, asked.question(known), row.where)
-                yield answer, text
+def _of_lighteval(row: Row, graded: bool) -> Iterator[Row]:
+    """The samples of one problem, which have one metric together."""
+    doc, texts = row["doc"], _list(row["model_response"].get("text")) or [None]
+    known = {"id": doc.get("id"), "prompt": doc.get("query"), "scores": row["metric"] if len(texts) == 1 else {}}
+    golds, place = _list(doc.get("choices")), doc.get("gold_index")
+    if isinstance(place, int) and place in range(len(golds)):
+        known["gold"] = golds[place]
+    for draw, text in enumerate(texts):
+        yield {**known, "draw": draw, "text": text}
 
 
-def copied(answers: Iterable[tuple[str, Hashable, float | None]]) -> str | None:
-    """Say in how many problems all draws are copies of one text, if they are in most; else None.
-
-    An answer is its problem, its text and its grade. Two draws may both say "C", so a text that two problems have is no
-    sign of a copy, unless no problem has two texts and the problems have different ones. Nor are texts whose grades
-    differ in more than 1 of 20 problems: something else than the text decides.
-    """
-    texts, owners = defaultdict[str, list[tuple[Hashable, float | None]]](list), dict[Hashable, str | None]()
-    for problem, text, grade in answers:
-        texts[problem].append((text, grade))
-        owners[text] = problem if owners.setdefault(text, problem) == problem else None
-    several = [found for found in texts.values() if len(found) > 1]
-    same = [found for found in several if len({text for text, _ in found}) == 1 and found[0][0] is not None]
-    all_same = len(same) == len(several) and len(owners) > 1
-    own = same if all_same else [found for found in same if owners[found[0][0]] is not None]
-    mixed = sum(len({grade for _, grade in found}) > 1 for found in own)
-    are = 2 * len(own) > len(several) and 20 * mixed <= len(own)
-    return f"{len(own):,} of {len(several):,} problems" if are else None
+def _of_inspect_ai(row: Row, graded: bool) -> Iterator[Row]:
+    """A sample, whose message may have its thinking as a part; its first epoch is 1."""
+    choice = _first_object(row["output"].get("choices"))
+    content, thinking = _first_object([choice.get("message")]).get("content"), None
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, dict)]
+        thinking = "\n".join(str(part["reasoning"]) for part in parts if part.get("reasoning"))
+        content = "".join(str(part["text"]) for part in parts if part.get("text")) or None
+    reason = row.get("stop_reason") or choice.get("stop_reason")
+    answer = {"text": content, "reasoning_content": thinking, "stop_reason": reason}
+    epoch = row.get("epoch")
+    if isinstance(epoch, int) and epoch > 0:
+        answer |= {"epoch": None, "draw": epoch - 1}
+    yield {**row, **answer}
 
 
-def draws_differ(answers: Iterable[Answer]) -> bool:
-    """Whether some problem has draws of different grades or texts."""
-    first: dict[str, Answer] = {}
-    pairs = ((one, first.setdefault(one.problem, one)) for one in answers)
-    return any((one.correct, one.text) != (other.correct, other.text) for one, other in pairs)
+def _of_llama_eval(row: Row, graded: bool) -> Iterator[Row]:
+    """A case; one that is pending or has failed has no answer. Older versions number it in its name alone."""
+    numbers = re.search(r"(\d+)_(\d+)$", row["task_id"])
+    draw, problem = map(int, numbers.groups()) if numbers else (None, row["task_id"])
+    known = {"id": row.get("problem_idx", problem), "draw": row.get("chunk_idx", draw)}
+    known |= {"prompt": row.get("prompt"), "gold": row.get("expected"), "text": row.get("response")}
+    known |= {name: row.get(name) for name in ("correct", "reasoning_content", "finish_reason")}
+    yield known | {"error": None if row.get("status") == "ok" else str(row.get("status"))}
 
 
-def first_draws(answers: Sequence[Answer]) -> list[Answer]:
-    """The first answer of each problem."""
-    first: dict[str, int] = {}
-    for one in answers:
-        first[one.problem] = min(one.draw, first.get(one.problem, one.draw))
-    return [one for one in answers if one.draw == first[one.problem]]
-
-
-def graded(outputs: Outputs) -> pd.DataFrame:
-    """The answers of all files in the columns of a run's: the file as cell_id, problem_id, draw, correct, outcome."""
-    rows = [(name, a.problem, a.draw, a.correct, a.outcome) for name, found in outputs.items() for a in found]
-    return pd.DataFrame(rows, columns=["cell_id", "problem_id", "draw", "correct", "outcome"])
-
-
-def _samples(row: Values, asked: Asked) -> Iterator[Values]:
-    """A row of a known program as rows of one answer each, with text and ending where a plain row has them."""
-    doc, response, metric = (row.get(name) for name in ("doc", "model_response", "metric"))
-    if isinstance(doc, dict) and isinstance(response, dict) and isinstance(metric, dict):
-        yield from _of_lighteval(doc, response, metric)
-    elif isinstance(output := row.get("output"), dict):
-        yield _of_inspect_ai(row, next(_objects(output.get("choices")), {}))
-    elif isinstance(row.get("grader_log"), dict) and "task_id" in row:
-        yield _of_llama_eval(row)
-    elif isinstance(row.get("symbolic_correct"), bool) and _thought(row):
-        yield {**row, "text": _with_thought(row, row.get("generation"))}
-    elif isinstance(row.get("resps"), list) and _first(row, _TEXT) is None:
-        yield from _of_lm_eval(row, asked)
-    else:
-        yield row
-
-
-def _of_lm_eval(row: Values, asked: Asked) -> Iterator[Values]:
+def _of_lm_eval(row: Row, graded: bool) -> Iterator[Row]:
     """The answers of one request, whose metrics are those of a filter's one; log-likelihoods are no texts."""
     requests = row["resps"]
     repeats = requests[0] if len(requests) == 1 and isinstance(requests[0], list) else requests
     texts = [text for text in repeats if isinstance(text, str)]
-    if len(texts) < 2 or asked.graded:
-        yield {**row, "text": next(iter(texts), None)}
+    if len(texts) < 2 or graded:
+        yield {"text": next(iter(texts), None), **row}
         return
-    metrics = {*_CORRECT, "metrics", *(name for name in _list(row.get("metrics")) if isinstance(name, str))}
-    plain = {name: value for name, value in row.items() if name not in metrics}
-    yield from ({**plain, "draw": draw, "text": text} for draw, text in enumerate(texts))
+    metrics = {*_GRADES, "metrics", *_metrics(row.get("metrics"))}
+    ungraded = {name: value for name, value in row.items() if name not in metrics}
+    for draw, text in enumerate(texts):
+        yield {**ungraded, "draw": draw, "text": text}
 
 
-def _of_lighteval(doc: Values, response: Values, metric: Values) -> Iterator[Values]:
-    """The samples of one problem, which have one metric together."""
-    texts, gold = _list(response.get("text")) or [None], doc.get("gold_index")
-    known = {"id": doc.get("id"), "prompt": doc.get("query"), "scores": metric if len(texts) == 1 else {}}
-    if isinstance(gold, int) and gold in range(len(golds := _list(doc.get("choices")))):
-        known["gold"] = golds[gold]
-    yield from ({**known, "draw": draw, "text": text} for draw, text in enumerate(texts))
+class Format(NamedTuple):
+    """A program's rows: the fields that mark them, with their types; their reader; the columns of their question."""
+
+    marks: Mapping[str, type]
+    read: Callable[[Row, bool], Iterator[Row]]
+    question: Collection[str] | None  # None: all columns that are no part of the answer
 
 
-def _of_inspect_ai(row: Values, choice: Values) -> Values:
-    """A sample whose message may have its thinking as a part of its own, which stands before the answer here."""
-    content, reason = next(_objects([choice.get("message")]), {}).get("content"), choice.get("stop_reason")
-    if isinstance(content, list):
-        thinking = "\n".join(str(part["reasoning"]) for part in _objects(content) if part.get("reasoning"))
-        content = "".join(str(part["text"]) for part in _objects(content) if part.get("text"))
-        if thinking:
-            content = joined(thinking, content, DEFAULT_TAGS, ended=ending(reason) != "length")
-    epoch = row.get("epoch")  # the first one is 1
-    numbered = {"draw": epoch - 1} if isinstance(epoch, int) and epoch > 0 else {}
-    return {**row, **numbered, "text": content, "stop_reason": _first(row, _ENDING) or reason}
+FORMATS = {
+    "lighteval": Format({"doc": dict, "model_response": dict, "metric": dict}, _of_lighteval, ("prompt", "gold")),
+    "inspect_ai": Format({"output": dict}, _of_inspect_ai, ("input", "target", "choices")),
+    "llama-eval": Format({"grader_log": dict, "task_id": str}, _of_llama_eval, ("prompt", "gold")),
+    "sgl-eval, NeMo-Skills": Format({"symbolic_correct": bool}, _of_rows, ("expected_answer", "problem")),
+    "lm-evaluation-harness": Format({"resps": list}, _of_lm_eval, ("doc", "target", "prompt_hash")),
+    "kvsweep": Format({"schema": int}, _of_kvsweep, ("gold",)),
+    "rows": Format({}, _of_rows, None),
+}
 
 
-def _of_llama_eval(row: Values) -> Values:
-    """A case; one that is pending or ended in an error has no grade. Older versions number it in its name alone."""
-    numbers = re.search(r"(\d+)_(\d+)$", str(row["task_id"]))
-    draw, problem = map(int, numbers.groups()) if numbers else (None, row["task_id"])
-    ended = row.get("status") == "ok"
-    known = {"id": row.get("problem_idx", problem), "draw": row.get("chunk_idx", draw)}
-    known |= {
-        "prompt": row.get("prompt"),
-        "gold": row.get("expected"),
-        "correct": row.get("correct") if ended else None,
-    }
-    return {**known, "text": _with_thought(row, row.get("response")) if ended else None}
-
-
-def _thought(row: Values) -> str | None:
-    thought = row.get("reasoning_content")
-    return thought if isinstance(thought, str) and thought else None
-
-
-def _with_thought(row: Values, text: Any) -> str | None:
-    """A text and its thinking, where a server has split the two."""
-    own, thought = text if isinstance(text, str) else None, _thought(row)
-    return (
-        own if thought is None else joined(thought, own, DEFAULT_TAGS, ended=ending(_first(row, _ENDING)) != "length")
-    )
+def _format_of(row: Row) -> Format:
+    for known in FORMATS.values():
+        if all(isinstance(row.get(name), kind) for name, kind in known.marks.items()):
+            break
+    return known
 
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _objects(value: Any) -> Iterator[Values]:
-    return (one for one in _list(value) if isinstance(one, dict))
+def _first_object(values: Any) -> Row:
+    return next((value for value in _list(values) if isinstance(value, dict)), {})
 
 
-def _answer(row: Values, place: str, asked: Asked, text: str | None, default: int) -> Answer:
-    problem, gold = _first(row, _PROBLEM), _first(row, GOLD)
-    ids = {name: row[name] for name in _PROBLEM[:-1] if row.get(name) is not None}
-    if len({*map(str, ids.values())}) > 1 and "id" not in asked.columns:
-        raise UserError(f"{place} has the ids {visible(str(ids)):.200}: name the problem's, --column id=NAME.")
-    if isinstance(problem, float) and problem.is_integer():  # a column with a missing value, as pandas writes it
-        problem = int(problem)
-    problem = " ".join(str(problem).split()) if type(problem) in (str, int) else ""
-    problem = _WHOLE_FLOAT.sub(r"\1", problem)
-    if not is_text(problem):
-        raise UserError(
-            f"{place} has half a character (a lone surrogate) in its id {visible(problem)!r:.60}: correct it."
-        )
-    if not problem:
-        named = f"name it {', '.join(_PROBLEM[:3])}, or --column id=NAME"
-        if written := visible(str(_first(row, _PROBLEM) or "")):
-            named = f"{written:.60} is neither text nor a whole number; {named}"
-        raise UserError(f"{place} has no problem's id: {named}; it has {visible(', '.join(map(str, row))):.200}.")
-    gold = gold[0] if isinstance(gold, list) and len(gold) == 1 else gold
-    same, thinking = None if text is None else hash(text), None
-    if text is not None and not asked.graded:
-        thinking = thinking_of(text) or thinking_of(without_end(text), named=False)
-    reason = _first(row, _ENDING)
-    told = gold, _first(row, PROMPT), thinking, ending(reason) or (reason and intern(visible(str(reason))[:40]))
-    correct, column, grade = _grade(row, place, asked)
-    return Answer(problem, _draw(row, place, default), correct, column, grade, same, *told)
+def _metrics(names: Any) -> list[str]:
+    return [name for name in _list(names) if isinstance(name, str)]
 
 
-def _draw(row: Values, place: str, default: int) -> int:
-    draw = _first(row, _DRAW)
+# --- files ---------------------------------------------------------------------------------------------------
+
+
+def read_outputs(source: Source, reading: Reading = _USUAL) -> Outputs:
+    """Read a setting's outputs. What cannot be understood, or stands twice, raises a UserError."""
+    files, draws = _files_of([source] if isinstance(source, Path) else source, reading)
+    return _read(files, draws, reading)
+
+
+def _files_of(paths: Sequence[Path], reading: Reading) -> tuple[list[Path], list[int]]:
+    """The files of a setting, and the draw of the rows that name none: that of the file's name, or its place."""
+    files = list[Path]()
+    for path in paths:
+        files += _outputs_in(path, reading) if path.is_dir() else [path]
+    repeats = [_REPEAT.search(file.stem) for file in files]
+    draws = [int(repeat[1]) for repeat in repeats if repeat]
+    if len(files) == 1 or not len(files) == len(draws) == len({*draws}):
+        draws = [*range(len(files))]
+    return files, draws
+
+
+def _outputs_in(folder: Path, reading: Reading) -> list[Path]:
+    """The one file of outputs below a folder, or its files of one draw each."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
+    repeats = [path for path in files if _REPEAT.search(path.stem)]
+    if repeats and len({path.name for path in repeats}) == len(repeats):
+        return repeats
+    outputs = repeats or _without_copies([path for path in files if _begins_with_outputs(path, reading)], reading)
+    if len(outputs) != 1:
+        shown = ": " + ", ".join(map(str, outputs[:4])) if outputs else ""
+        mend = "name a file, or a folder with the files of one setting"
+        raise UserError(f"{folder} has {len(outputs)} files of outputs{shown}: {mend}.")
+    return outputs
+
+
+def _begins_with_outputs(path: Path, reading: Reading) -> bool:
+    with suppress(UserError):
+        return bool(_read([path], [0], replace(reading, where={}), most=1).files)
+    return False
+
+
+def _without_copies(files: list[Path], reading: Reading) -> list[Path]:
+    """The file that says most, if no two say a different grade or text of an answer; else all.
+
+    NeMo Evaluator writes each answer into three files.
+    """
+    if len(files) < 2:
+        return files
+    tables = {path: read_outputs(path, reading).answers.set_index(PAIR).sort_index() for path in files}
+    fullest = max(files, key=lambda path: tables[path][["correct", "text", "gold", "prompt"]].count().sum())
+    most = tables[fullest]
+    for table in tables.values():
+        if not table.index.equals(most.index) or not all(
+            _same(table[name], most[name]) for name in ("correct", "text")
+        ):
+            return files
+    return [fullest]
+
+
+def _read(files: Sequence[Path], draws: Sequence[int], reading: Reading, most: int = MOST_ROWS) -> Outputs:
+    """The outputs of some files; at most so many rows of each."""
+    rows, places, formats = list[Row](), list[tuple[str, int, str | None]](), list[Format]()
+    for file, draw in zip(files, draws, strict=True):
+        for number, (place, values) in enumerate(itertools.islice(rows_of_file(file, keys=_KEYS), most)):
+            if number == 0:
+                formats.append(_format_of(values))
+            for row in formats[-1].read(values, reading.graded):
+                rows.append(row)
+                places.append((place, draw, _failure(row, reading.ignored)))
+    if len(rows) >= MOST_ROWS:
+        raise UserError(f"{_named(files)} has {MOST_ROWS:,} rows or more: give a part of it.")
+    table = pd.DataFrame(rows, dtype=object)
+    answers = pd.DataFrame(places, columns=["place", "draw", "sign"]).astype({"place": object, "sign": object})
     try:
-        return _NUMBER.validate_python(str(default if draw is None else draw))
-    except ValidationError:
-        name = next(name for name in _DRAW if row.get(name) == draw)
-        mend = f"write a whole number from 0, or leave the column out by --ignore {name}"
-        raise UserError(f"{place} has {name}={visible(str(draw)):.40}, which is no draw: {mend}.") from None
+        return _outputs(files, table, answers, {known.question for known in formats}, reading)
+    except _Refusal as refusal:
+        raise UserError(f"{_named(files)} {refusal}.") from None
 
 
-def _first(row: Values, names: Sequence[str]) -> Any:
-    # A missing number is NaN, which is not itself, as pandas writes it.
-    return next((row[name] for name in names if row.get(name) is not None and row[name] == row[name]), None)
+class _Refusal(Exception):
+    """What is wrong with a setting's rows, without the name of its files."""
 
 
-def _grade(row: Values, place: str, asked: Asked) -> tuple[float | None, str | None, str | None]:
-    """Right or wrong by the column asked for, the one score, or a usual column; its name; score and filter in words."""
-    usual = {name: row[name] for name in _CORRECT if name in row}
-    # Those of inspect_ai, or else the columns that lm-evaluation-harness names.
-    named = {name: row.get(name) for name in _list(row.get("metrics")) if isinstance(name, str)}
-    for scores in _objects([row.get("scores")]):
-        named = {name: one.get("value") if isinstance(one, dict) else one for name, one in scores.items()}
-    grades = named or dict([*usual.items()][:1])
-    if (name := asked.correct) is not None:
-        grades = {name: named.get(name, row.get(name))} if name in named or name in row else {}
-    elif len({_value(one) for one in (grades | usual).values()}) > 1:
-        grades |= usual
-    if len(grades) != 1:
-        if row.get("error") or (asked.correct is None and not asked.graded):
-            return None, None, None
-        found = f"has the grades {', '.join(map(visible, grades))}" if grades else "has no grade"
-        raise UserError(f"{place} {found}: name one with --correct NAME (1 right, 0 wrong), or give --grades ours.")
-    [(name, value)] = grades.items()
-    grade = _value(value)
-    if isinstance(grade, str) and asked.graded:
-        neither = f"{place} has {name}={visible(grade):.40}, which is neither right nor wrong"
-        raise UserError(f"{neither}: write 1 or 0, or give --grades ours.")
-    parts = name if name in named else None, row.get("filter") if row.get("filter") != "none" else None
-    full_name = intern(" ".join(str(part) for part in parts if part)) or None
-    return None if isinstance(grade, str) else grade, intern(name), full_name
+def _named(files: Sequence[Path]) -> str:
+    return " and ".join(map(str, files))
 
 
-def _value(value: Any) -> float | str | None:
+# --- columns -------------------------------------------------------------------------------------------------
+
+
+def _outputs(
+    files: Sequence[Path],
+    table: pd.DataFrame,
+    answers: pd.DataFrame,
+    questions: Collection[Collection[str] | None],
+    reading: Reading,
+) -> Outputs:
+    taken = pd.Series(True, index=table.index)
+    for name, values in reading.where.items():
+        taken &= each(_column(table, name), str).isin([*values])
+    if not taken.any():
+        condition = " with that --where" if reading.where else ""
+        raise _Refusal(f"has no row of a graded output{condition}: check it")
+    rows = table[taken].drop(columns=[name for name in reading.ignored if name in table])
+    answers = answers[taken].assign(problem_id=_problems(rows, answers, reading))
+    answers["draw"] = _draws(rows, answers, reading)
+    answers["ending"] = _endings(rows, reading)
+    answers["text"] = _texts(rows, answers, reading)
+    golds = _meaning("gold", rows, reading)
+    answers["gold"] = each(golds, lambda gold: gold[0] if isinstance(gold, list) and len(gold) == 1 else gold)
+    answers["prompt"] = _first(rows, [reading.columns["prompt"]] if "prompt" in reading.columns else PROMPT)
+    metrics = [*dict.fromkeys(itertools.chain(*map(_metrics, rows["metrics"])))] if "metrics" in rows else []
+    answers["correct"], grade, score = _grades(rows, answers, metrics, reading)
+    answers["sign"] = _signs(answers)
+    answers.loc[answers["sign"].notna(), "correct"] = float("nan")
+    for name in ("sign", "text", "ending", "gold", "prompt"):
+        answers[name] = answers[name].astype(object).where(answers[name].notna(), None)
+    if reading.group is not None:
+        answers["group"] = each(_column(rows, reading.group), str)
+    no_question = {*_OF_ANSWER, *metrics, *reading.where, *reading.columns.values(), reading.correct, reading.group}
+    _refuse_repeated(rows, answers, no_question)
+    columns = {*rows} - no_question
+    if None not in questions:
+        columns &= {name for names in questions for name in names or ()}
+    described = rows[[name for name in rows if name in columns]].assign(gold=answers["gold"], prompt=answers["prompt"])
+    described["prompt_hash"] = _meaning("prompt_hash", rows, reading)
+    known = {"answers": answers, "questions": described, "columns": {*table}, "grade": grade, "score": score}
+    return Outputs(files=files, rows=len(table), **known)
+
+
+def _column(rows: pd.DataFrame, name: str) -> Column:
+    if name not in rows:
+        raise _Refusal(f"has no column {visible(name)}: it has {visible(', '.join(map(str, rows))):.200}")
+    return rows[name]
+
+
+def _first(rows: pd.DataFrame, names: Sequence[str]) -> Column:
+    """The first value that each row has under these names, or none."""
+    column = pd.Series(None, index=rows.index, dtype=object)
+    for name in names:
+        if name in rows:
+            column = column.where(column.notna(), rows[name])
+    return column.where(column.notna(), None)
+
+
+def _same(first: Column, second: Column, read: Callable[[Any], Any] = str) -> bool:
+    """Whether two columns say the same wherever both say something."""
+    both = first.notna() & second.notna()
+    return bool((each(first[both], read) == each(second[both], read)).all())
+
+
+def _meaning(
+    meaning: str,
+    rows: pd.DataFrame,
+    reading: Reading,
+    fits: Callable[[Column], bool] = lambda column: True,
+    read: Callable[[Any], Any] = plain,
+) -> Column:
+    """The column that was named for a meaning, or those of the usual names whose values fit it and are the same."""
+    if meaning in reading.columns:
+        return _column(rows, reading.columns[meaning])
+    names = [name for name in _NAMES[meaning] if name in rows and rows[name].notna().any()]
+    fitting = [name for name in names if fits(rows[name])]
+    for name in fitting[1:]:
+        if not _same(rows[fitting[0]], rows[name], read):
+            both = f"{fitting[0]} and {name}, which differ, and each may be the {meaning}"
+            raise _Refusal(f"has {both}: name it by --column {meaning}=NAME")
+    return _first(rows, fitting)
+
+
+def _problems(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Column:
+    # A sentence is the question.
+    column = _meaning("id", rows, reading, lambda column: all(0 < len(_id(value).split()) < 4 for value in column))
+    if column.isna().all():
+        column = _first(rows, _NAMES["id"])
+    problems = each(column, _id)
+    for row, problem in problems.items():
+        if not problem or not is_text(problem):
+            place = f"{answers['place'][row]} ({visible(str(column[row]))!r:.60})"
+            has = visible(", ".join(map(str, rows)))
+            mend = f"name it {', '.join(_NAMES['id'][:3])}, or --column id=NAME"
+            raise _Refusal(f"has no problem's id in {place}, text or a whole number: {mend}; it has {has:.200}")
+    return problems
+
+
+def _id(value: Any) -> str:
+    """A problem's id as text; "" for what is neither text nor a whole number."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) not in (str, int):
+        return ""
+    text = " ".join(str(value).split())
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else text
+
+
+def _draws(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Column:
+    if reading.by_rows:
+        return answers.groupby("problem_id").cumcount()
+    column = _meaning("draw", rows, reading, lambda column: _number_draws(column, answers["problem_id"]))
+    numbers = each(column.dropna(), _whole)
+    if numbers.isna().any():
+        wrong = f"{reading.columns['draw']}={visible(str(column[numbers.isna()].iloc[0])):.40}"
+        raise _Refusal(f"has {wrong}, which is no draw: write a whole number from 0, or give --draws rows")
+    return numbers.reindex(answers.index).fillna(answers["draw"]).astype(int)
+
+
+def _whole(value: Any) -> int | None:
+    return int(_id(value)) if _id(value).isdecimal() else None
+
+
+def _number_draws(column: Column, problems: Column) -> bool:
+    """Whether a column's whole numbers repeat over problems; one that counts the rows does not."""
+    numbers = each(column.dropna(), _whole)
+    if numbers.isna().any():
+        return False
+    return problems.nunique() == 1 or problems[numbers.index].groupby(numbers).nunique().max() > 1
+
+
+def _endings(rows: pd.DataFrame, reading: Reading) -> Column:
+    """How each text ended, by the column whose words say so; a word that is unknown stays."""
+    column = _meaning("stop_reason", rows, reading, lambda column: any(map(ending, column)), ending)
+    if column.isna().all():
+        column = _first(rows, _NAMES["stop_reason"])
+    return each(column, lambda reason: ending(reason) or (reason and visible(str(reason))[:40]))
+
+
+def _texts(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Column:
+    """The texts, with the thinking in front that a server has split off."""
+    names = [name for name in _NAMES["text"] if name in rows and str in {*map(type, rows[name])}]
+    if len(names) > 1:
+        # A question has one text in all draws of its problem.
+        problems = answers["problem_id"]
+        varying = [name for name in names if each(rows[name], str).groupby(problems).nunique().max() > 1]
+        names = varying or names
+    texts = _meaning("text", rows, reading, lambda column: column.name in names, str)
+    texts = each(texts, lambda text: text if isinstance(text, str) else None)
+    for row, thought in _first(rows, ["reasoning_content"]).items():
+        if isinstance(thought, str) and thought not in (texts[row] or ""):
+            texts[row] = joined(thought, texts[row], DEFAULT_TAGS, ended=answers["ending"][row] != "length")
+    return texts
+
+
+def _grades(
+    rows: pd.DataFrame, answers: pd.DataFrame, metrics: Sequence[str], reading: Reading
+) -> tuple[Column, str | None, str | None]:
+    """1, 0 or NaN, by the column that was named, the one score, or a usual column; its name; its score's."""
+    scores = dict[str, Column]()
+    for name in metrics:
+        scores[name] = _first(rows, [name])
+    if "scores" in rows:
+        scores = _scores(rows["scores"]) or scores
+    usual = {name: rows[name] for name in _GRADES if name in rows}
+    columns = scores | usual
+    if reading.correct is not None:
+        columns = {name: column for name, column in {**rows, **scores}.items() if name == reading.correct}
+    values = {name: each(column, _grade) for name, column in columns.items()}
+    fitting = {name: column for name, column in values.items() if str not in {*map(type, column)}}
+    first = next(iter(fitting), None)
+    differing = [name for name in fitting if not fitting[name].fillna(-1).eq(fitting[first].fillna(-1)).all()]
+    if first is None or differing:
+        if answers["sign"].notna().all() or (not reading.graded and reading.correct is None):
+            return pd.Series(float("nan"), index=rows.index), None, None
+        mend = "name one with --correct NAME (1 right, 0 wrong), or give --grades ours"
+        if differing:
+            raise _Refusal(f"has the grades {', '.join(map(visible, fitting))}, which differ: {mend}")
+        for name, column in values.items():
+            row = next(row for row, value in column.items() if isinstance(value, str))
+            wrong = f"{visible(name)}={visible(column[row]):.40} in {answers['place'][row]}"
+            raise _Refusal(f"has {wrong}, which is neither right nor wrong: write 1 or 0, or give --grades ours")
+        raise _Refusal(f"has no grade: {mend}; it has {visible(', '.join(map(str, rows))):.200}")
+    filters = {*map(str, _first(rows, ["filter"]).dropna())} - {"none"}
+    parts = [first] if first in scores else []
+    return fitting[first].astype(float), first, " ".join([*parts, *sorted(filters)]) or None
+
+
+def _scores(column: Column) -> dict[str, Column]:
+    """A column of each score that rows name, as inspect_ai and lighteval write them."""
+    objects = each(column, lambda scores: scores if isinstance(scores, dict) else {})
+    found = dict[str, Column]()
+    for name in dict.fromkeys(itertools.chain(*objects)):
+        values = [scores.get(name) for scores in objects]
+        values = [value.get("value") if isinstance(value, dict) else value for value in values]
+        found[name] = pd.Series(values, index=column.index, dtype=object)
+    return found
+
+
+def _grade(value: Any) -> float | str | None:
     """A grade as 1, 0 or None; another text where it is none of them."""
-    missing = value is None or value == "" or value != value  # NaN
-    return None if missing else _VALUES.get(str(value).strip().lower(), str(value))
+    if value is None or value == "" or value != value:  # NaN
+        return None
+    return _GRADE_WORDS.get(str(value).strip().lower(), str(value))
+
+
+def _signs(answers: pd.DataFrame) -> Column:
+    """By what each row says that no answer is known; none where it says nothing."""
+    endings = answers["ending"].where(answers["ending"].isin(_FAILED_ENDS))
+    signs = answers["sign"].where(answers["sign"].notna(), endings)
+    if answers["text"].notna().any():
+        # The thinking may have taken all tokens.
+        empty = each(answers["text"], lambda text: not (text or "").strip()) & answers["ending"].ne("length")
+        signs = signs.where(signs.notna() | ~empty, "an empty text")
+    return signs
+
+
+def _failure(row: Row, ignored: Collection[str] = ()) -> str | None:
+    """The field, at any depth, by which a row says that it failed."""
+    for name, value in row.items():
+        if name in _FAILURES and name not in ignored and _says(value):
+            return name
+        if isinstance(value, dict) and name not in OF_QUESTION and name not in ignored:
+            inner = _failure(value)
+            if inner is not None:
+                return f"{name}.{inner}"
+    return None
+
+
+def _says(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list):
+        return any(map(_says, value))
+    return str(value).strip().lower() not in _NOTHING
+
+
+def _refuse_repeated(rows: pd.DataFrame, answers: pd.DataFrame, no_question: Collection[str | None]) -> None:
+    """Raise _Refusal for an answer that stands twice; it names a column that tells the rows apart.
+
+    Its values are those of the whole file: a text, a number or a time has others at other problems.
+    """
+    sizes = answers.groupby(PAIR).size()
+    way = "choose rows by --where KEY=VALUE, name the draw's column by --column draw=NAME, or give --draws rows"
+    if sizes.max() > 1:
+        problem, draw = sizes.idxmax()
+        rows_of_pair = rows[answers["problem_id"].eq(problem) & answers["draw"].eq(draw)]
+        for name in rows:
+            values = {*map(str, rows_of_pair[name])}
+            if name in no_question or len(values) < len(rows_of_pair) or values != {*map(str, rows[name])}:
+                continue
+            column = f"--column draw={visible(name):.60}, or " if all(map(str.isdecimal, values)) else ""
+            conditions = " or ".join(f"--where {visible(f'{name}={value}'):.80}" for value in sorted(values))
+            way = f"these rows differ in {visible(name):.40}: give {column}{conditions}"
+            break
+        raise _Refusal(f"has draw {draw} of problem {visible(problem)!r:.60} {sizes.max()} times: {way}")
+    problems, draws = answers["problem_id"].nunique(), answers["draw"].nunique()
+    if problems * draws > MOST_ROWS:
+        raise _Refusal(f"numbers its rows, {problems:,} problems and {draws:,} different draws: {way}")
+
+
+# --- copies --------------------------------------------------------------------------------------------------
+
+
+def counted_draws(answers: pd.DataFrame, *, told_apart: bool = True) -> tuple[float, float]:
+    """As how many draws a problem's answers count, and as which share of them: less than all if texts repeat.
+
+    Two draws of a problem with one text and one grade are one draw. So 1 / draws is the chance that two answers of a
+    problem, drawn with replacement, are the same one. Two draws may both say "C", so a text that two problems have is
+    no sign of a copy, unless no problem has two texts and the problems have different ones. Answers without a text are
+    different ones, or the same one if nothing tells draws apart.
+    """
+    problems, texts = answers["problem_id"], answers["text"]
+    owners = problems.groupby(texts).nunique()
+    greedy = len(owners) > 1 and texts.notna().all() and texts.groupby(problems).nunique().max() == 1
+    alone = texts.isna() & told_apart
+    if not greedy:
+        alone |= texts.map(owners) > 1
+    version = answers.assign(correct=answers["correct"].fillna(-1)).groupby(["text", "correct"], dropna=False).ngroup()
+    version = version.where(~alone, -1 - version.index.to_series())
+    sizes = problems.groupby([problems, version]).size()
+    draws = problems.groupby(problems).size()
+    same = (sizes**2).groupby(level=0).sum() / draws**2
+    return 1 / float(same.mean()), round(float((1 / draws).mean() / same.mean()), 6)

@@ -1,32 +1,19 @@
 """Whether two files of outputs are about the same questions: every column that both share is compared."""
 
 import re
-from array import array
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import pandas as pd
 
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
 
 # Columns that describe a question, whatever else a file holds.
 PROMPT, GOLD = ("prompt", "input"), ("gold", "target", "expected_answer")  # `answer` is as often the model's own
-_QUESTION = {*PROMPT, *GOLD, "question", "problem", "messages", "query", "instruction", "choices", "options"}
-_QUESTION |= {"expected", "ground_truth", "reference", "reference_answer", "correct_answer", "prompt_hash", "doc"}
 _ASKED = {*PROMPT, "question", "problem", "messages", "query", "instruction", "prompt_hash", "doc"}
-# Of a program's rows these columns alone: the others are its own notes on the answer.
-_OF_LM_EVAL, _OF_INSPECT_AI = {"doc", "target", "prompt_hash"}, {"input", "target", "choices"}
-_OF_NEMO_SKILLS, _OF_KVSWEEP = {"expected_answer", "problem"}, {"gold"}
-
-
-def described(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The columns of a row that may describe its question."""
-    kinds = [(_OF_LM_EVAL, "resps", list), (_OF_INSPECT_AI, "output", dict), (_OF_KVSWEEP, "schema", int)]
-    kinds.append((_OF_NEMO_SKILLS, "symbolic_correct", bool))
-    known = next((names for names, mark, kind in kinds if isinstance(row.get(mark), kind)), None)
-    return row if known is None else {name: row[name] for name in known & row.keys()}
-
-
+OF_QUESTION = {*_ASKED, *GOLD, "choices", "options", "expected", "ground_truth", "reference", "reference_answer"}
+OF_QUESTION |= {"correct_answer"}
 _REPLIES = ("assistant", "tool")  # roles of messages that the model wrote or caused
 _WHOLE = re.compile(r"(-?)0*([0-9]+)(?:\.0*)?")  # AIME writes 070
 
@@ -44,62 +31,60 @@ def plain(value: Any) -> str:
     return text if whole is None else "".join(whole.groups())
 
 
-class Questions:
-    """The columns of a file that have one value in all draws of each problem, as hashes."""
+def each(column: Any, read: Callable[[Any], Any]) -> Any:
+    """A column of objects: pandas' own texts cannot hold half a character."""
+    return pd.Series([read(value) for value in column], index=column.index, dtype=object)
 
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._columns: dict[str, array[int]] = {}
-        self._varying: set[str] = set()
-        self._sentences: Counter[str] = Counter()
 
-    def add(self, problem: str, row: Mapping[str, Any], place: str) -> None:
-        """Add a row; a column known to describe the question that has another value in this problem: UserError."""
-        number = self._numbers.setdefault(problem, len(self._numbers))
-        for name, value in row.items():
-            if name in self._varying or value is None or value != value:  # a missing number is NaN
+def one_per_problem(questions: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFrame:
+    """The columns that have one value in all draws of each problem, a row a problem.
+
+    A column known to describe the question that has two values in a problem raises a UserError.
+    """
+    columns = {}
+    for name in questions:
+        texts = each(questions[name].dropna(), plain)
+        by_problem = texts.groupby(answers["problem_id"])
+        varying = by_problem.nunique() > 1
+        if not varying.any():
+            columns[name] = by_problem.first()
+        elif name in OF_QUESTION:
+            problem = varying.idxmax()
+            of_problem = texts[answers["problem_id"].eq(problem)]
+            other = of_problem[of_problem.ne(of_problem.iloc[0])]
+            has = f"{answers['place'][other.index[0]]} has another {name} ({visible(other.iloc[0])!r:.60})"
+            mend = f"give one task's rows (--where KEY=VALUE), or --ignore {name} if it is no part of the question"
+            raise UserError(f"{has} than an earlier row of problem {visible(problem)!r:.60}: {mend}.")
+    return pd.DataFrame(columns, dtype=object)
+
+
+def refuse_many_ids(table: pd.DataFrame, name: str) -> None:
+    """Raise UserError if most questions have several ids, so that draws would count as problems.
+
+    One question that all ids have says how to answer and not what is asked.
+    """
+    asked = [column for column in table if column in _ASKED]
+    questions = table[[column for column in table if column in OF_QUESTION]].dropna(how="all", subset=asked)
+    different = len(questions.drop_duplicates()) if asked else 0
+    if 1 < different <= len(questions) / 2:
+        has = f"{visible(name)} has {len(questions):,} ids for {different:,} questions"
+        mend = "--column id=NAME names the problem's id and --column draw=NAME the draw"
+        end = "or --ignore a column that is no part of the question"
+        raise UserError(f"{has}, so that draws would count as problems: {mend}, {end}.")
+
+
+def differing(first: pd.DataFrame, second: pd.DataFrame, *, several: bool) -> Iterator[tuple[str, str]]:
+    """Each column that differs between two files, with the first problem where it does.
+
+    With one draw each column has one value in all draws. Then sentences alone are compared, and the columns that are
+    known by name. A column with one value in the whole file describes the run.
+    """
+    for name in first.columns.intersection(second.columns, sort=False):
+        ours, theirs = first[name].dropna().align(second[name].dropna(), join="inner")
+        if name not in OF_QUESTION:
+            sentences = first[name].dropna().str.count(" ").gt(1).mean() > 0.5
+            if not (several or sentences) or 1 in (first[name].nunique(), second[name].nunique()):
                 continue
-            text = plain(value)
-            column, found = self._columns.setdefault(name, array("q")), hash(text) or 1
-            column.extend([0] * (number + 1 - len(column)))
-            self._sentences[name] += text.count(" ") > 1
-            if column[number] in (0, found):
-                column[number] = found
-            elif name in _QUESTION:
-                other = f"{place} has another {name} ({visible(text)!r:.60}) than an earlier row"
-                mend = f"give one task's rows (--where KEY=VALUE), or --ignore {name} if it is no part of the question"
-                raise UserError(f"{other} of problem {visible(problem)!r:.60}: {mend}.")
-            else:
-                self._varying.add(name)
-                del self._columns[name]
-
-    def of_many_ids(self) -> tuple[int, int] | None:
-        """The number of ids that have a question and of their questions, if most questions have several ids; else None.
-
-        One question that all ids have says how to answer and not what is asked.
-        """
-        names = sorted(_QUESTION & self._columns.keys(), key=lambda name: name not in _ASKED)
-        asked = len(_ASKED.intersection(names))
-        columns = (self._columns[name] for name in names)
-        rows = zip(*([*column, *[0] * (len(self._numbers) - len(column))] for column in columns), strict=True)
-        found = Counter(row for row in rows if any(row[:asked]))
-        ids = found.total()
-        return (ids, len(found)) if len(found) > 1 and 2 * len(found) <= ids else None
-
-    def differing(self, other: "Questions", *, several: bool) -> Iterator[tuple[str, str]]:
-        """Each column that differs, with the first problem where it does.
-
-        With one draw each column has one value in all draws. Then sentences alone are compared, and the columns that
-        are known by name. A column with one value in the whole file describes the run.
-        """
-        for name, column in self._columns.items():
-            theirs = other._columns.get(name)
-            named = name in _QUESTION or several or 2 * self._sentences[name] > len(column)
-            if theirs is None or not named or (name not in _QUESTION and 1 in map(len, map(set, (column, theirs)))):
-                continue
-            for problem, number in self._numbers.items():
-                place = other._numbers.get(problem, len(theirs))
-                pair = {(column[number : number + 1] or [0])[0], (theirs[place : place + 1] or [0])[0]}
-                if len(pair - {0}) > 1:
-                    yield name, problem
-                    break
+        differ = ours.ne(theirs)
+        if differ.any():
+            yield str(name), str(differ.idxmax())

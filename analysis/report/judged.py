@@ -6,65 +6,80 @@ from typing import Any
 
 import pandas as pd
 
-from kvsweep.analysis.outputs import Answer, Outputs, graded
+from kvsweep.analysis.outputs import PAIR
 from kvsweep.analysis.report.drilldown import common_length, outcome_map, packed
 from kvsweep.analysis.report.rendering import render, script_json
-from kvsweep.records import Pair, content_hash
+from kvsweep.records import content_hash
 
 MOST_TEXTS = 2000  # over all files
-Texts = Mapping[str, Mapping[Pair, str]]
-
-
-def shown_pairs(outputs: Outputs, baseline: str) -> set[Pair]:
-    """Return the pairs with texts on the page: first those that a setting loses or wins, then the first others."""
-    grades = {name: {one.key: one.correct for one in answers} for name, answers in outputs.items()}
-    full = grades[baseline]
-    flips = {key: len({of[key] for of in grades.values() if of.get(key) is not None}) > 1 for key in full}
-    return set(sorted(full, key=lambda key: (not flips[key], key[1], key[0]))[: MOST_TEXTS // len(outputs)])
 
 
 def judged_page(
-    table: pd.DataFrame, words: str, notes: Sequence[str], outputs: Outputs, full: str, texts: Texts
+    table: pd.DataFrame,
+    sentences: Mapping[str, str],
+    words: str,
+    notes: Sequence[str],
+    answers: Mapping[str, pd.DataFrame],
+    full: str,
 ) -> str:
-    """Return the HTML page: `table` and `words` of the verdicts, `notes`, and some of the `texts`, by file and pair."""
-    others, ids = [name for name in outputs if name != full], {name: f"file{n}" for n, name in enumerate(outputs)}
-    rows = table[["points", "interval", "label"]].to_numpy()  # in the order of the other files
-    said = {
-        name: f"{row[0]} points against {full} ({row[1]}): {row[2]}" for name, row in zip(others, rows, strict=True)
-    }
+    """Return the HTML page: `table`, `sentences` and `words` of the verdicts, `notes`, and some texts of each pair."""
+    ids = {name: f"file{number}" for number, name in enumerate(answers)}
+    rows = {name: _with_outcomes(answers[name]).assign(cell_id=ids[name]) for name in (full, *sentences)}
+    texts = rows[full]["text"]
+    shown = _shown_pairs(rows)
     cells, blocks = [], {}
-    for name in (full, *others):
-        grades = [one.correct for one in outputs[name] if one.correct is not None]
-        score = {"graded": len(grades), "pass_at_1": sum(grades) / len(grades) if grades else None}
-        cells.append({"cell_id": ids[name], "name": name, "said": said.get(name), **score})
-        shown = [one for one in outputs[name] if one.key in texts[name]]
-        draws = [_draw(one, texts[name], texts[full]) for one in shown]
-        problems = {one.problem: {"gold": _shown(one.gold), "question": _shown(one.prompt)} for one in shown}
-        base, left = None if name == full else ids[full], len(outputs[name]) - len(shown)
-        blocks[ids[name]] = packed({"base": base, "left_out": left, "problems": problems, "draws": draws})
-    named = [{"id": ids[name], "name": name, "full": name == full} for name in outputs]
-    outcomes = outcome_map(graded({ids[name]: answers for name, answers in outputs.items()}), named)
+    for name, own in rows.items():
+        graded = own["correct"].dropna()
+        score = {"graded": len(graded), "pass_at_1": float(graded.mean()) if len(graded) else None}
+        cells.append({"cell_id": ids[name], "name": name, "said": sentences.get(name), **score})
+        draws = own[own["text"].notna() & own.index.isin(shown)]
+        block = {"base": None if name == full else ids[full], "left_out": len(own) - len(draws)}
+        first = draws.drop_duplicates("problem_id").itertuples()
+        block["problems"] = {row.problem_id: {"gold": _text(row.gold), "question": _text(row.prompt)} for row in first}
+        block["draws"] = [_draw(row, texts.get(row.Index)) for row in draws.itertuples()]
+        blocks[ids[name]] = packed(block)
+    named = [{"id": ids[name], "name": name, "full": name == full} for name in answers]
+    outcomes = outcome_map(pd.concat(rows.values(), ignore_index=True), named)
     data = {"files": {}, "cell-data": cells, "outcome-data": [{"title": "all problems", **outcomes}]}
     return render(
         "judged.html.jinja",
         table=table,
+        sentences=sentences.values(),
         words=words.splitlines(),
         notes=notes,
-        names=list(outputs),
-        shown=[ids[name] for name in others],
+        names=list(answers),
+        shown=[ids[name] for name in sentences],
         full=full,
-        nonce=content_hash(["nonce", *outputs]),
+        nonce=content_hash(["nonce", *answers]),
         blocks=blocks,
         data={key: script_json(value) for key, value in data.items()},
     )
 
 
-def _shown(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+def _with_outcomes(answers: pd.DataFrame) -> pd.DataFrame:
+    """The answers by pair, with their outcome as a sweep names it, or none where no answer is known."""
+    outcomes = answers["correct"].map({1: "correct", 0: "wrong"}).astype(object)
+    outcomes = outcomes.mask(outcomes.eq("wrong") & answers["ending"].eq("length"), "truncated")
+    return answers.assign(outcome=outcomes).set_index(PAIR, drop=False)
 
 
-def _draw(one: Answer, texts: Mapping[Pair, str], full: Mapping[Pair, str]) -> dict[str, Any]:
-    text = texts[one.key]
-    same = common_length(text, full.get(one.key, ""))
-    known = {"problem": one.problem, "draw": one.draw, "outcome": one.outcome or ""}
-    return {**known, "text": text, "characters": len(text), "same": same, "evictions": []}
+def _shown_pairs(rows: Mapping[str, pd.DataFrame]) -> pd.Index:
+    """The pairs with texts on the page: first those that a setting loses or wins, then the first ones."""
+    full, *_ = rows.values()
+    grades = pd.concat([table["correct"].reindex(full.index) for table in rows.values()], axis=1)
+    pairs = full[PAIR].assign(alike=grades.nunique(axis=1) < 2).reset_index(drop=True)
+    first = pairs.sort_values(["alike", *reversed(PAIR)]).head(MOST_TEXTS // len(rows))
+    return pd.MultiIndex.from_frame(first[PAIR])
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, default=str)
+
+
+def _draw(row: Any, full: Any) -> dict[str, Any]:
+    same = common_length(row.text, full if isinstance(full, str) else "")
+    outcome = row.outcome if isinstance(row.outcome, str) else ""
+    known = {"problem": row.problem_id, "draw": row.draw, "outcome": outcome}
+    return {**known, "text": row.text, "characters": len(row.text), "same": same, "evictions": []}

@@ -20,6 +20,10 @@ With one draw and no gains it is Clopper and Pearson's.
 A missing pair (`paired`) counts as lost in the test for safety, and as won in the test for a loss: whatever made
 answers missing, the tests err no more than with all answers. One more wrong answer of the cell never raises an end of
 an interval. scipy loads slowly: functions import it.
+
+Where texts repeat, a `share` of the answers counts: the exact test then has so many fewer wins, losses and pairs.
+Problems that are variants of one question are no sample by themselves: `groups` numbers each problem's question, and
+the questions are the sample, with the same weight each.
 """
 
 import math
@@ -34,6 +38,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Population = Literal["these", "like_these"]
 Label = Literal["safe", "small loss", "unclear", "worse"]
+Groups = NDArray[np.int64] | None
 Id = TypeVar("Id", bound=Hashable)
 
 MARGIN = 0.05
@@ -81,27 +86,40 @@ def decide_grid(
     family: int | None = None,
     looks: int = 1,
 ) -> dict[Id, Decision]:
-    """Decide about the cells of a grid.
-
-    `level`: the chance of a wrong *safe* for each cell, and of any wrong loss in the grid (Holm 1979). `family`: the
-    number of cells to correct for, if larger than `cells`. `looks` at growing data share the level evenly (Bonferroni),
-    so that the intervals of all looks together err with this chance.
-    """
+    """Decide about the cells of a grid."""
     tests = {name: paired_test(cell, full, population) for name, cell in cells.items()}
-    p_loses = {name: test.p_below(0.0) for name, test in tests.items()}
     losable = can_lose(full, margin)
+    return decide_tests(tests, losable, margin=margin, level=level, family=family, looks=looks)
+
+
+def decide_tests(
+    tests: Mapping[Id, "PairedTest"],
+    losable: bool,
+    *,
+    margin: float = MARGIN,
+    level: float = LEVEL,
+    family: int | None = None,
+    looks: int = 1,
+) -> dict[Id, Decision]:
+    """Decide about the cells of a grid by their tests, which may be of different populations.
+
+    `losable` is `can_lose` of the full cache. `level`: the chance of a wrong *safe* for each cell, and of any wrong
+    loss in the grid (Holm 1979). `family`: the number of cells to correct for, if larger than `tests`. `looks` at
+    growing data share the level evenly (Bonferroni), so that the intervals of all looks together err with this chance.
+    """
+    p_loses = {name: test.p_below(0.0) for name, test in tests.items()}
     # Holm: by rising p, each loss is tested at the level divided by the hypotheses that are left, until one is not
     # rejected; the intervals of all later cells have the divisor of that one.
     decisions = {}
-    remaining = divisor = family or len(cells)
+    remaining = divisor = family or len(tests)
     adjusted = 0.0
-    for name in sorted(cells, key=lambda name: p_loses[name]):
+    for name in sorted(tests, key=lambda name: p_loses[name]):
         if adjusted <= level:
             divisor = remaining
         adjusted = min(1.0, max(adjusted, remaining * looks * p_loses[name]))
         decisions[name] = _decision(tests[name], margin, level / looks, divisor, looks, adjusted, losable)
         remaining -= 1
-    return {name: decisions[name] for name in cells}
+    return {name: decisions[name] for name in tests}
 
 
 def _decision(
@@ -179,16 +197,22 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
 
 
 def beyond_control(
-    cells: Mapping[Id, Floats], full: Floats, control: Floats, *, population: Population = "these"
+    cells: Mapping[Id, Floats], full: Floats, control: Floats, *, like: Mapping[Id, "PairedTest"] | None = None
 ) -> set[Id]:
     """Return the cells in which surely more answers are lost or won than where the full cache is asked again.
 
-    Where a cell changes nothing, it and the control are alike; Holm bounds the chance of any error by `LEVEL`.
+    Where a cell changes nothing, it and the control are alike; Holm bounds the chance of any error by `LEVEL`. `like`
+    has tests of the same populations, shares and groups.
     """
     # 1 where an answer agrees with the full cache's, 0 where one of the two is right: fewer agreements are a loss.
-    agreements = {name: 1 - np.abs(differences(scores, full)) for name, scores in cells.items()}
     control_agreements = 1 - np.abs(differences(control, full))
-    decisions = decide_grid(agreements, control_agreements, population=population)
+    tests = {}
+    for name, scores in cells.items():
+        agreements = 1 - np.abs(differences(scores, full))
+        tests[name] = paired_test(agreements, control_agreements, population)
+        if like is not None:
+            tests[name] = replace(like[name], pairs=tests[name].pairs)
+    decisions = decide_tests(tests, losable=True)
     return {name for name, decision in decisions.items() if decision.high < 0}
 
 
@@ -217,9 +241,14 @@ def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: 
     return max(1, math.ceil(needed / len(pairs)))
 
 
-def problems_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
-    """Return the problems `like_these` for the cell of `draws_to_hold`, with as many draws each as `cell` has."""
-    means = paired_test(cell, full).means
+def problems_to_hold(
+    cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL, groups: Groups = None
+) -> int:
+    """Return the problems `like_these` for the cell of `draws_to_hold`, with as many draws each as `cell` has.
+
+    With `groups` these are groups.
+    """
+    means = paired_test(cell, full, groups=groups).means
     variance = 1 / len(means) ** 2  # at least
     if len(means) > 1:
         variance = max(variance, float(means.var(ddof=1)))
@@ -242,11 +271,14 @@ class PairedTest:
 
     pairs: Floats
     population: Population
+    share: float = 1
+    groups: Groups = None
 
     @property
     def means(self) -> Floats:
-        """The mean difference of each problem that has a pair."""
-        return np.nanmean(self.pairs[np.isfinite(self.pairs).any(1)], 1)
+        """The mean difference of each problem, or group of problems, that has a pair."""
+        has_pair = np.isfinite(self.pairs).any(1)
+        return group_means(np.nanmean(self.pairs[has_pair], 1), None if self.groups is None else self.groups[has_pair])
 
     @property
     def difference(self) -> float:
@@ -258,26 +290,29 @@ class PairedTest:
             return 1.0
         if self.population == "these":
             won, lost = self._won_and_lost
-            return float(p_these(won, lost, -value * self.pairs.size))
+            return float(p_these(won, lost, -value * self.share * self.pairs.size))
         means, counts = self._distinct_means
         return _chance_below_zero(means - value, counts)
 
     # A search for a bound computes p many times, so what its pairs sum to is computed once.
     @cached_property
-    def _won_and_lost(self) -> tuple[np.int64, np.int64]:
-        """The numbers of answers won and lost, a missing pair as lost."""
+    def _won_and_lost(self) -> tuple[int, int]:
+        """The numbers of answers won and lost that count, a missing pair as lost, rounded to the side of less."""
         pairs = np.nan_to_num(self.pairs, nan=-1.0)
-        return (pairs > 0).sum(), (pairs < 0).sum()
+        return math.floor(self.share * (pairs > 0).sum()), math.ceil(self.share * (pairs < 0).sum())
 
     @cached_property
     def _distinct_means(self) -> tuple[Floats, NDArray[Any]]:
-        """The problems' mean differences and how often each occurs, with the worst possible one as one more problem."""
-        means = np.nan_to_num(self.pairs, nan=-1.0).mean(1)
+        """The problems' mean differences and how often each occurs, with the worst possible one as one more problem.
+
+        With `groups`, those of the groups.
+        """
+        means = group_means(np.nan_to_num(self.pairs, nan=-1.0).mean(1), self.groups)
         return np.unique(np.append(means, -1.0), return_counts=True)
 
     @cached_property
     def _opposite(self) -> "PairedTest":
-        return PairedTest(-self.pairs, self.population)
+        return replace(self, pairs=-self.pairs)
 
     def p_below(self, value: float) -> float:
         """p of the hypothesis that the true difference is at least `value`."""
@@ -295,8 +330,18 @@ class PairedTest:
         return float(optimize.brentq(lambda value: p_value(value) - level, self.difference, side, xtol=1e-9))
 
 
-def paired_test(cell: Floats, full: Floats, population: Population = "these") -> PairedTest:
-    return PairedTest(paired(cell, full), population)
+def paired_test(
+    cell: Floats, full: Floats, population: Population = "these", share: float = 1, groups: Groups = None
+) -> PairedTest:
+    return PairedTest(paired(cell, full), population, share, groups)
+
+
+def group_means(values: Floats, groups: Groups) -> Floats:
+    """Return the mean of each group's values; the values themselves without groups."""
+    if groups is None:
+        return values
+    counts = np.bincount(groups)
+    return np.bincount(groups, values)[counts > 0] / counts[counts > 0]
 
 
 def differences(cell: Floats, full: Floats) -> Floats:

@@ -3,12 +3,13 @@
 Each command imports its code when it runs, so that `--help` and Tab need neither torch nor pandas.
 """
 
+import itertools
 import math
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -253,6 +254,8 @@ def compare(**options: Any) -> None:
 @option("--where", metavar="COLUMN=VALUE", multiple=True, help="Only rows with this value; repeatable.")
 @option("--column", "columns", metavar="NAME=COLUMN", multiple=True, help="Where id, draw, text, gold ... stand.")
 @option("--ignore", "ignored", metavar="COLUMN", multiple=True, help="A column that is no part of the question.")
+@option("--draws", type=click.Choice(["rows"]), help="rows: a problem's draws are its rows, in their order.")
+@option("--group", metavar="COLUMN", help="Problems that share its value are variants of one question.")
 @option("--grades", type=click.Choice(["theirs", "ours"]), default="theirs", help="ours: kvsweep grades the texts.")
 @option("--gold", metavar="FILE", type=_PLACE, help="ours: rows of id and gold; by default the golds of the outputs.")
 @option("--kind", type=click.Choice(["expression", "integer", "letter"]), default="expression", help="ours: of golds.")
@@ -266,22 +269,39 @@ def judge(**options: Any) -> None:
     write. Files of one NAME are one setting. The exit status is 0 if all are safe, 1 if one is worse, 4 if one is
     unclear.
     """
-    from kvsweep.analysis.outputs import Asked
+    from kvsweep.analysis.outputs import Reading
     from kvsweep.harness.judge import judge
 
-    words = [word for given in options.pop("sizes") for word in given.split(",")]
-    sizes = {name: _share(name, share) for name, share in map(_pair, words)}
-    pairs = {name: dict(map(_pair, options.pop(name))) for name in ("where", "columns")}
-    graded, ignored = options.pop("grades") == "theirs", options.pop("ignored")
-    asked = Asked(correct=options.pop("correct"), graded=graded, ignored=ignored, **pairs)
-    sys.exit(judge(**options, sizes=sizes, asked=asked))
+    sizes = _single("--bytes", itertools.chain(*(words.split(",") for words in options.pop("sizes"))))
+    reading = Reading(
+        correct=options.pop("correct"),
+        where=_pairs("--where", options.pop("where")),
+        columns=_single("--column", options.pop("columns")),
+        ignored=options.pop("ignored"),
+        graded=options.pop("grades") == "theirs",
+        by_rows=options.pop("draws") == "rows",
+        group=options.pop("group"),
+    )
+    sys.exit(judge(**options, sizes={name: _share(name, share) for name, share in sizes.items()}, reading=reading))
 
 
-def _pair(word: str) -> tuple[str, str]:
-    name, equals, value = word.rpartition("=")
-    if not equals:
-        raise UserError(f"{word} is no NAME=VALUE: write a name, an equals sign and a value.")
-    return name, value
+def _pairs(option: str, words: Iterable[str]) -> dict[str, list[str]]:
+    """The values of each name in words NAME=VALUE."""
+    values = dict[str, list[str]]()
+    for word in words:
+        name, equals, value = word.rpartition("=")
+        if not equals:
+            raise UserError(f"{option} {word} is no NAME=VALUE: write a name, an equals sign and a value.")
+        values.setdefault(name, []).append(value)
+    return values
+
+
+def _single(option: str, words: Iterable[str]) -> dict[str, str]:
+    pairs = _pairs(option, words)
+    for name, values in pairs.items():
+        if len(values) > 1:
+            raise UserError(f"{option} has several values for {name} ({', '.join(values)}): give one.")
+    return {name: values[0] for name, values in pairs.items()}
 
 
 def _share(name: str, text: str) -> float:

@@ -34,10 +34,10 @@ def test_logs_of_inspect_ai_have_the_texts_and_grades_of_each_draw(run, kvsweep)
         texts = {row.key: row for row in StoredCell(folder).rows(Completion)}
         grades = StoredCell(folder).grades()
         path = run / "export_inspect" / f"{folder.name}.json"
-        found = {(one.problem, one.draw): one for one in read_outputs(path)}
+        found = {(row.problem_id, row.draw): row for row in read_outputs(path).answers.itertuples()}
         assert {key: one.correct for key, one in found.items()} == {key: one.correct for key, one in grades.items()}
         cut_off = {key for key, text in texts.items() if text.stop_reason == "length"}
-        assert {key for key, one in found.items() if one.truncated} == cut_off
+        assert {key for key, one in found.items() if one.ending == "length"} == cut_off
         log = json.loads(path.read_text())
         assert [one["output"]["choices"][0]["message"]["content"] for one in log["samples"]] == [
             texts[key].text for key in sorted(texts)
