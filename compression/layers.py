@@ -104,8 +104,9 @@ class WindowLayer(_Layer):
         if len(cache.pieces) == 1 and cache.pieces[0].count == 1:
             slots = cache.pieces[0].slots
             self._write(slice(len(lengths)))
-            keys, values = self.keys[slots, :, : cache.reach], self.values[slots, :, : cache.reach]
-            output, _ = cache.operations.decode_attention(query[: len(lengths)], keys, values, lengths, **how)
+            keys, values = self.tensors
+            rows = keys[slots, :, : cache.reach], values[slots, :, : cache.reach]
+            output, _ = cache.operations.decode_attention(query[: len(lengths)], *rows, lengths, **how)
             return filled([output], len(query))
         outputs = []
         for piece in cache.pieces:
@@ -122,9 +123,10 @@ class WindowLayer(_Layer):
         held = positions[:, None] - (positions[:, None] - places) % self.window
         is_new = (held >= positions[0]) & (places < self.window)
         at = torch.where(is_new, ring(self.window) + held - positions[0], places)
+        old_keys, old_values = self.tensors
         new_keys, new_values = self._new
-        keys = torch.cat([self.keys[slot], new_keys[tokens].transpose(0, 1)], dim=1)
-        values = torch.cat([self.values[slot], new_values[tokens].transpose(0, 1)], dim=1)
+        keys = torch.cat([old_keys[slot], new_keys[tokens].transpose(0, 1)], dim=1)
+        values = torch.cat([old_values[slot], new_values[tokens].transpose(0, 1)], dim=1)
         outputs = []
         for few, ends, where in few_tokens(query[tokens], lengths[tokens], at):
             few_keys = keys[:, where].transpose(0, 1).contiguous()

@@ -209,7 +209,7 @@ def beyond_control(
     tests = {}
     for name, scores in cells.items():
         agreements = 1 - np.abs(differences(scores, full))
-        tests[name] = paired_test(agreements, control_agreements, population)
+        tests[name] = paired_test(agreements, control_agreements)
         if like is not None:
             tests[name] = replace(like[name], pairs=tests[name].pairs)
     decisions = decide_tests(tests, losable=True)

@@ -54,14 +54,15 @@ class BenchmarkConfig:
         needed = {"toy": "task", "file": "path", "hub": "hub_id"}[self.source]
         if self.path is None and getattr(self, needed) is None:
             raise UserError(f"benchmark.source={self.source} needs benchmark.{needed}; set it, or set benchmark.path.")
-        if nulls := [name for name, column in self.columns.items() if column is None and name != "id"]:
-            raise UserError(f"benchmark.columns.{nulls[0]} is null, which only id may be; name the column.")
+        for name, column in self.columns.items():
+            if column is None and name != "id":
+                raise UserError(f"benchmark.columns.{name} is null, which only id may be; name the column.")
         if 0 < len(self.columns.keys() & set(WRONG_OPTIONS)) < len(WRONG_OPTIONS):
-            wanted = f"must name all of {', '.join(WRONG_OPTIONS)} or none"
-            raise UserError(f"benchmark.columns={self.columns!r} {wanted}; add them.")
+            rule = f"must name all of {', '.join(WRONG_OPTIONS)} or none"
+            raise UserError(f"benchmark.columns={self.columns!r} {rule}; add them.")
         if self.has_options and self.answer_kind != "letter":
-            wanted = "must be letter where columns name options"
-            raise UserError(f"benchmark.answer_kind={self.answer_kind} {wanted}; set it.")
+            rule = "must be letter where columns name options"
+            raise UserError(f"benchmark.answer_kind={self.answer_kind} {rule}; set it.")
         if self.has_options and self.answer_after is not None:
             reason = "cannot be set where columns name options, which are compared by their letters"
             raise UserError(f"benchmark.answer_after={self.answer_after!r} {reason}; set it to null.")

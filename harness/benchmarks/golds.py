@@ -52,23 +52,25 @@ def read_gold(value: object, kind: AnswerKind) -> str:
 
     The reason completes a sentence about the value.
     """
-    wanted = _KINDS.get(kind, kind)
+    name = _KINDS.get(kind, kind)
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
-        raise ValueError(f"is a {type(value).__name__} and no {wanted}")
+        raise ValueError(f"is a {type(value).__name__} and no {name}")
     text = str(value)
     if not is_text(text):
         raise ValueError("has half a character (a lone surrogate) and is no text")
-    if lost := _LOST_IN_GOLD.search(text):
+    lost = _LOST_IN_GOLD.search(text)
+    if lost:
         raise ValueError(_lost_backslash(lost[0]))
     if kind != "letter" and _LETTERED.search(text.strip()):
-        raise ValueError(f"has the letter of an option and is no {wanted} alone")
+        raise ValueError(f"has the letter of an option and is no {name} alone")
     if kind == "integer" and isinstance(value, str) and re.search(r"(?<![\d.])\d{1,3}\.000(?!\d)", value):
         raise ValueError("has a point that may separate thousands, so that it may be two integers")
     gold = canonical_gold(text, kind)
     if gold is None:
-        raise ValueError(f"is no {wanted}")
-    if kind == "expression" and (fault := _fault(text)):
-        raise ValueError(f"is no {wanted} that an answer can equal: {fault}")
+        raise ValueError(f"is no {name}")
+    fault = _fault(text) if kind == "expression" else None
+    if fault:
+        raise ValueError(f"is no {name} that an answer can equal: {fault}")
     return gold
 
 
@@ -76,12 +78,14 @@ def text_fault(text: str) -> str | None:
     """Return why a problem's text cannot be asked as it is, or None; completes a sentence about its row."""
     if not is_text(text):
         return "has half a character (a lone surrogate), which is no text"
-    return _lost_backslash(lost[0]) if (lost := _LOST_IN_TEXT.search(text)) else None
+    lost = _LOST_IN_TEXT.search(text)
+    return _lost_backslash(lost[0]) if lost else None
 
 
 def text_warning(text: str) -> str | None:
     """Return what is strange about a text that is still asked, or None; completes a sentence about its row."""
-    return _lost_backslash(lost[0]) if (lost := _LOST_BY_OTHERS.search(text)) else None
+    lost = _LOST_BY_OTHERS.search(text)
+    return _lost_backslash(lost[0]) if lost else None
 
 
 def _lost_backslash(sign: str) -> str:
@@ -93,18 +97,20 @@ def _fault(text: str) -> str | None:
     spelled = readable(text)[0]
     if text.strip() in _MISSING:
         return "it stands for a missing value"
-    for pattern, found, _ in _UNFIT:
+    for pattern, fault, _ in _UNFIT:
         if re.search(pattern, spelled, re.DOTALL):
-            return f"it has {found}"
+            return f"it has {fault}"
     if not re.search(r"[^\W_]|[^\x00-\x7f]", spelled):
         return "it has no number, name or word"
-    if strange := next((sign for sign in spelled if unicodedata.category(sign) in ("No", "Nl")), None):
-        return f"LaTeX has another form of {strange}"
+    for sign in spelled:
+        if unicodedata.category(sign) in ("No", "Nl"):
+            return f"LaTeX has another form of {sign}"
     if any(unicodedata.category(sign) == "Cf" for sign in spelled):
         return "it has an invisible sign"
     for part, spelling in _in_latex(text):
         if not compare(text.replace(part, spelling), text)[0]:
-            return f"it has {part.strip()}, {f'which LaTeX writes as {spelling}' if spelling else 'so leave it out'}"
+            hint = f"which LaTeX writes as {spelling}" if spelling else "so leave it out"
+            return f"it has {part.strip()}, {hint}"
     first, *others = re.split(r"\s+or\s+", text.strip())
     if any(compare(first, other)[0] for other in others):
         return "it has one answer twice beside or"

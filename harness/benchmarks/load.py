@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,11 +39,11 @@ class Prompt(NamedTuple):
     def ask(self, problem: str, options: Mapping[str, str]) -> str:
         """Return a problem's prompt, with its options by letter; refuses a template that fails or does not fit."""
         try:
-            prompt = self.template.render(problem=problem, **({"options": options} if options else {}))
+            prompt = self.template.render({"problem": problem} | ({"options": options} if options else {}))
         except Exception as error:  # a template is a program and can raise anything
             reason = f"cannot ask this benchmark ({type(error).__name__}: {str(error)[:80]!r})"
-            mend = f"choose a prompt that uses problem{' and options' if options else ' alone'}"
-            raise UserError(f"benchmark.prompt={self.name} {reason}; {mend}.") from None
+            values = "problem and options" if options else "problem alone"
+            raise UserError(f"benchmark.prompt={self.name} {reason}; choose a prompt that uses {values}.") from None
         if not is_text(prompt):
             fault = "writes half a character (a lone surrogate), which is no text"
             raise UserError(f"benchmark.prompt={self.name} {fault}; correct it.")
@@ -55,8 +56,9 @@ def read_prompt(name: str) -> Prompt:
     """Read a template by its name in conf/prompt, or by its path; raises UserError if there is none."""
     fault = "is neither a name nor a readable file"
     try:
-        known = PROMPTS / f"{name}.jinja"
-        path = known if known.is_file() else Path(name)
+        path = PROMPTS / f"{name}.jinja"
+        if not path.is_file():
+            path = Path(name)
         if not path.is_file():  # reading a pipe or a device might never end
             raise FileNotFoundError
         text = path.read_text(encoding="utf-8-sig").rstrip("\n")
@@ -90,21 +92,20 @@ def load_problems(config: BenchmarkConfig, *, only_estimated: bool = False) -> B
     """
     rows, origin, config = read_source(config, only_estimated=only_estimated)
     config = _of_local_file(rows, config)
-    rows = _kept(rows, config, origin)
+    rows = _filtered(rows, config, origin)
     problems, questions = _problems(rows, config, origin)
-    found = content_hash([[problem.id, problem.prompt, problem.gold] for problem in problems])
-    for name, value in {"expected_count": len(rows), "expected_hash": found}.items():
+    problems_hash = content_hash([[problem.id, problem.prompt, problem.gold] for problem in problems])
+    for name, value in {"expected_count": len(rows), "expected_hash": problems_hash}.items():
         expected = getattr(config, name)
         if config.source == "hub" and config.path is None and expected not in (None, value):
-            other = f"{len(rows)} problems of content hash {found}, not benchmark.{name}={expected}"
-            mend = f"set benchmark.revision to the right commit, or benchmark.{name}={value} to take the data as it is"
-            raise UserError(f"{origin} holds {other}; {mend}.")
-    chosen = tuple(problems[: config.limit])
+            other = f"{len(rows)} problems of content hash {problems_hash}, not benchmark.{name}={expected}"
+            hint = f"set benchmark.revision to the right commit, or benchmark.{name}={value} to take the data as it is"
+            raise UserError(f"{origin} holds {other}; {hint}.")
     return Benchmark(
         name=config.name,
-        problems=chosen,
+        problems=tuple(problems[: config.limit]),
         questions=tuple(questions[: config.limit]),
-        content_hash=found,
+        content_hash=problems_hash,
         count=len(problems),
         origin=origin,
     )
@@ -124,13 +125,12 @@ def _of_local_file(rows: list[FileRow], config: BenchmarkConfig) -> BenchmarkCon
     return config if worked else replace(config, answer_after=None)
 
 
-def _kept(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list[FileRow]:
+def _filtered(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list[FileRow]:
+    """Return the rows that `keep_if` accepts."""
     for column, text in (config.keep_if or {}).items():
         if rows and not any(column in row.values for row in rows):
-            lacking = (
-                f"{origin} has no column {column!r}, which benchmark.keep_if names, its columns are {_names(rows)}"
-            )
-            raise UserError(f"{lacking}; correct it, or set benchmark.keep_if=null to take all rows.")
+            missing = f"no column {column!r}, which benchmark.keep_if names, its columns are {_names(rows)}"
+            raise UserError(f"{origin} has {missing}; correct it, or set benchmark.keep_if=null to take all rows.")
         rows = [row for row in rows if text in str(row.values.get(column))]
         if not rows:
             raise UserError(f"{origin} has no row with {text!r} in column {column!r}; correct benchmark.keep_if.")
@@ -141,7 +141,8 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tupl
     """Return the problems and the texts of their questions."""
     if not rows:
         raise UserError(f"{origin} holds no problems; give data with at least one.")
-    problem_column, answer_column = (_require(name, config, rows, origin) for name in ("problem", "answer"))
+    problem_column = _require("problem", config, rows, origin)
+    answer_column = _require("answer", config, rows, origin)
     wrong_columns = [_require(name, config, rows, origin) for name in WRONG_OPTIONS if config.has_options]
     if config.leave_out_faulty:
         rows = _with_comparable_answers(rows, answer_column, config)
@@ -150,12 +151,13 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tupl
     ids = _ids(rows, texts, _find("id", config, rows))
     orders = option_orders(ids, config.option_seed, config.option_order) if config.has_options else {}
     places = dict[tuple[str, ...], str]()
-    asked: list[tuple[str, dict[str, str]]] = []
+    options_of_problems = list[dict[str, str]]()
     golds = list[str]()
     for row, text, problem_id in zip(rows, texts, ids, strict=True):
         options = dict[str, str]()
         choices = list[str]()
-        if order := orders.get(problem_id):
+        order = orders.get(problem_id)
+        if order:
             columns = (answer_column, *wrong_columns)
             choices = [_whole_text(option_text(_value(row, column, "option"), row), row) for column in columns]
             check_options(choices, row, problem_id)
@@ -167,10 +169,10 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tupl
         earlier = places.setdefault((text, *sorted(choices)), row.where)
         if earlier != row.where:
             raise UserError(f"{row.where} has the problem of {earlier} again, under another id; delete one.")
-        asked.append((text, options))
+        options_of_problems.append(options)
         golds.append(gold)
     template = read_prompt(config.prompt)
-    prompts = [template.ask(text, options) for text, options in asked]
+    prompts = [template.ask(text, options) for text, options in zip(texts, options_of_problems, strict=True)]
     if config.answer_kind == "letter" and not config.has_options:
         for row, prompt, gold, problem_id in zip(rows, prompts, golds, ids, strict=True):
             check_letter(row, prompt, gold, problem_id)
@@ -180,7 +182,8 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tupl
 
 def _with_comparable_answers(rows: list[FileRow], column: str, config: BenchmarkConfig) -> list[FileRow]:
     """Return the rows whose answer can be compared; a note names the others' number and the first of them."""
-    comparable, faults = list[FileRow](), list[UserError]()
+    comparable = list[FileRow]()
+    faults = list[UserError]()
     for row in rows:
         try:
             _gold(row, column, config, row.where)
@@ -195,20 +198,25 @@ def _with_comparable_answers(rows: list[FileRow], column: str, config: Benchmark
 
 
 def _names(rows: list[FileRow]) -> str:
-    return ", ".join(dict.fromkeys(repr(key) for row in rows for key in row.values)) or "(none)"
+    names = dict.fromkeys(map(repr, chain.from_iterable(row.values for row in rows)))
+    return ", ".join(names) or "(none)"
 
 
 def _find(name: FieldName, config: BenchmarkConfig, rows: list[FileRow]) -> str | None:
-    wanted = config.columns.get(name, name)
-    candidates = () if wanted is None else (wanted, name)
-    return next((column for column in candidates if any(column in row.values for row in rows)), None)
+    configured = config.columns.get(name, name)
+    if configured is None:
+        return None
+    for column in (configured, name):
+        if any(column in row.values for row in rows):
+            return column
+    return None
 
 
 def _require(name: FieldName, config: BenchmarkConfig, rows: list[FileRow], origin: str) -> str:
     column = _find(name, config, rows)
     if column is None:
-        lacking = f"{origin} has no column {config.columns.get(name, name)!r}, its columns are {_names(rows)}"
-        raise UserError(f"{lacking}; name the right one with benchmark.columns.{name}=NAME.")
+        missing = f"no column {config.columns.get(name, name)!r}, its columns are {_names(rows)}"
+        raise UserError(f"{origin} has {missing}; name the right one with benchmark.columns.{name}=NAME.")
     return column
 
 
@@ -229,7 +237,9 @@ def _id(row: FileRow, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UserError(f"{row.where} has the id {value!r:.60}, which is no text or number; correct it.")
     # Some writers turn an integer column with missing values into floats.
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else _whole_text(str(value), row)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return _whole_text(str(value), row)
 
 
 def _problem_text(row: FileRow, column: str) -> str:
@@ -241,9 +251,11 @@ def _problem_text(row: FileRow, column: str) -> str:
 
 def _warn(rows: list[FileRow], column: str) -> None:
     """Name the first problem that has lost a backslash. A published benchmark is asked as published."""
-    found = (f"{row.where} {fault}" for row in rows if (fault := text_warning(row.values[column])))
-    if first := next(found, None):
-        print(f"{first}; the problem is asked as it is.", file=sys.stderr)
+    for row in rows:
+        fault = text_warning(row.values[column])
+        if fault:
+            print(f"{row.where} {fault}; the problem is asked as it is.", file=sys.stderr)
+            return
 
 
 def _gold(row: FileRow, column: str, config: BenchmarkConfig, problem_id: str) -> str:
@@ -253,13 +265,13 @@ def _gold(row: FileRow, column: str, config: BenchmarkConfig, problem_id: str) -
     if after is not None and after not in str(value):
         raise UserError(f"{place} lacks benchmark.answer_after={after!r}; correct the row or the setting.")
     if after is None and SOLUTION_END in str(value):
-        mend = f"""set 'benchmark.answer_after="{SOLUTION_END}"' to take what follows"""
-        raise UserError(f"{place} is a worked solution with {SOLUTION_END} before its answer; {mend}.")
+        hint = f"""set 'benchmark.answer_after="{SOLUTION_END}"' to take what follows"""
+        raise UserError(f"{place} is a worked solution with {SOLUTION_END} before its answer; {hint}.")
     try:
         return read_gold(value if after is None else str(value).rpartition(after)[2], config.answer_kind)
     except ValueError as error:
-        mend = "write the answer alone, name what stands before it with benchmark.answer_after, or delete the row"
-        raise UserError(f"{place} {error}; {mend}.") from None
+        hint = "write the answer alone, name what stands before it with benchmark.answer_after, or delete the row"
+        raise UserError(f"{place} {error}; {hint}.") from None
 
 
 def _value(row: FileRow, column: str, meaning: str, way_out: str = "fill it in or delete the row") -> object:
@@ -270,6 +282,7 @@ def _value(row: FileRow, column: str, meaning: str, way_out: str = "fill it in o
 
 
 def _whole_text(text: str, row: FileRow) -> str:
-    if fault := text_fault(text):
+    fault = text_fault(text)
+    if fault:
         raise UserError(f"{row.where} {fault}; correct it.")
     return text.strip()

@@ -13,6 +13,7 @@ from kvsweep.harness.benchmarks.sources import FileRow
 
 LETTERS = "ABCD"
 _OPTION_COLUMNS = {"choices", "options", "candidates"}
+_HINT = "write options into the problem or into columns that benchmark.columns.wrong_1 to wrong_3 name"
 _LABEL = re.compile(r"\(?([A-D])[).:]\s")
 
 
@@ -49,12 +50,13 @@ def _digest(*parts: object) -> str:
 def check_options(choices: Sequence[str], row: FileRow, problem_id: str) -> None:
     """Refuse equal options, options that carry their own letters, and a letter as the right option."""
     place = f"{row.where} has, for problem {problem_id!r:.60},"
-    if repeated := next((choice for choice in choices if choices.count(choice) > 1), None):
-        raise UserError(f"{place} the option {repeated!r:.60} twice; options must differ, so correct one.")
+    for choice in choices:
+        if choices.count(choice) > 1:
+            raise UserError(f"{place} the option {choice!r:.60} twice; options must differ, so correct one.")
     if choices[0] in LETTERS and all(len(choice) > 1 for choice in choices[1:]):
         fault = f"the right option {choices[0]!r}, a letter beside options that are texts"
         raise UserError(f"{place} {fault}; give a column with the right option's text as benchmark.columns.answer.")
-    labels = [label[1] for choice in choices if (label := _LABEL.match(choice))]
+    labels = [label[1] for label in map(_LABEL.match, choices) if label]
     if sorted(labels) == [*LETTERS]:
         fault = f"options with letters of their own, such as {choices[0]!r:.60}"
         raise UserError(f"{place} {fault}; delete these letters, since kvsweep writes its own.")
@@ -71,12 +73,10 @@ def check_letter(row: FileRow, prompt: str, gold: str, problem_id: str) -> None:
     """Refuse a letter as the gold of a problem that is asked without options."""
     for letter in LETTERS[: max(2, LETTERS.index(gold) + 1)]:
         # An article within a line is no label, but "A) 6 J", "\textbf{(B)}" and "A or B" contain labels.
-        if not re.search(
-            rf"^\s*{letter}\s|(?<![^\W_]){letter}(?=[^\w\s]|\s*$|\s{{2}}|\s(?:or|and)\b)", prompt, re.MULTILINE
-        ):
+        label = rf"^\s*{letter}\s|(?<![^\W_]){letter}(?=[^\w\s]|\s*$|\s{{2}}|\s(?:or|and)\b)"
+        if not re.search(label, prompt, re.MULTILINE):
             fault = f"the answer {gold} of problem {problem_id!r:.60}, which is asked without an option {letter}"
-            mend = "write options into the problem or into columns that benchmark.columns.wrong_1 to wrong_3 name"
-            raise UserError(f"{row.where} has {fault}; {mend}.")
+            raise UserError(f"{row.where} has {fault}; {_HINT}.")
 
 
 def check_lists(row: FileRow, text: str, problem_id: str, *, named: bool = False) -> None:
@@ -85,14 +85,18 @@ def check_lists(row: FileRow, text: str, problem_id: str, *, named: bool = False
     `named`: only in a column with a name that promises options.
     """
     for column, value in row.values.items():
-        if (not named or column.lower() in _OPTION_COLUMNS) and not all(choice in text for choice in _texts(value)):
+        if named and column.lower() not in _OPTION_COLUMNS:
+            continue
+        if not all(choice in text for choice in _texts(value)):
             fault = f"a list in column {column!r}, which no prompt asks, for problem {problem_id!r:.60}"
-            mend = "write options into the problem or into columns that benchmark.columns.wrong_1 to wrong_3 name"
-            raise UserError(f"{row.where} has {fault}; {mend}, or delete the column.")
+            raise UserError(f"{row.where} has {fault}; {_HINT}, or delete the column.")
 
 
 def _texts(value: object) -> list[str]:
     """Return the texts in a list, or in an object's values; none for any other value."""
-    if isinstance(value, Mapping):
-        value = [part for inner in value.values() for part in (inner if isinstance(inner, list) else [inner])]
-    return [str(part).strip() for part in value] if isinstance(value, list) else []
+    if isinstance(value, list):
+        return [str(text).strip() for text in value]
+    texts = []
+    for inner in value.values() if isinstance(value, Mapping) else ():
+        texts += _texts(inner) if isinstance(inner, list) else [str(inner).strip()]
+    return texts

@@ -2,13 +2,14 @@
 
 import glob
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from kvsweep.errors import UserError
-from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig
+from kvsweep.harness.benchmarks.config import FIELDS, WRONG_OPTIONS, BenchmarkConfig
 from kvsweep.harness.models.hub import is_lfs_pointer, is_reachable
 from kvsweep.harness.settings import build
 from kvsweep.row_files import FileRow, rows_of_file
@@ -38,22 +39,22 @@ def read_source(config: BenchmarkConfig, *, only_estimated: bool) -> tuple[list[
         if config.fallback is None:
             raise
         # A revision and a column name belong to one dataset only.
-        own: dict[str, Any] = dict.fromkeys(("revision", "hub_config", "answer_after", "keep_if", "fallback"))
-        own["columns"] = {}
-        second = build(BenchmarkConfig, "benchmark", vars(config) | own | dict(config.fallback))
+        unset: dict[str, Any] = dict.fromkeys(("revision", "hub_config", "answer_after", "keep_if", "fallback"))
+        unset["columns"] = {}
+        fallback = build(BenchmarkConfig, "benchmark", vars(config) | unset | dict(config.fallback))
         try:
-            rows = _read_hub(second)
+            rows = _read_hub(fallback)
         except UserError:
             raise first from None
-        print(f"benchmark {config.name}: {config.hub_id} could not be had, {second.hub_id} is used.", file=sys.stderr)
-        return rows, _hub_origin(second), second
+        print(f"benchmark {config.name}: {config.hub_id} could not be had, {fallback.hub_id} is used.", file=sys.stderr)
+        return rows, _hub_origin(fallback), fallback
 
 
 def _stand_ins(config: BenchmarkConfig, reason: UserError) -> tuple[list[FileRow], str, BenchmarkConfig]:
     """Return `expected_count` questions of one length, to estimate a sweep of a data set that cannot be had here."""
     counted = f"{config.expected_count} questions of {_STAND_IN_CHARS:,} characters (benchmark.expected_count)"
     print(f"{reason} The dry run counts {counted}, and no stored cell of theirs as done.", file=sys.stderr)
-    columns = {name: name for name in ("id", "problem", "answer", *(WRONG_OPTIONS if config.has_options else ()))}
+    names = FIELDS + WRONG_OPTIONS if config.has_options else FIELDS
     rows = []
     for number in range(int(config.expected_count or 0)):
         problem = f"{config.name} {number}".ljust(_STAND_IN_CHARS, "?")  # of two benchmarks no question is the same
@@ -61,17 +62,24 @@ def _stand_ins(config: BenchmarkConfig, reason: UserError) -> tuple[list[FileRow
         for place, name in enumerate(WRONG_OPTIONS, start=1):
             values[name] = f"{place}"
         rows.append(FileRow(f"{config.hub_id} row {number}", values))
-    fitting = replace(config, columns=columns, answer_after=None, keep_if=None, expected_hash=None)
+    fitting = replace(
+        config, columns=dict(zip(names, names, strict=True)), answer_after=None, keep_if=None, expected_hash=None
+    )
     return rows, _hub_origin(config), fitting
 
 
 def _read_toy(config: BenchmarkConfig) -> list[FileRow]:
     from kvsweep.harness.toy import tasks, word_problems
 
-    task, known = str(config.task), [*tasks.TASKS, *word_problems.BENCHMARKS]
-    if task not in known:
-        raise UserError(f"benchmark.task={task} is unknown: choose one of {', '.join(known)}.")
-    toys = (word_problems if task in word_problems.BENCHMARKS else tasks).problems(task, count=config.count)
+    task = str(config.task)
+    toys: Iterable[tasks.ToyProblem]
+    if task in word_problems.BENCHMARKS:
+        toys = word_problems.problems(task, count=config.count)
+    elif task in tasks.TASKS:
+        toys = tasks.problems(task, count=config.count)
+    else:
+        names = ", ".join([*tasks.TASKS, *word_problems.BENCHMARKS])
+        raise UserError(f"benchmark.task={task} is unknown: choose one of {names}.")
     return [FileRow(f"toy {toy.id}", {"id": toy.id, "problem": toy.question, "answer": toy.answer}) for toy in toys]
 
 
@@ -166,12 +174,17 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
         if number == MOST_ENTRIES:
             raise UserError(f"benchmark.path={path} holds more than {MOST_ENTRIES:,} entries; give a file.")
     saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
-    wanted = {} if saved else _wanted(path)
+    arguments = {} if saved else _arguments(path)
+    files: dict[str, list[str]] = {}
     try:
-        files = {} if saved else _files(datasets.load_dataset_builder(**wanted))
-        data: Any = files or (datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(**wanted))
+        if saved:
+            data: Any = datasets.load_from_disk(str(path))
+        else:
+            files = _files(datasets.load_dataset_builder(**arguments))
+            data = files or datasets.load_dataset(**arguments)
     except Exception as error:  # as in `_read_hub`, the errors have no common base class
-        if fault := _cache_fault(error):
+        fault = _cache_fault(error)
+        if fault:
             raise UserError(f"benchmark.path={path} did not load; {fault}.") from error
         reason = f"is no folder datasets can load ({type(error).__name__})"
         raise UserError(f"benchmark.path={path} {reason}; give a file.") from error
@@ -181,18 +194,20 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
     if name not in data:
         raise UserError(f"benchmark.split={split} is not in {path}, which has {', '.join(data)}; choose one of these.")
     if files:
-        return [row for file in files[str(name)] for row in rows_of_file(Path(file))]
+        return list(chain.from_iterable(rows_of_file(Path(file)) for file in files[str(name)]))
     return _dataset_rows(data[name], str(path))
 
 
 def _files(builder: Any) -> dict[str, list[str]]:
     """Return the files of each split if kvsweep reads all itself: `datasets` would read 007 in a CSV as 7."""
-    files: dict[str, list[str]] = {str(split): list(part) for split, part in (builder.config.data_files or {}).items()}
-    known = all(Path(file).suffix.lower() in _SUFFIXES for part in files.values() for file in part)
-    return files if known else {}
+    files: dict[str, list[str]] = {}
+    for split, part in (builder.config.data_files or {}).items():
+        files[str(split)] = list(part)
+    readable = all(Path(file).suffix.lower() in _SUFFIXES for file in chain(*files.values()))
+    return files if readable else {}
 
 
-def _wanted(path: Path) -> dict[str, str]:
+def _arguments(path: Path) -> dict[str, str]:
     """Return arguments for `datasets.load_dataset` to read a folder; it would read the folder's name as a pattern."""
     escaped = glob.escape(str(path.absolute()))
     if escaped == str(path.absolute()):

@@ -61,8 +61,12 @@ def _sweep(settings: PredictorSettings, head: str) -> str:
 
 def _words(outcome: Mapping[str, Any]) -> str:
     """Return a stage's numbers and paths as one line; those of an inner mapping follow its name."""
-    pairs = ((name, _words(value) if isinstance(value, dict) else value) for name, value in outcome.items())
-    return ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in pairs)
+    words = []
+    for name, value in outcome.items():
+        if isinstance(value, dict):
+            value = _words(value)
+        words.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    return ", ".join(words)
 
 
 def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], LoadedModel]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,17 @@ class LabelPass(Prefill):
         self.layers += 1
         for kind in self.kinds:
             heads = self.label(query[0], key[0], kind=kind, scaling=scaling)
-            layer = heads.amax(dim=0) if kind == "far_max" else heads.mean(dim=0)
-            combine = torch.maximum if kind == "far_max" else torch.add
-            self.totals[kind] = combine(self.totals[kind], layer) if kind in self.totals else layer
+            is_largest = kind == "far_max"
+            layer = heads.amax(dim=0) if is_largest else heads.mean(dim=0)
+            if kind not in self.totals:
+                self.totals[kind] = layer
+            else:
+                combine = torch.maximum if is_largest else torch.add
+                self.totals[kind] = combine(self.totals[kind], layer)
 
     def result(self) -> dict[LabelKind, Tensor]:
         """Each kind's label of every token, [length]: the mean over layers and heads, or the largest for far_max."""
-        return {kind: t if kind == "far_max" else t / self.layers for kind, t in self.totals.items()}
+        return {kind: total if kind == "far_max" else total / self.layers for kind, total in self.totals.items()}
 
 
 def read_whole(model: LoadedModel, token_ids: Sequence[int], prefill: Prefill) -> Tensor:
@@ -85,7 +89,7 @@ def label_trace(
 def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict[str, Any]:
     """Write the missing label shards; return the manifest. Raises UserError if the folder has other labels."""
     hidden_size = model.spec.hidden_size
-    tokens = sum(t.think_end - t.think_start + recipe.lead for t in traces)
+    tokens = sum(trace.think_end - trace.think_start + recipe.lead for trace in traces)
     mib = tokens * (hidden_size * model.shape.dtype.itemsize + 4 * len(LABEL_KINDS)) / 2**20
     print(f"labels: {len(traces)} traces, {tokens} thinking tokens, {mib:.1f} MiB on disk", flush=True)
     per_shard = max(1, round(len(traces) * recipe.shard_mib / mib))
@@ -119,13 +123,17 @@ def _about(path: Path) -> str:
 
 
 def write_shard(path: Path, traces: Sequence[Trace], model: LoadedModel, recipe: Recipe, about: str) -> None:
-    longer = [with_lead(trace, recipe.lead) for trace in traces]
-    read = [label_trace(model, trace, recipe.min_distance, LABEL_KINDS, recipe.impl) for trace in longer]
-    hidden, labels = zip(*read, strict=True)
-    tensors: dict[str, Tensor] = {kind: torch.cat([label[kind] for label in labels]) for kind in LABEL_KINDS}
-    tensors |= {"hidden": torch.cat(hidden), "lengths": torch.tensor([len(h) for h in hidden])}
+    parts: dict[str, list[Tensor]] = {name: [] for name in (*LABEL_KINDS, "hidden")}
+    for trace in traces:
+        longer = with_lead(trace, recipe.lead)
+        hidden, labels = label_trace(model, longer, recipe.min_distance, LABEL_KINDS, recipe.impl)
+        parts["hidden"].append(hidden)
+        for kind, label in labels.items():
+            parts[kind].append(label)
+    tensors = {name: torch.cat(rows).cpu().contiguous() for name, rows in parts.items()}
+    tensors["lengths"] = torch.tensor([len(hidden) for hidden in parts["hidden"]])
     with replacing(path) as temporary:
-        save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, temporary, metadata={"about": about})
+        save_file(tensors, temporary, metadata={"about": about})
 
 
 def with_lead(trace: Trace, lead: int) -> Trace:
@@ -151,8 +159,8 @@ class StoredTrace:
 
     def read(self) -> Labeled:
         """Return whether the trace is held out, its hidden states [T, hidden_size] and its labels [T]."""
-        hidden, *labels = (self.file.get_slice(name)[self.rows] for name in ("hidden", *LABEL_KINDS))
-        return self.held_out, hidden, dict(zip(LABEL_KINDS, labels, strict=True))
+        hidden = self.file.get_slice("hidden")[self.rows]
+        return self.held_out, hidden, {kind: self.file.get_slice(kind)[self.rows] for kind in LABEL_KINDS}
 
 
 def open_shard(recipe: Recipe, manifest: Mapping[str, Any], number: int) -> list[StoredTrace]:
@@ -169,9 +177,12 @@ def open_shard(recipe: Recipe, manifest: Mapping[str, Any], number: int) -> list
         raise UserError(f"{path} is no shard of labels: run kvsweep predictor labels again.") from error
     if about["manifest"] != manifest:
         raise UserError(f"{path} holds labels of other traces or settings: run kvsweep predictor labels again.")
-    ends = list(accumulate(lengths))
-    places = zip(ends, lengths, about["problems"], strict=True)
-    return [StoredTrace(file, slice(end - size, end), is_held_out(recipe, name)) for end, size, name in places]
+    traces = []
+    start = 0
+    for length, problem_id in zip(lengths, about["problems"], strict=True):
+        traces.append(StoredTrace(file, slice(start, start + length), is_held_out(recipe, problem_id)))
+        start += length
+    return traces
 
 
 def is_held_out(recipe: Recipe, problem_id: str) -> bool:
@@ -188,15 +199,16 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
     """Write the traces' tokens and targets to the file that the policy `oracle` reads; return its path."""
     if manifest["data"] != data_hash(traces):
         raise UserError(f"{recipe.out} holds labels of other traces: run kvsweep predictor labels first.")
-    rows = (row for number in range(manifest["shards"]) for row in read_shard(recipe, manifest, number))
-    found, lead = {}, manifest.get("lead", 0)
+    lead = manifest.get("lead", 0)
+    rows = chain.from_iterable(read_shard(recipe, manifest, number) for number in range(manifest["shards"]))
+    targets = {}
     for trace, (_, _, labels) in zip(traces, rows, strict=True):
         scores = torch.full((len(trace.token_ids),), torch.nan)
         scores[trace.think_start : trace.think_end] = target(labels, recipe.label, recipe.target)[lead:]
-        found[f"{trace.problem_id}/{trace.draw}"] = torch.tensor(trace.token_ids), scores
+        targets[f"{trace.problem_id}/{trace.draw}"] = torch.tensor(trace.token_ids), scores
     path = recipe.out / f"oracle_{'_'.join(recipe.label)}.safetensors"
     card = {"hidden_size": manifest["hidden_size"], "model_weights": manifest["model"]["weights"]}
-    save_labels(str(path), found, {**card, "label": recipe.label})
+    save_labels(str(path), targets, {**card, "label": recipe.label})
     return path
 
 
@@ -215,5 +227,7 @@ def target(labels: Labels, kinds: Sequence[LabelKind], scale: Target | None = "s
 
 def standardise(label: Tensor) -> Tensor:
     """Shift and scale one trace's label to 0 to 1. NaN stays; a constant label becomes 0."""
-    known = label[~label.isnan()]
-    return (label - known.min()) / (known.max() - known.min()).clamp(min=1e-12) if len(known) else label
+    numbers = label[~label.isnan()]
+    if not len(numbers):
+        return label
+    return (label - numbers.min()) / (numbers.max() - numbers.min()).clamp(min=1e-12)

@@ -1,7 +1,6 @@
 """A separate stage: a model's mean queries, with which the policy triattention predicts future queries."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,16 @@ class QueryMeans(Prefill):
 
     def __init__(self, frequencies: Tensor, scaling: float) -> None:
         super().__init__()
-        self.frequencies, self.scaling_of_rotation = frequencies.double(), scaling
+        self.frequencies = frequencies.double()
+        self.scaling_of_rotation = scaling
         self.sums: list[Tensor] = []
         self.tokens = 0
 
     def observe(self, query: Tensor, key: Tensor, value: Tensor, *how: Any) -> None:
         """Add one full layer of one text, [1, heads, length, head_dim] each."""
-        layer, self._layer = self._layer, self._layer + 1
-        if not layer:
+        layer = self._layer
+        self._layer += 1
+        if layer == 0:
             self.tokens += query.shape[2]
         sums = self.sums[layer] if layer < len(self.sums) else torch.zeros((), device=query.device)
         for positions in torch.arange(query.shape[2], device=query.device).split(_BLOCK):
@@ -67,22 +68,20 @@ def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
     frequencies = getattr(rotary, "inv_freq", torch.empty(0))
     kind = getattr(rotary, "rope_type", "default")
     if 2 * len(frequencies) != model.shape.head_dim or kind == "longrope" or "dynamic" in kind:
-        unfit = (
-            f"model={model.config.name} has no rotation of whole heads by fixed frequencies, which triattention needs"
-        )
-        raise UserError(f"{unfit}: choose another model or policy.")
-    scaling = float(rotary.attention_scaling)
-    for layer, (still, turned) in enumerate(zip(*(_queries_at(model, place) for place in (0, _FAR)), strict=True)):
-        first, second = still.chunk(2, dim=-1)
-        angles = _FAR * frequencies.double()
-        expected = torch.polar(torch.ones_like(angles), angles) * torch.complex(first, second)
-        found = torch.complex(*turned.chunk(2, dim=-1))
-        if (found - expected).norm() > _ROUNDING[model.config.dtype] * expected.norm():
-            unfit = (
-                f"model={model.config.name} does not rotate the halves of its heads, alone and last, in layer {layer}"
+        unfit = "has no rotation of whole heads by fixed frequencies, which triattention needs"
+        raise UserError(f"model={model.config.name} {unfit}: choose another model or policy.")
+    angles = _FAR * frequencies.double()
+    turn = torch.polar(torch.ones_like(angles), angles)
+    queries = zip(_queries_at(model, 0), _queries_at(model, _FAR), strict=True)
+    for layer, (still, turned) in enumerate(queries):
+        expected = turn * torch.complex(*still.chunk(2, dim=-1))
+        observed = torch.complex(*turned.chunk(2, dim=-1))
+        if (observed - expected).norm() > _ROUNDING[model.config.dtype] * expected.norm():
+            unfit = f"does not rotate the halves of its heads, alone and last, in layer {layer}"
+            raise UserError(
+                f"model={model.config.name} {unfit}, which triattention needs: choose another model or policy."
             )
-            raise UserError(f"{unfit}, which triattention needs: choose another model or policy.")
-    return frequencies, scaling
+    return frequencies, float(rotary.attention_scaling)
 
 
 @torch.inference_mode()
@@ -127,11 +126,17 @@ def _texts(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> list[
     """Return token ids of the texts, at most MOST_TOKENS in total."""
     if recipe.text:
         try:
-            found = model.dialogue.encode(Path(recipe.text).read_text(encoding="utf-8-sig"))
+            token_ids = model.dialogue.encode(Path(recipe.text).read_text(encoding="utf-8-sig"))
         except UnicodeDecodeError:
             raise UserError(f"recipe.text={recipe.text} is no UTF-8 text: give one, or null.") from None
-        if not found:
+        if not token_ids:
             raise UserError(f"recipe.text={recipe.text} holds no token: give a text, or null.")
-        return [list(found[:MOST_TOKENS])]
-    starts = accumulate((len(trace.token_ids) for trace in traces), initial=0)
-    return [trace.token_ids[: MOST_TOKENS - at] for trace, at in zip(traces, starts, strict=False) if at < MOST_TOKENS]
+        return [list(token_ids[:MOST_TOKENS])]
+    texts = []
+    left = MOST_TOKENS
+    for trace in traces:
+        if left <= 0:
+            break
+        texts.append(trace.token_ids[:left])
+        left -= len(trace.token_ids)
+    return texts

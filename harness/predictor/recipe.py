@@ -134,16 +134,26 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
 
     With a model that the DynTS paper's code names, recipe=r1 is the model's own file, which adds the target.
     """
-    if options := [argument for argument in arguments if argument.startswith("-")]:
-        raise UserError(f"{options[0]} is no option of kvsweep predictor: give settings as KEY=VALUE, or --help.")
-    models = [a.partition("=")[2] for a in arguments if a.startswith("model=")]
-    own = [name for name in models[-1:] if name in choices("predictor")]
-    name = ["toy", *own, *(a.partition("=")[2] for a in arguments if a.startswith("recipe="))][-1]
-    if name not in choices("predictor"):
-        raise UserError(f"recipe={name} is unknown: choose from {', '.join(choices('predictor'))}.")
-    if name == "r1":
-        name = next((model for model in own if model.startswith("r1_")), name)
-    config = compose_config(*(a for a in arguments if not a.startswith("recipe=")), name=f"predictor/{name}")
+    model = recipe = None
+    overrides = []
+    for argument in arguments:
+        if argument.startswith("-"):
+            raise UserError(f"{argument} is no option of kvsweep predictor: give settings as KEY=VALUE, or --help.")
+        key, _, value = argument.partition("=")
+        if key == "recipe":
+            recipe = value
+            continue
+        if key == "model":
+            model = value
+        overrides.append(argument)
+    recipes = choices("predictor")
+    if recipe is None:
+        recipe = model if model in recipes else "toy"
+    if recipe not in recipes:
+        raise UserError(f"recipe={recipe} is unknown: choose from {', '.join(recipes)}.")
+    if recipe == "r1" and model in recipes and model.startswith("r1_"):
+        recipe = model
+    config = compose_config(*overrides, name=f"predictor/{recipe}")
     # conf/predictor/r1.yaml leaves out the file, which only the stage that writes traces needs.
     benchmark = config.get("benchmark")
     chosen = benchmark and (benchmark.path is not None or benchmark.source != "file")

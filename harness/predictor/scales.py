@@ -23,9 +23,13 @@ class LargestRows(Prefill):
 
     def observe(self, query: Tensor, key: Tensor, value: Tensor, *how: Any) -> None:
         """Take one full layer of one text, [1, heads, length, head_dim] each."""
-        layer, self._layer = self._layer, self._layer + 1
-        sizes = torch.stack([rows.abs().amax().float() for rows in (key, value)])
-        self.sizes[layer : layer + 1] = [torch.stack([sizes, *self.sizes[layer : layer + 1]]).amax(dim=0)]
+        layer = self._layer
+        self._layer += 1
+        sizes = torch.stack([key.abs().amax(), value.abs().amax()]).float()
+        if layer == len(self.sizes):
+            self.sizes.append(sizes)
+        else:
+            self.sizes[layer] = torch.maximum(self.sizes[layer], sizes)
 
 
 @torch.inference_mode()

@@ -5,7 +5,7 @@ trainer/fsdp_sft_trainer.py (`training_step`) and utils/torch_functional.py (`ge
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,9 @@ class Fitting:
 
 def trace_fitting(recipe: Recipe, rules: WholeTraces, manifest: Mapping[str, Any], device: torch.device) -> Fitting:
     """Return a new head with its optimizer; raises UserError for fewer traces than a batch."""
-    stored = [trace for number in range(manifest["shards"]) for trace in open_shard(recipe, manifest, number)]
-    traces = [trace for trace in stored if not trace.held_out]
+    traces: list[StoredTrace] = []
+    for number in range(manifest["shards"]):
+        traces += [trace for trace in open_shard(recipe, manifest, number) if not trace.held_out]
     if len(traces) < recipe.batch:
         few = f"{len(traces)} traces that are not held out are less than recipe.batch={recipe.batch} traces"
         raise UserError(f"{few}: write more traces, or choose a smaller batch.")
@@ -47,11 +48,14 @@ def trace_fitting(recipe: Recipe, rules: WholeTraces, manifest: Mapping[str, Any
     def fit_epoch(epoch: int) -> int:
         tokens = 0
         for batch in tqdm(batches(len(traces), recipe.batch, recipe.seed + epoch), desc="steps", leave=False):
-            parts = micro_batches(batch, rules)
-            found = (read_traces([traces[number] for number in part], recipe, rules) for part in parts.tolist())
-            tokens += fit_batch(head, optimizer, found, rules).tokens
+            tokens += fit_batch(head, optimizer, goals_of(batch), rules).tokens
             schedule.step()
         return tokens
+
+    def goals_of(batch: Tensor) -> Iterator[Goals]:
+        """Read the micro-batches of a batch, each when its turn comes."""
+        for numbers in micro_batches(batch, rules).tolist():
+            yield read_traces([traces[number] for number in numbers], recipe, rules)
 
     return Fitting(head, optimizer, schedule, fit_epoch)
 
@@ -94,12 +98,13 @@ def micro_batches(batch: Tensor, rules: WholeTraces) -> Tensor:
 def read_traces(traces: Sequence[StoredTrace], recipe: Recipe, rules: WholeTraces) -> Goals:
     """Read one micro-batch. The released code rounds importance to its weights' dtype before it scales it."""
     dtype = getattr(torch, rules.dtype)
-    found = [trace.read() for trace in traces]
-    goals = [
-        target({kind: label.to(dtype) for kind, label in labels.items()}, recipe.label, recipe.target)
-        for _, _, labels in found
-    ]
-    return torch.cat([hidden for _, hidden, _ in found]).to(dtype), torch.cat(goals)
+    states, goals = [], []
+    for trace in traces:
+        _, hidden, labels = trace.read()
+        rounded = {kind: label.to(dtype) for kind, label in labels.items()}
+        states.append(hidden)
+        goals.append(target(rounded, recipe.label, recipe.target))
+    return torch.cat(states).to(dtype), torch.cat(goals)
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,7 @@ def weighted_error(scores: Tensor, goal: Tensor, rules: WholeTraces) -> Tensor:
 
     `scores` and `goal` are [T]; a token with NaN as its target does not count.
     """
-    known = ~goal.isnan()
-    errors = (scores[known] - goal[known]).square()
-    return (weights_of(goal[known], rules) * errors).sum() / known.sum().clamp(min=1)
+    has_target = ~goal.isnan()
+    goal = goal[has_target]
+    errors = (scores[has_target] - goal).square()
+    return (weights_of(goal, rules) * errors).sum() / has_target.sum().clamp(min=1)

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -56,14 +57,15 @@ class Trace(records.PairRow, frozen=True, kw_only=True):
 
 def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> int:
     """Append the missing traces to traces.jsonl; return how many are kept. The model is loaded after the problems."""
-    path, origin = settings.recipe.out / TRACES_FILE, json.dumps(_origin(settings), indent=2) + "\n"
+    path = settings.recipe.out / TRACES_FILE
+    origin = json.dumps(_origin(settings), indent=2) + "\n"
     manifest = path.with_name(ORIGIN_FILE)
     done = {trace.key: _question(trace) for trace in read_rows(path, Trace)}
     if done and not (manifest.is_file() and manifest.read_bytes() == origin.encode()):
         other = f"{path} holds traces of another model, seed, decoding or recipe.import_from, or does not name them"
         raise UserError(f"{other}: delete it or set recipe.out=.")
-    found = imported(settings, load) if settings.recipe.import_from else written(settings, load, done)
-    for trace in found:
+    traces = imported(settings, load) if settings.recipe.import_from else written(settings, load, done)
+    for trace in traces:
         if not is_stored(done, trace.key, _question(trace)):
             replace_text(manifest, origin)
             records.append_row(path, trace)
@@ -98,10 +100,11 @@ def is_stored(done: Mapping[records.Pair, int | None], key: records.Pair, questi
 
 def _origin(settings: PredictorSettings) -> dict[str, Any]:
     """Return what decides the traces, except the problems, because their number may grow."""
-    recipe, model = settings.recipe, {"model": settings.model.identity()}
+    recipe = settings.recipe
+    model = settings.model.identity()
     if recipe.import_from:
-        return {**model, "import_from": str(Path(recipe.import_from).absolute())}
-    return {**model, "decoding": asdict(settings.decoding), "seed": recipe.seed}
+        return {"model": model, "import_from": str(Path(recipe.import_from).absolute())}
+    return {"model": model, "decoding": asdict(settings.decoding), "seed": recipe.seed}
 
 
 def read_traces(settings: PredictorSettings) -> list[Trace]:
@@ -119,16 +122,18 @@ def written(
 ) -> Iterator[Trace]:
     """Let the model write the traces that are missing, with its full cache, and grade them."""
     problems, questions, kind = trace_problems(settings)
-    model, recipe = load(), settings.recipe
+    model = load()
+    recipe = settings.recipe
     add_questions(recipe.out, questions)
     branch = (Branch(cell_id="", policy=FullCache(name="full")),)
-    asked = {p.id: (model.dialogue.prompt_ids(p.prompt), p.gold) for p in problems}
-    requests = [
-        Request(problem_id=name, draw=draw, prompt_ids=prompt, branches=branch)
-        for name, (prompt, _) in asked.items()
-        for draw in range(recipe.draws)
-        if not is_stored(done, (name, draw), hash(tuple(prompt)))
-    ]
+    prompts = {problem.id: model.dialogue.prompt_ids(problem.prompt) for problem in problems}
+    golds = {problem.id: problem.gold for problem in problems}
+    requests = []
+    for name, prompt in prompts.items():
+        question = hash(tuple(prompt))
+        for draw in range(recipe.draws):
+            if not is_stored(done, (name, draw), question):
+                requests.append(Request(problem_id=name, draw=draw, prompt_ids=prompt, branches=branch))
     if not requests:
         return
     from kvsweep.harness.decode.engine import Engine
@@ -138,16 +143,13 @@ def written(
     )
     with Grader(workers=1) as grader:
         for _, completion in tqdm(engine.generate(requests), total=len(requests), desc="traces"):
-            prompt, gold = asked[completion.problem_id]
-            row = Ungraded(
-                completion.text, completion.stop_reason, gold, kind, rule={"tags": asdict(model.config.tags)}
-            )
-            [verdict] = grader.judge([row])
-            yield graded_trace(completion, model, prompt, verdict.outcome == "correct")
+            name = completion.problem_id
+            rule = {"tags": asdict(model.config.tags)}
+            [verdict] = grader.judge([Ungraded(completion.text, completion.stop_reason, golds[name], kind, rule=rule)])
+            yield graded_trace(completion, model, prompts[name], verdict.outcome == "correct")
 
 
 def trace_of(completion: Completion, model: LoadedModel, prompt: Sequence[int]) -> Trace:
-    (name, draw), start = completion.key, len(prompt)
     ids = completion.token_ids[:-1] if completion.stop_reason == "stop" else completion.token_ids
     return Trace(problem_id=name, draw=draw, kept=True, token_ids=[*prompt, *ids], **_parts(ids, start, model))
 
@@ -164,7 +166,8 @@ def graded_trace(completion: Completion, model: LoadedModel, prompt: Sequence[in
     if correct and trace.answered and trace.think_end - trace.think_start > 1 and not completion.evictions:
         return trace
     closed = trace.think_end < len(trace.token_ids)
-    return replace(trace, kept=False, token_ids=[], think_end=trace.think_end if closed else trace.think_start)
+    think_end = trace.think_end if closed else trace.think_start
+    return replace(trace, kept=False, token_ids=[], think_end=think_end)
 
 
 def read_graded(folder: Path) -> Iterator[tuple[str, Completion, Grade | None]]:
@@ -172,9 +175,10 @@ def read_graded(folder: Path) -> Iterator[tuple[str, Completion, Grade | None]]:
     cell = StoredCell(folder)
     problems, grades = cell.problems(), cell.grades()
     for completion in cell.rows(Completion):
-        if (name := completion.problem_id) not in problems:
-            mend = f"restore its {records.PROBLEMS_FILE}, or run the cell again"
-            raise UserError(f"{folder} holds a completion of problem {name!r} and no such problem: {mend}.")
+        name = completion.problem_id
+        if name not in problems:
+            hint = f"restore its {records.PROBLEMS_FILE}, or run the cell again"
+            raise UserError(f"{folder} holds a completion of problem {name!r} and no such problem: {hint}.")
         yield problems[name].prompt, completion, grades.get(completion.key)
 
 
@@ -194,8 +198,8 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], list[str
             stream = word_problems.training_problems(task, rng)
         else:
             stream = tasks.training_problems(task, rng, tasks.TASKS[task].eval_sizes)
-        toys = [next(stream) for _ in range(recipe.toy_problems // len(recipe.toy_tasks))]
-        problems += [Problem(id=t.id, prompt=t.question, gold=str(t.answer)) for t in toys]
+        for toy in islice(stream, recipe.toy_problems // len(recipe.toy_tasks)):
+            problems.append(Problem(id=toy.id, prompt=toy.question, gold=str(toy.answer)))
     return problems, [problem.prompt for problem in problems], "integer"
 
 
@@ -204,8 +208,8 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
     source = Path(str(settings.recipe.import_from))
     is_cell = (source / records.CELL_FILE).is_file()
     if not is_cell and not source.is_file():
-        lacking = f"recipe.import_from={source} does not exist, or has no {records.CELL_FILE}"
-        raise UserError(f"{lacking}: give a cell's folder or a file of texts.")
+        missing = f"recipe.import_from={source} does not exist, or has no {records.CELL_FILE}"
+        raise UserError(f"{missing}: give a cell's folder or a file of texts.")
     if is_cell:
         check_cell(source, settings.model)
         model = load()
@@ -215,7 +219,8 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
                 yield graded_trace(completion, model, model.dialogue.prompt_ids(question), grade.correct == 1)
         return
     tags = ThinkTags(start=settings.recipe.open_tag, end=settings.recipe.close_tag)
-    texts, model = _by_question(source), load()
+    texts = _by_question(source)
+    model = load()
     add_questions(settings.recipe.out, [row.problem for _, row in texts.values()])
     with Grader(workers=1) as grader:
         for key, (where, row) in texts.items():
@@ -226,11 +231,11 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
                 continue
             if row.correct is not None:
                 yield replace(trace, kept=bool(row.correct))
-            else:
-                gold = str(row.gold)
-                kind: AnswerKind = "expression" if canonical_gold(gold, "integer") is None else "integer"
-                [verdict] = grader.judge([Ungraded(answer, "stop", gold, kind, rule={"answer_from": "whole_text"})])
-                yield replace(trace, kept=verdict.outcome == "correct")
+                continue
+            gold = str(row.gold)
+            kind: AnswerKind = "expression" if canonical_gold(gold, "integer") is None else "integer"
+            [verdict] = grader.judge([Ungraded(answer, "stop", gold, kind, rule={"answer_from": "whole_text"})])
+            yield replace(trace, kept=verdict.outcome == "correct")
 
 
 def check_cell(folder: Path, model: ModelConfig) -> None:
@@ -244,18 +249,18 @@ def _by_question(source: Path) -> dict[records.Pair, tuple[str, TextRow]]:
     """Return each row with its place. Rows of a question share the first row's id, to be held out together."""
     ids: dict[str, str] = {}
     counts: Counter[str] = Counter()
-    found: dict[records.Pair, tuple[str, TextRow]] = {}
+    rows: dict[records.Pair, tuple[str, TextRow]] = {}
     for where, row in texts_of_file(source):
         if row.gold is None and row.correct is None:
             raise UserError(f"{where} must name problem, text, and gold or correct.")
         name = ids.setdefault(row.problem, row.id)
         key = (name, counts[name] if row.draw is None else row.draw)
-        if key in found:
+        if key in rows:
             again = f"{where} is the second row of problem {name!r} and draw {key[1]}"
             raise UserError(f"{again}: give the texts of one question different draws, or leave draw out.")
         counts[name] += 1
-        found[key] = where, row
-    return found
+        rows[key] = where, row
+    return rows
 
 
 def trace_of_text(

@@ -33,29 +33,46 @@ TOP, DEPTHS, BINS = 0.2, (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), 10
 
 def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     """Fit the predictor; write a checkpoint after each epoch; return its folder."""
-    recipe, model, device = settings.recipe, settings.model, device_of(settings.model)
-    names = ("label", "target", "widths", "epochs", "lr", "weight_decay", "batch", "rank_weight", "held_out", "seed")
-    fixed = {name: manifest[name] for name in ("data", "min_distance")} | {n: getattr(recipe, n) for n in names}
+    recipe, model = settings.recipe, settings.model
+    device = device_of(model)
+    fixed = {name: manifest[name] for name in ("data", "min_distance")}
+    for name in (
+        "label",
+        "target",
+        "widths",
+        "epochs",
+        "lr",
+        "weight_decay",
+        "batch",
+        "rank_weight",
+        "held_out",
+        "seed",
+    ):
+        fixed[name] = getattr(recipe, name)
     fixed["model_weights"] = manifest["model"]["weights"]
-    if rules := recipe.whole_traces:
-        fixed |= {"lead": manifest.get("lead", 0), "whole_traces": asdict(rules)}
     torch.manual_seed(recipe.seed)
-    fitting = trace_fitting(recipe, rules, manifest, device) if rules else token_fitting(recipe, manifest, device)
+    if recipe.whole_traces:
+        fixed |= {"lead": manifest.get("lead", 0), "whole_traces": asdict(recipe.whole_traces)}
+        fitting = trace_fitting(recipe, recipe.whole_traces, manifest, device)
+    else:
+        fitting = token_fitting(recipe, manifest, device)
     head = fitting.head
     recipe.head.mkdir(parents=True, exist_ok=True)
     path = recipe.head / "checkpoint.pt"
     parts: dict[str, Any] = {"head": head, "optimizer": fitting.optimizer, "schedule": fitting.schedule}
     saved = read_checkpoint(path, device) if path.exists() else {}
-    start = saved["epoch"] if saved.get("settings") == fixed else 0
-    for name, part in parts.items() if start else ():
-        part.load_state_dict(saved[name])
+    start = 0
+    if saved.get("settings") == fixed:
+        start = saved["epoch"]
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
     for epoch in tqdm(range(start, recipe.epochs), desc=f"train {'+'.join(recipe.label)}"):
         torch.manual_seed(recipe.seed + epoch)
         fitted = fitting.fit_epoch(epoch)
         if not fitted:
-            lacking = f"no token of {manifest['traces']} traces is left to fit, with recipe.held_out={recipe.held_out}"
+            nothing = f"no token of {manifest['traces']} traces is left to fit, with recipe.held_out={recipe.held_out}"
             distance = f"recipe.min_distance={manifest['min_distance']}"
-            raise UserError(f"{lacking} and {distance}: write more traces, or lower the distance.")
+            raise UserError(f"{nothing} and {distance}: write more traces, or lower the distance.")
         if not all(weight.isfinite().all() for weight in head.parameters()):
             lost = f"recipe.lr={recipe.lr} made weights of the head NaN or infinite in epoch {epoch + 1}"
             raise UserError(f"{lost}: choose a smaller one.")
@@ -99,23 +116,31 @@ def fit_shard(
 ) -> int:
     """Fit one shard's traces that are not held out; return the number of their tokens with a label."""
     device = next(head.parameters()).device
-    fitted = [(h, target(labels, recipe.label, recipe.target)) for held_out, h, labels in traces if not held_out]
-    if not fitted:
+    states: list[Tensor] = []
+    targets: list[Tensor] = []
+    owners: list[Tensor] = []
+    for held_out, trace_hidden, labels in traces:
+        if held_out:
+            continue
+        trace_target = target(labels, recipe.label, recipe.target)
+        owners.append(torch.full_like(trace_target, len(targets)))
+        states.append(trace_hidden)
+        targets.append(trace_target)
+    if not targets:
         return 0
-    hidden, wanted = torch.cat([h for h, _ in fitted]), torch.cat([t for _, t in fitted])
-    owner = torch.cat([torch.full_like(t, i) for i, (_, t) in enumerate(fitted)])
-    known = (~wanted.isnan()).nonzero()[:, 0]
-    for rows in known[torch.randperm(len(known))].split(recipe.batch):
+    hidden, goals, owner = torch.cat(states), torch.cat(targets), torch.cat(owners)
+    labelled = (~goals.isnan()).nonzero()[:, 0]
+    for rows in labelled[torch.randperm(len(labelled))].split(recipe.batch):
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             scores = head(hidden[rows].to(device, torch.float32)).float()
-        goal = wanted[rows].to(device)
+        goal = goals[rows].to(device)
         loss = (scores - goal).square().mean()
         if recipe.rank_weight:
             loss = loss + recipe.rank_weight * rank_loss(scores, goal, owner[rows].to(device))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-    return len(known)
+    return len(labelled)
 
 
 def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
@@ -140,28 +165,29 @@ def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
     if not {"data": manifest["data"], "held_out": recipe.held_out}.items() <= card.items():
         other = f"{recipe.head} was fitted to other traces, or with recipe.held_out={card.get('held_out')}"
         raise UserError(f"{other}: run kvsweep predictor train again.")
-    found, ranks, bins = [], [], []
+    shares, correlations, bins = [], [], []
     for number in range(manifest["shards"]):
         for held_out, hidden, labels in read_shard(recipe, manifest, number):
             goal = target(labels, recipe.label, recipe.target)
-            known = ~goal.isnan()
-            if not held_out or known.sum() < 2 * BINS:
+            labelled = ~goal.isnan()
+            if not held_out or labelled.sum() < 2 * BINS:
                 continue
-            goal, scores = goal[known], head(hidden[known].float())
+            goal, scores = goal[labelled], head(hidden[labelled].float())
             top = goal.topk(max(1, int(len(goal) * TOP))).indices
             rank = scores.argsort(descending=True, stable=True).argsort()
-            found.append([float((rank[top] < depth * len(goal)).float().mean()) for depth in DEPTHS])
-            ranks.append(spearmanr(goal, scores).statistic)
+            shares.append([float((rank[top] < depth * len(goal)).float().mean()) for depth in DEPTHS])
+            correlations.append(spearmanr(goal, scores).statistic)
             pairs = zip(goal.tensor_split(BINS), scores.tensor_split(BINS), strict=True)
-            bins.append(torch.tensor([[float(g.mean()), float(s.mean())] for g, s in pairs]))
-    if not ranks:
+            bins.append(torch.tensor([[float(true.mean()), float(score.mean())] for true, score in pairs]))
+    if not correlations:
         raise UserError(f"{recipe.labels} holds out no trace of {2 * BINS} tokens: train with a lower recipe.held_out.")
+    mean_shares = zip(DEPTHS, np.mean(shares, axis=0), strict=True)
     result = {
-        "held_out_traces": len(ranks),
+        "held_out_traces": len(correlations),
         "true_top_20_percent_found_in_predicted_top": {
-            f"{depth:.0%}": round(float(share), 4) for depth, share in zip(DEPTHS, np.mean(found, axis=0), strict=True)
+            f"{depth:.0%}": round(float(share), 4) for depth, share in mean_shares
         },
-        "rank_correlation": round(float(np.mean(ranks)), 4),
+        "rank_correlation": round(float(np.mean(correlations)), 4),
         "calibration_by_tenth_of_thinking_true_predicted": torch.stack(bins).mean(dim=0).round(decimals=4).tolist(),
     }
     (recipe.head / "eval.json").write_text(json.dumps(result, indent=2) + "\n")
