@@ -463,6 +463,16 @@ def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
     return cells.sort_values(list(by), key=rank, kind="stable", ignore_index=True)
 
 
+def benchmarks_first(cells: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Return the cells with these benchmarks, by name or title, before the others; UserError for an unknown one."""
+    known = dict(zip(cells["benchmark_title"], cells["benchmark"], strict=True))
+    if unknown := [name for name in names if name not in known and name not in known.values()]:
+        raise UserError(f"--order names {unknown[0]}, which is no benchmark here: choose among {', '.join(known)}.")
+    places = {known.get(name, name): place for place, name in enumerate(names)}
+    order = cells["benchmark"].map(places).fillna(len(places))
+    return cells.iloc[order.argsort(kind="stable")].reset_index(drop=True)
+
+
 def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFrame, pd.DataFrame]:
     counts, on_bad = attrgetter("problem_id", "draw", "stop_reason", *COUNTS), skipped(notify)
     rows: list[tuple[Any, ...]] = []

@@ -68,6 +68,7 @@ class Look:
     marks: bool = False  # draw the captions' verdicts, full caches and chance spans into the heatmaps
     interval: bool = False  # write the 95% interval under each value of a heatmap
     map: str | None = None  # a matplotlib colour map for scores; None: the figures' own
+    title: str | None = None  # over each figure of heatmaps
 
 
 DEFAULT_LOOK = Look()

@@ -14,6 +14,7 @@ from kvsweep.analysis.figures import style
 from kvsweep.analysis.load import Run
 from kvsweep.analysis.notation import DEFAULT_LOOK, Look
 from kvsweep.analysis.statistics.metrics import model_title
+from kvsweep.command_line import counted
 from kvsweep.files import read_file
 
 MAX_LINES = 4
@@ -72,7 +73,7 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     columns = len(titles) if look.width > 5 else 1
     figure, panels = style.panels(look.width, len(titles), columns, row=1.9, rest=0.6)
     texts: list[np.ndarray] = []
-    chosen, alike = _chosen(compared)
+    chosen = _chosen(compared)
     for place, (name, cell) in enumerate(chosen):
         held, full = _lengths(run, cell)
         texts.append(full)
@@ -86,8 +87,9 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
         style.tidy(axes)
     style.legend_below(figure)
     title = f"{model_title(metrics, model)} | {compared['benchmark_title'].iloc[0]}"
-    one = f"; of settings whose mean lengths differ by less than {ALIKE:.0%} the first is drawn" * alike
-    figure.set_label(f"{title}: the cost of a decoding step, mean over the texts that have not ended{one}")
+    few = f"{len(chosen)} of {counted(len(compared), 'setting')}, from the smallest cache to the largest"
+    few += f"; of settings whose mean lengths differ by less than {ALIKE:.0%} the first stands for all"
+    figure.set_label(f"{title}: the cost of a decoding step, mean over the texts that have not ended; {few}")
     return figure
 
 
@@ -110,16 +112,20 @@ def _memory_ratio(run: Run, cell: str, full_cell: str, held: np.ndarray, full: n
     return full_bytes / own_bytes
 
 
-def _chosen(cells: pd.DataFrame) -> tuple[list[tuple[str, str]], bool]:
-    """Return names and ids of at most `MAX_LINES` cells, smallest cache first, and True if one stands for others.
+def _chosen(cells: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return names and ids of at most `MAX_LINES` cells, smallest cache first.
 
-    Of cells with equal bits and similar lengths, the first is taken.
+    Of cells with equal bits and similar lengths, the first is taken, and its name counts the others.
     """
     lengths = (np.log(cells["mean_cache_length"]) / np.log1p(ALIKE)).round()
     groups = [rows for _, rows in cells.groupby([lengths, "bits"])]
     places = np.unique(np.linspace(0, len(groups) - 1, MAX_LINES).round().astype(int))
-    firsts: list[Any] = [next(groups[place].itertuples()) for place in places]
-    return [(notation.setting(one), one.cell_id) for one in firsts], len(cells) > len(groups)
+    found = []
+    for place in places:
+        first: Any = next(groups[place].itertuples())
+        others = len(groups[place]) - 1
+        found.append((notation.setting(first) + (f" and {others} alike" if others else ""), first.cell_id))
+    return found
 
 
 def flops(run: Run, cell_id: str) -> tuple[float, float] | None:

@@ -34,8 +34,8 @@ from kvsweep.analysis.statistics.metrics import mean_over_benchmarks, model_titl
 from kvsweep.analysis.statistics.sentences import PanelVerdict
 from kvsweep.errors import UserError
 
-# Size of the numbers in points; letters of a panel's title and of an axis in inches.
-SIZE, TITLE, LETTER = 6.5, 0.051, 0.046
+# Size of the numbers and of a figure's own title in points; letters of a panel's title and of an axis in inches.
+SIZE, TITLE_SIZE, TITLE, LETTER = 6.5, 9, 0.051, 0.046
 # Inches: widest panel, space beside its cells, and least and largest height of a row of cells.
 WIDEST, BESIDE, LOW, HIGH = COLUMN_WIDTH, 0.6, 0.25, 0.38
 # The most inches of a figure, as of `--width`.
@@ -82,8 +82,8 @@ class Panel:
     """One heatmap: its title, a line below it, and cells and full cache from `cells`, row by row.
 
     `rows` and `columns` name the windows (descending) and the ratios (ascending). Panels of one `scale` share a range
-    of colours, which includes their full caches' scores; a scale of differences is centred on zero. `floor` says how
-    far apart chance would put the scores; a panel with scores that may differ by chance alone is pale.
+    of colours; a scale of differences is centred on zero. `floor` says how far apart chance would put the scores; a
+    panel with scores that may differ by chance alone is pale.
     """
 
     title: str
@@ -94,16 +94,12 @@ class Panel:
     full: pd.DataFrame
     scale: str = ""
     difference: bool = False
+    measure: str = "Pass@1 (%)"
     floor: NoiseFloor | None = None
 
     def matrix(self, name: str) -> np.ndarray:
         """One column of the cells as an array [windows, ratios]."""
         return self.cells[name].to_numpy().reshape(len(self.rows), -1)
-
-    @property
-    def level(self) -> float:
-        """The full cache's Pass@1 in percent; NaN if unknown, or if differences are shown."""
-        return np.nan if self.difference else float(self.full["value"].mean())
 
     @property
     def pale(self) -> bool:
@@ -113,7 +109,7 @@ class Panel:
     def plain(self) -> "Panel":
         """The panel as a paper shows it: its title and a number in each cell, in full colours."""
         rows = [name.removesuffix(UNSURE) for name in self.rows]
-        return replace(self, note="", cells=self.cells.assign(mark=""), rows=rows, full=self.full.head(0), floor=None)
+        return replace(self, note="", cells=self.cells.assign(mark=""), rows=rows, floor=None)
 
     @property
     def lines(self) -> list[str]:
@@ -135,11 +131,6 @@ class Panel:
         """Return the cells' colour map; `cmap` is the map for scores."""
         return style.DIVERGING if self.difference else style.faded(cmap) if self.pale else cmap
 
-    @property
-    def numbers(self) -> list[float]:
-        """All values that the colour scale must cover, with NaN among them."""
-        return [*self.cells["value"], self.level]
-
 
 def grid_panels(
     grid: PolicyGrid,
@@ -156,7 +147,7 @@ def grid_panels(
     for benchmark in grid.benchmarks:
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
         title = metrics.loc[metrics["benchmark"] == benchmark, "benchmark_title"].iloc[0]
-        title = f"{model_title(metrics, model)} | {title}"
+        title = ", ".join(filter(None, (f"{model_title(metrics, model)} | {title}", grid.label)))
         panel = _panel(grid, rows, _full_cells(rows, metrics), title, look)
         found.append(panel if panel.difference else replace(panel, floor=_floor(panel, verdicts)))
     return found
@@ -195,6 +186,7 @@ def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
     full = mean_over_benchmarks(_full_cells(rows, metrics), grid.benchmarks)
     mean = mean_over_benchmarks(rows, grid.benchmarks).dropna(subset="pass_at_1")
     title = f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks"
+    title = ", ".join(filter(None, (title, grid.label)))
     look = replace(look, columns=None, scale="own", interval=False)
     panel = replace(_panel(grid, mean, full, title, look), rows=_windows(grid, rows))
     return _heatmaps([panel], f"{title}, {grid.title}", look, ["Pass@1 in %"])
@@ -216,7 +208,8 @@ def published_figure(
         labels = (gaps / 100).map(lambda gap: notation.percent(gap, signed=True))
         points = own.cells.assign(value=gaps, label=labels, mark="")
         note = f"typical standard error of ours {notation.percent(ours['se'].mean())}"
-        gap = replace(own, title="ours minus published", note=note, cells=points, scale="", difference=True)
+        gap = replace(own, title="ours minus published", note=note, cells=points, difference=True)
+        gap = replace(gap, scale="", measure="points")
         found += [replace(theirs, scale=str(benchmark)), replace(own, scale=str(benchmark)), gap]
     scale = "published and ours have one colour scale per row, the differences one for all rows"
     notes = ["Pass@1 in % beside the published scores, differences in points", scale]
@@ -243,6 +236,7 @@ def _panel(grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str,
         full=cells(full, full.index, difference=False),
         scale=title if look.scale == "own" else "",
         difference=difference,
+        measure="points against the full cache" if difference else Panel.measure,
     )
 
 
@@ -260,7 +254,7 @@ def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]
         return -most, most
     low, high = (min(known), max(known)) if known else (0.0, 100.0)
     # If all values are equal, the scale still needs a width, and no colour should claim a difference.
-    return (low, high) if low < high else (low - 1, high + 1)
+    return (low, high) if low < high else (max(0.0, low - 1), min(100.0, high + 1))
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -282,14 +276,13 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
     if max(width, high) > MOST:
         size = f"{len(panels[0].rows)} windows and {len(panels[0].columns)} ratios"
         raise UserError(f"a heatmap of {size} has no room for its numbers in {MOST} inches: report fewer cells.")
-    figure, grid = style.panels(width, len(panels), columns, row=high, rest=0.4)
+    figure, grid = style.panels(width, len(panels), columns, row=high, rest=0.6 if look.title else 0.4)
     for place, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
-        together = [number for other in panels if other.scale == panel.scale for number in other.numbers]
+        together = np.concatenate([other.cells["value"] for other in panels if other.scale == panel.scale])
         ends = limits(together, difference=panel.difference)
         bar = _heatmap(axes, panel, labels[place], ends, look.map or style.SEQUENTIAL)
-        # The colours lie evenly around zero, and the bar shows those between the ends of the data.
-        if bar is not None and panel.difference and np.nanmax(np.abs(together)) > 0:
-            bar.ax.set_ylim(min(0, np.nanmin(together)), max(0, np.nanmax(together)))
+        if bar is not None:
+            _finish_bar(bar, panel, together, is_last=place % columns == columns - 1 or place == len(panels) - 1)
         if place % columns == 0:
             axes.set_ylabel("Local Window Size")
         elif panel.rows == panels[place - 1].rows:
@@ -297,6 +290,8 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
         if place + columns >= len(panels):
             axes.set_xlabel("Ratio")
     figure.set_label(caption)
+    if look.title:
+        figure.suptitle(look.title, fontsize=TITLE_SIZE)
     if look.marks:
         _write_marks(figure, panels, labels, notes)
     return figure
@@ -315,10 +310,9 @@ def _caption(panels: list[Panel], name: str, notes: list[str]) -> str:
 def _write_marks(figure: Figure, panels: list[Panel], labels: list[np.ndarray], notes: list[str]) -> None:
     """Explain below a figure its marks and notes."""
     texts = [text for panel, own in zip(panels, labels, strict=True) for text in (panel.note, *panel.rows, *own.flat)]
-    stroke = any(panel.level == panel.level for panel in panels)
     pale = "a pale panel is one whose settings may differ by chance alone (p of 0.05 or more)"
     told = ["; ".join(notes), *[pale] * any(panel.pale for panel in panels)]
-    told += [*["a stroke on the colour bar is the full cache"] * stroke, *style.marks(texts)]
+    told += style.marks(texts)
     style.footnote(figure, "   ".join(told))
 
 
@@ -344,8 +338,8 @@ def _panel_width(panels: list[Panel], labels: list[np.ndarray]) -> float:
 
 
 def _edge(panels: list[Panel]) -> float:
-    """The inches of the names of the windows beside the first panel of a row."""
-    return 0.2 + LETTER * max(len(name) for panel in panels for name in panel.rows)
+    """The inches of the names of the windows beside the first panel of a row, and of the last bar's label."""
+    return 0.35 + LETTER * max(len(name) for panel in panels for name in panel.rows)
 
 
 def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, float], cmap: str) -> Colorbar | None:
@@ -359,10 +353,18 @@ def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, fl
     bar = axes.figure.colorbar(mesh, ax=axes, aspect=15, pad=0.03)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, pad=1)
-    if ends[0] <= panel.level <= ends[1]:
-        for color, width in (("white", 3.5), ("black", 1.5)):  # visible on light and dark colours
-            bar.ax.axhline(panel.level, color=color, linewidth=width, clip_on=False)
     return bar
+
+
+def _finish_bar(bar: Colorbar, panel: Panel, numbers: np.ndarray, *, is_last: bool) -> None:
+    """Say at the last bar of a row what the colours are, and let a bar show the colours of the data alone."""
+    low, high = np.nanmin(numbers), np.nanmax(numbers)
+    if panel.difference and low < high:  # the colours lie evenly around zero
+        bar.ax.set_ylim(min(0, low), max(0, high))
+    elif low == high:
+        bar.set_ticks([low])
+    if is_last:
+        bar.set_label(panel.measure)
 
 
 def attribution_table(values: np.ndarray, tokens: Sequence[str], steps: Sequence[str]) -> pd.DataFrame:

@@ -106,7 +106,7 @@ def _numbers(axes: Axes, numbers: list[str], most: float) -> None:
     axes.set_xlim(0, most)
     style.tidy(axes, grid="x")
     # The names stand left of the numbers.
-    axes.tick_params(axis="y", length=0, pad=72 * LETTER * max(map(len, numbers)) + 1)
+    axes.tick_params(axis="y", length=0, pad=72 * LETTER * max(map(len, numbers)) + 7)
     axes.spines["left"].set_color("0.7")
 
 

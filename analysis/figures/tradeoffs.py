@@ -33,6 +33,8 @@ MAX_LINES = 8
 # The memory legend names this many policies, best first; others are grey, and names stand at the front's points.
 MAX_NAMED = 12
 ALL_ROWS = ("full", "full_packed")
+# The full cache is a star in every figure, packed in several ways one of these.
+ALL_ROWS_MARKERS = "*DPXd"
 # Inches of all panels together: with a legend of forty names they fit on a page.
 MOST_HIGH = 6.4
 WHITE_EDGE: Any = {"markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5, "linewidth": 1}
@@ -121,8 +123,9 @@ def _triggers(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
 def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
     """Return a line per policy through its settings, the policy with the best score first.
 
-    A policy with settings along several axes (a grid) has a line for each series of the axis with the most values.
-    Settings without all benchmarks are left out.
+    A policy with settings along several axes (a grid) has a line for each series of the axis with the most values. Its
+    lines share the policy's colour, and a shape stands for the window (or what else is fixed along a line). Settings
+    without all benchmarks are left out.
     """
     names = compressed_benchmarks(ours)
     points = mean_over_benchmarks(ours, names).dropna(subset=["pass_at_1", "mean_cache_length"])
@@ -130,14 +133,20 @@ def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
         key: series(rows) for key, rows in points[points["policy"] != "full"].groupby(POLICY, sort=False)
     }
     lines: list[Line] = []
-    for key, look in style.policy_looks(parts).items():
-        several = len(parts[key]) > 1
+    every = [line for part in parts.values() for line in part]
+    fixed = [name for name in AXES if all(line[name].nunique() < 2 for line in every)]
+    shapes = list(dict.fromkeys(notation.axes(line.iloc[0][fixed]) for line in every))
+    for number, (key, look) in enumerate(style.policy_looks(parts).items()):
         name = notation.policy_title(*key) + UNFINISHED * any((part["status"] != "done").any() for part in parts[key])
         for place, line in enumerate(parts[key]):
             label = ", ".join(filter(None, (name, _part_name(line, parts[key]))))
-            shade = matplotlib.colormaps["viridis"](0.85 * place / max(1, len(parts[key]) - 1))
-            apart = {"marker": style.MARKERS[place % len(style.MARKERS)], "color": shade} if several else {}
-            lines.append((f"{label}, best {100 * line['pass_at_1'].max():.1f}", line, look | WHITE_EDGE | apart))
+            shape = shapes.index(notation.axes(line.iloc[0][fixed]))
+            apart = {"marker": style.MARKERS[shape % len(style.MARKERS)]} if len(shapes) > 1 else {}
+            if apart:  # the shape says nothing of the policy, so the colour alone must
+                apart["color"] = style.LINE_COLORS[number % len(style.LINE_COLORS)]
+            dashes = {"linestyle": style.DASHES[place % len(style.DASHES)]}
+            best = f"best {100 * line['pass_at_1'].max():.1f}"
+            lines.append((f"{label}, {best}", line, look | WHITE_EDGE | dashes | apart))
     if not lines:
         return "", []
     lines.sort(key=lambda line: -line[1]["pass_at_1"].max())
@@ -149,6 +158,7 @@ def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
     over = f"mean of {len(names)} benchmarks" if len(names) > 1 else ours["benchmark_title"].iloc[0]
     mark = f" ({UNFINISHED} not finished)" if any(UNFINISHED in name for name, _, _ in lines) else ""
     title = f"memory{mark}, {over}, {question_title(ours)}".removesuffix(", ")
+    title += f"; a colour for each policy, a shape for each of: {'; '.join(shapes)}" if len(shapes) > 1 else ""
     return title, [("", points, lines)]
 
 
@@ -182,7 +192,8 @@ def _bytes(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
     for (policy, width, scheme), line in points.groupby(["policy", "bits", schemes], sort=False):
         all_rows = policy in ALL_ROWS
         look: dict[str, Any] = {"color": style.LINE_COLORS[bits.index(width)], "linewidth": 1, "capsize": 1.5}
-        look["marker"] = "*" if all_rows else style.MARKERS[policies.index(policy) % len(style.MARKERS)]
+        way = ALL_ROWS_MARKERS[sorted(set(schemes)).index(str(scheme)) % len(ALL_ROWS_MARKERS)]
+        look["marker"] = way if all_rows else style.MARKERS[policies.index(policy) % len(style.MARKERS)]
         name = "all rows" if all_rows else notation.policy_title(str(policy))
         lines.append((", ".join(filter(None, (name, f"{width:g} bits", str(scheme)))), line, look))
     weights = f"the weights take {size(points['weight_bytes'].max())} beside them"
@@ -193,6 +204,7 @@ def _speeds(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
     """A marker per policy on each benchmark, at the largest batch that was timed."""
     cells = ours[ours["pass_at_1"].notna() & (ours["slots"] == ours.groupby("cell_id")["slots"].transform("max"))]
     looks = style.policy_looks(cells[POLICY].drop_duplicates().itertuples(index=False, name=None))
+    looks["full", ""] = {"color": "0.25", "marker": "*"}
     panels: list[Panel] = []
     for benchmark, points in cells.groupby("benchmark_title", sort=False):
         fewest, most = points["slots"].min(), points["slots"].max()

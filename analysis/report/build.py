@@ -5,7 +5,7 @@ pandas and the plotting libraries load slowly, so functions import them; `--help
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ def build_report(
     look: Look = DEFAULT_LOOK,
     completions: int = MAX_COMPLETIONS,
     margin: float | None = None,
+    order: Sequence[str] = (),
     reload: float | None = None,
     tell: Callable[[str], object] | None = None,
 ) -> Path:
@@ -41,6 +42,7 @@ def build_report(
         look: how the figures are drawn; the difference to the full cache is drawn whatever the scale.
         completions: the most that the page shows one by one; with 0 the page is a few megabytes, whatever the run.
         margin: the loss of accuracy, a fraction, that a setting which holds stays below; None takes the run's own.
+        order: the benchmarks that come first, by name or title.
         reload: seconds after which an open page of a running sweep loads itself again; None for never.
         tell: gets what was skipped or looks wrong, and the best setting of each model and benchmark, in plain text.
     """
@@ -50,9 +52,9 @@ def build_report(
 
     directory = Path(directory)
     if directory.is_file():
-        found, own = analyse_scores(directory), Path(f"{directory.stem}_report").absolute()
+        found, own = analyse_scores(directory, order), Path(f"{directory.stem}_report").absolute()
     else:
-        found, own = analyse(load_run(directory), margin), directory.resolve() / REPORT_FOLDER
+        found, own = analyse(load_run(directory), margin, order), directory.resolve() / REPORT_FOLDER
     # The user may name a link; in a run's directory nothing is written through a link.
     folder = make_folder(own if folder is None else folder.resolve())
     replace_text(folder / "cells.csv", csv_text(found.metrics))
@@ -98,6 +100,7 @@ def report(
     margin: float | None,
     watch: float | None,
     width: float | None,
+    order: str,
     **look: Any,
 ) -> None:
     """Make the report of a run or of a CSV of scores; `watch` repeats it every so often while the sweep runs."""
@@ -115,6 +118,7 @@ def report(
         margin=None if margin is None else margin / 100,
         look=Look(**look) if width is None else Look(width=width, row=width, **look),
         completions=completions,
+        order=[name.strip() for name in order.split(",") if name.strip()],
         tell=print,
         reload=watch,
     )

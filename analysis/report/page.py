@@ -26,6 +26,9 @@ from kvsweep.stored import read_screen
 
 MAX_LISTED = 200
 
+# Facts that belong to every such run, and no warnings.
+ROUTINE = ("Screened out, not decoded", "The full setting asked again")
+
 # Meaning of each treatment of the question.
 MEANINGS = {
     "free": "its tokens compete with all others",
@@ -85,6 +88,7 @@ def run_page(
         # The command that grades ungraded completions, or "".
         "grade": f"kvsweep grade {shlex.quote(in_one_line(str(run.directory)))}" * bool(metrics["ungraded"].any()),
         "concerns": _concerns(found),
+        "uncharted": found.charted[MAX_COMPARED:],
         "facts": facts,
         "published": beside_published(metrics) if len(run.completions) else None,
     }
@@ -139,17 +143,20 @@ def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
         for model in grid.models
         if has_results(grid.cells, model)
     ]
-    every = [number for _, panels in boards for panel in panels for number in panel.numbers]
+    every = [number for _, panels in boards for panel in panels for number in panel.cells["value"]]
     shown = []
     for title, panels in boards:
-        drawn = [_drawn(panel, [panel.numbers if scale == "own" else every] * len(panel.columns)) for panel in panels]
+        ranges = [list(panel.cells["value"]) if scale == "own" else every for panel in panels]
+        drawn = [_drawn(panel, [own] * len(panel.columns)) for panel, own in zip(panels, ranges, strict=True)]
         shown.append({"title": title, "corner": "window ↓ ratio →", "panels": drawn})
     in_grids = {cell_id for grid in found.grids for cell_id in grid.cells["cell_id"]}
     apart = metrics[~metrics["cell_id"].isin(in_grids)].drop_duplicates([*SETTING, "benchmark"])
     for model, rows in apart.groupby("model", sort=False):
         if not found.grids or (rows["policy"] != "full").any():
             panel = _settings_panel(rows, difference)
-            ranges = [every or panel.numbers] * len(panel.columns) if difference else list(panel.matrix("value").T)
+            values = panel.matrix("value")
+            compressed = values[1:] if panel.rows[0] == notation.policy_title("full") else values
+            ranges = [every or list(values.flat)] * len(panel.columns) if difference else list(compressed.T)
             which = "settings outside the grids" if found.grids else "all settings"
             title = f"{model_title(metrics, str(model))} | {which}"
             shown.append({"title": title, "corner": "policy, keep ratio / window", "panels": [_drawn(panel, ranges)]})
@@ -175,12 +182,16 @@ def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
 
 
 def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
-    """Return a panel as data: texts and colours of its cells; each column has one of the number ranges."""
+    """Return a panel as data: texts and colours of its cells; each column has one of the number ranges.
+
+    A full cache beyond the range of the compressed ones has no colour.
+    """
     cmap = panel.colors(style.SEQUENTIAL)
     ends = [heatmap.limits(numbers, difference=panel.difference) for numbers in ranges]
 
     def cell(row: Any, limits: tuple[float, float] | None) -> list[str]:
-        colours = style.shade(row.value, limits, cmap) if limits and row.value == row.value else ("", "")
+        is_on_scale = limits is not None and limits[0] <= row.value <= limits[1]
+        colours = style.shade(row.value, limits, cmap) if limits and is_on_scale else ("", "")
         return [row.cell_id, row.label, row.mark, row.error, *colours]
 
     cells = [cell(row, ends[place % len(ends)]) for place, row in enumerate(panel.cells.itertuples())]
@@ -228,8 +239,8 @@ def _failures(run: Run, metrics: pd.DataFrame) -> list[dict[str, Any]]:
     return found
 
 
-def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
-    """Return a heading and lines for everything that a reader must know before the numbers."""
+def _concerns(found: Findings) -> list[tuple[str, list[str], bool]]:
+    """Return a heading and lines for everything that a reader must know before the numbers, and True for `ROUTINE`."""
     metrics = found.metrics
     screen = read_screen(found.run.directory)
     done = metrics[(metrics["status"] == "done") & (metrics["graded"] > 0)]
@@ -257,10 +268,10 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
         "Ungraded": listed(metrics[metrics["ungraded"] > 0], lambda row: f"{row.ungraded} of {row.completions}"),
         **warnings(found.run, found.margin),
         "No full-cache cell to compare with": list(alone["model_title"] + " | " + alone["benchmark_title"]),
-        "Settings without a bar chart, there are too many": [one.title for one in found.charted[MAX_COMPARED:]],
         "Notices from reading the files": found.run.notices,
     }
-    return [(f"{heading}: {len(lines)}", _shortened(lines)) for heading, lines in concerns.items() if lines]
+    said = [(heading, lines) for heading, lines in concerns.items() if lines]
+    return [(f"{heading}: {len(lines)}", _shortened(lines), heading in ROUTINE) for heading, lines in said]
 
 
 def _reason(out: Screened) -> str:

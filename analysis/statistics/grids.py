@@ -1,6 +1,6 @@
 """Group a run's cells: the grid of each policy, and the settings that several policies share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ class PolicyGrid:
     """The cells of one policy, budget and variant over keep_ratio and local_window, for all models.
 
     Ratios ascend and windows descend, as drawn. All models and benchmarks share the axes, so that gaps are visible.
+    `label` tells a run's grids apart; a single grid has none.
     """
 
     policy: str
@@ -27,6 +28,7 @@ class PolicyGrid:
     models: list[str]
     benchmarks: list[str]
     cells: pd.DataFrame
+    label: str = ""
 
     @property
     def title(self) -> str:
@@ -56,7 +58,17 @@ def find_grids(metrics: pd.DataFrame) -> list[PolicyGrid]:
                 cells=cells,
             )
             grids.append(grid)
-    return grids
+    several_policies = len({(grid.policy, grid.variant) for grid in grids}) > 1
+    several_triggers = len({grid.budget for grid in grids}) > 1
+    labelled = []
+    for grid in grids:
+        label = []
+        if several_policies:
+            label.append(policy_title(grid.policy, grid.variant))
+        if several_triggers:
+            label.append(notation.axes({"budget": grid.budget}))
+        labelled.append(replace(grid, label=", ".join(label)))
+    return labelled
 
 
 def missing_cells(grid: PolicyGrid) -> pd.DataFrame:

@@ -197,19 +197,24 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
 
 
 def beyond_control(
-    cells: Mapping[Id, Floats], full: Floats, control: Floats, *, like: Mapping[Id, "PairedTest"] | None = None
+    cells: Mapping[Id, Floats],
+    full: Floats,
+    control: Floats,
+    *,
+    population: Population = "these",
+    like: Mapping[Id, "PairedTest"] | None = None,
 ) -> set[Id]:
     """Return the cells in which surely more answers are lost or won than where the full cache is asked again.
 
     Where a cell changes nothing, it and the control are alike; Holm bounds the chance of any error by `LEVEL`. `like`
-    has tests of the same populations, shares and groups.
+    has tests of the same shares and groups, and of populations in place of `population`.
     """
     # 1 where an answer agrees with the full cache's, 0 where one of the two is right: fewer agreements are a loss.
     control_agreements = 1 - np.abs(differences(control, full))
     tests = {}
     for name, scores in cells.items():
         agreements = 1 - np.abs(differences(scores, full))
-        tests[name] = paired_test(agreements, control_agreements)
+        tests[name] = paired_test(agreements, control_agreements, population)
         if like is not None:
             tests[name] = replace(like[name], pairs=tests[name].pairs)
     decisions = decide_tests(tests, losable=True)

@@ -1,7 +1,7 @@
 """Sentences about a grid: which settings are safe, whether settings matter, where eviction acted."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import Run, is_control, run_of_scores
+from kvsweep.analysis.load import Run, benchmarks_first, is_control, run_of_scores
 from kvsweep.analysis.statistics import inference
 from kvsweep.analysis.statistics.grids import PolicyGrid, SharedSetting, find_grids, shared_settings
 from kvsweep.analysis.statistics.inference import BETWEEN_PROBLEMS, NoiseFloor
@@ -406,8 +406,9 @@ class Findings:
         return list(self.metrics["model"].unique())
 
 
-def analyse(run: Run, margin: float | None = None) -> Findings:
-    """Compute all numbers and verdicts of a run; `margin` as in `cell_metrics`."""
+def analyse(run: Run, margin: float | None = None, order: Sequence[str] = ()) -> Findings:
+    """Compute all numbers and verdicts of a run; `margin` as in `cell_metrics`, `order` as in `benchmarks_first`."""
+    run = replace(run, cells=benchmarks_first(run.cells, order))
     metrics = cell_metrics(run, margin)
     graded = graded_rows(run)
     grids = find_grids(metrics)
@@ -430,11 +431,12 @@ def analyse(run: Run, margin: float | None = None) -> Findings:
     )
 
 
-def analyse_scores(path: Path) -> Findings:
+def analyse_scores(path: Path, order: Sequence[str] = ()) -> Findings:
     """Return the findings on grids with scores only, from a CSV as `read_summary` reads it."""
     table = read_summary(path)
     run = run_of_scores(table, path.with_suffix(""))
     scores = table.reindex(columns=["pass_at_1", "problems", "draws", "sure", "doubt"])
     scores = scores.assign(pass_at_1=table["pass_at_1"] / 100, graded=scores["problems"] * scores["draws"])
     metrics = cell_metrics(run).drop(columns=scores.columns, errors="ignore").join(scores)
+    metrics = benchmarks_first(metrics, order)
     return Findings(run=run, metrics=metrics, grids=find_grids(metrics), verdicts=summary_verdicts(metrics))

@@ -151,7 +151,8 @@ def written(
 
 def trace_of(completion: Completion, model: LoadedModel, prompt: Sequence[int]) -> Trace:
     ids = completion.token_ids[:-1] if completion.stop_reason == "stop" else completion.token_ids
-    return Trace(problem_id=name, draw=draw, kept=True, token_ids=[*prompt, *ids], **_parts(ids, start, model))
+    parts = _parts(ids, len(prompt), model)
+    return Trace(problem_id=completion.problem_id, draw=completion.draw, kept=True, token_ids=[*prompt, *ids], **parts)
 
 
 def _parts(ids: list[int], start: int, model: LoadedModel) -> dict[str, int]:

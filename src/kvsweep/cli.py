@@ -179,6 +179,8 @@ _above_0 = click.IntRange(min=1)
     help="Width of the figures; by default 3.3, a row of heatmaps 7.1.",
 )
 @option("--map", metavar="NAME", help="A colour map of matplotlib; by default YlGnBu, safe for colour-blind readers.")
+@option("--title", metavar="TEXT", help="A title over each figure of heatmaps.")
+@option("--order", metavar="NAME,...", default="", help="Benchmarks that come first, in this order.")
 @option(
     "--margin",
     metavar="POINTS",

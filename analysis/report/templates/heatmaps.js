@@ -60,9 +60,12 @@ function heatmap(map, corner) {
 function drawBoards() {
   boards.replaceChildren();
   read("heatmap-data")[scale.value].forEach(({ title, corner, panels }) => {
-    const maps = panels.filter((map) => wanted(map.rows.flatMap(([, cells]) => cells))), box = make("div", null, "panels");
+    const maps = panels.filter((map) => wanted(map.rows.flatMap(([, cells]) => cells)));
+    const board = make("section", null, maps[0]?.title ? "" : "settings"), box = make("div", null, "panels");
+    board.style.setProperty("--panels", maps.length);
     box.append(...maps.map((map) => heatmap(map, corner)));
-    if (maps.length) boards.append(make("h3", title), box);
+    board.append(make("h3", title), box);
+    if (maps.length) boards.append(board);
   });
 }
 scale.onchange = drawBoards;

@@ -99,6 +99,7 @@ def test_by_default_an_image_has_only_titles_numbers_axes_and_bars(metrics):
     assert [axes.get_title() for axes in panels(figure)] == ["Toy-Qwen | Chain", "Toy-Qwen | Add"]
     assert len(figure.axes) == 4, "a colour bar each"
     assert figure.get_supxlabel() == figure.get_suptitle() == ""
+    assert [axes.get_ylabel() for axes in figure.axes if axes not in panels(figure)] == ["", "Pass@1 (%)"]
     assert len({axes.get_subplotspec().rowspan for axes in panels(figure)}) == 1, "one row"
     first = panels(figure)[0]
     # The colours reach to the cells' scores, 14.3 to 57.1, and not to the full cache's, which nothing shows.
@@ -125,7 +126,6 @@ def test_the_page_and_the_figure_draw_the_same_cells(run, metrics):
             strict=True,
         ):
             buttons = [cell for _, row in panel["rows"] for cell in row]
-            difference = scale == "diff_from_full"
             texts = sorted(axes.texts, key=lambda text: text.get_position()[::-1])  # row by row
             assert [text.get_text() for text in texts] == [b[1] + b[2] for b in buttons]
             assert "\n".join(axes.get_title().split("\n")[2:]) == panel["chance"].replace(", by", "\nby")
@@ -137,7 +137,7 @@ def test_the_page_and_the_figure_draw_the_same_cells(run, metrics):
             assert [name for name, _ in panel["rows"]] == ["48", "16"]
             assert panel["columns"] == ["0.1", "0.3", "0.5"]
             (full,) = panel["full"]
-            assert (full[1], full[3], bool(full[4])) == ("75.0", "±25.0", not difference)
+            assert (full[1], full[3], full[4]) == ("75.0", "±25.0", ""), "beyond the range of the compressed ones"
         first, second = (
             [cell[0].split("-")[4:6] for _, row in panel["rows"] for cell in row] for panel in board["panels"]
         )
@@ -145,7 +145,7 @@ def test_the_page_and_the_figure_draw_the_same_cells(run, metrics):
         assert second[3] == []
         ends = [panel["ends"] for panel in board["panels"]]
         if scale == "own":
-            assert ends == [["14.3", "75.0"], ["28.6", "75.0"]]
+            assert ends == [["14.3", "57.1"], ["28.6", "57.1"]]
             assert board["panels"][1]["rows"][1][1][1][3] == "±18.4 (7)"
             (table,) = others["panels"]
             assert [(name, [cell[1] for cell in row]) for name, row in table["rows"]] == [
@@ -154,18 +154,18 @@ def test_the_page_and_the_figure_draw_the_same_cells(run, metrics):
                 ("random 0.3 / 48, trigger 128", ["50.0", "–"]),
             ]
             # Each column has a scale of its own, and a value alone the middle of it.
-            assert [cell[4] for cell in table["rows"][0][1]] == [
-                shade(1, (0, 1), "YlGnBu")[0],
-                shade(0.5, (0, 1), "YlGnBu")[0],
-            ]
+            assert table["rows"][1][1][0][4] == shade(0.5, (0, 1), "YlGnBu")[0]
+            # The full cache stretches no scale: beyond the best score it has no colour.
+            assert table["rows"][0][1][0][4] == ""
         else:
-            assert ends[0] == ends[1] == (["14.3", "75.0"] if scale == "shared" else ["-50.0", "+50.0"])
+            assert ends[0] == ends[1] == (["14.3", "57.1"] if scale == "shared" else ["-50.0", "+50.0"])
 
 
 def test_a_scale_reaches_to_all_its_numbers_and_has_a_width():
     nan = float("nan")
     assert limits([3.0, nan, 1.0], difference=False) == (1.0, 3.0)
     assert limits([2.0, 2.0], difference=False) == (1.0, 3.0)
+    assert (limits([0.0], difference=False), limits([100.0], difference=False)) == ((0.0, 1.0), (99.0, 100.0))
     assert limits([nan], difference=False) == (0.0, 100.0)
     assert limits([-3.0, 2.0, nan], difference=True) == (-3.0, 3.0)
     assert limits([0.25], difference=True) == (-1.0, 1.0)
@@ -277,6 +277,32 @@ def test_the_flags_of_the_heatmaps(metrics):
     assert "below each value its 95% interval" in figure.get_supxlabel().replace("\n", " ")
     sizes = {text.get_fontsize() for one in (*panels(plain), first) for text in one.texts}
     assert len(sizes) == 1, "text stays at its size"
+
+
+def test_several_policies_a_title_and_an_order(run, make_cell, kvsweep, monkeypatch):
+    drawn = {}
+
+    def keep(figure, _, name):
+        drawn[name] = figure
+        return {"svg": Path(__file__)}
+
+    monkeypatch.setattr("kvsweep.analysis.report.gallery.save_figure", keep)
+    for benchmark, title in (("toy_add", "Add"), ("toy_chain", "Chain")):
+        place = {"benchmark": benchmark, "benchmark_title": title}
+        make_cell([[0]], **place)
+        for policy in ("dynts", "h2o"):
+            for ratio in RATIOS:
+                make_cell([[0]], policy=policy, keep_ratio=ratio, **place)
+    assert kvsweep("report", str(run), "--title", "Mine", "--order", "Chain,toy_add").code == 0
+    figure = drawn["heatmap_toy_qwen_h2o_128"]
+    assert figure.get_suptitle() == "Mine"
+    assert [axes.get_title() for axes in panels(figure)] == ["Toy-Qwen | Chain, H2O", "Toy-Qwen | Add, H2O"]
+    bars = [axes for axes in figure.axes if axes not in panels(figure)]
+    assert all(bar.get_yticks().tolist() == [0] for bar in bars), "of zeros alone"
+    figure = drawn["difference_toy_qwen_h2o_128"]
+    assert figure.axes[-1].get_ylabel() == "points against the full cache"
+    ended = kvsweep("report", str(run), "--order", "aime24")
+    assert (ended.code, "choose among Chain, Add" in ended.err or "choose among Add, Chain" in ended.err) == (2, True)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from kvsweep.analysis.figures.tradeoffs import series, tradeoff
 from kvsweep.analysis.load import load_run
@@ -76,8 +77,18 @@ def test_a_grid_of_one_policy_names_its_lines(tmp_path, make_cell):
     for window in (16, 48):
         for ratio in (0.1, 0.2, 0.3):
             make_cell([[1], [0]], policy="dynts", keep_ratio=ratio, local_window=window, done=window == 16, expected=2)
+        for ratio in (0.1, 0.2):
+            make_cell([[1], [1]], policy="h2o", keep_ratio=ratio, local_window=window)
     figure = tradeoff("memory", read(tmp_path), "toy_qwen")
-    assert list(curves(figure)) == ["DynTS*, window 16, best 50.0", "DynTS*, window 48, best 50.0"]
+    drawn = {one.get_label(): one.lines[0] for one in figure.axes[0].containers}
+    names = ["H2O, window 16, best 100.0", "H2O, window 48, best 100.0"]
+    names += ["DynTS*, window 16, best 50.0", "DynTS*, window 48, best 50.0"]
+    assert list(drawn) == names
+    # A colour for each policy, a shape for each window.
+    colours, shapes = ([get(drawn[name]) for name in names] for get in (Line2D.get_color, Line2D.get_marker))
+    assert (colours[0], colours[2]) == (colours[1], colours[3])
+    assert (shapes[0], shapes[1]) == (shapes[2], shapes[3])
+    assert (len(set(colours)), len(set(shapes))) == (2, 2)
     assert str(figure.get_label()).startswith(
         "Toy-Qwen: Pass@1 ± standard error against memory (* not finished), Chain"
     )
