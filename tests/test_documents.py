@@ -263,7 +263,7 @@ def test_the_table_of_policies_has_them_all():
 
 
 def test_the_page_of_choices_has_every_benchmark_and_experiment():
-    page = (ROOT / "docs/choices.md").read_text()
+    page = (ROOT / "docs/problems.md").read_text()
     for group, heading in (("benchmark", "Benchmarks"), ("experiment", "Experiments")):
         table = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
         named = re.findall(

@@ -811,7 +811,7 @@ def test_sizes_of_files_and_commands() -> None:
     sizes = json.loads((PUBLISHED / "sizes.json").read_text())
     report, judge = sizes["report of 200,000 completions"], sizes["judge of two files of 200,000 rows"]
     words = f"made in {report['cpu_seconds']:.0f} CPU seconds with {report['peak_gb']:.1f} GB; an export of"
-    text = page("docs/limits.md")
+    text = page("docs/faq.md")
     assert f"{words} a million rows in {sizes['export of 1,000,000 rows']['cpu_seconds']:.0f} CPU seconds" in text
     assert sizes["sweep of 2,000 cells, ulimit -n 256"]["code"] == 0
     words = f"200,000 rows took {judge['cpu_seconds']:.0f} CPU seconds and {judge['peak_gb']:.2f} GB"

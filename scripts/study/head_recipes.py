@@ -25,6 +25,8 @@ from kvsweep.analysis.statistics.metrics import graded_rows, pass_at_1
 from kvsweep.harness.settings import compose_config
 from scripts.study.label_study import write_labels
 
+# One trace in so many is held out.
+HELD_OUT = {"toy_qwen": 10, "toy_llama": 10, "smollm2_reasons": 5}
 STEPS_AN_EPOCH = 27
 ADDED_GRADIENTS = 14
 RELEASED = ["recipe.epochs=15", "recipe.lr=5e-4", "recipe.weight_decay=0.01"]
@@ -45,14 +47,14 @@ HEADS = {
 TRACES = {
     "toy_qwen": [],
     "toy_llama": [],
-    "smollm2_reasons": ["model.dtype=bfloat16", "recipe.toy_problems=360"],
+    "smollm2_reasons": ["model.dtype=bfloat16", "recipe.toy_problems=180"],
 }
 TOYS = ["experiment=labels", "run_name=heads"]
 SWEEPS = {
     "toy_qwen": [*TOYS, "benchmark=toy_chain,toy_add,toy_regs,toy_groups"],
     "toy_llama": [*TOYS, "benchmark=toy_chain,toy_add,toy_regs,toy_groups"],
     "smollm2_reasons": [
-        *("experiment=methods_smol", "decoding=r1", "decoding.max_new_tokens=320", "draws=2", "run_name=heads"),
+        *("experiment=methods_smol", "decoding=r1", "decoding.max_new_tokens=320", "draws=1", "run_name=heads"),
         *("benchmark.limit=60", "policy.budget=96", "benchmark=words"),
     ],
 }
@@ -92,12 +94,12 @@ def kvsweep(*arguments: str, folder: Path | None = None) -> None:
 def make_heads(out: Path, model: str) -> None:
     """Write traces and labels into OUT/MODEL/shared, and each head into OUT/MODEL/HEAD with links to them."""
     shared = out / model / "shared"
-    common = [f"model={model}", *TRACES[model]]
+    common = [f"model={model}", f"recipe.held_out={HELD_OUT[model]}", *TRACES[model]]
     for stage in ("traces", "labels"):
         kvsweep("predictor", stage, *common, f"recipe.out={shared}")
     manifest = json.loads((shared / "cache" / "cache.json").read_text())
-    held_out = manifest["traces"] // 10
-    batch = (manifest["traces"] - held_out) // STEPS_AN_EPOCH
+    fitted = manifest["traces"] - manifest["traces"] // HELD_OUT[model]
+    batch = fitted // STEPS_AN_EPOCH
     micro_batch = max(1, batch // ADDED_GRADIENTS)
     batch -= batch % micro_batch
     whole_traces = WHOLE_TRACES.format(micro_batch=micro_batch)
