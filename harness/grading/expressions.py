@@ -12,6 +12,7 @@ from itertools import permutations
 from typing import Any
 
 from kvsweep.harness.grading.spelling import readable, split
+from kvsweep.harness.grading.units import DEGREE
 from kvsweep.harness.grading.values import NoValue, TooMuchWork, Values
 
 _MAX_CHARS = 300  # Nothing longer is calculated: it is equal only if it is written the same.
@@ -24,7 +25,7 @@ def compare(answer: str, gold: str) -> tuple[bool, str, str, str]:
     """Equal or not, the rule that decided, and both sides as they were compared."""
     (left, unit), (right, wanted) = readable(answer), readable(gold)
     # Degrees beside a plain number may be its unit; a multiple of pi without a unit is in radians.
-    if unit != wanted and ((unit and wanted) or ("degree1" in (unit, wanted) and r"\pi" in left + right)):
+    if unit != wanted and ((unit and wanted) or (DEGREE in (unit, wanted) and r"\pi" in left + right)):
         return False, "other units", left, right
     left = left if _OPTION.fullmatch(right) else re.sub(r"^\([A-F]\) ?(?=[-\d.\\(])", "", left)
     if ("%" in answer) != ("%" in gold):

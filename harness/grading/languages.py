@@ -63,6 +63,11 @@ UNSPACED = {
     "Japanese": Language("答え|正解|解答", "正しい|最終的?な?", "間違った|誤った|ではな", "は", "", "選択肢", ""),
     "Korean": Language("정답|답", "올바른|최종", "틀린|잘못된|아니", "은|는", "", "선택지|보기", ""),
 }  # fmt: skip
+# The same languages, English first, by the names that CLDR has for them.
+LOCALES = (
+    *("en", "en_IN", "en_GB", "de", "nl", "sv", "nb", "da", "fr", "es", "pt", "it", "ro", "pl", "cs", "ru", "el"),
+    *("tr", "fi", "hu", "vi", "id", "hi", "ar", "zh", "zh_Hant", "ja", "ko"),
+)
 # What ends a sentence behind its value.
 COPULA = r"(?:です|である|だ|입니다|이다|이에요|है|होगा)"
 

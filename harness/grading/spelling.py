@@ -4,15 +4,11 @@ import re
 from collections.abc import Callable
 
 from kvsweep.harness.grading.languages import in_latex, number_of_words, plain_characters
+from kvsweep.harness.grading.units import read_words
 
-# A word that makes another number, or no number, of the number before it.
-_NOT_UNIT = re.compile(
-    "(?:i|e|pi|hundred|thousand|[mbtr]+illion|dozen|lakh|crore|[bmt]n|mio|mrd|hal[fv]e?|third|quarter|squared|cubed|time|base|not)s?|"
-    "or|more|less|fewer|greater|higher|lower|larger|smaller|least|most|over|under|above|below|about|than|factorial|"
-    "(?:[a-z]+t(?:ie|een)|hundred|thousand|[mbtr]+illion)ths?"
-)
 _FRACTIONS = ["third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth"]
-_THOUSANDS = {"k": 3, "K": 3, "M": 6, "B": 9, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_MONEY = {"k": "thousand", "K": "thousand", "M": "million", "B": "billion"}
+_SIGN = "[€£₹¥₩₽₺₪₫฿]"
 _TEXT = r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:bf|rm|it|sf)|mbox|operatorname)\s*+"
 _POWER = r"\^\s*(?:\{\s*-?\d\s*\}|-?\d)"
 TEXT_COMMAND = re.compile(rf"{_TEXT}\{{((?:{_POWER}|[^{{}}])*+)\}}")
@@ -22,7 +18,9 @@ _FINAL_UNITS = re.compile(rf"(?<=[\w)}}])\s*({_UNIT}(?:(?:\s|\\cdot|/)*{_UNIT})*
 _SHORT = r"[kcdmn]m|kg|[mn]s|[kMG][WJN]|m[lL]|[kMG]?(?:Pa|Hz|eV)|(?:k?cal|mol|in|ft|yd|mi|min|hr|sec|yr|lb|day)s?"
 _WORD = r"[^\W\d_A-Za-z]|[^\W\d_]{4,}|[a-z]{2,3}(?= [a-z]{4})|[apAP]\.?[mM]"
 _BARE_WORD = rf"(?:{_WORD}|(?:k?m/[sh]|{_SHORT}|oz|mph|rad|per|sq|men)(?:\^\{{?[23]\}}?)?)"
-_BARE_UNITS = re.compile(rf"((?:\\[a-z]+|[^A-Za-z\\])*[\d}}])\s+({_BARE_WORD}(?:[ ./-]+{_BARE_WORD})*)[\s.]*$")
+_BARE_UNITS = re.compile(
+    rf"((?:\\[a-z]+|[^A-Za-z\\])*[\d}}])(?:\s+|(?=[^\x00-\x7f]))({_BARE_WORD}(?:[ ./-]+{_BARE_WORD})*)[\s.]*$"
+)
 _LEAD = re.compile(r"^(?:(?:the|final|answer)\s+)*(?:(?:is|are|equals?|equal to)\b|answer:)\s*(?=[-\d.\\(])", re.I)
 _NOTHING = re.compile(
     r"^(?:there (?:is|are) )?no (?:(?:real|integer|positive|valid|such) )*(?:solutions?|roots?)$", re.I
@@ -59,7 +57,6 @@ _SINE = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|ln|log)"
 _INEQUALITIES = re.compile(r"[^,;]*(?:[<>]|\\[lg]eq)[^,;]*")  # a list of them says "and" or "or" with its commas
 _GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}"
 _ANGLE = r"\s*(-?\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))\s*"
-_MODULUS = r"(?:\\pmod\s*\{?|\(\s*(?:\\bmod|\\mod|mod)|\\bmod)[^{}()]*[})]?"
 # Style around a value: pattern, replacement and an example; used until none is left.
 STYLES: tuple[tuple[str, str, str], ...] = (
     (rf"\\(?:boldsymbol|bm|pmb|underline|uline|emph)\s*{_GROUP}", r"\1", r"\bm{x+1} -> x+1"),
@@ -93,14 +90,16 @@ SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
      r"(?=[a-z] ?(?:[<>≤≥]|\\[lg]))",
      "", r"\text{all integers }k \ge 3 -> k \ge 3"),
     (r"^\$?\\\$\s*([\d.,]+)\s*(?:\\text\s*\{\s*)?([kKMB])\s*\}?\$?$",
-     lambda match: rf"{match[1]} \cdot 10^{{{_THOUSANDS[match[2]]}}}",
-     r"\$5\text{M} -> 5 \cdot 10^{6}"),
-    (r"(?<=\d)\s*\\(?:text|mathrm)\s*\{\s*(k|(?:thous|milli|billi|trilli)(?:and|on))\s*\}$",
-     lambda match: rf" \cdot 10^{{{_THOUSANDS[match[1]]}}}", r"33\text{k} -> 33 \cdot 10^{3}"),
+     lambda match: rf"{match[1]}\text{{{_MONEY[match[2]]} dollars}}",
+     r"\$5\text{M} -> 5\text{million dollars}"),
+    (r"^\$?\\\$\s*([\d.,]+)\s*\\?(?:\s|text\{)\s*([a-z]{3,})\}?\$?$", r"\1\\text{\2 dollars}",
+     r"\$5\text{ million} -> 5\text{million dollars}"),
+    (r"^(?:\\(?:text|mathrm)\{)?\s*([A-Z]{3}|Rs)\b[.\s}~]*(?=[\d.])(.*)$", r"\2\\text{ \1}",
+     r"\text{USD } 18.90 -> 18.90\text{ USD}"),
     (rf"(?<![\d.])(\d+)\s*(?:-|\\text\s*\{{\s*|\s)({'|'.join(_FRACTIONS)})s?\}}?$",
      lambda match: rf"\frac{{{match[1]}}}{{{3 + _FRACTIONS.index(match[2])}}}",
      r"5\text{ sevenths} -> \frac{5}{7}"),
-    (r"(?:\\text\s*\{)?[€£₹¥]\}?\s*(\d[\d.,]*)|(\d)\s*(?:\\text\s*\{\s*)?[€£₹¥]\}?|(\d)\s*(?:¢|\\cent)",
+    (rf"(?:\\text\s*\{{)?{_SIGN}\}}?\s*(\d[\d.,]*)|(\d)\s*(?:\\text\s*\{{\s*)?{_SIGN}\}}?|(\d)\s*(?:¢|\\cent)",
      lambda match: match[1] or match[2] or rf"{match[3]}\text{{cents}}", r"75¢ -> 75\text{cents}"),
     (r"(?<=\d)(?:\s|\\[,; ])*([kM]?)\\Omega(?![A-Za-z])", r"\\text{\1ohm}", r"4.2\,\Omega -> 4.2\text{ohm}"),
     (r"\*\*\s*\(?(-?\w+)\)?", r"^{\1}", "x**10 -> x^{10}"),
@@ -183,44 +182,17 @@ def readable(answer: str) -> tuple[str, str]:
     return text, ";".join(units if len({*units, ""}) > 2 else {max(units)})  # one unit may stand for all items
 
 
-# Units in one spelling: M stays for mega, and M, S, G and H alone are no meter, second, gram and hour.
-_SYMBOLS_OF = {name: symbol for symbol, *names in map(str.split, (
-    "m meter metre", "g gram", "s second sec", "min minute", "h hour hr", "d day", "yr year yr", "in inche inch",
-    "ft foot feet", "yd yard yd", "mi mile", "lb pound lb", "oz ounce", "l liter litre", "n newton", "j joule",
-    "w watt", "v volt", "a ampere amp", "t tesla", "pa pascal", "hz hertz", "mol mole", "ev electronvolt",
-    "cal calorie", "k kelvin", "c coulomb celsius", "f fahrenheit", "degree deg degree", "rad radian",
-)) for name in names}  # fmt: skip
-UNIT_SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
-    (r"[{}^]|\\cdot", " ", r"m^{2} -> m  2 "),
-    (r"\.", "", "p.m. -> pm"),
-    (r"\b([kM]?[NJWV])([msh])\b", r"\1 \2", "kWh -> kW h"),
-    (r"(?i)\bmph\b", "mi/h", "MPH -> mi/h"),
-    (r"\b(?!(?:[MSGH]|pA)\b)(M(?=(?:Pa|Hz|eV|pc|[A-Zmgs])\b)|)(\w+)", lambda match: match[1] + match[2].lower(),
-     "MPa Meter M -> Mpa meter M"),
-    (rf"\b(kilo|centi|milli|mega|micro|nano|giga|deci|)({'|'.join(_SYMBOLS_OF)})s?\b",
-     lambda match: {"mega": "M", "micro": "μ"}.get(match[1], match[1][:1]) + _SYMBOLS_OF[match[2]],
-     "micrometers kilograms -> μm kg"),
-    (r"\b(\w{3,})s\b", r"\1", "apples -> apple"),
-    (r"\bsq(?:uare)? (\w+)", r"\1 2", "sq ft -> ft 2"),
-    (r"\bcu(?:bic)? (\w+)", r"\1 3", "cubic cm -> cm 3"),
-)  # fmt: skip
-
-
 def _without_unit(item: str) -> tuple[str, str]:
-    """A single item without its final unit, and the unit, each symbol with its power: "m1 s-2" for m/s^2."""
+    """A single item without its final words, multiplied as they say, and its unit; with them if one is not known."""
     item = _BARE_UNITS.sub(r"\1\\text{\2}", item)
     found = _FINAL_UNITS.search(item)
-    unit = TEXT_COMMAND.sub(r" \1", found[1]) if found else ""
-    if not found or any(map(_NOT_UNIT.fullmatch, re.findall("[a-z]+", unit.lower()))):
+    if found is None:
         return item, ""
-    for pattern, new, _ in UNIT_SPELLINGS:
-        unit = re.sub(pattern, new, unit)
-    factors = [
-        word + ("-" if under and "-" not in power else "") + (power or "1")
-        for under, part in enumerate(re.split(r"/|\bper\b", unit))
-        for word, power in re.findall(r"([^\W\d_]+)\s*((?:-?\d)?)", part)
-    ]
-    return item[: found.start()], " ".join(sorted(factors))
+    number = item[: found.start()]
+    words = read_words(TEXT_COMMAND.sub(r" \1", found[1]), single=number.strip() == "1")
+    if words is None:
+        return item, ""
+    return number + rf" \cdot {words.factor}" * (words.factor > 1), words.unit
 
 
 def split(text: str, separators: str | tuple[str, ...]) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/../../.."
 PYTHON=${PYTHON:-python3}
 WHEELS=build/wheels
 LACKING=(hydra-core omegaconf math-verify latex2sympy2_extended msgspec pydantic pydantic_core annotated-types
-    typing-inspection submitit pebble backports.zstd datasets dill multiprocess)
+    typing-inspection submitit pebble backports.zstd pint flexcache flexparser platformdirs babel datasets dill multiprocess)
 
 pinned() { grep -i "^$1==" constraints.txt; }
 
