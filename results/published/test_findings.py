@@ -337,7 +337,7 @@ def test_bits_and_rows_on_a_real_model() -> None:
     assert [round(one["share"], 2) for one in (four, half)] == [0.39, 0.53]
     two = packed.filter(like="bits=2", axis=0)["pass_at_1"]
     assert sorted(two) == [0, 0, 0.15625]
-    assert f"With a 2-bit KV cache, [0 to {two.max():.0%} right, of {full['pass_at_1']:.0%}]" in front_page()
+    assert f"A KV cache of 2 bits: [from {full['pass_at_1']:.0%} right down to 0 to {two.max():.0%}]" in front_page()
     assert f"at 2 bits 0 to {two.max():.0%} are left, by the packing scheme" in said("README.md")
 
 
@@ -794,7 +794,7 @@ def test_the_simulated_searches() -> None:
     table = pd.read_csv(PUBLISHED / "statistics.csv")
     worst = table.groupby("quantity")["rate"].max()
     assert 0.2 < worst["any wrong holds of 20 cells"] < 0.25
-    assert "one slips through in up to one grid of four" in page("docs/report.md")
+    assert "up to one in four has a false *safe*" in page("docs/report.md")
     assert worst["wrong recommendation of 20 cells"] <= 0.05
     assert worst["wrong recommendation of 20 cells, in rounds"] <= 0.05
     assert "wrong in at most 1 of 20 searches" in page("docs/report.md")

@@ -65,12 +65,16 @@ def heatmaps(grid: pd.DataFrame) -> matplotlib.figure.Figure:
     figure, axes = style.panels(7.1, len(policies), len(policies), row=1.9, rest=0.4)
     limits = (0.0, 1000 * float(grid["kl"].max()))
     for place, (panel, policy) in enumerate(zip(axes, policies, strict=True)):
-        own = 1000 * grid[grid["policy"] == policy].pivot(index="local_window", columns="keep_ratio", values="kl")
+        own = (
+            1000
+            * grid[grid["policy"] == policy].pivot(index="local_window", columns="keep_ratio", values="kl").iloc[::-1]
+        )
         labels = own.map("{:.0f}".format).to_numpy()
-        style.heat_table(panel, own.to_numpy(), labels, cmap=f"{style.SEQUENTIAL}_r", limits=limits, size=8)
+        mesh = style.heat_table(panel, own.to_numpy(), labels, cmap=f"{style.SEQUENTIAL}_r", limits=limits, size=8)
         panel.set_xticks(np.arange(own.shape[1]) + 0.5, [f"{ratio:g}" for ratio in own.columns])
         panel.set_yticks(np.arange(own.shape[0]) + 0.5, [f"{window:g}" for window in own.index] if not place else [])
-        panel.set(title=notation.policy_title(policy), xlabel="keep ratio", ylabel="" if place else "local window")
+        panel.set(title=notation.policy_title(policy), xlabel="Ratio", ylabel="" if place else "Local Window Size")
+    figure.colorbar(mesh, ax=axes, label="KL (thousandths of a nat per token)", pad=0.01)
     return figure
 
 

@@ -11,15 +11,22 @@ policies of one keep_ratio. Writes hybrid.csv and hybrid.png.
 import argparse
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from kvsweep.analysis.figures import style
 from kvsweep.analysis.load import load_run
+from kvsweep.analysis.notation import policy_title
 from kvsweep.analysis.statistics.inference import paired_tests, score_array
 from kvsweep.analysis.statistics.metrics import graded_rows
 
-MODELS = {"toy_qwen": "#56b4e9", "toy_qwen_windows": "#d55e00"}
+# Title and colour of each model.
+MODELS = {
+    "toy_qwen": ("Toy-Qwen", "#56b4e9"),
+    "toy_qwen_windows": ("Toy-Qwen, two of four layers with windows", "#d55e00"),
+}
 
 
 def main() -> None:
@@ -29,7 +36,7 @@ def main() -> None:
     options = parser.parse_args()
     table = compare(options.run)
     table.round(4).to_csv(options.output / "hybrid.csv", index=False)
-    figure(table).savefig(options.output / "hybrid.png", dpi=130)
+    figure(table).savefig(options.output / "hybrid.png", dpi=200)
     print(table.to_string(index=False, float_format="{:.3f}".format))
 
 
@@ -61,26 +68,26 @@ def compare(directory: Path) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
+@matplotlib.rc_context(style.STYLE)
 def figure(table: pd.DataFrame) -> Figure:
     """Pass@1 of each policy on both models, a panel per keep_ratio; dashed: the full cache."""
     ratios = sorted(table["keep_ratio"].unique())
-    drawn = Figure(figsize=(9, 4.8), layout="constrained")
+    drawn = style.new_figure((7.1, 0.9 + 0.24 * table["policy"].nunique()))
     order = list(table[table["keep_ratio"] == ratios[-1]].sort_values("toy_qwen", ascending=False)["policy"])
     for panel, ratio in zip(drawn.subplots(1, len(ratios), sharey=True, squeeze=False)[0], ratios, strict=True):
         own = table[table["keep_ratio"] == ratio].set_index("policy").loc[order]
-        for place, (model, color) in enumerate(MODELS.items()):
+        for place, (model, (title, color)) in enumerate(MODELS.items()):
             at = np.arange(len(own)) + 0.2 * (2 * place - 1)
-            bars = {"xerr": 196 * own[f"{model}_se"], "fmt": "o", "ms": 4, "lw": 1, "color": color, "label": model}
+            bars = {"xerr": 196 * own[f"{model}_se"], "fmt": "o", "ms": 4, "lw": 1, "color": color, "label": title}
             panel.errorbar(100 * own[model], at, **bars)
             panel.axvline(100 * own[f"{model}_full"].iloc[0], ls="--", lw=0.8, color=color)
-        panel.set_title(f"keep_ratio {ratio:g}", fontsize=10)
-        panel.set_xlabel("Pass@1 in %, 95%")
+        panel.set_title(f"keep ratio {ratio:g}; dashed: the full cache")
+        panel.set_xlabel("Pass@1 (%) with 95% interval")
         panel.set_xlim(0, 100)
-        panel.set_yticks(range(len(order)), order)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(axis="y", lw=0.3)
+        panel.set_yticks(range(len(order)), [policy_title(name) for name in order])
+        style.tidy(panel)
     panel.invert_yaxis()
-    panel.legend(frameon=False, fontsize=8)
+    style.legend_below(drawn)
     return drawn
 
 

@@ -9,9 +9,13 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib
 import pandas as pd
+from matplotlib.figure import Figure
 from replay_study import replay_timed
 
+from kvsweep.analysis.figures import style
+from kvsweep.analysis.notation import policy_title
 from kvsweep.harness.replay.references import ReplayConfig
 from kvsweep.harness.replay.replay_share import ReplayShare, replay_share
 from kvsweep.harness.settings import compose_config
@@ -59,8 +63,6 @@ def replay(given: argparse.Namespace) -> None:
 
 def tables(given: argparse.Namespace) -> None:
     """Write a row for each policy and size, paired with the nearest policy of that size, and the figure."""
-    from matplotlib.figure import Figure
-
     from kvsweep.analysis.statistics.fidelity import fidelity, paired_fidelity, rows_of_cells
 
     share, settings = replay_of(given, None)
@@ -79,20 +81,26 @@ def tables(given: argparse.Namespace) -> None:
     table[columns].round(6).to_csv(FOLDER / "r1_traces.csv", index=False)
     shown = ["rows", "policy", "texts", "evictions", "kl", "kl_se", "flips", "p_holm"]
     print(table[shown].round(4).to_string(index=False))
-    order = list(table[table["rows"] == given.rows[0]]["policy"])
-    figure = Figure(figsize=(8, 5.5), layout="constrained")
-    axis = figure.subplots()
+    figure(table).savefig(FOLDER / "r1_traces.png", dpi=200)
+
+
+@matplotlib.rc_context(style.STYLE)
+def figure(table: pd.DataFrame) -> Figure:
+    """The KL of each policy at each size, in the order of the smallest size."""
+    order = list(table[table["rows"] == table["rows"].min()]["policy"])
+    drawn = style.new_figure((7.1, 1 + 0.22 * len(order)))
+    axis = drawn.subplots()
     for shift, (rows, own) in enumerate(table.groupby("rows")):
         places = [order.index(name) + 0.22 * (shift - 1) for name in own["policy"]]
         label = f"{rows} rows, {own['texts'].iloc[0]} texts"
         axis.errorbar(own["kl"], places, xerr=1.96 * own["kl_se"], fmt="o", ms=3.5, lw=1, label=label)
-    axis.set_yticks(range(len(order)), order, fontsize=8)
+    axis.set_yticks(range(len(order)), [policy_title(name) for name in order])
     axis.invert_yaxis()
     axis.set_xscale("log")
     axis.set_xlabel("KL from the full cache, nats per token (95% over texts)")
-    axis.legend(fontsize=8, loc="lower left")
-    axis.grid(axis="y", lw=0.3)
-    figure.savefig(FOLDER / "r1_traces.png", dpi=120)
+    style.tidy(axis)
+    style.legend_below(drawn)
+    return drawn
 
 
 def main() -> None:

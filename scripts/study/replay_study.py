@@ -32,7 +32,6 @@ PANEL, SIZES, METHODS = (
 FOLDERS = {"bytes_toy": "bits"}
 MARGIN, BOUNDS = 0.05, (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02)
 FIRST_TOKENS = (None, 320, 256, 224, 192)
-COLORS = {"safe": "tab:green", "unclear": "tab:orange", "worse": "tab:red"}
 # The sign makes every number larger for a cell that is nearer to the full cache.
 SIGNS = {"kl": -1, "change": 1, "flips": -1, "answer_change": 1, "first_other": 1}
 
@@ -224,9 +223,7 @@ def halves(table: pd.DataFrame, rounds: int = 300) -> pd.DataFrame:
 
 
 def tables(out: Path, experiments: Sequence[str], texts: int) -> None:
-    """Put the replayed experiments among the published cells, and write the tables and the figure again."""
-    from matplotlib.figure import Figure
-
+    """Put the replayed experiments among the published cells, and write the tables again."""
     folder = ROOT / "results/published/replay"
     new = [joined(out, name, texts) for name in experiments]
     known = pd.read_csv(folder / "cells.csv")
@@ -245,22 +242,6 @@ def tables(out: Path, experiments: Sequence[str], texts: int) -> None:
         summary[f"{name}_screened_out"] = 1 - tries[f"{name}_found"].sum() / tries[name].sum()
     summary["share_of_tokens"] = tries["share_of_tokens"].mean()
     summary.round(5).to_csv(folder / "halves.csv")
-    panels = list(cells.groupby(PANEL))
-    height = -(-len(panels) // 4)
-    figure = Figure(figsize=(11, 2.75 * height), layout="constrained")
-    axes = figure.subplots(height, 4, squeeze=False).ravel()
-    for unused in axes[len(panels) :]:
-        unused.remove()
-    for axis, (names, panel) in zip(axes, panels, strict=False):
-        axis.scatter(panel["kl"], 100 * panel["pass_at_1"], s=14, c=panel["decision"].map(COLORS).fillna("grey"))
-        axis.set_xscale("log")
-        axis.xaxis.set_minor_formatter("")
-        axis.axhline(100 * (panel["pass_at_1"] + panel["lost"]).iloc[0], lw=0.8, ls="--", color="grey")
-        value = stats.spearmanr(-panel["kl"], panel["pass_at_1"]).statistic
-        axis.set_title(f"{names[0]}: Spearman {value:.2f}\n{names[1]} {names[2]}", fontsize=8)
-        axis.set_xlabel("KL per token", fontsize=8)
-        axis.set_ylabel("Pass@1 in %", fontsize=8)
-    figure.savefig(folder / "kl_and_pass_at_1.png", dpi=110)
     wide = found.pivot_table(index=PANEL, columns=["cohort", "number"], values="spearman")
     print(wide.round(2).to_string())
     print(screens[screens["experiment"] == "all"].round(3).to_string(index=False))

@@ -11,12 +11,14 @@ correlations with intervals over normal draws within the standard errors.
 import argparse
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from kvsweep.analysis import notation
+from kvsweep.analysis.figures import style
 
 PUBLISHED = Path(__file__).parents[2] / "results" / "published"
 DRAWS = 2000
@@ -73,9 +75,10 @@ def correlate(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+@matplotlib.rc_context(style.STYLE)
 def figure(table: pd.DataFrame) -> Figure:
     """Pass@1 of each policy on each model, with its standard error."""
-    drawn = Figure(figsize=(7.1, 1.2 + 0.26 * len(table)), layout="constrained")
+    drawn = style.new_figure((7.1, 1.2 + 0.26 * len(table)))
     panel = drawn.subplots()
     for place, (model, (title, color)) in enumerate(MODELS.items()):
         at = np.arange(len(table)) + 0.22 * (place - 1)
@@ -84,7 +87,7 @@ def figure(table: pd.DataFrame) -> Figure:
     panel.set_yticks(range(len(table)), [notation.policy_title(str(name)) for name in table.index])
     panel.invert_yaxis()
     panel.set_xlim(0, 100)
-    panel.set_xlabel("Pass@1 in % ± standard error")
+    panel.set_xlabel("Pass@1 (%) ± standard error")
     panel.legend(loc="lower right", frameon=False)
     panel.spines[["top", "right"]].set_visible(False)
     return drawn
