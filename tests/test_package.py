@@ -119,6 +119,10 @@ def test_the_citation_is_of_this_version():
     assert {"message", "title", "authors"} <= citation.keys()
     assert citation["version"] == project["version"]
     assert citation["license"] == project["license"]
+    entry = (ROOT / "README.md").read_text().partition("```bibtex")[2]
+    assert f"version = {{{project['version']}}}" in entry
+    [author] = citation["authors"]
+    assert f"author = {{{{{author['name']}}}}}" in entry
 
 
 @pytest.mark.slow

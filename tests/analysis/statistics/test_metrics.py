@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -27,6 +28,15 @@ from kvsweep.harness.settings import WEIGHTS
 
 def metrics_of(run: Path) -> pd.DataFrame:
     return cell_metrics(load_run(run)).set_index("policy")
+
+
+def test_each_column_stands_in_the_table_of_columns(run, make_cell):
+    make_cell([[1, 0, 1, 1], [1, 1, 1, 0]])
+    make_cell([[1, 0, 0, 1], [1, 1, 1, 0]], policy="dynts")
+    _, _, table = (Path(__file__).parents[3] / "docs/report.md").read_text().partition("### Columns of cells.csv")
+    known = set(re.findall(r"`(\w+)`", table))
+    columns = [name for name in cell_metrics(load_run(run)) if not name.startswith("decoding_")]
+    assert set(columns) - known == set()
 
 
 def test_pass_at_1_and_its_error_by_hand(run, make_cell):

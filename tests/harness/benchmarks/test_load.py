@@ -80,9 +80,10 @@ def mistake(*parts: str, path: Path | None = None, **fields: Any) -> str:
 
 class TestConfigs:
     @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-    def test_hub_revisions_are_whole_commits(self, path):
+    def test_a_hub_data_set_has_a_whole_commit_and_a_licence(self, path):
         fields = read_yaml(path)
         if fields["source"] == "hub":
+            assert fields["licence"]
             # No commit of this one is known to us; loading it says that it is not pinned.
             assert path.stem == "gaokao2023en" or re.fullmatch(r"[0-9a-f]{40}", fields["revision"])
             assert fields["expected_count"] >= 30
