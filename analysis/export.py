@@ -83,12 +83,8 @@ def export(
     """
     output = output.resolve() if output else directory / EXPORT_FOLDER
     if (directory / records.CELL_FILE).is_file():
-        if cells:
-            raise UserError(f"--cell {cells[0]} chooses from a run, and {directory} is a cell: give the run's folder.")
         directory = directory.resolve()
-        directory, cells = directory.parent, [directory.name]
-    if str(output) != _utf8(str(output)):
-        raise UserError(f"{output} is no UTF-8, and Parquet writes to no such place: name a folder with --output.")
+        directory, cells = directory.parent, [*cells] or [directory.name]
     notices: list[str] = []
     table = load_settings(directory, notices.append)
     unknown = sorted(set(cells) - set(table["cell_id"]))

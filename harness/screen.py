@@ -46,8 +46,6 @@ class ReplayPlan:
         if self.screen is not None and not (self.most or (self.loss is not None and 0 <= self.loss < math.inf)):
             known = "a number of cells, or loss:X for those whose texts lose at most X nats of log-likelihood per token"
             raise UserError(f"screen={self.screen} is unknown: give {known}, such as loss:0.002.")
-        if self.screen is not None and self.replay == "only":
-            raise UserError(f"screen={self.screen} chooses cells to decode, and replay=only decodes none: drop one.")
         if self.texts is not None and not self.wanted:
             raise UserError(f"texts={self.texts} goes with replay=true, replay=only or screen=N: add one of them.")
 

@@ -2,7 +2,6 @@
 
 import os
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,24 +43,11 @@ def check_available(impl: Implementation) -> None:
     if impl == "torch":
         return
     if os.environ.get("TRITON_INTERPRET") == "1":
-        _check_interpreter(version("triton"), version("numpy"))
         return
     import torch
 
     if not torch.cuda.is_available():
         raise UserError("impl=triton needs a CUDA GPU, or TRITON_INTERPRET=1 to try it without: else choose torch.")
-
-
-def _check_interpreter(triton: str, numpy: str) -> None:
-    """Raise UserError for a numpy that this Triton's interpreter fails with."""
-    if _major_minor(triton) < (3, 7) and _major_minor(numpy) >= (2, 5):
-        reason = f"the interpreter of triton {triton} fails with numpy {numpy}"
-        raise UserError(f"impl=triton under TRITON_INTERPRET=1: {reason}: install numpy below 2.5, or choose torch.")
-
-
-def _major_minor(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
 
 
 def operations(impl: Implementation = "torch") -> Operations:

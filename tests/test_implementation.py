@@ -5,14 +5,11 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvsweep.errors import UserError
-from kvsweep.kernels.implementation import check_available
 from tests.kernels.interpreter import skip_without_interpreter
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,19 +28,6 @@ def test_triton_can_be_submitted_from_where_there_is_no_gpu(kvsweep, no_model, t
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     arguments = [*tiny, "benchmark=toy_chain", "impl=triton", f"results_dir={tmp_path}", "launcher=slurm"]
     assert kvsweep(*arguments, "--dry-run").code == 0
-
-
-@pytest.mark.parametrize(
-    ("triton", "numpy", "is_refused"),
-    [("3.6.0", "2.5.1", True), ("3.6.0", "2.4.6", False), ("3.7.1", "2.5.0", False), ("3.6.0+git1", "3.0.0rc1", True)],
-)
-def test_an_interpreter_that_fails_with_a_numpy_is_refused(triton, numpy, is_refused, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr("kvsweep.kernels.implementation.check_installed", lambda impl: None)
-    monkeypatch.setattr("kvsweep.kernels.implementation.version", {"triton": triton, "numpy": numpy}.__getitem__)
-    with pytest.raises(UserError, match=r"install numpy below 2\.5,") if is_refused else nullcontext():
-        check_available("triton")
-    check_available("torch")
 
 
 PACKED = ["cache.bits=4", "cache.group=8", "cache.residual=9", "grid.policy=[h2o,random_head]"]

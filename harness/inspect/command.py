@@ -27,8 +27,6 @@ def check(options: inspected.TraceOptions) -> None:
     inspected.matches([], options.find or "")
     if options.steps:
         inspected.given(options.steps)
-        if options.find:
-            raise UserError(f"--steps {options.steps} and --find {options.find} both name the columns: give one.")
     if options.map is not None:
         from kvsweep.analysis.figures.style import check_map
 

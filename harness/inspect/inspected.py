@@ -29,13 +29,10 @@ from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.job import Job, make_job, stored_config
 from kvsweep.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem
 from kvsweep.row_files import texts_of_file
-from kvsweep.stored import StoredCell, read_cells
+from kvsweep.stored import StoredCell, stored_cells
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
-
-# The most cells that a message names.
-_NAMED = 8
 
 
 class NotInText(UserError):
@@ -168,13 +165,10 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
 
 
 def _no_cell(folder: Path) -> str:
-    """Return the message for a folder without a cell; for a run's folder it names the first cells."""
-    cells = list(read_cells(folder))
-    if not cells:
+    """Return the message for a folder that is no cell's."""
+    if not stored_cells(folder):
         return f"{folder} is no cell's folder: name a folder of a run's directory that holds {CELL_FILE}."
-    named = [f"{cell.name} ({has['benchmark']['name']}, {setting_of(has['policy'])})" for cell, has in cells]
-    more = f" and {len(cells) - _NAMED} more, which `kvsweep status {folder} --cells` names" if cells[_NAMED:] else ""
-    return f"{folder} is a run's folder: name a cell in it, which are {', '.join(named[:_NAMED])}{more}."
+    return f"{folder} is a run's folder: name a cell in it, which `kvsweep status {folder} --cells` shows."
 
 
 def of_completion(

@@ -129,8 +129,6 @@ def _texts(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> list[
             token_ids = model.dialogue.encode(Path(recipe.text).read_text(encoding="utf-8-sig"))
         except UnicodeDecodeError:
             raise UserError(f"recipe.text={recipe.text} is no UTF-8 text: give one, or null.") from None
-        if not token_ids:
-            raise UserError(f"recipe.text={recipe.text} holds no token: give a text, or null.")
         return [list(token_ids[:MOST_TOKENS])]
     texts = []
     left = MOST_TOKENS

@@ -79,13 +79,8 @@ class Recipe:
             raise UserError(
                 f"recipe.toy_tasks={self.toy_tasks} names an unknown task: choose among {', '.join(tasks)}."
             )
-        if self.toy_problems is not None and self.toy_problems < len(self.toy_tasks):
-            few = f"recipe.toy_problems={self.toy_problems} is less than one problem for each of"
-            raise UserError(f"{few} {len(self.toy_tasks)} tasks: give more, or fewer recipe.toy_tasks.")
         if self.text is not None and not Path(self.text).is_file():
             raise UserError(f"recipe.text={self.text} is no file: give a text, or null for the texts of the traces.")
-        if len(set(self.label)) < len(self.label):
-            raise UserError(f"recipe.label={self.label} names a kind twice: name each of {LABEL_KINDS} at most once.")
         self._check_target()
 
     def _check_target(self) -> None:
@@ -137,8 +132,6 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
     model = recipe = None
     overrides = []
     for argument in arguments:
-        if argument.startswith("-"):
-            raise UserError(f"{argument} is no option of kvsweep predictor: give settings as KEY=VALUE, or --help.")
         key, _, value = argument.partition("=")
         if key == "recipe":
             recipe = value

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from pickle import UnpicklingError
 from random import Random
 from typing import Any
 
@@ -60,7 +59,7 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     recipe.head.mkdir(parents=True, exist_ok=True)
     path = recipe.head / "checkpoint.pt"
     parts: dict[str, Any] = {"head": head, "optimizer": fitting.optimizer, "schedule": fitting.schedule}
-    saved = read_checkpoint(path, device) if path.exists() else {}
+    saved = dict(torch.load(path, weights_only=True, map_location=device)) if path.exists() else {}
     start = 0
     if saved.get("settings") == fixed:
         start = saved["epoch"]
@@ -102,13 +101,6 @@ def token_fitting(recipe: Recipe, manifest: Mapping[str, Any], device: torch.dev
         return tokens
 
     return Fitting(head, optimizer, schedule, fit_epoch)
-
-
-def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
-    try:
-        return dict(torch.load(path, weights_only=True, map_location=device))
-    except (RuntimeError, ValueError, EOFError, UnpicklingError) as error:
-        raise UserError(f"{path} cannot be read ({error!s:.80}): delete it, and training begins anew.") from None
 
 
 def fit_shard(

@@ -38,7 +38,7 @@ class ReplayConfig:
     @property
     def file(self) -> str:
         """The name of the cells' file of rows. Each source has its own file, so that rows are never mixed."""
-        parts = [] if self.texts is None else [Path(self.texts).stem, _digest(self.texts)]
+        parts = [] if self.texts is None else [Path(self.texts).stem, digests([Path(self.texts)])[0][:8]]
         parts += [] if self.tokens is None else [f"first{self.tokens}"]
         stem, suffix = records.REPLAY_FILE.split(".")
         return f"{'_'.join([stem, *parts])}.{suffix}"
@@ -110,10 +110,3 @@ def _full_cell(job: Job) -> StoredCell:
     lacking = "holds no full cache's cell of the same conditions, whose texts could be replayed"
     mend = "run that cell first (policy=full), or give texts=FILE"
     raise UserError(f"{job.name}: {job.run_directory} {lacking}: {mend}.")
-
-
-def _digest(path: str) -> str:
-    try:
-        return digests([Path(path)])[0][:8]
-    except OSError as error:
-        raise UserError(f"texts={path} cannot be read ({error.strerror or error}): name a file of lines.") from error

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from kvsweep.command_line import FAILED, check_engine, counted
-from kvsweep.errors import UserError
 from kvsweep.files import make_folder, replace_text
 from kvsweep.harness.provenance import describe_code
 from kvsweep.harness.verify.stored import CheckedCell, Row, read_run, stored_checks
@@ -21,8 +20,6 @@ _MOST_LINES = 5
 
 def verify(directory: Path, *, count: int, seed: int, every: bool, as_json: bool) -> int:
     """Check a run's folder; print what was found, and return the exit status, 0 or 1."""
-    if not directory.is_dir():
-        raise UserError(f"{directory} is no folder: give the folder of a run, such as results/runs/demo.")
     check_engine("a verification of completions")
     begin = time.time()
     stream = sys.stderr if as_json else sys.stdout

@@ -18,7 +18,7 @@ from typing import BinaryIO, Literal
 
 from filelock import FileLock
 
-from kvsweep.errors import UnusableFileError, UserError
+from kvsweep.errors import UnusableFileError
 
 # The largest file that is read at once, and the longest line of a file that is read line by line.
 MOST_BYTES = 64 << 20
@@ -150,11 +150,7 @@ def at_home(place: str) -> str:
     """Return a user's path with the home folder in place of a leading `~`."""
     if place != "~" and not place.startswith("~/"):
         return place
-    try:
-        return f"{Path.home()}{place[1:]}"
-    except RuntimeError as error:
-        mend = "write the whole path"
-        raise UserError(f"{place} begins with ~, and this user has no home folder: {mend}.") from error
+    return f"{Path.home()}{place[1:]}"
 
 
 def cache_folder() -> Path:

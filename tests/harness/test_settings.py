@@ -141,13 +141,6 @@ def test_a_path_begins_with_the_home_folder(key, monkeypatch):
     assert OmegaConf.select(compose_config(f"{key}=~/x/~y"), key) == "/home/me/x/~y"
 
 
-def test_a_path_in_the_home_folder_of_nobody(monkeypatch):
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr("os.getuid", lambda: 23456)
-    with pytest.raises(UserError, match=r"^~/x begins with ~, and this user has no home folder"):
-        compose_config("results_dir=~/x")
-
-
 MISREAD = {
     "~tracker": "would remove a setting",
     "+experiment=demo": "begins with +, which no choice of kvsweep needs: write experiment=demo.",

@@ -116,19 +116,13 @@ def test_the_command_writes_pictures_and_the_same_numbers(texts, read, tiny_mode
 
 @pytest.mark.slow
 def test_a_run_is_no_cell_and_of_a_cell_the_first_answered_text_is_taken(kvsweep, tmp_path, monkeypatch):
-    grid = ["grid.policy=[full,window]", "grid.keep_ratio=[0.4]", "grid.local_window=[32]"]
-    toy = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=3", "decoding.max_new_tokens=280"]
-    ended = kvsweep(*toy, *grid, f"results_dir={tmp_path}", "run_name=run")
+    toy = ["policy=full", "model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=3", "decoding.max_new_tokens=280"]
+    ended = kvsweep(*toy, f"results_dir={tmp_path}", "run_name=run")
     assert ended.code == 0, ended.err
     run = tmp_path / "run"
-    with pytest.raises(UserError, match="is a run's folder: name a cell in it, which are ") as said:
+    with pytest.raises(UserError, match="is a run's folder: name a cell in it"):
         of_cell(run, None, 0)
-    full, window = (
-        next(path.parent for path in run.glob("*/cell.yaml") if f"name: {name}\n" in path.read_text())
-        for name in ("full", "window")
-    )
-    assert f"{full.name} (toy_chain, full cache)" in str(said.value)
-    assert f"{window.name} (toy_chain, window 0.4 / 32, trigger 256)" in str(said.value)
+    full = next(path.parent for path in run.glob("*/cell.yaml") if "name: full\n" in path.read_text())
     # Within 280 tokens the first problem is answered and the last is not.
     last_first = [*read_graded(full)][::-1]
     assert [row[2].answer is None for row in last_first] == [True, True, False]
@@ -248,7 +242,6 @@ def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsy
         (["TEXTS", "--scores", "snapkv", "policy.budget=16", "policy.local_window=8"], "observation_window=32 is out"),
         (["TEXTS", "--steps", "0-4,3-9"], "first and last tokens in order"),
         (["TEXTS", "--steps", "0-4000"], "whose tokens are 0 to "),
-        (["TEXTS", "--steps", "0-4", "--find", "a"], "give one"),
         (["TEXTS", "--find", "("], "is no regular expression"),
         (["TEXTS", "--question", "why"], "is for live alone"),
         (["live", "benchmark=toy_chain", "--problem", "nobody"], "nobody is not in toy_chain: it has chain-0"),

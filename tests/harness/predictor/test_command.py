@@ -159,12 +159,10 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
         ([], "Choose from: traces, labels, train"),
         (["train", "recipe=none"], "recipe=none is unknown: choose from r1, r1_llama_8b, r1_qwen_7b"),
         (["train", "recipe.label=[]"], "recipe.label=[] "),
-        (["train", "recipe.label=[later,later]"], "names a kind twice"),
         (["train", "recipe.epochs=0"], "recipe.epochs=0 is out of range: it must be a whole number, at least 1."),
         (["train", "recipe.widths=[0]"], "recipe.widths"),
         (["train", "recipe.weight_decay=-1"], "recipe.weight_decay=-1 is out of range"),
         (["traces", "recipe.slots=0"], "recipe.slots=0 is out of range"),
-        (["traces", "recipe.toy_problems=3"], "recipe.toy_problems=3 is less than one problem for each of 4 tasks"),
         (["traces", "recipe.toy_problems=null"], "no problems for traces: give recipe.toy_problems=, or recipe=r1"),
         (["train", "recipe.impl=triton"], "impl=triton needs a CUDA GPU"),
         (["train"], "run kvsweep predictor labels first"),
@@ -207,20 +205,12 @@ def test_other_questions_of_the_same_ids_are_refused(settings, tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_nothing_to_fit_and_broken_files_are_one_sentence(settings, tmp_path, capsys):
+def test_nothing_to_fit_and_a_text_that_is_none_are_one_sentence(settings, tmp_path, capsys):
     far = "recipe.min_distance=100000"
     assert f"with recipe.held_out=3 and {far}: write more" in refused(["all", *settings, far], capsys)
     assert not (tmp_path / "out/far_max/predictor.safetensors").exists()
-    (tmp_path / "text").write_bytes(b"")
-    assert "text holds no token" in refused(["statistics", *settings, f"recipe.text={tmp_path / 'text'}"], capsys)
     (tmp_path / "text").write_bytes(b"\xe6\xff")
     assert "text is no UTF-8 text" in refused(["scales", *settings, f"recipe.text={tmp_path / 'text'}"], capsys)
-    main(["all", *settings, f"recipe.out={tmp_path / 'fitted'}"])
-    path = tmp_path / "fitted/far_max/checkpoint.pt"
-    path.write_bytes(path.read_bytes()[:999])
-    said = refused(["train", *settings, f"recipe.out={tmp_path / 'fitted'}"], capsys)
-    assert f"{path} cannot be read (" in said
-    assert "delete it, and training begins anew" in said
 
 
 @pytest.mark.slow
