@@ -24,8 +24,8 @@ from kvsweep.harness.models.generation import unapplied_settings
 from kvsweep.harness.models.hub import adapter_files, check_tensors, from_place, json_of, lines_of
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.notes import warnings_as_notes
-from kvsweep.harness.models.probe import check_steps, merged
-from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec, rope_parts
+from kvsweep.harness.models.probe import check_steps, merge, text_part
+from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec, rope_parts, text_of
 from kvsweep.harness.provenance import VISIBLE, named_gpus
 
 # As in R1: start of text, user, message, assistant, opening thinking tag.
@@ -34,9 +34,8 @@ _CHAT_TEMPLATE = Template(
     "{% if add_generation_prompt %}${assistant}${think}\n{% endif %}"
 )
 
-# Prefixes of the text model's tensors in a multimodal checkpoint, and the other tensors.
-_KEYS = {"gemma3_text": {r"^language_model\.": "", r"^model\.language_model\.": "model."}}
-_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+# Tensors of a multimodal checkpoint that its text model does not use.
+_SEEING = ("model.vision_tower.", "model.multi_modal_projector.", "model.visual.")
 
 # mallopt's parameters in glibc (malloc.h), and the largest value that glibc accepts for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MOST_MMAP = -1, -3, 32 << 20
@@ -54,7 +53,7 @@ _DRAWN = re.compile(r"\|\s*random\b|\blipsum\b")
 @warnings_as_notes()
 def load_model(config: ModelConfig) -> LoadedModel:
     """Load weights and tokenizer, check that slots decode them, move them to the device, and return the model."""
-    from transformers import AutoModelForCausalLM, logging  # as slow as torch
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, logging  # as slow as torch
 
     _keep_freed_memory()
     logging.disable_progress_bar()
@@ -64,19 +63,24 @@ def load_model(config: ModelConfig) -> LoadedModel:
     _check_no_adapter(config)
     try:
         tokenizer = _load_tokenizer(config)
+        # config.json may name an attention whose package is not installed; slots bring their own.
+        how: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager"}
         if config.random_weights:
             torch.manual_seed(0)
             with torch.device(device_of(config)):  # on a CPU, drawing the weights of a large model takes minutes
-                network = AutoModelForCausalLM.from_config(architecture, dtype=dtype)
+                whole = AutoModelForCausalLM.from_config(text_of(architecture), **how)
         else:
-            how = {"revision": config.commit, "dtype": dtype, "config": architecture, "trust_remote_code": False}
-            how |= {"key_mapping": _KEYS.get(architecture.model_type), "output_loading_info": True}
-            how |= {"use_safetensors": config.safetensors_only or None}
+            how |= {"revision": config.commit, "trust_remote_code": False, "config": architecture}
+            how |= {"use_safetensors": config.safetensors_only or None, "output_loading_info": True}
+            is_text = text_of(architecture) is architecture
+            own_class: Any = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
             # With `output_loading_info` transformers returns a pair; its type hints do not say so.
-            load: partial[Any] = partial(AutoModelForCausalLM.from_pretrained, config.checkpoint, **how)
-            network, told = from_place(load, config.checkpoint, config.commit)
-            others = [name for name in told["unexpected_keys"] if not name.startswith(_OTHER_PARTS)]
-            check_tensors(told["missing_keys"], others)
+            load = partial(own_class.from_pretrained, config.checkpoint, **how)
+            whole, told = from_place(load, config.checkpoint, config.commit)
+            missing = [name for name in told["missing_keys"] if not name.startswith(_SEEING)]
+            check_tensors(missing, told["unexpected_keys"])
+        whole = whole.to(device_of(config))
+        network = text_part(whole)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a damaged file: each library raises its own error
@@ -88,9 +92,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
             raise UserError(f"model.config.vocab_size={vocabulary} is below {least}: raise it.")
         # The id in the config belongs to the model's real tokenizer.
         network.generation_config.eos_token_id = tokenizer.eos_token_id
-    network = network.to(device_of(config))
     if config.adapter is not None:
-        network = add_adapter(network, config.adapter)
+        add_adapter(network, config.adapter, whole)
     network = network.eval().requires_grad_(False)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     worth = 1 + parameters // _PARAMETERS_PER_THREAD
@@ -128,20 +131,25 @@ def _warn_of_slow_precision(config: ModelConfig) -> None:
         print(f"note: this processor {slow}: take model.dtype=float32 if the memory suffices.", file=sys.stderr)
 
 
-def add_adapter(network: Any, folder: str) -> Any:
-    """Add a LoRA adapter to the weights that it names; raises UserError for another kind of adapter or model."""
+def add_adapter(network: Any, folder: str, whole: Any = None) -> Any:
+    """Add a LoRA adapter to the weights that it names; raises UserError for another kind of adapter or model.
+
+    `whole` is the multimodal network whose part the network is: the adapter may name weights as this one does.
+    """
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
 
     try:
-        wrapped = PeftModel.from_pretrained(network, folder)
-        expected = get_peft_model_state_dict(wrapped).keys()
         with safe_open(adapter_files(folder)[1], "pt") as stored:
-            check_tensors(expected ^ stored.keys())
-        return merged(wrapped)
+            names = stored.keys()
+        of_whole = any(".language_model." in name for name in names)
+        wrapped = PeftModel.from_pretrained(whole if of_whole else network, folder)
+        check_tensors(get_peft_model_state_dict(wrapped).keys() ^ names)
+        merge(wrapped)
     except Exception as error:  # a damaged file, a shape that does not fit: peft raises many errors
         unfit = f"model.adapter={folder} cannot be added to the weights ({_first_line(error)})"
-        raise UserError(f"{unfit}: name a LoRA adapter that peft saved for this model, or null.") from error
+        raise UserError(f"{unfit}: name another LoRA adapter, or null.") from error
+    return network
 
 
 def _first_line(error: Exception) -> str:

@@ -62,17 +62,41 @@ def check_steps(model: LoadedModel, impl: Implementation = "torch") -> None:
 
 
 @torch.no_grad()
-def merged(wrapped: Any) -> Any:
-    """Return a PeftModel's network with the adapter merged; ValueError if its logits differ from peft's unmerged."""
-    network = wrapped.get_base_model()
-    ids = _text(wrapped.device, network.config.get_text_config().vocab_size)
-    expected = wrapped.eval()(input_ids=ids, use_cache=False).logits.float()
-    network = wrapped.merge_and_unload(safe_merge=True)
-    difference = _difference(network(input_ids=ids, use_cache=False).logits.float(), expected)
-    if not difference <= _ALLOWED[str(network.dtype).removeprefix("torch.")]:
-        tied = "as where the embedding is the head too" if network.config.tie_word_embeddings else "and should not be"
-        raise ValueError(f"merged, its logits are others by {difference:.3g} of their standard deviation, {tied}")
+def merge(wrapped: Any) -> None:
+    """Merge a PeftModel's adapter into its network; ValueError if the logits differ from peft's unmerged."""
+    expected = _logits(wrapped)
+    _check_same(wrapped.merge_and_unload(safe_merge=True), expected, "merged")
+
+
+@torch.no_grad()
+def text_part(whole: Any) -> Any:
+    """Return the text model of a multimodal network, with its modules, or a text model itself.
+
+    Raises ValueError if its logits are not those that the network's own class computes with its own config.
+    """
+    text = whole.config.get_text_config()
+    if text is whole.config:
+        return whole
+    with torch.device("meta"):
+        network = transformers.AutoModelForCausalLM.from_config(text, dtype=whole.dtype)
+    setattr(network, network.base_model_prefix, whole.get_decoder())
+    network.set_output_embeddings(whole.get_output_embeddings())
+    network.config, network.generation_config = whole.get_decoder().config, whole.generation_config
+    _check_same(network, _logits(whole), "without the part that sees")
     return network
+
+
+def _logits(network: Any) -> Tensor:
+    ids = _text(network.device, network.config.get_text_config().vocab_size)
+    logits: Tensor = network.eval()(input_ids=ids, use_cache=False).logits
+    return logits.float()
+
+
+def _check_same(network: Any, expected: Tensor, how: str) -> None:
+    difference = _difference(_logits(network), expected)
+    if not difference <= _ALLOWED[str(network.dtype).removeprefix("torch.")]:
+        tied = f"tie_word_embeddings is {network.config.tie_word_embeddings}"
+        raise ValueError(f"{how}, its logits are others by {difference:.3g} of their standard deviation, and {tied}")
 
 
 def _text(device: torch.device, rows: int) -> Tensor:

@@ -241,9 +241,9 @@ def read_spec(config: ModelConfig) -> ModelSpec:
     Raises UserError for a config that cannot be read, or a model that no slot cache supports.
     """
     if config.is_built:
-        return ModelSpec.of(read_architecture(config))
+        return ModelSpec.of(text_of(read_architecture(config)))
     found = json_of(config.checkpoint, config.commit, "config.json") or config.config
-    return ModelSpec.of(found if _is_plain(found) else read_architecture(config))
+    return ModelSpec.of(found if _is_plain(found) else text_of(read_architecture(config)))
 
 
 def _is_plain(fields: Any) -> bool:
@@ -269,9 +269,7 @@ def read_architecture(config: ModelConfig) -> Any:
             place, revision = config.checkpoint, config.commit
             how = {"revision": revision, "trust_remote_code": False}
             architecture = from_place(lambda **more: AutoConfig.from_pretrained(place, **how, **more), place, revision)
-            if architecture.model_type in _WRAPPERS:
-                architecture = architecture.get_text_config()
-        ModelSpec.of(architecture)
+        ModelSpec.of(text_of(architecture))
     except UserError:
         raise
     except OSError as error:
@@ -281,6 +279,11 @@ def read_architecture(config: ModelConfig) -> Any:
             raise cannot_load(config, error) from error
         raise UserError(f"model={config.name}: {error}") from error
     return architecture
+
+
+def text_of(architecture: Any) -> Any:
+    """Return the config of a multimodal model's text model; another config itself."""
+    return architecture.get_text_config() if architecture.model_type in _WRAPPERS else architecture
 
 
 def _build_architecture(config: ModelConfig) -> Any:

@@ -316,7 +316,7 @@ def check_exact(model: LoadedModel, new: int = NEW, prompts: tuple[int, ...] = P
     # Gemma 2 and gpt-oss know no other; elsewhere both have the same logits.
     network.set_attn_implementation("sdpa" if network._supports_sdpa else "eager")
     own = []
-    how = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    how = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0, "eos_token_id": list(model.stop_ids)}
     with torch.inference_mode():
         for text, prompt in zip(texts, prompts, strict=True):
             if not own or model.spec.states:
