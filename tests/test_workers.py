@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,14 @@ def test_few_calls_keep_every_worker_busy_and_workers_are_reused(tmp_path):
 def test_a_call_that_overran_once_is_tried_again(tmp_path):
     with Workers(workers=1, timeout_s=3) as workers:
         assert None not in workers.map(call, [("ok",), ("once", str(tmp_path / "mark")), ("ok",)])
+
+
+def test_a_prepared_worker_is_another_one():
+    with Workers(workers=1, prepare=partial(os.nice, 1)) as workers:
+        [plain] = workers.map(os.nice, [(0,)])
+        [prepared] = workers.map(os.nice, [(0,)], prepared=True)
+        assert plain is not None
+        assert prepared == plain + 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -77,6 +77,11 @@ def judge(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict[s
     return Verdict(answer[:_MAX_ANSWER_CHARS], "correct" if equal else "wrong", why, (left, right), place)
 
 
+def prepare() -> None:
+    """Import what the first comparison needs."""
+    compare(r"x + 1\text{ m}", "1 + x")
+
+
 _DECIMAL_POWER = re.compile(r"(\d)\.(\d+)\s*(?:\\cdot|×)\s*10\s*\^(\{)?(\d+)(?(3)\})")
 
 

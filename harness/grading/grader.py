@@ -11,7 +11,7 @@ from kvsweep import records
 from kvsweep.command_line import counted
 from kvsweep.errors import BrokenCell, OtherSchemaError, UserError
 from kvsweep.files import locked, make_folder, replace_text
-from kvsweep.harness.grading.answers import ANSWER_KINDS, AnswerKind, Ungraded, Verdict, canonical_gold, judge
+from kvsweep.harness.grading.answers import ANSWER_KINDS, AnswerKind, Ungraded, Verdict, canonical_gold, judge, prepare
 from kvsweep.records import CELL_FILE, OUTCOMES, PROBLEMS_FILE, Completion, Grade, Outcome, Shard
 from kvsweep.stored import StoredCell
 from kvsweep.workers import Workers
@@ -51,15 +51,20 @@ class Standard:
 class Grader(Workers):
     """Worker processes that grade whole cells: a hostile text costs no grade but that of its row."""
 
+    def __init__(self, *, workers: int = 2, timeout_s: float = 5.0) -> None:
+        super().__init__(workers=workers, timeout_s=timeout_s, prepare=prepare)
+
     def judge(self, jobs: Sequence[Ungraded]) -> list[Verdict]:
-        """Judge rows, in their order; a row that overran its limits twice is `grader_timeout`."""
-        return [verdict or _KILLED for verdict in self.map(judge, jobs)]
+        """Judge rows, in their order; a row that overran its limits twice is `grader_timeout`: no answer is known."""
+        compares = any(job.kind == "expression" for job in jobs)
+        return [verdict or _KILLED for verdict in self.map(judge, jobs, prepared=compares)]
 
     def grade_cell(self, directory: Path, *, regrade: bool = False, shard: Shard | None = None) -> CellSummary:
         """Grade the completions of a cell folder that have no grade yet, or all of them.
 
         Reads `completions.jsonl`, and the golds from `problems.jsonl`; writes `grades.jsonl` as a whole, in the order
-        of the completions; a shard's completions have grades of their own. A grade whose gold has changed since is made
+        of the completions, without those that ran out of time, which every later call grades again; a shard's
+        completions have grades of their own. A grade whose gold has changed since is made
         anew; a grade without a completion is dropped. `regrade` grades every row, `shard` the completions of one shard.
         """
         parts = [part for part in StoredCell(directory).files(records.COMPLETIONS_FILE) if shard in (None, part)]
@@ -83,20 +88,20 @@ class Grader(Workers):
 
         def counts(row: Grade) -> bool:
             fits = row.key in completions and row.rule == standard.id and row.gold == golds[row.problem_id]
-            # A machine that stood still may have made a timeout.
-            return fits and not regrade and row.outcome != "grader_timeout"
+            return fits and not regrade
 
         grades = {key: row for key, row in old.items() if counts(row)}
         missing = [completion for key, completion in completions.items() if key not in grades]
         grades |= {row.key: row for row in self.grade(missing, standard)}
         ordered = [grades[key] for key in completions]
-        if not is_whole or ordered != list(old.values()):
+        known = [row for row in ordered if row.outcome != "grader_timeout"]
+        if not is_whole or known != list(old.values()):
             make_folder(directory)
             with locked(path):
                 # A sweep that runs may have graded more completions meanwhile.
                 found = _stored_grades(stored, shard)[0]
                 newer = [row for key, row in found.items() if key not in grades and old.get(key) != row]
-                replace_text(path, "".join(row.to_line(directory) for row in (*ordered, *newer)))
+                replace_text(path, "".join(row.to_line(directory) for row in (*known, *newer)))
         return CellSummary(graded=len(missing), outcomes=Counter(row.outcome for row in ordered))
 
     def grade(self, completions: Sequence[Completion], standard: Standard) -> list[Grade]:

@@ -61,40 +61,48 @@ class Workers:
     """At most `workers` processes, started by the first call, used for every later call; a context manager.
 
     A worker imports the module of the function that it calls. A call has `timeout_s` seconds; then it is killed.
+    `prepare` is a function without arguments that a prepared worker calls before any clock runs.
     """
 
-    def __init__(self, *, workers: int = 2, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, *, workers: int = 2, timeout_s: float = 5.0, prepare: Callable[[], object] | None = None
+    ) -> None:
         if workers < 1:
             raise UserError(f"workers={workers} must be 1 or more; leave it out for the default of 2.")
         if not 0 < timeout_s < float("inf"):
             raise UserError(f"timeout={timeout_s} must be a number of seconds above 0; leave it out for 5.")
         _check_semaphores()
-        self._workers, self._timeout_s = workers, timeout_s
-        self._pool: ProcessPool | None = None
+        self._workers, self._timeout_s, self._prepare = workers, timeout_s, prepare
+        self._pools = dict[bool, ProcessPool]()  # by whether its workers are prepared
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._pool is not None:
-            _end(self._pool)
+        for pool in self._pools.values():
+            _end(pool)
 
-    def map(self, function: Callable[..., Result], calls: Sequence[Sequence[Any]]) -> list[Result | None]:
+    def map(
+        self, function: Callable[..., Result], calls: Sequence[Sequence[Any]], *, prepared: bool = False
+    ) -> list[Result | None]:
         """Return the calls' results in order; None for a call that exceeded its limits or killed its worker.
 
-        Such a call is tried again after the others, because calls also exceed limits while a machine stands still.
-        Several threads may map at once. Raises the function's own errors, and RuntimeError if no worker starts.
+        Such a call is tried again after the others by a prepared worker, because calls also exceed limits while a
+        machine stands still or a worker imports; with `prepared` the first try is such, too. Several threads may map at
+        once. Raises the function's own errors, and RuntimeError if no worker starts.
         """
         results: dict[int, Result] = {}
-        for _ in range(2):
+        for is_prepared in (prepared, True):
             missing = {number: call for number, call in enumerate(calls) if number not in results}
             if missing:
-                results |= self._try(function, missing)
+                results |= self._try(function, missing, is_prepared and self._prepare is not None)
         return [results.get(number) for number in range(len(calls))]
 
-    def _try(self, function: Callable[..., Result], calls: Mapping[int, Sequence[Any]]) -> dict[int, Result]:
-        pool, results = self._running_pool(), {}
+    def _try(
+        self, function: Callable[..., Result], calls: Mapping[int, Sequence[Any]], is_prepared: bool
+    ) -> dict[int, Result]:
+        pool, results = self._running_pool(is_prepared), {}
         futures = {
             number: pool.schedule(function, args=call, timeout=self._timeout_s) for number, call in calls.items()
         }
@@ -108,14 +116,16 @@ class Workers:
             raise
         return results
 
-    def _running_pool(self) -> ProcessPool:
-        """Return the pool; replaces a pool that broke because an idle worker was killed."""
+    def _running_pool(self, is_prepared: bool) -> ProcessPool:
+        """Return a pool; replaces a pool that broke because an idle worker was killed."""
         with self._lock:
-            if self._pool is not None and not self._pool.active:
-                self._pool.join()
-                self._pool = None
-            if self._pool is None:
-                pool = ProcessPool(max_workers=self._workers, initializer=_prepare, context=_Spawn())
+            pool = self._pools.get(is_prepared)
+            if pool is not None and not pool.active:
+                self._pools.pop(is_prepared).join()
+                pool = None
+            if pool is None:
+                prepare = self._prepare if is_prepared else None
+                pool = ProcessPool(max_workers=self._workers, initializer=_begin, initargs=(prepare,), context=_Spawn())
                 try:
                     pool.schedule(os.getpid).result(_START_LIMIT_S)
                 except (BrokenProcessPool, TimeoutError) as error:
@@ -125,8 +135,8 @@ class Workers:
                     _end(pool)
                     mend = "allow more memory or threads (ulimit), and run the same command again"
                     raise UserError(f"no worker process can start ({error}): {mend}.") from error
-                self._pool = pool
-            return self._pool
+                self._pools[is_prepared] = pool
+            return pool
 
 
 def _check_semaphores() -> None:
@@ -144,17 +154,19 @@ def _end(pool: ProcessPool) -> None:
     pool.join()
 
 
-def _prepare() -> None:
-    """Limit a worker's memory, send libraries' output to stderr, and end the worker with its parent."""
+def _begin(prepare: Callable[[], object] | None) -> None:
+    """Prepare a worker, limit its memory, send libraries' output to stderr, and end the worker with its parent."""
+    guard_streams()  # before the next line: Python asks a stdout that was a file for its position
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if prepare is not None:
+        prepare()
     imported = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = imported + _CALL_BYTES if hard == resource.RLIM_INFINITY else min(imported + _CALL_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     # pebble's handler would wait for a long calculation to end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    guard_streams()  # before the next line: Python asks a stdout that was a file for its position
-    os.dup2(2, 1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
