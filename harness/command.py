@@ -92,7 +92,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         # Hydra prints its own lines about an error that passes through it.
         try:
             with settings.plain_config_errors():
-                source_class(config).check()
+                source_class(config).check(config)
                 settings.fill_homes(config)
                 notes.update([*_complete(config), *_not_swept()])
                 unused = _without_others_settings(config)
@@ -184,9 +184,9 @@ def _complete(config: DictConfig) -> list[str]:
         raise UserError(f"{both}: leave one out, or give decoding.KEY=VALUE beside the protocol.")
     if not any(word.startswith(_NAMES_CELLS) for word in words):
         config.grid.policy = ["full", config.policy.name]
-    placed = [
-        word.partition("=")[0] for word in words if word.startswith(("model.path=", "model.gguf=", "engine.model="))
-    ]
+    placed = [word.partition("=")[0] for word in words if word.startswith(("model.path=", "model.gguf="))]
+    if OmegaConf.select(config, "engine.model") is not None:
+        placed.append("engine.model")
     if not placed or any(word.startswith(_NAMES_MODEL) for word in words):
         return []
     # The last part of the path, so that results never carry the default model's name.

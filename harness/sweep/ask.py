@@ -24,9 +24,9 @@ from kvsweep.escape import visible
 from kvsweep.files import at_home, open_file
 from kvsweep.harness.provenance import describe_code
 from kvsweep.harness.sweep.job import Job
-from kvsweep.harness.sweep.server import Server, length_limits
+from kvsweep.harness.sweep.server import Server
 from kvsweep.harness.sweep.store import CellStore, OpenCells
-from kvsweep.records import MOST_TOKENS, Completion, Pair, Tokens, content_hash, decode
+from kvsweep.records import MOST_TOKENS, Completion, Pair, Tokens, content_hash, decode, leaves
 from kvsweep.thinking import ending, joined
 
 # The client waits 0.5 s, 1 s, 2 s, ... and then 8 s, or as long as the server says: about a minute in all.
@@ -34,6 +34,9 @@ RETRIES, CONNECT_S = 11, 10.0
 _BEAT_S = 1.0
 _OF_ONE_QUESTION = (400, 413, 422)  # with these a server answers, but not this request
 _MOST_REFUSED = 8  # answers that a server may refuse before it has given as many
+# Among servers a request's limit has these names.
+_LIMITS = {"max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens", "max_gen_tokens", "max_length"}
+_LIMITS |= {"n_predict", "num_predict"}
 _SHOWN = 200  # characters of what a server said
 _OF_LENGTH = re.compile(r"context|exceed|too (?:long|large|many)|longer than", re.IGNORECASE)
 _GOES_ON = "mend it, and the same command goes on"
@@ -324,9 +327,12 @@ class _Asker:
 
     @property
     def _limit(self) -> int:
-        """The most tokens of a completion; any number if the request names no limit."""
-        declared = self.job.decoding.max_new_tokens
-        return declared if length_limits({"max_tokens": declared, **self.server.extra}) else MOST_TOKENS
+        """The most tokens of a completion by the request; any number if it names no limit."""
+        limit = MOST_TOKENS
+        for place, value in leaves({"max_tokens": self.job.decoding.max_new_tokens, **self.server.extra}):
+            if place.rpartition(".")[2] in _LIMITS and isinstance(value, int):
+                limit = min(limit, value)
+        return limit
 
     def _check_record(self, answer: _Answer) -> None:
         """Refuse an answer of another model or cache than the cell's other answers; else remember what it says."""

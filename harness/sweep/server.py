@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
 from pydantic import Field
 
 from kvsweep.compression.policies.full import FullCache
@@ -17,16 +17,12 @@ from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import build, build_target, plain
-from kvsweep.records import leaves
 from kvsweep.stored import CONTROL
 
 # Fields of a request that a cell's settings decide, with the keys that set them.
-_DECLARED = {"seed": "seed", "n": "draws", "model": "engine.model"}
+_DECLARED = {"max_tokens": "decoding.max_new_tokens", "seed": "seed", "n": "draws", "model": "engine.model"}
 _DECLARED |= {name: f"decoding.{name}" for name in ("temperature", "top_p", "top_k")}
 _DECLARED |= dict.fromkeys(("messages", "prompt"), "benchmark")
-# The names of a completion's length limit among servers.
-_LIMITS = {"max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens", "max_gen_tokens", "max_length"}
-_LIMITS |= {"n_predict", "num_predict"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +45,7 @@ class Server(FullCache):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
-            # Do not print the address: it may contain a key.
-            raise UserError("engine.url is no plain address: write http://HOST:PORT/v1, and name a key's variable.")
+        _check_address(self.url)
         if self.key_env is not None and not os.environ.get(self.key_env):
             # Do not print this value: a user may have put the key itself here.
             raise UserError("engine.key_env names no environment variable that is set: set it, and give its name.")
@@ -70,14 +63,11 @@ class Server(FullCache):
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in aside} | {"kind": "declared"}
 
 
-def length_limits(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the limits of a completion's length among a request's fields, under any of their names."""
-    limits = dict[str, Any]()
-    for place, value in leaves(fields):
-        name = place.rpartition(".")[2]
-        if name in _LIMITS and value is not None:
-            limits[name] = value
-    return limits
+def _check_address(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+        # Do not print the address: it may contain a key.
+        raise UserError("engine.url is no plain address: write http://HOST:PORT/v1, and name a key's variable.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +92,35 @@ class ServedModel(ModelConfig):
 NAMES = ("name", "title", "think_start", "think_end")
 
 
-def check_client() -> None:
+def fill_models(config: DictConfig) -> None:
+    """Let each setting without a model ask for the only one that its server lists; the first names the results."""
     if find_spec("openai") is None:
         raise UserError("engine=openai needs the package openai: pip install 'kvsweep[openai]'.")
+    grid = OmegaConf.select(config, "grid.engine")
+    settings = grid if OmegaConf.is_list(grid) else [config.engine]
+    with open_dict(config):
+        for setting in filter(OmegaConf.is_dict, settings):
+            given = {**config.engine, **setting}
+            if given["model"] is None and given["url"] is not None:
+                setting.model = _only_model(str(given["url"]), given["key_env"])
+            if config.engine.model is None:
+                config.engine.model = setting.get("model")
+
+
+def _only_model(url: str, key_env: str | None) -> str:
+    import openai  # takes a second
+
+    _check_address(url)
+    key = os.environ.get(key_env or "") or "none"
+    try:
+        listed = openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=10).models.list()
+        models = [model.id for model in listed]
+    except openai.OpenAIError:
+        models = []
+    if len(models) != 1:
+        what = f"engine.model is missing, and the server lists {len(models)} models"
+        raise UserError(f"{what}: start it, or give one of its models. {', '.join(models[:10])}")
+    return models[0]
 
 
 def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
@@ -119,12 +135,6 @@ def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
     sections = [{k: v for k, v in {**section, **one}.items() if v is not None} for one in grid or [{}]]
     servers = [build_target("engine", one, Server) for one in sections]
     servers += [_asked_again(server) for server in servers if server.control and server.name == "full"]
-    for server in servers:
-        limit = config.decoding.max_new_tokens
-        for name, value in length_limits(server.extra).items():
-            if value != limit:
-                other = f"engine.extra={{{name}: {value}}} is another limit than decoding.max_new_tokens={limit}"
-                raise UserError(f"{other}: set decoding.max_new_tokens.")
     name, count = Counter(server.name for server in servers).most_common(1)[0]
     if count > 1:
         raise UserError(f"grid.engine has {count} settings of the name {name}: give each its own.")

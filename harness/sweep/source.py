@@ -17,7 +17,7 @@ from kvsweep.harness.models.spec import ModelSpec, read_spec
 from kvsweep.harness.settings import build
 from kvsweep.harness.sweep.checks import check_artifacts, check_cache, check_tags
 from kvsweep.harness.sweep.grid import build_policies
-from kvsweep.harness.sweep.server import NAMES, build_servers, check_client
+from kvsweep.harness.sweep.server import NAMES, build_servers, fill_models
 from kvsweep.kernels.implementation import Implementation
 
 
@@ -41,8 +41,8 @@ class Source(ABC):
 
     @classmethod
     @abstractmethod
-    def check(cls) -> None:
-        """Raise UserError if a package is missing."""
+    def check(cls, config: DictConfig) -> None:
+        """Raise UserError if a package is missing; fill in what only the source knows."""
 
     @classmethod
     @abstractmethod
@@ -77,7 +77,7 @@ class Decoded(Source):
     spec: ModelSpec
 
     @classmethod
-    def check(cls) -> None:
+    def check(cls, config: DictConfig) -> None:
         check_engine("a sweep")
 
     @classmethod
@@ -116,8 +116,8 @@ class Served(Source):
     why = "with engine=openai the server decides that"
 
     @classmethod
-    def check(cls) -> None:
-        check_client()
+    def check(cls, config: DictConfig) -> None:
+        fill_models(config)
 
     @classmethod
     def choose(cls, config: DictConfig) -> tuple[ModelConfig, list[Policy]]:

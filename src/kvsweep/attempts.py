@@ -2,7 +2,7 @@
 
 import shlex
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from kvsweep.task_status import TaskStatus
 class Attempts(NamedTuple):
     """Ids of empty cells, the run's tasks without these cells, and a sentence that names them for a user."""
 
-    cells: Collection[str]
+    cells: set[str]
     tasks: list[TaskStatus]
     notes: list[str]
 
@@ -28,31 +28,25 @@ def failed_attempts(run_directory: Path, tasks: Sequence[TaskStatus]) -> Attempt
     for task in tasks:
         if task.state in ("running", "queued"):
             empty -= task.cells.keys()
-    if not empty:
-        return Attempts((), [*tasks], [])
     by_setting = defaultdict[tuple[str, str], set[str]](set)
-    for cell, settings in read_cells(run_directory):
+    for cell, settings in read_cells(run_directory) if empty else ():
         if is_served(settings):
             by_setting[settings["condition"], settings["policy"]["name"]].add(cell.name)
-    failed = list[str]()
+    failed = set[str]()
     for names in by_setting.values():
         if not names <= empty:
-            failed += sorted(names & empty)
-    return _without(failed, run_directory, tasks)
-
-
-def _without(failed: Collection[str], run_directory: Path, tasks: Sequence[TaskStatus]) -> Attempts:
+            failed |= names & empty
+    if not failed:
+        return Attempts(failed, [*tasks], [])
     kept = list[TaskStatus]()
-    resuming = ""
-    removed = [str(run_directory / name) for name in failed]
+    sentence = f"left out, without a completion: {counted(len(failed), 'cell')} of a failed sweep."
+    removed = [run_directory / name for name in sorted(failed)]
     for task in tasks:
         cells = {name: row for name, row in task.cells.items() if name not in failed}
         if len(cells) < len(task.cells):
-            resuming += f" Resume: `{task.command}`."
+            sentence += f" Resume: `{task.command}`."
         if cells:
             kept.append(replace(task, cells=cells))
         else:
-            removed.append(str(TaskStatus.path(run_directory, task.task)))
-    what = f"left out, without a completion: {counted(len(failed), 'cell')} of a failed sweep."
-    sentence = f"{what}{resuming} Remove: `{shlex.join(['rm', '-r', *removed])}`."
-    return Attempts(failed, kept, [sentence] if failed else [])
+            removed.append(TaskStatus.path(run_directory, task.task))
+    return Attempts(failed, kept, [f"{sentence} Remove: `{shlex.join(['rm', '-r', *map(str, removed)])}`."])

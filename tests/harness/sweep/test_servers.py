@@ -404,6 +404,13 @@ def test_a_refusal_names_its_remedy(refusal, said, adder, sweep):
     assert said in ended.err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("extra", ["{max_tokens:null,max_completion_tokens:5}", "{options:{num_predict:5}}"])
+@pytest.mark.slow_unless(rule=lambda extra: "options" in extra)
+def test_the_limit_is_what_the_request_holds(extra, adder, sweep, tmp_path):
+    sweep(adder(), "benchmark.limit=1", f"engine.extra={extra}")
+    assert [row.stop_reason for row in rows(tmp_path)] == ["length"] * 2  # of 5 tokens each
+
+
 @pytest.mark.slow
 def test_a_dead_server_stops_no_other_one(adder, sweep, tmp_path):
     alive = adder()
@@ -521,10 +528,6 @@ def test_the_key_appears_nowhere(adder, sweep, tmp_path, monkeypatch):
         ("grid.engine=[{name:full},{name:control,extra:{a:1}}]", "control and full differ in extra"),
         ("engine.control=true grid.engine=[{name:full},{name:control}]", "2 settings of the name control"),
         *((f"engine.extra={{{name}:1}}", name) for name in ("temperature", "max_tokens", "seed", "model", "messages")),
-        *(
-            (f"engine.extra={extra} decoding.max_new_tokens=30", "decoding.max_new_tokens=30")
-            for extra in ("{max_completion_tokens:50}", "{options:{num_predict:50}}")
-        ),
     ],
 )
 def test_what_a_server_cannot_do_is_refused(given, said, sweep, tmp_path):
@@ -537,6 +540,23 @@ def test_what_a_server_cannot_do_is_refused(given, said, sweep, tmp_path):
 def test_the_file_of_the_group_describes_every_field():
     section = yaml.safe_load((CONF / "engine/openai.yaml").read_text())
     assert section.keys() - {"_target_"} == {field.name for field in dataclasses.fields(Server)}
+
+
+@pytest.mark.parametrize(("listed", "code"), [(["org/Adder"], 0), pytest.param(["a", "b"], 2, marks=pytest.mark.slow)])
+def test_a_model_that_is_left_out_is_the_only_one_that_the_server_lists(listed, code, words, adder, kvsweep, tmp_path):
+    server = adder()
+    # As vLLM lists its models.
+    data = [{"id": name, "object": "model", "created": 1, "owned_by": "vllm", "max_model_len": 4096} for name in listed]
+    server.pages["/v1/models"] = json.dumps({"object": "list", "data": data})
+    setting = f"grid.engine=[{{name: full, url: '{server.url}'}}]"
+    ended = kvsweep(*(word for word in words if not word.startswith("engine.model")), setting)
+    assert ended.code == code, ended.err
+    if code:
+        assert "a, b" in ended.err
+        return
+    [cell] = (yaml.safe_load(path.read_text()) for path in (tmp_path / "runs/sums").glob("*/cell.yaml"))
+    assert (cell["policy"]["model"], cell["model"]["name"]) == ("org/Adder", "Adder")
+    assert {body["model"] for body in server.asked} == {"org/Adder"}
 
 
 def test_the_address_must_be_given(sweep):
