@@ -1,11 +1,9 @@
 """Try a policy on small seeded caches before a sweep; each fault of its code is named in one sentence."""
 
-import inspect
 import itertools
-import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,20 +17,17 @@ from kvsweep.compression.policy import (
     PredictedImportance,
     RecentQueries,
     RowMemory,
-    Selection,
     SelectionError,
     Signal,
-    check_selection,
     checked_capacity,
 )
 from kvsweep.compression.recorders import decayed_mass
+from kvsweep.compression.selection import UNLIKE, selected
 from kvsweep.errors import UserError
 
 HEAD_DIM = 8
 _LONG = 2048  # tokens
 _SEPARATORS = (0, 1, 2)  # token ids of the 50 in the caches
-_UNLIKE = "two evictions of equal caches keep different rows: take all numbers from the view"
-_TENSORS = ("text_ids", "positions", "token_ids", "keys", "values", "signals")
 
 
 class Trial(NamedTuple):
@@ -170,44 +165,8 @@ def check(tried: Sequence[Trial]) -> dict[str, Tensor]:
         _select(trial._replace(problem_id="another trial", draw=draw))
     for trial in reversed(tried):
         if not torch.equal(kept[trial.name], _select(trial)):
-            raise _fault(trial, _UNLIKE)
+            raise _fault(trial, UNLIKE)
     return kept
-
-
-def selected(policy: Policy, view: CacheView) -> Selection:
-    """Let a user's policy select, whose code may do anything.
-
-    Raises SelectionError for each error in it, for a selection that names no rows, and for a view that it changes.
-    """
-    before = {name: _copied(getattr(view, name)) for name in _TENSORS}
-    try:
-        selection = policy.select(view)
-    except SelectionError:
-        raise
-    except Exception as error:
-        raise SelectionError(f"{_place(error, policy)} raises {type(error).__name__}: {error}"[:400]) from error
-    if not isinstance(selection, Selection):
-        raise SelectionError(f"select returned a {type(selection).__name__}: return a Selection.")
-    check_selection(selection, view)
-    if changed := [name for name, kept in before.items() if not _equal(getattr(view, name), kept)]:
-        raise SelectionError(f"it changes view.{changed[0]} in place: work on a copy (clone)")
-    return selection
-
-
-def selected_alike(policy: Policy, view: CacheView) -> Selection:
-    """Let a user's policy select twice; raises SelectionError if the rows do not depend on the view alone."""
-    selection = selected(policy, view)
-    if not torch.equal(selection.keep, selected(policy, view).keep):
-        raise SelectionError(_UNLIKE)
-    return selection
-
-
-def check_room(selection: Selection, capacity: int) -> None:
-    """Raise SelectionError if the next token has no row in the capacity that a policy promises."""
-    if (kept := selection.keep.shape[-1]) >= capacity:
-        raise SelectionError(
-            f"it keeps {kept} rows, and capacity() returns {capacity}: keep fewer, so that the next token has a row."
-        )
 
 
 def _select(trial: Trial) -> Tensor:
@@ -227,32 +186,3 @@ def _select(trial: Trial) -> Tensor:
 def _fault(trial: Trial, sentence: str) -> UserError:
     cache = f"{trial.layers} layers, {trial.kv_heads} key heads, {trial.length} cached tokens"
     return UserError(f"policy={trial.policy.name} on the cache {trial.name} ({cache}): {sentence}.")
-
-
-def _place(error: Exception, policy: Policy) -> str:
-    """Return the last line of the policy's own files in the traceback, or the traceback's last line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    files = {inspect.getsourcefile(cls) for cls in type(policy).__mro__ if issubclass(cls, Policy)} - {
-        inspect.getsourcefile(Policy)
-    }
-    frame = ([one for one in frames if one.filename in files] or frames)[-1]
-    return f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy of a tensor, or of all tensors of a list or a mapping."""
-    if torch.is_tensor(value):
-        return value.clone()
-    if isinstance(value, Mapping):
-        return {name: _copied(one) for name, one in value.items()}
-    return [_copied(one) for one in value]
-
-
-def _equal(ours: Any, theirs: Any) -> bool:
-    """True if tensors, or all tensors of two lists or mappings, are equal; NaN equals NaN."""
-    if torch.is_tensor(ours):
-        return ours.shape == theirs.shape and torch.equal(ours.nan_to_num(-1e9), theirs.nan_to_num(-1e9))
-    pairs: Iterable[tuple[Any, Any]] = zip(ours, theirs, strict=False)
-    if isinstance(ours, Mapping):
-        pairs = ((numbers, theirs[name]) for name, numbers in ours.items())
-    return len(ours) == len(theirs) and all(_equal(one, other) for one, other in pairs)

@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from kvsweep.annexes import annex
 from kvsweep.checked import checked
 from kvsweep.compression import artifacts
 from kvsweep.compression.policy import Policy
@@ -24,12 +25,11 @@ from kvsweep.errors import UserError, plain_disk_errors
 from kvsweep.harness import settings
 from kvsweep.harness.overrides import hydra_overrides
 from kvsweep.harness.rounds import run
-from kvsweep.harness.screen import ReplayPlan, to_estimate
 from kvsweep.harness.sweep.card import NOTHING_ASSUMED, UNPRICED
 from kvsweep.harness.sweep.grid import AXES, policy_file
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline, Launcher, split
-from kvsweep.harness.sweep.plan import describe
+from kvsweep.harness.sweep.replay_plan import ReplayPlan
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.source import source_class
 from kvsweep.harness.sweep.unused import refuse_unused, unused_settings
@@ -70,8 +70,9 @@ def sweep(words: Sequence[str]) -> None:
     if not jobs:  # Hydra only printed something, as for -cjob
         return
     if dry_run:
-        jobs, open_points = to_estimate(jobs, launcher, plan)
-        print(describe(split([*map(share_of, jobs)], launcher), launcher) if jobs else "Nothing is decoded.")
+        jobs, open_points = annex("screen").to_estimate(jobs, launcher, plan)
+        tasks = split([*map(share_of, jobs)], launcher)
+        print(annex("plan").describe(tasks, launcher) if jobs else "Nothing is decoded.")
         if open_points:
             print(open_points)
         if any(job.rounds and not job.finish for job in jobs):

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from kvsweep.compression.policy import Policy
 from kvsweep.compression.trial import check, trials
 from kvsweep.errors import UserError
 from kvsweep.harness import settings
@@ -14,7 +13,8 @@ _OF_A_MODEL = {"statistics", "labels"}
 
 def check_policy(name: str, overrides: Sequence[str]) -> None:
     """Print a line for each cache; a UserError names the policy's first fault."""
-    policy = _policy(name, overrides)
+    with settings.plain_config_errors():
+        [policy] = build_policies(settings.compose_config(f"policy={name}", *overrides))
     if of_model := sorted(_OF_A_MODEL & policy.ARTIFACTS.keys()):
         unfit = f"policy.{of_model[0]} is made for one model, whose layers these caches do not have"
         raise UserError(f"policy={name}: {unfit}: try the policy in a sweep with benchmark.limit=1.")
@@ -24,9 +24,3 @@ def check_policy(name: str, overrides: Sequence[str]) -> None:
         rows = f"keeps {kept[one.name].shape[-1]} of {one.length} cached tokens"
         print(f"{one.name:<16} {one.layers} x {one.kv_heads} heads  {rows}")
     print(f"policy={name}: no fault found.")
-
-
-def _policy(name: str, overrides: Sequence[str]) -> Policy:
-    with settings.plain_config_errors():
-        [policy] = build_policies(settings.compose_config(f"policy={name}", *overrides))
-    return policy

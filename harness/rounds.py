@@ -14,13 +14,14 @@ from itertools import zip_longest
 
 import numpy as np
 
+from kvsweep.annexes import annex
 from kvsweep.command_line import LOCKED, counted
 from kvsweep.errors import UserError
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.harness.screen import ReplayPlan, replayed
 from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job, changed_code
 from kvsweep.harness.sweep.launch import Launcher, show_results, start
+from kvsweep.harness.sweep.replay_plan import ReplayPlan
 from kvsweep.harness.sweep.share import Share, lacking, share_of
 from kvsweep.harness.sweep.store import CellStore
 from kvsweep.stored import CONTROL
@@ -38,7 +39,7 @@ def run(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> None:
     for note in filter(None, map(changed_code, jobs)):
         print(note, file=sys.stderr)
     if plan.wanted:
-        jobs = replayed(jobs, launcher, plan)
+        jobs = annex("screen").replayed(jobs, launcher, plan)
     if not jobs:
         return
     started = _run_rounds(jobs, launcher)

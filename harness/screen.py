@@ -5,13 +5,11 @@ depend only on stored rows and the command's settings, so the same command resum
 """
 
 import json
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import msgspec
-from pydantic import StrictInt
 
 from kvsweep import records
 from kvsweep.errors import UserError
@@ -22,50 +20,9 @@ from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.launch import Launcher, start
+from kvsweep.harness.sweep.replay_plan import ReplayPlan
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.stored import read_screen
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayPlan:
-    """What a sweep replays.
-
-    Attributes:
-        replay: true replays known texts through every cell before the cells decode; only decodes nothing but the full
-            cache, whose texts these are.
-        screen: decode beside the full cache only so many cells, those of the lowest KL, or ("loss:X") those whose texts
-            lose at most X nats of log-likelihood per token; None decodes all.
-        texts: a file of texts in place of the full cache's own.
-    """
-
-    replay: Literal[True, False, "only"] = False
-    screen: StrictInt | str | None = None
-    texts: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.screen is not None and not (self.most or (self.loss is not None and 0 <= self.loss < math.inf)):
-            known = "a number of cells, or loss:X for those whose texts lose at most X nats of log-likelihood per token"
-            raise UserError(f"screen={self.screen} is unknown: give {known}, such as loss:0.002.")
-        if self.texts is not None and not self.wanted:
-            raise UserError(f"texts={self.texts} goes with replay=true, replay=only or screen=N: add one of them.")
-
-    @property
-    def most(self) -> int | None:
-        """The most cells that are decoded beside the full cache."""
-        return self.screen if isinstance(self.screen, int) and self.screen > 0 else None
-
-    @property
-    def loss(self) -> float | None:
-        """The most nats of log-likelihood per token that completions may lose in a cell that is decoded."""
-        kind, _, bound = str(self.screen).partition(":")
-        try:
-            return float(bound) if kind == "loss" else None
-        except ValueError:
-            return None
-
-    @property
-    def wanted(self) -> bool:
-        return bool(self.replay or self.screen)
 
 
 def _full_caches(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list[Job]:

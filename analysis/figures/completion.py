@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import matplotlib
@@ -16,6 +17,7 @@ from scipy.stats import PermutationMethod, pearsonr
 from kvsweep.analysis import notation
 from kvsweep.analysis.figures import style
 from kvsweep.analysis.notation import PAGE_WIDTH
+from kvsweep.analysis.report.rendering import render, script_json
 from kvsweep.errors import UserError
 from kvsweep.records import Eviction, held_percents
 
@@ -171,6 +173,20 @@ def read_kept(pieces: Sequence[str], prompt: int, evictions: Sequence[Eviction])
         percents = held_percents(eviction.held)[: len(pieces)]
         row[: len(percents)] = percents
     return Kept(pieces=pieces, prompt=prompt, steps=[e.step for e in evictions], held=held)
+
+
+def kept_html(kept: Kept, *, title: str) -> str:
+    """Write a page of the whole text, evicted tokens shaded by eviction."""
+    runs = [groupby(held[~np.isnan(held)].tolist()) for held in kept.held]
+    data = {
+        "text": "".join(kept.pieces),
+        "lengths": [len(piece.encode("utf-16-le")) // 2 for piece in kept.pieces],
+        "prompt": 0,
+        "question": kept.prompt,
+        "steps": list(kept.steps),
+        "held": [[number for percent, run in parts for number in (int(percent), len(list(run)))] for parts in runs],
+    }
+    return render("kept.html.jinja", title=title, data=script_json(data))
 
 
 def kept_table(kept: Kept) -> pd.DataFrame:

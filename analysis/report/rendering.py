@@ -1,18 +1,13 @@
 """HTML from the templates, and JSON that is safe inside it."""
 
 import json
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 import msgspec
-import numpy as np
 
 from kvsweep.command_line import counted
-
-if TYPE_CHECKING:
-    from kvsweep.analysis.figures.completion import Kept
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -41,17 +36,3 @@ def script_json(value: Any) -> str:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-def kept_html(kept: "Kept", *, title: str) -> str:
-    """Write a page of the whole text, evicted tokens shaded by eviction."""
-    runs = [groupby(held[~np.isnan(held)].tolist()) for held in kept.held]
-    data = {
-        "text": "".join(kept.pieces),
-        "lengths": [len(piece.encode("utf-16-le")) // 2 for piece in kept.pieces],
-        "prompt": 0,
-        "question": kept.prompt,
-        "steps": list(kept.steps),
-        "held": [[number for percent, run in parts for number in (int(percent), len(list(run)))] for parts in runs],
-    }
-    return render("kept.html.jinja", title=title, data=script_json(data))

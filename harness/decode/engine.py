@@ -17,9 +17,9 @@ from torch.nn.functional import pad
 
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import CacheView, Policy, Selection, SelectionError, check_selection
+from kvsweep.compression.selection import check_room, selected, selected_alike
 from kvsweep.compression.slots import uploaded
 from kvsweep.compression.source import is_own
-from kvsweep.compression.trial import check_room, selected, selected_alike
 from kvsweep.errors import UserError
 from kvsweep.harness.decode.clock import Clock
 from kvsweep.harness.decode.graphs import StepGraphs

@@ -31,8 +31,6 @@ def check(options: inspected.TraceOptions) -> None:
         from kvsweep.analysis.figures.style import check_map
 
         check_map(options.map)
-    if options.show == "retention" and options.overrides:
-        raise UserError(f"{options.overrides[0]} cannot be given with --show retention: leave it out.")
     if options.question is not None and options.source != LIVE:
         raise UserError(f"--question is for {LIVE} alone: give {LIVE} in place of {options.source}.")
 

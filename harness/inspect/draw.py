@@ -17,6 +17,7 @@ from kvsweep.analysis.figures.completion import (
     correlation_text,
     importance_figure,
     importance_table,
+    kept_html,
     kept_table,
     lorenz,
     read_kept,
@@ -26,7 +27,6 @@ from kvsweep.analysis.figures.completion import (
 from kvsweep.analysis.figures.heatmap import attribution_figure, attribution_table
 from kvsweep.analysis.figures.style import save_figure
 from kvsweep.analysis.notation import csv_text, policy_title, setting_of
-from kvsweep.analysis.report.rendering import kept_html
 from kvsweep.analysis.statistics.metrics import by_eviction, by_policy, mean_lorenz
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.errors import UserError

@@ -29,7 +29,7 @@ from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.job import Job, make_job, stored_config
 from kvsweep.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem
 from kvsweep.row_files import texts_of_file
-from kvsweep.stored import StoredCell, stored_cells
+from kvsweep.stored import StoredCell
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
@@ -145,7 +145,7 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
     Raises UserError for a folder without this completion, an override of anything else, and other weights.
     """
     if not (folder / CELL_FILE).is_file():
-        raise UserError(_no_cell(folder))
+        raise UserError(f"{folder} is no cell's folder: name one of a run, as `kvsweep status RUN --cells` shows them.")
     if foreign := [o for o in overrides if not o.startswith(("model.", "policy."))]:
         own = f"{foreign[0]} cannot be given with a cell's folder, because the cell has its own settings"
         places = "model.path=DIR model.predictor=DIR policy.predictor=DIR"
@@ -162,13 +162,6 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
     source = of_completion(folder, question, completion, overrides, grade)
     check_cell(folder, source.model)
     return source
-
-
-def _no_cell(folder: Path) -> str:
-    """Return the message for a folder that is no cell's."""
-    if not stored_cells(folder):
-        return f"{folder} is no cell's folder: name a folder of a run's directory that holds {CELL_FILE}."
-    return f"{folder} is a run's folder: name a cell in it, which `kvsweep status {folder} --cells` shows."
 
 
 def of_completion(

@@ -26,6 +26,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from kvsweep import records
+from kvsweep.annexes import annex
 from kvsweep.command_line import LOCKED, counted
 from kvsweep.compression.source import code_hash, is_same_code
 from kvsweep.errors import BrokenCell, UserError, plain_disk_errors
@@ -33,7 +34,6 @@ from kvsweep.files import locked, make_folder, open_file, read_file, read_lines,
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.estimate import TokensLeft
 from kvsweep.harness.sweep.share import Share, status_of
-from kvsweep.harness.sweep.tracker import tracked
 from kvsweep.records import COMPLETIONS_FILE, WHOLE, Completion, Grade, Pair, PairRow, Problem, Shard, StoredRow
 from kvsweep.stored import DONE_NAMES, Done, StoredCell, read_provenance
 from kvsweep.task_status import Reporter, last_lines
@@ -317,7 +317,8 @@ def open_cells(share: Share, cells: Sequence[Cell]) -> Iterator[OpenCells]:
             if not share.replays:
                 ends = store.read_completions(stored, _End)
                 status.cells[cell_id].not_finite = sum(row.stop_reason == "not_finite" for row in ends)
-        stack.enter_context(tracked(job.tracker, job.run_directory, status, stores))
+        if job.tracker.kind != "none":
+            stack.enter_context(annex("tracker").tracked(job.tracker, job.run_directory, status, stores))
         reporter, left = Reporter(job.run_directory, status), None
         if not share.replays:
             left = TokensLeft(share, {cell_id: store.finished_pairs for cell_id, store in stores.items()})

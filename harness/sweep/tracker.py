@@ -29,14 +29,12 @@ def tracked(config: TrackerConfig, run_directory: Path, status: TaskStatus, cell
     """Send a task's status to a tracker inside the block, one run per cell_id; enter this before `Reporter`."""
     ended = threading.Event()
     thread = threading.Thread(target=_follow, args=(config, run_directory, status, list(cells), ended), daemon=True)
-    if config.kind != "none":
-        thread.start()
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        if thread.ident is not None:
-            thread.join(config.patience_s)
+        thread.join(config.patience_s)
         if thread.is_alive():
             _print_note(config.kind, f"not finished after {config.patience_s:g} s")
 

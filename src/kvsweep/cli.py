@@ -18,6 +18,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
+from kvsweep.annexes import annex
 from kvsweep.command_line import GOES_ON, check_engine, did_you_mean, one_sentence
 from kvsweep.errors import UserError
 from kvsweep.files import at_home
@@ -241,9 +242,7 @@ def grade(**options: Any) -> None:
 @option("--csv", metavar="FILE", type=_FILE, help="Write a row per cell, all of them, as CSV.")
 def compare(**options: Any) -> None:
     """Two runs compared cell by cell, B minus A."""
-    from kvsweep.analysis.compare import compare_runs
-
-    compare_runs(**options)
+    annex("compare").compare_runs(**options)
 
 
 @program.command()
@@ -361,9 +360,7 @@ def verify(**options: Any) -> None:
     status is 1 if a check fails, or a completion differs or cannot be decoded; a server's texts cannot, and count as
     read.
     """
-    from kvsweep.harness.verify.command import verify
-
-    sys.exit(verify(**options))
+    sys.exit(annex("verify").verify(**options))
 
 
 @program.command()
@@ -388,9 +385,7 @@ def replay(**options: Any) -> None:
     rounds=3        with --time: rounds, of which the median counts
     """
     check_engine("a replay")
-    from kvsweep.harness.replay.command import replay
-
-    replay(**options)
+    annex("replay").replay(**options)
 
 
 @program.command()
@@ -420,9 +415,7 @@ def predictor(**options: Any) -> None:
     model=NAME, model.KEY=VALUE, benchmark=NAME, benchmark.path=FILE, decoding.KEY=VALUE   as for kvsweep
     """
     check_engine("a predictor")
-    from kvsweep.harness.predictor.command import make
-
-    make(**options)
+    annex("predictor").make(**options)
 
 
 @program.command()
@@ -438,10 +431,8 @@ def policy(**options: Any) -> None:
     or on earlier calls, or a change of the cache.
     """
     check_engine("a policy's check")
-    from kvsweep.harness.policy_check import check_policy
-
     options.pop("task")
-    check_policy(**options)
+    annex("policy").check_policy(**options)
 
 
 @program.command()
@@ -473,9 +464,7 @@ def trace(**options: Any) -> None:
     --head and --scores can be repeated.
     """
     check_engine("a trace")
-    from kvsweep.harness.inspect.command import trace
-
-    trace(**options)
+    annex("trace").trace(**options)
 
 
 @program.command()

@@ -14,6 +14,7 @@ from kvsweep.analysis.figures.completion import (
     correlation_text,
     importance_figure,
     importance_table,
+    kept_html,
     kept_table,
     lorenz,
     mean_and_ratio,
@@ -23,7 +24,6 @@ from kvsweep.analysis.figures.completion import (
     retention,
     retention_figure,
 )
-from kvsweep.analysis.report.rendering import kept_html
 from kvsweep.errors import UserError
 from kvsweep.records import Eviction
 

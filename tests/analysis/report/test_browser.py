@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.figures.completion import read_kept
+from kvsweep.analysis.figures.completion import kept_html, read_kept
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.report.build import build_report
 from kvsweep.analysis.report.drilldown import drill_data
 from kvsweep.analysis.report.page import run_page
-from kvsweep.analysis.report.rendering import kept_html
 from kvsweep.analysis.statistics.sentences import analyse
 from kvsweep.cli import main
 from kvsweep.records import Eviction
