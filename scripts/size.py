@@ -106,9 +106,8 @@ def patterns_of(tree: ast.Module, fields: frozenset[str] = frozenset()) -> Itera
     for node in ast.walk(tree):
         if isinstance(node, COMPREHENSION) and len(node.generators) > 1:
             yield TWO_FOR, node.lineno
-        unpacks = isinstance(node, ast.Assign) and any(isinstance(name, ast.Tuple | ast.List) for name in node.targets)
-        if unpacks and isinstance(node.value, COMPREHENSION):
-            yield "names", node.lineno
+        if isinstance(node, ast.Assign) and isinstance(node.value, COMPREHENSION):
+            yield from (("names", node.lineno) for target in node.targets if _has_several(target))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             sides = (node.left, node.right)
             if any(map(_is_sequence, sides)) and any(_is_boolean(side, booleans) for side in sides):
@@ -124,6 +123,11 @@ def _lines_within(tree: ast.AST, outer: type | tuple[type, ...], inner: type | t
                 if node is not around and isinstance(node, inner):
                     lines[node] = node.lineno  # type: ignore[attr-defined]
     return list(lines.values())
+
+
+def _has_several(target: ast.expr) -> bool:
+    """True for `a, b` and `*a, b`, but not for `[a]`."""
+    return isinstance(target, ast.Tuple | ast.List) and len(target.elts) > 1
 
 
 def _is_sequence(node: ast.expr) -> bool:

@@ -49,7 +49,7 @@ def test_what_no_annex_names_is_core():
         ("a = [d for b in c for d in b]", ["two for"]),
         ("a, b = (c(d) for d in e)", ["names"]),
         ("*a, b = [c(d) for d in e]", ["names"]),
-        ("a, b = c", []),
+        ("[a] = [c(d) for d in e]", []),
         ("a = ', ' * len(b)", []),
         ("a = ', ' * (len(b) > 1)", ["boolean"]),
         ("a = bool(b) * [c]", ["boolean"]),

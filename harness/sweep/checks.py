@@ -1,6 +1,7 @@
 """Check a job's settings and files against each other; each contradiction is a UserError."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from kvsweep.harness.models.spec import BYTES, ModelSpec
 
 def input_files(model: ModelConfig, policies: Sequence[Policy], cache: CacheConfig) -> dict[Path, str]:
     """Return the weight files on this disk that the outputs depend on, each with its hash."""
-    scales = artifacts.files(cache.placed)
-    return model.files() | scales | {path: digest for policy in policies for path, digest in policy.files().items()}
+    files = model.files() | artifacts.files(cache.placed)
+    for policy in policies:
+        files |= policy.files()
+    return files
 
 
 def rounds_until(draws: int, cache: CacheConfig, policies: Sequence[Policy]) -> tuple[int, ...]:
@@ -48,13 +51,14 @@ def check_tags(model: ModelConfig, policies: Sequence[Policy]) -> None:
 
 def check_artifacts(model: ModelConfig, spec: ModelSpec, users: Sequence[Policy | CacheConfig]) -> None:
     """Refuse artifacts made for another model."""
-    for kind, place in sorted({one for user in users for one in user.placed.items()}):
+    for kind, place in sorted(set(chain(*(user.placed.items() for user in users)))):
         card = artifacts.read_card(kind, place)
-        if other := other_model(card, model, spec) or other_sizes(kind, place, model, spec):
+        other = other_model(card, model, spec) or other_sizes(kind, place, model, spec)
+        if other:
             without = "cache.scale=none" if kind == "scales" else "policy=window"
-            mend = f"give one made for this model (`kvsweep predictor`), or take {without}, which needs no {kind}"
-            yours = "model.name=NAME model.title=TITLE name a model of your own, or a copy as the card names it"
-            raise UserError(f"{artifacts.setting(kind)}={place} was made for {other}: {mend}; {yours}.")
+            hint = f"give one made for this model (`kvsweep predictor`), or take {without}, which needs no {kind}"
+            names = "model.name=NAME model.title=TITLE name a model of your own, or a copy as the card names it"
+            raise UserError(f"{artifacts.setting(kind)}={place} was made for {other}: {hint}; {names}.")
 
 
 def other_model(card: Mapping[str, Any], model: ModelConfig, spec: ModelSpec) -> str:
@@ -72,17 +76,15 @@ def other_model(card: Mapping[str, Any], model: ModelConfig, spec: ModelSpec) ->
 
 def other_sizes(kind: str, place: str, model: ModelConfig, spec: ModelSpec) -> str:
     """Return the first size of an artifact's tensors that is not the model's, and the model's, as text."""
-    tensor, sizes = {
-        "statistics": (
-            "mean_real",
-            [(spec.layers, "layers"), (spec.q_heads, "query heads"), (spec.head_dim // 2, "pairs")],
-        ),
-        "scales": ("keys", [(spec.layers, "layers")]),
-    }.get(kind, ("", []))
-    found = artifacts.tensors_of(kind, place)[tensor][0] if sizes else ()
-    for one, (size, name) in zip(found, sizes, strict=True):
-        if one != size:
-            return f"{one} {name}, but model={model.name} has {size}"
+    if kind not in ("statistics", "scales"):
+        return ""
+    sizes = {"layers": spec.layers}
+    if kind == "statistics":
+        sizes |= {"query heads": spec.q_heads, "pairs": spec.head_dim // 2}
+    shape, _ = artifacts.tensors_of(kind, place)["mean_real" if kind == "statistics" else "keys"]
+    for stored, (name, size) in zip(shape, sizes.items(), strict=True):
+        if stored != size:
+            return f"{stored} {name}, but model={model.name} has {size}"
     return ""
 
 
@@ -102,5 +104,5 @@ def check_cache(
         if cache.bytes_per_slot(**sizes, capacity=rows) >= UNPACKED.bytes_per_slot(**sizes, capacity=rows):
             saves_nothing = f"the {rows} rows of policy={policy.name} take no less memory than unpacked"
             given = f"cache.residual={cache.residual} and cache.group={cache.group}"
-            mend = "make one of them smaller, or policy.budget larger"
-            raise UserError(f"with{cache.title}, {given} {saves_nothing}: {mend}.")
+            hint = "make one of them smaller, or policy.budget larger"
+            raise UserError(f"with{cache.title}, {given} {saves_nothing}: {hint}.")

@@ -32,7 +32,8 @@ def work_through(shares: Sequence[_S], run: Callable[[_S, OpenCells], None]) -> 
     with Board([share.job for share in shares]):
         for share in sorted(shares, key=lambda share: str(share.job.model)):  # each model is loaded once
             try:
-                if cells := lacking(share):
+                cells = lacking(share)
+                if cells:
                     with open_cells(share, cells) as work:
                         run(share, work)
             except Exception as error:
@@ -44,11 +45,11 @@ def work_through(shares: Sequence[_S], run: Callable[[_S, OpenCells], None]) -> 
 
 
 def _let_go(error: BaseException) -> None:
-    """Clear the frames of a kept error: they would keep the engine, and with it the slots' memory."""
-    one: BaseException | None = error
-    while one is not None:
-        traceback.clear_frames(one.__traceback__)
-        one = one.__cause__ or one.__context__
+    """Clear the frames of a stored error: they would keep the engine, and with it the slots' memory."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
 
 
 def execute(grader: Grader, share: Share, work: OpenCells) -> None:

@@ -39,8 +39,9 @@ class NotFiniteError(UserError):
 
 
 def fill(work: OpenCells) -> None:
+    """Decode what the open cells are missing, and store it."""
     job, pairs = work.share.job, work.share.pairs
-    cells = [s.cell for s in work.stores.values() if not s.finished_pairs.issuperset(pairs)]
+    cells = [store.cell for store in work.stores.values() if not store.finished_pairs.issuperset(pairs)]
     if not cells:
         return
     check_available(job.impl)
@@ -48,7 +49,8 @@ def fill(work: OpenCells) -> None:
     for cell in cells:
         cell.policy.load_artifacts()
     job.cache.largest_rows(job.spec.layers)
-    decoding_pass, model = describe_process(), loaded(job.model)
+    decoding_pass = describe_process()
+    model = loaded(job.model)
     decoding_pass["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
     _begin_passes(work, cells, model, decoding_pass)
     limit = job.decoding.max_new_tokens
@@ -62,46 +64,43 @@ def fill(work: OpenCells) -> None:
     # their first eviction, and get the tokens of all other completions up to that eviction.
     for growing in (True, False):
         group = [cell for cell in cells if grows(cell.policy, longest, limit) == growing]
-        lacking = {pair for pair in pairs if any(work.lacks(cell.cell_id, pair) for cell in group)}
-        known = _furthest_texts(work.stores.values(), lacking)
-        for pair, completion in known.items():
+        missing = set[Pair]()
+        for cell in group:
+            missing.update(pair for pair in pairs if work.lacks(cell.cell_id, pair))
+        texts = _furthest_texts(work.stores.values(), missing)
+        for pair, completion in texts.items():
             work.know(pair, completion.num_tokens)
-        for cell, (pair, completion) in itertools.product(group, known.items()):
+        for cell, (pair, completion) in itertools.product(group, texts.items()):
             # Neither cell evicts, so both would write the same completion.
             if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
                 work.append(cell.cell_id, completion)
-        _decode_group(work, model, group, known)
+        _decode_group(work, model, group, texts)
 
 
-_kept: dict[ModelConfig, LoadedModel] = {}
+_models: dict[ModelConfig, LoadedModel] = {}  # one at most
 
 
 def loaded(config: ModelConfig) -> LoadedModel:
-    """Return this configuration's model. It stays loaded until another is asked for, which needs the memory."""
-    if config not in _kept:
+    """Return this configuration's model. It stays loaded until another is needed, which needs the memory."""
+    if config not in _models:
         unload()
-        _kept[config] = load_model(config)
-        if _kept[config].device.type == "cuda":
+        _models[config] = load_model(config)
+        if _models[config].device.type == "cuda":
             release_memory()  # memory of loading and its checks
-    return _kept[config]
+    return _models[config]
 
 
 def unload() -> None:
     """Release the loaded model."""
-    if _kept:
-        _kept.clear()
+    if _models:
+        _models.clear()
         release_memory()
 
 
 def _begin_passes(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, decoding_pass: Mapping[str, Any]) -> None:
     job = work.share.job
-    group = job.cache.group
-    empty, many = (SlotCache.bytes_per_slot(model.shape, rows, job.cache) for rows in (0, group))
-    fixed, whole = SlotCache.bytes_per_slot(model.shape, 0), SlotCache.bytes_per_slot(replace(model.shape, kinds=()), 1)
-    weights = sum(parameter.nbytes for parameter in model.network.parameters())
-    sizes = {"row": (many - empty) / group, "newest": empty - fixed, "fixed": fixed, "weights": weights}
-    sizes["fixed_rows"] = fixed / whole if whole else 0
-    tokenizer = _keep_tokenizer(job.run_directory, model)
+    sizes = _sizes(job, model)
+    tokenizer = _store_tokenizer(job.run_directory, model)
     for cell in cells:
         provenance = {
             **job.provenance(cell),
@@ -113,7 +112,26 @@ def _begin_passes(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, de
         work.stores[cell.cell_id].begin_pass(provenance, decoding_pass)
 
 
-def _keep_tokenizer(run: Path, model: LoadedModel) -> str:
+def _sizes(job: Job, model: LoadedModel) -> dict[str, float]:
+    """Return the bytes of a row, of what a slot has beside its rows, and of the weights.
+
+    `fixed_rows` is the number of unquantized rows that take as many bytes as the fixed part.
+    """
+    group = job.cache.group
+    empty = SlotCache.bytes_per_slot(model.shape, 0, job.cache)
+    row = (SlotCache.bytes_per_slot(model.shape, group, job.cache) - empty) / group
+    fixed = SlotCache.bytes_per_slot(model.shape, 0)
+    unquantized_row = SlotCache.bytes_per_slot(replace(model.shape, kinds=()), 1)
+    return {
+        "row": row,
+        "newest": empty - fixed,
+        "fixed": fixed,
+        "weights": sum(parameter.nbytes for parameter in model.network.parameters()),
+        "fixed_rows": fixed / unquantized_row if unquantized_row else 0,
+    }
+
+
+def _store_tokenizer(run: Path, model: LoadedModel) -> str:
     """Write the model's tokenizer beside the cells, so that a report on any machine knows the token boundaries."""
     text = model.tokenizer.backend_tokenizer.to_str()
     name = f"tokenizers/{content_hash(text)}.json"
@@ -126,41 +144,46 @@ def _keep_tokenizer(run: Path, model: LoadedModel) -> str:
 
 def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dict[Pair, Completion]:
     """Return, for each pair, the stored completion that shares the most tokens with the rest of the grid."""
-    known: dict[Pair, Completion] = {}
+    texts: dict[Pair, Completion] = {}
     for store in stores:
         for row in store.read_completions(pairs):
-            known[row.key] = max(known.get(row.key, row), row, key=lambda completion: len(completion.shared_ids))
-    return known
+            texts[row.key] = max(texts.get(row.key, row), row, key=lambda completion: len(completion.shared_ids))
+    return texts
 
 
 def _requests(
-    work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]
+    work: OpenCells, model: LoadedModel, cells: Sequence[Cell], texts: Mapping[Pair, Completion]
 ) -> Iterator[Request]:
     prompts = {problem.id: problem.prompt for problem in work.share.job.benchmark.problems}
     for pair in work.share.pairs:
-        branches = tuple(Branch(cell_id=c.cell_id, policy=c.policy) for c in cells if work.lacks(c.cell_id, pair))
-        if branches:
-            forced, prompt = (
-                tuple(known[pair].shared_ids) if pair in known else (),
-                model.dialogue.prompt_ids(prompts[pair[0]]),
-            )
-            yield Request(problem_id=pair[0], draw=pair[1], prompt_ids=prompt, branches=branches, forced=forced)
+        missing = [cell for cell in cells if work.lacks(cell.cell_id, pair)]
+        if not missing:
+            continue
+        yield Request(
+            problem_id=pair[0],
+            draw=pair[1],
+            prompt_ids=model.dialogue.prompt_ids(prompts[pair[0]]),
+            branches=tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in missing),
+            forced=tuple(texts[pair].shared_ids) if pair in texts else (),
+        )
 
 
-def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]) -> None:
+def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], texts: Mapping[Pair, Completion]) -> None:
     """Decode the cells' missing completions; if memory runs out, decode the rest with half the slots."""
-    job, reason = work.share.job, "slots= asks for them"
+    job = work.share.job
     slots = job.slots
-    while requests := list(_requests(work, model, cells, known)):
-        wanted = [branch.cell_id for request in requests for branch in request.branches]
+    reason = "slots= asks for them"
+    while requests := list(_requests(work, model, cells, texts)):
+        completions = sum(len(request.branches) for request in requests)
+        cell_count = len(_cell_ids(requests))
         capacity = needed_capacity(requests, job.decoding)
-        one = SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
+        slot_bytes = SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
         if slots is None:
             slots, reason = auto_slots(model, requests, job.decoding, job.cache)
-        asked = f"{counted(len(wanted), 'completion')} of {counted(len(set(wanted)), 'cell')}"
-        size = f"{counted(slots, 'slot')} x {capacity} tokens x {one // capacity:,} bytes"
-        total = f"{slots * one / 2**20:.1f} MiB of keys and values"
-        print(f"{job.name}: {asked}, {size} = {total} ({reason})", flush=True)
+        what = f"{counted(completions, 'completion')} of {counted(cell_count, 'cell')}"
+        size = f"{counted(slots, 'slot')} x {capacity} tokens x {slot_bytes // capacity:,} bytes"
+        total = f"{slots * slot_bytes / 2**20:.1f} MiB of keys and values"
+        print(f"{job.name}: {what}, {size} = {total} ({reason})", flush=True)
         try:
             _write(work, model, requests, slots)
             return
@@ -170,12 +193,20 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
             if not out_of_memory and "DefaultCPUAllocator" not in str(error):
                 raise
             if slots == 1:
-                too_small = f"the memory does not hold one sequence of {capacity} tokens ({one / 2**20:.0f} MiB)"
-                mend = "lower policy.budget or decoding.max_new_tokens, or take a larger device"
-                raise UserError(f"{job.name}: {too_small} beside the model: {mend}.") from error
+                too_small = f"the memory does not hold one sequence of {capacity} tokens ({slot_bytes / 2**20:.0f} MiB)"
+                hint = "lower policy.budget or decoding.max_new_tokens, or take a larger device"
+                raise UserError(f"{job.name}: {too_small} beside the model: {hint}.") from error
         # Outside the handler: the error's traceback keeps the old cache alive.
         release_memory()
         slots, reason = slots // 2, f"out of memory with {slots}"
+
+
+def _cell_ids(requests: Iterable[Request]) -> list[str]:
+    """Return the id of each cell that the requests are for, once."""
+    cell_ids = dict[str, None]()
+    for request in requests:
+        cell_ids.update(dict.fromkeys(branch.cell_id for branch in request.branches))
+    return list(cell_ids)
 
 
 def engine_of(job: Job, requests: Sequence[Request], model: LoadedModel, slots: int) -> Engine:
@@ -198,7 +229,7 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     job.check_inputs()  # all weights are in memory from here on
     clock, cache = engine.clock, engine.cache
     work.reporter.counters.append(lambda: clock.tokens)
-    written: dict[str, list[int]] = {branch.cell_id: [] for request in requests for branch in request.branches}
+    written: dict[str, list[int]] = {cell_id: [] for cell_id in _cell_ids(requests)}
     start = time.perf_counter()
     for cell_id, completion in engine.generate(requests):
         written[cell_id].append(completion.num_tokens)
@@ -206,28 +237,43 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
         if len(work.not_finite) > _MOST_NOT_FINITE:
             raise _not_finite(work, model, completion)
     wall = time.perf_counter() - start
-    parts = ("prefill", "decode", "forward", "sampling", "scoring", "eviction", "host", "first_token")
-    whole: dict[str, Any] = {f"{part}_seconds": getattr(clock, part) for part in parts}
-    whole |= {"wall_seconds": wall, "tokens_total": clock.tokens, "steps": clock.steps, "cells": len(written)}
-    whole |= {"slots": slots, "kv_bytes_allocated": cache.kv_bytes}
-    whole["kv_bytes_analytic"] = slots * SlotCache.bytes_per_slot(model.shape, cache.capacity, job.cache)
+    analytic = slots * SlotCache.bytes_per_slot(model.shape, cache.capacity, job.cache)
     for cell_id, lengths in written.items():
-        row = DecodeStats(**whole, tokens=sum(lengths), completions=len(lengths))
+        row = DecodeStats(
+            wall_seconds=wall,
+            prefill_seconds=clock.prefill,
+            decode_seconds=clock.decode,
+            forward_seconds=clock.forward,
+            sampling_seconds=clock.sampling,
+            scoring_seconds=clock.scoring,
+            eviction_seconds=clock.eviction,
+            host_seconds=clock.host,
+            first_token_seconds=clock.first_token,
+            tokens=sum(lengths),
+            tokens_total=clock.tokens,
+            cells=len(written),
+            completions=len(lengths),
+            slots=slots,
+            steps=clock.steps,
+            kv_bytes_allocated=cache.kv_bytes,
+            kv_bytes_analytic=analytic,
+        )
         work.stores[cell_id].append_row(row)
 
 
 def _not_finite(work: OpenCells, model: LoadedModel, completion: Completion) -> NotFiniteError:
     job = work.share.job
-    [prompt] = [p.prompt for p in job.benchmark.problems if p.id == completion.problem_id]
+    [prompt] = [problem.prompt for problem in job.benchmark.problems if problem.id == completion.problem_id]
     texts = f"{counted(len(work.not_finite), 'text')} ended because logits were NaN or infinite"
     place = f"first in {model.not_finite_in([*model.dialogue.prompt_ids(prompt), *completion.token_ids])}"
-    mend = "take model.dtype=bfloat16 or float32, or look at the weights"
-    return NotFiniteError(f"{job.name}: {texts}, {place}, for problem {completion.problem_id!r:.80}: {mend}.")
+    hint = "take model.dtype=bfloat16 or float32, or look at the weights"
+    return NotFiniteError(f"{job.name}: {texts}, {place}, for problem {completion.problem_id!r:.80}: {hint}.")
 
 
 def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -> None:
     """Refuse a prompt longer than the model's context; print a note if completions may exceed it."""
-    context, longest = model.spec.positions, max(lengths.values()) + limit
+    context = model.spec.positions
+    longest = max(lengths.values()) + limit
     name = model.config.name
     for problem_id, length in lengths.items():
         if context is not None and length >= context:
@@ -240,8 +286,13 @@ def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -
 
 
 def _warn_of_lost_questions(cells: Sequence[Cell], longest: int) -> None:
-    pinned = [c.policy for c in cells if isinstance(c.policy, BudgetPolicy) and c.policy.question_rule == "pinned"]
-    rooms = [room for policy in pinned if (room := policy.size - policy.newest_kept) < longest]
+    rooms = []
+    for cell in cells:
+        policy = cell.policy
+        if isinstance(policy, BudgetPolicy) and policy.question_rule == "pinned":
+            room = policy.size - policy.newest_kept
+            if room < longest:
+                rooms.append(room)
     if rooms:
         short = f"in {len(rooms)} of {len(cells)} cells a pinned question ({longest} tokens) has room for {min(rooms)}"
         print(f"note: {short}: it is evicted too; policy.question=on_top keeps it.", file=sys.stderr)

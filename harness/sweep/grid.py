@@ -44,14 +44,15 @@ def build_policies(config: DictConfig) -> list[Policy]:
     _check_names()
     _refuse_other_axes(config)
     grid = settings.build(GridAxes, "grid", config.grid)
-    return list(dict.fromkeys(policy for axes in (grid, *grid.beside) for policy in _policies(axes, config)))
+    return list(dict.fromkeys(itertools.chain(*(_policies(axes, config) for axes in (grid, *grid.beside)))))
 
 
 def _hashable(policy: Policy) -> Policy:
     for field in fields(policy):
-        if not isinstance(value := getattr(policy, field.name), Hashable):
-            mend = f"annotate the field of {type(policy).__name__} as tuple[...], or make a setting of each value"
-            raise UserError(f"policy.{field.name}={value!r:.60} is a {type(value).__name__}, which may change: {mend}.")
+        value = getattr(policy, field.name)
+        if not isinstance(value, Hashable):
+            hint = f"annotate the field of {type(policy).__name__} as tuple[...], or make a setting of each value"
+            raise UserError(f"policy.{field.name}={value!r:.60} is a {type(value).__name__}, which may change: {hint}.")
     return policy
 
 
@@ -61,23 +62,25 @@ def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
     _refuse_two_sizes(composed, grid, config)
     if any(inner.beside for inner in grid.beside):
         raise UserError("grid.beside names a grid that has a beside of its own: list all grids in the outer one.")
-    axes = {a: v for a in AXES if (v := getattr(grid, a)) is not None}
+    axes = {axis: getattr(grid, axis) for axis in AXES if getattr(grid, axis) is not None}
     for name in grid.policy or [composed["name"]]:
         if name == composed["name"]:
             _check_class(composed)
-        values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
+            values = composed
+        else:
+            values = _policy_of_grid(name, config, composed)
         for point in itertools.product(*axes.values()):
-            setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
+            setting = {axis: value for axis, value in zip(axes, point, strict=True) if axis in values}
             yield _hashable(settings.build_target("policy", _sized({**values, **setting}), Policy))
 
 
 def _refuse_other_axes(config: DictConfig) -> None:
     """Refuse a policy's own setting among the axes of a grid beside."""
-    known = {axis.name for axis in fields(GridAxes)}
+    names = sorted(axis.name for axis in fields(GridAxes))
     for axes in settings.plain(config.grid).get("beside") or ():
-        for name in sorted(axes.keys() - known if isinstance(axes, dict) else ()):
+        for name in sorted(axes.keys() - {*names} if isinstance(axes, dict) else ()):
             way = f"`-m policy=NAME policy.{name}=A,B` sweeps a policy's own setting"
-            raise UserError(f"grid.beside names {name}, and a grid's lists are {', '.join(sorted(known))}: {way}.")
+            raise UserError(f"grid.beside names {name}, and a grid's lists are {', '.join(names)}: {way}.")
 
 
 def _check_names() -> None:
@@ -85,25 +88,26 @@ def _check_names() -> None:
     for name, path in settings.own_conf_files("policy").items():
         given = policy_file(name).get("name")
         if given != name:
-            mend = f"write `name: {name}`, or name the file {given}.yaml"
-            raise UserError(f"{path} has the name {given}, under which its results would stand: {mend}.")
+            hint = f"write `name: {name}`, or name the file {given}.yaml"
+            raise UserError(f"{path} has the name {given}, under which its results would stand: {hint}.")
 
 
 def _check_class(policy: Mapping[str, Any]) -> None:
     """Refuse a composed policy with the name of another class's file, because results are stored under the name."""
-    name, own = policy["name"], settings.target_class("policy", policy, Policy)
-    if name in settings.choices("policy"):
-        wanted = settings.target_class("policy", policy_file(name), Policy)
-        if own is not wanted:
-            mend = "leave policy.name out, or give a policy of your own a file in conf/policy"
-            raise UserError(
-                f"policy.name={name} is the name of {wanted.__qualname__}, not of {own.__qualname__}: {mend}."
-            )
-    elif not name.isidentifier() or own in (
-        settings.target_class("policy", policy_file(one), Policy) for one in settings.choices("policy")
-    ):
-        has_one = f"is no file of conf/policy, and {own.__qualname__} has one"
-        raise UserError(f"policy.name={name} {has_one}: leave policy.name out.")
+    name = policy["name"]
+    cls = settings.target_class("policy", policy, Policy)
+    names = settings.choices("policy")
+    if name in names:
+        cls_of_file = settings.target_class("policy", policy_file(name), Policy)
+        if cls is not cls_of_file:
+            differs = f"is the name of {cls_of_file.__qualname__}, not of {cls.__qualname__}"
+            hint = "leave policy.name out, or give a policy of your own a file in conf/policy"
+            raise UserError(f"policy.name={name} {differs}: {hint}.")
+        return
+    classes = (settings.target_class("policy", policy_file(other), Policy) for other in names)
+    if not name.isidentifier() or cls in classes:
+        fault = f"is no file of conf/policy, and {cls.__qualname__} has one"
+        raise UserError(f"policy.name={name} {fault}: leave policy.name out.")
 
 
 def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictConfig) -> None:
@@ -121,12 +125,13 @@ def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictC
 def _sized(composed: Mapping[str, Any]) -> dict[str, Any]:
     """Return a policy's settings, with keep_ratio and budget instead of rows and every, if these are given."""
     rest = dict(composed)
-    given = {name: value for name in ("rows", "every") if (value := rest.pop(name, None)) is not None}
-    if not given:
+    rows, every = rest.pop("rows", None), rest.pop("every", None)
+    if rows is None and every is None:
         return rest
-    if len(given) == 1:
-        raise UserError(f"policy.{next(iter(given))} is given alone: policy.rows and policy.every go together.")
-    size = checked(SizeInRows, {**given, "local_window": rest["local_window"]}, "policy.")
+    if rows is None or every is None:
+        name = "every" if rows is None else "rows"
+        raise UserError(f"policy.{name} is given alone: policy.rows and policy.every go together.")
+    size = checked(SizeInRows, {"rows": rows, "every": every, "local_window": rest["local_window"]}, "policy.")
     return rest | size.settings()
 
 
@@ -145,7 +150,7 @@ def _policy_section(name: str, config: DictConfig) -> DictConfig:
 
 def policy_file(name: str) -> DictConfig:
     """Return a policy's YAML merged over the files of its defaults list, as Hydra composes it."""
-    own = OmegaConf.load(settings.conf_files("policy").get(name, settings.CONF / "policy" / f"{name}.yaml"))
-    assert isinstance(own, DictConfig)
-    bases = [base for base in own.pop("defaults", []) if base != "_self_"]
-    return OmegaConf.unsafe_merge(*map(policy_file, bases), own)  # type: ignore[return-value]
+    values = OmegaConf.load(settings.conf_files("policy").get(name, settings.CONF / "policy" / f"{name}.yaml"))
+    assert isinstance(values, DictConfig)
+    bases = [base for base in values.pop("defaults", []) if base != "_self_"]
+    return OmegaConf.unsafe_merge(*map(policy_file, bases), values)  # type: ignore[return-value]

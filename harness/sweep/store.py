@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, Self
 
@@ -65,7 +65,8 @@ class CellStore:
         self.directory = run / cell.cell_id
         self.stored = StoredCell(self.directory)
         self.finished_pairs: set[Pair] = set()
-        self._rows, self._path = rows, self.directory / shard.file(rows)
+        self._rows = rows
+        self._path = self.directory / shard.file(rows)
         self._lock = FileLock(self.directory / shard.file(LOCK_FILE), timeout=0)
         self._synced = 0.0
         self._provenance: dict[str, Any] = {}
@@ -153,19 +154,22 @@ class CellStore:
             passes = _earlier_passes(path)
             # Another shard's damaged file is not ours.
             stored = self.stored.provenances(lambda part, error: None)
-            others = [one for part, found in stored if part != path for one in found.get("decoding_passes", [])]
-            self._check_code(code, [*passes, *others])
-            own = {**decoding_pass, "policy_code": code}
+            passes_of_others = []
+            for file, record in stored:
+                if file != path:
+                    passes_of_others += record.get("decoding_passes", [])
+            self._check_code(code, [*passes, *passes_of_others])
+            new_pass = {**decoding_pass, "policy_code": code}
             (self.directory / records.DONE_FILE).unlink(missing_ok=True)
-            self._provenance = {"schema": records.SCHEMA, **provenance, "decoding_passes": [*passes, own]}
+            self._provenance = {"schema": records.SCHEMA, **provenance, "decoding_passes": [*passes, new_pass]}
             self._write_provenance()
-        return [*passes, *others]
+        return [*passes, *passes_of_others]
 
     def note(self, **facts: Any) -> None:
         """Record what this process's pass has learned since it began; facts that stand there are not written again."""
-        own = self._provenance["decoding_passes"][-1]
-        if not facts.items() <= own.items():
-            own |= facts
+        last_pass = self._provenance["decoding_passes"][-1]
+        if not facts.items() <= last_pass.items():
+            last_pass |= facts
             with plain_disk_errors(self.directory):
                 self._write_provenance()
 
@@ -175,10 +179,11 @@ class CellStore:
 
     def _check_code(self, code: str, passes: Sequence[Mapping[str, Any]]) -> None:
         for earlier in passes:
-            if not is_same_code(other := earlier.get("policy_code", code), code):
+            earlier_code = earlier.get("policy_code", code)
+            if not is_same_code(earlier_code, code):
                 begun = f"cell {self.cell.cell_id} was begun by other code of policy={self.cell.policy.name}"
-                mend = "go on with that code, or take another run_name for cells of this code"
-                raise UserError(f"{begun} ({other}, now {code}): {mend}.")
+                hint = "go on with that code, or take another run_name for cells of this code"
+                raise UserError(f"{begun} ({earlier_code}, now {code}): {hint}.")
 
     def mark_done(
         self, problem_ids: Sequence[str], draws: int, grade: Callable[[Path], object] = lambda folder: None
@@ -187,7 +192,7 @@ class CellStore:
 
         `grade` gets the folder before DONE is written: another shard may have ended before grading its last rows.
         """
-        pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
+        pairs = set(product(problem_ids, range(draws)))
         path = self.directory / records.DONE_FILE
         # Read again: another shard's file may have lost rows since this process opened the cell.
         self.finished_pairs = self.stored.pairs()
@@ -198,8 +203,13 @@ class CellStore:
             if len(self.stored.files(COMPLETIONS_FILE)) > 1:
                 grade(self.directory)
             self._sync()
-            files, rule = self.stored.sizes(*DONE_NAMES), records.grading_rule(self.cell.describe())
-            done = Done(completions=len(pairs), draws=draws, problems=list(problem_ids), files=files, rule=rule)
+            done = Done(
+                completions=len(pairs),
+                draws=draws,
+                problems=list(problem_ids),
+                files=self.stored.sizes(*DONE_NAMES),
+                rule=records.grading_rule(self.cell.describe()),
+            )
             replace_text(path, json.dumps(msgspec.to_builtins(done)) + "\n")
         return True
 
@@ -214,9 +224,9 @@ class CellStore:
             owner = "another process"
             with suppress(OSError):
                 owner = read_file(Path(f"{held.lock_file}.owner")).decode(errors="replace")
-            mend = "wait for it to end, stop it, or split the cell with shard=i/n, the same n for all"
+            hint = "wait for it to end, stop it, or split the cell with shard=i/n, the same n for all"
             name = f"cell {self.cell.cell_id}, shard {self.shard}"
-            raise CellLockedError(f"{name}, is being written by {owner}: {mend}.") from None
+            raise CellLockedError(f"{name}, is being written by {owner}: {hint}.") from None
         replace_text(Path(f"{self._lock.lock_file}.owner"), f"process {os.getpid()} on {platform.node()}")
 
 
@@ -243,8 +253,10 @@ def allow_open_cells() -> int:
 def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
     """Return the locks of shards with another count; their writers could write the same pairs."""
     for path in directory.glob(f"{LOCK_FILE}*"):
-        part = path.name.removeprefix(f"{LOCK_FILE}-").partition("of")[2] if path.name != LOCK_FILE else "1"
-        if part.isdigit() and int(part) != shard.count:
+        count = "1"
+        if path.name != LOCK_FILE:
+            count = path.name.removeprefix(f"{LOCK_FILE}-").partition("of")[2]
+        if count.isdigit() and int(count) != shard.count:
             yield FileLock(path, timeout=0)
 
 
@@ -299,7 +311,8 @@ def open_cells(share: Share, cells: Sequence[Cell]) -> Iterator[OpenCells]:
     Raises CellLockedError for a cell that another process writes; UserError for weights that changed since the job was
     planned, and for a file that cannot be written.
     """
-    job, status = share.job, status_of(share, "running")
+    job = share.job
+    status = status_of(share, "running")
     with ExitStack() as stack:
         try:
             job.check_inputs()
@@ -319,7 +332,8 @@ def open_cells(share: Share, cells: Sequence[Cell]) -> Iterator[OpenCells]:
                 status.cells[cell_id].not_finite = sum(row.stop_reason == "not_finite" for row in ends)
         if job.tracker.kind != "none":
             stack.enter_context(annex("tracker").tracked(job.tracker, job.run_directory, status, stores))
-        reporter, left = Reporter(job.run_directory, status), None
+        reporter = Reporter(job.run_directory, status)
+        left = None
         if not share.replays:
             left = TokensLeft(share, {cell_id: store.finished_pairs for cell_id, store in stores.items()})
             reporter.tokens_left = left.__int__

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from omegaconf import DictConfig
@@ -28,9 +29,10 @@ def refuse_unused(given: Sequence[str], unused: Sequence[Mapping[str, str]]) -> 
         if not all(key in settings for settings in unused):
             continue
         reason = unused[0][key]
-        vain, grids = f"{word} has no effect, because {reason}", reason.removesuffix(_GIVES)
-        if grids != reason:
-            raise UserError(f"{vain}: leave it out, or write '{grids}=[{value.strip('[]')}]'.")
+        vain = f"{word} has no effect, because {reason}"
+        if reason.endswith(_GIVES):
+            grid_key = reason.removesuffix(_GIVES)
+            raise UserError(f"{vain}: leave it out, or write '{grid_key}=[{value.strip('[]')}]'.")
         if key not in _NAMED:
             raise UserError(f"{vain}: leave it out.")
         print(f"note: {vain}.", file=sys.stderr)
@@ -41,31 +43,33 @@ def unused_settings(config: DictConfig, job: Job) -> dict[str, str]:
     source = job.source
     if source.unused:
         keys = [key for key in [*config_keys(config), "policy"] if key.startswith(source.unused)]
-        return {k: source.why for k in keys if k not in source.used and not k.startswith("model.sizes.")}
+        return {key: source.why for key in keys if key not in source.used and not key.startswith("model.sizes.")}
     grid = plain(config.grid)
-    found = {f"cache.{name}": reason for name, reason in job.cache.unused().items()}
-    found["grid.engine"] = "engine=openai alone takes it"
+    unused = {f"cache.{name}": reason for name, reason in job.cache.unused().items()}
+    unused["grid.engine"] = "engine=openai alone takes it"
     if not job.rounds:
-        found["report.margin"] = "until=decided alone uses it, and kvsweep report has --margin"
-    return found | dict(_of_policies(plain(config.policy), [grid, *grid["beside"]]))
+        unused["report.margin"] = "until=decided alone uses it, and kvsweep report has --margin"
+    return unused | dict(_of_policies(plain(config.policy), [grid, *grid["beside"]]))
 
 
 def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield the composed policy's settings, and the first grid's axes, that no policy of any grid takes."""
-    own = composed["name"]
-    names = [grid.get("policy") or [own] for grid in grids]
-    listed = ", ".join(dict.fromkeys(name for some in names for name in some))
-    fields = {name: set(policy_file(name)) if name != own else set(composed) for some in names for name in some}
+    chosen = composed["name"]
+    policies = [grid.get("policy") or [chosen] for grid in grids]
+    names = list(dict.fromkeys(chain(*policies)))
+    fields = {name: set(composed if name == chosen else policy_file(name)) for name in names}
     # A grid beside the first may have it for another reason than the user's choice.
-    if own not in names[0] and all(grid.get("policy") for grid in grids):
+    if chosen not in policies[0] and all(grid.get("policy") for grid in grids):
         yield "policy", f"grid.policy{_GIVES}"
     for key in composed.keys() - {"name", "_target_"}:
-        shared = key in BudgetPolicy.SHARED
-        takers = [[name for name in some if name == own or (shared and key in fields[name])] for some in names]
-        if not any(takers):
-            yield f"policy.{key}", f"no policy of the job ({listed}) takes it"
-        elif all(grid.get(key) for grid, some in zip(grids, takers, strict=True) if some):
+        takers = {chosen}
+        if key in BudgetPolicy.SHARED:
+            takers.update(name for name in names if key in fields[name])
+        taking_grids = [grid for grid, listed in zip(grids, policies, strict=True) if takers.intersection(listed)]
+        if not taking_grids:
+            yield f"policy.{key}", f"no policy of the job ({', '.join(names)}) takes it"
+        elif all(grid.get(key) for grid in taking_grids):
             yield f"policy.{key}", f"grid.{key}{_GIVES}"
     for axis in AXES:
-        if grids[0].get(axis) and not any(axis in fields[name] for name in names[0]):
-            yield f"grid.{axis}", f"no policy of the grid ({', '.join(names[0])}) takes it"
+        if grids[0].get(axis) and not any(axis in fields[name] for name in policies[0]):
+            yield f"grid.{axis}", f"no policy of the grid ({', '.join(policies[0])}) takes it"
