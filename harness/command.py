@@ -51,12 +51,13 @@ SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "
 def sweep(words: Sequence[str]) -> None:
     """Compose the jobs that the command line's words name, check them all, and launch them or show what was asked."""
     for option, instead in _REFUSED.items():
-        if found := next((word for word in words if word.startswith(option)), None):
-            raise UserError(f"{found} is no option here: {instead}.")
+        for word in words:
+            if word.startswith(option):
+                raise UserError(f"{word} is no option here: {instead}.")
     sys.argv = ["kvsweep", *words]
     # Without this Hydra prints its own errors and exits with code 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    if not SHOWS.isdisjoint(argument.partition("=")[0] for argument in sys.argv[1:]):
+    if not SHOWS.isdisjoint(word.partition("=")[0] for word in words):
         try:
             _compose(lambda config: None)
         except ValueError as error:  # options that exclude each other, such as -m and --cfg
@@ -71,8 +72,11 @@ def sweep(words: Sequence[str]) -> None:
         return
     if dry_run:
         jobs, open_points = annex("screen").to_estimate(jobs, launcher, plan)
-        tasks = split([*map(share_of, jobs)], launcher)
-        print(annex("plan").describe(tasks, launcher) if jobs else "Nothing is decoded.")
+        if jobs:
+            tasks = split([share_of(job) for job in jobs], launcher)
+            print(annex("plan").describe(tasks, launcher))
+        else:
+            print("Nothing is decoded.")
         if open_points:
             print(open_points)
         if any(job.rounds and not job.finish for job in jobs):
@@ -85,7 +89,10 @@ def sweep(words: Sequence[str]) -> None:
 
 def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     """Compose and check every job of the command line before any job runs."""
-    found: list[tuple[Job, Launcher, ReplayPlan, dict[str, str]]] = []
+    jobs: list[Job] = []
+    launchers: list[Launcher] = []
+    plans: list[ReplayPlan] = []
+    unused: list[dict[str, str]] = []
     notes: set[str] = set()
     mistakes: list[UserError] = []
 
@@ -96,39 +103,44 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
                 source_class(config).check(config)
                 settings.fill_homes(config)
                 notes.update([*_complete(config), *_not_swept()])
-                unused = _without_others_settings(config)
-                launcher = settings.build_target("launcher", config.launcher, Launcher)
-                plan = checked(ReplayPlan, {name: config.get(name) for name in ("replay", "screen", "texts")})
-                job = make_job(config)
-                found.append((job, launcher, plan, unused_settings(config, job) | unused))
+                others_settings = _without_others_settings(config)
+                launchers.append(settings.build_target("launcher", config.launcher, Launcher))
+                plans.append(checked(ReplayPlan, {name: config.get(name) for name in ("replay", "screen", "texts")}))
+                jobs.append(make_job(config))
+                unused.append(unused_settings(config, jobs[-1]) | others_settings)
         except UserError as mistake:
             mistakes.append(mistake)
 
     _compose(collect)
     if mistakes:
         raise mistakes[0]
-    if not found:
+    if not jobs:
         return [], Inline(), ReplayPlan()
     for note in sorted(notes):
         print(note, file=sys.stderr)
-    jobs, launchers, plans, unused = zip(*found, strict=True)
     refuse_unused([word.lstrip("+") for word in sys.argv[1:] if not word.startswith("-")], unused)
     if any(launcher != launchers[0] for launcher in launchers):
         raise UserError("launcher differs between the jobs of one command: give it one value, not a list.")
     if any(plan != plans[0] for plan in plans):
         raise UserError("replay, screen and texts differ between the jobs of one command: give each one value.")
     # Reading refuses cells of another schema.
-    stored = [cell for directory in {job.run_directory for job in jobs} for _, cell in read_cells(directory)]
-    if lacking := _no_full_cache(jobs, stored):
-        print(lacking, file=sys.stderr)
+    stored = []
+    for directory in {job.run_directory for job in jobs}:
+        stored += [cell for _, cell in read_cells(directory)]
+    no_full_cache = _no_full_cache(jobs, stored)
+    if no_full_cache:
+        print(no_full_cache, file=sys.stderr)
     return _without_shared_cells(jobs, plans[0]), launchers[0], plans[0]
 
 
 def _no_full_cache(jobs: Sequence[Job], stored: Sequence[Mapping[str, Any]]) -> str | None:
     """A note on a multirun whose jobs, and whose stored cells, have no full cache to compare with; with its words."""
-    policies = dict.fromkeys(cell.policy.name for job in jobs for cell in job.cells if job.source.local)
-    known = {*policies, *(cell.get("policy", {}).get("name") for cell in stored)}
-    if "full" in known or not policies or {"-m", "--multirun"}.isdisjoint(sys.argv):
+    policies = dict[str, None]()
+    for job in jobs:
+        if job.source.local:
+            policies.update(dict.fromkeys(cell.policy.name for cell in job.cells))
+    has_full = "full" in policies or any(cell.get("policy", {}).get("name") == "full" for cell in stored)
+    if has_full or not policies or {"-m", "--multirun"}.isdisjoint(sys.argv):
         return None
     swept = "|".join(AXES)
     lists = [word for word in sys.argv[1:] if re.fullmatch(rf"policy(\.({swept}))?=[^\[]*,[^\[]*", word)]
@@ -146,8 +158,8 @@ def _without_others_settings(config: DictConfig) -> dict[str, str]:
     hydra_config = HydraConfig.get()
     if hydra_config.mode != RunMode.MULTIRUN:
         return {}
-    own = {field.name for field in fields(settings.target_class("policy", config.policy, Policy))}
-    others = config.policy.keys() - own - policy_file(hydra_config.runtime.choices["policy"]).keys()
+    of_class = {field.name for field in fields(settings.target_class("policy", config.policy, Policy))}
+    others = config.policy.keys() - of_class - policy_file(hydra_config.runtime.choices["policy"]).keys()
     with open_dict(config):
         for name in others:
             del config.policy[name]
@@ -156,14 +168,15 @@ def _without_others_settings(config: DictConfig) -> dict[str, str]:
 
 def _without_shared_cells(jobs: Sequence[Job], plan: ReplayPlan) -> list[Job]:
     """Return the jobs without cells that an equal job before them has; refuse unequal jobs that share cells."""
-    kept: list[Job] = []
+    remaining: list[Job] = []
     for job in jobs:
-        for other in kept:
+        for other in remaining:
             if (job.run_directory, job.shard) != (other.run_directory, other.shard):
                 continue
-            theirs = {cell.cell_id for cell in other.cells}
-            rest = tuple(cell for cell in job.cells if cell.cell_id not in theirs)
-            if len(rest) < len(job.cells) and (differing := job.differing(other)):
+            shared = {cell.cell_id for cell in other.cells}
+            rest = tuple(cell for cell in job.cells if cell.cell_id not in shared)
+            differing = job.differing(other) if len(rest) < len(job.cells) else []
+            if differing:
                 both = f"{job.name}: two jobs of this command have the same cells and differ in {', '.join(differing)}"
                 raise UserError(f"{both}: give one value, or start one command after the other.")
             # Rounds and replays compare a job's cells with its own full cache.
@@ -173,16 +186,17 @@ def _without_shared_cells(jobs: Sequence[Job], plan: ReplayPlan) -> list[Job]:
                     print(f"note: {alike}: their cells are the same, and are decoded once.", file=sys.stderr)
                 job = replace(job, cells=rest)
         if job.cells:
-            kept.append(job)
-    return kept
+            remaining.append(job)
+    return remaining
 
 
 def _complete(config: DictConfig) -> list[str]:
     """Fill in what the arguments leave open; return a note for a model that only a path names."""
     words = [word.lstrip("+") for word in HydraConfig.get().overrides.task]
-    if config.get("protocol") and (twice := next((word for word in words if word.startswith("decoding=")), None)):
-        both = f"protocol={config.protocol.name} and {twice} both set the decoding"
-        raise UserError(f"{both}: leave one out, or give decoding.KEY=VALUE beside the protocol.")
+    for word in words:
+        if config.get("protocol") and word.startswith("decoding="):
+            both = f"protocol={config.protocol.name} and {word} both set the decoding"
+            raise UserError(f"{both}: leave one out, or give decoding.KEY=VALUE beside the protocol.")
     if not any(word.startswith(_NAMES_CELLS) for word in words):
         config.grid.policy = ["full", config.policy.name]
     placed = [word.partition("=")[0] for word in words if word.startswith(("model.path=", "model.gguf="))]
@@ -192,7 +206,8 @@ def _complete(config: DictConfig) -> list[str]:
         return []
     # The last part of the path, so that results never carry the default model's name.
     place = Path(str(OmegaConf.select(config, placed[-1]))).absolute().name
-    if not (name := re.sub(r"[^\w.-]+", "_", place)):
+    name = re.sub(r"[^\w.-]+", "_", place)
+    if not name:
         return []
     lent = f"takes {source_class(config).lent} of {config.model.name}"
     config.model.name = config.model.title = name
@@ -204,17 +219,22 @@ def _not_swept() -> list[str]:
     hydra_config = HydraConfig.get()
     if hydra_config.mode != RunMode.RUN:
         return []
-    given = {word.partition("=")[0] for word in hydra_config.overrides.task}
-    lists = {key: str(values) for key, values in (hydra_config.sweeper.get("params") or {}).items() if key not in given}
-    return [f"note: {key}={values} needs -m; without it {key} is the default." for key, values in lists.items()]
+    keys = {word.partition("=")[0] for word in hydra_config.overrides.task}
+    notes = []
+    for key, values in (hydra_config.sweeper.get("params") or {}).items():
+        if key not in keys:
+            notes.append(f"note: {key}={values} needs -m; without it {key} is the default.")
+    return notes
 
 
 def _compose(collect: Callable[[DictConfig], None]) -> None:
-    typed, inside = sys.argv, False
+    typed = sys.argv
+    inside = False
 
     def collect_typed(config: DictConfig) -> None:
         nonlocal inside
-        sys.argv, inside = typed, True
+        sys.argv = typed
+        inside = True
         collect(config)
         inside = False
 

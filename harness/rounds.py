@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import product, zip_longest
+from pathlib import Path
 
 import numpy as np
 
@@ -44,8 +45,10 @@ def run(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> None:
         return
     started = _run_rounds(jobs, launcher)
     if not started:
-        cells = len({(job.run_directory, cell.cell_id) for job in jobs for cell in job.cells})
-        print(f"nothing to do: {counted(cells, 'cell')} done already")
+        folders = set[Path]()
+        for job in jobs:
+            folders.update(job.run_directory / cell.cell_id for cell in job.cells)
+        print(f"nothing to do: {counted(len(folders), 'cell')} done already")
     show_results(jobs, are_there=launcher.waits or not started, table=started)
 
 
@@ -55,9 +58,10 @@ def _run_rounds(jobs: Sequence[Job], launcher: Launcher) -> bool:
     A launcher that does not wait gets all rounds at once, and each task then finds its missing rows. A job with a
     failed round has no later rounds; the other jobs continue, and then the first error is raised.
     """
-    started, failures = False, list[Exception]()
+    started = False
+    failures = list[Exception]()
     # A round has one stage of each job that has this many stages.
-    rounds = [[share for share in column if share] for column in zip_longest(*map(staged, jobs))]
+    rounds = [list(filter(None, column)) for column in zip_longest(*map(staged, jobs))]
     for number, shares in enumerate(rounds):
         parts, unfinished = _parts(shares)
         failures += [error for _, error in unfinished]
@@ -104,11 +108,16 @@ class StageShare(Share):
 
 def staged(job: Job) -> list[StageShare]:
     """Return a share for each stage of the job: one per round, and one for `finish`."""
-    ends = [*(job.rounds or [job.draws]), *[job.draws] * job.finish]
-    return [
-        StageShare(job=job, dealt=share_of(job).dealt, stage=Stage(before=before, draws=draws, is_last=n == len(ends)))
-        for n, (before, draws) in enumerate(zip([0, *ends], ends, strict=False), start=1)
-    ]
+    ends = list(job.rounds) or [job.draws]
+    if job.finish:
+        ends.append(job.draws)
+    shares = []
+    before = 0
+    for number, draws in enumerate(ends, start=1):
+        stage = Stage(before=before, draws=draws, is_last=number == len(ends))
+        shares.append(StageShare(job=job, dealt=share_of(job).dealt, stage=stage))
+        before = draws
+    return shares
 
 
 def decode_stage(shares: Sequence[StageShare]) -> list[Exception]:
@@ -134,7 +143,8 @@ def _note(share: Share, state: State, error: str | None = None) -> None:
 
 def _parts(shares: Sequence[StageShare]) -> tuple[list[Share], list[tuple[StageShare, UnfinishedRoundError]]]:
     """Return the work left in each stage, and the shares with a stage that cannot start, each with its error."""
-    parts, unfinished = list[Share](), list[tuple[StageShare, UnfinishedRoundError]]()
+    parts = list[Share]()
+    unfinished = list[tuple[StageShare, UnfinishedRoundError]]()
     for share in shares:
         try:
             parts.append(share_of(_part(share.job, share.stage)))
@@ -150,12 +160,16 @@ def _part(job: Job, stage: Stage) -> Job:
         return part
     decided = decided_cells(replace(job, draws=stage.before))
     for cell in job.cells:
-        if draws := decided.get(cell.cell_id):
-            share = share_of(replace(job, cells=(cell,), draws=draws, rounds=()))
-            if lacking(share):
-                with CellStore.of(share, cell) as store:
-                    store.mark_done(job.problem_ids, draws)
-    return part if stage.has_all else replace(part, cells=tuple(c for c in job.cells if c.cell_id not in decided))
+        draws = decided.get(cell.cell_id)
+        if not draws:
+            continue
+        share = share_of(replace(job, cells=(cell,), draws=draws, rounds=()))
+        if lacking(share):
+            with CellStore.of(share, cell) as store:
+                store.mark_done(job.problem_ids, draws)
+    if stage.has_all:
+        return part
+    return replace(part, cells=tuple(cell for cell in job.cells if cell.cell_id not in decided))
 
 
 def decided_cells(job: Job) -> dict[str, int]:
@@ -165,17 +179,17 @@ def decided_cells(job: Job) -> dict[str, int]:
     completion of these draws raises an UnfinishedRoundError.
     """
     decided = _decided(job)
-    lacking = [c for c in job.cells if c.cell_id not in decided and np.isnan(job.scores(c)).any()]
-    if not lacking:
+    ungraded = [cell for cell in job.cells if cell.cell_id not in decided and np.isnan(job.scores(cell)).any()]
+    if not ungraded:
         return decided
-    wanted = {(problem_id, draw) for problem_id in job.problem_ids for draw in range(job.draws)}
-    missing = sum(len(wanted - job.stored(cell).pairs()) for cell in lacking)
+    pairs = set(product(job.problem_ids, range(job.draws)))
+    missing = sum(len(pairs - job.stored(cell).pairs()) for cell in ungraded)
     if missing:
         waits = f"the draws after the first {job.draws} wait until all shards have stored those"
-        mend = "run the other shards, then this command again"
-        raise UnfinishedRoundError(f"{job.name}: {waits}, and {missing} completions are missing: {mend}.")
+        hint = "run the other shards, then this command again"
+        raise UnfinishedRoundError(f"{job.name}: {waits}, and {missing} completions are missing: {hint}.")
     with Grader() as grader:  # the process that stored the last of these completions ended before it had graded them
-        for cell in lacking:
+        for cell in ungraded:
             grader.grade_cell(job.run_directory / cell.cell_id)
     return _decided(job)
 
@@ -189,5 +203,7 @@ def _decided(job: Job) -> dict[str, int]:
     assert job.margin is not None
     decisions = decide_rounds(others, job.scores(full), rounds=job.rounds, margin=job.margin / 100)
     decided = {cell_id: decision.draws for cell_id, decision in decisions.items() if decision.settled}
-    ended = {cell.cell_id: max(decided.values(), default=0) for cell in (full, *controls)}
-    return decided if len(decided) < len(others) else {**decided, **ended}
+    if len(decided) == len(others):
+        last = max(decided.values(), default=0)
+        decided |= {cell.cell_id: last for cell in (full, *controls)}
+    return decided

@@ -56,8 +56,8 @@ def conf_files(group: str) -> dict[str, Path]:
 
 def own_conf_files(group: str) -> dict[str, Path]:
     """Return the YAML files of a group in the user's folder, by name; raises UserError for a shipped file's name."""
-    own = own_folder()
-    files = _yaml_files(own / group) if own else []
+    folder = own_folder()
+    files = _yaml_files(folder / group) if folder else []
     for path in files:
         if (CONF / group / path.name).exists():
             raise UserError(f"{path} has the name of a shipped file, which would be taken in its place: rename it.")
@@ -66,8 +66,12 @@ def own_conf_files(group: str) -> dict[str, Path]:
 
 def _yaml_files(folder: Path, *, below: bool = False) -> list[Path]:
     """Return a folder's YAML files, with `below` those in its folders too; hidden files do not count."""
-    found = folder.rglob("*.yaml") if below else folder.glob("*.yaml")
-    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    files = []
+    for path in folder.rglob("*.yaml") if below else folder.glob("*.yaml"):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not is_hidden:
+            files.append(path)
+    return sorted(files)
 
 
 def choices(group: str) -> list[str]:
@@ -76,13 +80,13 @@ def choices(group: str) -> list[str]:
 
 def own_overrides() -> list[str]:
     """Return Hydra's search-path override for ./conf; also put its parent on sys.path, for child processes too."""
-    own = own_folder()
-    if own is None:
+    folder = own_folder()
+    if folder is None:
         return []
-    for path in _yaml_files(own, below=True):
+    for path in _yaml_files(folder, below=True):
         _check_yaml(path)
-    import_from(str(own.parent))
-    return [f"hydra.searchpath=[{quoted(f'file://{own}')}]"]
+    import_from(str(folder.parent))
+    return [f"hydra.searchpath=[{quoted(f'file://{folder}')}]"]
 
 
 def import_from(folder: str | None) -> None:
@@ -106,7 +110,9 @@ def _check_yaml(path: Path) -> None:
 
 def _yaml_fault(error: yaml.YAMLError, path: Path | None = None) -> str:
     mark = getattr(error, "problem_mark", None)
-    place = f"{path or getattr(mark, 'name', None) or 'a file'}{f':{mark.line + 1}' if mark else ''}"
+    place = str(path or getattr(mark, "name", None) or "a file")
+    if mark:
+        place += f":{mark.line + 1}"
     what = getattr(error, "problem", None) or str(error)
     return f"{place} is no YAML ({what}): correct that line; spaces alone indent."
 
@@ -123,12 +129,14 @@ def compose_config(*overrides: str, name: str = "config") -> DictConfig:
 
 def target_classes(section: str) -> list[type]:
     """Return the classes named in a group's files; a class that cannot be imported is left out."""
-    texts = [path.read_text() for path in conf_files(section).values()]
-    found = []
-    for path in sorted({target for text in texts for target in re.findall(r"^_target_: *(\S+)", text, re.MULTILINE)}):
+    targets = set[str]()
+    for path in conf_files(section).values():
+        targets.update(re.findall(r"^_target_: *(\S+)", path.read_text(), re.MULTILINE))
+    classes = []
+    for target in sorted(targets):
         with suppress(ImportError, AttributeError):
-            found.append(getattr(_import(path), path.rpartition(".")[2]))
-    return found
+            classes.append(getattr(_import(target), target.rpartition(".")[2]))
+    return classes
 
 
 def _import(target: str) -> ModuleType:
@@ -136,28 +144,32 @@ def _import(target: str) -> ModuleType:
 
     Raises ImportError that says what is wrong, with file and line (its `path`) of a mistake in the user's code.
     """
-    module, own = target.rpartition(".")[0], own_folder()
-    import_from(str(own.parent) if own else None)
+    name = target.rpartition(".")[0]
+    folder = own_folder()
+    import_from(str(folder.parent) if folder else None)
     try:
-        found = importlib.import_module(module)
+        module = importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        frames = [f"{one.filename}:{one.lineno}" for one in traceback.extract_tb(error.__traceback__)]
-        inside = [place for place in frames if not place.startswith(("<", __file__, importlib.__file__))]
+        inside = []
+        for frame in traceback.extract_tb(error.__traceback__):
+            if not frame.filename.startswith(("<", __file__, importlib.__file__)):
+                inside.append(f"{frame.filename}:{frame.lineno}")
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, SyntaxError):
             what = error.msg
             if error.filename:
                 inside.append(f"{error.filename}:{error.lineno}")
             elif not inside:  # Python names no place of null bytes, as UTF-16 has
-                inside.append(str(getattr(find_spec(module), "origin", module)))
+                inside.append(str(getattr(find_spec(name), "origin", name)))
         if not inside:  # there is no such module
             raise ImportError(str(error)) from error
         raise ImportError(f"{inside[-1]}: {what}", path=inside[-1]) from error
-    if own:
-        file, taken = own.parent / f"{module.replace('.', '/')}.py", getattr(found, "__file__", None) or "Python's own"
-        if file.is_file() and not taken.startswith(str(own.parent)):
+    if folder:
+        file = folder.parent / f"{name.replace('.', '/')}.py"
+        taken = getattr(module, "__file__", None) or "Python's own"
+        if file.is_file() and not taken.startswith(str(folder.parent)):
             raise ImportError(f"{taken} is taken in place of {file}, so rename that file")
-    return found
+    return module
 
 
 def fill_homes(node: DictConfig | ListConfig) -> None:
@@ -168,24 +180,27 @@ def fill_homes(node: DictConfig | ListConfig) -> None:
         if isinstance(part, DictConfig | ListConfig):
             if not (part._is_none() or part._is_missing() or part._is_interpolation()):
                 fill_homes(part)
-        elif part is not None and isinstance(text := part._value(), str) and text.startswith("~"):
-            node[key] = at_home(text)
+        elif part is not None:
+            text = part._value()
+            if isinstance(text, str) and text.startswith("~"):
+                node[key] = at_home(text)
 
 
 def wrapped_choices(group: str) -> str:
     """Return the names in a configuration group, as `kvsweep --help` shows them."""
-    return textwrap.fill(
-        ", ".join(choices(group)), width=105, initial_indent=" " * 13, subsequent_indent=" " * 13
-    ).lstrip()
+    indent = " " * 13
+    text = textwrap.fill(", ".join(choices(group)), width=105, initial_indent=indent, subsequent_indent=indent)
+    return text.lstrip()
 
 
 def completions(groups: Iterable[str], begun: str) -> list[str]:
     """Return Tab's completions of the text begun: GROUP=NAME, and keys up to their equals sign."""
-    named = [f"{group}={name}" for group in groups for name in choices(group)]
-    keys = [f"{name}=" for name in config_keys(compose_config())]
-    return [
-        word for word in (named if "=" in begun else [f"{group}=" for group in groups] + keys) if word.startswith(begun)
-    ]
+    words = []
+    for group in groups:
+        words += [f"{group}={name}" for name in choices(group)] if "=" in begun else [f"{group}="]
+    if "=" not in begun:
+        words += [f"{name}=" for name in config_keys(compose_config())]
+    return [word for word in words if word.startswith(begun)]
 
 
 OmegaConf.register_new_resolver("embedded", lambda name: str(WEIGHTS / name), replace=True)
@@ -210,7 +225,8 @@ def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> 
 
 def build_target(section: str, node: DictConfig | Mapping[str, Any], base: type) -> Any:
     """Make the dataclass that a section's `_target_` names, a `base`, from the other settings, as `build` does."""
-    cls, settings = target_class(section, node, base), plain(node)
+    cls = target_class(section, node, base)
+    settings = plain(node)
     settings.pop("_target_")
     return build(cls, section, settings)
 
@@ -218,15 +234,15 @@ def build_target(section: str, node: DictConfig | Mapping[str, Any], base: type)
 def target_class(section: str, node: DictConfig | Mapping[str, Any], base: type) -> type[Any]:
     """Return the dataclass that a section's `_target_` names; raises UserError if it is not a `base`."""
     path = str(node.get("_target_"))
-    wanted = f"name a dataclass that extends {base.__module__}.{base.__qualname__}"
+    rule = f"name a dataclass that extends {base.__module__}.{base.__qualname__}"
     try:
-        found = getattr(_import(path), path.rpartition(".")[2], None)
+        cls = getattr(_import(path), path.rpartition(".")[2], None)
     except ImportError as error:
-        mend = "correct that line" if error.path else wanted
-        raise UserError(f"{section}._target_={path} cannot be imported ({error}): {mend}.") from error
-    if not (inspect.isclass(found) and issubclass(found, base) and dataclasses.is_dataclass(found)):
-        raise UserError(f"{section}._target_={path} is no {section}: {wanted}.")
-    return found
+        hint = "correct that line" if error.path else rule
+        raise UserError(f"{section}._target_={path} cannot be imported ({error}): {hint}.") from error
+    if not (inspect.isclass(cls) and issubclass(cls, base) and dataclasses.is_dataclass(cls)):
+        raise UserError(f"{section}._target_={path} is no {section}: {rule}.")
+    return cls
 
 
 def plain(node: DictConfig | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -282,9 +298,10 @@ def unknown_choice(group: str, name: str, key: str | None = None) -> str:
         return f"hydra/{inner}={rest} is unknown: Hydra's own parts are there, and no plugin of that name is installed."
     if inner in ("model", "benchmark", "policy", "launcher", "tracker", "decoding", "prompt", "engine"):
         return f"conf/{group} names {inner}: {rest} in its defaults: write `- override /{inner}: {rest}` there."
-    own, names = own_folder(), choices(group)
-    if own and (file := own / group / f"{name}.yml").is_file():
-        return f"{key or group}={name} is unknown: name {file} {name}.yaml."
+    folder = own_folder()
+    if folder and (folder / group / f"{name}.yml").is_file():
+        return f"{key or group}={name} is unknown: name {folder / group / name}.yml {name}.yaml."
+    names = choices(group)
     return f"{key or group}={name} is unknown: {did_you_mean(name, names)}Choose from {', '.join(names)}."
 
 
@@ -296,12 +313,14 @@ def _unknown_key(key: str) -> str:
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     chosen = [argument for argument in sys.argv[1:] if argument.split("=")[0] in groups and "," not in argument]
     with suppress(HydraException, OmegaConfBaseException):
-        known = list(config_keys(compose_config(*chosen)))
+        keys = list(config_keys(compose_config(*chosen)))
         section = key.rpartition(".")[0]
-        if same := [name for name in known if name.rpartition(".")[2] == key]:
-            return f"{key} is not a setting: did you mean {' or '.join(same)}?"
-        beside = [name for name in known if name.rpartition(".")[0] == section] or [k for k in known if "." not in k]
-        return f"{key} is not a setting: {did_you_mean(key, known)}Choose from {', '.join(beside)}."
+        same_name = [other for other in keys if other.rpartition(".")[2] == key]
+        if same_name:
+            return f"{key} is not a setting: did you mean {' or '.join(same_name)}?"
+        of_section = [other for other in keys if other.rpartition(".")[0] == section]
+        of_section = of_section or [other for other in keys if "." not in other]
+        return f"{key} is not a setting: {did_you_mean(key, keys)}Choose from {', '.join(of_section)}."
     return f"{key} is not a setting: `kvsweep --help` names them."
 
 
@@ -311,5 +330,8 @@ def config_keys(node: DictConfig, above: str = "") -> Iterator[str]:
         if name == "_target_":
             continue
         yield f"{above}{name}"
-        if not OmegaConf.is_missing(node, name) and isinstance(part := node._get_node(name), DictConfig):
-            yield from config_keys(part, f"{above}{name}.")
+        if OmegaConf.is_missing(node, name):
+            continue
+        section = node._get_node(name)
+        if isinstance(section, DictConfig):
+            yield from config_keys(section, f"{above}{name}.")

@@ -39,8 +39,10 @@ class Tally:
 
     def __init__(self, full: Reference) -> None:
         tokens = len(full.loglik)
-        self.kl, self.loglik = np.zeros(tokens), full.loglik.copy()
-        self.same, self.since = np.ones(tokens, dtype=bool), np.zeros(tokens, dtype=int)
+        self.kl = np.zeros(tokens)
+        self.loglik = full.loglik.copy()
+        self.same = np.ones(tokens, dtype=bool)
+        self.since = np.zeros(tokens, dtype=int)
         self.evictions = 0
 
 
@@ -48,43 +50,54 @@ Tallies = Mapping[tuple[str, Pair], Tally]  # by cell_id and pair
 
 
 def replay(
-    model: LoadedModel, job: Job, wanted: Mapping[Text, Sequence[Cell]], tokens: int | None
+    model: LoadedModel, job: Job, cells_of_texts: Mapping[Text, Sequence[Cell]], tokens: int | None
 ) -> Iterator[tuple[str, Replay]]:
-    """Yield (cell_id, row) for every wanted completion and cell; the rows of a completion come together.
+    """Yield (cell_id, row) for every completion and each of its cells; the rows of a completion come together.
 
     Products are torch's own, because equal bits are not needed here; the same completions and cells give equal numbers.
     """
     requests = {}
-    for one, cells in wanted.items():
+    for completion, cells in cells_of_texts.items():
         branches = [Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in cells]
-        requests[one.pair] = one.request(model, tokens, branches)
+        requests[completion.pair] = completion.request(model, tokens, branches)
     longest = max(len(request.prompt_ids) for request in requests.values())
     limit = max(len(request.forced) for request in requests.values())
     decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)
 
-    def engine(asked: Sequence[Request], cache: CacheConfig) -> Engine:
-        branches = _TEXTS * max(len(request.branches) + 1 for request in asked)
-        slots = auto_slots(model, asked, decoding, cache, wanted=branches).slots
-        return engine_of(replace(job, decoding=decoding, invariant=False, cache=cache), asked, model, slots)
+    def engine(fed: Sequence[Request], cache: CacheConfig) -> Engine:
+        branches = _TEXTS * max(len(request.branches) + 1 for request in fed)
+        slots = auto_slots(model, fed, decoding, cache, wanted=branches).slots
+        return engine_of(replace(job, decoding=decoding, invariant=False, cache=cache), fed, model, slots)
 
     def full(pairs: Iterable[Pair]) -> list[Request]:
         return [replace(requests[pair], branches=(_FULL,)) for pair in pairs]
 
     def part(pairs: Iterable[Pair], growing: bool) -> list[Request]:
         """Requests for cells with slots as long as the completion, or for the others; the full cache needs none."""
-        asked = []
-        for request in (requests[pair] for pair in pairs):
-            others = [b for b in request.branches if b.policy.name != "full" or job.cache.is_packed]
-            if own := tuple(b for b in others if grows(b.policy, longest, limit) == growing):
-                asked.append(replace(request, branches=own))
-        return asked
+        fed = []
+        for pair in pairs:
+            branches = []
+            for branch in requests[pair].branches:
+                is_fed = branch.policy.name != "full" or job.cache.is_packed
+                if is_fed and grows(branch.policy, longest, limit) == growing:
+                    branches.append(branch)
+            if branches:
+                fed.append(replace(requests[pair], branches=tuple(branches)))
+        return fed
 
     reading = engine(full(requests), UNPACKED)
-    engines = {growing: engine(asked, job.cache) for growing in (False, True) if (asked := part(requests, growing))}
+    engines: dict[bool, Engine] = {}
+    for growing in (False, True):
+        fed = part(requests, growing)
+        if fed:
+            engines[growing] = engine(fed, job.cache)
     for first in range(0, len(requests), _TEXTS):
         pairs = list(requests)[first : first + _TEXTS]
         references = _read(model, reading, full(pairs))
-        tallies = {(b.cell_id, pair): Tally(references[pair]) for pair in pairs for b in requests[pair].branches}
+        tallies: dict[tuple[str, Pair], Tally] = {}
+        for pair in pairs:
+            for branch in requests[pair].branches:
+                tallies[branch.cell_id, pair] = Tally(references[pair])
         for growing, feeding in engines.items():
             for step in feeding.replay(part(pairs, growing)):
                 # Until its first eviction, a cell that is not quantized reads the same rows as the full cache.
@@ -104,9 +117,10 @@ def _read(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> di
     references = {}
     for request in requests:
         hidden = torch.cat(states[request.key])
-        ids, text = [*request.prompt_ids, *request.forced], f"text {request.problem_id!r:.80}, draw {request.draw}"
-        model.check_finite(hidden, ids, f"the full cache's replay of {text}")
-        numbers, size = [], _tokens_at_once(model)
+        text = f"text {request.problem_id!r:.80}, draw {request.draw}"
+        model.check_finite(hidden, [*request.prompt_ids, *request.forced], f"the full cache's replay of {text}")
+        numbers = []
+        size = _tokens_at_once(model)
         taken = torch.tensor(request.forced, device=hidden.device)
         for part, following in zip(hidden.split(size), taken.split(size), strict=True):
             full = model.logits(part).float().log_softmax(dim=-1)
@@ -122,33 +136,41 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
     if not step:
         return
     parts = [(fed, slice(fed.start, fed.start + len(fed.hidden))) for fed in step]
-    known = torch.cat([references[fed.request.key].hidden[at] for fed, at in parts])
+    following: list[int] = []
     for fed, at in parts:
-        asked = fed.request
-        text = f"cell {fed.cell_ids[0]}'s replay of text {asked.problem_id!r:.80}, draw {asked.draw}"
-        model.check_finite(fed.hidden, [*asked.prompt_ids, *asked.forced[: at.stop]], text)
-    found = torch.cat([fed.hidden for fed, _ in parts])
-    following = torch.tensor([i for fed, at in parts for i in fed.request.forced[at]])
+        request = fed.request
+        text = f"cell {fed.cell_ids[0]}'s replay of text {request.problem_id!r:.80}, draw {request.draw}"
+        model.check_finite(fed.hidden, [*request.prompt_ids, *request.forced[: at.stop]], text)
+        following += request.forced[at]
+    cell_states = torch.cat([fed.hidden for fed, _ in parts])
+    full_states = torch.cat([references[fed.request.key].hidden[at] for fed, at in parts])
+    next_tokens = torch.tensor(following)
     # Many cells read the same token in a step; the full cache's distribution is computed once for all of them.
     texts = {pair: number << 32 for number, pair in enumerate(references)}
     tokens = [texts[fed.request.key] + np.arange(at.start, at.stop) for fed, at in parts]
     _, first, token_of = np.unique(np.concatenate(tokens), return_index=True, return_inverse=True)
-    order, size = np.argsort(token_of, kind="stable"), _tokens_at_once(model)
+    order = np.argsort(token_of, kind="stable")
+    size = _tokens_at_once(model)
     numbers = np.empty((3, len(order)))
     for begin in range(0, len(first), size):
-        full = model.logits(known[first[begin : begin + size]]).float().log_softmax(dim=-1)
+        full = model.logits(full_states[first[begin : begin + size]]).float().log_softmax(dim=-1)
         low, high = np.searchsorted(token_of, [begin, begin + size], sorter=order)
         for rows in np.split(order[low:high], range(size, high - low, size)):
-            own, cell = full[token_of[rows] - begin], model.logits(found[rows]).float().log_softmax(dim=-1)
-            kl = (own.exp() * (own - cell)).sum(dim=-1).clamp(min=0)
-            same = own.argmax(dim=-1) == cell.argmax(dim=-1)
-            taken = cell.gather(-1, following[rows, None].to(cell.device))[:, 0]
+            reference = full[token_of[rows] - begin]
+            cell = model.logits(cell_states[rows]).float().log_softmax(dim=-1)
+            kl = (reference.exp() * (reference - cell)).sum(dim=-1).clamp(min=0)
+            same = reference.argmax(dim=-1) == cell.argmax(dim=-1)
+            taken = cell.gather(-1, next_tokens[rows, None].to(cell.device))[:, 0]
             numbers[:, rows] = torch.stack([kl, taken, same.float()]).double().numpy(force=True)
     ends = np.cumsum([len(fed.hidden) for fed, _ in parts])
     for (fed, at), (divergence, logliks, agree) in zip(parts, np.split(numbers, ends[:-1], axis=1), strict=True):
-        for tally in (tallies[cell_id, fed.request.key] for cell_id in fed.cell_ids):
-            tally.kl[at], tally.loglik[at], tally.same[at] = divergence, logliks, agree > 0
-            tally.since[at], tally.evictions = fed.since or 0, fed.evictions
+        for cell_id in fed.cell_ids:
+            tally = tallies[cell_id, fed.request.key]
+            tally.kl[at] = divergence
+            tally.loglik[at] = logliks
+            tally.same[at] = agree > 0
+            tally.since[at] = fed.since or 0
+            tally.evictions = fed.evictions
 
 
 def _tokens_at_once(model: LoadedModel) -> int:
@@ -156,15 +178,19 @@ def _tokens_at_once(model: LoadedModel) -> int:
 
 
 def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: Reference) -> Replay:
-    change, answer = tally.loglik - full.loglik, slice(answer_start, None)
+    change = tally.loglik - full.loglik
+    answer = slice(answer_start, None)
     other = np.flatnonzero(~tally.same)
 
     def bins(values: np.ndarray, bounds: Sequence[float]) -> list[ReplayBin]:
         place = np.searchsorted(bounds, values, side="right") - 1
-        sums = [np.bincount(place, numbers, len(bounds)) for numbers in (None, tally.kl, change, tally.same)]
+        tokens = np.bincount(place, minlength=len(bounds))
+        kl = np.bincount(place, tally.kl, len(bounds))
+        changes = np.bincount(place, change, len(bounds))
+        same = np.bincount(place, tally.same, len(bounds))
         return [
-            ReplayBin(tokens=int(tokens), kl=float(kl), change=float(loss), top1=int(same))
-            for tokens, kl, loss, same in zip(*sums, strict=True)
+            ReplayBin(tokens=int(tokens[i]), kl=float(kl[i]), change=float(changes[i]), top1=int(same[i]))
+            for i in range(len(bounds))
         ]
 
     answered = answer_start < len(change)

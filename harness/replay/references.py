@@ -56,11 +56,10 @@ class Text:
     def request(self, model: LoadedModel, tokens: int | None, branches: Iterable[Branch] = ()) -> Request:
         """Return the request that replays at most `tokens` first tokens of the completion in each branch."""
         ids = self.token_ids or model.dialogue.encode(self.words)
-        (name, draw), prompt_ids = self.pair, model.dialogue.prompt_ids(self.prompt)
         return Request(
-            problem_id=name,
-            draw=draw,
-            prompt_ids=prompt_ids,
+            problem_id=self.pair[0],
+            draw=self.pair[1],
+            prompt_ids=model.dialogue.prompt_ids(self.prompt),
             branches=tuple(branches),
             forced=ids[:tokens],
             replayed=True,
@@ -70,10 +69,10 @@ class Text:
 def read_texts(job: Job, config: ReplayConfig) -> list[Text]:
     """Return the completions in the replay's file, else those of the full cache under the job's conditions."""
     path, limit = config.texts, config.limit
-    found = _of_file(Path(path))[:limit] if path is not None else _of_full_cache(job, limit)
-    if len({text.pair for text in found}) < len(found):
+    texts = _of_file(Path(path))[:limit] if path is not None else _of_full_cache(job, limit)
+    if len({text.pair for text in texts}) < len(texts):
         raise UserError(f"texts={path} has two lines of the same id: give each an id of its own.")
-    return found
+    return texts
 
 
 def _of_file(path: Path) -> list[Text]:
@@ -89,17 +88,25 @@ def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
     """Return the full cache's first draw of the first problems, under the job's conditions."""
     cell = _full_cell(job)
     problems = cell.problems()
-    wanted = set(islice(job.problem_ids, limit))
-    found = {row.problem_id: row for row in cell.rows(Completion) if row.draw == 0 and row.problem_id in wanted}
-    if lacking := wanted - found.keys():
-        unwritten = f"the full cache has not written {len(lacking)} of the {len(wanted)} texts yet"
-        mend = "run its cell first (policy=full), lower limit=, or give texts=FILE"
-        raise UserError(f"{job.name}: {unwritten}: {mend}.")
-    if broken := [name for name, row in found.items() if row.stop_reason == "not_finite"]:
+    names = dict.fromkeys(islice(job.problem_ids, limit))
+    completions: dict[str, Completion] = {}
+    for row in cell.rows(Completion):
+        if row.draw == 0 and row.problem_id in names:
+            completions[row.problem_id] = row
+    missing = len(names) - len(completions)
+    if missing:
+        unwritten = f"the full cache has not written {missing} of the {len(names)} texts yet"
+        hint = "run its cell first (policy=full), lower limit=, or give texts=FILE"
+        raise UserError(f"{job.name}: {unwritten}: {hint}.")
+    broken = [name for name, row in completions.items() if row.stop_reason == "not_finite"]
+    if broken:
         ended = f"of the full cache's texts, {counted(len(broken), 'text')} ended because logits were NaN or infinite"
         raise UserError(f"{job.name}: {ended} ({broken[0]!r:.80}): take model.dtype=bfloat16 or float32.")
-    texts = {name: tuple(found[name].token_ids) for name in job.problem_ids if name in wanted}
-    return [Text(pair=(name, 0), prompt=problems[name].prompt, token_ids=ids) for name, ids in texts.items()]
+    texts = []
+    for name in names:
+        token_ids = tuple(completions[name].token_ids)
+        texts.append(Text(pair=(name, 0), prompt=problems[name].prompt, token_ids=token_ids))
+    return texts
 
 
 def _full_cell(job: Job) -> StoredCell:

@@ -68,10 +68,12 @@ def execute(share: ReplayShare, work: OpenCells) -> None:
             what = {"expected": 0, "draws": job.draws, "random_weights": job.model.random_weights}
             store.begin_pass({**what, "config": job.resolved}, decoding_pass)
     cells = [store.cell for store in work.stores.values()]
-    texts = job.shard.of(share.texts)
-    lacks = {text: [cell for cell in cells if work.lacks(cell.cell_id, text.pair)] for text in texts}
-    wanted = {text: found for text, found in lacks.items() if found}
-    for cell_id, row in replay(loaded(job.model), job, wanted, share.tokens):
+    cells_of_texts = {}
+    for text in job.shard.of(share.texts):
+        missing = [cell for cell in cells if work.lacks(cell.cell_id, text.pair)]
+        if missing:
+            cells_of_texts[text] = missing
+    for cell_id, row in replay(loaded(job.model), job, cells_of_texts, share.tokens):
         work.append(cell_id, row)
 
 

@@ -89,9 +89,9 @@ def _time(engine: Engine, requests: Sequence[Request], why: Literal["one", "give
         if on_gpu:
             torch.cuda.synchronize(device)
         clock.settle()
-        found = by_length.setdefault(rows, [0, 0.0])
-        found[0] += clock.steps - steps
-        found[1] += clock.decode - before
+        totals = by_length.setdefault(rows, [0, 0.0])  # steps and seconds
+        totals[0] += clock.steps - steps
+        totals[1] += clock.decode - before
         return clock.decode
 
     for _ in engine.steps(requests):

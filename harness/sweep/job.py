@@ -144,12 +144,13 @@ class Job:
     def provenance(self, cell: Cell) -> dict[str, Any]:
         """Return where a cell's rows come from, as far as it is known before decoding or asking."""
         code = describe_code()
+        rounds = {"rounds": list(self.rounds), "margin": self.margin} if self.rounds else {}
         return {
             "dataset_hash": cell.dataset_hash,
             "dataset_origin": self.benchmark.origin,
             "expected": len(self.problem_ids) * self.draws,
             "draws": self.draws,
-            **({"rounds": list(self.rounds), "margin": self.margin} if self.rounds else {}),
+            **rounds,
             "random_weights": self.model.random_weights,
             "git": {"revision": code["git_revision"], "dirty": code["git_dirty"]},
             "packages": code["packages"],
@@ -158,10 +159,11 @@ class Job:
 
     def check_inputs(self) -> None:
         """Refuse to write rows if the files have changed since their hashes went into the ids."""
-        found = input_files(self.model, [cell.policy for cell in self.cells], self.cache)
+        files = input_files(self.model, [cell.policy for cell in self.cells], self.cache)
         # Part of a job has some of its policies, and does not need the other policies' artifacts.
-        for path in sorted({*found, *(path for path in self.inputs if not path.exists())}):
-            if found.get(path) != self.inputs.get(path):
+        deleted = [path for path in self.inputs if not path.exists()]
+        for path in sorted({*files, *deleted}):
+            if files.get(path) != self.inputs.get(path):
                 changed = f"{path} has changed since the cells of {self.name} were planned"
                 raise UserError(f"{changed}: restore the file, or run the command again for cells of its new contents.")
 
@@ -169,10 +171,11 @@ class Job:
         """Return what the ids of cells that both jobs have do not contain and the jobs give other values."""
         aside = ("benchmark", "cells", "inputs", "resolved", "command")  # two benchmarks may have the same problems
         names = ["problem_ids", *(field.name for field in fields(self) if field.name not in aside)]
-        found = [name for name in names if getattr(self, name) != getattr(other, name)]
-        ours, theirs = self.cells[0].benchmark, other.cells[0].benchmark
-        graded = ("answer_kind", "answer_from")
-        return found + [f"benchmark.{name}" for name in graded if getattr(ours, name) != getattr(theirs, name)]
+        differing = [name for name in names if getattr(self, name) != getattr(other, name)]
+        for name in ("answer_kind", "answer_from"):
+            if getattr(self.cells[0].benchmark, name) != getattr(other.cells[0].benchmark, name):
+                differing.append(f"benchmark.{name}")
+        return differing
 
     def scores(self, cell: Cell) -> NDArray[np.float64]:
         """Return the stored grades of one of the job's cells, [problems, draws]: 1 right, 0 wrong, NaN ungraded."""
@@ -189,18 +192,20 @@ def changed_code(job: Job) -> str | None:
         policy = {name: value for name, value in described["policy"].items() if name != "class"}
         return described["condition"], content_hash([policy, described.get("cache")])
 
-    own = [cell for cell in job.cells if is_own(type(cell.policy))]
-    new = [cell for cell in own if not (job.run_directory / cell.cell_id).exists()]
-    if not new:
+    new_cells = []
+    for cell in job.cells:
+        if is_own(type(cell.policy)) and not (job.run_directory / cell.cell_id).exists():
+            new_cells.append(cell)
+    if not new_cells:
         return None
     ids = {cell.cell_id for cell in job.cells}
-    earlier = {without_code(has) for stored, has in read_cells(job.run_directory) if stored.name not in ids}
-    changed = [cell for cell in new if without_code(cell.describe()) in earlier]
+    earlier = {without_code(settings) for stored, settings in read_cells(job.run_directory) if stored.name not in ids}
+    changed = [cell for cell in new_cells if without_code(cell.describe()) in earlier]
     if not changed:
         return None
     names = ", ".join(sorted({cell.policy.name for cell in changed}))
-    new_ones = f"new, beside those of the earlier code: {counted(len(changed), 'cell')}"
-    return f"note: the code of policy={names} has changed; {new_ones}."
+    count = f"new, beside those of the earlier code: {counted(len(changed), 'cell')}"
+    return f"note: the code of policy={names} has changed; {count}."
 
 
 def make_job(config: DictConfig) -> Job:
@@ -208,17 +213,19 @@ def make_job(config: DictConfig) -> Job:
     kind = source_class(config)
     model, policies = kind.choose(config)
     model = replace(model, revision=model.commit or model.revision)
-    asked = build(BenchmarkConfig, "benchmark", config.benchmark)
+    benchmark_config = build(BenchmarkConfig, "benchmark", config.benchmark)
     run = checked(RunConfig, {field.name: config[field.name] for field in fields(RunConfig) if field.name in config})
     sections: dict[str, Any] = {name: build(cls, name, config.get(name, {})) for name, cls in _SECTIONS.items()}
-    decoding, cache, margin = build_decoding(config.decoding), sections["cache"], sections.pop("report").margin
+    decoding = build_decoding(config.decoding)
+    cache = sections["cache"]
+    margin = sections.pop("report").margin
     rounds = rounds_until(run.draws, cache, policies) if run.until else ()
-    benchmark = load_problems(asked, only_estimated=artifacts.is_planning())
+    benchmark = load_problems(benchmark_config, only_estimated=artifacts.is_planning())
     inputs = input_files(model, policies, cache)
     _refuse_leaks({policy.placed.get("predictor") for policy in policies if isinstance(policy, Policy)}, benchmark)
     source = kind.read(cache, run.impl, decoding.max_new_tokens, model, policies)
     shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": run.seed}
-    dataset: dict[str, Any] = {"benchmark": asked, "dataset_hash": benchmark.content_hash}
+    dataset: dict[str, Any] = {"benchmark": benchmark_config, "dataset_hash": benchmark.content_hash}
     impl = source.impl(run.impl)
     cells = [Cell(**shared, **dataset, policy=policy, impl=impl, cache=cache) for policy in policies]
     job = Job(
@@ -241,10 +248,10 @@ def make_job(config: DictConfig) -> Job:
         card=None if run.card is None else known_card(run.card),
         command=command_line(),
     )
-    if (count := job.draws * len(job.problem_ids)) > _MOST_PAIRS:
-        raise UserError(
-            f"draws={job.draws} asks for {count:,} completions a cell: at most {_MOST_PAIRS:,} are possible."
-        )
+    completions = job.draws * len(job.problem_ids)
+    if completions > _MOST_PAIRS:
+        most = f"at most {_MOST_PAIRS:,} are possible"
+        raise UserError(f"draws={job.draws} asks for {completions:,} completions a cell: {most}.")
     job.check_inputs()
     if model.revision != config.model.revision:
         _refuse_moved(job, config.model.revision or "main")
@@ -264,26 +271,31 @@ def _refuse_leaks(predictors: set[str | None], benchmark: Benchmark) -> None:
 
 def named_protocol(config: DictConfig) -> dict[str, Any]:
     """Return the section `protocol` of a configuration that chose one; `changed` lists overridden settings."""
-    if not (chosen := plain(config.get("protocol") or {})) or chosen["name"] not in choices("protocol"):
+    chosen = plain(config.get("protocol") or {})
+    if not chosen or chosen["name"] not in choices("protocol"):
         return {}
-    own = OmegaConf.load(conf_files("protocol")[chosen["name"]])
-    whole, values = OmegaConf.merge(config, own), cast(dict[str, Any], OmegaConf.to_container(own))
-    keys = [key for key, _ in leaves(values) if not key.startswith("protocol.")]
-    changed = [key for key in keys if OmegaConf.select(config, key) != OmegaConf.select(whole, key)]
-    lacking = [] if config.benchmark.name in chosen["benchmarks"] else ["benchmark.name"]
-    return {"protocol": chosen | {"changed": [f"{key}={OmegaConf.select(config, key)}" for key in lacking + changed]}}
+    protocol = OmegaConf.load(conf_files("protocol")[chosen["name"]])
+    as_published = OmegaConf.merge(config, protocol)
+    changed = [] if config.benchmark.name in chosen["benchmarks"] else ["benchmark.name"]
+    for key, _ in leaves(cast(dict[str, Any], OmegaConf.to_container(protocol))):
+        if key.startswith("protocol."):
+            continue
+        if OmegaConf.select(config, key) != OmegaConf.select(as_published, key):
+            changed.append(key)
+    return {"protocol": chosen | {"changed": [f"{key}={OmegaConf.select(config, key)}" for key in changed]}}
 
 
 def _refuse_moved(job: Job, branch: str) -> None:
     """Refuse to resume a run if its cells come from another commit than the branch names now."""
-    place, here = job.model.place, f"{job.model.place}@{job.model.revision}"
+    place = job.model.place
+    weights = f"{place}@{job.model.revision}"
     for _, cell in read_cells(job.run_directory):
         earlier = str(cell["model"]["weights"])
-        if earlier.startswith(f"{place}@") and cell["model"]["name"] == job.model.name and earlier != here:
+        if earlier.startswith(f"{place}@") and cell["model"]["name"] == job.model.name and earlier != weights:
             commit = earlier.rpartition("@")[2]
             moved = f"{branch} of {place} names commit {job.model.revision} now"
-            mend = f"give model.revision={commit} to go on, or another run_name for the new commit"
-            raise UserError(f"{moved}, and {job.run_directory} has cells of {commit}: {mend}.")
+            hint = f"give model.revision={commit} to go on, or another run_name for the new commit"
+            raise UserError(f"{moved}, and {job.run_directory} has cells of {commit}: {hint}.")
 
 
 def stored_config(path: Path) -> dict[str, Any]:
@@ -294,23 +306,26 @@ def stored_config(path: Path) -> dict[str, Any]:
     """
     try:
         stored = dict(read_provenance(path)["config"])
-        model, policy, name = dict(stored["model"]), dict(stored["policy"]), str(stored["policy"]["name"])
+        model, policy = dict(stored["model"]), dict(stored["policy"])
+        name = str(policy["name"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} names no model and policy: run the cell again.") from error
     if name not in choices("policy"):
         raise UserError(f"{path} names the policy {name}, and this kvsweep has {', '.join(choices('policy'))}.")
-    own, known = policy_file(name), {field.name for field in fields(ModelConfig)}
-    policy = {k: _embedded_here(v) for k, v in policy.items() if k in own} | {"_target_": None, "name": name}
-    model = {k: _embedded_here(v) for k, v in model.items() if k in known}
-    found = {**stored, "model": model, "policy": policy}
-    found.pop("launcher", None)
+    policy_settings = policy_file(name)
+    model_settings = {field.name for field in fields(ModelConfig)}
+    policy = {key: _embedded_here(value) for key, value in policy.items() if key in policy_settings}
+    policy |= {"_target_": None, "name": name}
+    model = {key: _embedded_here(value) for key, value in model.items() if key in model_settings}
+    config = {**stored, "model": model, "policy": policy}
+    config.pop("launcher", None)
     # Class, address and key variable may be a stranger's.
-    if found.pop("engine", None) not in (None, {"_target_": None}):
+    if config.pop("engine", None) not in (None, {"_target_": None}):
         raise UserError(f"{path} is of a server's texts, and only those of kvsweep's own decoding can be read again.")
-    if "${" in json.dumps(found):
+    if "${" in json.dumps(config):
         raise UserError(f"{path} holds ${{, which no stored setting has: restore the file, or run the cell again.")
-    policy["_target_"] = own["_target_"]
-    return found
+    policy["_target_"] = policy_settings["_target_"]
+    return config
 
 
 def begun_configs(

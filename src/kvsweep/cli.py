@@ -72,8 +72,8 @@ class Program(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from kvsweep.harness.settings import completions
 
-        own = [] if "=" in incomplete else super().shell_complete(ctx, incomplete)
-        return own + [CompletionItem(word) for word in completions(_GROUPS, incomplete)]
+        commands = [] if "=" in incomplete else super().shell_complete(ctx, incomplete)
+        return commands + [CompletionItem(word) for word in completions(_GROUPS, incomplete)]
 
 
 @click.group(cls=Program, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
@@ -124,8 +124,9 @@ def _find_temporary_folder() -> None:
 
 
 def _no_command(word: str) -> str:
-    known = f"Choose from {', '.join(sorted(program.commands))}, or write KEY=VALUE words for a sweep."
-    return f"{word} is no command: {did_you_mean(word, program.commands)}{known}"
+    commands = ", ".join(sorted(program.commands))
+    hint = f"{did_you_mean(word, program.commands)}Choose from {commands}, or write KEY=VALUE words for a sweep."
+    return f"{word} is no command: {hint}"
 
 
 def option(*names: str, **settings: Any) -> Callable[..., Any]:
@@ -152,8 +153,10 @@ class _File(_Place):
 
 class _Number(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = super().convert(value, param, ctx)
-        return found if math.isfinite(found) else self.fail(f"{value} is no finite number.", param, ctx)
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return number
 
 
 _PLACE, _FILE = _Place(), _File()
@@ -339,9 +342,10 @@ def export(**options: Any) -> None:
     if (form := options.pop("form")) == "parquet":
         export_run(**options)
         return
-    own = {"--token-ids": "ids", "--push-to-hub": "push_to_hub", "--public": "public"}
-    if given := [option for option, name in own.items() if options.pop(name)]:
-        raise UserError(f"{given[0]} goes with --format parquet alone: leave it out.")
+    of_parquet = {"--token-ids": "ids", "--push-to-hub": "push_to_hub", "--public": "public"}
+    for word, name in of_parquet.items():
+        if options.pop(name):
+            raise UserError(f"{word} goes with --format parquet alone: leave it out.")
     print(export_as(form, **options))
 
 

@@ -83,14 +83,14 @@ WHOLE = Shard()
 def shard_files(directory: Path, name: str) -> dict[Shard, Path]:
     """Return a cell's files called `name`: the whole cell's (`completions.jsonl`) first, then the shards'."""
     stem, _, suffix = name.rpartition(".")
-    found = {}
+    files = {}
     for path in directory.glob(f"{stem}-*of*.{suffix}"):
         match = re.fullmatch(r"-(\d+)of(\d+)", path.name[len(stem) : -len(suffix) - 1])
         if match is not None and 1 <= int(match[1]) <= int(match[2]):
-            found[Shard(index=int(match[1]), count=int(match[2]))] = path
+            files[Shard(index=int(match[1]), count=int(match[2]))] = path
     if (directory / name).exists():
-        found[WHOLE] = directory / name
-    return dict(sorted(found.items(), key=lambda item: (item[0].count, item[0].index)))
+        files[WHOLE] = directory / name
+    return dict(sorted(files.items(), key=lambda item: (item[0].count, item[0].index)))
 
 
 # --- Rows ---------------------------------------------------------------------------------------------------
@@ -338,11 +338,11 @@ def view(kind: type[Row], *names: str, **types: Any) -> Any:
     Readers skip the other fields, which is faster. `types` gives fields another type, such as a view of an inner row.
     """
     new: Any = msgspec.field  # its declared type allows one kind of default alone, NODEFAULT counted
-    fields = [
-        (f.name, types.get(f.name, f.type), new(default=f.default, default_factory=f.default_factory))
-        for f in msgspec.structs.fields(kind)
-        if f.name in {*names, *types}
-    ]
+    fields = []
+    for field in msgspec.structs.fields(kind):
+        if field.name in {*names, *types}:
+            default = new(default=field.default, default_factory=field.default_factory)
+            fields.append((field.name, types.get(field.name, field.type), default))
     base = next(base for base in (PairRow, StoredRow, Row) if issubclass(kind, base))
     of_file = {"file": kind.file} if hasattr(kind, "file") else {}
     return msgspec.defstruct(kind.__name__, fields, bases=(base,), namespace=of_file, frozen=True, kw_only=True)
@@ -353,7 +353,10 @@ def held_percents(held: Sequence[int]) -> list[int]:
 
     An entry is the percent of (layer, kv head) pairs that still hold the position, rounded to a multiple of 10.
     """
-    return [percent for percent, count in zip(held[::2], held[1::2], strict=True) for _ in range(count)]
+    percents = []
+    for percent, count in zip(held[::2], held[1::2], strict=True):
+        percents += [percent] * count
+    return percents
 
 
 def leaves(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -385,7 +388,7 @@ class BadLine:
     number: int
     text: bytes
     reason: str
-    mend: str = "delete that line and run again to make its row anew"
+    hint: str = "delete that line and run again to make its row anew"
 
     def __str__(self) -> str:
         if not self.number:
@@ -413,7 +416,7 @@ def ignore(line: BadLine) -> None:
 
 def refuse(line: BadLine) -> None:
     """Raise a UserError that names the bad line; for `on_bad`."""
-    raise UserError(f"{line}: {line.mend}.")
+    raise UserError(f"{line}: {line.hint}.")
 
 
 @overload
@@ -454,7 +457,8 @@ def _check_line_schema(line: bytes, where: str) -> None:
     if line.startswith(_BEGIN):
         return
     with suppress(ValueError, RecursionError):
-        if isinstance(row := json.loads(line), dict):
+        row = json.loads(line)
+        if isinstance(row, dict):
             check_schema(row, where)
 
 
@@ -471,9 +475,9 @@ def is_sealed(line: bytes) -> bool:
     return _CHECK.search(line) is not None
 
 
-def check_schema(found: Mapping[str, Any], where: object) -> None:
+def check_schema(contents: Mapping[str, Any], where: object) -> None:
     """Raise OtherSchemaError if a file's contents name another schema than this version's, or none."""
-    schema = found.get("schema")
+    schema = contents.get("schema")
     if type(schema) is int and schema == SCHEMA:
         return
     named = "no schema" if schema is None else f"schema {schema}"
@@ -499,11 +503,21 @@ def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse
                 yield row
 
 
+_GRADED_BY = [
+    ("benchmark", "answer_kind"),
+    ("benchmark", "answer_from"),
+    ("model", "think_start"),
+    ("model", "think_end"),
+]
+
+
 def grading_rule(cell: Mapping[str, Any]) -> str:
     """Hash all that decides a cell's grades besides completions and golds; `cell` is its cell.yaml."""
-    benchmark, model = (found if isinstance(found := cell.get(name), dict) else {} for name in ("benchmark", "model"))
-    names = [(benchmark, "answer_kind"), (benchmark, "answer_from"), (model, "think_start"), (model, "think_end")]
-    return content_hash([GRADER, *(str(section.get(name)) for section, name in names)])
+    values = []
+    for section, name in _GRADED_BY:
+        settings = cell.get(section)
+        values.append(str(settings.get(name) if isinstance(settings, dict) else None))
+    return content_hash([GRADER, *values])
 
 
 def decode(data: bytes, kind: type[_T]) -> _T:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,9 @@ class StoredCell:
         try:
             text = read_file(path, 1 << 20).decode()
             # With YAML aliases a short file could describe more than any memory holds; no cell has aliases.
-            named = "&" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader))
-            cell = None if named else yaml.load(text, loader)
+            events = yaml.parse(text, Loader=loader) if "&" in text else ()
+            has_alias = any(isinstance(event, yaml.AliasEvent) for event in events)
+            cell = None if has_alias else yaml.load(text, loader)
         except (UnicodeDecodeError, yaml.YAMLError, RecursionError):
             cell = None
         if not isinstance(cell, dict):
@@ -68,9 +70,9 @@ class StoredCell:
             raise BrokenCell(f"{path} describes no cell: {way_out}.")
         records.check_schema(cell, path)
         # A field that no cell has may be a misspelt check.
-        is_whole = "check" not in cell or cell.pop("check") == records.content_hash(
-            [records.cell_of(self.folder), cell]
-        )
+        is_whole = True
+        if "check" in cell:
+            is_whole = cell.pop("check") == records.content_hash([records.cell_of(self.folder), cell])
         if not is_whole or not cell.keys() <= _CELL_FIELDS:
             edited = "was edited, or is another cell's"
             raise BrokenCell(f"{path} {edited}: restore it, or delete it and run the cell again.")
@@ -87,15 +89,14 @@ class StoredCell:
         paths = [path for part, path in self.files(file or kind.file).items() if shard in (None, part)]
         if issubclass(kind, PairRow):
             return records.latest_rows(paths, kind, on_bad=on_bad)
-        return (row for path in paths for row in records.read_rows(path, kind, on_bad=on_bad))
+        return chain.from_iterable(records.read_rows(path, kind, on_bad=on_bad) for path in paths)
 
     def pairs(self, file: str = Completion.file) -> set[Pair]:
         """The (problem_id, draw) of the rows that `file` and its shards hold; broken lines count as missing."""
-        return {
-            row.key
-            for path in self.files(file).values()
-            for row in records.read_rows(path, PairRow, on_bad=records.ignore)
-        }
+        pairs = set[Pair]()
+        for path in self.files(file).values():
+            pairs.update(row.key for row in records.read_rows(path, PairRow, on_bad=records.ignore))
+        return pairs
 
     def problems(self, *, on_bad: OnBad = refuse) -> dict[str, Problem]:
         """The problems as asked, by id; empty if the file is missing."""
@@ -106,20 +107,22 @@ class StoredCell:
 
         `kind` is `Grade` or a view of it that has `rule`.
         """
-        found, rule, others = dict[Pair, Any](), None, 0
+        grades = dict[Pair, Any]()
+        rule = None
+        by_other_rule = 0
         for row in self.rows(kind, shard=shard, on_bad=on_bad):
             if row.rule is not None and rule is None:
                 rule = records.grading_rule(self.settings)
             if row.rule in (rule, None):
-                found[row.key] = row
+                grades[row.key] = row
             else:
-                others += 1
-        if others:
-            reason = f"{others} of its grades are by another rule than {records.CELL_FILE} names"
-            mend = "grade the cell again with kvsweep grade"
+                by_other_rule += 1
+        if by_other_rule:
+            reason = f"{by_other_rule} of its grades are by another rule than {records.CELL_FILE} names"
+            hint = "grade the cell again with kvsweep grade"
             first = next(iter(self.files(Grade.file).values()))
-            on_bad(records.BadLine(path=first, number=0, text=b"", reason=reason, mend=mend))
-        return found
+            on_bad(records.BadLine(path=first, number=0, text=b"", reason=reason, hint=hint))
+        return grades
 
     def provenances(self, on_bad: Callable[[Path, Exception], object]) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yield each shard's provenance with its file; one that cannot be read goes to `on_bad`."""
@@ -131,7 +134,8 @@ class StoredCell:
 
     def sizes(self, *names: str) -> dict[str, int]:
         """The sizes in bytes of files and their shards, by name; -1 if the last line is incomplete."""
-        return {path.name: _whole_size(path) for name in names for path in self.files(name).values()}
+        paths = chain(*(self.files(name).values() for name in names))
+        return {path.name: _whole_size(path) for path in paths}
 
     @property
     def done(self) -> Done | None:
@@ -143,9 +147,12 @@ class StoredCell:
     @property
     def is_done(self) -> bool:
         """True if the files of completions have the sizes in DONE; grades may be made again without a sweep."""
-        done, stem = self.done, Completion.file.partition(".")[0]
-        named = {name: size for name, size in done.files.items() if name.startswith(stem)} if done else {}
-        return done is not None and self.sizes(Completion.file) == named
+        done = self.done
+        if done is None:
+            return False
+        stem = Completion.file.partition(".")[0]
+        sizes = {name: size for name, size in done.files.items() if name.startswith(stem)}
+        return self.sizes(Completion.file) == sizes
 
     def covers(self, problem_ids: Collection[str], draws: int, rule: str) -> bool:
         """True if DONE names all these completions, graded by `rule`, and its files' sizes; reads no rows."""
@@ -196,6 +203,6 @@ def read_screen(directory: Path) -> dict[str, records.Screened]:
 
 def read_provenance(path: Path) -> dict[str, Any]:
     """Return the contents of a provenance file; raises ValueError if it is no JSON object."""
-    found = decode(read_file(path), dict[str, Any])
-    records.check_schema(found, path)
-    return found
+    provenance = decode(read_file(path), dict[str, Any])
+    records.check_schema(provenance, path)
+    return provenance
