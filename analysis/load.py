@@ -435,7 +435,9 @@ def _has_copies(cell: _Cell) -> bool:
     if not is_served(cell.settings) or decoding.get("temperature") == 0:
         return False
     texts = [(problem, row.text) for (problem, _), row in load_texts(cell.folder).items()]
-    draws, share = counted_draws(pd.DataFrame(texts, columns=["problem_id", "text"]).assign(correct=np.nan))
+    draws, share = counted_draws(
+        pd.DataFrame(texts, columns=["problem_id", "text"], dtype=object).assign(correct=np.nan)
+    )
     return draws < GREEDY_BELOW and share < 1
 
 

@@ -39,7 +39,6 @@ _UNFIT = (
     (r"^\{[^{}]*,[^{}]*\}$", r"plain braces, where LaTeX writes a set as \{1, 2\}", "{1,2}"),
     (r"^-?[\d.,]+ [mgsLNJWVKA]\.?$", r"a unit of one letter, which LaTeX writes as \text{ m}", "5 m"),
     (rf"\d{_GLUED}(?:\^\{{?[23]\}}?)?$", r"a unit beside its number, which LaTeX writes as \text{ cm}", "5cm"),
-    (r"\d [mbtr]+illion$|\d thousand$", "a number in words, so write all its digits", "5 million"),
     (r"[<>!]=|≈", r"a sign that LaTeX writes as \leq, \geq, \neq, or leaves out", "x <= 5"),
     (r"\d\s*\|\|", "two answers beside ||, so write one", "5 || five"),
     (r"^\d{4}-\d\d?-\d\d?$|^\d\d?/\d\d?/\d{4}$", "a date, which would be a difference or a fraction", "2024-01-01"),
