@@ -27,10 +27,6 @@ from kvsweep.stored import read_screen
 
 def _full_caches(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list[Job]:
     """Return the jobs whose texts are replayed, none if a file has them; UserError where nothing can be replayed."""
-    if not all(job.source.local for job in jobs):
-        raise UserError(
-            "replay= and screen= replay texts through kvsweep's own cache: leave them out, or engine=openai."
-        )
     if not launcher.waits:
         raise UserError("replay= and screen= go on when the full cache has ended: take launcher=inline or local.")
     if plan.texts is not None:

@@ -128,12 +128,8 @@ class TextSource:
         return [policy for policy in policies if isinstance(policy, BudgetPolicy)]
 
     def check_head(self, path: Path) -> None:
-        try:
-            artifacts.check("predictor", str(path), "kvsweep predictor train")
-            artifacts.load(path)
-            card = artifacts.read_card("predictor", path)
-        except (OSError, UserError) as error:
-            raise UserError(f"--head {path} holds no importance predictor ({error}): name another folder.") from error
+        artifacts.check("predictor", str(path), "kvsweep predictor train")
+        card = artifacts.read_card("predictor", path)
         if other := other_model(card, self.model, read_spec(self.model)):
             raise UserError(f"--head {path} was made for {other}: name another head.")
 

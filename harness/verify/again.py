@@ -77,7 +77,7 @@ def decoded_again(cells: Mapping[str, CheckedCell], count: int | None, seed: int
         if part:
             own = tuple(cell for cell in job.cells if cell.cell_id in part)
             with tempfile.TemporaryDirectory() as folder:
-                again = replace(job, cells=own, run_directory=Path(folder), tracker=UNTRACKED)
+                again = replace(job, cells=own, run_directory=Path(folder, "verify"), tracker=UNTRACKED)
                 yield from _compared(again, part, chosen)
 
 

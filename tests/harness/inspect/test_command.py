@@ -233,7 +233,7 @@ def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsy
         (["TEXTS", "--split", "("], "is no regular expression"),
         (["TEXTS", "--show", "kept"], "does not tell what its cache kept"),
         (["TEXTS", "--show", "attribution", "--find", "zebra"], "matches nothing"),
-        (["TEXTS", "--head", "/nowhere-at-all"], "holds no importance predictor"),
+        (["TEXTS", "--head", "/nowhere-at-all"], "holds no predictor"),
         (["TEXTS", "model.colour=blue"], "colour"),
         (["EMPTY", "--show", "retention"], "holds no cells"),
         (["TEXTS", "--scores", "h3o"], "--scores h3o is no policy: choose from bottom,"),

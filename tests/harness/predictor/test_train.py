@@ -106,5 +106,5 @@ def test_a_broken_manifest_is_one_sentence(text, settings, recipe):
 
 def test_eval_before_train_is_refused(recipe):
     (recipe.head / "predictor.json").unlink()
-    with pytest.raises(UserError, match="run kvsweep predictor train first"):
+    with pytest.raises(UserError, match="holds no predictor"):
         stage.evaluate(recipe, read(recipe))
