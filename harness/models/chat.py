@@ -139,15 +139,24 @@ class ControlTokens:
         """Return the control tokens among the ids, except the token for unknown characters."""
         return self._texts.keys() & set(ids) - {self._tokenizer.unk_token_id}
 
+    def encode_behind(self, text: str) -> list[int]:
+        """Token ids of a text with its control tokens, as it is read behind another control token."""
+        return list(self._whole_tokenizer.encode(_STAND_BEFORE[False] + text, add_special_tokens=False).ids[1:])
+
+    @cached_property
+    def _whole_tokenizer(self) -> Tokenizer:
+        return self._copy(())
+
     @cached_property
     def _plain_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer without control tokens, and with the characters that stand for one before a text.
+        """Return the tokenizer without control tokens; its own option knows only special tokens."""
+        return self._copy(self._texts.keys())
 
-        The tokenizer's own option knows only special tokens.
-        """
+    def _copy(self, without: Collection[int]) -> Tokenizer:
+        """Return the tokenizer without some added tokens, and with the characters that stand for one before a text."""
         whole = json.loads(self._tokenizer.backend_tokenizer.to_str())
-        kept = [token for token in whole["added_tokens"] if token["id"] not in self._texts]
-        plain = Tokenizer.from_str(json.dumps({**whole, "added_tokens": kept, "truncation": None, "padding": None}))
+        kept = [token for token in whole["added_tokens"] if token["id"] not in without]
+        copy = Tokenizer.from_str(json.dumps({**whole, "added_tokens": kept, "truncation": None, "padding": None}))
         stand = (AddedToken(text, normalized=False, rstrip=text == _STAND_BEFORE[True]) for text in _STAND_BEFORE)
-        plain.add_special_tokens(list(stand))
-        return plain
+        copy.add_special_tokens(list(stand))
+        return copy

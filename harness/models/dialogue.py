@@ -76,6 +76,12 @@ class Dialogue:
         self._check_said(text, [i for i in ids if i not in around])
         return ids
 
+    def completion_ids(self, text: str) -> tuple[int, ...]:
+        """Return token ids of a completion's text, as behind its prompt; raises UserError unless they say the text."""
+        ids = self._embedded(self._control_tokens.encode_behind(text))
+        self._check_said(text, list(ids))
+        return ids
+
     def _prompt_ids(self, prompt: str, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         # One call wherever that is right, since a tokenizer may merge characters across the question's edges.
         if (found := self._control_tokens.found_in(prompt)) is None:

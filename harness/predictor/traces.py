@@ -273,6 +273,6 @@ def trace_of_text(
     """
     thinking, answer = (text[part] for part in segment_text(text, tags, name=where))
     (name, draw), prompt = key, model.dialogue.prompt_ids(question)
-    ids = list(model.dialogue.encode(f"{thinking}{model.config.think_end}{answer}"))
+    ids = list(model.dialogue.completion_ids(f"{thinking}{model.config.think_end}{answer}"))
     where_it_thinks = _parts(ids, len(prompt), model)
     return Trace(problem_id=name, draw=draw, kept=True, token_ids=[*prompt, *ids], **where_it_thinks), answer

@@ -55,7 +55,7 @@ class Text:
 
     def request(self, model: LoadedModel, tokens: int | None, branches: Iterable[Branch] = ()) -> Request:
         """Return the request that replays at most `tokens` first tokens of the completion in each branch."""
-        ids = self.token_ids or model.dialogue.encode(self.words)
+        ids = self.token_ids or model.dialogue.completion_ids(self.words)
         return Request(
             problem_id=self.pair[0],
             draw=self.pair[1],

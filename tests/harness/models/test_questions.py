@@ -245,6 +245,15 @@ def test_a_plain_part_behind_a_control_token_begins_as_in_the_whole_text(takes_b
         control.encode_between(["<s>", ""], "\ue000</s>", add_special_tokens=False)
 
 
+@pytest.mark.parametrize("text", ["a b</t>b a", "b", " a", "√</t>"])
+def test_a_completion_is_read_as_in_the_whole_text(text):
+    tokenizer = sentencepiece()
+    tokenizer.add_tokens(["</t>"])
+    dialogue = Dialogue(ModelConfig(name="m", title="M", path=""), tokenizer, embedded=len(tokenizer))
+    whole = tokenizer("<s>" + text, add_special_tokens=False).input_ids
+    assert list(dialogue.completion_ids(text)) == whole[1:]
+
+
 def test_a_space_alone_is_a_separator_of_every_vocabulary():
     tokenizer = sentencepiece()
     network: Any = SimpleNamespace(parameters=lambda: iter([torch.zeros(1)]))
