@@ -6,7 +6,7 @@ export TOKENIZERS_PARALLELISM := false
 # Container images often set it. Without compiled files each process imports torch and transformers 6 seconds longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test slow release check size site
+.PHONY: help setup demo test slow release check size lowest site
 
 help:   ## Show this list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/: .*## /\t/' | expand -t 8
@@ -26,6 +26,13 @@ release: .venv/.ready  ## What only a release needs: all cases, published findin
 	$(BIN)/python -m pytest -n 2 --dist worksteal --dearest 20 -m "release and not slurm"
 	$(BIN)/python -m pytest -q results/published
 	$(BIN)/python -m pytest --dearest 20 -m "slurm and slow" tests/slurm
+
+lowest:  ## The commands that read files alone, with the lowest version of each direct dependency
+	@rm -rf build/lowest && $(PYTHON) -m venv build/lowest && cp -r tests/stored/8ed060b build/lowest/run
+	@build/lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	build/lowest/bin/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct -e .
+	for command in status "grade --all" report export; do \
+		build/lowest/bin/kvsweep $$command build/lowest/run >build/lowest/said || exit 1; done
 
 site: .venv/.ready  ## The static site in build/site, with the published reports; fails on a dead link
 	@$(BIN)/python -c "import material" 2>/dev/null || $(BIN)/python -m pip install --quiet \

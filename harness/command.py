@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -267,8 +268,13 @@ def init(folder: Path) -> None:
     """Make a user's folder from the template, with a file of problems."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already: name a new folder, or an empty one.")
-    shutil.copytree(TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    rows = ({"id": p.id, "problem": p.question, "answer": p.answer} for p in problems("chain", 40))
-    (folder / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    try:
+        shutil.copytree(TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(path.stat().st_mode | stat.S_IWUSR)  # a package may be read-only
+        rows = ({"id": p.id, "problem": p.question, "answer": p.answer} for p in problems("chain", 40))
+        (folder / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to ({error.strerror}): name another folder.") from error
     there = f"cd {shlex.quote(str(folder))}"
     print(f"made {folder}; next:\n  {there}\n  kvsweep -m experiment=mine\n  kvsweep report results/runs/mine")

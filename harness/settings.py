@@ -245,9 +245,10 @@ def target_class(section: str, node: DictConfig | Mapping[str, Any], base: type)
     return cls
 
 
-def plain(node: DictConfig | Mapping[str, Any] | None) -> dict[str, Any]:
-    if node is None:
-        raise UserError("null stands where a group of settings is needed (grid, cache, report): leave that word out.")
+def plain(node: Any) -> dict[str, Any]:
+    if not isinstance(node, Mapping | DictConfig):
+        mend = "name the setting with its value, such as cache.bits=4, or leave that word out"
+        raise UserError(f"{node or 'null'} stands where a group of settings is needed (grid, cache, report): {mend}.")
     if not OmegaConf.is_config(node):
         return dict(node)
     return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
@@ -281,7 +282,7 @@ def plain_config_errors() -> Iterator[None]:
                 mend = "begin the experiment's file with the line `# @package _global_`"
                 raise UserError(f"{mistyped[1]} is no setting: {mend}.") from error
             raise UserError(_unknown_key(mistyped[1])) from error
-        if choice := re.search("Could not find '([^/']+)/(.+?)'", own):
+        if choice := re.search("Could not find '([^/']+)/(.*?)'", own):
             raise UserError(unknown_choice(choice[1], choice[2])) from error
         raise UserError(own.split("\nConfig search path:")[0]) from error
     except ValueError as error:

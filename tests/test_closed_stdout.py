@@ -62,13 +62,3 @@ def test_each_way_in_which_a_command_ends(body, how):
         assert errors.count("\n") == 1
     else:
         assert (status, errors) == (FAILED, "")
-
-
-def test_a_file_never_gets_the_number_of_a_closed_stdout(tmp_path):
-    code = (
-        "import os, sys\nfrom kvsweep.command_line import one_sentence\n"
-        f"with one_sentence('x'):\n    file = open({str(tmp_path / 'rows')!r}, 'w')\n"
-        "    os.write(2, b'%d' % file.fileno())\n"
-    )
-    status, errors = end((sys.executable, "-c", code), "closed")
-    assert (status, int(errors) > 2) == (0, True)

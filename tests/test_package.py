@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from kvsweep.harness import command
 
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the repository that the wheel holds below `kvsweep`.
@@ -168,6 +171,16 @@ def test_a_folder_of_ones_own_works_from_the_wheel(unpacked, tmp_path):
     assert len(list(mine.glob("results/runs/mine/*/DONE"))) == 4
     assert "spread" in kvsweep("--help", folder=mine).stdout
     assert "spread" not in kvsweep("--help", folder=tmp_path).stdout
+
+
+def test_a_folder_from_a_read_only_package_can_be_changed(tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    shutil.copytree(command.TEMPLATE, package)
+    for path in [package, *package.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    monkeypatch.setattr(command, "TEMPLATE", package)
+    command.init(tmp_path / "mine")
+    assert [path for path in (tmp_path / "mine").rglob("*") if not path.stat().st_mode & stat.S_IWUSR] == []
 
 
 # A container: nothing but results_dir can be written to, and the user has no name, no home and no locale.

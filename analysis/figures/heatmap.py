@@ -114,18 +114,12 @@ class Panel:
     @property
     def lines(self) -> list[str]:
         """The text over the cells: title, note, and the span of the scores beside the chance span."""
-        return [self.title, *[self.note] * bool(self.note), *self.chance]
+        return [text for text in (self.title, self.note, *self.chance) if text]
 
     @property
     def chance(self) -> list[str]:
         """The span of the scores and the chance span; empty if unknown."""
-        if self.floor is None:
-            return []
-        low, _, high = (notation.percent(value) for value in self.floor.expected_range)
-        return [
-            f"span {notation.percent(self.floor.range)}, {notation.p_equals(self.floor.p)}",
-            f"by chance {low} to {high}",
-        ]
+        return self.floor.words if self.floor else []
 
     def colors(self, cmap: str) -> str | Colormap:
         """Return the cells' colour map; `cmap` is the map for scores."""

@@ -130,9 +130,7 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
         axes.axhspan(tied_from, best, color=BAND_COLOR, linewidth=0)
         color = SIGNAL_COLOR if floor.signal else NOISE_COLOR
         axes.plot(np.arange(1, len(scores) + 1), scores, "o", markersize=3.5, color=color)
-        low, _, high = (notation.percent(value) for value in floor.expected_range)
-        spans = f"scores span {notation.percent(floor.range)}, by chance {low} to {high}, {notation.p_equals(floor.p)}"
-        title = style.wrapped(f"{verdict.title}\n{spans}", look.width / columns)
+        title = style.wrapped(f"{verdict.title}\nscores {', '.join(floor.words)}", look.width / columns)
         axes.set_title(title, fontsize=7, linespacing=1.3)
         middle = np.clip((bottoms[place] + best) / 2, length / 2 - 2, 102 - length / 2)
         axes.set_ylim(middle - length / 2, middle + length / 2)

@@ -9,13 +9,14 @@ scipy and statsmodels load slowly. Functions import them, so that the summary at
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kvsweep.analysis import notation
 from kvsweep.analysis.statistics.noninferiority import Floats
 
 LEVEL = 0.05
@@ -115,6 +116,16 @@ class NoiseFloor:
     expected_range: tuple[float, float, float]  # 2.5%, 50% and 97.5% quantile of identical cells' range
     p: float  # the chance that identical cells spread at least as much
     critical: float  # the range that identical cells exceed in one of twenty grids
+    partial: bool = False  # some cells have more answers, which do not count here
+
+    @property
+    def words(self) -> list[str]:
+        """The cells' span, that of identical cells, and the answers that count if some cells have more."""
+        low, _, high = map(notation.percent, self.expected_range)
+        words = [f"span {notation.percent(self.range)}, {notation.p_equals(self.p)}", f"by chance {low} to {high}"]
+        if self.partial:
+            words.append(f"on the {self.problems * self.draws:,.0f} answers that every setting has")
+        return words
 
     @property
     def signal(self) -> bool:
@@ -150,7 +161,8 @@ def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int =
     draws = float((~np.isnan(common[0])).sum(-1)[compared].mean())
     null = _permuted(means, resamples, seed)
     centred = _permuted(residuals, resamples, seed + 1)
-    return _floor(observed, null, problems, draws, centred)
+    partial = np.isfinite(scores).sum() > np.isfinite(common[:, compared]).sum()
+    return replace(_floor(observed, null, problems, draws, centred), partial=bool(partial))
 
 
 def _permuted(means: Floats, resamples: int, seed: int) -> Floats:

@@ -52,9 +52,10 @@ def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]
         unfinished = bool((cells["status"] != "done").any())
         lines = [_unfinished(cells)] if unfinished else _against_full(cells)
         if floor is not None:
-            lines.append(_span(cells, floor))
-        if floor is not None and not unfinished:
-            lines.append(_best(cells, scores, floor))
+            matter = "Settings matter" if floor.signal else "No setting is shown to matter"
+            lines.append(f"{matter}: scores {', '.join(floor.words)}.")
+            if not unfinished:
+                lines.append(_best(cells, scores, floor))
         lines += [_eviction(cells), *_loops(cells)]
         verdicts.append(PanelVerdict(title=_title(cells, grid.title), cells=cells, floor=floor, lines=lines))
     return verdicts
@@ -299,17 +300,6 @@ def _population(row: Any) -> str:
     interval = f"{_signed(row['diff_low'])} to {_signed(row['diff_high'])}"
     there = f"there the 95% interval of {notation.axes(row[POINT])} is {interval}"
     return f"{these} It {shown} for other problems like these: {there}."
-
-
-def _span(cells: pd.DataFrame, floor: NoiseFloor) -> str:
-    """Say whether settings matter: how far apart the scores are, and how far chance alone would put them."""
-    matter = "Settings matter" if floor.signal else "No setting is shown to matter"
-    answers = floor.problems * floor.draws
-    # Some settings may have more answers than others.
-    where = "here" if (cells["graded"] == answers).all() else f"on the {answers:,.0f} answers that every setting has"
-    low, _, high = floor.expected_range
-    chance = f"{notation.percent(low)} to {notation.percent(high)} ({notation.p_equals(floor.p)})"
-    return f"{matter} {where}: scores span {notation.percent(floor.range)} points; chance alone would span {chance}."
 
 
 def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:

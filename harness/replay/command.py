@@ -13,7 +13,7 @@ from kvsweep.errors import UserError
 from kvsweep.files import at_home
 from kvsweep.harness.replay.references import ReplayConfig
 from kvsweep.harness.replay.replay_share import read_jobs, replay_share, start_replay
-from kvsweep.harness.settings import build_target, compose_config
+from kvsweep.harness.settings import build_target, compose_config, plain_config_errors
 from kvsweep.harness.sweep.launch import Launcher
 
 _OWN = ("texts", "limit", "tokens")
@@ -37,7 +37,8 @@ def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
         raise UserError(f"{unknown[0]} is unknown here: see kvsweep replay --help.")
     if timed and known:
         raise UserError(f"{known[0]} cannot go with --time, which measures one cell after the other in this process.")
-    config = compose_config(*known)
+    with plain_config_errors():
+        config = compose_config(*known)
     texts = checked(ReplayConfig, {name: own[name] for name in _OWN if name in own})
     jobs = read_jobs(directory)
     if timed:

@@ -164,8 +164,8 @@ class Slurm(Launcher):
             if name == "gres" and "gpu" not in str(value):  # such as a node's disk
                 is_taken = False
             if is_taken or not re.fullmatch(r"\w+", name):
-                mend = "leave it out; conf/launcher/slurm.yaml has the settings"
-                raise UserError(f"launcher.additional.{key}={value} is no option to add, kvsweep sets its own: {mend}.")
+                own = "kvsweep sets its own: leave it out; conf/launcher/slurm.yaml has the settings"
+                raise UserError(f"launcher.additional.{key}={value} is no option to add, {own}.")
             if value is not None and value is not False:
                 options[name] = value
         if ahead:
@@ -207,7 +207,7 @@ class Slurm(Launcher):
 
     def _too_short(self, hours: Sequence[float | None]) -> list[str]:
         """A warning if the longest task takes more hours than launcher.timeout_min allows."""
-        longest, limit = max((one for one in hours if one is not None), default=0.0), self.timeout_min / 60
+        longest, limit = max(filter(None, hours), default=0.0), self.timeout_min / 60
         if longest <= limit:
             return []
         times = ceil(longest / limit) - 1
@@ -274,7 +274,8 @@ def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:
     ask = cache(slurm_queue.waiting_jobs)
     for directory in dict.fromkeys(job.run_directory for job in jobs):
         for task in slurm_queue.tasks_now(directory, ask):
-            same = [job for job in jobs if job.run_directory == directory and _share_cells(job, task)]
+            ours = [job for job in jobs if job.run_directory == directory]
+            same = [job for job in ours if any(cell.cell_id in task.cells for cell in job.cells)]
             if task.state not in ("queued", "running") or not same:
                 continue
             noted = task_status.noted_jobs(directory, task.task)
@@ -293,7 +294,3 @@ def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:
     if ahead:
         print(f"note: job {', '.join(ahead)} works on the same cells; the new tasks wait until it has ended.")
     return [*ahead]
-
-
-def _share_cells(job: Job, task: task_status.TaskStatus) -> bool:
-    return any(cell.cell_id in task.cells for cell in job.cells)

@@ -1,6 +1,7 @@
 """What SLURM's queue says about a run's tasks, in words that tell a user what to do."""
 
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
@@ -44,15 +45,14 @@ def waiting_jobs(owner: int) -> Queue | None:
     said = said_by("squeue", "--noheader", "--all", "--array", "--format=%i|%T|%r", f"--user={owner}")
     if said is None:
         return None
-    rows = [line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2]
+    rows = re.findall(r"^(.+?)\|(.+?)\|(.*)", said, re.MULTILINE)
     return {job: (state, reason) for job, state, reason in rows}
 
 
 def settings() -> dict[str, str]:
     """Return SLURM's own settings, such as ClusterName; empty where it does not answer."""
     said = said_by("scontrol", "show", "config") or ""
-    pairs = [line.split("=", 1) for line in said.splitlines() if "=" in line]
-    return {name.strip(): value.strip() for name, value in pairs}
+    return dict(re.findall(r"^(\w+) *= *(.*\S)", said, re.MULTILINE))
 
 
 def cluster() -> str:
@@ -80,11 +80,11 @@ def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_
     """
     tasks = read_tasks(run_directory)
     unfinished = [task for task in tasks if task.state not in ("done", "failed")]
-    jobs = {task.task: found for task in unfinished if (found := scheduler_jobs(run_directory, task))}
+    jobs = {task.task: scheduler_jobs(run_directory, task) for task in unfinished}
     ask = cache(ask)
     here = cache(cluster)
     for task in unfinished:
-        noted = jobs.get(task.task)
+        noted = jobs[task.task]
         if noted and task.cluster and task.cluster != here():
             task.scheduler_job = noted[-1]
             if task.state == "queued":

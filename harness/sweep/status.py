@@ -389,6 +389,8 @@ def _print_failures(sweep: SweepStatus) -> None:
         print(f"\n{count} queued as job {job}, {reason}")
     for note in sweep.notes:
         print(f"\nnote: {note}")
+    for note, count in Counter(task.note for task in sweep.tasks if task.note).items():
+        print(f"\n{counted(count, 'task')}: {note}")
     for task in sweep.failed:
         job = f", job {task.scheduler_job}" if task.scheduler_job else ""
         print(f"\n{task.task} {task.state} (process {task.pid} on {task.host}{job})")
@@ -402,17 +404,14 @@ def _print_failures(sweep: SweepStatus) -> None:
 
 def _without_done(sweep: SweepStatus) -> Iterator[str]:
     """Yield the reason for each cell whose shards all have what they were asked for, and which is not done."""
-    expected: dict[tuple[str, int], dict[records.Shard, int]] = defaultdict(dict)
-    for task in sweep.tasks:
-        shard = records.Shard.parse(task.shard)
-        for cell_id, cell in task.cells.items():
-            expected[cell_id, shard.count][shard] = cell.expected
-    without = {cell.cell_id for cell in sweep.cells if cell.state == "stopped" and 0 < cell.expected <= cell.finished}
-    for (cell_id, count), shards in expected.items():
-        if cell_id not in without or count == 1 or len(shards) < count:
+    for cell in sweep.cells:
+        tasks = [task for task in sweep.tasks if cell.cell_id in task.cells]
+        sizes = {records.Shard.parse(task.shard): task.cells[cell.cell_id].expected for task in tasks}
+        is_whole = len(sizes) > 1 and {shard.count for shard in sizes} == {len(sizes)}
+        if cell.state != "stopped" or not is_whole or cell.finished < cell.expected:
             continue
-        rows = range(sum(shards.values()))
-        if all(len(shard.of(rows)) == size for shard, size in shards.items()):
+        rows = range(cell.expected)
+        if all(len(shard.of(rows)) == size for shard, size in sizes.items()):
             yield "all rows are there, as of shards from several disks, and a command below writes it"
         else:
             yield "its shards were asked for unlike rows; give each the same benchmark.limit and draws, the most of one"

@@ -1,15 +1,18 @@
 """Send each cell's progress and results to Weights & Biases, trackio or MLflow; off by default (`tracker=`).
 
-A thread beside the decoding sends what the task's status says. An error of the tracker ends the thread with a note, and
-the end of the job waits at most `patience_s`, so no tracker can stop or delay a job.
+A thread beside the decoding sends what the task's status says. An error of the tracker ends the thread with a note that
+the status gets too, and the end of the job waits at most `patience_s`, so no tracker can stop or delay a job.
 """
 
 import contextvars
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +25,16 @@ from kvsweep.task_status import TaskStatus
 
 # MLflow's server refuses longer parameter values.
 MLFLOW_CHARACTERS = 6000
+# Of tasks that create a project at one moment, all but one get an error; a database takes seconds to be made.
+PAUSES_S = (2.0, 8.0)
 
 
 @contextmanager
 def tracked(config: TrackerConfig, run_directory: Path, status: TaskStatus, cells: Collection[str]) -> Iterator[None]:
     """Send a task's status to a tracker inside the block, one run per cell_id; enter this before `Reporter`."""
+    if config.kind == "none":
+        yield
+        return
     ended = threading.Event()
     thread = threading.Thread(target=_follow, args=(config, run_directory, status, list(cells), ended), daemon=True)
     thread.start()
@@ -36,12 +44,14 @@ def tracked(config: TrackerConfig, run_directory: Path, status: TaskStatus, cell
         ended.set()
         thread.join(config.patience_s)
         if thread.is_alive():
-            _print_note(config.kind, f"not finished after {config.patience_s:g} s")
+            _note(config.kind, f"not finished after {config.patience_s:g} s", run_directory, status)
 
 
-def _print_note(kind: str, reason: str) -> None:
-    note = f"note: tracker={kind} gets no more values ({' '.join(reason.split())}); the run goes on."
-    print(visible(note), file=sys.stderr, flush=True)
+def _note(kind: str, reason: str, run_directory: Path, status: TaskStatus) -> None:
+    status.note = f"note: tracker={kind} gets no more values ({' '.join(reason.split())}); the run goes on."
+    print(visible(status.note), file=sys.stderr, flush=True)
+    with suppress(OSError):
+        status.write(run_directory)
 
 
 def _follow(
@@ -49,27 +59,29 @@ def _follow(
 ) -> None:
     try:
         runs = {cell_id: _open(config, run_directory, status, cell_id) for cell_id in cells}
-        step = 1
-        while True:
+        for step in count(1):
             for cell_id, run in runs.items():
                 run.log(_progress(status, cell_id), step)
-            step += 1
             if ended.wait(config.interval_s):
                 break
         for cell_id, run in runs.items():
             result = cell_result(run_directory / cell_id, records.Shard.parse(status.shard))
-            run.log({**_progress(status, cell_id), **result}, step)
+            run.log({**_progress(status, cell_id), **result}, step + 1)
             run.finish(status.state == "done")
     except (Exception, SystemExit) as error:
-        _print_note(config.kind, f"{type(error).__name__}: {error}")
+        _note(config.kind, f"{type(error).__name__}: {error}", run_directory, status)
 
 
 def _open(config: TrackerConfig, run_directory: Path, status: TaskStatus, cell_id: str) -> "TrackerRun":
     settings = {**StoredCell(run_directory / cell_id).settings, "shard": status.shard, "command": status.command}
     cell = status.cells[cell_id]
-    part = "" if status.shard == str(records.WHOLE) else f" {status.shard}"
-    name = f"{cell.model} {cell.benchmark} {cell.policy}{part}"
-    return TRACKERS[config.kind](project=config.project, group=run_directory.name, name=name, config=settings)
+    name = f"{cell.model} {cell.benchmark} {cell.policy} {status.shard}".removesuffix(f" {records.WHOLE}")
+    start = partial(TRACKERS[config.kind], project=config.project, group=run_directory.name, name=name, config=settings)
+    for pause in PAUSES_S:
+        with suppress(Exception):
+            return start()
+        time.sleep(pause)
+    return start()
 
 
 def _progress(status: TaskStatus, cell_id: str) -> dict[str, float]:
@@ -133,7 +145,7 @@ def cell_result(folder: Path, shard: records.Shard) -> dict[str, float]:
     grades = Counter(row.outcome for row in stored.grades(shard=shard, on_bad=records.ignore).values())
     if not grades:
         return {}
-    values: dict[str, float] = {name: grades[name] / grades.total() for name in records.OUTCOMES if name != "correct"}
+    values = {name: grades[name] / grades.total() for name in records.OUTCOMES if name != "correct"}
     score = read_score(folder, shard).pass_at_1
     if score is not None and not stored.settings["model"].get("random_weights"):
         values["pass_at_1"] = score

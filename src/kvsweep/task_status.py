@@ -67,6 +67,7 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     tokens_left: Count = 0  # an estimate of the tokens to decode until all completions are stored
     made: Count = 0  # completions, or rows of replayed texts, stored since `started`
     error: str | None = None  # the last lines of the error that ended the task
+    note: str = ""  # why its tracker gets no more values
     replays: bool = False  # True: the task replays completions, which are counted instead
 
     @classmethod

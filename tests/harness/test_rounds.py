@@ -300,6 +300,7 @@ REFUSED = {
     "draws=99999999999": "completions a cell: at most 10,000,000 are possible",
     "model=null": "not by a number or null: write",
     "model=3": "not by a number or null: write",
+    "cache=int4": "int4 stands where a group of settings is needed",
     "cache=null": "null stands where a group of settings is needed",
     "grid=null": "null stands where a group of settings is needed",
     "screen=true": "screen=True is out of range: it is loss:X for cells",

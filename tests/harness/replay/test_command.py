@@ -193,6 +193,7 @@ def finished(tmp_path_factory):
         (["slots=2"], "--time alone"),
         (["limit=0"], "^limit=0 is out of range: it is a number of texts, at least 1, or null."),
         (["texts=none"], "texts=none"),
+        (["launcher=none"], "launcher=none is unknown"),
         (["limit={1"], "cannot be read as KEY=VALUE"),
     ],
 )

@@ -101,6 +101,7 @@ class FakeTracker:
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvsweep.harness.sweep.tracker.PAUSES_S", (0.0, 0.0))
     return FakeTracker(tmp_path, monkeypatch)
 
 
@@ -180,12 +181,21 @@ def test_a_tracker_changes_no_cell_and_no_completion(command, fake, tmp_path, re
 
 @pytest.mark.parametrize("kind", KINDS)
 @FIRST_KIND
-def test_an_error_of_the_tracker_is_told_once_and_costs_nothing(kind, command, fake, tmp_path):
+def test_an_error_of_the_tracker_is_told_once_and_costs_nothing(kind, command, fake, tmp_path, kvsweep):
     fake.before("raise RuntimeError('no route')")
     ended = command(f"tracker={kind}")
     assert ended.code == 0, ended.err
     assert ended.err.count(f"note: tracker={kind} gets no more values (RuntimeError: no route)") == 1
     assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == 2
+    assert "(RuntimeError: no route)" in kvsweep("status", str(tmp_path / "runs/default")).out
+
+
+def test_a_run_that_cannot_be_opened_at_once_is_opened_again(command, fake, tmp_path):
+    tries = tmp_path / "tries"
+    fake.before(f"open({str(tries)!r}, 'a').write('x'); assert os.path.getsize({str(tries)!r}) > 2, 'it exists'")
+    ended = command("tracker=mlflow")
+    assert "note: tracker" not in ended.err
+    assert [run["ok"] for run in fake.runs] == [True, True]
 
 
 @pytest.mark.slow
