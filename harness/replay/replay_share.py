@@ -14,8 +14,9 @@ from kvsweep import records
 from kvsweep.errors import UserError
 from kvsweep.harness.provenance import describe_arithmetic, describe_process
 from kvsweep.harness.replay.references import ReplayConfig, Text, read_texts
+from kvsweep.harness.sweep.begun import begun_configs
 from kvsweep.harness.sweep.execute import work_through
-from kvsweep.harness.sweep.job import UNTRACKED, Job, begun_configs, make_job
+from kvsweep.harness.sweep.job import UNTRACKED, Job, make_job
 from kvsweep.harness.sweep.launch import Launcher, start
 from kvsweep.harness.sweep.share import Share
 from kvsweep.harness.sweep.store import OpenCells

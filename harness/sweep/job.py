@@ -1,7 +1,7 @@
 """From a composed Hydra configuration to a checked, frozen Job. Every mistake is refused here."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +33,7 @@ from kvsweep.harness.sweep.checks import input_files, rounds_until
 from kvsweep.harness.sweep.grid import policy_file
 from kvsweep.harness.sweep.source import Decoded, Source, source_class
 from kvsweep.kernels.implementation import Implementation, check_installed
-from kvsweep.records import MOST, PROVENANCE_FILE, WHOLE, Shard, content_hash, leaves
+from kvsweep.records import MOST, WHOLE, Shard, content_hash, leaves
 from kvsweep.stored import StoredCell, read_cells, read_provenance
 
 PositiveSeconds = Annotated[float, Field(gt=0, description="a number of seconds")]
@@ -326,28 +326,6 @@ def stored_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} holds ${{, which no stored setting has: restore the file, or run the cell again.")
     policy["_target_"] = policy_settings["_target_"]
     return config
-
-
-def begun_configs(
-    directory: Path, on_other: Callable[[Path, UserError], object]
-) -> list[tuple[dict[str, Any], set[str]]]:
-    """Return each configuration that wrote cells of a run directory, with the ids of the cells that it started.
-
-    `on_other` gets each folder whose provenance names no such configuration, with the reason.
-    """
-    found: dict[str, tuple[dict[str, Any], set[str]]] = {}
-    for cell, _ in read_cells(directory):
-        for file in cell.files(PROVENANCE_FILE).values():
-            try:
-                config = stored_config(file)
-            except UserError as reason:
-                on_other(cell.folder, reason)
-                continue
-            config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
-            config |= {"shard": "1/1", "until": None, "finish": False}
-            # Jobs that differ only in their policies are one grid; policies' own settings keep them apart.
-            found.setdefault(content_hash(config), (config, set()))[1].add(cell.name)
-    return list(found.values())
 
 
 def _embedded_here(value: Any) -> Any:

@@ -18,8 +18,9 @@ from kvsweep.errors import BrokenCell, UserError
 from kvsweep.files import read_lines
 from kvsweep.harness.grading.grader import Grader, read_standard
 from kvsweep.harness.settings import plain_config_errors
+from kvsweep.harness.sweep.begun import begun_configs
 from kvsweep.harness.sweep.cell import Cell
-from kvsweep.harness.sweep.job import Job, begun_configs, make_job
+from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.records import Completion, Grade, leaves
 from kvsweep.stored import StoredCell, is_served, read_cells, stored_cells
 

@@ -330,15 +330,26 @@ def _share(name: str, text: str) -> float:
 @option("--with-problems", "problems", is_flag=True, help="Texts of gated problems too; their terms may forbid it.")
 @option("--push-to-hub", metavar="NAME", help="Upload it as this dataset, private unless --public.")
 @option("--public", is_flag=True, help="With --push-to-hub: for everybody to see.")
+@option("--bundle", metavar="FILE", type=_FILE, help="All that a colleague needs to verify the run, as one zip file.")
 def export(**options: Any) -> None:
     """Completions and grades as a Hugging Face dataset.
 
     The folder holds Parquet files and a card, and datasets.load_dataset reads it. In another --format a cell is a JSON
-    file in DIR/export_eee or DIR/export_inspect.
+    file in DIR/export_eee or DIR/export_inspect. --bundle FILE writes the run with conf, policies, problems, heads and
+    hashes, from which `kvsweep verify` runs on another machine.
     """
     from kvsweep.analysis.export import export_run
     from kvsweep.analysis.other_formats import export_as
 
+    if (bundle := options.pop("bundle")) is not None:
+        check_engine("a bundle")
+        from kvsweep.harness.sweep.bundle import write_bundle
+
+        rest = {name: value for name, value in options.items() if name not in ("directory", "problems", "form")}
+        if any(rest.values()) or options["form"] != "parquet":
+            raise UserError("--bundle takes the whole run: of the other options it goes with --with-problems alone.")
+        print(write_bundle(options["directory"], bundle, problems=options["problems"]))
+        return
     if (form := options.pop("form")) == "parquet":
         export_run(**options)
         return

@@ -63,6 +63,39 @@ def test_the_same_bits_and_nothing_of_the_run_is_changed(run, kvsweep):
 
 
 @pytest.mark.slow
+def test_a_bundle_verifies_where_nothing_of_the_first_machine_is_left(
+    tmp_path, kvsweep, monkeypatch, tiny_model_dir, tiny_predictor_dir
+):
+    here, there = tmp_path / "here", tmp_path / "there"
+    shutil.copytree(tiny_model_dir, here / "tiny")
+    shutil.copytree(tiny_predictor_dir, here / "heads/mine")
+    rows = [{"id": f"p{i}", "problem": f"c=a+b: {i}", "answer": i} for i in range(2)]
+    (here / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(here)
+    words = ["model.path=./tiny", "model.name=mine", "model.predictor=heads/mine", "model.statistics=null"]
+    words += ["benchmark=aime24", "benchmark.path=problems.jsonl", "benchmark.prompt=bare", "benchmark.name=own"]
+    words += ["decoding.max_new_tokens=40", "policy.budget=32", "policy.local_window=8", "grid.policy=[full,dynts]"]
+    ended = kvsweep("model=toy_qwen", "policy=dynts", *words, f"results_dir={here}", "run_name=run")
+    assert ended.code == 0, ended.err
+    ended = kvsweep("export", "run", "--bundle", str(tmp_path / "run.zip"))
+    assert ended.code == 0, ended.err
+    assert "without the weights" in ended.out
+    there.mkdir()
+    shutil.unpack_archive(tmp_path / "run.zip", there)
+    shutil.copytree(here / "tiny", there / "weights/tiny")
+    monkeypatch.chdir(there)
+    shutil.rmtree(here)
+    assert subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], check=False).returncode == 0
+    ended = kvsweep("verify", "run", "--count", "2")
+    assert ended.code == 0, ended.out
+    assert "2 of 2 completions decoded again with the same bits; no check fails" in ended.out
+    shutil.rmtree(there / "inputs")
+    ended = kvsweep("verify", "run", "--count", "1")
+    assert ended.code == 1
+    assert "make it with `kvsweep predictor all`" in ended.out
+
+
+@pytest.mark.slow
 def test_an_edited_row_is_named(run, verify):
     path = run / FULL / records.COMPLETIONS_FILE
     path.write_text(path.read_text().replace('"draw":1', '"draw":3', 1))

@@ -1,0 +1,112 @@
+"""`kvsweep export --bundle FILE`: a run with all that `kvsweep verify` needs on another machine, but for large weights.
+
+The zip holds the run's folder, the user's conf and policies, and the files that the settings name: problems, prompts,
+heads. `places.json` says where the bundle has each of them. `SHA256SUMS` has a hash of every file.
+"""
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvsweep.command_line import counted
+from kvsweep.errors import UserError
+from kvsweep.harness.settings import CONF, WEIGHTS, own_folder
+from kvsweep.harness.sweep.begun import PLACES_FILE
+from kvsweep.harness.sweep.job import stored_config
+from kvsweep.records import PROVENANCE_FILE, leaves
+from kvsweep.stored import read_cells
+
+HASHES_FILE = "SHA256SUMS"
+# Settings whose values may name files; a model's own weights stay where they are.
+_NAMES_FILES = ("policy.", "cache.", "benchmark.", "model.")
+_WEIGHTS = ("model.path", "model.gguf", "model.adapter")
+# What a report, an export or an earlier verification left in the run's folder.
+_MADE_AGAIN = ("report", "export")
+GATED = "gated"
+README = """# {run}
+
+A run of kvsweep with what made it: settings, policies, problems and importance heads. To verify it, here:
+
+    sha256sum --check SHA256SUMS
+    kvsweep verify {run}
+
+These weights are not among the files; put a folder of your own into `weights/`, under its name:
+
+{weights}
+"""
+
+
+def write_bundle(directory: Path, file: Path, *, problems: bool) -> str:
+    """Write the bundle of a run's folder, and return what it holds in words."""
+    directory = directory.resolve()
+    provenances = [cell.files(PROVENANCE_FILE).values() for cell, _ in read_cells(directory)]
+    configs = [stored_config(path) for paths in provenances for path in paths]
+    if not configs:
+        raise UserError(f"{directory} holds no cell: give the folder of a run, such as results/runs/demo.")
+    gated = {config["benchmark"]["name"] for config in configs if GATED in (config["benchmark"]["licence"] or "")}
+    if gated and not problems:
+        name = min(gated)
+        raise UserError(f"the problems of {name} are gated: add --with-problems if their terms let you pass them on.")
+    places, weights = _inputs(configs)
+    members = dict(_run_files(directory))
+    for original, place in places.items():
+        members |= _files_below(Path(original), place)
+    members |= _own_files()
+    texts = {
+        PLACES_FILE: json.dumps(places | {one: f"weights/{Path(one).name}" for one in weights if Path(one).exists()}),
+        "README.md": README.format(run=directory.name, weights="\n".join(f"- {one}" for one in sorted(weights))),
+    }
+    sums = [f"{_sha256(path)}  {name}" for name, path in members.items()]
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for name, path in members.items():
+            bundle.write(path, name)
+        for name, text in {**texts, HASHES_FILE: "\n".join(sums) + "\n"}.items():
+            bundle.writestr(name, text)
+    left = f"; without the weights {', '.join(sorted(weights))}" if weights else ""
+    return f"{file}\n{counted(len(members), 'file')} with their hashes{left}; there: kvsweep verify {directory.name}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _inputs(configs: list[dict[str, Any]]) -> tuple[dict[str, str], set[str]]:
+    """Return the place in the bundle of each path that settings name, and the weights that are not in it."""
+    places, weights = dict[str, str](), set[str]()
+    for config in configs:
+        for name, value in leaves(config):
+            if not isinstance(value, str) or not name.startswith(_NAMES_FILES) or value in places:
+                continue
+            if Path(value).is_relative_to(WEIGHTS) or not ("/" in value or Path(value).suffix):
+                continue
+            if name in _WEIGHTS:
+                weights.add(value)
+            elif Path(value).exists() and not Path(value).resolve().is_relative_to(CONF):
+                places[value] = f"inputs/{len(places)}/{Path(value).name}"
+    return places, weights
+
+
+def _run_files(directory: Path) -> Iterator[tuple[str, Path]]:
+    for name, path in _files_below(directory, directory.name).items():
+        if not name.split("/")[1].startswith(_MADE_AGAIN):
+            yield name, path
+
+
+def _own_files() -> dict[str, Path]:
+    """The YAML files and modules of the user's folder."""
+    own = own_folder()
+    if own is None:
+        return {}
+    return _files_below(own, own.name) | {path.name: path for path in own.parent.glob("*.py")}
+
+
+def _files_below(place: Path, name: str) -> dict[str, Path]:
+    """Return the files of a folder, or a file itself, by their names in the bundle."""
+    if place.is_file():
+        return {name: place}
+    below = [path for path in sorted(place.rglob("*")) if path.is_file() and not path.is_symlink()]
+    return {f"{name}/{path.relative_to(place).as_posix()}": path for path in below if "__pycache__" not in path.parts}
