@@ -16,6 +16,7 @@ SIZE = (1180, 860)
 # What happens before each frame, and how long the frame stays, in milliseconds.
 FRAMES = (
     ("", 2500),
+    ("document.getElementById('heatmaps').scrollIntoView()", 2500),
     ("document.querySelectorAll('#boards td button.cell')[arguments[0]].click()", 3000),
     ("slide(1)", 1500),
     ("slide(2)", 1500),
