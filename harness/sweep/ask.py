@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ _LIMITS |= {"n_predict", "num_predict"}
 _SHOWN = 200  # characters of what a server said
 _OF_LENGTH = re.compile(r"context|exceed|too (?:long|large|many)|longer than", re.IGNORECASE)
 _GOES_ON = "mend it, and the same command goes on"
+_WAYS_OUT = {401: "name the variable of your key by engine.key_env", 404: "leave out engine.model, or check engine.url"}
 # What is kept of a server's pages, which may have a key: vLLM's and SGLang's names of the cache, and the longest text.
 _PAGES = ("metrics", "server_info", "v1/models")
 _ON_PAGES = re.compile(
@@ -190,15 +192,15 @@ def _said_in_log(server: Policy) -> dict[str, str]:
         raise UserError(f"engine.log={server.log} is no file: name the server's log.")
     with open_file(path, linked=True) as file:
         text = file.read(_LOG_START).decode(errors="replace")
-    said = dict[str, str]()
+    said = defaultdict[str, dict[str, None]](dict)
     for match in _OF_LOG.finditer(text):
         for name, value in match.groupdict().items():
-            if value and value not in said.get(name, ""):
-                said[name] = f"{said[name]}, {value}" if name in said else value
+            if value:
+                said[name][value] = None
     if not said:
         what = f"engine.log={server.log} says nothing of a cache"
         raise UserError(f"{what}: start llama-server with -lv 4, or give none.")
-    return said
+    return {name: ", ".join(values) for name, values in said.items()}
 
 
 @dataclass(kw_only=True)
@@ -259,7 +261,7 @@ class _Asker:
             what = f"answers {status}: {answer}"
             if status in _OF_ONE_QUESTION or (status == 500 and _OF_LENGTH.search(answer)):  # as llama.cpp says it
                 raise self._error(what, _RefusedError, self._remedy(answer, fields)) from None
-            raise self._error(what) from None
+            raise self._error(what, mend=_WAYS_OUT.get(status, _GOES_ON)) from None
         except openai.APIConnectionError as error:
             raise self._error(f"does not answer: {error.__cause__ or error}") from None
 

@@ -293,7 +293,7 @@ def counting(tokens: int) -> Callable[[Handler, int], None]:
         (saying(200, '{"extra": ' + "[" * 100_000), "maximum recursion"),
         (cut, "does not answer"),
         (saying(200, '{"choices": [{"finish_reason": "stop"}]}'), "usage"),
-        (saying(404, '{"error": "no model org/Adder"}'), 'answers 404: {"error": "no model'),
+        (saying(404, '{"error": "no model org/Adder"}'), 'no model org/Adder"}; leave out engine.model'),
         (with_fields(choices=[]), "length >= 1"),
     ],
 )
