@@ -145,7 +145,7 @@ def cell_result(folder: Path, shard: records.Shard) -> dict[str, float]:
     grades = Counter(row.outcome for row in stored.grades(shard=shard, on_bad=records.ignore).values())
     if not grades:
         return {}
-    values = {name: grades[name] / grades.total() for name in records.OUTCOMES if name != "correct"}
+    values: dict[str, float] = {name: grades[name] / grades.total() for name in records.OUTCOMES if name != "correct"}
     score = read_score(folder, shard).pass_at_1
     if score is not None and not stored.settings["model"].get("random_weights"):
         values["pass_at_1"] = score
