@@ -188,7 +188,9 @@ def _inspect(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
 def _sample(model: str, prompt: str, gold: str, text: Completion, grade: Grade | None) -> dict[str, Any]:
     said = {"role": "assistant", "content": text.text, "source": "generate", "model": model}
     usage = {"input_tokens": text.prompt_tokens, "output_tokens": text.num_tokens}
-    score = {} if grade is None else {"value": "C" if grade.correct else "I", "explanation": grade.outcome}
+    score = {}
+    if grade is not None:
+        score = {"value": "C" if grade.correct else "I", "explanation": grade.outcome}
     return {
         "id": text.problem_id,
         "epoch": text.draw + 1,

@@ -111,8 +111,8 @@ def read_card(kind: str, place: str | Path) -> dict[str, Any]:
         card = json.loads(read_file(path, linked=True))
     except (OSError, ValueError, RecursionError):
         card = None
-    named = isinstance(card, dict) and card.get("kind") == kind and isinstance(card.get("model_weights", ""), str)
-    if not named or "hidden_size" not in card:
+    is_card = isinstance(card, dict) and card.get("kind") == kind and isinstance(card.get("model_weights", ""), str)
+    if not is_card or "hidden_size" not in card:
         raise UserError(f"{place} holds no {kind}: {path} is no card of that kind with a hidden_size; make it again.")
     return card
 

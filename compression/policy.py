@@ -246,15 +246,15 @@ def _check_shape(scores: Any, view: CacheView) -> None:
     heads = tuple(view.positions.shape[:-1])
     whole = f"[{', '.join(map(str, (*heads, view.length)))}]"
     named = "[layers, kv_heads, cached tokens]" if heads else "[cached tokens]"
-    wanted = f"scores must be a tensor {whole}, {named}; the newest tokens that stay for certain may be left out"
+    rule = f"scores must be a tensor {whole}, {named}; the newest tokens that stay for certain may be left out"
     if not torch.is_tensor(scores):
-        raise SelectionError(f"{wanted}: they are a {type(scores).__name__}.")
+        raise SelectionError(f"{rule}: they are a {type(scores).__name__}.")
     if tuple(scores.shape[:-1]) != heads or scores.dim() != len(heads) + 1 or scores.shape[-1] > view.length:
-        raise SelectionError(f"{wanted}: they are {list(scores.shape)}.")
+        raise SelectionError(f"{rule}: they are {list(scores.shape)}.")
     if scores.is_complex() or scores.dtype == torch.bool:
-        raise SelectionError(f"{wanted}, of real numbers: they are of {scores.dtype}.")
+        raise SelectionError(f"{rule}, of real numbers: they are of {scores.dtype}.")
     if scores.device != view.positions.device:
-        raise SelectionError(f"{wanted}, on {view.positions.device} as the cache: they are on {scores.device}.")
+        raise SelectionError(f"{rule}, on {view.positions.device} as the cache: they are on {scores.device}.")
 
 
 def _checked(scores: Tensor, view: CacheView, outside: int) -> Tensor:
@@ -290,13 +290,14 @@ def checked_capacity(policy: Policy, question: int, limit: int) -> int:
 
 def check_selection(selection: Selection, view: CacheView) -> None:
     """Raise SelectionError unless `keep` names rows of the view in ascending order, each once."""
-    keep, heads = selection.keep, tuple(view.positions.shape[:-1])
-    wanted = f"keep must be whole numbers of 0 to {view.length - 1}, ascending, each once"
+    keep = selection.keep
+    heads = tuple(view.positions.shape[:-1])
+    rule = f"keep must be whole numbers of 0 to {view.length - 1}, ascending, each once"
     if tuple(keep.shape[:-1]) not in ((), heads) or keep.dtype != torch.int64 or not keep.shape[-1]:
-        raise SelectionError(f"{wanted}, of at least one row: it is {list(keep.shape)} of {keep.dtype}.")
+        raise SelectionError(f"{rule}, of at least one row: it is {list(keep.shape)} of {keep.dtype}.")
     ends = torch.stack([keep.amin(), view.length - 1 - keep.amax(), *_least_step(keep)])
     if bool((ends < 0).any()):
-        raise SelectionError(f"{wanted}: it goes from {int(keep.amin())} to {int(keep.amax())}, or repeats or turns.")
+        raise SelectionError(f"{rule}: it goes from {int(keep.amin())} to {int(keep.amax())}, or repeats or turns.")
 
 
 def _least_step(keep: Tensor) -> list[Tensor]:

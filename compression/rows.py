@@ -43,7 +43,8 @@ class Prefill:
         self.sinks: list[Tensor | None] = []  # of each full layer, [q_heads]
         self.windows: list[tuple[Tensor, Tensor]] = []  # newest keys and values of each window layer
         self.states: list[list[Tensor]] = []  # of each linear layer
-        self.keep_queries, self.scaling = keep_queries, 1.0
+        self.keep_queries = keep_queries
+        self.scaling = 1.0
         self.softcap: float | None = None
         self._layer = self._window = self._tokens = 0
 
@@ -61,15 +62,20 @@ class Prefill:
         softcap: float | None = None,
     ) -> None:
         """Record a full layer, [1, heads, tokens, head_dim] each: this chunk's queries, all keys and values so far."""
-        layer, self._layer, self.scaling, self.softcap = self._layer, self._layer + 1, scaling, softcap
-        self.rows[layer : layer + 1], self.sinks[layer : layer + 1] = [(key[0], value[0])], [sinks]
+        layer = self._layer
+        self._layer += 1
+        self.scaling, self.softcap = scaling, softcap
+        self.rows[layer : layer + 1] = [(key[0], value[0])]
+        self.sinks[layer : layer + 1] = [sinks]
         if self.keep_queries:
             self.queries[layer : layer + 1] = [torch.cat([*self.queries[layer : layer + 1], query[0]], dim=1)]
 
     def observe_window(self, query: Tensor, key: Tensor, value: Tensor, window: int) -> None:
         """Record a window layer, as `observe` does; only its newest `window` rows stay."""
-        layer, self._window = self._window, self._window + 1
-        self._tokens += 0 if layer else query.shape[2]
+        layer = self._window
+        self._window += 1
+        if layer == 0:
+            self._tokens += query.shape[2]
         self.windows[layer : layer + 1] = [(key[0, :, -window:].clone(), value[0, :, -window:].clone())]
 
     @property
@@ -81,14 +87,14 @@ class PaddedPrefill:
     """The prefill of several prompts in one forward. Padding lies at the end; no prompt token attends to it."""
 
     def __init__(self, prefills: Sequence[Prefill], lengths: Sequence[int]) -> None:
-        own = [(slice(row, row + 1), slice(None), slice(length)) for row, length in enumerate(lengths)]
-        self.parts = list(zip(prefills, own, strict=True))
+        places = [(slice(row, row + 1), slice(None), slice(length)) for row, length in enumerate(lengths)]
+        self.parts = list(zip(prefills, places, strict=True))
 
     def observe(self, query: Tensor, key: Tensor, value: Tensor, *how: Any) -> None:
         """Record a full layer of all prompts, [prompts, heads, longest, head_dim] each, as `Prefill.observe` does."""
-        for prefill, one in self.parts:
-            prefill.observe(query[one], key[one], value[one], *how)
+        for prefill, place in self.parts:
+            prefill.observe(query[place], key[place], value[place], *how)
 
     def observe_window(self, query: Tensor, key: Tensor, value: Tensor, window: int) -> None:
-        for prefill, one in self.parts:
-            prefill.observe_window(query[one], key[one], value[one], window)
+        for prefill, place in self.parts:
+            prefill.observe_window(query[place], key[place], value[place], window)

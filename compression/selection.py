@@ -28,8 +28,9 @@ def selected(policy: Policy, view: CacheView) -> Selection:
     if not isinstance(selection, Selection):
         raise SelectionError(f"select returned a {type(selection).__name__}: return a Selection.")
     check_selection(selection, view)
-    if changed := [name for name, kept in before.items() if not _equal(getattr(view, name), kept)]:
-        raise SelectionError(f"it changes view.{changed[0]} in place: work on a copy (clone)")
+    for name, copy in before.items():
+        if not _equal(getattr(view, name), copy):
+            raise SelectionError(f"it changes view.{name} in place: work on a copy (clone)")
     return selection
 
 
@@ -37,25 +38,26 @@ def selected_alike(policy: Policy, view: CacheView) -> Selection:
     """Let a user's policy select twice; raises SelectionError if the rows do not depend on the view alone."""
     selection = selected(policy, view)
     if not torch.equal(selection.keep, selected(policy, view).keep):
-        raise SelectionError(UNLIKE)
+        raise SelectionError(_UNLIKE)
     return selection
 
 
 def check_room(selection: Selection, capacity: int) -> None:
     """Raise SelectionError if the next token has no row in the capacity that a policy promises."""
-    if (kept := selection.keep.shape[-1]) >= capacity:
+    rows = selection.keep.shape[-1]
+    if rows >= capacity:
         raise SelectionError(
-            f"it keeps {kept} rows, and capacity() returns {capacity}: keep fewer, so that the next token has a row."
+            f"it keeps {rows} rows, and capacity() returns {capacity}: keep fewer, so that the next token has a row."
         )
 
 
 def _place(error: Exception, policy: Policy) -> str:
     """Return the last line of the policy's own files in the traceback, or the traceback's last line."""
     frames = traceback.extract_tb(error.__traceback__)
-    files = {inspect.getsourcefile(cls) for cls in type(policy).__mro__ if issubclass(cls, Policy)} - {
-        inspect.getsourcefile(Policy)
-    }
-    frame = ([one for one in frames if one.filename in files] or frames)[-1]
+    files = {inspect.getsourcefile(cls) for cls in type(policy).__mro__ if issubclass(cls, Policy)}
+    files.remove(inspect.getsourcefile(Policy))
+    frames_of_policy = [frame for frame in frames if frame.filename in files]
+    frame = (frames_of_policy or frames)[-1]
     return f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
 
 
@@ -64,15 +66,16 @@ def _copied(value: Any) -> Any:
     if torch.is_tensor(value):
         return value.clone()
     if isinstance(value, Mapping):
-        return {name: _copied(one) for name, one in value.items()}
-    return [_copied(one) for one in value]
+        return {name: _copied(tensor) for name, tensor in value.items()}
+    return [_copied(tensor) for tensor in value]
 
 
-def _equal(ours: Any, theirs: Any) -> bool:
+def _equal(first: Any, second: Any) -> bool:
     """True if tensors, or all tensors of two lists or mappings, are equal; NaN equals NaN."""
-    if torch.is_tensor(ours):
-        return ours.shape == theirs.shape and torch.equal(ours.nan_to_num(-1e9), theirs.nan_to_num(-1e9))
-    pairs: Iterable[tuple[Any, Any]] = zip(ours, theirs, strict=False)
-    if isinstance(ours, Mapping):
-        pairs = ((numbers, theirs[name]) for name, numbers in ours.items())
-    return len(ours) == len(theirs) and all(_equal(one, other) for one, other in pairs)
+    if torch.is_tensor(first):
+        return first.shape == second.shape and torch.equal(first.nan_to_num(-1e9), second.nan_to_num(-1e9))
+    if len(first) != len(second):
+        return False
+    if isinstance(first, Mapping):
+        return all(_equal(tensor, second[name]) for name, tensor in first.items())
+    return all(map(_equal, first, second))

@@ -102,35 +102,36 @@ class Trial(NamedTuple):
             evictions=self.evictions,
         )
 
-    def _recorded(self, signal: Signal, found: Mapping[str, Tensor]) -> Tensor:
+    def _recorded(self, signal: Signal, arrays: Mapping[str, Tensor]) -> Tensor:
         """Return what a signal's recorder would hold for these rows; random if the rows do not determine it."""
-        numbers, shape = torch.Generator().manual_seed(3), found["keys"].shape[:-1]
-        positions, drawn = found["positions"], torch.rand(shape, generator=numbers)
-        drawn = torch.ones_like(drawn) if self.equal else drawn
+        positions = arrays["positions"]
+        shape = arrays["keys"].shape[:-1]
+        drawn = torch.ones(shape) if self.equal else torch.rand(shape, generator=torch.Generator().manual_seed(3))
         match signal:
             case PredictedImportance():
                 scores = torch.where(positions < self.question - 1, torch.nan, drawn[0, 0])
                 return scores.expand(shape) if self.policy.per_head else scores
             case AttentionMass(decay=decay):
-                pairs = zip(found["queries"], found["keys"], strict=True)
-                return torch.stack([decayed_mass(q, k, scaling=HEAD_DIM**-0.5, decay=decay) for q, k in pairs])
+                layers = zip(arrays["queries"], arrays["keys"], strict=True)
+                masses = [decayed_mass(query, key, scaling=HEAD_DIM**-0.5, decay=decay) for query, key in layers]
+                return torch.stack(masses)
             case RecentQueries(window=window):
-                return found["queries"][:, :, -window:].clone()
+                return arrays["queries"][:, :, -window:].clone()
             case LastUse():
                 pause = ((positions[-1] - positions) * drawn).int()
                 return torch.stack([positions.int() + pause, pause])
             case RowMemory():
                 # Rows written after the latest eviction have no number yet.
                 return torch.where(positions < positions[-1] - self.question, drawn, torch.nan * torch.ones(()))
-        own = f"signal {type(signal).__name__} has a recorder of your own, which these caches do not have"
-        raise UserError(f"policy={self.policy.name}: {own}: try the policy in a sweep with benchmark.limit=1.")
+        reason = f"signal {type(signal).__name__} has a recorder of your own, which these caches do not have"
+        raise UserError(f"policy={self.policy.name}: {reason}: try the policy in a sweep with benchmark.limit=1.")
 
 
 def trials(policy: Policy) -> list[Trial]:
     """One layer, several, many heads, ties, a second eviction, tiny, long: caches at the policy's trigger."""
     if policy.trigger(1) is None:
         raise UserError(f"policy={policy.name} never evicts: there is nothing to check.")
-    found = [
+    caches = [
         Trial("one_layer", policy, layers=1, kv_heads=1, group=1),
         Trial("several_layers", policy),
         Trial("many_heads", policy, layers=2, kv_heads=5, group=3),
@@ -138,10 +139,13 @@ def trials(policy: Policy) -> list[Trial]:
         Trial("second_eviction", policy, evictions=1),
     ]
     if isinstance(policy, BudgetPolicy):
-        tiny = (_sized(policy, 2**power) for power in range(3, 12))
-        found += [Trial("tiny", one, question=2) for one in tiny if one][:1]
-        found += [Trial("long", one) for one in [_sized(policy, _LONG)] if one]
-    return found
+        smallest = next(filter(None, (_sized(policy, 2**power) for power in range(3, 12))), None)
+        if smallest:
+            caches.append(Trial("tiny", smallest, question=2))
+        largest = _sized(policy, _LONG)
+        if largest:
+            caches.append(Trial("long", largest))
+    return caches
 
 
 def _sized(policy: BudgetPolicy, budget: int) -> BudgetPolicy | None:
@@ -175,11 +179,13 @@ def _select(trial: Trial) -> Tensor:
         selection = selected(trial.policy, view)
     except SelectionError as error:
         raise _fault(trial, str(error).rstrip(".")) from error
+    shape = [trial.layers, trial.kv_heads, view.length]
     for signal, numbers in selection.written.items():
-        if tuple(numbers.shape) != (shape := (trial.layers, trial.kv_heads, view.length)):
-            raise _fault(trial, f"written[{signal}] must be {list(shape)}: it is {list(numbers.shape)}")
-    if trial.promised is not None and selection.keep.shape[-1] > trial.promised:
-        raise _fault(trial, f"it keeps {selection.keep.shape[-1]} rows where length_after promises {trial.promised}")
+        if list(numbers.shape) != shape:
+            raise _fault(trial, f"written[{signal}] must be {shape}: it is {list(numbers.shape)}")
+    rows = selection.keep.shape[-1]
+    if trial.promised is not None and rows > trial.promised:
+        raise _fault(trial, f"it keeps {rows} rows where length_after promises {trial.promised}")
     return selection.keep
 
 

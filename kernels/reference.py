@@ -330,9 +330,9 @@ def packed_attention(
     """
 
     def unpack(slots: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        packed = (_of_slots(one, slots, rows) for one in (keys, values))
-        others = (one.index_select(0, slots) for one in (newest, positions[:, :, :rows], counts))
-        return whole_rows(*packed, *others, forms=forms)
+        packed = _of_slots(keys, slots, rows), _of_slots(values, slots, rows)
+        places = positions[:, :, :rows].index_select(0, slots)
+        return whole_rows(*packed, newest.index_select(0, slots), places, counts.index_select(0, slots), forms=forms)
 
     return _attend_unpacked(unpack, query, lengths, keys.shape[2], keys.shape[1], how)
 
@@ -355,8 +355,8 @@ def kivi_attention(
     def unpack(slots: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         groups = -(-rows // group)
         packed = _of_slots(keys, slots, groups), _of_slots(values, slots, groups * group)
-        own = [scale[:, :, :groups].index_select(0, slots) for scale in scales]
-        return whole_kivi_rows(*packed, newest.index_select(0, slots), counts[slots], forms=forms, scales=own)
+        of_slots = [scale[:, :, :groups].index_select(0, slots) for scale in scales]
+        return whole_kivi_rows(*packed, newest.index_select(0, slots), counts[slots], forms=forms, scales=of_slots)
 
     return _attend_unpacked(unpack, query, lengths, values.shape[2] + newest.shape[3], values.shape[1], how)
 
@@ -395,7 +395,7 @@ def whole_rows(
     capacity, residual = keys.shape[2], newest.shape[3]
     at = counts[..., None] + torch.arange(residual, device=counts.device)  # [slots, kv_heads, residual]
     lies = positions.gather(-1, at.clamp(max=capacity - 1)) % residual
-    rows = [_unpacked(one, form, residual, newest) for one, form in zip((keys, values), forms, strict=True)]
+    rows = [_unpacked(codes, form, residual, newest) for codes, form in zip((keys, values), forms, strict=True)]
     _fill(rows, newest, at, lies)
     return rows[0][..., :capacity, :], rows[1][..., :capacity, :]
 
@@ -449,8 +449,8 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
         if keep.dim() == 1:
             tensor[:, :kept] = tensor.index_select(1, keep)
         else:
-            own = keep[index * len(keep) // len(rows)]
-            tensor[:, :kept] = tensor.gather(1, own[..., None].expand(-1, -1, tensor.shape[-1]))
+            of_layer = keep[index * len(keep) // len(rows)]
+            tensor[:, :kept] = tensor.gather(1, of_layer[..., None].expand(-1, -1, tensor.shape[-1]))
 
 
 def observation_scores(

@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -81,12 +82,15 @@ def step_bytes(spec: ModelSpec) -> int:
 
 
 def policies_of(requests: Iterable[Request]) -> list[Policy]:
-    return list(dict.fromkeys(branch.policy for request in requests for branch in request.branches))
+    policies = dict[Policy, None]()
+    for request in requests:
+        policies.update(dict.fromkeys(branch.policy for branch in request.branches))
+    return list(policies)
 
 
 def slot_cache(shape: CacheShape, policies: Sequence[Policy], **options: Any) -> SlotCache:
     """Return a cache that records the signals of these policies; the options are `SlotCache`'s."""
-    signals = dict.fromkeys(signal for policy in policies for signal in policy.signals)
+    signals = dict.fromkeys(chain.from_iterable(policy.signals for policy in policies))
     return SlotCache(shape, signals=signals, per_head=any(policy.per_head for policy in policies), **options)
 
 

@@ -120,5 +120,8 @@ def needed_capacity(requests: Iterable[Request], decoding: DecodingConfig) -> in
     Raises UserError if a user's policy promises fewer rows than a text has at its first eviction.
     """
     limit = decoding.max_new_tokens
-    rows = max(checked_capacity(b.policy, len(r.prompt_ids), limit) for r in requests for b in r.branches)
-    return whole_blocks(rows, ROW_BLOCK)
+    most = 0
+    for request in requests:
+        for branch in request.branches:
+            most = max(most, checked_capacity(branch.policy, len(request.prompt_ids), limit))
+    return whole_blocks(most, ROW_BLOCK)

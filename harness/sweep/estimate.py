@@ -41,14 +41,17 @@ class TokensLeft:
     """
 
     def __init__(self, share: Share, stored: Mapping[str, Collection[records.Pair]]) -> None:
-        job, pairs, question = share.job, share.pairs, question_tokens(share.job)
+        job, pairs = share.job, share.pairs
+        question = question_tokens(job)
         policies = {cell.cell_id: cell.policy for cell in job.cells}
         self._rows = {pair: row for row, pair in enumerate(pairs)}
         self._columns = {cell_id: column for column, cell_id in enumerate(stored)}
         self._forks = [job.source.first_eviction(policies[cell_id], question) for cell_id in stored]
-        self._lacking = np.array([[pair not in found for found in stored.values()] for pair in pairs], bool)
-        self._lacking = self._lacking.reshape(len(pairs), len(stored))
-        self._lengths, self._limit = np.full(len(pairs), np.nan), job.decoding.max_new_tokens
+        self._missing = np.ones((len(pairs), len(stored)), bool)
+        for column, finished in enumerate(stored.values()):
+            self._missing[:, column] = [pair not in finished for pair in pairs]
+        self._lengths = np.full(len(pairs), np.nan)
+        self._limit = job.decoding.max_new_tokens
 
     def know(self, pair: records.Pair, tokens: int) -> None:
         """Record the length of a completion."""
@@ -56,14 +59,14 @@ class TokensLeft:
 
     def store(self, cell_id: str, pair: records.Pair, tokens: int) -> None:
         """Record that a cell has stored a completion of this many tokens."""
-        self._lacking[self._rows[pair], self._columns[cell_id]] = False
+        self._missing[self._rows[pair], self._columns[cell_id]] = False
         if np.isnan(self._lengths[self._rows[pair]]):
             self.know(pair, tokens)
 
     def __int__(self) -> int:
         known = self._lengths[~np.isnan(self._lengths)]
         lengths = np.where(np.isnan(self._lengths), known.mean() if len(known) else self._limit, self._lengths)
-        return forked_tokens(lengths, self._forks, self._lacking)
+        return forked_tokens(lengths, self._forks, self._missing)
 
 
 def saving(lengths: Sequence[int], forks: Sequence[int | None]) -> float:

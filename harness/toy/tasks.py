@@ -99,7 +99,10 @@ def _ask_restated(rng: Random, size: int) -> str:
 def _ask_groups(rng: Random, size: int) -> str:
     names = "pqrst"
     # Items of a group differ, so "the item after 4" has one meaning.
-    groups = [f"{name}={'+'.join(str(item) for item in rng.sample(range(1, 10), size))}." for name in names]
+    groups = []
+    for name in names:
+        items = "+".join(map(str, rng.sample(range(1, 10), size)))
+        groups.append(f"{name}={items}.")
     return f"Sum {' '.join(groups)} Find {'+'.join(rng.sample(names, 3))} mod 10."
 
 

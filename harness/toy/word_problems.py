@@ -16,7 +16,7 @@ Anna Ben Carl Daniel Emma Frank Grace Henry Ivan Jack Kate Leo Mary Nina Oscar P
 Clara David Eric Fred George Helen James Laura Mark Nick Peter Ruth Simon
 drying painting cleaning roofing digging planting baking packing sorting welding printing sewing
 Oslo Paris Rome Cairo Lima Berlin Madrid Vienna Tokyo London Dublin Athens Boston Sydney Moscow"""
-NAMES, JOBS, CITIES = (line.split() for line in _WORDS.splitlines())
+NAMES, JOBS, CITIES = map(str.split, _WORDS.splitlines())
 THINGS = ("coins", "books", "cards", "apples", "shells", "stamps", "pencils", "marbles")
 TRAINED_THINGS = 6
 _WORDINGS = """\
@@ -29,7 +29,7 @@ The {job} takes {days} days and starts when the {other} ends.
 When the {other} ends, the {job} starts and takes {days} days.
 The {job} follows the {other} and takes {days} days.
 Once the {other} ends, the {job} starts, which takes {days} days."""
-COMPARED, FOLLOWS = (block.splitlines() for block in _WORDINGS.split("\n\n"))
+COMPARED, FOLLOWS = map(str.splitlines, _WORDINGS.split("\n\n"))
 
 
 class Story(NamedTuple):
