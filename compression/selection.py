@@ -2,7 +2,7 @@
 
 import inspect
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ def selected_alike(policy: Policy, view: CacheView) -> Selection:
     """Let a user's policy select twice; raises SelectionError if the rows do not depend on the view alone."""
     selection = selected(policy, view)
     if not torch.equal(selection.keep, selected(policy, view).keep):
-        raise SelectionError(_UNLIKE)
+        raise SelectionError(UNLIKE)
     return selection
 
 
