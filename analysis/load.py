@@ -19,7 +19,7 @@ import pandas as pd
 from kvsweep import records
 from kvsweep.analysis.notation import AXES, POLICY_TITLES
 from kvsweep.analysis.notation import rows as rows_of
-from kvsweep.analysis.outputs import GREEDY_BELOW, counted_draws
+from kvsweep.analysis.outputs import GREEDY_BELOW, counted_share
 from kvsweep.analysis.questions import plain
 from kvsweep.analysis.server_records import BYTES, record_of
 from kvsweep.attempts import failed_attempts
@@ -435,10 +435,9 @@ def _has_copies(cell: _Cell) -> bool:
     if not is_served(cell.settings) or decoding.get("temperature") == 0:
         return False
     texts = [(problem, row.text) for (problem, _), row in load_texts(cell.folder).items()]
-    draws, share = counted_draws(
-        pd.DataFrame(texts, columns=["problem_id", "text"], dtype=object).assign(correct=np.nan)
-    )
-    return draws < GREEDY_BELOW and share < 1
+    table = pd.DataFrame(texts, columns=["problem_id", "text"], dtype=object).assign(correct=np.nan)
+    share = counted_share(table)
+    return share < 1 and share * len(table) < GREEDY_BELOW * table["problem_id"].nunique()
 
 
 def _in_order_of_run(cells: pd.DataFrame, notify: _Notify) -> pd.DataFrame:

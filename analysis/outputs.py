@@ -77,8 +77,7 @@ class Reading:
 _USUAL = Reading()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outputs:
+class Outputs(NamedTuple):
     """A setting's outputs, a row an answer in both tables.
 
     `answers`: place (FILE:LINE), problem_id, draw, correct (1 right, 0 wrong, NaN: no answer is known), sign (of a
@@ -135,12 +134,10 @@ def _of_inspect_ai(row: Row, graded: bool) -> Iterator[Row]:
 
 
 def _of_llama_eval(row: Row, graded: bool) -> Iterator[Row]:
-    """A case; one that is pending or has failed has no answer. Older versions number it in its name alone."""
-    numbers = re.search(r"(\d+)_(\d+)$", row["task_id"])
-    draw, problem = map(int, numbers.groups()) if numbers else (None, row["task_id"])
-    known = {"id": row.get("problem_idx", problem), "draw": row.get("chunk_idx", draw)}
-    known |= {"prompt": row.get("prompt"), "gold": row.get("expected"), "text": row.get("response")}
-    known |= {name: row.get(name) for name in ("correct", "reasoning_content", "finish_reason")}
+    """A case; one that is pending or has failed has no answer."""
+    names = {"id": "problem_idx", "draw": "chunk_idx", "gold": "expected", "text": "response"}
+    known = {meaning: row.get(name) for meaning, name in names.items()}
+    known |= {name: row.get(name) for name in ("prompt", "correct", "reasoning_content", "finish_reason")}
     yield known | {"error": None if row.get("status") == "ok" else str(row.get("status"))}
 
 
@@ -223,7 +220,11 @@ def _outputs_in(folder: Path, reading: Reading) -> list[Path]:
     repeats = [path for path in files if _REPEAT.search(path.stem)]
     if repeats and len({path.name for path in repeats}) == len(repeats):
         return repeats
-    outputs = repeats or _without_copies([path for path in files if _begins_with_outputs(path, reading)], reading)
+    outputs = repeats or [path for path in files if _begins_with_outputs(path, reading)]
+    # NeMo Evaluator writes each answer into three files.
+    results = [path for path in outputs if path.name == "results.jsonl"]
+    if len(results) == 1:
+        return results
     if len(outputs) != 1:
         shown = ": " + ", ".join(map(str, outputs[:4])) if outputs else ""
         mend = "name a file, or a folder with the files of one setting"
@@ -235,24 +236,6 @@ def _begins_with_outputs(path: Path, reading: Reading) -> bool:
     with suppress(UserError):
         return bool(_read([path], [0], replace(reading, where={}), most=1).files)
     return False
-
-
-def _without_copies(files: list[Path], reading: Reading) -> list[Path]:
-    """The file that says most, if no two say a different grade or text of an answer; else all.
-
-    NeMo Evaluator writes each answer into three files.
-    """
-    if len(files) < 2:
-        return files
-    tables = {path: read_outputs(path, reading).answers.set_index(PAIR).sort_index() for path in files}
-    fullest = max(files, key=lambda path: tables[path][["correct", "text", "gold", "prompt"]].count().sum())
-    most = tables[fullest]
-    for table in tables.values():
-        if not table.index.equals(most.index) or not all(
-            _same(table[name], most[name]) for name in ("correct", "text")
-        ):
-            return files
-    return [fullest]
 
 
 def _read(files: Sequence[Path], draws: Sequence[int], reading: Reading, most: int = MOST_ROWS) -> Outputs:
@@ -322,8 +305,8 @@ def _outputs(
         columns &= {name for names in questions for name in names or ()}
     described = rows[[name for name in rows if name in columns]].assign(gold=answers["gold"], prompt=answers["prompt"])
     described["prompt_hash"] = _meaning("prompt_hash", rows, reading)
-    known = {"answers": answers, "questions": described, "columns": {*table}, "grade": grade, "score": score}
-    return Outputs(files=files, rows=len(table), **known)
+    columns = {*map(str, table)}
+    return Outputs(files, len(table), answers, described, columns, grade, score)
 
 
 def _column(rows: pd.DataFrame, name: str) -> Column:
@@ -443,16 +426,14 @@ def _grades(
     rows: pd.DataFrame, answers: pd.DataFrame, metrics: Sequence[str], reading: Reading
 ) -> tuple[Column, str | None, str | None]:
     """1, 0 or NaN, by the column that was named, the one score, or a usual column; its name; its score's."""
-    scores = dict[str, Column]()
-    for name in metrics:
-        scores[name] = _first(rows, [name])
+    scores = {name: rows[name] for name in metrics if name in rows}
     if "scores" in rows:
-        scores = _scores(rows["scores"]) or scores
-    usual = {name: rows[name] for name in _GRADES if name in rows}
-    columns = scores | usual
+        scores |= _scores(rows["scores"])
+    columns = scores | {name: rows[name] for name in _GRADES if name in rows}
     if reading.correct is not None:
         columns = {name: column for name, column in {**rows, **scores}.items() if name == reading.correct}
-    values = {name: each(column, _grade) for name, column in columns.items()}
+    # What a failed request has as its grade is none.
+    values = {name: each(column.where(answers["sign"].isna()), _grade) for name, column in columns.items()}
     fitting = {name: column for name, column in values.items() if str not in {*map(type, column)}}
     first = next(iter(fitting), None)
     differing = [name for name in fitting if not fitting[name].fillna(-1).eq(fitting[first].fillna(-1)).all()]
@@ -477,14 +458,14 @@ def _scores(column: Column) -> dict[str, Column]:
     objects = each(column, lambda scores: scores if isinstance(scores, dict) else {})
     found = dict[str, Column]()
     for name in dict.fromkeys(itertools.chain(*objects)):
-        values = [scores.get(name) for scores in objects]
-        values = [value.get("value") if isinstance(value, dict) else value for value in values]
-        found[name] = pd.Series(values, index=column.index, dtype=object)
+        found[name] = each(objects, lambda scores, name=name: scores.get(name))
     return found
 
 
 def _grade(value: Any) -> float | str | None:
-    """A grade as 1, 0 or None; another text where it is none of them."""
+    """A grade as 1, 0 or None; another text where it is none of them. inspect_ai has it in an object."""
+    if isinstance(value, dict):
+        value = value.get("value")
     if value is None or value == "" or value != value:  # NaN
         return None
     return _GRADE_WORDS.get(str(value).strip().lower(), str(value))
@@ -526,12 +507,12 @@ def _refuse_repeated(rows: pd.DataFrame, answers: pd.DataFrame, no_question: Col
 
     Its values are those of the whole file: a text, a number or a time has others at other problems.
     """
-    sizes = answers.groupby(PAIR).size()
+    sizes: Any = answers.groupby(PAIR).size()
     way = "choose rows by --where KEY=VALUE, name the draw's column by --column draw=NAME, or give --draws rows"
     if sizes.max() > 1:
         problem, draw = sizes.idxmax()
         rows_of_pair = rows[answers["problem_id"].eq(problem) & answers["draw"].eq(draw)]
-        for name in rows:
+        for name in map(str, rows):
             values = {*map(str, rows_of_pair[name])}
             if name in no_question or len(values) < len(rows_of_pair) or values != {*map(str, rows[name])}:
                 continue
@@ -540,21 +521,26 @@ def _refuse_repeated(rows: pd.DataFrame, answers: pd.DataFrame, no_question: Col
             way = f"these rows differ in {visible(name):.40}: give {column}{conditions}"
             break
         raise _Refusal(f"has draw {draw} of problem {visible(problem)!r:.60} {sizes.max()} times: {way}")
-    problems, draws = answers["problem_id"].nunique(), answers["draw"].nunique()
-    if problems * draws > MOST_ROWS:
-        raise _Refusal(f"numbers its rows, {problems:,} problems and {draws:,} different draws: {way}")
 
 
 # --- copies --------------------------------------------------------------------------------------------------
 
 
-def counted_draws(answers: pd.DataFrame, *, told_apart: bool = True) -> tuple[float, float]:
-    """As how many draws a problem's answers count, and as which share of them: less than all if texts repeat.
+def counted_shares(answers: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+    """Return `counted_share` of each setting; draws are told apart if some problem has two grades or texts."""
+    told_apart = False
+    for table in answers.values():
+        told_apart |= bool(table.groupby("problem_id")[["text", "correct"]].nunique().gt(1).any(axis=None))
+    return {name: counted_share(table, told_apart=told_apart) for name, table in answers.items()}
 
-    Two draws of a problem with one text and one grade are one draw. So 1 / draws is the chance that two answers of a
-    problem, drawn with replacement, are the same one. Two draws may both say "C", so a text that two problems have is
-    no sign of a copy, unless no problem has two texts and the problems have different ones. Answers without a text are
-    different ones, or the same one if nothing tells draws apart.
+
+def counted_share(answers: pd.DataFrame, *, told_apart: bool = True) -> float:
+    """Which share of the draws of a problem counts: less than all if texts repeat.
+
+    Two draws of a problem with one text and one grade are one draw. So as many draws count as would leave the same
+    chance that two answers of a problem, drawn with replacement, are the same one. Two draws may both say "C", so a
+    text that two problems have is no sign of a copy, unless no problem has two texts and the problems have different
+    ones. Answers without a text are different ones, or the same one if nothing tells draws apart.
     """
     # Numbers stand for the texts: pandas' own strings refuse half a character (a lone surrogate).
     codes, _ = pd.factorize(answers["text"].to_numpy(dtype=object))
@@ -571,4 +557,4 @@ def counted_draws(answers: pd.DataFrame, *, told_apart: bool = True) -> tuple[fl
     sizes = problems.groupby([problems, version]).size()
     draws = problems.groupby(problems).size()
     same = (sizes**2).groupby(level=0).sum() / draws**2
-    return 1 / float(same.mean()), round(float((1 / draws).mean() / same.mean()), 6)
+    return round(float((1 / draws).mean() / same.mean()), 6)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.outputs import GREEDY_BELOW, PAIR, Outputs, Reading, counted_draws, read_outputs
+from kvsweep.analysis.outputs import GREEDY_BELOW, PAIR, Outputs, Reading, counted_shares, read_outputs
 from kvsweep.analysis.questions import differing, one_per_problem, refuse_many_ids
 from kvsweep.analysis.report.judged import judged_page
 from kvsweep.analysis.statistics import noninferiority
@@ -39,16 +39,17 @@ _LEGEND = {
     "worse": "Worse: surely loses; how much is open.",
 }
 Answers = Mapping[str, pd.DataFrame]  # of each setting, as `Outputs.answers` has them
-Counts = Mapping[str, tuple[float, float]]  # of each setting, see `counted_draws`
 
 
-class _Verdict(NamedTuple):
+class Verdict(NamedTuple):
     """One setting beside the baseline."""
 
     label: str
     decision: Decision
     test: PairedTest
     accuracy: float  # the baseline's, on the same pairs
+    elsewhere: tuple[float, float]  # the interval for problems like these
+    shows_nothing: bool  # so few pairs leave even equal answers open
     to_decide: str  # how much would show that an unclear setting is safe, if it equals the baseline: "48 draws"
     texts: tuple[int, int]  # how many differ, and how many there are
     unused: int  # pairs, of draws that few problems have
@@ -87,11 +88,10 @@ def judge(
     answers = {name: one.answers for name, one in outputs.items()}
     if not reading.graded:
         answers = _regraded(answers, gold, kind)
-    counts = _counted_draws(answers)
-    verdicts = _verdicts(answers, baseline, control, counts, margin=margin / 100, sizes=sizes)
-    sentences = {name: _sentence(name, verdict, margin / 100, control) for name, verdict in verdicts.items()}
+    verdicts = judged(answers, baseline, control, margin=margin / 100, sizes=sizes)
+    sentences = {name: _sentence(name, verdict, control) for name, verdict in verdicts.items()}
     table = _table(verdicts, sizes)
-    notes = [*_notes_on_files(paths, outputs, baseline, reading), *_notes(answers, baseline, counts)]
+    notes = [*_notes_on_files(paths, outputs, baseline, reading), *_notes(answers, baseline)]
     if answers[baseline]["correct"].mean() <= margin / 100:
         notes.insert(0, f"{baseline} is right in at most {notation.number(margin)}%: nothing is safe beside it.")
     for name, verdict in verdicts.items():
@@ -118,21 +118,22 @@ def judge(
 
 def _settings(words: Sequence[str]) -> dict[str, list[Path]]:
     """The files of each setting, by its name: the one before an equals sign, or else the file's."""
-    pairs = [("", word) if Path(word).exists() else _NAME.findall(word)[0] for word in words]
-    files = [Path(at_home(path)) for _, path in pairs]
+    names, files = list[str](), list[Path]()
+    for word in words:
+        name, path = ("", word) if Path(word).exists() else _NAME.findall(word)[0]
+        names.append(name)
+        files.append(Path(at_home(path)))
     # Programs name the outputs of each run alike, in a folder for each.
-    stems = [path.name if path.is_dir() else path.stem for path in files]
+    titles = [path.name if path.is_dir() else path.stem for path in files]
     folders = [path.absolute().parent.name for path in files]
-    own = folders if len(set(stems)) < len(stems) == len(set(folders)) else stems
-    titles = [name or title for (name, _), title in zip(pairs, own, strict=True)]
+    if len({*titles}) < len(titles) == len({*folders}):
+        titles = folders
     settings = dict[str, list[Path]]()
-    for title, path in zip(titles, files, strict=True):
-        settings.setdefault(title, []).append(path)
-    if len(files) < 2:
-        raise UserError(f"{counted(len(files), 'file')} cannot be compared: give two or more, the baseline first.")
-    unnamed = [title for (name, _), title in zip(pairs, titles, strict=True) if not name]
-    if len(settings) < 2 or any(titles.count(title) > 1 for title in unnamed):
-        given = f"{counted(len(files), 'file')} and the names {visible(', '.join(titles))}"
+    for name, title, path in zip(names, titles, files, strict=True):
+        settings.setdefault(name or title, []).append(path)
+    alike = any(len(settings[title]) > 1 for name, title in zip(names, titles, strict=True) if not name)
+    if len(settings) < 2 or alike:
+        given = f"{counted(len(files), 'file')} and the names {visible(', '.join(settings))}"
         raise UserError(f"{given}: give two files or more, and name each NAME=FILE; files of one name are one setting.")
     return settings
 
@@ -173,9 +174,8 @@ def _refuse_unlike(outputs: Mapping[str, Outputs], baseline: str, reading: Readi
 
 def _regraded(answers: Answers, gold: Path | None, kind: AnswerKind) -> dict[str, pd.DataFrame]:
     """The answers with the grades that `kvsweep grade` would give, and the file's own as `theirs`."""
-    golds = None if gold is None else _golds(gold, answers)
-    thinking = _with_usual_names({name: [*map(_thinking, table["text"])] for name, table in answers.items()})
-    tags = _tags_of_files(answers, thinking)
+    golds = None if gold is None else _golds(gold)
+    thinking, tags = _thinking_of_files(answers)
     regraded = {}
     with Grader() as grader:
         for name, table in answers.items():
@@ -187,7 +187,7 @@ def _regraded(answers: Answers, gold: Path | None, kind: AnswerKind) -> dict[str
             jobs = [_job(row, own, kind, tags[name]) for row, own in seen]
             outcomes = iter(verdict.outcome for verdict in grader.judge([job for job in jobs if job]))
             ours = pd.Series([next(outcomes) if job else None for job in jobs], index=table.index, dtype=object)
-            cut = [job is not None and job.stop_reason == "length" for job in jobs]
+            cut = np.array([job is not None and job.stop_reason == "length" for job in jobs])
             unknown = ours.eq("grader_timeout")
             regraded[name] = table.assign(
                 theirs=table["correct"],
@@ -198,60 +198,44 @@ def _regraded(answers: Answers, gold: Path | None, kind: AnswerKind) -> dict[str
     return regraded
 
 
-def _golds(path: Path, answers: Answers) -> "pd.Series[str]":
-    """The golds of a file, by problem; each problem of the outputs must have one."""
+def _golds(path: Path) -> "pd.Series[str]":
+    """The golds of a file, by problem."""
     rows = read_outputs(path, Reading(graded=False))
-    golds = one_per_problem(rows.questions[["gold"]], rows.answers)["gold"].dropna()
-    problems = {problem for table in answers.values() for problem in table["problem_id"]}
-    missing = sorted(problems - {*golds.index})
-    if missing:
-        these = f"{len(missing)} of {len(problems)} problems, such as {visible(missing[0])!r:.60}"
-        mend = "give each problem's gold under the id that the outputs have, or leave out --gold"
-        raise UserError(f"{path} has no gold for {these}: {mend}.")
-    return golds
+    return one_per_problem(rows.questions[["gold"]], rows.answers)["gold"]
 
 
-def _thinking(text: str | None) -> Thinking | None:
-    if text is None:
-        return None
-    return thinking_of(text) or thinking_of(without_end(text), named=False)
+def _thinking_of_files(answers: Answers) -> tuple[dict[str, list[Thinking | None]], dict[str, ThinkTags | None]]:
+    """What each text shows of its thinking, and the tags of each file whose prompts open it.
 
-
-def _with_usual_names(seen: Mapping[str, list[Thinking | None]]) -> dict[str, list[Thinking | None]]:
-    """What texts show of their thinking, without tags of any name that fewer than half of each file's texts close."""
+    Tags of any name are those of thinking if half of the texts of some file close them. Prompts open the thinking if
+    half of the texts of some file close one that they do not open. Where a file has few of such texts, or none beside a
+    file that has them, an answer and a text that was cut off look alike, unless the file names the endings.
+    """
+    seen = {name: [*map(_thinking, table["text"])] for name, table in answers.items()}
     usual = set[ThinkTags]()
     for thinking in seen.values():
         counts = Counter(one.tags for one in thinking if one and one.closes)
         usual |= {tags for tags, count in counts.items() if 2 * count >= len(thinking)}
-    return {
-        name: [one if one and (one.named or one.tags in usual) else None for one in thinking]
-        for name, thinking in seen.items()
-    }
-
-
-def _tags_of_files(answers: Answers, seen: Mapping[str, list[Thinking | None]]) -> dict[str, ThinkTags | None]:
-    """The tags of each file whose prompts open the thinking; None where each text shows by itself if it thinks.
-
-    Half of the texts of some file close a thinking that they do not open. Where a file has few of such texts, or none
-    beside a file that has them, an answer and a text that was cut off look alike, unless the file names the endings.
-    """
-    closing = {
-        name: [one.tags for one in thinking if one and one.closes and not one.opens] for name, thinking in seen.items()
-    }
-    opened = [tags[0] for name, tags in closing.items() if 2 * len(tags) >= len(seen[name])]
-    of_files = dict[str, ThinkTags | None]()
+    closing, opened = dict[str, list[ThinkTags]](), list[ThinkTags]()
+    for name, thinking in seen.items():
+        seen[name] = [one if one and (one.named or one.tags in usual) else None for one in thinking]
+        closing[name] = [one.tags for one in seen[name] if one and one.closes and not one.opens]
+        if 2 * len(closing[name]) >= len(thinking):
+            opened.append(closing[name][0])
+    tags = {name: own[0] if own and opened else None for name, own in closing.items()}
     for name, table in answers.items():
-        own = closing[name]
-        of_files[name] = own[0] if own and opened else None
-        shows_nothing = np.array([one is None for one in seen[name]])
-        silent = table["text"].notna() & ~table["ending"].isin(_ENDS) & shows_nothing
-        if of_files[name] is None and (own or opened) and silent.any():
-            end = (own or opened)[0].end
-            share = f"{len(own):,} of {len(table):,} texts close their thinking with {end}"
+        known = [*closing[name], *opened]
+        silent = table["text"].notna() & ~table["ending"].isin(_ENDS) & np.array([one is None for one in seen[name]])
+        if tags[name] is None and known and silent.any():
+            share = f"{len(closing[name]):,} of {len(table):,} texts close their thinking with {known[0].end}"
             why = "an answer and a text that was cut off in its thinking look alike"
             mend = "--column stop_reason=NAME names the column that tells them apart"
             raise UserError(f"{visible(name)}: {share}, so that {why}: {mend}, or drop all thinking from the texts.")
-    return of_files
+    return seen, tags
+
+
+def _thinking(text: str | None) -> Thinking | None:
+    return None if text is None else thinking_of(text) or thinking_of(without_end(text), named=False)
 
 
 def _job(row: Any, own: Thinking | None, kind: AnswerKind, of_file: ThinkTags | None) -> Ungraded | None:
@@ -259,8 +243,8 @@ def _job(row: Any, own: Thinking | None, kind: AnswerKind, of_file: ThinkTags | 
     if row.sign is not None or (row.text is None and row.ending != "length"):
         return None
     place = f"{row.place}: problem {visible(row.problem_id)!r:.60}, draw {row.draw} has"
-    if row.gold is None:
-        raise UserError(f"{place} no gold: give --gold FILE.")
+    if row.gold is None or row.gold != row.gold:
+        raise UserError(f"{place} no gold: give it, or those of all problems by --gold FILE.")
     gold = row.gold
     if isinstance(gold, str):
         gold = gold.rpartition(SOLUTION_END)[2]  # GSM8K's target is a worked solution
@@ -279,25 +263,15 @@ def _job(row: Any, own: Thinking | None, kind: AnswerKind, of_file: ThinkTags | 
 # --- verdicts ------------------------------------------------------------------------------------------------
 
 
-def _counted_draws(answers: Answers) -> Counts:
-    """As how many draws each file's answers count, and as which share of them."""
-    told_apart = any(
-        table.groupby("problem_id")[name].nunique().max() > 1
-        for table in answers.values()
-        for name in ("text", "correct")
-    )
-    return {name: counted_draws(table, told_apart=told_apart) for name, table in answers.items()}
-
-
 def _score_arrays(answers: Answers, baseline: str) -> tuple[dict[str, Floats], Groups]:
     """Each file's grades of the baseline's problems, [problems, draws], and each problem's group."""
     tables = {name: table.pivot(index=PAIR[0], columns=PAIR[1], values="correct") for name, table in answers.items()}
     problems = tables[baseline].index
-    draws = sorted({draw for table in tables.values() for draw in table})
+    draws = sorted({draw for table in tables.values() for draw in table.columns.tolist()})
     scores = {name: table.reindex(index=problems, columns=draws).to_numpy(float) for name, table in tables.items()}
     if "group" not in answers[baseline]:
         return scores, None
-    groups = answers[baseline].groupby("problem_id")["group"]
+    groups: Any = answers[baseline].groupby("problem_id")["group"]
     if groups.nunique().max() > 1:
         raise UserError(
             f"problem {groups.nunique().idxmax()!r:.60} has several values of --group: name another column."
@@ -305,25 +279,20 @@ def _score_arrays(answers: Answers, baseline: str) -> tuple[dict[str, Floats], G
     return scores, pd.factorize(groups.first()[problems])[0]
 
 
-def _verdicts(
-    answers: Answers,
-    baseline: str,
-    control: str | None,
-    counts: Counts,
-    *,
-    margin: float,
-    sizes: Mapping[str, float],
-) -> dict[str, _Verdict]:
-    """Each setting's verdict.
+def judged(
+    answers: Answers, baseline: str, control: str | None, *, margin: float, sizes: Mapping[str, float] | None = None
+) -> dict[str, Verdict]:
+    """The verdict on each setting beside the baseline.
 
     The correction for the number of settings, and the search for one to take, are those of a sweep (docs/report.md),
-    without the control.
+    without the control. `sizes` are the bytes, by setting.
     """
+    counts = counted_shares(answers)
     scores, groups = _score_arrays(answers, baseline)
     full = scores.pop(baseline)
     tests = dict[str, PairedTest]()
     for name, cell in scores.items():
-        share = min(counts[name][1], counts[baseline][1])
+        share = min(counts[name], counts[baseline])
         test = noninferiority.paired_test(cell, full, "these", share, groups)
         if not test.pairs.size:
             _refuse_no_pair(answers, baseline, name)
@@ -338,20 +307,25 @@ def _verdicts(
     if control:
         decisions |= noninferiority.decide_tests({control: tests[control]}, losable, margin=margin)
         cells = {name: scores[name] for name in tried}
-        beyond = noninferiority.beyond_control(cells, full, scores[control], like=tests)
+        beyond = noninferiority.beyond_test(tests, cells, full, scores[control])
     # A sequence from the largest cache down needs all sizes; without them Holm's procedure decides alone.
-    chains = [sorted(tried, key=lambda name: -sizes[name])] if tried.keys() <= sizes.keys() else []
+    chains = [sorted(tried, key=lambda name: -sizes[name])] if sizes and tried.keys() <= sizes.keys() else []
     taken = noninferiority.hold_in_search({name: decisions[name].p_holds for name in tried}, chains) | {control}
-    verdicts = dict[str, _Verdict]()
+    verdicts = dict[str, Verdict]()
     for name, test in tests.items():
         decision, cell = decisions[name], scores[name]
+        unclear = losable and decision.label == "unclear"
         graded = np.where(np.isfinite(cell), full, np.nan)
-        verdicts[name] = _Verdict(
+        like_these = replace(test, population="like_these")
+        equal = replace(test, pairs=np.zeros_like(test.pairs))
+        verdicts[name] = Verdict(
             label=_label(decision, is_taken=name in taken),
             decision=decision,
             test=test,
             accuracy=noninferiority.paired_test(graded, np.zeros_like(full), groups=groups).difference,
-            to_decide=_to_decide(cell, full, margin, test) if losable and decision.label == "unclear" else "",
+            elsewhere=(like_these.bound(noninferiority.LEVEL, side=-1), like_these.bound(noninferiority.LEVEL, side=1)),
+            shows_nothing=unclear and equal.bound(noninferiority.LEVEL, side=-1) <= -margin,
+            to_decide=_to_decide(cell, full, margin, test) if unclear else "",
             texts=_texts_that_differ(answers[baseline], answers[name]),
             unused=int(np.isfinite(cell - full).sum() - np.isfinite(test.pairs).sum()),
             beyond_control=name in beyond,
@@ -384,7 +358,7 @@ def _refuse_no_pair(answers: Answers, baseline: str, name: str) -> None:
 # --- words ---------------------------------------------------------------------------------------------------
 
 
-def _sentence(name: str, verdict: _Verdict, margin: float, control: str | None) -> str:
+def _sentence(name: str, verdict: Verdict, control: str | None) -> str:
     """A verdict that can be pasted: label, both accuracies, difference, what it rests on, what would decide."""
     decision, test = verdict.decision, verdict.test
     before = notation.percent(verdict.accuracy)
@@ -396,11 +370,8 @@ def _sentence(name: str, verdict: _Verdict, margin: float, control: str | None) 
         size = f"{len({*test.groups})} groups of {size}"
     parts = [f"{visible(name)}: {verdict.label}. {before}% -> {after}%, {points} ({interval}) on {size}"]
     if test.population == "these":
-        new = replace(test, population="like_these")
-        low, high = (new.bound(noninferiority.LEVEL, side=side) for side in (-1, 1))
-        parts.append(f"on new problems {notation.interval(low, high, signed=True)}")
-    equal = replace(test, pairs=np.zeros_like(test.pairs))
-    if verdict.to_decide and equal.bound(noninferiority.LEVEL, side=-1) <= -margin:
+        parts.append(f"on new problems {notation.interval(*verdict.elsewhere, signed=True)}")
+    if verdict.shows_nothing:
         parts.append("this can show nothing")
     if verdict.to_decide:
         parts.append(f"{verdict.to_decide} would decide")
@@ -409,7 +380,7 @@ def _sentence(name: str, verdict: _Verdict, margin: float, control: str | None) 
     return "; ".join(parts)
 
 
-def _beside_control(verdict: _Verdict, *, is_control: bool) -> str:
+def _beside_control(verdict: Verdict, *, is_control: bool) -> str:
     differ, both = verdict.texts
     texts = f"{differ:,} of {both:,} texts differ" if both else "the control"
     if is_control:
@@ -420,7 +391,7 @@ def _beside_control(verdict: _Verdict, *, is_control: bool) -> str:
     return f"{few}, but more are lost than won" if verdict.label == "worse" else few
 
 
-def _table(verdicts: Mapping[str, _Verdict], sizes: Mapping[str, float]) -> pd.DataFrame:
+def _table(verdicts: Mapping[str, Verdict], sizes: Mapping[str, float]) -> pd.DataFrame:
     # A setting that lacks answers beats none.
     whole = [name for name in verdicts if name in sizes and np.isfinite(verdicts[name].test.pairs).all()]
     sized = [(name, sizes[name], verdicts[name].decision.difference) for name in whole]
@@ -462,11 +433,11 @@ def _notes_on_files(
             yield f"{name} is the file of {baseline}, read twice."
 
 
-def _notes(answers: Answers, baseline: str, counts: Counts) -> Iterator[str]:
+def _notes(answers: Answers, baseline: str) -> Iterator[str]:
     """What a reader has to know of the files."""
     for name, table in answers.items():
         of_all = f"of {len(table):,}"
-        signs = table["sign"].where(table["sign"].notna() | table["correct"].notna(), "no grade").value_counts()
+        signs: Any = table["sign"].where(table["sign"].notna() | table["correct"].notna(), "no grade").value_counts()
         if len(signs):
             by_sign = ", ".join(f"{count:,} by {visible(sign):.60}" for sign, count in signs.items())
             unknown = f"{counted(signs.sum(), 'answer')} {of_all} are missing and not wrong"
@@ -478,11 +449,6 @@ def _notes(answers: Answers, baseline: str, counts: Counts) -> Iterator[str]:
             elif reason != "stop":
                 ended = f"{counted(count, 'answer')} {of_all} ended by {reason!r}, which is no known end or limit"
                 yield f"{name}: {ended}: the text alone says if it was cut off."
-        draws, share = counts[name]
-        if share < 1:
-            way = "--ignore the text if it is the answer alone, or name it by --column text=NAME"
-            these = f"{notation.decimal(draws / share)} draws of a problem count as {notation.decimal(draws)}"
-            yield f"{name}: {these}: the same text, or no text that tells draws from copies, adds nothing ({way})."
         if "theirs" in table:
             yield from _disagreements(name, table)
         for has, lacks in ((name, baseline), (baseline, name)):
@@ -497,14 +463,13 @@ def _notes(answers: Answers, baseline: str, counts: Counts) -> Iterator[str]:
 
 def _disagreements(name: str, table: pd.DataFrame) -> Iterator[str]:
     both = table.dropna(subset=["theirs", "correct"])
-    differ = both[both["theirs"] != both["correct"]]
+    differ: Any = both[both["theirs"] != both["correct"]]
     words = [
         f"{visible(row.problem_id)} draw {row.draw} (ours {'right' if row.correct else 'wrong'})"
         for row in differ.head(_NAMED).itertuples()
     ]
     if len(both):
-        shown = f": {'; '.join(words)}" if words else ""
-        yield f"{name}: {len(differ)} of {len(both):,} grades differ from the file's own{shown}."
+        yield f"{name}: {len(differ)} of {len(both):,} grades differ from the file's own: {'; '.join(words) or 'none'}."
 
 
 def _texts_that_differ(first: pd.DataFrame, second: pd.DataFrame) -> tuple[int, int]:
@@ -513,10 +478,15 @@ def _texts_that_differ(first: pd.DataFrame, second: pd.DataFrame) -> tuple[int, 
     return int((both["text_x"] != both["text_y"]).sum()), len(both)
 
 
-def _notes_on_pairs(name: str, verdict: _Verdict, baseline: str) -> Iterator[str]:
+def _notes_on_pairs(name: str, verdict: Verdict, baseline: str) -> Iterator[str]:
     """What a reader has to know of a setting's pairs with the baseline."""
     pairs = verdict.test.pairs
     missing = int(np.isnan(pairs).sum())
+    if verdict.test.share < 1:
+        draws = pairs.shape[1]
+        way = "--ignore the text if it is the answer alone, or name it by --column text=NAME"
+        these = f"{counted(draws, 'draw')} of a problem count as {notation.decimal(verdict.test.share * draws)}"
+        yield f"{name}: {these}: the same text, or no text that tells draws from copies, adds nothing ({way})."
     if verdict.unused:
         yield f"{name}: {counted(verdict.unused, 'pair')} are unused, of draws that few problems have."
     if missing:
@@ -531,11 +501,10 @@ def _notes_on_pairs(name: str, verdict: _Verdict, baseline: str) -> Iterator[str
         yield f"{name}: {grades}: check that the column is the answer's grade and not the question's."
 
 
-def _in_words(verdicts: Mapping[str, _Verdict], baseline: str, margin: float) -> str:
+def _in_words(verdicts: Mapping[str, Verdict], baseline: str, margin: float) -> str:
     """What the labels and numbers speak of, and what to do next."""
     points = counted(notation.number(margin), "point")
     labels = {verdict.label for verdict in verdicts.values()}
-    greedy = any(verdict.test.population == "like_these" for verdict in verdicts.values())
     lines = [
         f"Safe: very likely loses less than {points} of accuracy against {visible(baseline)}. A setting that truly "
         f"loses {points} is called safe at most once in 40.",
@@ -543,8 +512,10 @@ def _in_words(verdicts: Mapping[str, _Verdict], baseline: str, margin: float) ->
         f"Lost are the answers that are wrong where {visible(baseline)} is right in the same draw, won the other way "
         "around.",
     ]
-    if greedy:
-        lines.append("With one draw the label is about problems like these, as greedy answers have no new draws.")
+    if any(verdict.test.population == "like_these" for verdict in verdicts.values()):
+        lines.append(
+            "A verdict on one draw, on copies or on groups is about problems like these: new draws say nothing."
+        )
     if labels & {"safe", "worse", "small loss", _BETTER}:
         lines.append("Problems are taken as independent: variants of one question need --group COLUMN.")
     return "\n".join(lines)

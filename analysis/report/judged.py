@@ -33,7 +33,7 @@ def judged_page(
         score = {"graded": len(graded), "pass_at_1": float(graded.mean()) if len(graded) else None}
         cells.append({"cell_id": ids[name], "name": name, "said": sentences.get(name), **score})
         draws = own[own["text"].notna() & own.index.isin(shown)]
-        block = {"base": None if name == full else ids[full], "left_out": len(own) - len(draws)}
+        block: dict[str, Any] = {"base": None if name == full else ids[full], "left_out": len(own) - len(draws)}
         first = draws.drop_duplicates("problem_id").itertuples()
         block["problems"] = {row.problem_id: {"gold": _text(row.gold), "question": _text(row.prompt)} for row in first}
         block["draws"] = [_draw(row, texts.get(row.Index)) for row in draws.itertuples()]

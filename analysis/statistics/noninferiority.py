@@ -197,26 +197,24 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
 
 
 def beyond_control(
-    cells: Mapping[Id, Floats],
-    full: Floats,
-    control: Floats,
-    *,
-    population: Population = "these",
-    like: Mapping[Id, "PairedTest"] | None = None,
+    cells: Mapping[Id, Floats], full: Floats, control: Floats, *, population: Population = "these"
 ) -> set[Id]:
     """Return the cells in which surely more answers are lost or won than where the full cache is asked again.
 
-    Where a cell changes nothing, it and the control are alike; Holm bounds the chance of any error by `LEVEL`. `like`
-    has tests of the same shares and groups, and of populations in place of `population`.
+    Where a cell changes nothing, it and the control are alike; Holm bounds the chance of any error by `LEVEL`.
     """
+    tests = {name: paired_test(scores, full, population) for name, scores in cells.items()}
+    return beyond_test(tests, cells, full, control)
+
+
+def beyond_test(like: Mapping[Id, "PairedTest"], cells: Mapping[Id, Floats], full: Floats, control: Floats) -> set[Id]:
+    """Return the cells of `beyond_control`, with the populations, shares and groups of the tests `like`."""
     # 1 where an answer agrees with the full cache's, 0 where one of the two is right: fewer agreements are a loss.
     control_agreements = 1 - np.abs(differences(control, full))
     tests = {}
     for name, scores in cells.items():
         agreements = 1 - np.abs(differences(scores, full))
-        tests[name] = paired_test(agreements, control_agreements, population)
-        if like is not None:
-            tests[name] = replace(like[name], pairs=tests[name].pairs)
+        tests[name] = replace(like[name], pairs=paired(agreements, control_agreements))
     decisions = decide_tests(tests, losable=True)
     return {name for name, decision in decisions.items() if decision.high < 0}
 
