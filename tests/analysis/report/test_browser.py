@@ -212,7 +212,7 @@ def test_the_page_of_judge_opens_with_a_lost_answer(tmp_path, browser):
         };
         look();"""
     )
-    assert "-25.0 points against full" in opened[0]
+    assert "100.0% -> 75.0%, -25.0 points" in opened[0]
     assert "right with full, wrong here (2)" in opened[0]
     assert "p3, draw 0" in opened[0]
     assert opened[1] == 2  # the list shows what was lost
