@@ -324,12 +324,6 @@ def _first(rows: pd.DataFrame, names: Sequence[str]) -> Column:
     return column.where(column.notna(), None)
 
 
-def _same(first: Column, second: Column, read: Callable[[Any], Any] = str) -> bool:
-    """Whether two columns say the same wherever both say something."""
-    both = first.notna() & second.notna()
-    return bool((each(first[both], read) == each(second[both], read)).all())
-
-
 def _meaning(
     meaning: str,
     rows: pd.DataFrame,
@@ -343,9 +337,10 @@ def _meaning(
     names = [name for name in _NAMES[meaning] if name in rows and rows[name].notna().any()]
     fitting = [name for name in names if fits(rows[name])]
     for name in fitting[1:]:
-        if not _same(rows[fitting[0]], rows[name], read):
-            both = f"{fitting[0]} and {name}, which differ, and each may be the {meaning}"
-            raise _Refusal(f"has {both}: name it by --column {meaning}=NAME")
+        both = rows[[fitting[0], name]].dropna()
+        if not each(both[fitting[0]], read).equals(each(both[name], read)):
+            names = f"{fitting[0]} and {name}, which differ, and each may be the {meaning}"
+            raise _Refusal(f"has {names}: name it by --column {meaning}=NAME")
     return _first(rows, fitting)
 
 

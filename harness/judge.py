@@ -349,8 +349,7 @@ def _to_decide(cell: Floats, full: Floats, margin: float, test: PairedTest) -> s
 def _refuse_no_pair(answers: Answers, baseline: str, name: str) -> None:
     for one in (baseline, name):
         if answers[one]["correct"].isna().all():
-            signs = ", ".join(map(visible, answers[one]["sign"].dropna().unique()))
-            mend = f"--ignore what is no failure ({signs})" if signs else "write 1 or 0, or give --grades ours"
+            mend = "write 1 or 0, give --grades ours, or --ignore a column that says no failure"
             raise UserError(f"{visible(one)} has no grade in any row: {mend}.")
     raise UserError(f"{baseline} and {name} share no graded pair of problem and draw: check ids and draws.")
 
@@ -363,12 +362,11 @@ def _sentence(name: str, verdict: Verdict, control: str | None) -> str:
     decision, test = verdict.decision, verdict.test
     before = notation.percent(verdict.accuracy)
     after = notation.percent(verdict.accuracy + decision.difference)
-    points = f"{notation.percent(decision.difference, signed=True)} points"
-    interval = notation.interval(decision.low, decision.high, signed=True)
+    points, interval = _points(decision)
     size = f"{counted(test.pairs.shape[0], 'problem')} x {counted(test.pairs.shape[1], 'draw')}"
     if test.groups is not None:
         size = f"{len({*test.groups})} groups of {size}"
-    parts = [f"{visible(name)}: {verdict.label}. {before}% -> {after}%, {points} ({interval}) on {size}"]
+    parts = [f"{visible(name)}: {verdict.label}. {before}% -> {after}%, {points} points ({interval}) on {size}"]
     if test.population == "these":
         parts.append(f"on new problems {notation.interval(*verdict.elsewhere, signed=True)}")
     if verdict.shows_nothing:
@@ -378,6 +376,11 @@ def _sentence(name: str, verdict: Verdict, control: str | None) -> str:
     if control is not None:
         parts.append(_beside_control(verdict, is_control=name == control))
     return "; ".join(parts)
+
+
+def _points(decision: Decision) -> tuple[str, str]:
+    interval = notation.interval(decision.low, decision.high, signed=True)
+    return notation.percent(decision.difference, signed=True), interval
 
 
 def _beside_control(verdict: Verdict, *, is_control: bool) -> str:
@@ -398,13 +401,12 @@ def _table(verdicts: Mapping[str, Verdict], sizes: Mapping[str, float]) -> pd.Da
     best = pareto_front(pd.DataFrame(sized, columns=["name", "bytes", "pass_at_1"]), "bytes")["name"].tolist()
     rows = []
     for name, verdict in verdicts.items():
-        decision = verdict.decision
-        difference = notation.percent(decision.difference, signed=True)
+        points, interval = _points(verdict.decision)
         row = {
             "setting": visible(name),
             "verdict": verdict.label,
-            "accuracy": f"{notation.percent(verdict.accuracy + decision.difference)}%",
-            "difference": f"{difference} ({notation.interval(decision.low, decision.high, signed=True)})",
+            "accuracy": f"{notation.percent(verdict.accuracy + verdict.decision.difference)}%",
+            "difference": f"{points} ({interval})",
             "lost/won": f"{(verdict.test.pairs < 0).sum():,}/{(verdict.test.pairs > 0).sum():,}",
             "to decide": verdict.to_decide,
         }
