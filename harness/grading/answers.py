@@ -1,7 +1,6 @@
 """Reading an answer: from a completion's text to a verdict, by the kind of answer that a problem asks for."""
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -9,7 +8,7 @@ import msgspec
 
 from kvsweep.harness.grading.expressions import compare
 from kvsweep.harness.grading.languages import number_of_words
-from kvsweep.harness.grading.spelling import TEXT_COMMAND, readable
+from kvsweep.harness.grading.spelling import TEXT_COMMAND, number_of_base, readable
 from kvsweep.harness.grading.statements import AnswerKind, Statement, find_statement
 from kvsweep.harness.grading.values import TooMuchWork
 from kvsweep.records import Outcome
@@ -123,14 +122,12 @@ def canonical_gold(gold: str, kind: AnswerKind) -> str | None:
 _INTEGER = re.compile(r"(?:\([A-F]\))?[\s{]*(?:[A-Za-z](?: ?\+ ?[A-Za-z])* ?=)?\s*(-? ?[0-9]+)(?:\.0*)?\s*\}*")
 
 
-_BASED = re.compile(r"([0-9A-Z]{2,})\s*_\s*\{?\s*(\d{1,2})\s*\}?")
-
 # What says only that an integer is one: pattern, replacement and an example.
 INTEGER_FORMS: tuple[tuple[str, str, str], ...] = (
     (r"\\text\s*\{\s*,\s*\}", ",", r"2\text{,}024 -> 2,024"),
     (r"_\{?10\}?\s*\$?$", "", "33_{10} -> 33"),
     (r"^[^=]*\\equiv\s*(.*\\pmod)", r"\1", r"N \equiv 33 \pmod{100} -> 33 \pmod{100}"),
-    (r"\s*(?:\\pmod\s*\{?|(?:\\text\s*\{\s*)?\(\s*\\?(?:b?mod|text\s*\{\s*mod\s*\})|\\b?mod)[^A-Za-z]*$", "",
+    (r"\s*(?:\\pmod\s*\{?|(?:\\text\s*\{\s*)?\(\s*\\?(?:b?mod|text\s*\{\s*mod\s*\})|\\mod)[^A-Za-z]*$", "",
      r"33 \pmod{100} -> 33"),
 )  # fmt: skip
 
@@ -147,8 +144,7 @@ def parse_integer(text: str) -> str | None:
     if (named := number_of_words(TEXT_COMMAND.sub(r"\1", text).strip(" ."))) is not None:
         return str(named)
     text = readable(text)[0]
-    if (based := _BASED.fullmatch(text)) and 2 <= int(based[2]) <= 36:
-        with suppress(ValueError):  # a digit that the base lacks
-            return str(int(based[1], int(based[2])))
+    if (number := number_of_base(text)) is not None:
+        return str(number)
     match = _INTEGER.fullmatch(text)
     return str(int(match[1].replace(" ", ""))) if match else None

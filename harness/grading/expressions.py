@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from itertools import permutations
 from typing import Any
 
-from kvsweep.harness.grading.spelling import readable, split
+from kvsweep.harness.grading.spelling import number_of_base, readable, split
 from kvsweep.harness.grading.units import DEGREE
 from kvsweep.harness.grading.values import NoValue, TooMuchWork, Values
 
@@ -23,6 +23,8 @@ _RELATIONS = ("=", "<", r"\leq", r"\neq", r"\in", *_TURNED)
 
 def compare(answer: str, gold: str) -> tuple[bool, str, str, str]:
     """Equal or not, the rule that decided, and both sides as they were compared."""
+    if answer.count("=") > 1 and "%" not in gold:  # P = 3/8 = 37.5%
+        answer = re.sub(r"(\d+(?:\.\d+)?)\s*\\?%", r"\\frac{\1}{100}", answer)
     (left, unit), (right, wanted) = readable(answer), readable(gold)
     # Degrees beside a plain number may be its unit; a multiple of pi without a unit is in radians.
     if unit != wanted and ((unit and wanted) or (DEGREE in (unit, wanted) and r"\pi" in left + right)):
@@ -189,6 +191,8 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
     if wanted or (words and len(answer) > 3):
         same = words and wanted and _squeezed(words[1]).lower() == _squeezed(wanted[1]).lower()
         return bool(same), "words are compared letter by letter"
+    if (number := number_of_base(answer)) is not None and gold.isdecimal():
+        return number == int(gold), "the value of a number with a base"
     if _AS_WRITTEN.search(f"{answer};{gold}"):
         return False, "bases, primes, angles, dots, ratios, !! and numbers side by side must be written the same"
     # A decimal beside none may be rounded to six places, as the library has it.
@@ -233,6 +237,7 @@ def _parsed(texts: list[str]) -> tuple[Any, Any, Values]:
     """Two texts as the library reads them: `x` and `X` are one name unless both occur, and decimals are fractions."""
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+    from sympy import Mod
 
     is_complex = any(re.search(r"(?<![A-Za-z\\])i(?![A-Za-z])", text) for text in texts)
     letters = [set(re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))) for text in texts]
@@ -240,11 +245,19 @@ def _parsed(texts: list[str]) -> tuple[Any, Any, Values]:
     letters.append(set(re.findall(r"(?:(?<=_)|(?<=_\{)|\\)[A-Za-z]+", " ".join(texts))))
     one_case = all(len({letter.lower() for letter in found}) == len(found) for found in letters)
     spelling = NormalizationConfig(malformed_operators=True, boxed="none")
-    forms = []
-    for text in texts:
+    names = ConversionConfig(lowercase_symbols=one_case)
+
+    def form(text: str) -> Any:
         text = re.sub(r"(?<![A-Za-z\\])[eE]_", r"\\varepsilon_", text)  # to the library E_1 is a mistake
         text = re.sub(r"(?<=[\d)])\s*\((?=[^,]*\))", r" \\cdot (", text)  # and 3(2) a sum
         text = re.sub(r"(?<![\d.])(\d+)\.(\d+)", lambda m: rf"(\frac{{{m[1]}{m[2]}}}{{1{'0' * len(m[2])}}})", text)
-        names = ConversionConfig(lowercase_symbols=one_case)
-        forms.append(latex2sympy(text, is_real=not is_complex, normalization_config=spelling, conversion_config=names))
+        text = re.sub(r"(?<![A-Za-z\\])(diag|gcd|lcm|ar(?:sin|cos|tan)h)\s*(?=\()", r"\\operatorname{\1}", text)
+        return latex2sympy(text, is_real=not is_complex, normalization_config=spelling, conversion_config=names)
+
+    forms = []
+    for text in texts:
+        first, *moduli = [form(part) for part in text.split(r"\bmod")]
+        for modulus in moduli:
+            first = Mod(first, modulus, evaluate=False)
+        forms.append(first)
     return forms[0], forms[1], Values(has_i=is_complex)

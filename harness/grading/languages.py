@@ -22,30 +22,39 @@ class Language(NamedTuple):
 
 
 LANGUAGES = {
-    "German": Language("antwort", "richtige?|korrekte?|endgültige", "falsche?|nicht|keine?", "ist|lautet|wäre|heißt",
+    "German": Language("antwort|ergebnis|lösung", "richtige?|korrekte?|endgültige", "falsche?|nicht|keine?",
+                       "ist|lautet|wäre|heißt",
                        "die|der|das", "option|möglichkeit|alternative|buchstabe", "wähle"),
-    "Dutch": Language("antwoord", "juiste|correcte", "foute|onjuiste|verkeerde|niet", "luidt|is", "de|het", "optie",
+    "Dutch": Language("antwoord|resultaat", "juiste|correcte", "foute|onjuiste|verkeerde|niet", "luidt|is",
+                      "de|het", "optie",
                       "kies"),
-    "Scandinavian": Language("svar(?:et)?", "rätta|korrekta|riktige|rigtige", "felaktiga|gale|forkerte|inte|ikke",
+    "Scandinavian": Language("svar(?:et)?|resultat(?:et)?", "rätta|korrekta|riktige|rigtige",
+                             "felaktiga|gale|forkerte|inte|ikke",
                              "är|er",
                              "det|den", "alternativ(?:et)?", "väljer|velger|vælger"),
-    "French": Language("réponse", "bonne|correcte|finale|exacte|juste", "mauvaise|fausse|incorrecte|pas", "est|serait",
+    "French": Language("réponse|résultat", "bonne|correcte?|finale?|exacte|juste", "mauvaise|fausse|incorrecte|pas",
+                       "est|serait",
                        "la|le", "l['’]option|option|choix|proposition|lettre", "choisis"),
-    "Spanish": Language("respuesta", "correcta|final|acertada", r"incorrecta|equivocada|errónea|falsa|no\s*$",
+    "Spanish": Language("respuesta|resultado|solución", "correct[ao]|final|acertada",
+                        r"incorrecta|equivocada|errónea|falsa|no\s*$",
                         "es|sería", "la|el", "opción|alternativa|letra", "elijo|escojo"),
-    "Portuguese": Language("resposta", "correta|correcta|certa|final", "errada|incorreta|não", "é|será|seria", "a|o",
+    "Portuguese": Language("resposta|resultado", "corret[ao]|correcta|certa|final", "errada|incorreta|não",
+                           "é|será|seria", "a|o",
                            "opção|alternativa|letra", "escolho"),
-    "Italian": Language("risposta", "corretta|esatta|giusta|finale", r"sbagliata|errata|non\s*$", "è|sarebbe", "la|il",
+    "Italian": Language("risposta|risultato", "corretta|esatta|giusta|finale", r"sbagliata|errata|non\s*$",
+                        "è|sarebbe", "la|il",
                         "opzione|alternativa|lettera", "scelgo"),
     "Romanian": Language("răspuns(?:ul)?", "corect|final", "greșit|nu", "este", "", "varianta|opțiunea", "aleg"),
-    "Polish": Language("odpowied(?:ź|zią)", "prawidłow[aą]|poprawn[aą]", "błędna|nie", "to|jest|brzmi", "", "opcja",
+    "Polish": Language("odpowied(?:ź|zią)|wynik", "prawidłow[aą]|poprawn[aą]", "błędna|nie", "to|jest|brzmi", "",
+                       "opcja",
                        "wybieram"),
-    "Czech": Language("odpově[ďd]í?", "správná", "špatná|není|ne", "je", "", "možnost", "volím"),
-    "Russian": Language("ответ(?:ом)?", "правильный|верный|окончательный", "неправильный|неверный|не",
+    "Czech": Language("odpově[ďd]í?|výsledek", "správná", "špatná|není|ne", "je", "", "možnost", "volím"),
+    "Russian": Language("ответ(?:ом)?|результат", "правильный|верный|окончательный", "неправильный|неверный|не",
                         "это|является", "",
                         "вариант", "выбираю"),
     "Greek": Language("απάντηση", "σωστή|τελική", "λάθος|δεν", "είναι", "η|το", "επιλογή", "επιλέγω"),
-    "Turkish": Language("cevap|cevabı|yanıt", "doğru|kesin", "yanlış|değil", "şudur", "", "seçenek|şık", "seçiyorum"),
+    "Turkish": Language("cevap|cevabı|yanıt|sonuç", "doğru|kesin", "yanlış|değil", "şudur", "", "seçenek|şık",
+                        "seçiyorum"),
     "Finnish": Language("vastaus", "oikea", "väärä|ei", "on", "", "vaihtoehto", "valitsen"),
     "Hungarian": Language("válasz", "helyes", "helytelen|nem", "az?", "", "lehetőség", "választom"),
     "Vietnamese": Language("đáp án|câu trả lời", "đúng|cuối cùng|chính xác", "sai|không", "là", "",
@@ -58,10 +67,10 @@ LANGUAGES = {
 }  # fmt: skip
 # Languages that write no spaces between these words.
 UNSPACED = {
-    "Chinese": Language("答案", "正确|正確|最终|最終", "错误|錯誤|不是|并非|排除|不[能会可]?(?:应该)?$",
+    "Chinese": Language("答案|结果|結果", "正确|正確|最终|最終", "错误|錯誤|不是|并非|排除|不[能会可]?(?:应该)?$",
                         "应?[该該]?(?:是|为|為|选|選)", "", "选项|選項", "[选選][择擇]?"),
-    "Japanese": Language("答え|正解|解答", "正しい|最終的?な?", "間違った|誤った|ではな", "は", "", "選択肢", ""),
-    "Korean": Language("정답|답", "올바른|최종", "틀린|잘못된|아니", "은|는", "", "선택지|보기", ""),
+    "Japanese": Language("答え|正解|解答|結果", "正しい|最終的?な?", "間違った|誤った|ではな", "は", "", "選択肢", ""),
+    "Korean": Language("정답|답|결과", "올바른|최종", "틀린|잘못된|아니", "은|는", "", "선택지|보기", ""),
 }  # fmt: skip
 # The same languages, English first, by the names that CLDR has for them.
 LOCALES = (
@@ -90,7 +99,7 @@ def declarations() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
         the = rf"(?:\s+(?-i:{one.the})(?=\s))?" if one.the else ""
         for kind, noun in (("", one.answer), ("letter", one.option)):
             subject = rf"{begin}(?:{noun})(?:{gap}(?:{one.right}))*"
-            verb = rf"(?:{gap}(?:{one.be}){end}(?:\s*:)?|\s*:)"
+            verb = rf"(?:{gap}(?:{one.be}){end}(?:\s*:)?|\s*:|\s+[–—](?=\s))"
             yield kind, rf"{subject}{verb}{the}(?:\s*(?:{one.option}))?[\s*_]*+", wrong, _stems(noun)
         if one.choose:
             yield "letter", rf"{begin}(?:{one.choose}){end}[\s*_:]*+", wrong, _stems(one.choose)

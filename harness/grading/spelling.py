@@ -2,6 +2,7 @@ r"""One spelling of answers written as LaTeX: the second of the three stages in 
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
 from kvsweep.harness.grading.languages import in_latex, number_of_words, plain_characters
 from kvsweep.harness.grading.units import read_words
@@ -57,6 +58,7 @@ _SINE = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|ln|log)"
 _INEQUALITIES = re.compile(r"[^,;]*(?:[<>]|\\[lg]eq)[^,;]*")  # a list of them says "and" or "or" with its commas
 _GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}"
 _ANGLE = r"\s*(-?\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))\s*"
+_MINUTES = r"(?:'|\^\s*\{?\\prime\s*\}?)"
 # Style around a value: pattern, replacement and an example; used until none is left.
 STYLES: tuple[tuple[str, str, str], ...] = (
     (rf"\\(?:boldsymbol|bm|pmb|underline|uline|emph)\s*{_GROUP}", r"\1", r"\bm{x+1} -> x+1"),
@@ -64,6 +66,9 @@ STYLES: tuple[tuple[str, str, str], ...] = (
     (rf"\\(?:textcolor|colorbox)\s*\{{[^{{}}]*\}}\s*{_GROUP}", r"\1", r"\textcolor{red}{29} -> 29"),
     (r"\\(?:color|hspace\*?|vspace\*?)\s*\{[^{}]*\}\s*", "", r"\color{blue} 29 -> 29"),
     (r"^\s*\*\*([^*]+)\*\*\s*$", r"\1", "**42** -> 42"),
+    (rf"\\(?:under|over)brace\s*{_GROUP}(?:\s*[_^]\s*{_GROUP})?", r"\1", r"\underbrace{29}_{\text{sum}} -> 29"),
+    (r"(?<=\S)(?:\s|\\[,; ]|\\quad)*(?:\\(?:blacksquare|checkmark|qed|Box)(?![A-Za-z])|[✓✔✅∎])[\s.$]*$", "",
+     r"29\ \checkmark -> 29"),
     (r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|sf|tt|it|bfseries|(?:display|text|(?:script){1,2})style)"
      r"(?![A-Za-z])\s*", "", r"{\bf 29} -> {29}"),
 )  # fmt: skip
@@ -94,7 +99,8 @@ SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
      r"\$5\text{M} -> 5\text{million dollars}"),
     (r"^\$?\\\$\s*([\d.,]+)\s*\\?(?:\s|text\{)\s*([a-z]{3,})\}?\$?$", r"\1\\text{\2 dollars}",
      r"\$5\text{ million} -> 5\text{million dollars}"),
-    (r"^(?:\\(?:text|mathrm)\{)?\s*([A-Z]{3}|Rs)\b[.\s}~]*(?=[\d.])(.*)$", r"\2\\text{ \1}",
+    (r"^(?:\\(?:text|mathrm)\{)?\s*([A-Z]{3}|Rs)\b[.\s}~]*(?=[\d.])(.*)$",
+     lambda match: rf"{match[2]}\text{{ {match[1].replace('Rs', 'rupees')}}}",
      r"\text{USD } 18.90 -> 18.90\text{ USD}"),
     (rf"(?<![\d.])(\d+)\s*(?:-|\\text\s*\{{\s*|\s)({'|'.join(_FRACTIONS)})s?\}}?$",
      lambda match: rf"\frac{{{match[1]}}}{{{3 + _FRACTIONS.index(match[2])}}}",
@@ -121,9 +127,9 @@ SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
     (r"\{([:,])\}", r"\1", "1{:}2 -> 1:2"),
     (r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", lambda match: match[0].replace(",", ""),
      "1,625,000 -> 1625000"),
-    (r"(?<![\w.'])(\d{1,3})((?:'\d{3})+)(?![\d'])", lambda match: match[0].replace("'", ""),
-     "1'625 -> 1625"),
-    (rf"(?<=\d)\s*_\s*\{{\s*{_TEXT}\{{\s*([a-z]+)\s*\}}\s*\}}",
+    (r"(?<![\w.'])\d{1,3}(?:(?:'\d{3})+|(?:\.\d{3}){2,}|(?:\\_\d{3})+)(?![\d'.])",
+     lambda match: re.sub(r"\D", "", match[0]), "1'625 + 1.000.000 + 1\\_000 -> 1625 + 1000000 + 1000"),
+    (rf"(?<=[\dA-F)])\s*_\s*\{{\s*{_TEXT}\{{\s*([a-z]+)\s*\}}\s*\}}",
      lambda match: match[0] if (base := number_of_words(match[1])) is None else f"_{{{base}}}",
      r"33_{\text{five}} -> 33_{5}"),
     (r"(?<!\\)\\[,;: ]", " ", r"(1,\;2) -> (1, 2)"),
@@ -132,6 +138,9 @@ SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
     (rf"(\\(?:sin|cos|tan|cot|sec|csc|cis)(?:\s*\^\s*(?:\{{-?\d+\}}|\d))?)"
      rf"(?:\s*\({_ANGLE}\)|\s*\{{{_ANGLE}\}}|{_ANGLE})", _degrees, r"\sin 40^\circ -> \sin(\frac{40\pi}{180})"),
     (r"\\cis\s*\(([^()]*)\)", r"(\\cos(\1)+i \\sin(\1))", r"\cis(x) -> (\cos(x)+i \sin(x))"),
+    (rf"(\d+)\s*\^\s*\{{?\\circ\s*\}}?\s*(\d+)\s*{_MINUTES}(?:\s*(\d+)\s*(?:{_MINUTES}{{2}}|\"))?",
+     lambda match: rf"\frac{{{3600 * int(match[1]) + 60 * int(match[2]) + int(match[3] or 0)}}}{{3600}}^\circ",
+     r"30^\circ 15' -> \frac{108900}{3600}^\circ"),
     (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})(?:\s*([CF])(?![A-Za-z]))?", r"\\text{degrees \1}",
      r"25^{\circ}C -> 25\text{degrees C}"),
     (rf"\\frac\s*\{{\s*({_UNIT})\s*\}}\s*\{{\s*({_UNIT})\s*\}}", r"\1/\2",
@@ -148,7 +157,14 @@ SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
     (r"(\d+)\.(\d*)\\(?:overline|bar)\s*\{?(\d++)\}?+(?!\s*_)", _repeating, r"0.1\overline{6} -> \frac{15}{90}"),
     (r"(?<=\d)\.(?![\d\\])", "", "3./4 -> 3/4"),
     (r"(?<![\d.}])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}", r"1 1/2 -> 1\frac{1}{2}"),
-    (r"\((\d[\dA-F]*)\)\s*_", r"\1_", "(2A5)_{16} -> 2A5_{16}"),
+    (r"\(([\dA-F]+)\)\s*_", r"\1_", "(2A5)_{16} -> 2A5_{16}"),
+    (r"^0[xX]([\dA-Fa-f]+)$", lambda match: f"{match[1].upper()}_{{16}}", "0x1f -> 1F_{16}"),
+    (r"\|([^|<>=\\]+)\|\s*(>|\\geq)\s*([^,;<>=]+)$", r"\1 \2 \3 \\lor -(\1) \2 \3",
+     r"|x| \geq 2 -> x \geq 2 \lor -(x) \geq 2"),
+    (r"\|([^|<>=\\]+)\|\s*(<|\\leq)\s*([^,;<>=]+)$", r"-(\3) \2 \1 \2 \3", "|x| < 2 -> -(2) < x < 2"),
+    (r"(?<![A-Za-z\\])C(?:_\{?(\d+)\}?\s*\^\s*\{?(\d+)\}?|\((\d+), ?(\d+)\))",
+     lambda match: rf"\binom{{{match[1] or match[3]}}}{{{match[2] or match[4]}}}", r"C_{10}^3 -> \binom{10}{3}"),
+    (r"(?:\{\})?[_^]\{?(\d+)\}?\s*C_\{?(\d+)\}?", r"\\binom{\1}{\2}", r"{}_{10}C_3 -> \binom{10}{3}"),
     (r"([^,;]*)\\pm(?!od)([^,;]*?)\.?(?=[,;]|$)", r"\1+\2, \1-\2", r"2 \pm 1 -> 2 + 1, 2 - 1"),
     (r"(^|[=,(\[])\s*(?:\+|\\approx(?![a-z]))", r"\1", r"x =\approx 3 -> x = 3"),
     # The argument of a function ends with the next product sign; the library reads `\sin^{2}(x)` and not `\sin^2(x)`.
@@ -158,7 +174,8 @@ SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
     (rf"({_SINE}\s*[\^_])\s*(\d)\s*(?=\()", r"\1{\2}", r"\sin^2(x) -> \sin^{2}(x)"),
     (r"\\begin\{cases\}(.*?)\\end\{cases\}", lambda match: re.sub(r"\\\\", ",", match[1].replace("&", "")),
      r"\begin{cases}a=4\\b=7\end{cases} -> a=4,b=7"),
-    (r"^\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\\colon|[:|])\s*(.*)\\\}$", r"\1", r"\{x : x>3\} -> x>3"),
+    (r"^\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\\colon|[:|])\s*(.*)\\\}$",
+     lambda match: re.sub(rf"(?<![A-Za-z\\]){match[1]}(?![A-Za-z])", "x", match[2]), r"\{t : t>3\} -> x>3"),
     (r"\\mathbb\{R\}\s*(?:\\(?:small)?setminus|\\backslash|-)\s*\\\{\s*((?:[^{},\\]|\\frac\{\d+\}\{\d+\})+)\\\}",
      _without_point, r"\mathbb{R}\setminus\{5\} -> (-\infty, 5) \cup (5, \infty)"),
     (r"^([\[\](])([^\[\]()]*,[^\[\]()]*)([\[\])])$",
@@ -193,6 +210,17 @@ def _without_unit(item: str) -> tuple[str, str]:
     if words is None:
         return item, ""
     return number + rf" \cdot {words.factor}" * (words.factor > 1), words.unit
+
+
+_BASED = re.compile(r"([0-9A-Z]{2,})\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+
+
+def number_of_base(text: str) -> int | None:
+    """The value of a number with its base, `2A_{16}`; None for anything else."""
+    if (based := _BASED.fullmatch(text)) and 2 <= int(based[2]) <= 36:
+        with suppress(ValueError):  # a digit that the base lacks
+            return int(based[1], int(based[2]))
+    return None
 
 
 def split(text: str, separators: str | tuple[str, ...]) -> tuple[list[str], list[str]]:

@@ -128,6 +128,9 @@ DECLARATIONS: tuple[tuple[str, str, str], ...] = (
     ("letter", r"\bI(?:'d|'ll|\s+would|\s+will|\s+therefore)*+\s+"
      r"(?:choose|pick|select|(?:go|stay|stick)\s+with)\b", "I choose C"),
     ("letter", r"\bit(?:'s|\s+is)\b", "It's C."),
+    ("letter", r"\b(?:leav(?:es|ing)|left\s+with)\s+(?:us\s+with\s+)?(?:only\s+)?(?:(?:the\s+)?(?:option|choice)\s+)?"
+     r"(?=[*(]*[A-D][*)]*\s*(?:[.!]|$))",
+     "This leaves only C."),
     ("letter", rf"(?:^[^\w\n]{{0,6}}|(?<=[.!?;])\s+|[,:]\s+|\b(?:so|thus|therefore|hence|that)\s+|\b{_CHOICE}\s+)[*(]*+"
      rf"(?P<value>(?-i:[A-D]))[*).]*+\s+(?-i:{_BE}){_SURE}\s+(?:the\s+)?"
      r"(?:only\s+)?(?:answer|(?:correct|right|best)(?:\s+(?:answer|option|choice|one))?)(?:\s+here)?"
@@ -267,7 +270,7 @@ _AND = r"\s*(?:[,;/&]|\bor\b|\band\b|,\s*(?:and|or)\b)\s*(?:(?:possibly|perhaps|
 _SEVERAL = re.compile(rf"{_HEAD}[A-D]{_SHUT}{_AND}{_HEAD}[A-D]\b(?!['’]).*", re.DOTALL)
 # What may follow a letter: a mark and the option's text, a reason, or what is set apart.
 _APART = (
-    r"[.:)\]]\s+(?!(?:is|are|was|would|has|can|cannot)\b)|[,;]\s+|\s*(?:[—–]\s+|です)|\s+-\s+|\s+\(|\s{2,}|"
+    r"[.:)\]]\s+(?!(?:is|are|was|would|has|can|cannot)\b)|[,;]\s+|\s*(?:[—–]\s+|です)|\s+-\s+|\s+\((?!no\b|or\b|not\b|actually\b)|\s{2,}|"
     r"\s+(?:because|since|as|for|where|which|due|with|while|so|not|but|and\s+not|rather)\b"
 )
 _LETTER = re.compile(rf"(?i:{_HEAD})([A-D])(?:{_SHUT}[.,:;!\s]*|{_SHUT}(?:{_APART}).*)", re.DOTALL)
@@ -340,7 +343,10 @@ def _fitting(value: str, kind: AnswerKind, *, in_box: bool = False) -> str | Non
     return value if value and (kind == "expression" or worded or re.search(r"\d", value)) else None
 
 
-_NOT_BUT = re.compile(r"\bnot (?!only\b)[^.,;\n]{1,40}? but (?!also\b)(?:rather )?")
+_NOT_BUT = re.compile(
+    r"\bnot (?!only\b)[^.,;\n]{1,40}? but (?!also\b)(?:rather )?|\bnicht (?!nur\b)[^.;\n]{1,40}?, sondern |"
+    r"(?<=は)[^は。、\n]{1,40}?ではなく、?|不是[^。\n]{1,40}?[,，]?而(?=是)"
+)
 # The ranks of places, from statements to mentions.
 RANKS: tuple[Callable[[str, AnswerKind], Statement | None], ...] = (_boxed, _keyed, _declared, _concluded, _mentioned)
 

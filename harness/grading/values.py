@@ -25,7 +25,7 @@ _MOST_WORK = 100_000  # parts of forms at 50 digits, about 2 s
 _TRIES, _FEWEST = 18, 3
 _PRIME = 9973
 # Functions of which a large argument makes no large value.
-_FLAT = {"log", "Abs", "sign", "floor", "ceiling", "Max", "Min", "sin", "cos", "tan", "cot", "atan", "re", "im"}
+_FLAT = {"log", "Abs", "sign", "floor", "ceiling", "Max", "Min", "sin", "cos", "tan", "cot", "atan", "re", "im", "Mod"}
 
 
 class NoValue(Exception):
@@ -227,6 +227,10 @@ class Values:
                 raise TooLarge(name)
             exact: Any = math.factorial if name == "factorial" else math.comb
             return Fraction(exact(*map(int, values)))
+        if name == "Mod":
+            if not all(map(_is_whole, values)):
+                raise _Undefined
+            return values[0] % values[1]
         if name in ("floor", "ceiling") and isinstance(values[0], Fraction):
             return Fraction(math.floor(values[0]) if name == "floor" else math.ceil(values[0]))
         extremes = {"Max": max, "Min": min}

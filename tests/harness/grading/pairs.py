@@ -34,6 +34,8 @@ SOURCES = {
     "negation": "pairs of a stranger",
     "other languages": "opencompass PR 2600, 1688",
     "characters, words and bases": "jundot/omlx PR 3484, MMLU-Pro 7, lm-evaluation-harness PR 3600",
+    "forms that models write": "a hunt for false rejects",
+    "options that are left": "a hunt for false rejects",
     "found on a set that was held back": "938 pairs that others wrote apart from the rules",
 }
 
@@ -602,5 +604,34 @@ PAIRS = (
             ("8", "Is the answer 8?"),
             ("8", "The answer is less than 8."),
         ),
+    ),
+    Pairs(
+        "forms that models write", "expression",
+        (
+            (r"\frac{3}{5}", r"\boxed{p = \frac{3}{5} = 60\%}"), (r"\begin{pmatrix}3&0\\0&4\end{pmatrix}", r"\boxed{\operatorname{diag}(3, 4)}"),
+            (r"(-\infty,-5]\cup[5,\infty)", r"\boxed{|y| \ge 5}"), ("(-5,5)", r"\boxed{|y| < 5}"), ("56", r"\boxed{C_8^3}"),
+            ("56", r"\boxed{{}_{8}C_{3}}"), ("12.75^\\circ", r"\boxed{12^\circ 45'}"), (r"\{x \mid x > 7\}", r"\boxed{\{s : s > 7\}}"),
+            ("1101_2", r"\boxed{(1101)_{\text{two}}}"), ("255", r"\boxed{FF_{16}}"), ("3", r"\boxed{5^{11} \bmod 7}"),
+        ),
+        (
+            (r"\frac{3}{5}", r"\boxed{p = \frac{3}{5} = 61\%}"), (r"\begin{pmatrix}3&0\\0&4\end{pmatrix}", r"\boxed{\operatorname{diag}(4, 3)}"),
+            ("(-5,5)", r"\boxed{|y| \le 5}"), ("12.45^\\circ", r"\boxed{12^\circ 45'}"), ("11", r"\boxed{11_2}"), ("11_2", r"\boxed{11}"),
+        ),
+    ),
+    Pairs(
+        "forms that models write", "integer",
+        (
+            ("2500000", r"\boxed{2.500.000}"), ("2500000", r"\boxed{2\_500\_000}"), ("77", r"\boxed{77\ \blacksquare}"), ("27", r"\boxed{\texttt{0x1B}}"),
+            ("77", r"\boxed{\underbrace{77}_{\text{total}}}"), ("2", r"\boxed{2^{11} \bmod 6}"), ("35", "Das Ergebnis lautet 35."), ("35", "Результат — 35."),
+            ("35", "El resultado es 35."), ("35", "答えは53ではなく、35です。"), ("35", "Das Ergebnis ist nicht 53, sondern 35."),
+        ),
+        (
+            ("2", r"\boxed{2.500.000}"), ("1077", r"\boxed{1077 \bmod 1000}"), ("53", "答えは53ではなく、35です。"), ("53", "Das Ergebnis ist nicht 53, sondern 35."),
+        ),
+    ),
+    Pairs(
+        "options that are left", "letter",
+        (("D", "A, B and C contradict the second law, which leaves D."), ("B", "The others fail. This leaves only (B).")),
+        (("C", "Answer: C (no, D)"), ("A", "Answer: D, which leaves A and B out.")),
     ),
 )  # fmt: skip
