@@ -205,8 +205,10 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
 
 def _same_form(left: Any, right: Any, values: Values, slack: float) -> tuple[bool, str]:
     from math_verify import verify
-    from sympy import Expr, MatrixBase
+    from sympy import Expr, MatrixBase, MatrixExpr
 
+    left = left.as_explicit() if isinstance(left, MatrixExpr) else left
+    right = right.as_explicit() if isinstance(right, MatrixExpr) else right
     if isinstance(left, MatrixBase) and isinstance(right, MatrixBase):
         pairs = zip(left.flat(), right.flat(), strict=False)
         same = left.shape == right.shape and all(_same_form(*pair, values, slack)[0] for pair in pairs)

@@ -182,6 +182,7 @@ STRUCTURES = [
     (r"x>1 \text{ and } x \le 5", "(1, 5]"),
     (r"x \le 5 \text{ and } x > 1", r"1 < x \le 5"),
     (r"\langle 1, \tfrac12 \rangle", r"\begin{pmatrix} 1 \\ 1/2 \end{pmatrix}"),
+    (r"2\begin{pmatrix} 1 & 2 \\ 3 & x \end{pmatrix}", r"\begin{pmatrix} 2 & 4 \\ 6 & 2x \end{pmatrix}"),
     (r"(B)\ 12", r"\text{(B)}"),
     (r"\textbf{(E)}~\frac{1}{2}", "E"),
     (r"V(0)e^{-t/(RC)}", r"V(0) e^{-\frac{t}{R C}}"),
