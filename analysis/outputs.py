@@ -5,6 +5,7 @@ row into rows of one answer each. A column of their table has a meaning if its n
 """
 
 import itertools
+import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -339,8 +340,8 @@ def _meaning(
     for name in fitting[1:]:
         both = rows[[fitting[0], name]].dropna()
         if not each(both[fitting[0]], read).equals(each(both[name], read)):
-            names = f"{fitting[0]} and {name}, which differ, and each may be the {meaning}"
-            raise _Refusal(f"has {names}: name it by --column {meaning}=NAME")
+            both_names = f"{fitting[0]} and {name}, which differ, and each may be the {meaning}"
+            raise _Refusal(f"has {both_names}: name it by --column {meaning}=NAME")
     return _first(rows, fitting)
 
 
@@ -430,9 +431,9 @@ def _grades(
     # What a failed request has as its grade is none.
     values = {name: each(column.where(answers["sign"].isna()), _grade) for name, column in columns.items()}
     fitting = {name: column for name, column in values.items() if str not in {*map(type, column)}}
-    first = next(iter(fitting), None)
+    first = next(iter(fitting), "")
     differing = [name for name in fitting if not fitting[name].fillna(-1).eq(fitting[first].fillna(-1)).all()]
-    if first is None or differing:
+    if not fitting or differing:
         if answers["sign"].notna().all() or (not reading.graded and reading.correct is None):
             return pd.Series(float("nan"), index=rows.index), None, None
         mend = "name one with --correct NAME (1 right, 0 wrong), or give --grades ours"
@@ -453,7 +454,7 @@ def _scores(column: Column) -> dict[str, Column]:
     objects = each(column, lambda scores: scores if isinstance(scores, dict) else {})
     found = dict[str, Column]()
     for name in dict.fromkeys(itertools.chain(*objects)):
-        found[name] = each(objects, lambda scores, name=name: scores.get(name))
+        found[name] = each(objects, operator.methodcaller("get", name))
     return found
 
 

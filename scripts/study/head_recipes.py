@@ -49,6 +49,8 @@ TRACES = {
     "toy_llama": [],
     "smollm2_reasons": ["model.dtype=bfloat16", "recipe.toy_problems=180"],
 }
+LABELS = ("answer", "far_max")
+TOY_MODELS = ("toy_qwen", "toy_llama")  # they have embedded heads, whose oracles are conf/policy/oracle_*.yaml
 TOYS = ["experiment=labels", "run_name=heads"]
 SWEEPS = {
     "toy_qwen": [*TOYS, "benchmark=toy_chain,toy_add,toy_regs,toy_groups"],
@@ -130,27 +132,36 @@ def sweep(out: Path, model: str) -> None:
     settings = [item for item in common if not item.startswith("benchmark=")]
     for benchmark in benchmarks:
         config = compose_config(*settings, f"benchmark={benchmark}")
-        for label in ("answer", "far_max"):
+        for label in LABELS:
             write_labels(config, label)
     add_policies(out)
-    policies = ",".join(["full", *HEADS, "oracle_answer", "oracle_far_max", "random"])
+    oracles = [f"oracle_{label}" if model in TOY_MODELS else f"true_{label}" for label in LABELS]
+    policies = ",".join(["full", *HEADS, *oracles, "random"])
     kvsweep("-m", *common, *GRIDS[model], f"grid.policy=[{policies}]", folder=out)
 
 
 def add_policies(out: Path) -> None:
-    """Write a configuration folder with DynTS on each head."""
+    """Write a configuration folder with DynTS on each head, and with oracles for models without an embedded head."""
     folder = out / "conf" / "policy"
     folder.mkdir(parents=True, exist_ok=True)
     (out / "conf" / "kvsweep.yaml").touch()
     for head, (_, label) in HEADS.items():
         predictor = f"${{results_dir}}/${{model.name}}/{head}/{label}"
-        lines = [
-            "defaults: [base/budget, _self_]",
-            "_target_: kvsweep.compression.policies.dynts.DynTS",
-            f"name: {head}",
-            f"predictor: {predictor}",
-        ]
-        (folder / f"{head}.yaml").write_text("\n".join(lines) + "\n")
+        write_policy(folder / f"{head}.yaml", "dynts.DynTS", predictor=predictor)
+    for label in LABELS:
+        predictor = f"${{results_dir}}/${{model.name}}/toy_{label}/{label}"
+        labels = f"${{results_dir}}/oracle/${{model.name}}/${{benchmark.name}}/oracle_{label}.safetensors"
+        write_policy(folder / f"true_{label}.yaml", "oracle.Oracle", predictor=predictor, labels=labels)
+
+
+def write_policy(path: Path, policy: str, **fields: str) -> None:
+    lines = [
+        "defaults: [base/budget, _self_]",
+        f"_target_: kvsweep.compression.policies.{policy}",
+        f"name: {path.stem}",
+    ]
+    lines += [f"{name}: {value}" for name, value in fields.items()]
+    path.write_text("\n".join(lines) + "\n")
 
 
 def write_tables(out: Path, models: list[str]) -> None:
