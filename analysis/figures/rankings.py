@@ -142,7 +142,11 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
     figure.supylabel("Pass@1 (%)", fontsize=8)
     note = "one dot per setting, on axes of one length: blue where they span more than chance, orange where not;"
     style.footnote(figure, f"{note} grey: tied with the best")
-    figure.set_label("Each grid's scores in ascending order, and which are statistically tied with the best")
+    told = ["Each grid's scores in ascending order, and which are statistically tied with the best"]
+    for verdict, floor in zip(verdicts, floors, strict=True):
+        if floor.partial:
+            told.append(f"{verdict.title}: {floor.words[-1]}")
+    figure.set_label(". ".join(told))
     return figure
 
 

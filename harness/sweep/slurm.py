@@ -39,18 +39,10 @@ from kvsweep.harness.sweep.store import CellLockedError
 # Where a site sets SBATCH_EXPORT=NONE, srun would pass on nothing of what the script sets for the task.
 _PASS_ON = "export SLURM_EXPORT_ENV=ALL"
 # The options, beside a launcher's settings, that a script has once for all, or that would hide the job from kvsweep.
-_FIXED: tuple[str, ...] = (
-    "array",
-    "nodes",
-    "ntasks_per_node",
-    "signal",
-    "output",
-    "error",
-    "open_mode",
-    "chdir",
-    "wrap",
-)
-_FIXED += ("clusters", "parsable", "quiet", "test_only", "wait")
+_FIXED = [
+    *("array", "nodes", "ntasks_per_node", "signal", "output", "error", "open_mode", "chdir", "wrap"),
+    *("clusters", "parsable", "quiet", "test_only", "wait"),
+]
 # What else sbatch's options and variables (SBATCH_TIMELIMIT) call the same thing.
 _OTHER_NAMES = {
     "time": ["timelimit"],
@@ -145,7 +137,7 @@ class Slurm(Launcher):
 
         Refuses a value that no script can have, and an addition to what the script says without it.
         """
-        settings = {
+        settings: dict[str, Any] = {
             "job_name": "kvsweep",
             "ntasks": 1,
             "partition": self.partition,
@@ -169,13 +161,12 @@ class Slurm(Launcher):
             if value is not None and value is not False:
                 options[name] = value
         if ahead:
-            earlier_jobs = f"afterany:{':'.join(ahead)}"
-            dependency = options.get("dependency")
-            options["dependency"] = f"{dependency},{earlier_jobs}" if dependency else earlier_jobs
-        for option, text in {**options, "results_dir": run_directory.absolute().parent}.items():
-            if _NO_VALUE.search(str(text)):
-                way_out = "take another, without control characters, % and \\"
-                raise UserError(f"SLURM does not read {option}={text} as it stands there: {way_out}.")
+            dependencies = [options.get("dependency"), f"afterany:{':'.join(ahead)}"]
+            options["dependency"] = ",".join(filter(None, dependencies))
+        for name, value in {**options, "results_dir": run_directory.absolute().parent}.items():
+            if _NO_VALUE.search(str(value)):
+                mend = "take another, without control characters, % and \\"
+                raise UserError(f"SLURM does not read {name}={value} as it stands there: {mend}.")
         return {
             "time": self.timeout_min,
             "signal_delay_s": self.signal_delay_s,

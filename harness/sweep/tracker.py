@@ -64,9 +64,9 @@ def _follow(
                 run.log(_progress(status, cell_id), step)
             if ended.wait(config.interval_s):
                 break
+        shard = records.Shard.parse(status.shard)
         for cell_id, run in runs.items():
-            result = cell_result(run_directory / cell_id, records.Shard.parse(status.shard))
-            run.log({**_progress(status, cell_id), **result}, step + 1)
+            run.log(_progress(status, cell_id) | cell_result(run_directory / cell_id, shard), step + 1)
             run.finish(status.state == "done")
     except (Exception, SystemExit) as error:
         _note(config.kind, f"{type(error).__name__}: {error}", run_directory, status)
@@ -101,8 +101,8 @@ def wandb_run(*, project: str, group: str, name: str, config: dict[str, Any]) ->
     import wandb
 
     # Otherwise twenty cells would record the console and the machine twenty times.
-    settings = {"console": "off", "silent": True, "x_disable_stats": True}
-    run = wandb.init(project=project, group=group, name=name, config=config, reinit="create_new", settings=settings)
+    quiet = {"console": "off", "silent": True, "x_disable_stats": True}
+    run = wandb.init(project=project, group=group, name=name, config=config, reinit="create_new", settings=quiet)
     return TrackerRun(log=run.log, finish=lambda ok: run.finish(exit_code=0 if ok else 1))
 
 
