@@ -26,6 +26,7 @@ from kvsweep.harness.models.notes import warnings_as_notes
 Loaded = TypeVar("Loaded")
 _ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _COMMIT = re.compile("[0-9a-f]{40}")
+_NAME = "name a folder with config.json and safetensors, or an id on the hub"
 
 
 @cache
@@ -149,7 +150,8 @@ def reason(place: str, revision: str | None, error: BaseException) -> str:
         if isinstance(error, OSError) and not is_reachable():
             mend = "check the network, or the path, since no such folder is here"
             return f"the hub cannot be reached, and its cache on this disk lacks it: {mend}"
-    return f"{lines_of(error)[0].rstrip('.')}: name a folder with config.json and safetensors, or an id on the hub"
+    mend = "correct its files, or name another" if (Path(place) / "config.json").is_file() else _NAME
+    return f"{lines_of(error)[0].rstrip('.')}: {mend}"
 
 
 def is_lfs_pointer(file: Path) -> bool:
@@ -174,8 +176,9 @@ def lack_of(folder: Path, *, safetensors_only: bool) -> str | None:
     if "config.json" in names:
         if "tokenizer.json" not in names:
             return "it has no tokenizer.json: add the file, which the tokenizer's save_pretrained writes"
-        if safetensors_only and pickled and not any(file.suffix == ".safetensors" for file in files):
-            return "it has its weights as .bin alone: set model.safetensors_only=false, or convert them to safetensors"
+        if safetensors_only and not any(file.suffix == ".safetensors" for file in files):
+            alone = "it has its weights as .bin alone: set model.safetensors_only=false, or convert them to safetensors"
+            return alone if pickled else f"it has no weights: {_NAME}"
     elif "adapter_config.json" in names:
         return "it is a LoRA adapter: name it as model.adapter, and the model that it was trained on as model.path"
     elif commits := sorted(snapshot.name for snapshot in folder.glob("snapshots/*")):

@@ -268,7 +268,20 @@ def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
         return _stand_in_tokenizer(config)
     # AutoTokenizer gives every Qwen2 model Qwen2's pre-tokenizer, even if its tokenizer.json names another.
     load = partial(PreTrainedTokenizerFast.from_pretrained, config.checkpoint, revision=config.commit or "main")
-    return from_place(load, config.checkpoint, config.commit)
+    tokenizer = from_place(load, config.checkpoint, config.commit)
+    if config.adapter is not None:
+        _check_template(config, str(tokenizer.chat_template or ""))
+    return tokenizer
+
+
+def _check_template(config: ModelConfig, template: str) -> None:
+    """Refuse another chat template beside the adapter, where trainers save the tokenizer of the training."""
+    file = Path(str(config.adapter)) / "chat_template.jinja"
+    trained = json_of(str(config.adapter), None, "tokenizer_config.json").get("chat_template")
+    trained = file.read_text(encoding="utf-8") if file.is_file() else trained
+    if trained is not None and str(trained).strip() != template.strip():
+        other = f"model.adapter={config.adapter} has another chat template than {config.place}"
+        raise UserError(f"{other}: put its template into the model's folder, or delete it beside the adapter.")
 
 
 def _stand_in_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:

@@ -46,6 +46,8 @@ def cached(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text(POINTER), "its config.json is a Git LFS"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "it has no tokenizer.json"),
         (pickle, "model.safetensors_only=false"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "name a folder with config.json and safetensors"),
+        (lambda folder: (folder / "model.safetensors").write_text("{"), "correct its files"),
         (adapt, "it is a LoRA adapter"),
         (cached, "snapshots/c0ffee"),
     ],

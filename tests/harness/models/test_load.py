@@ -501,6 +501,12 @@ def test_a_librarys_warning_is_a_note(adapter, capsys):
     assert capsys.readouterr().err.count("gain") == 1
 
 
+def test_another_chat_template_beside_an_adapter_is_refused(adapter):
+    (adapter / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    with pytest.raises(UserError, match="another chat template"):
+        load_model(replace(TOY, adapter=str(adapter)))
+
+
 def test_an_adapter_beside_the_weights_is_named(adapter, tmp_path):
     shutil.copytree(str(TOY.path), tmp_path / "m")
     for name in ("adapter_config.json", "adapter_model.safetensors"):
