@@ -110,7 +110,9 @@ class Trial(NamedTuple):
         match signal:
             case PredictedImportance():
                 scores = torch.where(positions < self.question - 1, torch.nan, drawn[0, 0])
-                return scores.expand(shape) if self.policy.per_head else scores
+                if self.policy.per_head:
+                    return scores.expand(shape)
+                return scores
             case AttentionMass(decay=decay):
                 layers = zip(arrays["queries"], arrays["keys"], strict=True)
                 masses = [decayed_mass(query, key, scaling=HEAD_DIM**-0.5, decay=decay) for query, key in layers]

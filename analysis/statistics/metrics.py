@@ -15,6 +15,7 @@ from kvsweep.analysis.load import COUNTS, Run, load_texts
 from kvsweep.analysis.statistics.against_full import decide_cells
 from kvsweep.analysis.statistics.inference import LEVEL, pass_at_k
 from kvsweep.analysis.statistics.pass_at_1 import mean_and_error
+from kvsweep.errors import UserError
 from kvsweep.loops import LEAST_REPEATS, LEAST_TOKENS, find_loop
 from kvsweep.records import OUTCOMES, Completion, ignore, view
 from kvsweep.stored import StoredCell
@@ -258,11 +259,18 @@ def cache_rows(completions: pd.DataFrame) -> pd.DataFrame:
     n prompt_tokens + n (n - 1) / 2 - sum over evictions of (b - a) (n - 1 - t).
 
     Returns the columns `full`, the sum for a full cache and the same tokens, and `held`, the sum with the evictions.
+    Raises UserError for evictions that free more than a completion has: each step attends over one token at least.
     """
     steps = completions["num_tokens"]
     full = steps * completions["prompt_tokens"] + steps * (steps - 1) // 2
     freed = completions["length_before_sum"] - completions["length_after_sum"]
-    return pd.DataFrame({"full": full, "held": full - (steps - 1) * freed + completions["freed_step_sum"]})
+    held = full - (steps - 1) * freed + completions["freed_step_sum"]
+    impossible = completions[held < steps]
+    if len(impossible):
+        cell, problem = impossible.iloc[0][["cell_id", "problem_id"]]
+        freed_more = f"the evictions of problem {problem!r:.80} in cell {cell} free more tokens than its completion has"
+        raise UserError(f"{freed_more}: delete the cell's completions, and run it again.")
+    return pd.DataFrame({"full": full, "held": held})
 
 
 def mean_over_benchmarks(metrics: pd.DataFrame, benchmarks: Sequence[str]) -> pd.DataFrame:

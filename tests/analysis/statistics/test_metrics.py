@@ -23,6 +23,7 @@ from kvsweep.analysis.statistics.metrics import (
     settings_by_bytes,
     size,
 )
+from kvsweep.errors import UserError
 from kvsweep.harness.settings import WEIGHTS
 
 
@@ -186,6 +187,9 @@ def test_cache_rows_against_decoding_step_by_step():
             }
         )
     assert cache_rows(pd.DataFrame(rows))["held"].tolist() == sums
+    impossible = pd.DataFrame(rows).assign(length_before_sum=10**6, cell_id="c", problem_id="p")
+    with pytest.raises(UserError, match="problem 'p' in cell c free more"):
+        cache_rows(impossible)
 
 
 def test_nothing_graded_gives_no_score(run, make_cell):
