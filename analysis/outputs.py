@@ -5,11 +5,11 @@ row into rows of one answer each. A column of their table has a meaning if its n
 """
 
 import itertools
-import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -340,8 +340,8 @@ def _meaning(
     for name in fitting[1:]:
         both = rows[[fitting[0], name]].dropna()
         if not each(both[fitting[0]], read).equals(each(both[name], read)):
-            both_names = f"{fitting[0]} and {name}, which differ, and each may be the {meaning}"
-            raise _Refusal(f"has {both_names}: name it by --column {meaning}=NAME")
+            two = f"{fitting[0]} and {name}, which differ, and each may be the {meaning}"
+            raise _Refusal(f"has {two}: name it by --column {meaning}=NAME")
     return _first(rows, fitting)
 
 
@@ -454,7 +454,7 @@ def _scores(column: Column) -> dict[str, Column]:
     objects = each(column, lambda scores: scores if isinstance(scores, dict) else {})
     found = dict[str, Column]()
     for name in dict.fromkeys(itertools.chain(*objects)):
-        found[name] = each(objects, operator.methodcaller("get", name))
+        found[name] = each(objects, methodcaller("get", name))
     return found
 
 
@@ -538,17 +538,13 @@ def counted_share(answers: pd.DataFrame, *, told_apart: bool = True) -> float:
     text that two problems have is no sign of a copy, unless no problem has two texts and the problems have different
     ones. Answers without a text are different ones, or the same one if nothing tells draws apart.
     """
-    # Numbers stand for the texts: pandas' own strings refuse half a character (a lone surrogate).
-    codes, _ = pd.factorize(answers["text"].to_numpy(dtype=object))
-    texts = pd.Series(codes, index=answers.index).where(codes >= 0)
-    problems = answers["problem_id"]
+    problems, texts = answers["problem_id"], answers["text"]
     owners = problems.groupby(texts).nunique()
     greedy = len(owners) > 1 and texts.notna().all() and texts.groupby(problems).nunique().max() == 1
     alone = texts.isna() & told_apart
     if not greedy:
         alone |= texts.map(owners) > 1
-    grades = answers["correct"].fillna(-1)
-    version = pd.DataFrame({"text": texts, "grade": grades}).groupby(["text", "grade"], dropna=False).ngroup()
+    version = answers.assign(correct=answers["correct"].fillna(-1)).groupby(["text", "correct"], dropna=False).ngroup()
     version = version.where(~alone, -1 - version.index.to_series())
     sizes = problems.groupby([problems, version]).size()
     draws = problems.groupby(problems).size()
