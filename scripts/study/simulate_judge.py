@@ -19,7 +19,6 @@ Prints a line a case and, as its last line, one JSON object.
 import argparse
 import json
 import zlib
-from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -32,13 +31,12 @@ Rng = np.random.Generator
 Scores = np.ndarray
 
 
-def table(right: Scores, texts: Callable[[int, int, int], str], groups: bool = False) -> pd.DataFrame:
+def table(right: Scores, texts: list[list[str]], groups: bool = False) -> pd.DataFrame:
     """The answers of a setting, NaN where it has none, as judge reads them from a file."""
     rows = []
     for problem, draws in enumerate(right.tolist()):
         for draw, grade in enumerate(draws):
-            text = texts(problem, draw, int(grade == 1))
-            rows.append((f"p{problem}", draw, grade, text, f"g{problem // 3}"))
+            rows.append((f"p{problem}", draw, grade, texts[problem][draw], f"g{problem // 3}"))
     answers = pd.DataFrame(rows, columns=["problem_id", "draw", "correct", "text", "group"])
     return answers if groups else answers.drop(columns="group")
 
@@ -54,10 +52,10 @@ def even(rng: Rng, problems: int, draws: int, loss: float, case: str) -> list[pd
         right = (np.take_along_axis(luck, versions, 1) < (share * chance)[:, None]).astype(float)
         if case == "gaps" and number == 1:
             right[(right == 0) & (rng.random(right.shape) < 1 / 3)] = np.nan
-        texts = lambda p, d, grade, n=number, v=versions: f"{n} {p} {v[p, d]}"  # noqa: E731
+        names = [[f"{number} {p} {version}" for version in own] for p, own in enumerate(versions)]
         if case == "answers":
-            texts = lambda p, d, grade: f"{p} {grade}"  # noqa: E731
-        sides.append(table(right, texts))
+            names = [[f"{p} {grade}" for grade in own] for p, own in enumerate(right)]
+        sides.append(table(right, names))
     return sides
 
 
@@ -65,11 +63,8 @@ def lost_wholly(rng: Rng, problems: int, draws: int, loss: float, case: str) -> 
     size = 1 if case == "greedy" else 3
     lost = np.repeat(rng.random(problems // size) < loss, size)
     right = np.ones((problems, draws))
-    texts = [lambda p, d, grade: f"{p} {grade if d < 0 else 'text'}", lambda p, d, grade: f"{p} other"]
-    if case != "greedy":
-        texts = [lambda p, d, grade: f"{p} {d}"] * 2
-    grades = (right, right * ~lost[:, None])
-    return [table(one, text, groups=case == "clusters") for one, text in zip(grades, texts, strict=True)]
+    texts = [[f"{p} {0 if case == 'greedy' else d}" for d in range(draws)] for p in range(problems)]
+    return [table(one, texts, groups=case == "clusters") for one in (right, right * ~lost[:, None])]
 
 
 CASES = {
@@ -93,7 +88,7 @@ def beyond(rng: Rng, problems: int, draws: int) -> bool:
     answers = {}
     for name in ("full", "again", "cell"):
         right = (rng.random((problems, draws)) < chance).astype(float)
-        answers[name] = table(right, lambda p, d, grade, name=name: f"{name} {p} {d}")
+        answers[name] = table(right, [[f"{name} {p} {d}" for d in range(draws)] for p in range(problems)])
     return judged(answers, "full", "again", margin=MARGIN)["cell"].beyond_control
 
 
