@@ -1,7 +1,8 @@
 r"""Equality of two answers written as LaTeX, where math-verify alone accepts too much.
 
 Both sides are brought into one spelling and taken apart into lists, relations and brackets. What is left are
-expressions: they are equal if the library says so and their values where numbers are put for the names agree.
+expressions, which the library reads: they are equal if their values at points agree. Sets, and what has no values, are
+left to the library.
 """
 
 import logging
