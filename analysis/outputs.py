@@ -538,13 +538,17 @@ def counted_share(answers: pd.DataFrame, *, told_apart: bool = True) -> float:
     text that two problems have is no sign of a copy, unless no problem has two texts and the problems have different
     ones. Answers without a text are different ones, or the same one if nothing tells draws apart.
     """
-    problems, texts = answers["problem_id"], answers["text"]
+    # Numbers stand for the texts: pandas' own strings refuse half a character (a lone surrogate).
+    codes, _ = pd.factorize(answers["text"].to_numpy(dtype=object))
+    texts = pd.Series(codes, index=answers.index).where(codes >= 0)
+    problems = answers["problem_id"]
     owners = problems.groupby(texts).nunique()
     greedy = len(owners) > 1 and texts.notna().all() and texts.groupby(problems).nunique().max() == 1
     alone = texts.isna() & told_apart
     if not greedy:
         alone |= texts.map(owners) > 1
-    version = answers.assign(correct=answers["correct"].fillna(-1)).groupby(["text", "correct"], dropna=False).ngroup()
+    grades = answers["correct"].fillna(-1)
+    version = pd.DataFrame({"text": texts, "grade": grades}).groupby(["text", "grade"], dropna=False).ngroup()
     version = version.where(~alone, -1 - version.index.to_series())
     sizes = problems.groupby([problems, version]).size()
     draws = problems.groupby(problems).size()
