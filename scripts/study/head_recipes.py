@@ -39,6 +39,7 @@ WHOLE_TRACES = (
 HEADS = {
     "toy_answer": ("standardised", "answer"),
     "toy_far_max": ("standardised", "far_max"),
+    "toy_power_answer": ("power", "answer"),
     "released_power_answer": ("power", "answer"),
     "released_linear_answer": ("linear", "answer"),
     "released_power_far_max": ("power", "far_max"),
@@ -116,7 +117,7 @@ def make_heads(out: Path, model: str) -> None:
             if file.name != "provenance.jsonl" and not link.exists():
                 link.symlink_to(file)
         recipe = []
-        if target != "standardised":
+        if not head.startswith("toy"):
             recipe = [*released]
         if head.startswith("long"):
             recipe += LONG

@@ -76,7 +76,7 @@ def test_each_rule_has_an_example(pattern, found, example):
         (1e30, "integer", "is no integer"),
         (True, "integer", "is a bool and no integer"),
         ("-12.000", "integer", "has a point that may separate thousands, so that it may be two integers"),
-        ("1.234.567", "integer", "is no integer"),
+        ("1.23.456", "integer", "is no integer"),
         *(
             (value, kind, f"has the letter of an option and is no {kind} alone")
             for value in ("C. 5", "(C) 5", "(C)5", "Option C", r"B) \frac12")
