@@ -1,8 +1,6 @@
 """`kvsweep judge`: real files of other programs, hostile files, verdicts on outputs whose truth is known."""
 
 import base64
-import csv
-import io
 import json
 import math
 import os
@@ -108,47 +106,31 @@ def test_the_details_of_lighteval():
     assert (last.correct, last.gold, last.text) == (0, "random baseline", "Let 66666666666666666666666")
 
 
-def test_the_folders_of_nemo_evaluator(judge, tmp_path):
-    """Written by `nel eval run` of nemo-evaluator 0.3.0, two repeats of three sums; the server of fp8 adds 1 once."""
-    full, fp8 = (REAL / f"nemo_evaluator_0.3.0_{name}" for name in ("full", "fp8"))
-    names = ["problem_idx", "repeat", "reward"]
-    tables = [pd.read_json(folder / "results.jsonl", lines=True)[names] for folder in (full, fp8)]
-    both = tables[0].merge(tables[1], on=names[:2], suffixes=("_full", "_fp8"))
-    change = both["reward_fp8"] - both["reward_full"]
+@pytest.mark.parametrize(
+    ("name", "points", "file"),
+    [("nemo_evaluator_0.3.0", "-16.7", "results.jsonl"), ("sgl_eval_0.1.3", "-25.0", "output-rs0.jsonl")],
+)
+def test_the_folders_of_evaluators(name, points, file, judge, tmp_path):
+    """Two repeats of three sums by `nel eval run` and of two problems by sgl-eval; the server of fp8 is wrong once."""
+    full, fp8 = (REAL / f"{name}_{side}" for side in ("full", "fp8"))
     for words in ((), ("--grades", "ours", "--kind", "integer")):
         code, out, _ = judge(full, fp8, *words)
-        line = row_of(out, "nemo_evaluator_0.3.0_fp8")
-        assert (code, line["verdict"], line["points"]) == (4, "unclear", f"{100 * change.mean():+.1f}")
-        assert (line["lost"], line["won"]) == (str((change < 0).sum()), str((change > 0).sum())) == ("1", "0")
-        assert f"is read from {fp8 / 'results.jsonl'}." in out
-    # Without its results the folder has two files that hold answers.
+        line = row_of(out, f"{name}_fp8")
+        assert (code, line["verdict"], line["points"], line["lost"], line["won"]) == (4, "unclear", points, "1", "0")
     shutil.copytree(fp8, tmp_path / "fp8")
-    (tmp_path / "fp8/results.jsonl").unlink()
+    moved = (tmp_path / "fp8" / file).rename(tmp_path / "fp8/output-rs10.jsonl")
+    if name.startswith("sgl"):
+        found = answers_of(fp8)["sum-0", 0]
+        text = "<think>I add them, call 1.</think>The answer is \\boxed{8}."
+        assert (found.correct, found.gold, found.ending, found.text) == (0, "7", "stop", text)
+        # A repeat that lacks moves no other one to another draw.
+        assert {draw for _, draw in answers_of(tmp_path / "fp8")} == {1, 10}
+        return
+    assert f"is read from {fp8 / file}." in out
+    # Without its results the folder has two files that hold answers.
+    moved.unlink()
     with pytest.raises(UserError, match="fp8 has 2 files of outputs"):
         read_outputs(tmp_path / "fp8")
-
-
-def test_the_folders_of_sgl_eval(judge, tmp_path):
-    """Written by sgl-eval 0.1.3 with two repeats of two problems; the server of fp8 answers 8 once for 7."""
-    full, fp8 = (REAL / f"sgl_eval_0.1.3_{name}" for name in ("full", "fp8"))
-    tables = {
-        name: pd.concat({n: pd.read_json(folder / f"output-rs{n}.jsonl", lines=True) for n in range(2)}, names=["draw"])
-        for name, folder in (("full", full), ("fp8", fp8))
-    }
-    found = {key: (row.correct, row.gold, row.ending, row.text) for key, row in answers_of(fp8).items()}
-    assert found["sum-0", 0] == (0, "7", "stop", "<think>I add them, call 1.</think>The answer is \\boxed{8}.")
-    assert found.keys() == {(row.id, draw) for (draw, _), row in tables["fp8"].iterrows()}
-    lost = tables["full"]["symbolic_correct"].to_numpy() & ~tables["fp8"]["symbolic_correct"].to_numpy()
-    points = 100 * (tables["fp8"]["symbolic_correct"].mean() - tables["full"]["symbolic_correct"].mean())
-    for words in ((), ("--grades", "ours", "--kind", "integer")):
-        code, out, _ = judge(full, fp8, *words)
-        line = row_of(out, "sgl_eval_0.1.3_fp8")
-        found = code, line["verdict"], line["points"], line["lost"]
-        assert found == (4, "unclear", f"{points:+.1f}", str(lost.sum()))
-    # A repeat that lacks moves no other one to another draw.
-    shutil.copytree(fp8, tmp_path / "fp8")
-    (tmp_path / "fp8/output-rs0.jsonl").rename(tmp_path / "fp8/output-rs10.jsonl")
-    assert {draw for _, draw in answers_of(tmp_path / "fp8")} == {1, 10}
 
 
 def llama_eval(cases: list[tuple[int, int, bool | None]]) -> Row:
@@ -191,49 +173,16 @@ def test_a_folder_stands_for_its_one_file_of_outputs(name, tmp_path):
     place.parent.mkdir(parents=True)
     shutil.copy(REAL / name, place)
     (tmp_path / "run/results.json").write_text(json.dumps({"results": {"task": {"exact_match": 0.5}}}, indent=2))
-    expected = [*answers_of(REAL / name)]
-    assert [*answers_of(tmp_path / "run")] == expected
+    found, expected = (
+        {key: row.correct for key, row in answers_of(place).items()} for place in (tmp_path / "run", REAL / name)
+    )
+    assert found == expected
     write(place.with_name("other.jsonl"), [{"id": "another", "draw": 0, "correct": 1}])
     with pytest.raises(UserError, match="run has 2 files of outputs: "):
         read_outputs(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty has 0 files of outputs: name a file"):
         read_outputs(tmp_path / "empty")
-
-
-Grades = list["pd.Series[Any]"]
-
-
-def lm_eval(full: Path, other: Path) -> Grades:
-    lines = [json.loads(line) for line in (REAL / "lm_eval_0.4.13.jsonl").read_text().splitlines()]
-    write(full, lines)
-    write(other, [{**lines[0], "exact_match": 1 - lines[0]["exact_match"]}, *lines[1:]])
-    return [pd.read_json(path, lines=True).set_index("doc_id")["exact_match"] for path in (full, other)]
-
-
-def lighteval(full: Path, other: Path) -> Grades:
-    table = parquet.read_table(REAL / "lighteval_0.13.0.parquet")
-    metric = [{"em": 1 - table["metric"][0].as_py()["em"]}, *table["metric"].to_pylist()[1:]]
-    parquet.write_table(table, full)
-    place = table.schema.get_field_index("metric")
-    parquet.write_table(table.set_column(place, "metric", pa.array(metric, table.schema.field(place).type)), other)
-    return [pd.read_parquet(path)["metric"].map(lambda one: one["em"]) for path in (full, other)]
-
-
-@pytest.mark.parametrize("write_outputs", [lm_eval, lighteval])
-def test_folders_of_programs_are_judged_without_a_flag(write_outputs, judge, tmp_path):
-    """A program's own outputs are the baseline's, and a setting's are the same with the first grade turned around."""
-    name = next(place for file, place in FOLDERS.items() if file.startswith(write_outputs.__name__))
-    files = [tmp_path / setting / name for setting in ("full", "other")]
-    for file in files:
-        file.parent.mkdir(parents=True)
-    full, other = write_outputs(*files)
-    code, out, _ = judge(tmp_path / "full", tmp_path / "other")
-    change = other - full
-    row = row_of(out, "other")
-    assert (row["lost"], row["won"]) == (str((change < 0).sum()), str((change > 0).sum())) != ("0", "0")
-    assert row["points"] == f"{100 * change.mean():+.1f}"
-    assert (code, row["verdict"], int(row["problems"]) * int(row["draws"])) == (4, "unclear", len(full)), out
 
 
 def asked_again(rng: np.random.Generator, flips: float) -> list[Row]:
@@ -316,7 +265,6 @@ def test_a_log_of_inspect_ai_whose_model_thinks(tmp_path):
     [
         {"output": {"choices": [5]}},
         {"output": {"choices": {"a": 1}}},
-        {"output": {"choices": 5}},
         {"output": {"choices": [{"message": "x"}]}},
         {"output": {"choices": [{"message": {"content": [5]}}]}},
         {"resps": [[]]},
@@ -358,13 +306,12 @@ def test_our_grades_in_place_of_theirs(judge, tmp_path):
 @pytest.mark.parametrize(
     ("golds", "words", "said"),
     [
-        ([{"id": f"p{p}", "gold": str(p)} for p in range(15)], (), "draw 0 has no gold: give it"),
-        ([{"id": "p0", "draw": d, "gold": str(d)} for d in range(2)], (), "has another gold ('1')"),
-        ([{"id": "p0"}], (), "draw 0 has no gold: give it"),
-        ([{"id": f"p{p}", "gold": "5cm"} for p in range(30)], (), "draw 0 has the gold '5cm', which is no expression"),
-        (None, ("--kind", "letter"), "draw 0 has the gold '0', which is no letter"),
-        (None, ("--column", "text=gone"), "no text: give --column text=NAME"),
-        ([], ("--grades", "theirs"), "is read by --grades ours alone"),
+        ([{"id": "p0", "draw": d, "gold": str(d)} for d in range(2)], "", "has another gold ('1')"),
+        ([{"id": "p0"}], "", "draw 0 has no gold: give it"),
+        ([{"id": f"p{p}", "gold": "5cm"} for p in range(30)], "", "draw 0 has the gold '5cm', which is no expression"),
+        (None, "--kind letter", "draw 0 has the gold '0', which is no letter"),
+        (None, "--column text=gone", "no text: give --column text=NAME"),
+        ([], "--grades theirs", "is read by --grades ours alone"),
     ],
 )
 def test_golds_and_texts_that_cannot_be_graded_are_refused(golds, words, said, refused, tmp_path):
@@ -372,7 +319,7 @@ def test_golds_and_texts_that_cannot_be_graded_are_refused(golds, words, said, r
     files = write_all(tmp_path, full=items, worse=items)
     named = [] if golds is None else ["--gold", write(tmp_path / "golds.jsonl", golds)]
     own = ["--correct", "ok", "--grades", "ours", *(() if "--column" in words else ("--column", "text=said"))]
-    assert said in refused("judge", *files, *own, *named, *words)
+    assert said in refused("judge", *files, *own, *named, *words.split())
 
 
 GUESS = "Is it \\boxed{%d}? I add again"
@@ -523,21 +470,10 @@ def test_the_samples_of_lm_evaluation_harness(tmp_path):
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "bom", "crlf"])
 def test_the_same_rows_in_every_form(kind, tmp_path):
     items, path = rows(3, 2, 1), tmp_path / "a.txt"
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(items[0]))
-    table.writeheader()
-    table.writerows(items)
-    lines = "".join(json.dumps(item) + "\n" for item in items)
-    if kind == "parquet":
-        parquet.write_table(pa.Table.from_pylist(items), path)
-    else:
-        data = {
-            "jsonl": lines,
-            "json": json.dumps(items, indent=1),
-            "csv": text.getvalue(),
-            "crlf": lines.replace("\n", "\r\n"),
-        }
-        path.write_bytes(b"\xef\xbb\xbf" * (kind == "bom") + data.get(kind, lines).encode())
+    table, lines = pd.DataFrame(items), "".join(json.dumps(item) + "\n" for item in items)
+    forms = {"json": json.dumps(items, indent=1), "csv": table.to_csv(index=False), "bom": "\ufeff" + lines}
+    forms["crlf"] = lines.replace("\n", "\r\n")
+    path.write_bytes(table.to_parquet() if kind == "parquet" else forms.get(kind, lines).encode())
     found = [(*key, row.correct) for key, row in answers_of(path).items()]
     assert found == [("p0", 0, 0), ("p0", 1, 0), ("p1", 0, 1), ("p1", 1, 1), ("p2", 0, 1), ("p2", 1, 1)]
 
@@ -620,7 +556,7 @@ def test_nothing_is_safe_beside_a_baseline_that_solves_nothing(judge, tmp_path):
     assert "note: full is right in at most 5%: nothing is safe beside it." in out
 
 
-@pytest.mark.parametrize("way", ["ungraded", "left out", "baseline", "more draws", "more problems", "worse"])
+@pytest.mark.parametrize("way", ["ungraded", "left out", "baseline", "worse"])
 def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(way, judge, tmp_path):
     full, other = rows(100, 4), rows(100, 4)
     for row in other[:40]:  # ten problems, which a safe file could not lose
@@ -629,17 +565,11 @@ def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(way, judge, tm
         other = other[40:]
     elif way == "baseline":
         full, other = other, full
-    elif way == "more draws":
-        full, other = rows(100, 8), rows(100, 4)
-    elif way == "more problems":
-        other = rows(110, 4)
     elif way == "worse":
         other = [*other[:40], *(row | {"correct": row["id"] > "p4"} for row in other[40:])]
     code, out, _ = judge(*write_all(tmp_path, full=full, other=other))
-    expected = {"more draws": 0, "more problems": 0, "worse": 1}.get(way, 4)
-    assert code == expected
-    said = "note: other: 40 of 400 pairs with full lack. An engine may fail where it would be wrong" in out
-    assert said == (way not in ("more draws", "more problems"))
+    assert code == (1 if way == "worse" else 4)
+    assert "note: other: 40 of 400 pairs with full lack. An engine may fail where it would be wrong" in out
 
 
 def test_one_answer_that_lacks_leaves_a_file_safe(judge, tmp_path):
@@ -668,7 +598,6 @@ def test_one_answer_that_lacks_leaves_a_file_safe(judge, tmp_path):
             2,
             "has the grades correct, score, which differ: name",
         ),
-        ({}, {"correct": None, "score": 1}, 2, "has the grades correct, score, which differ: name"),
         (
             {"metrics": ["em"], "em": 1, "filter": "strict"},
             {"metrics": ["em"], "em": 1, "filter": "flexible"},
@@ -688,7 +617,6 @@ def test_one_answer_that_lacks_leaves_a_file_safe(judge, tmp_path):
         (lambda p, d: {"gold": None, "answer": d}, lambda p, d: {"gold": None, "answer": d + 1}, 0, "other: safe."),
         # What makes no difference.
         ({"gold": "070"}, {"gold": 70}, 0, "other: safe."),
-        ({"gold": "0"}, {"gold": "00.0"}, 0, "other: safe."),
         ({"gold": "70"}, {"gold": "700"}, 2, "differ in gold for problem 'p0'"),
         # A reason that nobody knows.
         (
@@ -701,7 +629,6 @@ def test_one_answer_that_lacks_leaves_a_file_safe(judge, tmp_path):
         ({"gold": math.nan}, {"gold": math.nan}, 0, "other: safe."),
         (lambda p, d: {"draw": float(d)}, lambda p, d: {"draw": f"{d}.0"}, 0, "other: safe."),
         (lambda p, d: {"id": p}, lambda p, d: {"id": float(p)}, 0, "other: safe."),
-        (lambda p, d: {"id": p}, lambda p, d: {"id": f"{p}.0"}, 0, "other: safe."),
         # Draws that one file has, and grades that are the other file's.
         (
             {},
@@ -716,15 +643,8 @@ def test_one_answer_that_lacks_leaves_a_file_safe(judge, tmp_path):
             "note: other: 80 answers are unused, of draws that full",
         ),
         ({}, lambda p, d: {"text": f"{p}{d}!"}, 0, "note: other: all 320 grades are those of full: check"),
-        ({}, lambda p, d: {"draw": d + 1}, 0, "note: full: 40 answers are unused, of draws that other"),
         ({}, lambda p, d: {"correct": math.nan if p == d == 0 else 1}, 0, "other: safe."),
         ({}, {"correct": None}, 2, "other has no grade in any row"),
-        (
-            {"id": 0.5},
-            {},
-            2,
-            "no problem's id in ",
-        ),
         # Draws that nothing tells apart may be copies.
         ({"text": None}, {"text": None}, 4, "note: other: 8 draws of a problem count as 1.0: the"),
         ({"text": None}, lambda p, d: {"text": None, "correct": p + d > 0}, 0, "other: safe."),
@@ -883,18 +803,18 @@ def test_a_column_that_numbers_the_rows_is_no_draw(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--html", "other.jsonl"], "name one that is none of the others"),
-        (["--html", "a", "--markdown", "a"], "name one that is none of the others"),
-        (["--html", "none/a.html"], "none/a.html is a folder, or would lie in none"),
-        (["--markdown", "."], "is a folder, or would lie in none"),
-        (["--margin", "nan"], "nan is no finite number"),
+        ("--html other.jsonl", "name one that is none of the others"),
+        ("--html a --markdown a", "name one that is none of the others"),
+        ("--html none/a.html", "none/a.html is a folder, or would lie in none"),
+        ("--markdown .", "is a folder, or would lie in none"),
+        ("--margin nan", "nan is no finite number"),
     ],
 )
 def test_a_target_is_refused_before_the_files_are_read(words, said, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = write_all(tmp_path, full=rows(30, 8), other=rows(30, 8))
     before = [file.read_bytes() for file in files]
-    assert said in refused("judge", *files, *words)
+    assert said in refused("judge", *files, *words.split())
     assert [file.read_bytes() for file in files] == before
     assert not (tmp_path / "a").exists()
 
@@ -912,6 +832,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "no row of a graded output"),
     "no id": (b'{"correct": 1}\n', "has no problem's id"),
     "id of true": (b'{"id": true, "correct": 1}\n', "has no problem's id"),
+    "id of a half": (b'{"id": 0.5, "correct": 1}\n', "has no problem's id"),
     "id of a list": (b'{"id": ["a"], "correct": 1}\n', "has no problem's id"),
     "no grade": (b'{"id": "a"}\n', "has no grade: name one with --correct"),
     "infinite": (b'{"id": "a", "correct": 1e999}\n', "has correct=inf in "),
@@ -944,6 +865,13 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "two scores": (b'{"id": "a", "scores": {"x": {"value": "C"}, "y": {"value": "I"}}}\n', "has the grades x, y"),
     "partial credit": (b'{"id": "a", "scores": {"x": {"value": "P"}}}\n', "has x=P in "),
     "metrics that are no names": (b'{"doc_id": 1, "metrics": [["x"]]}\n', "has no grade"),
+    "two answers": (b'{"id": "a", "correct": 1, "text": "x", "response": "y"}\n', "text and response, which differ"),
+    "two reasons": (
+        b'{"id": "a", "correct": 1, "stop_reason": "stop", "finish_reason": "length"}\n',
+        "stop_reason and finish_reason, which",
+    ),
+    "two golds": (b'{"id": "a", "correct": 1, "gold": "7", "target": "8"}\n', "gold and target, which differ"),
+    "a probability": (b'{"id": "a", "correct": null, "score": 0.7, "is_correct": 1}\n', "the grades correct, is_c"),
     "two metrics": (b'{"doc_id": 1, "metrics": ["x", "y"], "x": 1, "y": 0}\n', "has the grades x, y"),
 }
 
@@ -1014,27 +942,24 @@ def test_a_zip_that_is_a_bomb_or_no_log(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["FULL"], "1 file and the names full: give two files"),
-        (["FULL", "FULL"], "2 files and the names full: give two files"),
-        (["x=missing", "x=missing"], "2 files and the names x: give"),
-        (["FULL", "OTHER", "--full", "none"], "none names none of the files: choose from full, other."),
-        (["FULL", "OTHER", "--control", "none"], "none names none of the files"),
-        (["FULL", "OTHER", "--control", "full"], "--control full is the baseline"),
-        (["FULL", "OTHER", "--bytes", "x=0.5"], "x names none of the files"),
-        (["FULL", "OTHER", "--bytes", "other=half"], "--bytes other=half must be a number above 0"),
-        (["FULL", "OTHER", "--bytes", "other"], "other is no NAME=VALUE"),
-        (["FULL", "OTHER", "--where", "draw=9"], "no row of a graded output with that --where"),
-        (["FULL", "OTHER", "--where", "colour=9"], "has no column colour: it has id, draw"),
-        (["FULL", "OTHER", "--correct", "colour"], "has no grade"),
-        (["FULL", "OTHER", "--ignore", "colour"], "--ignore colour names no column: choose from correct, draw"),
-        (["FULL", "OTHER", "--bytes", "other=0.5,other=0.4"], "--bytes has several values for other (0.5, 0.4)"),
-        (["FULL", "OTHER", "--column", "id=id", "--column", "id=draw"], "--column has several values for id"),
-        (["PROMPT", "PROMPT2", "--column", "draw=prompt"], "has prompt=b, which is no draw"),
-        (["FULL", "GOLD"], "full and gold differ in gold for problem 'p0'"),
-        (["FULL", "PROMPT", "PROMPT2"], "full and prompt differ in prompt for problem 'p0'"),
-        (["FULL", "APART"], "full and apart share no graded pair of problem and draw"),
-        (["FULL", "missing.jsonl"], "missing.jsonl cannot be read (No such file or directory)"),
-        (["FULL", "PIPE"], "is no plain file"),
+        ("FULL", "1 file and the names full: give two files"),
+        ("x=missing x=missing", "2 files and the names x: give"),
+        ("FULL OTHER --full none", "none names none of the files: choose from full, other."),
+        ("FULL OTHER --control full", "--control full is the baseline"),
+        ("FULL OTHER --bytes other=half", "--bytes other=half must be a number above 0"),
+        ("FULL OTHER --bytes other", "other is no NAME=VALUE"),
+        ("FULL OTHER --where draw=9", "no row of a graded output with that --where"),
+        ("FULL OTHER --where colour=9", "has no column colour: it has id, draw"),
+        ("FULL OTHER --correct colour", "has no grade"),
+        ("FULL OTHER --ignore colour", "--ignore colour names no column: choose from correct, draw"),
+        ("FULL OTHER --bytes other=0.5,other=0.4", "--bytes has several values for other (0.5, 0.4)"),
+        ("FULL OTHER --column id=id --column id=draw", "--column has several values for id"),
+        ("PROMPT PROMPT2 --column draw=prompt", "has prompt=b, which is no draw"),
+        ("FULL GOLD", "full and gold differ in gold for problem 'p0'"),
+        ("FULL PROMPT PROMPT2", "full and prompt differ in prompt for problem 'p0'"),
+        ("FULL APART", "full and apart share no graded pair of problem and draw"),
+        ("FULL missing.jsonl", "missing.jsonl cannot be read (No such file or directory)"),
+        ("FULL PIPE", "is no plain file"),
     ],
 )
 def test_a_mistake_is_one_sentence(words, said, refused, tmp_path):
@@ -1044,7 +969,7 @@ def test_a_mistake_is_one_sentence(words, said, refused, tmp_path):
     files = {name.upper(): write(tmp_path / f"{name}.jsonl", some) for name, some in items.items()}
     os.mkfifo(tmp_path / "pipe")
     files["PIPE"] = tmp_path / "pipe"
-    assert said in refused("judge", *(files.get(word, word) for word in words))
+    assert said in refused("judge", *(files.get(word, word) for word in words.split()))
 
 
 FAILED: dict[str, Row] = {
@@ -1088,30 +1013,22 @@ def test_several_values_of_one_column_are_all_taken(judge, tmp_path):
     assert "note: rows with task a or b count: 240 of 360 of full, 240 of 360 of other." in out
 
 
-COLUMNS: dict[str, tuple[Row, Row, str]] = {
-    # A row's columns, by the problem and the draw; what is read; the refusal without it.
-    "a question as text": ({"text": "Add {p}.", "response": "{p} {d}"}, {"text": "{p} {d}"}, ""),
-    "two answers": ({"text": "{p} {d}", "response": "{d}{p}"}, {}, "text and response, which differ"),
-    "one reason": ({"stop_reason": 151643, "finish_reason": "length"}, {"ending": "length"}, ""),
-    "two reasons": ({"stop_reason": "stop", "finish_reason": "length"}, {}, "stop_reason and finish_reason, which"),
-    "two golds": ({"gold": "7", "target": "8"}, {}, "gold and target, which differ"),
-    "a probability": ({"correct": None, "score": 0.7, "is_correct": 1}, {}, "the grades correct, is_correct"),
-    "a score beside a grade": ({"score": 0.7, "acc": 1}, {"correct": 1}, ""),
+COLUMNS: dict[str, tuple[Row, Row]] = {
+    # A row's columns, by the problem and the draw; what is read.
+    "a question as text": ({"text": "Add {p}.", "response": "{p} {d}"}, {"text": "{p} {d}"}),
+    "one reason": ({"stop_reason": 151643, "finish_reason": "length"}, {"ending": "length"}),
+    "a score beside a grade": ({"score": 0.7, "acc": 1}, {"correct": 1}),
 }
 
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_column_has_a_meaning_by_its_values(name, tmp_path):
-    columns, expected, refusal = COLUMNS[name]
+    columns, expected = COLUMNS[name]
     items = []
     for p, d in [(p, d) for p in range(3) for d in range(2)]:
         own = {key: value.format(p=p, d=d) if isinstance(value, str) else value for key, value in columns.items()}
         items.append({"id": f"p{p}", "sample": d, "correct": 1} | own)
     file = write(tmp_path / "a.jsonl", items)
-    if refusal:
-        with pytest.raises(UserError, match=refusal):
-            read_outputs(file)
-        return
     last = answers_of(file)["p2", 1]
     assert {key: getattr(last, key) for key in expected} == {
         key: value.format(p=2, d=1) if isinstance(value, str) else value for key, value in expected.items()
@@ -1126,10 +1043,6 @@ def test_variants_of_a_question_count_as_one(judge, tmp_path):
     code, out, _ = judge(*files, "--group", "question_no")
     assert (code, "on 66 groups of 198 problems x 1 draw" in out) == (4, True)
     low = -100 * (1 - 0.025 ** (1 / 66))
-    assert row_of_groups(out)["low"] == f"{low:.1f}"
-
-
-def row_of_groups(out: str) -> dict[str, str]:
     row = re.search(ROW.format("other"), out, re.MULTILINE)
     assert row
-    return row.groupdict()
+    assert row["low"] == f"{low:.1f}"
