@@ -223,40 +223,36 @@ def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsy
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["TEXTS", "--map", "reddish"], "--map reddish is no colour map of matplotlib"),
-        (["/nowhere-at-all"], "does not exist"),
-        (["EMPTY"], "is no cell's folder"),
-        (["TEXTS", "--problem", "none"], "is not in"),
-        (["TEXTS", "--problem", "first", "--draw", "1"], "--draw 1 is not in"),
-        (["TEXTS", "--problem", "open"], "never closes its thinking"),
-        (["TEXTS", "--problem", "rash"], "has no thinking or no answer"),
-        (["TEXTS", "--split", "("], "is no regular expression"),
-        (["TEXTS", "--show", "kept"], "does not tell what its cache kept"),
-        (["TEXTS", "--show", "attribution", "--find", "zebra"], "matches nothing"),
-        (["TEXTS", "--head", "/nowhere-at-all"], "holds no predictor"),
-        (["TEXTS", "model.colour=blue"], "colour"),
-        (["EMPTY", "--show", "retention"], "holds no cells"),
-        (["TEXTS", "--scores", "h3o"], "--scores h3o is no policy: choose from bottom,"),
-        (["TEXTS", "--scores", "full"], "scores nothing"),
-        (["TEXTS", "--scores", "snapkv", "policy.budget=16", "policy.local_window=8"], "observation_window=32 is out"),
-        (["TEXTS", "--steps", "0-4,3-9"], "first and last tokens in order"),
-        (["TEXTS", "--steps", "0-4000"], "whose tokens are 0 to "),
-        (["TEXTS", "--find", "("], "is no regular expression"),
-        (["TEXTS", "--question", "why"], "is for live alone"),
-        (["live", "benchmark=toy_chain", "--problem", "nobody"], "nobody is not in toy_chain: it has chain-0"),
-        (["live", "grid.policy=[window,random]"], "the grid has 2 cells"),
-        (["live", "policy.budget=8", "policy.local_window=9"], "local_window"),
+        ("TEXTS --map reddish", "--map reddish is no colour map of matplotlib"),
+        ("/nowhere-at-all", "does not exist"),
+        ("EMPTY", "is no cell's folder"),
+        ("TEXTS --problem none", "is not in"),
+        ("TEXTS --problem first --draw 1", "--draw 1 is not in"),
+        ("TEXTS --problem open", "never closes its thinking"),
+        ("TEXTS --problem rash", "has no thinking or no answer"),
+        ("TEXTS --split (", "is no regular expression"),
+        ("TEXTS --show kept", "does not tell what its cache kept"),
+        ("TEXTS --show attribution --find zebra", "matches nothing"),
+        ("TEXTS --head /nowhere-at-all", "holds no predictor"),
+        ("TEXTS model.colour=blue", "colour"),
+        ("EMPTY --show retention", "holds no cells"),
+        ("TEXTS --scores h3o", "--scores h3o is no policy: choose from bottom,"),
+        ("TEXTS --scores full", "scores nothing"),
+        ("TEXTS --scores snapkv policy.budget=16 policy.local_window=8", "observation_window=32 is out"),
+        ("TEXTS --steps 0-4,3-9", "first and last tokens in order"),
+        ("TEXTS --steps 0-4000", "whose tokens are 0 to "),
+        ("TEXTS --find (", "is no regular expression"),
+        ("TEXTS --question why", "is for live alone"),
+        ("live benchmark=toy_chain --problem nobody", "nobody is not in toy_chain: it has chain-0"),
+        ("live grid.policy=[window,random]", "the grid has 2 cells"),
+        ("live policy.budget=8 policy.local_window=9", "local_window"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments, message, texts, empty, tiny_model_dir, capsys):
+def test_bad_input_is_one_sentence(arguments, message, texts, empty, tiny_model_dir, kvsweep):
     tiny = [f"model.path={tiny_model_dir}"] if "TEXTS" in arguments else []
     places = {"TEXTS": str(texts), "EMPTY": str(empty)}
-    with pytest.raises(SystemExit) as ended:
-        main([places.get(word, word) for word in arguments] + tiny)
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    code, _, error = kvsweep("trace", *(places.get(word, word) for word in arguments.split()), *tiny)
+    assert (code, message in error, error.count("\n")) == (2, True, 1)
 
 
 @pytest.mark.parametrize("field", [{"text": None}, {"text": 5}, {"problem": None}, {"draw": "x"}])
@@ -403,39 +399,35 @@ def test_the_last_row_of_a_repeated_pair_counts(decoded):
     assert [c.num_tokens for c in stored if c.problem_id == row["problem_id"]] == [7]
 
 
-HELP_AND_REFUSALS = [
-    ("trace", ["--help"], 0),
-    ("predictor", ["--help"], 0),
-    ("trace", ["/nowhere-at-all"], 2),
-    ("trace", ["EMPTY"], 2),
-    ("trace", ["EMPTY", "--show", "retention"], 2),
-    ("trace", ["TEXTS", "--scores", "h3o"], 2),
-    ("trace", ["TEXTS", "--head", "/nowhere-at-all"], 2),
-    ("trace", ["live", "benchmark=toy_chain", "--problem", "nobody"], 2),
-    ("predictor", ["paint"], 2),
-    ("predictor", ["traces", "recipe.import_from=/nowhere-at-all"], 2),
-    ("predictor", ["labels"], 2),
-    ("predictor", ["train"], 2),
-]
+HELP_AND_REFUSALS = """trace --help
+predictor --help
+trace /nowhere-at-all
+trace EMPTY
+trace EMPTY --show retention
+trace TEXTS --scores h3o
+trace TEXTS --head /nowhere-at-all
+trace live benchmark=toy_chain --problem nobody
+predictor paint
+predictor traces recipe.import_from=/nowhere-at-all
+predictor labels
+predictor train"""
 
 
 def test_help_and_refusals_import_neither_torch_nor_matplotlib(texts, empty, tmp_path):
     places = {"TEXTS": str(texts), "EMPTY": str(empty)}
-    cases = []
-    for room, words, code in HELP_AND_REFUSALS:
-        cases.append((room, [places.get(word, word) for word in words], code))
+    cases = [[places.get(word, word) for word in line.split()] for line in HELP_AND_REFUSALS.splitlines()]
     program = f"""
 import sys
 for name in ("torch", "transformers", "matplotlib"):
     sys.modules[name] = None
 from kvsweep.cli import main
-for room, arguments, expected in {cases}:
+for words in {cases}:
     code = 0
     try:
-        main([room, *arguments])
+        main(words)
     except SystemExit as ended:
         code = ended.code
-    assert code == expected, (room, arguments, code)
+    assert code == (0 if "--help" in words else 2), (words, code)
 """
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
