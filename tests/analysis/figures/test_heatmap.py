@@ -22,7 +22,7 @@ from kvsweep.analysis.figures.style import save_figure, shade
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.notation import Look
 from kvsweep.analysis.report.page import cell_data, heatmaps
-from kvsweep.analysis.statistics.grids import GRID_FILE, REFERENCE, find_grids, missing_cells, published_grid
+from kvsweep.analysis.statistics.grids import find_grids, missing_cells, published_grid
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.analysis.statistics.sentences import analyse, analyse_scores
 
@@ -50,10 +50,6 @@ def metrics(run, make_cell):
     for window in WINDOWS:
         make_cell([[0], [1]], policy="random", local_window=window)
     return cell_metrics(load_run(run))
-
-
-def panels_of_any(figure: Figure) -> list[Axes]:
-    return [axes for axes in figure.axes if " | " in axes.get_title()]
 
 
 def panels(figure: Figure) -> list[Axes]:
@@ -191,8 +187,6 @@ def test_the_published_grids_have_the_papers_form():
         figure = grid_figure(grid, model, found.metrics, verdicts=found.verdicts)
         axes = [one for one in figure.axes if " | " in one.get_title()]
         drawn[model] = [one.get_title() for one in axes]
-        assert len(figure.axes) == 8, "each panel has its own colour bar"
-        assert len({one.get_subplotspec().rowspan for one in axes}) == 1, "one row"
         assert figure.get_figwidth() == pytest.approx(18 / 2.54)
         assert axes[0].get_ylabel() == "Local Window Size"
         assert {one.get_xlabel() for one in axes} == {"Ratio"}
@@ -327,18 +321,6 @@ def test_a_panel_within_chance_is_pale_and_says_so(run, make_cell):
     assert "a pale panel" not in grid_figure(grid, "toy_qwen", found.metrics, MARKED).get_supxlabel()
     _, plain = panels(grid_figure(grid, "toy_qwen", found.metrics, verdicts=found.verdicts))
     assert plain.collections[0].cmap([0.0, 0.5, 1.0])[:, :3].min() < 0.2, "full colours"
-
-
-@pytest.mark.slow
-def test_the_papers_scores_have_their_own_spans():
-    found = analyse_scores(REFERENCE / GRID_FILE)
-    for grid in found.grids:
-        for model in grid.models:
-            drawn = panels_of_any(grid_figure(grid, model, found.metrics, MARKED, found.verdicts))
-            assert len(drawn) == 4
-            for axes in drawn:
-                values = axes.collections[0].get_array()
-                assert f"\nspan {np.ptp(values):.1f}, p " in axes.get_title()
 
 
 @pytest.mark.slow
