@@ -29,12 +29,10 @@ from kvsweep.records import (
 from kvsweep.stored import StoredCell, read_cells, read_provenance, read_screen
 
 
-def completion(**fields):
-    ids = [5, 6, 7, 8]
-    usual = {"problem_id": "p", "draw": 0, "text": "", "token_ids": ids, "num_tokens": 4, "prompt_tokens": 3}
-    usual |= {"thinking_tokens": 4, "stop_reason": "length", "peak_length": 6, "seed": 0}
-    usual |= {"evictions": [], "fork_step": None}
-    return Completion(**{**usual, **fields})
+def completion(problem_id="p", draw=0, text="", **fields):
+    usual = {"token_ids": [5, 6, 7, 8], "num_tokens": 4, "prompt_tokens": 3, "thinking_tokens": 4, "seed": 0}
+    usual |= {"stop_reason": "stop", "peak_length": 6, "evictions": [], "fork_step": None}
+    return Completion(problem_id=problem_id, draw=draw, text=text, **{**usual, **fields})
 
 
 def subclasses(kind):
@@ -89,7 +87,7 @@ def test_the_bytes_of_a_row():
     row = completion(text="é \ud800 😀", evictions=[Eviction(step=2, length_before=5, length_after=3, held=[100, 3])])
     assert row.to_line() == (
         '{"schema":1,"problem_id":"p","draw":0,"text":"\\u00e9 \\ud800 \\ud83d\\ude00","token_ids":[5,6,7,8],'
-        '"num_tokens":4,"prompt_tokens":3,"thinking_tokens":4,"stop_reason":"length",'
+        '"num_tokens":4,"prompt_tokens":3,"thinking_tokens":4,"stop_reason":"stop",'
         '"evictions":[{"step":2,"length_before":5,"length_after":3,"held":[100,3]}],"fork_step":null,"peak_length":6,'
         '"seed":0}\n'
     )

@@ -32,8 +32,9 @@ from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.status import read_sweep
 from kvsweep.harness.sweep.store import CellLockedError, CellStore, open_cells
-from kvsweep.records import Completion, DecodeStats, Eviction, Grade, PairRow, Problem, Shard, drop_torn_line, read_rows
+from kvsweep.records import Completion, DecodeStats, Grade, PairRow, Problem, Shard, drop_torn_line, read_rows
 from kvsweep.stored import StoredCell, read_provenance
+from tests.test_records import completion
 
 PROBLEMS = [Problem(id=name, prompt=f"{name}?", gold="1") for name in "abc"]
 CELL = Cell(
@@ -44,23 +45,6 @@ CELL = Cell(
     decoding=DecodingConfig(name="d", max_new_tokens=4, sampling=SamplingConfig(temperature=0.6)),
     seed=0,
 )
-
-
-def completion(problem_id: str = "a", draw: int = 0, text: str = "so 1") -> Completion:
-    return Completion(
-        problem_id=problem_id,
-        draw=draw,
-        text=text,
-        token_ids=[5, 6, 2],
-        num_tokens=3,
-        prompt_tokens=4,
-        thinking_tokens=3,
-        stop_reason="stop",
-        evictions=[Eviction(step=1, length_before=5, length_after=2, held=[])],
-        fork_step=1,
-        peak_length=5,
-        seed=0,
-    )
 
 
 def stats(**changes: Any) -> DecodeStats:
@@ -99,15 +83,15 @@ def test_rows_are_found_again(tmp_path):
 def test_a_row_is_in_the_file_as_soon_as_it_is_appended(tmp_path):
     with store(tmp_path) as opened:
         for draw in range(5):
-            opened.append(completion(draw=draw))
+            opened.append(completion("a", draw))
             assert len((opened.directory / "completions.jsonl").read_bytes().splitlines()) == draw + 1
 
 
 def test_a_pair_is_never_written_twice(tmp_path):
     with store(tmp_path) as opened:
-        opened.append(completion())
+        opened.append(completion("a"))
         with pytest.raises(AssertionError, match="twice"):
-            opened.append(completion())
+            opened.append(completion("a"))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +106,7 @@ def test_any_text_is_one_row(text, tmp_path):
     path = opened.directory / "completions.jsonl"
     assert path.read_bytes().isascii()
     assert path.read_bytes().count(b"\n") == 2
-    assert [row["text"] for row in read_rows(path)] == [text, "so 1"]
+    assert [row["text"] for row in read_rows(path)] == [text, ""]
     with store(tmp_path) as again:
         assert again.finished_pairs == {("a", 0), ("b", 0)}
 
@@ -130,7 +114,7 @@ def test_any_text_is_one_row(text, tmp_path):
 @pytest.mark.parametrize("tail", [b"{", b'{"problem_id": "c", "draw"', b"\xff\xfe", b"x" * 200_000, b'{"a": 1}'])
 def test_a_torn_last_line_is_cut(tail, tmp_path):
     with store(tmp_path) as opened:
-        opened.append(completion())
+        opened.append(completion("a"))
     path = opened.directory / "completions.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + tail)
@@ -210,18 +194,24 @@ def test_done_comes_with_the_last_pair(tmp_path):
         assert not done.exists(), "more is wanted than there is"
 
 
-@pytest.mark.parametrize("name", ["completions.jsonl", "grades.jsonl"])
-def test_a_file_whose_end_was_lost_is_not_done(name, tmp_path):
-    """A machine that dies may leave the size of a file and zeros in place of its end."""
-    with store(tmp_path) as opened:
+def finished(run: Path) -> Path:
+    """The folder of a cell that is done."""
+    with store(run) as opened:
         opened.append(completion("a"))
         (opened.directory / "grades.jsonl").write_text("{}\n")
         opened.mark_done(["a"], 1)
-    assert StoredCell(opened.directory).is_done
-    path = opened.directory / name
+    return opened.directory
+
+
+@pytest.mark.parametrize("name", ["completions.jsonl", "grades.jsonl"])
+def test_a_file_whose_end_was_lost_is_not_done(name, tmp_path):
+    """A machine that dies may leave the size of a file and zeros in place of its end."""
+    folder = finished(tmp_path)
+    assert StoredCell(folder).is_done
+    path = folder / name
     path.write_bytes(path.read_bytes()[:-2] + bytes(2))
     assert not covers(tmp_path, ["a"], 1)
-    assert StoredCell(opened.directory).is_done == (name == "grades.jsonl"), "grades can be made again without a sweep"
+    assert StoredCell(folder).is_done == (name == "grades.jsonl"), "grades can be made again without a sweep"
 
 
 def test_rows_are_on_the_disk_before_done(tmp_path, monkeypatch):
@@ -236,12 +226,8 @@ def test_rows_are_on_the_disk_before_done(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["completions.jsonl", "grades.jsonl", "problems.jsonl", "cell.yaml", "DONE"])
 def test_done_vouches_for_the_files_it_saw(name, tmp_path):
-    with store(tmp_path) as opened:
-        opened.append(completion("a"))
-        (opened.directory / "grades.jsonl").write_text("{}\n")
-        opened.mark_done(["a"], 1)
+    path = finished(tmp_path) / name
     assert covers(tmp_path, ["a"], 1)
-    path = opened.directory / name
     path.write_bytes(path.read_bytes()[:-1])
     assert covers(tmp_path, ["a"], 1) == (name == "DONE"), "a DONE without its newline says the same"
     path.unlink()
