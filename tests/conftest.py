@@ -324,6 +324,21 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module", params=["toy_qwen", "toy_llama"])
+def toy_and_eager(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """A toy model, and its network in float64 with the eager attention of transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from kvsweep.harness.models.config import ModelConfig
+    from kvsweep.harness.models.load import load_model
+    from kvsweep.harness.settings import WEIGHTS
+
+    path = str(WEIGHTS / request.param)
+    eager = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager").eval()
+    return load_model(ModelConfig(name=request.param, title="", path=path, threads=1)), eager
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of the problem files and recorded outputs; a test that needs it is marked `shared`."""

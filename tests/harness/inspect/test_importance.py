@@ -14,7 +14,7 @@ from kvsweep.harness.inspect.inspected import InspectedText, NotInText
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.traces import Trace
-from kvsweep.harness.settings import CONF, WEIGHTS
+from kvsweep.harness.settings import CONF
 from kvsweep.harness.sweep.grid import build_policies
 
 START, END = 12, 60
@@ -149,13 +149,6 @@ STEPS = [range(12, 20), range(20, 37), range(37, 38), range(40, 60)]
 FIRST = 61
 
 
-@pytest.fixture(scope="module", params=["toy_qwen", "toy_llama"])
-def models(request):
-    path = str(WEIGHTS / request.param)
-    eager = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager").eval()
-    return load_model(ModelConfig(name=request.param, title="", path=path, threads=1)), eager
-
-
 @pytest.fixture
 def ids():
     return torch.randint(6, 90, (83,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -172,8 +165,8 @@ def brute_force(eager, ids, step):
 
 
 @pytest.mark.parametrize("slots", [1, 2, 32])
-def test_removal_equals_a_rerun_without_the_step(models, ids, slots):
-    model, eager = models
+def test_removal_equals_a_rerun_without_the_step(toy_and_eager, ids, slots):
+    model, eager = toy_and_eager
     found = removal(model, ids, FIRST, STEPS, slots=slots)
     whole = brute_force(eager, ids, range(0))
     expected = torch.stack([whole - brute_force(eager, ids, step) for step in STEPS], dim=1)
@@ -182,5 +175,5 @@ def test_removal_equals_a_rerun_without_the_step(models, ids, slots):
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
 
 
-def test_the_cost_is_said_beforehand(models):
-    assert "a prefill of 61 tokens, then 2 x 22 decode steps over 32 slots (50 steps" in cost(models[0], 83, FIRST, 50)
+def test_the_cost_is_said_beforehand(model):
+    assert "a prefill of 61 tokens, then 2 x 22 decode steps over 32 slots (50 steps" in cost(model, 83, FIRST, 50)

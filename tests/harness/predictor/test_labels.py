@@ -2,28 +2,17 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.labels import label_trace, standardise, target
 from kvsweep.harness.predictor.recipe import LABEL_KINDS
 from kvsweep.harness.predictor.traces import Trace
-from kvsweep.harness.settings import WEIGHTS
-
-
-@pytest.fixture(scope="module", params=["toy_qwen", "toy_llama"])
-def models(request):
-    path = str(WEIGHTS / request.param)
-    eager = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager").eval()
-    return load_model(ModelConfig(name=request.param, title="", path=path, threads=1)), eager
 
 
 @pytest.mark.parametrize(("length", "start", "end"), [(11, 3, 8), (77, 20, 61), (301, 40, 250)])
 @pytest.mark.parametrize("min_distance", [1, 32])
 @torch.inference_mode()
-def test_labels_equal_those_of_eager_attention_in_float64(models, length, start, end, min_distance):
-    model, eager = models
+def test_labels_equal_those_of_eager_attention_in_float64(toy_and_eager, length, start, end, min_distance):
+    model, eager = toy_and_eager
     ids = torch.randint(6, 90, (length,), generator=torch.Generator().manual_seed(length)).tolist()
     trace = Trace(problem_id="p", draw=0, kept=True, token_ids=ids, think_start=start, think_end=end)
     output = eager.model(torch.tensor([ids]), output_attentions=True)
