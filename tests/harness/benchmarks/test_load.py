@@ -370,9 +370,10 @@ def hub_rows(count: int = 40) -> datasets.Dataset:
     return datasets.Dataset.from_list(rows)
 
 
-class TestHub:
-    FIELDS = read_yaml(CONF / "benchmark" / "amc23.yaml")
+AMC23 = read_yaml(CONF / "benchmark/amc23.yaml")
 
+
+class TestHub:
     @pytest.mark.parametrize("path", [p for p in CONFIGS if read_yaml(p)["source"] == "hub"], ids=lambda p: p.stem)
     def test_id_split_and_revision_are_passed_on(self, path, monkeypatch):
         fields, calls = read_yaml(path), []
@@ -399,15 +400,15 @@ class TestHub:
     def test_the_real_loader_reads_the_same_schema_from_disk(self, tmp_path):
         """`load_dataset` itself, its id pointing to a local folder laid out as a hub dataset is."""
         hub_rows().to_json(tmp_path / "test.jsonl")
-        hub = load_problems(BenchmarkConfig(**{**self.FIELDS, "hub_id": str(tmp_path), "revision": None}))
-        local = load_problems(BenchmarkConfig(**{**self.FIELDS, "path": str(tmp_path / "test.jsonl")}))
+        hub = load_problems(BenchmarkConfig(**{**AMC23, "hub_id": str(tmp_path), "revision": None}))
+        local = load_problems(BenchmarkConfig(**{**AMC23, "path": str(tmp_path / "test.jsonl")}))
         assert hub.problems == local.problems
         assert hub.content_hash == local.content_hash
         assert (hub.problems[0].id, hub.problems[0].gold) == ("0", "-1")
 
     def test_an_unpinned_dataset_says_so(self, serve, capsys):
         serve(hub_rows())
-        benchmark = load_problems(BenchmarkConfig(**{**self.FIELDS, "revision": None}))
+        benchmark = load_problems(BenchmarkConfig(**{**AMC23, "revision": None}))
         assert "math-ai/amc23@unpinned" in benchmark.origin
         assert "not pinned" in capsys.readouterr().err
 
@@ -424,12 +425,10 @@ class TestHub:
     )
     def test_what_the_hub_has_or_refuses(self, data, fields, word, serve):
         serve(data)
-        mistake("math-ai/amc23", word, **{**self.FIELDS, **fields})
+        mistake("math-ai/amc23", word, **{**AMC23, **fields})
 
 
 class TestFallback:
-    FIELDS = read_yaml(CONF / "benchmark" / "amc23.yaml")
-
     def test_the_second_source_is_taken_and_named(self, monkeypatch, capsys):
         asked: list[tuple[str, str | None]] = []
 
@@ -441,7 +440,7 @@ class TestFallback:
             return datasets.Dataset.from_list(rows)
 
         monkeypatch.setattr(datasets, "load_dataset", fake)
-        benchmark = load_problems(BenchmarkConfig(**self.FIELDS))
+        benchmark = load_problems(BenchmarkConfig(**AMC23))
         assert benchmark.count == 40
         assert all(int(problem.gold) % 2 == 1 for problem in benchmark.problems)
         assert benchmark.origin.startswith("AI-MO/aimo-validation-amc@69d78a4a")
@@ -450,13 +449,13 @@ class TestFallback:
 
     def test_if_neither_can_be_had_the_first_is_named(self, serve):
         serve(ConnectionError("Couldn't reach"))
-        assert "aimo-validation" not in mistake("math-ai/amc23", "network", **self.FIELDS)
+        assert "aimo-validation" not in mistake("math-ai/amc23", "network", **AMC23)
 
     def test_another_content_is_one_sentence(self, serve):
         serve(hub_rows())
-        right = load_problems(BenchmarkConfig(**self.FIELDS)).content_hash
-        assert load_problems(BenchmarkConfig(**{**self.FIELDS, "expected_hash": right})).count == 40
-        mistake(right, "expected_hash", **{**self.FIELDS, "expected_hash": "0" * 16})
+        right = load_problems(BenchmarkConfig(**AMC23)).content_hash
+        assert load_problems(BenchmarkConfig(**{**AMC23, "expected_hash": right})).count == 40
+        mistake(right, "expected_hash", **{**AMC23, "expected_hash": "0" * 16})
 
 
 def made_up(count: int) -> list[dict[str, Any]]:
