@@ -56,12 +56,11 @@ def read(texts, model):
 
 
 @pytest.fixture
-def decoded(kvsweep, tiny, tiny_policy, tmp_path):
+def decoded(kvsweep, settings, tmp_path):
     """`decoded(*words)` is the folder of a cell of toy_chain, decoded by the tiny model with a window."""
 
     def decode(*words):
-        settings = ["policy=window", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}", *words]
-        ended = kvsweep(*settings)
+        ended = kvsweep(*settings, f"results_dir={tmp_path}", *words)
         assert ended.code == 0, ended.err
         return next(tmp_path.glob("*/*/cell.yaml")).parent
 
