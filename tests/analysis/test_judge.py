@@ -156,7 +156,10 @@ def test_the_state_of_llama_eval(judge, tmp_path):
     assert (math.isnan(last.correct), last.text) == (True, None)
     code, out, _ = judge(tmp_path / "f16", tmp_path / "q4")
     assert (code, "q4: worse. 100.0% -> 90.0%" in out, "q4: 1 of 240 pairs with f16 lack" in out) == (1, True, True)
-    assert f"note: q4 is read from {tmp_path / 'q4/llama-eval-state.json'}." in out
+    # Files of one name have their folders' names.
+    f16, q4 = (tmp_path / name / "llama-eval-state.json" for name in ("f16", "q4"))
+    assert f"note: q4 is read from {q4}." in out
+    assert "q4: worse." in judge(f16, q4)[1]
 
 
 FOLDERS = {
@@ -323,8 +326,8 @@ def test_golds_and_texts_that_cannot_be_graded_are_refused(golds, words, said, r
 
 
 GUESS = "Is it \\boxed{%d}? I add again"
-# How texts with a guess in their thinking end where they are cut off, and where they answer.
-CUT = {
+# How a wrong text ends and a right one: with a guess in the thinking, or with tags that are none of thinking.
+ENDS = {
     "the prompt opens": (GUESS, GUESS + "</think>It is \\boxed{%d}."),
     "the text opens": ("◁think▷" + GUESS, "◁think▷" + GUESS + "◁/think▷It is \\boxed{%d}.<|im_end|>"),
     "channels": (
@@ -337,35 +340,23 @@ CUT = {
         f"H<sub>2</sub>: {GUESS}[/CoT]\\boxed{{%d}}",
     ),
     "concludes nothing": ("[THINK]" + GUESS + "[/THINK]I cannot say.", "[THINK]" + GUESS + "[/THINK]\\boxed{%d}</s>"),
+    "a heading": ("<b>Solution</b>\nThe answer is 99.", "<b>Solution</b>\nThe answer is %d."),
+    "around all": ("<p>We add both and get \\boxed{99}.</p>", "<p>We add both and get \\boxed{%d}.</p>"),
+    "around the answer": ("<answer>I get \\boxed{99}</answer>", "<answer>I get \\boxed{%d}</answer>"),
+    "a box": ("<|begin_of_box|>99<|end_of_box|> is it.", "<|begin_of_box|>%d<|end_of_box|> is it."),
+    "units": ("It is 4 m<sup>2</sup>, so \\boxed{99}.", "It is 4 m<sup>2</sup>, so \\boxed{%d}."),
 }
 
 
-@pytest.mark.parametrize("way", CUT)
-def test_a_guess_in_the_thinking_is_no_answer(way, judge, tmp_path):
+@pytest.mark.parametrize("way", ENDS)
+def test_a_guess_in_the_thinking_is_no_answer_and_another_tag_takes_none_away(way, judge, tmp_path):
     def outputs(name, lost):
-        said = [CUT[way][p >= lost] for p in range(30)]
+        said = [ENDS[way][p >= lost] for p in range(30)]
         items = [{"id": p, "gold": str(p), "text": t % ((p,) * t.count("%d"))} for p, t in enumerate(said)]
         return write(tmp_path / name, items)
 
     full, small = outputs("full.jsonl", 0), outputs("small.jsonl", 6)
     assert "small: worse. 100.0% -> 80.0%" in judge(full, small, "--grades", "ours", "--kind", "integer")[1]
-
-
-MARKS = {
-    "a heading": "<b>Solution</b>\nThe answer is %d.",
-    "around all": "<p>We add both of them and get \\boxed{%d}.</p>",
-    "around the answer": "<answer>I add them up and get \\boxed{%d}</answer>",
-    "a box": "<|begin_of_box|>%d<|end_of_box|> is what all of the numbers make together.",
-    "units": "It is 4 m<sup>2</sup> in all of it, so that \\boxed{%d} is the answer.",
-}
-
-
-@pytest.mark.parametrize("text", MARKS.values(), ids=MARKS)
-def test_a_tag_that_is_none_of_thinking_takes_no_answer_away(text, judge, tmp_path):
-    items = [{"id": p, "gold": str(p), "text": text % p} for p in range(30)]
-    lost = [item | {"text": text % 99} for item in items[:6]]
-    files = write_all(tmp_path, full=items, other=lost + items[6:])
-    assert "other: worse. 100.0% -> 80.0%" in judge(*files, "--grades", "ours", "--kind", "integer")[1]
 
 
 @pytest.mark.parametrize("closed", [0, 3])
@@ -381,20 +372,19 @@ def test_texts_that_may_be_answers_or_thinking_need_their_endings(closed, judge,
     assert "other: unclear. 100.0% -> 100.0%" in judge(*write_all(tmp_path, **told), *ours)[1]
 
 
-def test_what_has_no_text_is_ungraded(judge, tmp_path):
-    full = [{"id": p, "gold": str(p), "text": f"\\boxed{{{p}}}"} for p in range(30)]
-    other = [*full[:-1], {"id": 29, "gold": "29", "text": None, "error": "content_filter"}]
-    code, out, _ = judge(*write_all(tmp_path, full=full, other=other), "--grades", "ours", "--kind", "integer")
-    assert (code, "note: other: 1 answer of 30 are missing and not wrong" in out) == (4, True)
-
-
-def test_what_has_no_text_because_it_was_cut_off_is_wrong(judge, tmp_path):
-    """As vLLM's rows are with a reasoning parser, where the thinking took all tokens."""
+@pytest.mark.parametrize(
+    ("lost", "row", "code", "said"),
+    [
+        (1, {"error": "content_filter"}, 4, "note: other: 1 answer of 30 are missing and not wrong"),
+        # As vLLM's rows are with a reasoning parser, where the thinking took all tokens.
+        (15, {"finish_reason": "length", "reasoning_content": "let me"}, 1, " 15/0 "),
+    ],
+)
+def test_what_has_no_text_is_ungraded_or_was_cut_off_and_is_wrong(lost, row, code, said, judge, tmp_path):
     full = [{"id": p, "gold": str(p), "text": f"\\boxed{{{p}}}", "finish_reason": "stop"} for p in range(30)]
-    cut = {"text": None, "finish_reason": "length", "reasoning_content": "let me"}
-    other = [row | (cut if row["id"] < 15 else {}) for row in full]
-    code, out, _ = judge(*write_all(tmp_path, full=full, other=other), "--grades", "ours", "--kind", "integer")
-    assert (code, "missing" in out, row_of(out, "other")["lost"]) == (1, False, "15")
+    other = [*({**one, "text": None, **row} for one in full[:lost]), *full[lost:]]
+    ended, out, _ = judge(*write_all(tmp_path, full=full, other=other), "--grades", "ours", "--kind", "integer")
+    assert (ended, said in out, "missing" in out) == (code, True, code == 4)
 
 
 def test_the_repeats_of_lm_evaluation_harness_are_draws(tmp_path):
@@ -416,21 +406,6 @@ def test_columns_of_other_names(tmp_path):
         read_outputs(path, Reading(columns={"id": "name"}))
     with pytest.raises(UserError, match="--column colour="):
         Reading(columns={"colour": "run"})
-
-
-@pytest.mark.skipif("KVSWEEP_SHARED" not in os.environ, reason="needs the recorded outputs in KVSWEEP_SHARED")
-def test_recorded_outputs_as_two_engines(judge, tmp_path):
-    """Every second of 1,996 recorded outputs is one engine's; their grades are people's."""
-    lines = (Path(os.environ["KVSWEEP_SHARED"]) / "data" / "graded_outputs.jsonl").read_text().splitlines()
-    sides: list[list[Row]] = [[], []]
-    for number, line in enumerate(lines):
-        row = json.loads(line)
-        sides[number % 2].append({"id": str(number // 2), "text": row["tail"], "correct": row["label"]})
-    code, out, _ = judge(*write_all(tmp_path, a=sides[0], b=sides[1]), "--html", tmp_path / "page.html")
-    right = [sum(row["correct"] for row in side) for side in sides]
-    assert code in (0, 1, 4)
-    assert f"{100 * (right[1] - right[0]) / len(sides[0]):+.1f}" in out
-    assert (tmp_path / "page.html").stat().st_size < 3_000_000
 
 
 def test_the_page_holds_the_answers_that_differ_first(judge, tmp_path, monkeypatch):
@@ -520,15 +495,6 @@ def test_the_table_of_the_page(judge, tmp_path):
     assert len(printed) == 6
 
 
-def test_files_of_one_name_have_their_folders_names(judge, tmp_path):
-    for name, lost in (("f16", 0), ("q4", 3)):
-        (tmp_path / name).mkdir()
-        write(tmp_path / name / "grades.jsonl", rows(30, 8, lost))
-    code, out, _ = judge(tmp_path / "f16/grades.jsonl", tmp_path / "q4/grades.jsonl")
-    assert code == 1
-    assert "q4: worse." in out
-
-
 @pytest.mark.parametrize(("margin", "problems"), [(5, 72), (10, 36)])
 def test_the_margin_is_in_points(judge, tmp_path, margin, problems):
     # A part m of all problems is lost: n of them lose nothing with the chance (1 - m)^n, which is 2.5% or 1 in 40.
@@ -604,7 +570,6 @@ def test_one_answer_that_lacks_leaves_a_file_safe(judge, tmp_path):
             2,
             "full and other have the grades 'em strict' and 'em flexible'",
         ),
-        ({"filter": "none"}, {}, 0, "other: safe."),
         ({"scores": {"a": 1}}, {"scores": {"b": 1}}, 2, "have the grades 'a' and 'b'"),
         # A row's own number beside the problem.
         (
@@ -616,7 +581,7 @@ def test_one_answer_that_lacks_leaves_a_file_safe(judge, tmp_path):
         # The model's own answer is no gold.
         (lambda p, d: {"gold": None, "answer": d}, lambda p, d: {"gold": None, "answer": d + 1}, 0, "other: safe."),
         # What makes no difference.
-        ({"gold": "070"}, {"gold": 70}, 0, "other: safe."),
+        ({"gold": "070", "correct": "yes"}, {"gold": 70, "correct": "C"}, 0, "other: safe."),
         ({"gold": "70"}, {"gold": "700"}, 2, "differ in gold for problem 'p0'"),
         # A reason that nobody knows.
         (
@@ -625,10 +590,9 @@ def test_one_answer_that_lacks_leaves_a_file_safe(judge, tmp_path):
             0,
             "note: other: 1 answer of 320 ended by 'refusal', which is no known end or limit: the text alone says",
         ),
-        ({"gold": 7}, {"gold": [" 7"]}, 0, "other: safe."),
+        ({"gold": 7, "filter": "none"}, {"gold": [" 7"]}, 0, "other: safe."),
         ({"gold": math.nan}, {"gold": math.nan}, 0, "other: safe."),
-        (lambda p, d: {"draw": float(d)}, lambda p, d: {"draw": f"{d}.0"}, 0, "other: safe."),
-        (lambda p, d: {"id": p}, lambda p, d: {"id": float(p)}, 0, "other: safe."),
+        (lambda p, d: {"id": p, "draw": float(d)}, lambda p, d: {"id": float(p), "draw": f"{d}.0"}, 0, "other: safe."),
         # Draws that one file has, and grades that are the other file's.
         (
             {},
@@ -666,7 +630,6 @@ def test_one_answer_that_lacks_leaves_a_file_safe(judge, tmp_path):
             2,
             "full and other differ in prompt_hash for problem 'p0': give outputs of the same questions, or --ignore",
         ),
-        ({"correct": "yes"}, {"correct": "C"}, 0, "other: safe."),
         (
             lambda p, d: {"prompt": [{"id": f"{p}{d}", "content": "Add"}]},
             lambda p, d: {"prompt": [{"id": f"{d}{p}", "content": "Add"}]},
@@ -741,10 +704,8 @@ def test_what_an_engine_says_of_its_run_is_no_question(draws, judge, tmp_path):
     assert judge(side("vllm"), side("llama"))[0] == 0
 
 
-def counted_of(text: Callable[[int, int], Any], correct: Callable[[int, int], Any] = lambda p, d: 1) -> float:
-    """As how many draws the answers of 40 problems and 8 draws count."""
-    pairs = [(str(p), d, text(p, d), correct(p, d)) for p in range(40) for d in range(8)]
-    return 8 * counted_share(pd.DataFrame(pairs, columns=["problem_id", "draw", "text", "correct"]))
+def right(p: int, d: int) -> int:
+    return 1
 
 
 @pytest.mark.parametrize(
@@ -753,20 +714,22 @@ def counted_of(text: Callable[[int, int], Any], correct: Callable[[int, int], An
         (8, lambda p, d: f"{p} {d}", lambda p, d: p > 2),
         (1, lambda p, d: f"{p}", lambda p, d: p > 2),
         # Two versions of each text, as often, and one cold text beside seven equal ones, in each second problem.
-        (2, lambda p, d: f"{p} {d % 2}", lambda p, d: 1),
-        (1 / ((1 + 50 / 64) / 2), lambda p, d: f"{p} {(d == 0) * (p % 2)}", lambda p, d: 1),
-        (1 / ((1 + 1 / 8) / 2), lambda p, d: f"{p} {d * (p % 2)}", lambda p, d: 1),
+        (2, lambda p, d: f"{p} {d % 2}", right),
+        (1 / ((1 + 50 / 64) / 2), lambda p, d: f"{p} {(d == 0) * (p % 2)}", right),
+        (1 / ((1 + 1 / 8) / 2), lambda p, d: f"{p} {d * (p % 2)}", right),
         # Two problems' texts are equal: an agent's last one, or letters, which greedy decoding alone never varies.
         (8, lambda p, d: "Submitted.", lambda p, d: p > 2 or d > 5),
         (1, lambda p, d: "ABCD"[p % 4], lambda p, d: p > 2),
         (8, lambda p, d: "ABCD"[(p + (p < 2) * (d % 2)) % 4], lambda p, d: p > 2),
         # A text with two grades is two answers, in one problem of 40.
         (1 / ((39 + 50 / 64) / 40), lambda p, d: f"{p}", lambda p, d: (p, d) != (7, 7)),
-        (8, lambda p, d: None, lambda p, d: 1),
+        (8, lambda p, d: None, right),
     ],
 )
 def test_a_text_that_a_problem_has_twice_is_one_draw(draws, text, correct):
-    assert counted_of(text, correct) == pytest.approx(draws, abs=1e-4)
+    answers = [(str(p), d, text(p, d), correct(p, d)) for p in range(40) for d in range(8)]
+    share = counted_share(pd.DataFrame(answers, columns=["problem_id", "draw", "text", "correct"]))
+    assert 8 * share == pytest.approx(draws, abs=1e-4)
 
 
 def test_a_file_that_lacks_answers_beats_none_of_its_bytes(judge, tmp_path):
@@ -892,20 +855,18 @@ def test_a_date_that_python_cannot_hold_is_refused(tmp_path):
         read_outputs(tmp_path / "far.parquet")
 
 
-def test_a_long_text_in_a_csv_file_is_read(tmp_path):
-    (tmp_path / "rows.csv").write_text(f'id,text,correct\na,"{"word, " * 50_000}",1\n')
-    [answer] = answers_of(tmp_path / "rows.csv").values()
+ROWS = {
+    "samples in one line": '{"samples": [{"id": "a", "correct": 1}]}',
+    "empty lines first": '\n \n{"id": "a", "correct": 1}\n',
+    "a long text of CSV": f'id,text,correct\na,"{"word, " * 50_000}",1\n',
+}
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_one_row_is_read(form, tmp_path):
+    (tmp_path / "rows").write_text(ROWS[form])
+    [answer] = answers_of(tmp_path / "rows").values()
     assert (answer.problem_id, answer.correct) == ("a", 1)
-
-
-def test_a_list_of_samples_in_one_line(tmp_path):
-    (tmp_path / "log.json").write_text(json.dumps({"samples": [{"id": "a", "correct": 1}]}))
-    assert [*answers_of(tmp_path / "log.json")] == [("a", 0)]
-
-
-def test_an_empty_line_before_the_first_row_is_skipped(tmp_path):
-    (tmp_path / "rows").write_text('\n \n{"id": "a", "correct": 1}\n')
-    assert [*answers_of(tmp_path / "rows")] == [("a", 0)]
 
 
 @pytest.mark.parametrize("packed", ["zstd", "deflate", "unknown"])
