@@ -164,11 +164,13 @@ class Values:
 
     def _calculated(self, form: Any, point: Mapping[str, Any]) -> Any:
         import mpmath
+        from sympy.core.function import AppliedUndef
 
         name = form.func.__name__
         if form.is_Rational:
             return Fraction(int(form.p), int(form.q))
-        if form.is_Symbol or str(form) in point:
+        # Only names are written as texts: sympy calculates the parts of a sum to put them in order.
+        if form.is_Symbol or isinstance(form, AppliedUndef):
             return mpmath.mpc(0, 1) if str(form) == "i" and "i" not in point else point[str(form)]
         if name == "ImaginaryUnit":
             return mpmath.mpc(0, 1)
