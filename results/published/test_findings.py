@@ -1007,6 +1007,21 @@ def test_the_policies_on_gsm8k() -> None:
     assert kl.loc[2:, schemes].max().max() == pytest.approx(0.1645, abs=0.001)
 
 
+def test_the_recipes_of_heads() -> None:
+    """The page's two tables are those of the files."""
+    folder = PUBLISHED / "predictors"
+    page = (folder / "README.md").read_text()
+    heads = pd.read_csv(folder / "recipes" / "heads.csv")
+    pairs = heads["recall_in_20%"].map("{:.3f}".format) + ", " + heads["rank_correlation"].map("{:.3f}".format)
+    assert len(heads) == 20
+    assert [pair for pair in pairs if f" {pair} |" not in page] == []
+    differences = pd.read_csv(folder / "recipes" / "differences.csv")
+    assert (differences["p_holm"] < 0.001).all()
+    for row in differences.itertuples():
+        points = [f"{100 * number:+.1f}" for number in (row.difference, row.low, row.high)]
+        assert f"{points[0]} ({points[1]} to {points[2]})" in page
+
+
 @pytest.mark.parametrize(
     "folder",
     [path.parent for path in sorted(PUBLISHED.glob("*/cells.csv")) if path.with_name("answers.csv.gz").exists()],

@@ -81,9 +81,10 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", nargs="+", default=list(TRACES), choices=list(TRACES))
     parser.add_argument("--tables", action="store_true", help="write the tables of what is there")
+    parser.add_argument("--swept", nargs="+", default=list(TRACES), help="models whose sweeps have ended")
     options = parser.parse_args()
     if options.tables:
-        write_tables(options.out.resolve(), options.models)
+        write_tables(options.out.resolve(), options.models, options.swept)
         return
     for model in options.models:
         make_heads(options.out.resolve(), model)
@@ -165,11 +166,14 @@ def write_policy(path: Path, policy: str, **fields: str) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def write_tables(out: Path, models: list[str]) -> None:
+def write_tables(out: Path, models: list[str], swept: list[str]) -> None:
     heads = []
     for model in models:
         for head, (_, label) in HEADS.items():
-            measured = json.loads((out / model / head / label / "eval.json").read_text())
+            file = out / model / head / label / "eval.json"
+            if not file.exists():
+                continue
+            measured = json.loads(file.read_text())
             shares = measured["true_top_20_percent_found_in_predicted_top"]
             row = {"model": model, "head": head, "recall_in_20%": shares["20%"], "recall_in_30%": shares["30%"]}
             row |= {"recall_in_50%": shares["50%"], "rank_correlation": measured["rank_correlation"]}
@@ -177,6 +181,7 @@ def write_tables(out: Path, models: list[str]) -> None:
     pd.DataFrame(heads).to_csv(out / "heads.csv", index=False)
     run = load_run(out / "heads")
     rows = graded_rows(run).merge(run.cells[["cell_id", *SETTING, "benchmark", "policy"]], on="cell_id")
+    rows = rows[rows["model"].isin(swept)]
     rows["problem_id"] = rows["benchmark"].astype(str) + "/" + rows["problem_id"].astype(str)
     rows["cell_id"] = rows["policy"].astype("object")  # within a setting, a policy's cells of all benchmarks are one
     scores, differences = [], []
