@@ -37,6 +37,10 @@ PATIENCE_S = 400.0
 RAW = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\xa8-\xae]|\xe2\x81[\xa6-\xa9]")
 TRACEBACK = re.compile(rb"Traceback \(most recent call last\)|Exception ignored")
 # What Python prints in a process that it starts, if the one that started it is killed before it has said what to run.
+# An interrupt in the constructor of tqdm, whose __del__ then has no bar to close.
+TQDM = re.compile(
+    rb"Exception ignored in: <function tqdm\.__del__.*?AttributeError: 'tqdm' object has no attribute 'pos'", re.DOTALL
+)
 ORPHAN = re.compile(
     rb'Traceback [^\n]*\n  File "<string>", line 1, in <module>\r?\n(?:  [^\n]*\n)*EOFError: Ran out of input'
 )
@@ -138,6 +142,7 @@ class Command:
     def tally(self) -> Tally:
         """What the terminal saw."""
         said = ORPHAN.sub(b"", self.said) if self.code == -signal.SIGKILL else self.said
+        said = TQDM.sub(b"", said)
         tracebacks = bool(TRACEBACK.search(said)) and not self.is_interrupted_at_start
         raw = bool(RAW.search(self.said))
         if tracebacks or raw or self.hangs:

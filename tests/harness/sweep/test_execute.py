@@ -23,6 +23,7 @@ from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.sweep.store import CellStore
 from kvsweep.records import OUTCOMES, Completion, read_rows
+from kvsweep.thinking import DEFAULT_TAGS
 from tests.program import beside
 
 Rows = dict[str, list[str]]
@@ -156,8 +157,9 @@ def test_rows_are_consistent(command, cells, tiny_model_dir):
         assert row.num_tokens == len(row.token_ids) <= 40
         assert not set(row.token_ids[:-1]) & set(model.stop_ids)
         assert row.seed == 5
-        closes = model.tokenizer.convert_tokens_to_ids("</think>")
-        assert row.thinking_tokens == [*row.token_ids, closes].index(closes)
+        closing = DEFAULT_TAGS.closing(row.text)  # as grading reads the text
+        thinking = model.tokenizer.decode(row.token_ids[: row.thinking_tokens])
+        assert thinking == row.text[:closing] if closing is not None else row.thinking_tokens == row.num_tokens
         assert row.text == model.tokenizer.decode(row.token_ids[: -1 if stopped else None])
     assert reasons == {"stop", "length"}, "the untrained model is to give both"
 
