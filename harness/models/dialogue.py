@@ -41,9 +41,11 @@ class Dialogue:
         start = self.config.tags.closing(text)
         if start is None:
             return None
-        last = start + len(str(self.config.think_end)) - 1
-        stop, _ = self._whole(ids, text, self._tokens_within(ids, text, last) + 1)
-        return range(self._tokens_within(ids, text, start), stop)
+        begin = stop = self._tokens_within(ids, text, start)
+        length, end = 0, start + len(str(self.config.think_end))
+        while length < end:  # a tag has few tokens
+            stop, length = self._whole(ids, text, stop + 1)
+        return range(begin, stop)
 
     def _tokens_within(self, ids: list[int], text: str, chars: int) -> int:
         """Return the most tokens from the start of a text that cover at most its first `chars` characters."""
