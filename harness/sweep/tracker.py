@@ -31,10 +31,7 @@ PAUSES_S = (2.0, 8.0)
 
 @contextmanager
 def tracked(config: TrackerConfig, run_directory: Path, status: TaskStatus, cells: Collection[str]) -> Iterator[None]:
-    """Send a task's status to a tracker inside the block, one run per cell_id; enter this before `Reporter`."""
-    if config.kind == "none":
-        yield
-        return
+    """Send a task's status to the tracker inside the block, one run per cell_id; enter this before `Reporter`."""
     ended = threading.Event()
     thread = threading.Thread(target=_follow, args=(config, run_directory, status, list(cells), ended), daemon=True)
     thread.start()
@@ -145,7 +142,10 @@ def cell_result(folder: Path, shard: records.Shard) -> dict[str, float]:
     grades = Counter(row.outcome for row in stored.grades(shard=shard, on_bad=records.ignore).values())
     if not grades:
         return {}
-    values: dict[str, float] = {name: grades[name] / grades.total() for name in records.OUTCOMES if name != "correct"}
+    values = dict[str, float]()
+    for outcome in records.OUTCOMES:
+        if outcome != "correct":
+            values[outcome] = grades[outcome] / grades.total()
     score = read_score(folder, shard).pass_at_1
     if score is not None and not stored.settings["model"].get("random_weights"):
         values["pass_at_1"] = score
