@@ -30,12 +30,18 @@ def main() -> None:
         table.round(4).to_csv(options.output, index=False)
 
 
-def compare(directory: Path, reference: str) -> pd.DataFrame:
-    """A row per model, setting and policy: Pass@1 of all benchmarks' problems, and the difference to the reference."""
+def rows_of_policies(directory: Path) -> pd.DataFrame:
+    """Return a run's graded rows with `SETTING`, where the policy stands for the cells of all benchmarks."""
     run = load_run(directory)
     rows = graded_rows(run).merge(run.cells[["cell_id", *SETTING, "benchmark", "policy"]], on="cell_id")
     rows["problem_id"] = rows["benchmark"].astype(str) + "/" + rows["problem_id"].astype(str)
     rows["cell_id"] = rows["policy"].astype("object")  # within one setting a policy's cells are one
+    return rows
+
+
+def compare(directory: Path, reference: str) -> pd.DataFrame:
+    """A row per model, setting and policy: Pass@1 of all benchmarks' problems, and the difference to the reference."""
+    rows = rows_of_policies(directory)
     tables = []
     for setting, group in rows.groupby(SETTING, observed=True):
         policies = sorted(group["cell_id"].unique())

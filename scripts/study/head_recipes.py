@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.inference import paired_tests, score_array
-from kvsweep.analysis.statistics.metrics import graded_rows, pass_at_1
+from kvsweep.analysis.statistics.metrics import pass_at_1
 from kvsweep.harness.settings import compose_config
+from scripts.study.compare_policies import SETTING, rows_of_policies
 from scripts.study.label_study import write_labels
 
 # One trace in so many is held out.
@@ -73,7 +73,6 @@ COMPARED = {
     "released_power_far_max": "toy_far_max",
     "long_power_answer": "toy_answer",
 }
-SETTING = ["model", "keep_ratio", "local_window", "budget"]
 
 
 def main() -> None:
@@ -179,11 +178,8 @@ def write_tables(out: Path, models: list[str], swept: list[str]) -> None:
             row |= {"recall_in_50%": shares["50%"], "rank_correlation": measured["rank_correlation"]}
             heads.append({**row, "held_out_traces": measured["held_out_traces"]})
     pd.DataFrame(heads).to_csv(out / "heads.csv", index=False)
-    run = load_run(out / "heads")
-    rows = graded_rows(run).merge(run.cells[["cell_id", *SETTING, "benchmark", "policy"]], on="cell_id")
+    rows = rows_of_policies(out / "heads")
     rows = rows[rows["model"].isin(swept)]
-    rows["problem_id"] = rows["benchmark"].astype(str) + "/" + rows["problem_id"].astype(str)
-    rows["cell_id"] = rows["policy"].astype("object")  # within a setting, a policy's cells of all benchmarks are one
     scores, differences = [], []
     for setting, group in rows.groupby(SETTING, observed=True):
         place = pd.Series(setting, index=SETTING).to_dict()
