@@ -11,9 +11,9 @@ from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, load_run, refuse_unlike_golds, settings_of
 from kvsweep.analysis.statistics.inference import paired_tests, score_array
 from kvsweep.analysis.statistics.metrics import graded_rows
-from kvsweep.command_line import counted
-from kvsweep.errors import UserError
-from kvsweep.files import replace_text
+from kvsweep.messages.command_line import counted
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.safe_files import replace_text
 
 # Cells are compared if these agree; everything else (code, decoding, weights, seed) may differ.
 MATCH = ["model", "benchmark", "dataset_hash", "policy", "keep_ratio", "local_window", "budget", "question"]

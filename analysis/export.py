@@ -13,16 +13,16 @@ import pyarrow.parquet as pq
 import yaml
 from msgspec import inspect
 
-from kvsweep import records
 from kvsweep.analysis import notation as formats
 from kvsweep.analysis.load import load_problems, load_settings, skipped
 from kvsweep.analysis.report.rendering import render
-from kvsweep.command_line import counted
-from kvsweep.errors import UserError
-from kvsweep.escape import markdown_text
-from kvsweep.files import digests, make_folder, read_file, replace_text, replacing
-from kvsweep.records import Completion, Grade, Replay
-from kvsweep.stored import StoredCell
+from kvsweep.messages.command_line import counted
+from kvsweep.messages.errors import UserError
+from kvsweep.messages.escape import markdown_text
+from kvsweep.run_files import row_types
+from kvsweep.run_files.row_types import Completion, Grade, Replay
+from kvsweep.run_files.run_reader import StoredCell
+from kvsweep.run_files.safe_files import digests, make_folder, read_file, replace_text, replacing
 
 EXPORT_FOLDER = "export"
 DATA_FOLDER = "data"
@@ -46,14 +46,14 @@ SETTINGS = {
     **dict.fromkeys(("question", "variant", "decoding"), _TEXT),
     "seed": pa.int64(),
 }
-_LENGTHS: Any = records.view(records.Eviction, "step", "length_before", "length_after")
+_LENGTHS: Any = row_types.view(row_types.Eviction, "step", "length_before", "length_after")
 _SIMPLE: dict[Any, pa.DataType] = {inspect.StrType: _TEXT, inspect.IntType: pa.int64(), inspect.FloatType: pa.float64()}
 
 
 def row_type(*, ids: bool) -> Any:
     """The fields of a completion that are exported."""
     names = {field.name for field in msgspec.structs.fields(Completion)} - {"seed", *(() if ids else ("token_ids",))}
-    return records.view(Completion, *names, evictions=list[_LENGTHS])
+    return row_types.view(Completion, *names, evictions=list[_LENGTHS])
 
 
 def schema_of(kind: Any) -> pa.Schema:
@@ -82,7 +82,7 @@ def export(
     include the texts of problems that may not be republished, and `token_ids`.
     """
     output = output.resolve() if output else directory / EXPORT_FOLDER
-    if (directory / records.CELL_FILE).is_file():
+    if (directory / row_types.CELL_FILE).is_file():
         directory = directory.resolve()
         directory, cells = directory.parent, [*cells] or [directory.name]
     notices: list[str] = []
@@ -141,7 +141,7 @@ def _write_replays(directory: Path, cell_ids: Iterable[str], path: Path) -> None
     rows = [
         {"cell_id": cell_id, **row.to_dict()}
         for cell_id in cell_ids
-        for row in StoredCell(directory / cell_id).rows(Replay, on_bad=records.ignore)
+        for row in StoredCell(directory / cell_id).rows(Replay, on_bad=row_types.ignore)
     ]
     path.unlink(missing_ok=True)
     if rows:

@@ -16,18 +16,18 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from kvsweep import records
 from kvsweep.analysis.notation import AXES, POLICY_TITLES
 from kvsweep.analysis.notation import rows as rows_of
 from kvsweep.analysis.outputs import GREEDY_BELOW, counted_share
 from kvsweep.analysis.questions import plain
 from kvsweep.analysis.server_records import BYTES, record_of
-from kvsweep.attempts import failed_attempts
-from kvsweep.errors import BrokenCell, UserError
-from kvsweep.escape import in_one_line
-from kvsweep.records import Completion, Pair, Problem
-from kvsweep.stored import CONTROL, StoredCell, is_served, stored_cells
-from kvsweep.task_status import TaskStatus, read_tasks
+from kvsweep.messages.errors import BrokenCell, UserError
+from kvsweep.messages.escape import in_one_line
+from kvsweep.run_files import row_types
+from kvsweep.run_files.attempts import failed_attempts
+from kvsweep.run_files.row_types import Completion, Pair, Problem
+from kvsweep.run_files.run_reader import CONTROL, StoredCell, is_served, stored_cells
+from kvsweep.run_files.task_status import TaskStatus, read_tasks
 
 # Names that are shown first, in this order.
 KNOWN = {
@@ -50,7 +50,12 @@ EVICTION_SUMS = ("evictions", "length_before_sum", "length_after_sum", "freed_st
 COMPLETION_DTYPES: dict[str, Any] = {
     **{"problem_id": "category", "draw": "int64", "stop_reason": "category"},
     **dict.fromkeys((*COUNTS, *EVICTION_SUMS), "int64"),
-    **{"outcome": pd.CategoricalDtype([*records.OUTCOMES]), "correct": "float64", "answer": "object", "gold": "object"},
+    **{
+        "outcome": pd.CategoricalDtype([*row_types.OUTCOMES]),
+        "correct": "float64",
+        "answer": "object",
+        "gold": "object",
+    },
 }
 STAT_RULES = {
     **dict.fromkeys(("prefill_seconds", "decode_seconds", "eviction_seconds", "tokens_total"), "sum"),
@@ -58,9 +63,9 @@ STAT_RULES = {
 }
 
 # Fields that become numbers; texts and their tokens are not read.
-_Lengths: Any = records.view(records.Eviction, "step", "length_before", "length_after")
-_Counts = records.view(Completion, *COUNTS, "stop_reason", evictions=list[_Lengths])
-_Costs = records.view(records.DecodeStats, *STAT_RULES)
+_Lengths: Any = row_types.view(row_types.Eviction, "step", "length_before", "length_after")
+_Counts = row_types.view(Completion, *COUNTS, "stop_reason", evictions=list[_Lengths])
+_Costs = row_types.view(row_types.DecodeStats, *STAT_RULES)
 _Notify = Callable[[str], None]
 _UNREAD_TASK = "{} cannot be read; the state of its task is unknown."
 
@@ -107,16 +112,16 @@ class Run:
 
 def load_texts(folder: Path, wanted: Container[Pair] | None = None) -> dict[Pair, Completion]:
     """Return one cell's completions, all or the wanted ones; unreadable rows are left out."""
-    rows = StoredCell(folder).rows(Completion, on_bad=records.ignore)
+    rows = StoredCell(folder).rows(Completion, on_bad=row_types.ignore)
     return {row.key: row for row in rows if wanted is None or row.key in wanted}
 
 
 def load_problems(folder: Path) -> dict[str, Problem]:
     """Return one cell's problems as asked, by id; empty if the file is missing."""
-    return StoredCell(folder).problems(on_bad=records.ignore)
+    return StoredCell(folder).problems(on_bad=row_types.ignore)
 
 
-def skipped(notify: _Notify) -> records.OnBad:
+def skipped(notify: _Notify) -> row_types.OnBad:
     """Return an `on_bad` for readers that skips the line and tells `notify`."""
     return lambda line: notify(f"{line}; the line was skipped.")
 
@@ -207,7 +212,7 @@ class _Cell(NamedTuple):
     provenance: dict[str, Any]
 
 
-_Size = Annotated[float, msgspec.Meta(ge=0, le=records.MOST_TOKENS)] | None
+_Size = Annotated[float, msgspec.Meta(ge=0, le=row_types.MOST_TOKENS)] | None
 
 
 class _Policy(TypedDict, total=False):
@@ -216,15 +221,15 @@ class _Policy(TypedDict, total=False):
     kind: Literal["declared"]
     kept_bytes: _Size
     keep_ratio: _Size
-    local_window: Annotated[int, msgspec.Meta(ge=0, le=records.MOST_TOKENS)] | None
-    budget: Annotated[int, msgspec.Meta(ge=0, le=records.MOST_TOKENS)] | None
+    local_window: Annotated[int, msgspec.Meta(ge=0, le=row_types.MOST_TOKENS)] | None
+    budget: Annotated[int, msgspec.Meta(ge=0, le=row_types.MOST_TOKENS)] | None
 
 
 class _Settings(TypedDict, total=False):
     """The fields of cell.yaml that need a certain type here."""
 
     policy: _Policy
-    seed: records.Count
+    seed: row_types.Count
     cache: dict[str, Any]
 
 
@@ -242,7 +247,7 @@ class _Provenance(TypedDict, total=False):
 
     expected: _Size
     draws: _Size
-    bytes: dict[str, Annotated[float, msgspec.Meta(ge=0, le=records.MOST)]]
+    bytes: dict[str, Annotated[float, msgspec.Meta(ge=0, le=row_types.MOST)]]
     decoding_passes: list[_Pass]
     git: dict[str, Any] | None
     config: dict[str, Any] | None
@@ -252,23 +257,23 @@ def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
         raise UserError(f"{directory} {what}; give a run directory, <results_dir>/<run_name>.")
-    if (directory / records.CELL_FILE).is_file():
+    if (directory / row_types.CELL_FILE).is_file():
         raise UserError(f"{directory} is a single cell; give the run directory around it, {directory.parent}.")
     # Any text or table can show a printable name.
     folders = [cell.folder for cell in stored_cells(directory) if cell.name.isprintable()]
     if not folders:
         raise UserError(f"{directory} holds no cells; give a run directory, <results_dir>/<run_name>.")
     for folder in sorted({path.parent for path in directory.glob("*/completions*.jsonl")}.difference(folders)):
-        notify(f"{folder} holds completions and no {records.CELL_FILE}; it was left out, and a sweep makes it again.")
+        notify(f"{folder} holds completions and no {row_types.CELL_FILE}; it was left out, and a sweep makes it again.")
     found = {folder: _read_settings(folder, notify) for folder in folders}
     cells = [_Cell(folder, s, _read_provenance(folder, notify)) for folder, s in found.items() if s is not None]
     if not cells:
-        raise UserError(f"No {records.CELL_FILE} in {directory} can be read; give a run directory with whole cells.")
+        raise UserError(f"No {row_types.CELL_FILE} in {directory} can be read; give a run directory with whole cells.")
     return cells
 
 
 def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
-    fault = f"{folder / records.CELL_FILE} does not describe a cell."
+    fault = f"{folder / row_types.CELL_FILE} does not describe a cell."
     try:
         cell = StoredCell(folder).settings
         msgspec.convert(cell, _Settings)
@@ -299,8 +304,8 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
             whole = {**value, **whole, "decoding_passes": passes}
         except (ValueError, RecursionError):
             unread(path)
-    if not cell.files(records.PROVENANCE_FILE):
-        unread(folder / records.PROVENANCE_FILE)
+    if not cell.files(row_types.PROVENANCE_FILE):
+        unread(folder / row_types.PROVENANCE_FILE)
     return whole
 
 
@@ -412,13 +417,13 @@ def settings_of(cell: dict[str, Any]) -> dict[str, str]:
     sections["cache"] = _cache(cell)
     return {
         name: item if isinstance(item, str) else json.dumps(item, default=str)
-        for name, item in records.leaves(sections)
+        for name, item in row_types.leaves(sections)
         if name not in NAMES | ASIDE
     }
 
 
 def _same_settings(cells: list[_Cell]) -> list[str]:
-    hashes = [records.content_hash({k: v for k, v in cell.settings.items() if k != "cell_id"}) for cell in cells]
+    hashes = [row_types.content_hash({k: v for k, v in cell.settings.items() if k != "cell_id"}) for cell in cells]
     same = pd.Series([cell.folder.name for cell in cells]).groupby(hashes, sort=False)
     said = "have the same settings; the pictures show the first of them."
     return [f"Cells {', '.join(ids)} {said}" for _, ids in same if len(ids) > 1]

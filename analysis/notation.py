@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from kvsweep.escape import csv_cell, markdown_text
+from kvsweep.messages.escape import csv_cell, markdown_text
 
 # Colour scales of heatmaps: each over its own values, all over the same, or by the paired difference to the full cache.
 Scale = Literal["own", "shared", "diff_from_full"]

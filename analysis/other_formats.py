@@ -16,15 +16,15 @@ from uuid import UUID
 
 import pandas as pd
 
-from kvsweep import records
 from kvsweep.analysis.export import GATED
 from kvsweep.analysis.load import Run, load_problems, load_run, load_texts
 from kvsweep.analysis.notation import rows, setting
 from kvsweep.analysis.statistics.metrics import cell_metrics
-from kvsweep.errors import UserError
-from kvsweep.files import make_folder, replace_text
-from kvsweep.records import Completion, Grade, leaves
-from kvsweep.stored import StoredCell
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files import row_types
+from kvsweep.run_files.row_types import Completion, Grade, leaves
+from kvsweep.run_files.run_reader import StoredCell
+from kvsweep.run_files.safe_files import make_folder, replace_text
 
 _SCHEMA = "0.3.0"
 _LEVEL = 0.95
@@ -136,7 +136,7 @@ def _inspect(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
     """The log of a cell: a sample per completion, with the grade as its score."""
     folder, settings, origin = run.directory / cell.cell_id, run.settings[cell.cell_id], run.provenance[cell.cell_id]
     model, texts = f"kvsweep/{cell.model}", load_texts(folder)
-    grades = StoredCell(folder).grades(on_bad=records.ignore)
+    grades = StoredCell(folder).grades(on_bad=row_types.ignore)
     asked = {name: (problem.prompt, problem.gold) for name, problem in load_problems(folder).items()}
     if GATED in str(settings["benchmark"].get("licence") or "") and not problems:
         asked = {name: (_WITHHELD, gold) for name, (_, gold) in asked.items()}

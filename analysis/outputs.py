@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from kvsweep.analysis.questions import GOLD, OF_QUESTION, PROMPT, each, plain
-from kvsweep.errors import UserError
-from kvsweep.escape import is_text, visible
-from kvsweep.row_files import rows_of_file
-from kvsweep.thinking import DEFAULT_TAGS, ending, joined
+from kvsweep.messages.errors import UserError
+from kvsweep.messages.escape import is_text, visible
+from kvsweep.run_files.other_rows import rows_of_file
+from kvsweep.run_files.thinking import DEFAULT_TAGS, ending, joined
 
 # The usual names of a column, by its meaning.
 _NAMES: Mapping[str, Sequence[str]] = {

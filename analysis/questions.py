@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from kvsweep.errors import UserError
-from kvsweep.escape import visible
+from kvsweep.messages.errors import UserError
+from kvsweep.messages.escape import visible
 
 # Columns that describe a question, whatever else a file holds.
 PROMPT, GOLD = ("prompt", "input"), ("gold", "target", "expected_answer")  # `answer` is as often the model's own

@@ -13,9 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from kvsweep.errors import UserError
-from kvsweep.files import digests, read_file, replace_text, replacing
 from kvsweep.kernels.implementation import Tensor
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.safe_files import digests, read_file, replace_text, replacing
 
 _PLANNING: ContextVar[bool] = ContextVar("planning", default=False)
 _FLOATS, _IDS = ("F16", "BF16", "F32", "F64"), ("I64",)

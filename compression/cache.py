@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from kvsweep.compression.cache_rows import CacheShape, PaddedPrefill, Prefill
 from kvsweep.compression.config import UNPACKED, CacheConfig, LayerKind, fixed_bytes
 from kvsweep.compression.layers import LinearLayer, SlotLayer, WindowLayer
 from kvsweep.compression.policy import Selection, Signal
 from kvsweep.compression.recorders import keep_columns, recorder_of
-from kvsweep.compression.rows import CacheShape, PaddedPrefill, Prefill
 from kvsweep.compression.slots import Piece, Slots
 from kvsweep.compression.storage import Fp8Rows, KiviRows, PackedRows, Storage, WholeRows
 from kvsweep.kernels.implementation import Implementation

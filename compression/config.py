@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kvsweep.compression import artifacts
-from kvsweep.errors import UserError
 from kvsweep.kernels.implementation import Tensor
 from kvsweep.kernels.row_format import ROW_BLOCK, Fp8Format, RowFormat, RowForms, whole_blocks
+from kvsweep.messages.errors import UserError
 
 Scheme = Literal["rotated", "plain", "kivi", "kvarn", "fp8"]
 Width = Literal[8, 4, 2]

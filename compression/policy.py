@@ -16,9 +16,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from kvsweep.compression import artifacts
 from kvsweep.compression.source import code_hash, is_own, source_files
-from kvsweep.errors import UserError
-from kvsweep.files import digests
 from kvsweep.kernels.implementation import Operations, Tensor, operations, torch
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.safe_files import digests
 
 
 class Signal:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kvsweep.compression import artifacts
+from kvsweep.compression.cache_rows import Prefill
 from kvsweep.compression.policy import AttentionMass, LastUse, PredictedImportance, RecentQueries, RowMemory, Signal
-from kvsweep.compression.rows import Prefill
 from kvsweep.compression.slots import Slots
 from kvsweep.kernels.reference import attention_weights, capped
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from kvsweep.compression.cache_rows import CacheShape
 from kvsweep.compression.config import ring
-from kvsweep.compression.rows import CacheShape
 from kvsweep.kernels.implementation import Implementation, operations
 from kvsweep.kernels.row_format import ROW_BLOCK, TOKEN_BLOCK, filled_tokens, whole_blocks
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, Self
 
-from kvsweep.records import content_hash
+from kvsweep.run_files.row_types import content_hash
 
 _PACKAGE = __name__.partition(".")[0]
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kvsweep.compression.cache_rows import Prefill
 from kvsweep.compression.config import CacheConfig
-from kvsweep.compression.rows import Prefill
 from kvsweep.compression.slots import Piece, Slots
 from kvsweep.kernels.fp8 import DTYPES, row_scales, scale_of, to_fp8, widened
 from kvsweep.kernels.packing import column_scales, pack_rows, rotation

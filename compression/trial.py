@@ -23,7 +23,7 @@ from kvsweep.compression.policy import (
 )
 from kvsweep.compression.recorders import decayed_mass
 from kvsweep.compression.selection import UNLIKE, selected
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 
 HEAD_DIM = 8
 _LONG = 2048  # tokens

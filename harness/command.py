@@ -19,10 +19,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvsweep.annexes import annex
-from kvsweep.checked import checked
 from kvsweep.compression import artifacts
 from kvsweep.compression.policy import Policy
-from kvsweep.errors import UserError, plain_disk_errors
 from kvsweep.harness import settings
 from kvsweep.harness.overrides import hydra_overrides
 from kvsweep.harness.rounds import run
@@ -35,7 +33,9 @@ from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.source import source_class
 from kvsweep.harness.sweep.unused import refuse_unused, unused_settings
 from kvsweep.harness.toy.tasks import problems
-from kvsweep.stored import read_cells
+from kvsweep.messages.checked import checked
+from kvsweep.messages.errors import UserError, plain_disk_errors
+from kvsweep.run_files.run_reader import read_cells
 
 TEMPLATE = Path(__file__).resolve().parent / "template"
 # A command with none of these runs the default policy and, to compare with, the full cache.

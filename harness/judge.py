@@ -17,14 +17,14 @@ from kvsweep.analysis.report.judged import judged_page
 from kvsweep.analysis.statistics import noninferiority
 from kvsweep.analysis.statistics.metrics import pareto_front
 from kvsweep.analysis.statistics.noninferiority import Decision, Floats, Groups, PairedTest
-from kvsweep.command_line import FAILED, UNCLEAR, counted
-from kvsweep.errors import UserError
-from kvsweep.escape import visible
-from kvsweep.files import at_home, replace_text
 from kvsweep.harness.benchmarks.golds import SOLUTION_END, read_gold
 from kvsweep.harness.grading.answers import AnswerKind, Ungraded
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.thinking import Thinking, ThinkTags, thinking_of, without_end
+from kvsweep.messages.command_line import FAILED, UNCLEAR, counted
+from kvsweep.messages.errors import UserError
+from kvsweep.messages.escape import visible
+from kvsweep.run_files.safe_files import at_home, replace_text
+from kvsweep.run_files.thinking import Thinking, ThinkTags, thinking_of, without_end
 
 _NAMED = 4  # problems or answers that a note names
 _ENDS = ("stop", "length")

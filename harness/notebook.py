@@ -9,10 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, InstanceOf, WithJsonSchema
 
-from kvsweep.checked import checked
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Policy
-from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, Request, build_decoding
 from kvsweep.harness.models.config import ModelConfig
@@ -22,7 +20,9 @@ from kvsweep.harness.settings import build, choices, compose_config, plain_confi
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.source import Decoded
 from kvsweep.kernels.implementation import Implementation
-from kvsweep.records import Completion
+from kvsweep.messages.checked import checked
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import Completion
 
 _PLAIN = WithJsonSchema({})  # a class of ours has no schema, which `checked` reads
 

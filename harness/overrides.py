@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 
 Kind = Literal["text", "text or null", "mapping", "other"]
 # Where Hydra's own words stand for several values; a text of such a form has to be quoted by the user.

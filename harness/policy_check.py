@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from kvsweep.compression.trial import check, trials
-from kvsweep.errors import UserError
 from kvsweep.harness import settings
 from kvsweep.harness.sweep.grid import build_policies
+from kvsweep.messages.errors import UserError
 
 # Made from one model, whose layers and heads the caches do not have.
 _OF_A_MODEL = {"statistics", "labels"}

@@ -15,7 +15,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 
 _PACKAGES = "kvsweep", "torch", "transformers", "tokenizers", "datasets", "math-verify", "numpy", "hydra-core", "triton"
 

@@ -16,17 +16,17 @@ from pathlib import Path
 import numpy as np
 
 from kvsweep.annexes import annex
-from kvsweep.command_line import LOCKED, counted
-from kvsweep.errors import UserError
 from kvsweep.harness.grading.grader import Grader
+from kvsweep.harness.sweep.cell_store import CellStore
 from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job, changed_code
 from kvsweep.harness.sweep.launch import Launcher, show_results, start
 from kvsweep.harness.sweep.replay_plan import ReplayPlan
 from kvsweep.harness.sweep.share import Share, lacking, share_of
-from kvsweep.harness.sweep.store import CellStore
-from kvsweep.stored import CONTROL
-from kvsweep.task_status import State, TaskStatus
+from kvsweep.messages.command_line import LOCKED, counted
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.run_reader import CONTROL
+from kvsweep.run_files.task_status import State, TaskStatus
 
 
 class UnfinishedRoundError(UserError):

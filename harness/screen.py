@@ -11,9 +11,6 @@ from typing import Any
 
 import msgspec
 
-from kvsweep import records
-from kvsweep.errors import UserError
-from kvsweep.files import replace_text
 from kvsweep.harness.replay.references import ReplayConfig
 from kvsweep.harness.replay.replay_share import ReplayShare, replay_share, start_replay
 from kvsweep.harness.sweep.cell import Cell
@@ -22,7 +19,10 @@ from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.launch import Launcher, start
 from kvsweep.harness.sweep.replay_plan import ReplayPlan
 from kvsweep.harness.sweep.share import share_of
-from kvsweep.stored import read_screen
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files import row_types
+from kvsweep.run_files.run_reader import read_screen
+from kvsweep.run_files.safe_files import replace_text
 
 
 def _full_caches(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list[Job]:
@@ -83,9 +83,9 @@ def _screened(job: Job, replay: ReplayShare, plan: ReplayPlan) -> Job:
     known = {cell_id: note for cell_id, note in noted.items() if cell_id not in set(table["cell_id"])}
     left_out: Any = out.itertuples()
     for row in left_out:
-        known[row.cell_id] = records.Screened(rule=rule, texts=row.texts, kl=row.kl, loss=-row.change)
+        known[row.cell_id] = row_types.Screened(rule=rule, texts=row.texts, kl=row.kl, loss=-row.change)
     if known != noted:
-        replace_text(job.run_directory / records.SCREEN_FILE, json.dumps(msgspec.to_builtins(known), indent=1) + "\n")
+        replace_text(job.run_directory / row_types.SCREEN_FILE, json.dumps(msgspec.to_builtins(known), indent=1) + "\n")
     if plan.screen is not None:
         fewer = f"{len(out)} of {len(job.cells)} cells after {len(replay.texts)} replayed texts"
         print(f"{job.name}: {rule} leaves out {fewer}; a cell left out may still be safe.")

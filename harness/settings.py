@@ -25,12 +25,12 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kvsweep.checked import checked
-from kvsweep.command_line import did_you_mean
-from kvsweep.errors import UserError
-from kvsweep.escape import folder_below
-from kvsweep.files import at_home
 from kvsweep.harness.overrides import hydra_overrides, quoted
+from kvsweep.messages.checked import checked
+from kvsweep.messages.command_line import did_you_mean
+from kvsweep.messages.errors import UserError
+from kvsweep.messages.escape import folder_below
+from kvsweep.run_files.safe_files import at_home
 
 WEIGHTS = Path(__file__).resolve().parent / "toy" / "weights"
 

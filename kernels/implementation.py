@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 
 _FIELDS = 4  # bytes of a step and a zero, both float16
 

@@ -1,6 +1,6 @@
 """Change one operator, constant or condition of a module, run the tests near it, and list the mutants that survive.
 
-    python scripts/mutants.py analysis/statistics/noninferiority.py src/kvsweep/records.py --seed 0 --count 60
+    python scripts/mutants.py analysis/load.py src/kvsweep/run_files/row_types.py --seed 0 --count 60
 
 The tests near a module are test_MODULE.py and files that import the module, or else those of its folder; first what
 `make test` runs of them, then what `make slow` runs. Each mutant is tried in a clone of HEAD. The last line is JSON.

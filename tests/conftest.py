@@ -401,7 +401,7 @@ def grading_workers() -> Iterator[Callable[[pytest.MonkeyPatch], None]]:
     """`grading_workers(monkeypatch)` lends a command the grading workers of the commands before it."""
     from pebble import ProcessPool
 
-    from kvsweep import workers
+    from kvsweep.processes import workers
 
     pools: list[ProcessPool] = []
 

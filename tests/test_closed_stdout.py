@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvsweep.cli import program
-from kvsweep.command_line import BAD_INPUT, FAILED
+from kvsweep.messages.command_line import BAD_INPUT, FAILED
 
 PROGRAM = (sys.executable, "-m", "kvsweep.cli")
 ENDS = ("raise SystemExit(0)", "raise SystemExit(2)", "pass", "raise UserError('wrong.')")
@@ -50,7 +50,7 @@ def test_a_status_and_a_sweep(how, tmp_path, kvsweep, tiny):
 @pytest.mark.parametrize("how", ["no reader", "closed", "full"])
 def test_each_way_in_which_a_command_ends(body, how):
     code = (
-        "from kvsweep.command_line import one_sentence\nfrom kvsweep.errors import UserError\n"
+        "from kvsweep.messages.command_line import one_sentence\nfrom kvsweep.messages.errors import UserError\n"
         f"with one_sentence('x'):\n    print('said')\n    {body}\n"
     )
     status, errors = end((sys.executable, "-c", code), how)

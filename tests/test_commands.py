@@ -14,9 +14,9 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from kvsweep import command_line
 from kvsweep.cli import program
 from kvsweep.harness.settings import CONF, WEIGHTS
+from kvsweep.messages import command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ["kvsweep", *(f"kvsweep {name}" for name in program.commands)]

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
-from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
@@ -26,6 +25,7 @@ from kvsweep.harness.predictor.recipe import read_settings
 from kvsweep.harness.settings import CONF, WEIGHTS, build
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.job import make_job
+from kvsweep.messages.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = ("model", "benchmark", "policy", "decoding", "experiment")

@@ -14,8 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
-# What everyone stands on: the modules beside `kvsweep/__init__.py`.
-GROUND = {path.stem for path in (ROOT / "src" / "kvsweep").glob("[!_]*.py")} - {"cli"}
+# What everyone stands on, beside `kvsweep/__init__.py`.
+GROUND = {"messages", "run_files", "processes", "annexes"}
 PACKAGES = ("kernels", "compression", "harness", "analysis")
 # Each room and the rooms that it may import from.
 BELOW: dict[str, tuple[str, ...]] = {
@@ -40,7 +40,7 @@ TOP = (
     "replay",
     "verify",
     "predictor",
-    "inspect",
+    "trace",
     "screen",
     "rounds",
     "command",
@@ -50,7 +50,8 @@ for room in TOP:
 # The files of `kvsweep init`, which are copied and belong to no package.
 TEMPLATE = ROOT / "harness/template"
 FILES = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-GROUND_FILES = [ROOT / "src" / "kvsweep" / f"{name}.py" for name in GROUND]
+SOURCE = ROOT / "src/kvsweep"
+GROUND_FILES = [path for name in GROUND for path in (*SOURCE.glob(f"{name}.py"), *SOURCE.glob(f"{name}/*.py"))]
 MODULES = sorted([*GROUND_FILES, *(path for path in FILES if not path.is_relative_to(TEMPLATE))])
 
 

@@ -68,6 +68,8 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(unpacked):
     expected = {f"{folder}/{name}": data for folder in FOLDERS for name, data in files_of(ROOT / folder).items()}
     package = ROOT / "src" / "kvsweep"
     expected |= {path.name: path.read_bytes() for path in package.iterdir() if path.is_file()}
+    for folder in ("run_files", "messages", "processes"):
+        expected |= {f"{folder}/{name}": data for name, data in files_of(package / folder).items()}
     assert all(any(name.startswith(folder) for name in expected) for folder in FOLDERS)
     assert files_of(unpacked / "kvsweep") == expected
     assert {path.name.partition("-")[0] for path in unpacked.iterdir()} == {"kvsweep"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvsweep.records import VERIFY_FILE
+from kvsweep.run_files.row_types import VERIFY_FILE
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "paper.sh"

@@ -14,8 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from kvsweep import command_line
-from kvsweep.command_line import BAD_INPUT, ENGINE
+from kvsweep.messages import command_line
+from kvsweep.messages.command_line import BAD_INPUT, ENGINE
 
 ROOT = Path(__file__).resolve().parents[1]
 JUDGED = Path(__file__).parent / "analysis/judged"

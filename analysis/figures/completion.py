@@ -18,8 +18,8 @@ from kvsweep.analysis import notation
 from kvsweep.analysis.figures import style
 from kvsweep.analysis.notation import PAGE_WIDTH
 from kvsweep.analysis.report.rendering import render, script_json
-from kvsweep.errors import UserError
-from kvsweep.records import Eviction, held_percents
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import Eviction, held_percents
 
 WHITE_TO_BLUE = LinearSegmentedColormap.from_list("importance", ["#ffffff", "#9ecae1", "#3182bd", "#08306b"])
 # Tokens without a score: hatched, in no colour of the scale.

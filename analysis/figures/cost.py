@@ -14,8 +14,8 @@ from kvsweep.analysis.figures import style
 from kvsweep.analysis.load import Run
 from kvsweep.analysis.notation import DEFAULT_LOOK, Look
 from kvsweep.analysis.statistics.metrics import model_title
-from kvsweep.command_line import counted
-from kvsweep.files import read_file
+from kvsweep.messages.command_line import counted
+from kvsweep.run_files.safe_files import read_file
 
 MAX_LINES = 4
 

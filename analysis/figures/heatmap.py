@@ -32,7 +32,7 @@ from kvsweep.analysis.statistics.grids import PolicyGrid
 from kvsweep.analysis.statistics.inference import NoiseFloor
 from kvsweep.analysis.statistics.metrics import mean_over_benchmarks, model_title
 from kvsweep.analysis.statistics.sentences import PanelVerdict
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 
 # Size of the numbers and of a figure's own title in points; letters of a panel's title and of an axis in inches.
 SIZE, TITLE_SIZE, TITLE, LETTER = 6.5, 9, 0.051, 0.046

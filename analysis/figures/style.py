@@ -27,8 +27,8 @@ from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
 
 from kvsweep.analysis import notation
-from kvsweep.errors import UserError
-from kvsweep.files import replace_text, replacing
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.safe_files import replace_text, replacing
 
 FORMATS = ("png", "svg", "pdf")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from kvsweep.analysis.notation import DEFAULT_LOOK, Look, csv_text
-from kvsweep.errors import UserError
-from kvsweep.files import make_folder, replace_text
-from kvsweep.records import DONE_FILE
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import DONE_FILE
+from kvsweep.run_files.safe_files import make_folder, replace_text
 
 REPORT_FOLDER = "report"
 

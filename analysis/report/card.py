@@ -11,9 +11,9 @@ import pandas as pd
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run
 from kvsweep.analysis.statistics.sentences import Findings
-from kvsweep.escape import in_one_line
-from kvsweep.files import read_file
-from kvsweep.records import VERIFY_FILE, decode, leaves
+from kvsweep.messages.escape import in_one_line
+from kvsweep.run_files.row_types import VERIFY_FILE, decode, leaves
+from kvsweep.run_files.safe_files import read_file
 
 CORRECTIONS = (
     "the chance of any wrong loss is 2.5% over the settings of a model and benchmark (Holm); safe by Holm "

@@ -20,10 +20,10 @@ from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, load_problems, load_texts
 from kvsweep.analysis.report.rendering import script_json
 from kvsweep.analysis.statistics.metrics import graded_rows
-from kvsweep.escape import file_name
-from kvsweep.files import make_folder, read_file, replace_text
-from kvsweep.loops import find_loop
-from kvsweep.records import Completion, Pair
+from kvsweep.messages.escape import file_name
+from kvsweep.run_files.loops import find_loop
+from kvsweep.run_files.row_types import Completion, Pair
+from kvsweep.run_files.safe_files import make_folder, read_file, replace_text
 
 # If the files of completions are larger together, the data go into files beside the page.
 MAX_EMBEDDED_BYTES = 64_000_000

@@ -17,9 +17,9 @@ from kvsweep.analysis.report import tables
 from kvsweep.analysis.statistics.fidelity import fidelity_bins, paired_fidelity, replay_rows, timings
 from kvsweep.analysis.statistics.grids import PolicyGrid, has_results, published_grid
 from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings
-from kvsweep.errors import UserError
-from kvsweep.escape import file_name
-from kvsweep.files import make_folder, replace_text
+from kvsweep.messages.errors import UserError
+from kvsweep.messages.escape import file_name
+from kvsweep.run_files.safe_files import make_folder, replace_text
 
 # A figure (its label is its caption), and the parts of its file name.
 Drawn = tuple[Figure | None, tuple[str, ...]]

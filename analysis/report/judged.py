@@ -9,7 +9,7 @@ import pandas as pd
 from kvsweep.analysis.outputs import PAIR
 from kvsweep.analysis.report.drilldown import common_length, outcome_map, packed
 from kvsweep.analysis.report.rendering import render, script_json
-from kvsweep.records import content_hash
+from kvsweep.run_files.row_types import content_hash
 
 MOST_TEXTS = 2000  # over all files
 

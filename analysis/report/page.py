@@ -19,10 +19,10 @@ from kvsweep.analysis.report.warnings import warnings
 from kvsweep.analysis.statistics.grids import TITLES, beside_published, has_results, missing_cells
 from kvsweep.analysis.statistics.metrics import SETTING, cheapest_in_words, model_title, settings_by_bytes
 from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings
-from kvsweep.command_line import counted
-from kvsweep.escape import in_one_line, visible
-from kvsweep.records import Screened, content_hash
-from kvsweep.stored import read_screen
+from kvsweep.messages.command_line import counted
+from kvsweep.messages.escape import in_one_line, visible
+from kvsweep.run_files.row_types import Screened, content_hash
+from kvsweep.run_files.run_reader import read_screen
 
 MAX_LISTED = 200
 

@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 import msgspec
 
-from kvsweep.command_line import counted
+from kvsweep.messages.command_line import counted
 
 TEMPLATES = Path(__file__).parent / "templates"
 

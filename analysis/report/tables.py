@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from kvsweep import records
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, in_order, is_control, load_run
 from kvsweep.analysis.notation import MARKS, MISSING, STOPPED, UNFINISHED, UNPACKED, UNTOUCHED, WORSE
@@ -23,8 +22,9 @@ from kvsweep.analysis.statistics.metrics import (
     size,
 )
 from kvsweep.analysis.statistics.sentences import Findings, best_setting
-from kvsweep.escape import file_name
-from kvsweep.stored import CONTROL
+from kvsweep.messages.escape import file_name
+from kvsweep.run_files import row_types
+from kvsweep.run_files.run_reader import CONTROL
 
 MARKED = "; ".join(f"{mark} {MARKS[mark]}" for mark in (UNFINISHED, MISSING, UNTOUCHED, UNPACKED))
 NOTE = f"Pass@1 in %, ± standard error over problems; {MARKED}"
@@ -214,7 +214,7 @@ def seconds_table(found: Findings) -> pd.DataFrame | None:
 
 def replay_files(run: Run) -> list[str]:
     """Return the files of replayed completions, the full cache's own first; shards count as one file."""
-    stem = records.REPLAY_FILE.removesuffix(".jsonl")
+    stem = row_types.REPLAY_FILE.removesuffix(".jsonl")
     paths = [path for cell_id in run.cells["cell_id"] for path in (run.directory / cell_id).glob(f"{stem}*.jsonl")]
     names = {re.sub(r"-\d+of\d+\.jsonl$", ".jsonl", path.name) for path in paths}
     return sorted(names, key=lambda name: (len(name), name))

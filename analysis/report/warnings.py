@@ -11,9 +11,9 @@ from kvsweep.analysis.load import Run, is_control
 from kvsweep.analysis.server_records import MISCOUNTED, ROUTED, cache_words, record_of, same_cache
 from kvsweep.analysis.statistics.against_full import decide_cells, plan_of
 from kvsweep.analysis.statistics.metrics import beside_full, difference_to_full, graded_rows, texts_differ
-from kvsweep.command_line import counted
-from kvsweep.escape import visible
-from kvsweep.stored import is_served
+from kvsweep.messages.command_line import counted
+from kvsweep.messages.escape import visible
+from kvsweep.run_files.run_reader import is_served
 
 # From this share of truncated completions on, the limit is hardly the cause.
 _NEARLY_ALL = 0.95

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvsweep import records
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run
 from kvsweep.analysis.statistics.inference import paired_tests
-from kvsweep.records import REPLAY_DISTANCES, REPLAY_ENTROPIES, Replay, Timing
-from kvsweep.stored import StoredCell
+from kvsweep.run_files import row_types
+from kvsweep.run_files.row_types import REPLAY_DISTANCES, REPLAY_ENTROPIES, Replay, Timing
+from kvsweep.run_files.run_reader import StoredCell
 
 # Numbers of a completion, and whether its tokens or its answer's tokens divide a sum.
 NUMBERS = ("kl", "change", "flips", "answer_change", "first_other")
 
 
-def replay_rows(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
+def replay_rows(run: Run, file: str = row_types.REPLAY_FILE) -> pd.DataFrame:
     """Return a row per cell and completion with the numbers per token; empty if nothing was replayed.
 
     A completion that another replayed cell of the condition lacks is left out, so that all means are comparable.
@@ -33,7 +33,7 @@ def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.Dat
     """Return the rows of some cells of a run directory, with all completions."""
     rows = []
     for cell_id in cell_ids:
-        for row in StoredCell(directory / cell_id).rows(Replay, file=file, on_bad=records.ignore):
+        for row in StoredCell(directory / cell_id).rows(Replay, file=file, on_bad=row_types.ignore):
             rows.append({"cell_id": cell_id, **_numbers(row)})
     return pd.DataFrame(rows, columns=["cell_id", "problem_id", "tokens", "evictions", *NUMBERS])
 
@@ -71,14 +71,14 @@ def paired_fidelity(rows: pd.DataFrame, reference: str, number: str = "kl") -> p
     return tests.assign(cell_id=others)
 
 
-def fidelity_bins(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
+def fidelity_bins(run: Run, file: str = row_types.REPLAY_FILE) -> pd.DataFrame:
     """KL, change and top-1 agreement per token, by distance since the last eviction and by the full cache's entropy."""
     names = ["cell_id", "by", "from"]
     sums = ["tokens", "kl", "change", "top1"]
     compared = set(replay_rows(run, file)[["cell_id", "problem_id"]].itertuples(index=False, name=None))
     rows = []
     for cell_id in run.cells["cell_id"]:
-        for row in StoredCell(run.directory / cell_id).rows(Replay, file=file, on_bad=records.ignore):
+        for row in StoredCell(run.directory / cell_id).rows(Replay, file=file, on_bad=row_types.ignore):
             if (cell_id, row.problem_id) not in compared:
                 continue
             bins: list[tuple[str, float, Any]] = [
@@ -101,7 +101,7 @@ def timings(run: Run) -> pd.DataFrame:
     """
     rows = []
     for cell in notation.rows(run.cells):
-        for row in StoredCell(run.directory / cell.cell_id).rows(Timing, on_bad=records.ignore):
+        for row in StoredCell(run.directory / cell.cell_id).rows(Timing, on_bad=row_types.ignore):
             if row.seconds > 0:
                 rows.append({"condition": cell.condition, "full": cell.policy == "full", **_speeds(cell.cell_id, row)})
     averaged = ["slots", "tokens_per_second", "times_full", "eviction_share", "ms_per_step", "kv_bytes", "peak_bytes"]

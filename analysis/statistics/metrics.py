@@ -15,10 +15,10 @@ from kvsweep.analysis.load import COUNTS, Run, load_texts
 from kvsweep.analysis.statistics.against_full import decide_cells
 from kvsweep.analysis.statistics.inference import LEVEL, pass_at_k
 from kvsweep.analysis.statistics.pass_at_1 import mean_and_error
-from kvsweep.errors import UserError
-from kvsweep.loops import LEAST_REPEATS, LEAST_TOKENS, find_loop
-from kvsweep.records import OUTCOMES, Completion, ignore, view
-from kvsweep.stored import StoredCell
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.loops import LEAST_REPEATS, LEAST_TOKENS, find_loop
+from kvsweep.run_files.row_types import OUTCOMES, Completion, ignore, view
+from kvsweep.run_files.run_reader import StoredCell
 
 SETTING = ["model", "policy", "variant", "budget", "keep_ratio", "local_window"]
 PAIR_SUMS = ["regressions", "gains", "diff_evicted", "diff_untouched", "untouched_differ", "tokens_to_full"]
@@ -422,7 +422,7 @@ _Ends = view(Completion, "stop_reason", "token_ids")
 
 
 def looping(run: Run) -> pd.DataFrame:
-    """Return `COLUMNS` by cell_id: truncated completions, and those that end in a loop (`kvsweep.loops.find_loop`).
+    """Return `COLUMNS` by cell_id: truncated completions, and those that end in a loop.
 
     Then the loops' median period in tokens and copies, and the tokens that decoding.stop_on_loop would have saved.
     """

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvsweep.records import Grade, Shard, ignore, view
-from kvsweep.stored import StoredCell
+from kvsweep.run_files.row_types import Grade, Shard, ignore, view
+from kvsweep.run_files.run_reader import StoredCell
 
 _Verdict = view(Grade, "correct", "rule")
 

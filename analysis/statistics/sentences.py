@@ -15,7 +15,7 @@ from kvsweep.analysis.statistics.grids import PolicyGrid, SharedSetting, find_gr
 from kvsweep.analysis.statistics.inference import BETWEEN_PROBLEMS, NoiseFloor
 from kvsweep.analysis.statistics.metrics import cell_metrics, graded_rows
 from kvsweep.analysis.statistics.summary import read_summary
-from kvsweep.command_line import counted
+from kvsweep.messages.command_line import counted
 
 # If eviction acts in a smaller share of the completions, a panel mostly compares the full cache with itself.
 HARDLY_FIRES = 0.2

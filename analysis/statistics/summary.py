@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import Field
 
-from kvsweep.checked import checked
-from kvsweep.errors import UserError
-from kvsweep.records import MOST_TOKENS
-from kvsweep.row_files import FileRow, rows_of_file
+from kvsweep.messages.checked import checked
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.other_rows import FileRow, rows_of_file
+from kvsweep.run_files.row_types import MOST_TOKENS
 
 SETTING = ("model", "benchmark", "policy", "keep_ratio", "local_window", "budget")
 # A score with one decimal may be this far from the count that it rounds.

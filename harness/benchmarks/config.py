@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvsweep.errors import UserError
 from kvsweep.harness.grading.answers import AnswerFrom, AnswerKind
+from kvsweep.messages.errors import UserError
 
 OptionOrder = Literal["balanced", "simple_evals", "nemo_skills"]
 FieldName = Literal["id", "problem", "answer", "wrong_1", "wrong_2", "wrong_3"]

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from decimal import Decimal
 from functools import cache
 
-from kvsweep.escape import is_text
 from kvsweep.harness.grading.answers import AnswerKind, canonical_gold
 from kvsweep.harness.grading.expressions import compare
 from kvsweep.harness.grading.spelling import TEXT_COMMAND, readable
+from kvsweep.messages.escape import is_text
 
 # GSM8K's files end a worked solution with this, and the answer follows.
 SOLUTION_END = "####"

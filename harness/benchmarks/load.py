@@ -11,8 +11,6 @@ from typing import NamedTuple
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kvsweep.errors import UserError
-from kvsweep.escape import is_text
 from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig, FieldName
 from kvsweep.harness.benchmarks.golds import SOLUTION_END, read_gold, text_fault, text_warning
 from kvsweep.harness.benchmarks.options import (
@@ -25,7 +23,9 @@ from kvsweep.harness.benchmarks.options import (
 )
 from kvsweep.harness.benchmarks.sources import FileRow, read_source
 from kvsweep.harness.settings import CONF
-from kvsweep.records import Problem, content_hash
+from kvsweep.messages.errors import UserError
+from kvsweep.messages.escape import is_text
+from kvsweep.run_files.row_types import Problem, content_hash
 
 PROMPTS = CONF / "prompt"
 

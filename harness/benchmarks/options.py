@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
-from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import OptionOrder
 from kvsweep.harness.benchmarks.sources import FileRow
+from kvsweep.messages.errors import UserError
 
 LETTERS = "ABCD"
 _OPTION_COLUMNS = {"choices", "options", "candidates"}

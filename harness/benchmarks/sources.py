@@ -8,11 +8,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import FIELDS, WRONG_OPTIONS, BenchmarkConfig
 from kvsweep.harness.models.hub import is_lfs_pointer, is_reachable
 from kvsweep.harness.settings import build
-from kvsweep.row_files import FileRow, rows_of_file
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.other_rows import FileRow, rows_of_file
 
 # A folder with more entries is a disk or an archive, not a data set, and takes minutes to list.
 MOST_ENTRIES = 10_000

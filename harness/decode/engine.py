@@ -20,7 +20,6 @@ from kvsweep.compression.policy import CacheView, Policy, Selection, SelectionEr
 from kvsweep.compression.selection import check_room, selected, selected_alike
 from kvsweep.compression.slots import uploaded
 from kvsweep.compression.source import is_own
-from kvsweep.errors import UserError
 from kvsweep.harness.decode.clock import Clock
 from kvsweep.harness.decode.graphs import StepGraphs
 from kvsweep.harness.decode.memory import auto_slots, policies_of, slot_cache
@@ -31,7 +30,8 @@ from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.probe import check_steps
 from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.kernels.implementation import Implementation
-from kvsweep.records import Completion, Eviction, StopReason
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import Completion, Eviction, StopReason
 
 
 def is_invariant(setting: bool | None, spec: ModelSpec, device: torch.device, impl: Implementation) -> bool:

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import torch
 
 from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.cache_rows import CacheShape
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Policy
-from kvsweep.compression.rows import CacheShape
-from kvsweep.granted import cgroup_rooms, slurm_rooms
 from kvsweep.harness.decode.request import DecodingConfig, Request, needed_capacity
 from kvsweep.harness.decode.slots import SlotTable
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import ModelSpec
+from kvsweep.processes.granted import cgroup_rooms, slurm_rooms
 
 # Beyond this number, more slots gain little (CPU: results/published/benchmarks.md; CUDA: a guess, not measured).
 MOST_SLOTS = 256

@@ -9,10 +9,10 @@ from omegaconf import DictConfig
 from pydantic import Field
 
 from kvsweep.compression.policy import Policy, checked_capacity
-from kvsweep.errors import UserError
 from kvsweep.harness.settings import build
 from kvsweep.kernels.row_format import ROW_BLOCK, whole_blocks
-from kvsweep.records import Completion
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import Completion
 
 SamplingOrder = Literal["top_k_then_top_p", "top_p_then_top_k"]
 

@@ -12,14 +12,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicCache
 
 from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.cache_rows import PaddedPrefill, Prefill
 from kvsweep.compression.policy import CacheView, Policy, Signal
-from kvsweep.compression.rows import PaddedPrefill, Prefill
 from kvsweep.compression.slots import uploaded
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.decode.sampling import uniforms_of_rows
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.loops import LEAST_REPEATS, LEAST_TOKENS
-from kvsweep.records import Eviction
+from kvsweep.run_files.loops import LEAST_REPEATS, LEAST_TOKENS
+from kvsweep.run_files.row_types import Eviction
 
 _NEVER = np.iinfo(np.int64).max
 

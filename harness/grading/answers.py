@@ -11,8 +11,8 @@ from kvsweep.harness.grading.languages import number_of_words
 from kvsweep.harness.grading.spelling import TEXT_COMMAND, number_of_base, readable
 from kvsweep.harness.grading.statements import AnswerKind, Statement, find_statement
 from kvsweep.harness.grading.values import TooMuchWork
-from kvsweep.records import Outcome
-from kvsweep.thinking import DEFAULT_TAGS, ThinkTags, answer_part, without_end
+from kvsweep.run_files.row_types import Outcome
+from kvsweep.run_files.thinking import DEFAULT_TAGS, ThinkTags, answer_part, without_end
 
 ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
 AnswerFrom = Literal["after_think", "whole_text", "anywhere"]

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvsweep import records
-from kvsweep.command_line import counted
-from kvsweep.errors import BrokenCell, OtherSchemaError, UserError
-from kvsweep.files import locked, make_folder, replace_text
 from kvsweep.harness.grading.answers import ANSWER_KINDS, AnswerKind, Ungraded, Verdict, canonical_gold, judge, prepare
-from kvsweep.records import CELL_FILE, OUTCOMES, PROBLEMS_FILE, Completion, Grade, Outcome, Shard
-from kvsweep.stored import StoredCell
-from kvsweep.workers import Workers
+from kvsweep.messages.command_line import counted
+from kvsweep.messages.errors import BrokenCell, OtherSchemaError, UserError
+from kvsweep.processes.workers import Workers
+from kvsweep.run_files import row_types
+from kvsweep.run_files.row_types import CELL_FILE, OUTCOMES, PROBLEMS_FILE, Completion, Grade, Outcome, Shard
+from kvsweep.run_files.run_reader import StoredCell
+from kvsweep.run_files.safe_files import locked, make_folder, replace_text
 
 _KILLED = Verdict(None, "grader_timeout", "no verdict: the worker was killed")
 
@@ -67,7 +67,7 @@ class Grader(Workers):
         completions have grades of their own. A grade whose gold has changed since is made
         anew; a grade without a completion is dropped. `regrade` grades every row, `shard` the completions of one shard.
         """
-        parts = [part for part in StoredCell(directory).files(records.COMPLETIONS_FILE) if shard in (None, part)]
+        parts = [part for part in StoredCell(directory).files(row_types.COMPLETIONS_FILE) if shard in (None, part)]
         summaries = (self._grade_shard(directory, part, regrade=regrade) for part in parts)
         return sum(summaries, start=CellSummary(graded=0))
 
@@ -81,9 +81,9 @@ class Grader(Workers):
         for problem_id in (completion.problem_id for completion in completions.values()):
             if problem_id not in golds:
                 mend = "restore it, or delete the folder and run the cell again"
-                held = directory / shard.file(records.COMPLETIONS_FILE)
-                raise UserError(f"{held} holds problem {problem_id!r}, and {records.PROBLEMS_FILE} does not; {mend}.")
-        path = directory / shard.file(records.GRADES_FILE)
+                held = directory / shard.file(row_types.COMPLETIONS_FILE)
+                raise UserError(f"{held} holds problem {problem_id!r}, and {row_types.PROBLEMS_FILE} does not; {mend}.")
+        path = directory / shard.file(row_types.GRADES_FILE)
         old, is_whole = _stored_grades(stored, shard)
 
         def counts(row: Grade) -> bool:
@@ -135,9 +135,9 @@ class Grader(Workers):
             )
 
 
-def _stored_grades(stored: StoredCell, shard: Shard) -> tuple[dict[records.Pair, Grade], bool]:
+def _stored_grades(stored: StoredCell, shard: Shard) -> tuple[dict[row_types.Pair, Grade], bool]:
     """The shard's grades by pair, and whether their file holds nothing else: a broken grade is made anew."""
-    broken = list[records.BadLine]()
+    broken = list[row_types.BadLine]()
     try:
         rows = stored.rows(Grade, shard=shard, on_bad=broken.append)
         return {row.key: row for row in rows}, not broken
@@ -149,16 +149,16 @@ def standard_of(cell: Mapping[str, Any], golds: dict[str, str]) -> Standard:
     benchmark, model = cell["benchmark"], cell.get("model", {})
     tags = {name: model[f"think_{name}"] for name in ("start", "end") if f"think_{name}" in model}
     rule = {"answer_from": benchmark.get("answer_from", "after_think"), "tags": tags}
-    return Standard(golds=golds, kind=benchmark["answer_kind"], rule=rule, id=records.grading_rule(cell))
+    return Standard(golds=golds, kind=benchmark["answer_kind"], rule=rule, id=row_types.grading_rule(cell))
 
 
 def read_standard(directory: Path) -> Standard:
     """The standard of a cell's folder, as its `cell.yaml` and `problems.jsonl` have it."""
-    path = directory / records.CELL_FILE
+    path = directory / row_types.CELL_FILE
     try:
         standard = standard_of(StoredCell(directory).settings, {})
     except FileNotFoundError:
-        raise UserError(f"{directory} holds no {records.CELL_FILE}; name a cell's folder.") from None
+        raise UserError(f"{directory} holds no {row_types.CELL_FILE}; name a cell's folder.") from None
     except (KeyError, TypeError, AttributeError):
         raise UserError(f"{path} names no benchmark.answer_kind; restore the file or run the cell again.") from None
     if standard.kind not in ANSWER_KINDS:

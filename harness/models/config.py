@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvsweep.errors import UserError
-from kvsweep.files import digests
 from kvsweep.harness.models.gguf_file import is_cut_otherwise, names, scales_rope
 from kvsweep.harness.models.hub import adapter_files, commit_of, converted, find_gguf, is_id
-from kvsweep.records import content_hash
-from kvsweep.thinking import ThinkTags
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import content_hash
+from kvsweep.run_files.safe_files import digests
+from kvsweep.run_files.thinking import ThinkTags
 
 # Roles for which a stand-in tokenizer must have a token.
 ROLES = ("bos", "eos", "user", "assistant")

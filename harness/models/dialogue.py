@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvsweep.errors import UserError
 from kvsweep.harness.models.chat import ControlTokens, TemplateFault, templated
 from kvsweep.harness.models.config import ModelConfig
+from kvsweep.messages.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 
 if TYPE_CHECKING:
     from gguf import GGUFReader

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.error import HTTPError
 
-from kvsweep.errors import UserError
-from kvsweep.files import cache_folder, digests
 from kvsweep.harness.models import gguf_file
 from kvsweep.harness.models.gguf_tokenizer import build_tokenizer, end_ids
 from kvsweep.harness.models.notes import warnings_as_notes
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.safe_files import cache_folder, digests
 
 Loaded = TypeVar("Loaded")
 _ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

@@ -16,8 +16,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from kvsweep.compression.cache import use_slot_attention
-from kvsweep.errors import UserError
-from kvsweep.granted import granted_cores
 from kvsweep.harness.models.config import ROLES, ModelConfig
 from kvsweep.harness.models.dialogue import OTHER_QUESTION
 from kvsweep.harness.models.generation import unapplied_settings
@@ -27,6 +25,8 @@ from kvsweep.harness.models.notes import warnings_as_notes
 from kvsweep.harness.models.probe import check_steps, merge, text_part
 from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec, rope_parts, text_of
 from kvsweep.harness.provenance import VISIBLE, named_gpus
+from kvsweep.messages.errors import UserError
+from kvsweep.processes.granted import granted_cores
 
 # As in R1: start of text, user, message, assistant, opening thinking tag.
 _CHAT_TEMPLATE = Template(

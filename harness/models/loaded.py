@@ -16,13 +16,13 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.rows import CacheShape, PaddedPrefill, Prefill
-from kvsweep.errors import UserError
+from kvsweep.compression.cache_rows import CacheShape, PaddedPrefill, Prefill
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.dialogue import Dialogue
 from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.kernels.implementation import Implementation
 from kvsweep.kernels.pointwise import HeadNorms
+from kvsweep.messages.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

@@ -13,13 +13,13 @@ import transformers
 from torch import Tensor
 
 from kvsweep.compression.cache import SLOT_ATTENTION, SlotCache
+from kvsweep.compression.cache_rows import CacheShape, LayerKind, Prefill
 from kvsweep.compression.policy import Selection
-from kvsweep.compression.rows import CacheShape, LayerKind, Prefill
-from kvsweep.errors import UserError
 from kvsweep.harness.models.hub import lines_of
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import rope_parts
 from kvsweep.kernels.implementation import Implementation
+from kvsweep.messages.errors import UserError
 
 # Tokens of the check's text, and how many of them are the prompt.
 _CHECKED, _PROMPT = 9, 7

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsweep.compression.config import LayerKind
-from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.hub import from_place, json_of, lack_of, lines_of, reason
+from kvsweep.messages.errors import UserError
 
 if TYPE_CHECKING:
-    from kvsweep.compression.rows import CacheShape
+    from kvsweep.compression.cache_rows import CacheShape
 
 _FULL: dict[str, LayerKind] = {"full_attention": "full", "attention": "full"}
 _WINDOW: dict[str, LayerKind] = {"sliding_attention": "window"}
@@ -125,7 +125,7 @@ class ModelSpec:
     def cache_shape(self, dtype: str) -> CacheShape:
         import torch
 
-        from kvsweep.compression.rows import CacheShape
+        from kvsweep.compression.cache_rows import CacheShape
 
         kinds = self.layer_kinds if self.layers < len(self.layer_kinds) else ()
         same = ("layers", "window", "states", "q_heads", "kv_heads", "head_dim")

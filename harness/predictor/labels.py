@@ -16,14 +16,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from kvsweep.compression.cache_rows import Prefill
 from kvsweep.compression.policies.oracle import save_labels
-from kvsweep.compression.rows import Prefill
-from kvsweep.errors import UserError
-from kvsweep.files import replace_text, replacing
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.recipe import LABEL_KINDS, LabelKind, Recipe, Target
 from kvsweep.harness.predictor.traces import Trace
 from kvsweep.kernels.implementation import Implementation, operations
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.safe_files import replace_text, replacing
 
 Labeled = tuple[bool, Tensor, dict[LabelKind, Tensor]]  # held out, hidden states [T, hidden_size], labels [T]
 Labels = Mapping[LabelKind, Tensor]

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvsweep.compression.cache_rows import Prefill
 from kvsweep.compression.policies.triattention import save_statistics
-from kvsweep.compression.rows import Prefill
-from kvsweep.errors import UserError
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import read_whole
 from kvsweep.harness.predictor.recipe import Recipe
 from kvsweep.harness.predictor.traces import Trace
+from kvsweep.messages.errors import UserError
 
 # The released code reads one text of at most this many tokens (TriAttention, 2604.04921, scripts/calibrate.py).
 MOST_TOKENS = 32_768

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
@@ -16,6 +15,7 @@ from kvsweep.harness.settings import build, choices, compose_config, plain_confi
 from kvsweep.harness.toy.tasks import TASKS
 from kvsweep.harness.toy.word_problems import BENCHMARKS
 from kvsweep.kernels.implementation import Implementation, check_available
+from kvsweep.messages.errors import UserError
 
 # `kernels.reference.importance_labels` defines all three.
 LabelKind = Literal["answer", "far_max", "later"]

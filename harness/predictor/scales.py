@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvsweep.compression import artifacts
-from kvsweep.compression.rows import Prefill
+from kvsweep.compression.cache_rows import Prefill
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.query_means import read_texts
 from kvsweep.harness.predictor.recipe import Recipe

@@ -16,9 +16,9 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from tqdm import tqdm
 
 from kvsweep.compression.recorders import ImportancePredictor
-from kvsweep.errors import UserError
 from kvsweep.harness.predictor.labels import StoredTrace, open_shard, target
 from kvsweep.harness.predictor.recipe import Recipe, WholeTraces
+from kvsweep.messages.errors import UserError
 
 Goals = tuple[Tensor, Tensor]  # hidden states [T, hidden_size] and targets [T] of some traces
 

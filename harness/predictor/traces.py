@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from msgspec.structs import replace
 from tqdm import tqdm
 
-from kvsweep import records
 from kvsweep.compression.policies.full import FullCache
-from kvsweep.errors import UserError
-from kvsweep.files import replace_text
 from kvsweep.harness.benchmarks.load import load_problems, question_hash
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.grading.answers import AnswerKind, Ungraded, canonical_gold
@@ -25,10 +22,13 @@ from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.predictor.recipe import PredictorSettings, read_manifest
 from kvsweep.harness.toy import tasks, word_problems
-from kvsweep.records import Completion, Grade, Problem, read_rows
-from kvsweep.row_files import TextRow, texts_of_file
-from kvsweep.stored import StoredCell
-from kvsweep.thinking import ThinkTags, segment_text
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files import row_types
+from kvsweep.run_files.other_rows import TextRow, texts_of_file
+from kvsweep.run_files.row_types import Completion, Grade, Problem, read_rows
+from kvsweep.run_files.run_reader import StoredCell
+from kvsweep.run_files.safe_files import replace_text
+from kvsweep.run_files.thinking import ThinkTags, segment_text
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 TRACES_FILE, ORIGIN_FILE, QUESTIONS_FILE = "traces.jsonl", "traces.json", "questions.json"
 
 
-class Trace(records.PairRow, frozen=True, kw_only=True):
+class Trace(row_types.PairRow, frozen=True, kw_only=True):
     """A reasoning trace as token ids: question, thinking, closing tag, answer."""
 
     sealed: ClassVar[bool] = False  # a trace belongs to no cell
@@ -68,7 +68,7 @@ def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) ->
     for trace in traces:
         if not is_stored(done, trace.key, _question(trace)):
             replace_text(manifest, origin)
-            records.append_row(path, trace)
+            row_types.append_row(path, trace)
     return len(read_traces(settings))
 
 
@@ -90,7 +90,7 @@ def _question(trace: Trace) -> int | None:
     return hash(tuple(trace.token_ids[: trace.think_start])) if trace.kept else None
 
 
-def is_stored(done: Mapping[records.Pair, int | None], key: records.Pair, question: int | None) -> bool:
+def is_stored(done: Mapping[row_types.Pair, int | None], key: row_types.Pair, question: int | None) -> bool:
     """True if the pair is stored; raises UserError if that trace answers another question of the same id."""
     if key in done and None not in (done[key], question) and done[key] != question:
         other = f"{TRACES_FILE} holds another question of the id {key[0]!r:.60}"
@@ -118,7 +118,7 @@ def read_traces(settings: PredictorSettings) -> list[Trace]:
 
 
 def written(
-    settings: PredictorSettings, load: Callable[[], LoadedModel], done: Mapping[records.Pair, int | None]
+    settings: PredictorSettings, load: Callable[[], LoadedModel], done: Mapping[row_types.Pair, int | None]
 ) -> Iterator[Trace]:
     """Let the model write the traces that are missing, with its full cache, and grade them."""
     problems, questions, kind = trace_problems(settings)
@@ -178,7 +178,7 @@ def read_graded(folder: Path) -> Iterator[tuple[str, Completion, Grade | None]]:
     for completion in cell.rows(Completion):
         name = completion.problem_id
         if name not in problems:
-            hint = f"restore its {records.PROBLEMS_FILE}, or run the cell again"
+            hint = f"restore its {row_types.PROBLEMS_FILE}, or run the cell again"
             raise UserError(f"{folder} holds a completion of problem {name!r} and no such problem: {hint}.")
         yield problems[name].prompt, completion, grades.get(completion.key)
 
@@ -207,9 +207,9 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], list[str
 def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
     """Yield traces from a cell's folder or a file of problem, text, and gold or correct; UserError without them."""
     source = Path(str(settings.recipe.import_from))
-    is_cell = (source / records.CELL_FILE).is_file()
+    is_cell = (source / row_types.CELL_FILE).is_file()
     if not is_cell and not source.is_file():
-        missing = f"recipe.import_from={source} does not exist, or has no {records.CELL_FILE}"
+        missing = f"recipe.import_from={source} does not exist, or has no {row_types.CELL_FILE}"
         raise UserError(f"{missing}: give a cell's folder or a file of texts.")
     if is_cell:
         check_cell(source, settings.model)
@@ -246,11 +246,11 @@ def check_cell(folder: Path, model: ModelConfig) -> None:
         raise UserError(f"{other}: name the folder of its own with model.path=DIR.")
 
 
-def _by_question(source: Path) -> dict[records.Pair, tuple[str, TextRow]]:
+def _by_question(source: Path) -> dict[row_types.Pair, tuple[str, TextRow]]:
     """Return each row with its place. Rows of a question share the first row's id, to be held out together."""
     ids: dict[str, str] = {}
     counts: Counter[str] = Counter()
-    rows: dict[records.Pair, tuple[str, TextRow]] = {}
+    rows: dict[row_types.Pair, tuple[str, TextRow]] = {}
     for where, row in texts_of_file(source):
         if row.gold is None and row.correct is None:
             raise UserError(f"{where} must name problem, text, and gold or correct.")
@@ -265,7 +265,7 @@ def _by_question(source: Path) -> dict[records.Pair, tuple[str, TextRow]]:
 
 
 def trace_of_text(
-    question: str, text: str, key: records.Pair, tags: ThinkTags, model: LoadedModel, where: str
+    question: str, text: str, key: row_types.Pair, tags: ThinkTags, model: LoadedModel, where: str
 ) -> tuple[Trace, str]:
     """Return a trace of a text behind its question in the chat template, with the model's tags, and its answer.
 

@@ -16,14 +16,14 @@ from tqdm import tqdm
 
 from kvsweep.compression.artifacts import read_card
 from kvsweep.compression.recorders import ImportancePredictor, load_predictor, save_predictor
-from kvsweep.errors import UserError
-from kvsweep.files import replacing
 from kvsweep.harness.models.load import device_of
 from kvsweep.harness.predictor.labels import Labeled, read_shard, target
 from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe
 from kvsweep.harness.predictor.trace_batches import Fitting, trace_fitting
 from kvsweep.harness.predictor.traces import read_questions
 from kvsweep.harness.provenance import describe_code
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.safe_files import replacing
 
 # Eval counts how many of the true top 20% of tokens are in the predicted top 20%, 30%, ..., and compares the mean true
 # and predicted importance in ten equal parts of the thinking.

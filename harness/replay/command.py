@@ -7,14 +7,14 @@ from typing import Any
 
 import yaml
 
-from kvsweep import records
-from kvsweep.checked import checked
-from kvsweep.errors import UserError
-from kvsweep.files import at_home
 from kvsweep.harness.replay.references import ReplayConfig
 from kvsweep.harness.replay.replay_share import read_jobs, replay_share, start_replay
 from kvsweep.harness.settings import build_target, compose_config, plain_config_errors
 from kvsweep.harness.sweep.launch import Launcher
+from kvsweep.messages.checked import checked
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files import row_types
+from kvsweep.run_files.safe_files import at_home
 
 _OWN = ("texts", "limit", "tokens")
 _TIMED = ("slots", "memory_gb", "rounds")
@@ -48,5 +48,5 @@ def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
         return
     if given := [name for name in _TIMED if name in own]:
         raise UserError(f"{given[0]}= goes with --time alone.")
-    shard, launcher = records.Shard.parse(str(config.shard)), build_target("launcher", config.launcher, Launcher)
+    shard, launcher = row_types.Shard.parse(str(config.shard)), build_target("launcher", config.launcher, Launcher)
     start_replay([replay_share(replace(job, shard=shard), texts) for job in jobs], launcher)

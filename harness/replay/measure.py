@@ -18,7 +18,7 @@ from kvsweep.harness.replay.references import Text
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.fill import engine_of
 from kvsweep.harness.sweep.job import Job
-from kvsweep.records import REPLAY_DISTANCES, REPLAY_ENTROPIES, Pair, Replay, ReplayBin
+from kvsweep.run_files.row_types import REPLAY_DISTANCES, REPLAY_ENTROPIES, Pair, Replay, ReplayBin
 
 _FULL = Branch(cell_id="full", policy=FullCache(name="full"))
 # Completions that the full cache holds at once, and logits computed at once.

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from kvsweep import records
-from kvsweep.command_line import counted
-from kvsweep.errors import UserError
-from kvsweep.files import digests
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.sweep.job import Job
-from kvsweep.records import Completion, Pair
-from kvsweep.row_files import texts_of_file
-from kvsweep.stored import StoredCell, read_cells
+from kvsweep.messages.command_line import counted
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files import row_types
+from kvsweep.run_files.other_rows import texts_of_file
+from kvsweep.run_files.row_types import Completion, Pair
+from kvsweep.run_files.run_reader import StoredCell, read_cells
+from kvsweep.run_files.safe_files import digests
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
@@ -40,7 +40,7 @@ class ReplayConfig:
         """The name of the cells' file of rows. Each source has its own file, so that rows are never mixed."""
         parts = [] if self.texts is None else [Path(self.texts).stem, digests([Path(self.texts)])[0][:8]]
         parts += [] if self.tokens is None else [f"first{self.tokens}"]
-        stem, suffix = records.REPLAY_FILE.split(".")
+        stem, suffix = row_types.REPLAY_FILE.split(".")
         return f"{'_'.join([stem, *parts])}.{suffix}"
 
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from kvsweep import records
-from kvsweep.errors import UserError
 from kvsweep.harness.provenance import describe_arithmetic, describe_process
 from kvsweep.harness.replay.references import ReplayConfig, Text, read_texts
 from kvsweep.harness.sweep.begun import begun_configs
+from kvsweep.harness.sweep.cell_store import OpenCells
 from kvsweep.harness.sweep.execute import work_through
 from kvsweep.harness.sweep.job import UNTRACKED, Job, make_job
 from kvsweep.harness.sweep.launch import Launcher, start
 from kvsweep.harness.sweep.share import Share
-from kvsweep.harness.sweep.store import OpenCells
-from kvsweep.records import PROVENANCE_FILE
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files import row_types
+from kvsweep.run_files.row_types import PROVENANCE_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def read_jobs(directory: Path) -> list[Job]:
     groups: dict[str, Job] = {}
     for config, ids in found:
         job = make_job(OmegaConf.create(config))
-        condition = records.content_hash([job.cells[0].describe()["condition"], job.cache.identity()])
+        condition = row_types.content_hash([job.cells[0].describe()["condition"], job.cache.identity()])
         if not ids <= {cell.cell_id for cell in job.cells}:  # a cell that has changed would start again
             job = replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id in begun))
         first = groups.setdefault(condition, job)

@@ -11,17 +11,17 @@ from pydantic import Field
 from tqdm import tqdm
 
 from kvsweep.compression.cache import SlotCache
-from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, Request, needed_capacity
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.replay.references import ReplayConfig
 from kvsweep.harness.replay.replay_share import ReplayShare, replay_share
 from kvsweep.harness.sweep.cell import Cell
+from kvsweep.harness.sweep.cell_store import CellStore
 from kvsweep.harness.sweep.fill import engine_of, loaded
 from kvsweep.harness.sweep.job import Job
-from kvsweep.harness.sweep.store import CellStore
-from kvsweep.records import Timing
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import Timing
 
 # Step times are collected together per this many rows of the longest slot.
 _ROWS = 64

@@ -18,17 +18,17 @@ import msgspec
 import openai
 
 from kvsweep.analysis.server_records import BYTES, MISCOUNTED, ROUTED, cache_of, record_of
-from kvsweep.command_line import FAILED
 from kvsweep.compression.policy import Policy
-from kvsweep.errors import UserError
-from kvsweep.escape import visible
-from kvsweep.files import at_home, open_file
 from kvsweep.harness.provenance import describe_code
+from kvsweep.harness.sweep.cell_store import CellStore, OpenCells
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.server import Server
-from kvsweep.harness.sweep.store import CellStore, OpenCells
-from kvsweep.records import MOST_TOKENS, Completion, Pair, Tokens, content_hash, decode, leaves
-from kvsweep.thinking import ending, joined
+from kvsweep.messages.command_line import FAILED
+from kvsweep.messages.errors import UserError
+from kvsweep.messages.escape import visible
+from kvsweep.run_files.row_types import MOST_TOKENS, Completion, Pair, Tokens, content_hash, decode, leaves
+from kvsweep.run_files.safe_files import at_home, open_file
+from kvsweep.run_files.thinking import ending, joined
 
 # The client waits 0.5 s, 1 s, 2 s, ... and then 8 s, or as long as the server says: about a minute in all.
 RETRIES, CONNECT_S = 11, 10.0

@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvsweep.errors import UserError
 from kvsweep.harness.sweep.job import stored_config
-from kvsweep.records import PROVENANCE_FILE, content_hash
-from kvsweep.stored import read_cells
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import PROVENANCE_FILE, content_hash
+from kvsweep.run_files.run_reader import read_cells
+from kvsweep.run_files.safe_files import read_file
 
 # Says where a bundle has the files that the configurations name.
 PLACES_FILE = "places.json"
@@ -40,7 +41,7 @@ def in_bundle(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Return a run's configuration with the paths of its bundle, if the run lies in one."""
     folder = directory.resolve().parent
     try:
-        places = dict(json.loads((folder / PLACES_FILE).read_bytes()))
+        places = dict(json.loads(read_file(folder / PLACES_FILE)))
     except FileNotFoundError:
         return config
     except (ValueError, TypeError) as error:

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvsweep.command_line import counted
-from kvsweep.errors import UserError
 from kvsweep.harness.settings import CONF, WEIGHTS, own_folder
 from kvsweep.harness.sweep.begun import PLACES_FILE
 from kvsweep.harness.sweep.job import stored_config
-from kvsweep.records import PROVENANCE_FILE, leaves
-from kvsweep.stored import read_cells
+from kvsweep.messages.command_line import counted
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import PROVENANCE_FILE, leaves
+from kvsweep.run_files.run_reader import read_cells
+from kvsweep.run_files.safe_files import open_file
 
 HASHES_FILE = "SHA256SUMS"
 # Settings whose values may name files; a model's own weights stay where they are.
@@ -70,7 +71,7 @@ def write_bundle(directory: Path, file: Path, *, problems: bool) -> str:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as opened:
+    with open_file(path, linked=True) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 

@@ -14,9 +14,9 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from kvsweep.compression.policy import BudgetPolicy, Policy
-from kvsweep.errors import UserError
 from kvsweep.harness.models.spec import BYTES, ModelSpec
 from kvsweep.harness.provenance import SECONDS, visible_gpus
+from kvsweep.messages.errors import UserError
 
 GIB = 2**30
 # The estimate may be off by this many percent.

@@ -9,16 +9,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsweep import records
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Policy
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.kernels.implementation import ARITHMETIC, Implementation
-from kvsweep.stored import StoredCell
+from kvsweep.run_files import row_types
+from kvsweep.run_files.run_reader import StoredCell
 
-_Verdict = records.view(records.Grade, "correct", "rule")
+_Verdict = row_types.view(row_types.Grade, "correct", "rule")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Cell:
     def cell_id(self) -> str:
         """Hash of all settings that can change the outputs. Draws, limit, slots and paths are not part of it."""
         policy = {"class": type(self.policy).__qualname__, **self.policy.identity()}
-        return records.content_hash({**self._conditions, "policy": policy, **self.cache.identity()})
+        return row_types.content_hash({**self._conditions, "policy": policy, **self.cache.identity()})
 
     @property
     def _conditions(self) -> dict[str, Any]:
@@ -56,9 +56,9 @@ class Cell:
         """Return the contents of cell.yaml, for people and for the analysis; `check` shows if the file was edited."""
         decoding = dataclasses.asdict(self.decoding)
         described = {
-            "schema": records.SCHEMA,
+            "schema": row_types.SCHEMA,
             "cell_id": self.cell_id,
-            "condition": records.content_hash(self._conditions),
+            "condition": row_types.content_hash(self._conditions),
             "model": self.model.describe(),
             "benchmark": dataclasses.asdict(self.benchmark),
             "dataset_hash": self.dataset_hash,
@@ -69,14 +69,14 @@ class Cell:
             **self.cache.identity(),
         }
         # Near the top, so that a truncated file still has it.
-        return {"schema": records.SCHEMA, "check": records.content_hash([self.cell_id, described]), **described}
+        return {"schema": row_types.SCHEMA, "check": row_types.content_hash([self.cell_id, described]), **described}
 
 
 def stored_scores(stored: StoredCell, problem_ids: Sequence[str], draws: int) -> NDArray[np.float64]:
     """Return a cell's stored grades, [problems, draws]: 1 right, 0 wrong, NaN ungraded."""
     rows = {problem_id: row for row, problem_id in enumerate(problem_ids)}
     scores = np.full((len(rows), draws), np.nan)
-    for grade in stored.grades(_Verdict, on_bad=records.ignore).values():
+    for grade in stored.grades(_Verdict, on_bad=row_types.ignore).values():
         if grade.problem_id in rows and grade.draw < draws:
             scores[rows[grade.problem_id], grade.draw] = grade.correct
     return scores

@@ -8,9 +8,9 @@ from typing import Any
 from kvsweep.compression import artifacts
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import BudgetPolicy, Policy
-from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import BYTES, ModelSpec
+from kvsweep.messages.errors import UserError
 
 
 def input_files(model: ModelConfig, policies: Sequence[Policy], cache: CacheConfig) -> dict[Path, str]:

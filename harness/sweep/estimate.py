@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsweep import records
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.share import Share
+from kvsweep.run_files import row_types
 
 # An average for English and mathematics, used only for the length of the prompt, a small part of a sequence.
 _CHARACTERS_PER_TOKEN = 3
@@ -40,7 +40,7 @@ class TokensLeft:
     pairs of each cell, by cell_id.
     """
 
-    def __init__(self, share: Share, stored: Mapping[str, Collection[records.Pair]]) -> None:
+    def __init__(self, share: Share, stored: Mapping[str, Collection[row_types.Pair]]) -> None:
         job, pairs = share.job, share.pairs
         question = question_tokens(job)
         policies = {cell.cell_id: cell.policy for cell in job.cells}
@@ -53,11 +53,11 @@ class TokensLeft:
         self._lengths = np.full(len(pairs), np.nan)
         self._limit = job.decoding.max_new_tokens
 
-    def know(self, pair: records.Pair, tokens: int) -> None:
+    def know(self, pair: row_types.Pair, tokens: int) -> None:
         """Record the length of a completion."""
         self._lengths[self._rows[pair]] = tokens
 
-    def store(self, cell_id: str, pair: records.Pair, tokens: int) -> None:
+    def store(self, cell_id: str, pair: row_types.Pair, tokens: int) -> None:
         """Record that a cell has stored a completion of this many tokens."""
         self._missing[self._rows[pair], self._columns[cell_id]] = False
         if np.isnan(self._lengths[self._rows[pair]]):

@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import TypeVar
 
 from kvsweep.harness.grading.grader import Grader, read_standard
+from kvsweep.harness.sweep.cell_store import CellStore, OpenCells, allow_open_cells, open_cells
 from kvsweep.harness.sweep.progress_board import Board
 from kvsweep.harness.sweep.share import Share, lacking
-from kvsweep.harness.sweep.store import CellStore, OpenCells, allow_open_cells, open_cells
-from kvsweep.records import Completion
+from kvsweep.run_files.row_types import Completion
 
 _S = TypeVar("_S", bound=Share)
 

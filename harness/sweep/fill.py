@@ -10,11 +10,8 @@ from typing import Any
 
 import torch
 
-from kvsweep.command_line import FAILED, counted
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policy import BudgetPolicy
-from kvsweep.errors import UserError, plain_disk_errors
-from kvsweep.files import make_folder, replace_text
 from kvsweep.harness.decode.engine import Engine, is_invariant
 from kvsweep.harness.decode.memory import auto_slots, release_memory
 from kvsweep.harness.decode.request import Branch, Request, grows, is_untouched, needed_capacity
@@ -23,10 +20,13 @@ from kvsweep.harness.models.load import device_of, load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.provenance import describe_arithmetic, describe_process
 from kvsweep.harness.sweep.cell import Cell
+from kvsweep.harness.sweep.cell_store import CellStore, OpenCells
 from kvsweep.harness.sweep.job import Job
-from kvsweep.harness.sweep.store import CellStore, OpenCells
 from kvsweep.kernels.implementation import check_available
-from kvsweep.records import Completion, DecodeStats, Pair, content_hash
+from kvsweep.messages.command_line import FAILED, counted
+from kvsweep.messages.errors import UserError, plain_disk_errors
+from kvsweep.run_files.row_types import Completion, DecodeStats, Pair, content_hash
+from kvsweep.run_files.safe_files import make_folder, replace_text
 
 # The most completions that may end in NaN or infinite logits: more are no accident of a few problems.
 _MOST_NOT_FINITE = 5

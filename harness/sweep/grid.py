@@ -10,10 +10,10 @@ from typing import Annotated, Any, ClassVar
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, Field
 
-from kvsweep.checked import checked
 from kvsweep.compression.policy import BudgetPolicy, Policy, Question, SizeInRows
-from kvsweep.errors import UserError
 from kvsweep.harness import settings
+from kvsweep.messages.checked import checked
+from kvsweep.messages.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,10 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BeforeValidator, Field, StrictBool
 
-from kvsweep.checked import checked
-from kvsweep.command_line import counted
 from kvsweep.compression import artifacts
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.source import is_own
-from kvsweep.errors import UserError
-from kvsweep.escape import folder_below
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import Benchmark, load_problems, question_hash
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
@@ -33,8 +29,12 @@ from kvsweep.harness.sweep.checks import input_files, rounds_until
 from kvsweep.harness.sweep.grid import policy_file
 from kvsweep.harness.sweep.source import Decoded, Source, source_class
 from kvsweep.kernels.implementation import Implementation, check_installed
-from kvsweep.records import MOST, WHOLE, Shard, content_hash, leaves
-from kvsweep.stored import StoredCell, read_cells, read_provenance
+from kvsweep.messages.checked import checked
+from kvsweep.messages.command_line import counted
+from kvsweep.messages.errors import UserError
+from kvsweep.messages.escape import folder_below
+from kvsweep.run_files.row_types import MOST, WHOLE, Shard, content_hash, leaves
+from kvsweep.run_files.run_reader import StoredCell, read_cells, read_provenance
 
 PositiveSeconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 

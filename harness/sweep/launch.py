@@ -17,20 +17,20 @@ import submitit
 from pydantic import Field
 from submitit.helpers import Checkpointable
 
-from kvsweep import task_status
-from kvsweep.command_line import FAILED, counted, guard_streams
-from kvsweep.errors import UserError, plain_disk_errors
-from kvsweep.files import make_folder, open_file
-from kvsweep.granted import granted_cores
 from kvsweep.harness.provenance import VISIBLE, visible_gpus
 from kvsweep.harness.settings import import_from, own_folder
+from kvsweep.harness.sweep.cell_store import allow_open_cells
 from kvsweep.harness.sweep.estimate import TokensLeft
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.progress_board import Board
 from kvsweep.harness.sweep.share import Share, lacking, status_of
-from kvsweep.harness.sweep.store import allow_open_cells
 from kvsweep.kernels.implementation import check_available
-from kvsweep.records import Shard
+from kvsweep.messages.command_line import FAILED, counted, guard_streams
+from kvsweep.messages.errors import UserError, plain_disk_errors
+from kvsweep.processes.granted import granted_cores
+from kvsweep.run_files import task_status
+from kvsweep.run_files.row_types import Shard
+from kvsweep.run_files.safe_files import make_folder, open_file
 
 AtLeastOne = Annotated[int, Field(ge=1)]
 # The shares of one process.

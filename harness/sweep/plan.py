@@ -13,12 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvsweep import records
 from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, pairs_to_hold, power
-from kvsweep.command_line import counted
 from kvsweep.compression.config import fixed_bytes
 from kvsweep.compression.policy import BudgetPolicy
-from kvsweep.errors import UserError
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.models.spec import BYTES
 from kvsweep.harness.settings import WEIGHTS
@@ -38,9 +35,12 @@ from kvsweep.harness.sweep.estimate import forked_tokens, question_tokens, savin
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.launch import Launcher, Task
 from kvsweep.harness.sweep.share import Share, lacking
-from kvsweep.stored import StoredCell
+from kvsweep.messages.command_line import counted
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files import row_types
+from kvsweep.run_files.run_reader import StoredCell
 
-_Length = records.view(records.Completion, "num_tokens")
+_Length = row_types.view(row_types.Completion, "num_tokens")
 # Bytes of completions.jsonl a token: 8.7 in 192 texts of Qwen2.5-Coder-1.5B on GSM8K.
 _TOKEN_BYTES = 9
 _NOT_KNOWN = "not known until a cell has stored something; card=h100 or assume.tokens_per_second=N give an estimate"
@@ -279,7 +279,7 @@ def stored_texts(job: Job) -> tuple[list[int], float]:
     size = 0
     for stored in map(job.stored, job.cells):
         size += sum(path.stat().st_size for path in stored.files(_Length.file).values())
-        lengths += [row.num_tokens for row in stored.rows(_Length, on_bad=records.ignore)]
+        lengths += [row.num_tokens for row in stored.rows(_Length, on_bad=row_types.ignore)]
     return lengths, size / max(1, len(lengths))
 
 
@@ -289,7 +289,7 @@ def measured_pace(job: Job, cells: Sequence[Cell], card: Card | None = None) -> 
     for stored in map(job.stored, cells):
         if card is not None and not _decoded_on(card, stored):
             continue
-        for row in stored.rows(records.DecodeStats, on_bad=records.ignore):
+        for row in stored.rows(row_types.DecodeStats, on_bad=row_types.ignore):
             # Each cell of a decoding pass has its own row, which counts as its share of the pass.
             seconds += row.wall_seconds / row.cells
             tokens += row.tokens_total / row.cells

@@ -13,10 +13,10 @@ from typing import TextIO
 from rich.console import Group
 from rich.live import Live
 
-from kvsweep.command_line import guard_streams
-from kvsweep.errors import UserError
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.status import SweepStatus, VisibleConsole, read_sweep, render, sentence
+from kvsweep.messages.command_line import guard_streams
+from kvsweep.messages.errors import UserError
 
 LOOK_S = 2.0
 # The most of a process's time that drawing may use.

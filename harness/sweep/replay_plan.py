@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictInt
 
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 
 _SCREEN = "loss:X for cells whose texts lose at most X nats per token, as in loss:0.002, or a number of cells"
 _LOSS = r"^loss:\d*\.?\d+(e-?\d+)?$"

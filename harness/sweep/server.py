@@ -14,10 +14,10 @@ from pydantic import Field
 
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policy import Policy
-from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import build, build_target, plain
-from kvsweep.stored import CONTROL
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.run_reader import CONTROL
 
 # Fields of a request that a cell's settings decide, with the keys that set them.
 _DECLARED = {"max_tokens": "decoding.max_new_tokens", "seed": "seed", "n": "draws", "model": "engine.model"}

@@ -9,8 +9,8 @@ import numpy as np
 
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.job import Job
-from kvsweep.records import COMPLETIONS_FILE, Pair, grading_rule
-from kvsweep.task_status import CellProgress, State, TaskStatus, policy_label, task_name
+from kvsweep.run_files.row_types import COMPLETIONS_FILE, Pair, grading_rule
+from kvsweep.run_files.task_status import CellProgress, State, TaskStatus, policy_label, task_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,8 @@ from typing import Annotated, Any, ClassVar
 import submitit
 from pydantic import Field
 
-from kvsweep import task_status
-from kvsweep.command_line import counted
-from kvsweep.errors import UserError
 from kvsweep.harness.sweep import slurm_queue
+from kvsweep.harness.sweep.cell_store import CellLockedError
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.launch import (
     AtLeastOne,
@@ -34,7 +32,9 @@ from kvsweep.harness.sweep.launch import (
     logs,
     queue,
 )
-from kvsweep.harness.sweep.store import CellLockedError
+from kvsweep.messages.command_line import counted
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files import task_status
 
 # Where a site sets SBATCH_EXPORT=NONE, srun would pass on nothing of what the script sets for the task.
 _PASS_ON = "export SLURM_EXPORT_ENV=ALL"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from kvsweep.task_status import LOGS, TaskStatus, end_of, noted_jobs, read_tasks, scheduler_jobs
+from kvsweep.run_files.task_status import LOGS, TaskStatus, end_of, noted_jobs, read_tasks, scheduler_jobs
 
 # SLURM's reasons in words that tell a user what to do; other reasons are shown unchanged.
 REASONS = {

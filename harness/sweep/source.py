@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal, Self
 
 from omegaconf import DictConfig, OmegaConf
 
-from kvsweep.command_line import check_engine
 from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.policy import Policy
 from kvsweep.harness.decode.request import first_eviction, grows
@@ -19,6 +18,7 @@ from kvsweep.harness.sweep.checks import check_artifacts, check_cache, check_tag
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.server import NAMES, build_servers, fill_models
 from kvsweep.kernels.implementation import Implementation
+from kvsweep.messages.command_line import check_engine
 
 
 class Source(ABC):

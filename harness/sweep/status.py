@@ -28,16 +28,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kvsweep import records
 from kvsweep.analysis.notation import percent, percent_pm
 from kvsweep.analysis.statistics.pass_at_1 import Score, read_score
-from kvsweep.attempts import failed_attempts
-from kvsweep.command_line import FAILED, counted
-from kvsweep.errors import BrokenCell, UserError
-from kvsweep.escape import visible
 from kvsweep.harness.sweep.slurm_queue import tasks_now
-from kvsweep.stored import StoredCell, stored_cells
-from kvsweep.task_status import CellProgress, State, TaskStatus, policy_label
+from kvsweep.messages.command_line import FAILED, counted
+from kvsweep.messages.errors import BrokenCell, UserError
+from kvsweep.messages.escape import visible
+from kvsweep.run_files import row_types
+from kvsweep.run_files.attempts import failed_attempts
+from kvsweep.run_files.run_reader import StoredCell, stored_cells
+from kvsweep.run_files.task_status import CellProgress, State, TaskStatus, policy_label
 
 # A cell without DONE has the first of these states among its shards; if all shards are done, it has stopped.
 WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")
@@ -139,7 +139,7 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
 
 def _resuming(task: TaskStatus, tasks: Sequence[TaskStatus]) -> list[str]:
     """The commands that do what a task lacks: its own, or of a shard that has ended those of shards without a task."""
-    shard = records.Shard.parse(task.shard)
+    shard = row_types.Shard.parse(task.shard)
     begun = {one.shard for one in tasks if not one.cells.keys().isdisjoint(task.cells)}
     others = {f"{index}/{shard.count}" for index in range(1, shard.count + 1)} - begun
     if task.state != "done" or not others:
@@ -180,8 +180,8 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
     for cell_id, entries in by_cell.items():
         # If a sweep was split differently later, status files of both splits exist; the newest is current.
         newest = max(entries, key=lambda task: task.heartbeat)
-        count = records.Shard.parse(newest.shard).count
-        parts = [task for task in entries if records.Shard.parse(task.shard).count == count]
+        count = row_types.Shard.parse(newest.shard).count
+        parts = [task for task in entries if row_types.Shard.parse(task.shard).count == count]
         done = StoredCell(directory / cell_id).is_done
         states = {task.state for task in parts}
         # Several experiments may share a cell; each counts the completions that it needs.
@@ -209,7 +209,7 @@ def _cell_without_task(stored: StoredCell) -> CellStatus:
 
 def _add_grades(cell: CellStatus, folder: Path) -> None:
     """Fill in Pass@1 so far. A killed task has stored and graded more than its status file says."""
-    files = StoredCell(folder).files(records.GRADES_FILE).values()
+    files = StoredCell(folder).files(row_types.GRADES_FILE).values()
     score = _score(folder, tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in files))
     cell.graded = score.graded
     cell.finished = max(cell.finished, min(cell.graded, cell.expected))
@@ -406,7 +406,7 @@ def _without_done(sweep: SweepStatus) -> Iterator[str]:
     """Yield the reason for each cell whose shards all have what they were asked for, and which is not done."""
     for cell in sweep.cells:
         tasks = [task for task in sweep.tasks if cell.cell_id in task.cells]
-        sizes = {records.Shard.parse(task.shard): task.cells[cell.cell_id].expected for task in tasks}
+        sizes = {row_types.Shard.parse(task.shard): task.cells[cell.cell_id].expected for task in tasks}
         is_whole = len(sizes) > 1 and {shard.count for shard in sizes} == {len(sizes)}
         if cell.state != "stopped" or not is_whole or cell.finished < cell.expected:
             continue

@@ -16,12 +16,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvsweep import records
 from kvsweep.analysis.statistics.pass_at_1 import read_score
-from kvsweep.escape import visible
 from kvsweep.harness.sweep.job import TrackerConfig
-from kvsweep.stored import StoredCell, read_provenance
-from kvsweep.task_status import TaskStatus
+from kvsweep.messages.escape import visible
+from kvsweep.run_files import row_types
+from kvsweep.run_files.run_reader import StoredCell, read_provenance
+from kvsweep.run_files.task_status import TaskStatus
 
 # MLflow's server refuses longer parameter values.
 MLFLOW_CHARACTERS = 6000
@@ -61,7 +61,7 @@ def _follow(
                 run.log(_progress(status, cell_id), step)
             if ended.wait(config.interval_s):
                 break
-        shard = records.Shard.parse(status.shard)
+        shard = row_types.Shard.parse(status.shard)
         for cell_id, run in runs.items():
             run.log(_progress(status, cell_id) | cell_result(run_directory / cell_id, shard), step + 1)
             run.finish(status.state == "done")
@@ -72,7 +72,7 @@ def _follow(
 def _open(config: TrackerConfig, run_directory: Path, status: TaskStatus, cell_id: str) -> "TrackerRun":
     settings = {**StoredCell(run_directory / cell_id).settings, "shard": status.shard, "command": status.command}
     cell = status.cells[cell_id]
-    name = f"{cell.model} {cell.benchmark} {cell.policy} {status.shard}".removesuffix(f" {records.WHOLE}")
+    name = f"{cell.model} {cell.benchmark} {cell.policy} {status.shard}".removesuffix(f" {row_types.WHOLE}")
     start = partial(TRACKERS[config.kind], project=config.project, group=run_directory.name, name=name, config=settings)
     for pause in PAUSES_S:
         with suppress(Exception):
@@ -120,7 +120,7 @@ def mlflow_run(*, project: str, group: str, name: str, config: dict[str, Any]) -
     found = client.get_experiment_by_name(project)
     experiment = client.create_experiment(project) if found is None else found.experiment_id
     run_id = client.create_run(experiment, run_name=name, tags={"group": group}).info.run_id
-    for name, value in records.leaves(config):
+    for name, value in row_types.leaves(config):
         client.log_param(run_id, name, str(value)[:MLFLOW_CHARACTERS])
 
     def log(values: dict[str, float], step: int) -> None:
@@ -133,29 +133,29 @@ def mlflow_run(*, project: str, group: str, name: str, config: dict[str, Any]) -
 TRACKERS: Mapping[str, Callable[..., TrackerRun]] = {"wandb": wandb_run, "trackio": trackio_run, "mlflow": mlflow_run}
 
 
-_Lengths = records.view(records.Completion, "num_tokens", "prompt_tokens", "peak_length")
+_Lengths = row_types.view(row_types.Completion, "num_tokens", "prompt_tokens", "peak_length")
 
 
-def cell_result(folder: Path, shard: records.Shard) -> dict[str, float]:
+def cell_result(folder: Path, shard: row_types.Shard) -> dict[str, float]:
     """Return one cell's results so far, of one shard, with the columns of cells.csv; empty without grades."""
     stored = StoredCell(folder)
-    grades = Counter(row.outcome for row in stored.grades(shard=shard, on_bad=records.ignore).values())
+    grades = Counter(row.outcome for row in stored.grades(shard=shard, on_bad=row_types.ignore).values())
     if not grades:
         return {}
     values = dict[str, float]()
-    for outcome in records.OUTCOMES:
+    for outcome in row_types.OUTCOMES:
         if outcome != "correct":
             values[outcome] = grades[outcome] / grades.total()
     score = read_score(folder, shard).pass_at_1
     if score is not None and not stored.settings["model"].get("random_weights"):
         values["pass_at_1"] = score
-    rows = list(stored.rows(_Lengths, shard=shard, on_bad=records.ignore))
-    sizes = read_provenance(stored.files(records.PROVENANCE_FILE)[shard]).get("bytes", {})
+    rows = list(stored.rows(_Lengths, shard=shard, on_bad=row_types.ignore))
+    sizes = read_provenance(stored.files(row_types.PROVENANCE_FILE)[shard]).get("bytes", {})
     fixed = len(rows) * sizes.get("fixed_rows", 0)
     if any(row.peak_length is None for row in rows):  # rows of a server
         return values
     peak = fixed + sum(row.peak_length for row in rows)
     full = fixed + sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)
-    passes = stored.rows(records.DecodeStats, shard=shard, on_bad=records.ignore)
+    passes = stored.rows(row_types.DecodeStats, shard=shard, on_bad=row_types.ignore)
     allocated = max((row.kv_bytes_allocated for row in passes), default=0)
     return {**values, "kept_memory_own": min(peak / full, 1.0), "kv_bytes_allocated": allocated}

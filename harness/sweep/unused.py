@@ -8,10 +8,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from kvsweep.compression.policy import BudgetPolicy
-from kvsweep.errors import UserError
 from kvsweep.harness.settings import config_keys, plain
 from kvsweep.harness.sweep.grid import AXES, policy_file
 from kvsweep.harness.sweep.job import Job
+from kvsweep.messages.errors import UserError
 
 _NAMED = {"report.margin", *(f"policy.{name}" for name in BudgetPolicy.SHARED)}
 # Why a grid does not use `policy` or one of its settings; the key of the grid's own values comes before this text.

@@ -13,20 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvsweep import records
 from kvsweep.analysis.notation import setting_of
 from kvsweep.compression.source import is_same_code
-from kvsweep.errors import UserError
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.sweep.cell import Cell
+from kvsweep.harness.sweep.cell_store import OpenCells
 from kvsweep.harness.sweep.execute import work_through
 from kvsweep.harness.sweep.fill import engine_of, fill, loaded
 from kvsweep.harness.sweep.job import UNTRACKED, Job
 from kvsweep.harness.sweep.share import Share
-from kvsweep.harness.sweep.store import OpenCells
 from kvsweep.harness.verify.stored import CheckedCell, Row, State
-from kvsweep.records import Completion, Pair
-from kvsweep.stored import read_provenance
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files import row_types
+from kvsweep.run_files.row_types import Completion, Pair
+from kvsweep.run_files.run_reader import read_provenance
 
 # What bits can depend on beside the cell, by its name in a decoding pass; the first beginning that fits counts.
 _CIRCUMSTANCES = {
@@ -93,11 +93,11 @@ def _compared(job: Job, cells: Mapping[str, CheckedCell], chosen: Mapping[str, C
         now = {row.key: row for row in job.stored(cell).rows(Completion)}
         today: Mapping[str, Any] = {}
         if now:
-            origin = read_provenance(job.stored(cell).folder / records.PROVENANCE_FILE)
+            origin = read_provenance(job.stored(cell).folder / row_types.PROVENANCE_FILE)
             today = origin["decoding_passes"][-1]
         notes = "; ".join(differing(stored.passes, today))
         setting = setting_of(cell.policy.identity())
-        for then in stored.stored.rows(Completion, on_bad=records.ignore):
+        for then in stored.stored.rows(Completion, on_bad=row_types.ignore):
             if then.key not in chosen[cell.cell_id]:
                 continue
             made = now.get(then.key)
@@ -137,9 +137,9 @@ def _decode(job: Job, chosen: Mapping[str, Collection[Pair]]) -> Exception | Non
 
 def differing(passes: Sequence[Mapping[str, Any]], today: Mapping[str, Any]) -> list[str]:
     """The circumstances of today's decoding pass that differ from any of a cell's passes, in words."""
-    now = dict(records.leaves(today))
+    now = dict(row_types.leaves(today))
     notes = dict[str, None]()
-    for name, then in itertools.chain.from_iterable(map(records.leaves, passes)):
+    for name, then in itertools.chain.from_iterable(map(row_types.leaves, passes)):
         beginning = next((begin for begin in _CIRCUMSTANCES if name.startswith(begin)), None)
         if beginning is None or then in (None, now.get(name)):
             continue

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvsweep.command_line import FAILED, check_engine, counted
-from kvsweep.files import make_folder, replace_text
 from kvsweep.harness.provenance import describe_code
 from kvsweep.harness.verify.stored import CheckedCell, Row, read_run, stored_checks
-from kvsweep.records import VERIFY_FILE
+from kvsweep.messages.command_line import FAILED, check_engine, counted
+from kvsweep.run_files.row_types import VERIFY_FILE
+from kvsweep.run_files.safe_files import make_folder, replace_text
 
 _MOST_LINES = 5
 

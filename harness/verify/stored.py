@@ -11,30 +11,30 @@ from typing import Any, Literal
 
 from omegaconf import OmegaConf
 
-from kvsweep import records
-from kvsweep.command_line import counted
 from kvsweep.compression.source import code_hash, is_same_code
-from kvsweep.errors import BrokenCell, UserError
-from kvsweep.files import read_lines
 from kvsweep.harness.grading.grader import Grader, read_standard
 from kvsweep.harness.settings import plain_config_errors
 from kvsweep.harness.sweep.begun import begun_configs
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.job import Job, make_job
-from kvsweep.records import Completion, Grade, leaves
-from kvsweep.stored import StoredCell, is_served, read_cells, stored_cells
+from kvsweep.messages.command_line import counted
+from kvsweep.messages.errors import BrokenCell, UserError
+from kvsweep.run_files import row_types
+from kvsweep.run_files.row_types import Completion, Grade, leaves
+from kvsweep.run_files.run_reader import StoredCell, is_served, read_cells, stored_cells
+from kvsweep.run_files.safe_files import read_lines
 
 # differs, other: something that can change bits, or a completion, is another one today. fails: what is stored is not
 # what was made.
 State = Literal["holds", "differs", "fails", "cannot", "same", "other"]
 # The rows of a cell's files by the first word of their names; a shard's or a replay's file has more words.
-_KINDS: dict[str, type[records.StoredRow]] = {
+_KINDS: dict[str, type[row_types.StoredRow]] = {
     "completions": Completion,
     "grades": Grade,
-    "stats": records.DecodeStats,
-    "problems": records.Problem,
-    "seconds": records.Timing,
-    "replay": records.Replay,
+    "stats": row_types.DecodeStats,
+    "problems": row_types.Problem,
+    "seconds": row_types.Timing,
+    "replay": row_types.Replay,
 }
 # What an id is made of, by the names in cell.yaml; the first prefix that fits counts.
 _PARTS = {"weights": "model.", "data": "dataset_hash", "policies": "policy.", "settings": ""}
@@ -114,7 +114,7 @@ def _read_origin(cell: CheckedCell) -> None:
     for _, origin in cell.stored.provenances(unread):
         cell.passes += origin.get("decoding_passes", [])
     if not (cell.today or cell.changed or cell.unread):
-        cell.unread = f"{cell.stored.folder} has no {records.PROVENANCE_FILE} and no whole {records.CELL_FILE}"
+        cell.unread = f"{cell.stored.folder} has no {row_types.PROVENANCE_FILE} and no whole {row_types.CELL_FILE}"
 
 
 def _least_changed(stored: Mapping[str, Any], cells: Iterable[Cell]) -> dict[str, tuple[Any, Any]]:
@@ -144,12 +144,12 @@ def stored_checks(cells: Sequence[CheckedCell]) -> Iterator[Row]:
 
 
 def _check_rows(cells: Sequence[CheckedCell]) -> Row:
-    bad = list[records.BadLine]()
+    bad = list[row_types.BadLine]()
     rows = unsealed = 0
     for path in (path for cell in cells for path in sorted(cell.stored.folder.glob("*.jsonl"))):
         if (kind := _KINDS.get(re.split(r"[-_.]", path.name)[0])) is not None:
-            rows += sum(1 for _ in records.read_rows(path, kind, on_bad=bad.append))
-            unsealed += sum(not records.is_sealed(line) for line in read_lines(path))
+            rows += sum(1 for _ in row_types.read_rows(path, kind, on_bad=bad.append))
+            unsealed += sum(not row_types.is_sealed(line) for line in read_lines(path))
     if bad:
         return Row(name="rows", state="fails", text=f"{counted(len(bad), 'row')} broken", lines=[*map(str, bad)])
     if unsealed:
@@ -165,7 +165,7 @@ def _check_files(cells: Sequence[CheckedCell]) -> Row:
             _ = stored.settings
         except (OSError, BrokenCell) as error:
             lines.append(str(error))
-        done = stored.folder / records.DONE_FILE
+        done = stored.folder / row_types.DONE_FILE
         if done.exists() and not stored.is_done:
             lines.append(f"{done} names completions of other sizes: rows came or went since.")
     if lines:
@@ -197,10 +197,10 @@ def _check_problems(cells: Sequence[CheckedCell]) -> Row:
         if cell.today is None:
             continue
         problems = {problem.id: problem for problem in cell.today[0].benchmark.problems}
-        for row in cell.stored.rows(records.Problem, on_bad=records.ignore):
+        for row in cell.stored.rows(row_types.Problem, on_bad=row_types.ignore):
             compared += row.id in problems
             if row != problems.get(row.id, row):
-                path = cell.stored.folder / records.PROBLEMS_FILE
+                path = cell.stored.folder / row_types.PROBLEMS_FILE
                 lines.append(f"{path}: {row.id!r:.80} has another prompt or gold")
     if lines:
         return Row(name="problems", state="fails", text="others than the data's", lines=lines)
@@ -241,8 +241,8 @@ def _check_grades(cells: Sequence[CheckedCell]) -> Row:
             except UserError as error:
                 wrong.append(str(error))
                 continue
-            texts = cell.stored.rows(Completion, on_bad=records.ignore)
-            stored = {row.key: row for row in cell.stored.rows(Grade, on_bad=records.ignore)}
+            texts = cell.stored.rows(Completion, on_bad=row_types.ignore)
+            stored = {row.key: row for row in cell.stored.rows(Grade, on_bad=row_types.ignore)}
             for row in grader.grade([text for text in texts if text.problem_id in standard.golds], standard):
                 made += 1
                 then = stored.get(row.key)

@@ -41,12 +41,12 @@ from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.rounds import run
 from kvsweep.harness.screen import ReplayPlan
 from kvsweep.harness.settings import compose_config
+from kvsweep.harness.sweep.cell_store import CellStore
 from kvsweep.harness.sweep.fill import loaded
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline
 from kvsweep.harness.sweep.share import share_of
-from kvsweep.harness.sweep.store import CellStore
-from kvsweep.records import STATS_FILE, Completion, DecodeStats, Pair, read_rows
+from kvsweep.run_files.row_types import STATS_FILE, Completion, DecodeStats, Pair, read_rows
 
 WAYS = ("paper", "cells", "forked", "sequential")
 BATCH = 20  # of the DynTS code

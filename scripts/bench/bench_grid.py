@@ -21,7 +21,7 @@ from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.job import Job, make_job
-from kvsweep.records import Completion
+from kvsweep.run_files.row_types import Completion
 
 Written = dict[tuple[str, str, int], Completion]
 

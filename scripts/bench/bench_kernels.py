@@ -49,13 +49,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from kvsweep.compression.rows import CacheShape
-from kvsweep.errors import UserError
+from kvsweep.compression.cache_rows import CacheShape
 from kvsweep.harness.provenance import describe_code, describe_hardware, describe_machine
 from kvsweep.kernels import reference
 from kvsweep.kernels.implementation import check_available
 from kvsweep.kernels.packing import pack_rows
 from kvsweep.kernels.row_format import RowFormat
+from kvsweep.messages.errors import UserError
 
 MODELS = {
     "r1_qwen_7b": {"layers": 28, "q_heads": 28, "kv_heads": 4, "head_dim": 128},

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from kvsweep.analysis.report.build import build_report
 from kvsweep.harness.settings import WEIGHTS
-from kvsweep.stored import StoredCell
+from kvsweep.run_files.run_reader import StoredCell
 
 STEP = "Let me see. a is 4, b is 5, 4+5=9. So c is 9. "
 TEXTS = {

@@ -23,7 +23,7 @@ import yaml
 from tokenizers import Tokenizer
 
 from kvsweep.harness.settings import WEIGHTS
-from kvsweep.stored import StoredCell
+from kvsweep.run_files.run_reader import StoredCell
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = 256

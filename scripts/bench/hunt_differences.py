@@ -39,12 +39,12 @@ from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.provenance import describe_hardware
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep import fill as decode_cells
+from kvsweep.harness.sweep.cell_store import CellStore, OpenCells
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.share import share_of, status_of
-from kvsweep.harness.sweep.store import CellStore, OpenCells
 from kvsweep.kernels.row_format import TOKEN_BLOCK, whole_blocks
-from kvsweep.records import COMPLETIONS_FILE, Completion, PairRow, Shard, decode, shard_files
-from kvsweep.task_status import Reporter
+from kvsweep.run_files.row_types import COMPLETIONS_FILE, Completion, PairRow, Shard, decode, shard_files
+from kvsweep.run_files.task_status import Reporter
 
 POLICIES = ["full", "dynts", "h2o", "snapkv", "rkv", "tova", "keydiff", "knorm", "streaming_llm", "random"]
 BENCHMARKS = ("toy_chain", "toy_add", "toy_regs")

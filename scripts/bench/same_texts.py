@@ -15,8 +15,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from kvsweep.records import Completion
-from kvsweep.stored import StoredCell
+from kvsweep.run_files.row_types import Completion
+from kvsweep.run_files.run_reader import StoredCell
 
 # Of cell.yaml: what two implementations of one setting differ in. A name stands for the model.
 _OWN = ("schema", "check", "cell_id", "condition", "impl", "model")

@@ -14,13 +14,13 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from kvsweep.harness.inspect.importance import removal
-from kvsweep.harness.inspect.inspected import InspectedText, token_range
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.traces import trace_of_text
 from kvsweep.harness.settings import build, compose_config
 from kvsweep.harness.toy.tasks import problems
+from kvsweep.harness.trace.importance import removal
+from kvsweep.harness.trace.inspected import InspectedText, token_range
 from scripts.train.toy_completions import write_completion
 
 _STEP = r"([a-p])=[a-p]\+[a-p]: .*?So \1 is \d\. "

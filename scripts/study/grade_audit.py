@@ -26,7 +26,7 @@ import pandas as pd
 
 from kvsweep.harness.grading.answers import AnswerKind, Ungraded
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.workers import Workers
+from kvsweep.processes.workers import Workers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from kvsweep.compression.rows import Prefill
+from kvsweep.compression.cache_rows import Prefill
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.labels import read_whole
@@ -26,8 +26,8 @@ from kvsweep.harness.settings import build, compose_config
 from kvsweep.kernels.fp8 import scale_of, to_fp8, widened
 from kvsweep.kernels.packing import pack_rows, rotation, unpack_rows
 from kvsweep.kernels.row_format import RowFormat
-from kvsweep.records import Completion
-from kvsweep.stored import StoredCell
+from kvsweep.run_files.row_types import Completion
+from kvsweep.run_files.run_reader import StoredCell
 
 E4M3 = torch.float8_e4m3fn
 

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from kvsweep.analysis.notation import markdown, policy_title
 from kvsweep.analysis.statistics.inference import paired_tests
-from kvsweep.records import Replay
-from kvsweep.stored import read_cells
+from kvsweep.run_files.row_types import Replay
+from kvsweep.run_files.run_reader import read_cells
 
 PARTS = ("question", "sinks", "window")
 

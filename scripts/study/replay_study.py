@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from kvsweep.records import REPLAY_FILE
+from kvsweep.run_files.row_types import REPLAY_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS, TASKS = ("toy_qwen", "toy_llama"), ("toy_chain", "toy_regs", "toy_groups", "toy_add")

@@ -15,7 +15,7 @@ _OFFERED = {
     "CacheView": "compression.policy",
     "Selection": "compression.policy",
     "SlotCache": "compression.cache",
-    "Prefill": "compression.rows",
+    "Prefill": "compression.cache_rows",
     "use_slot_attention": "compression.cache",
     "ModelSpec": "harness.models.spec",
     "ModelConfig": "harness.models.config",
@@ -29,7 +29,7 @@ _OFFERED = {
     "load_run": "analysis.load",
     "cell_metrics": "analysis.statistics.metrics",
     "build_report": "analysis.report.build",
-    "UserError": "errors",
+    "UserError": "messages.errors",
 }
 
 

@@ -11,7 +11,7 @@ ANNEXES = {
     "predictor": "harness.predictor.command",
     "replay": "harness.replay.command",
     "screen": "harness.screen",
-    "trace": "harness.inspect.command",
+    "trace": "harness.trace.command",
     "tracker": "harness.sweep.tracker",
     "verify": "harness.verify.command",
 }

@@ -19,9 +19,9 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from kvsweep.annexes import annex
-from kvsweep.command_line import GOES_ON, check_engine, did_you_mean, one_sentence
-from kvsweep.errors import UserError
-from kvsweep.files import at_home
+from kvsweep.messages.command_line import GOES_ON, check_engine, did_you_mean, one_sentence
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.safe_files import at_home
 
 COMPLETE = "_KVSWEEP_COMPLETE"
 _SHARED_MEMORY = "/dev/shm"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvsweep.stored import StoredCell
+from kvsweep.run_files.run_reader import StoredCell
 
 MakeCell = Callable[..., Path]
 

@@ -7,7 +7,7 @@ import pytest
 
 from kvsweep.analysis.compare import compare, compare_runs
 from kvsweep.analysis.load import load_run
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 from tests.analysis.conftest import write_cell
 
 

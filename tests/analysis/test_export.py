@@ -16,9 +16,9 @@ from huggingface_hub.utils import filter_repo_objects
 
 from kvsweep.analysis import export as module
 from kvsweep.analysis.export import export, push
-from kvsweep.errors import UserError
 from kvsweep.harness.settings import CONF
-from kvsweep.stored import StoredCell
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.run_reader import StoredCell
 from tests.analysis.conftest import write_rows
 from tests.program import export as main
 

@@ -21,7 +21,7 @@ from scipy import stats
 
 from kvsweep.analysis.outputs import Reading, counted_share, read_outputs
 from kvsweep.analysis.statistics.noninferiority import beyond_control, decide
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 
 # Written by these programs at these versions, on two questions: inspect_ai with its mock model, two epochs, and
 # lm-evaluation-harness with its dummy model.

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from kvsweep.analysis.load import load_problems, load_run, load_texts
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 
 
 def test_a_cell_becomes_one_row_with_its_policy_flattened(run, make_cell):

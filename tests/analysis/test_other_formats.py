@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvsweep.analysis.outputs import read_outputs
-from kvsweep.records import Completion
-from kvsweep.stored import StoredCell
+from kvsweep.run_files.row_types import Completion
+from kvsweep.run_files.run_reader import StoredCell
 
 STORED = Path(__file__).parents[1] / "stored" / "8ed060b"
 PLACE = re.compile(

@@ -45,9 +45,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Field:
     """The undisturbed run, after this process has imported everything, so that a fork needs no import."""
-    import kvsweep.harness.inspect.draw
-    import kvsweep.harness.predictor.train
-    import kvsweep.harness.sweep.execute  # noqa: F401
 
     problems, tokens = (6, 160) if is_long(pytestconfig) else (3, 112)
     grid = [*GRID, f"benchmark.limit={problems}", f"decoding.max_new_tokens={tokens}"]

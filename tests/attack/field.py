@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import kvsweep.cli
-from kvsweep.records import COMPLETIONS_FILE, PairRow, decode, shard_files
+from kvsweep.run_files.row_types import COMPLETIONS_FILE, PairRow, decode, shard_files
 
 ROOT = Path(__file__).resolve().parents[2]
 GRID = (

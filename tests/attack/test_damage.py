@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import yaml
 
-from kvsweep.errors import UserError
-from kvsweep.records import (
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import (
     Completion,
     Problem,
     ignore,
     read_rows,
 )
-from kvsweep.stored import StoredCell
+from kvsweep.run_files.run_reader import StoredCell
 from tests.attack.field import MARK, READERS, STORED, Field, readers
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvsweep.command_line import LOCKED
+from kvsweep.messages.command_line import LOCKED
 from tests.attack.field import READERS, Command, Field, readers
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvsweep.records import COMPLETIONS_FILE
+from kvsweep.run_files.row_types import COMPLETIONS_FILE
 from tests.attack.field import MARK, RAW, ROOT, TRACEBACK, Field, compared, readers, rows
 
 # The hostile rows: each has a `name`, and a `text` for any place of a text or a `line` for any file of lines.

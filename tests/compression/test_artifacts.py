@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from kvsweep.compression import artifacts
 from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 
 Tensors = dict[str, torch.Tensor]
 

@@ -4,9 +4,9 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
 from kvsweep.compression.cache import SlotCache, use_slot_attention
+from kvsweep.compression.cache_rows import CacheShape, Prefill
 from kvsweep.compression.policy import AttentionMass, LastUse, PredictedImportance, RecentQueries, RowMemory, Selection
 from kvsweep.compression.recorders import ScoreRecorder, decayed_mass
-from kvsweep.compression.rows import CacheShape, Prefill
 from kvsweep.kernels.reference import causal_mass
 
 SHAPE = CacheShape(layers=2, q_heads=6, kv_heads=3, head_dim=4, dtype=torch.float32)

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.cache_rows import CacheShape, Prefill
 from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.policy import Selection
-from kvsweep.compression.rows import CacheShape, Prefill
 from kvsweep.kernels.packing import column_scales
 
 SHAPE = CacheShape(layers=2, q_heads=6, kv_heads=3, head_dim=32, dtype=torch.float32)

@@ -44,9 +44,9 @@ from kvsweep.compression.policy import (
     SizeInRows,
 )
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
-from kvsweep.errors import UserError
 from kvsweep.harness.settings import WEIGHTS, build
 from kvsweep.harness.toy.tasks import problems
+from kvsweep.messages.errors import UserError
 from tests.compression.views import view_at
 from tests.harness.decode.fakes import ask, run, toy_model
 

@@ -14,7 +14,7 @@ from kvsweep.compression.policy import (
     SelectionError,
     check_selection,
 )
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 from tests.compression.views import policy_of, view_at
 from tests.harness.decode.fakes import FakeModel, fake_requests, run
 

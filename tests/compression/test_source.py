@@ -15,9 +15,9 @@ from kvsweep.compression.policies.h2o import H2O
 from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.source import code_hash, is_own, is_same_code, source_files
-from kvsweep.errors import UserError
 from kvsweep.harness.settings import choices, target_class
 from kvsweep.harness.sweep.grid import build_policies, policy_file
+from kvsweep.messages.errors import UserError
 
 POLICY = '''"""A module."""
 from kvsweep.compression.policies.window import Window

@@ -7,9 +7,9 @@ import torch
 
 from kvsweep.compression import artifacts
 from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.cache_rows import CacheShape, Prefill
 from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.policy import Selection
-from kvsweep.compression.rows import CacheShape, Prefill
 from kvsweep.kernels.packing import pack_rows, rotation
 
 SHAPE = CacheShape(layers=2, q_heads=6, kv_heads=3, head_dim=16, dtype=torch.float32)

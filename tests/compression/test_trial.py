@@ -10,9 +10,9 @@ import torch
 import kvsweep
 from kvsweep.compression.policy import AttentionMass, BudgetPolicy, CacheView, HeadPolicy, RecentQueries, Selection
 from kvsweep.compression.trial import check, trials
-from kvsweep.errors import UserError
 from kvsweep.harness import notebook, settings
 from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.messages.errors import UserError
 from tests.compression.views import policy_of
 
 SETTINGS: dict[str, Any] = {"keep_ratio": 0.3, "local_window": 8, "budget": 60}

@@ -5,9 +5,9 @@ import shlex
 
 import pytest
 
-from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks import sources
 from kvsweep.harness.command import init
+from kvsweep.messages.errors import UserError
 
 TOY = ("model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=3")
 

@@ -26,9 +26,9 @@ from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.launch import Inline
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.status import read_sweep
-from kvsweep.records import COMPLETIONS_FILE, Shard, read_rows, shard_files
-from kvsweep.stored import read_provenance
-from kvsweep.task_status import TaskStatus, read_tasks
+from kvsweep.run_files.row_types import COMPLETIONS_FILE, Shard, read_rows, shard_files
+from kvsweep.run_files.run_reader import read_provenance
+from kvsweep.run_files.task_status import TaskStatus, read_tasks
 from tests.harness.sweep import rounds_grades
 from tests.program import beside
 
@@ -180,12 +180,13 @@ def test_shards_in_any_order_and_way_write_the_same_rows(expected, command, tmp_
     assert Counter(cell.state for cell in read_sweep(run).cells) == {"done": 7}
 
 
-@pytest.mark.slow  # test_store.py kills a process too
+@pytest.mark.slow  # test_cell_store.py kills a process too
 def test_a_killed_run_ends_alike_with_other_shards(expected, settings, start_kvsweep, command, tmp_path):
     run = tmp_path / "default"
     mark = tmp_path / "waits"
     waits_in_the_second_round = (
-        "import pathlib, time; from kvsweep.harness.sweep.store import CellStore\nappend, late = CellStore.append, []\n"
+        "import pathlib, time; from kvsweep.harness.sweep.cell_store import CellStore\n"
+        "append, late = CellStore.append, []\n"
         "def append_and_wait(self, row):\n"
         "    append(self, row)\n"
         "    late.extend([row] if row.draw in (2, 3) else [])\n"

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.source import code_hash
-from kvsweep.errors import UserError
 from kvsweep.harness.command import init
 from kvsweep.harness.overrides import hydra_overrides
 from kvsweep.harness.settings import (
@@ -26,6 +25,7 @@ from kvsweep.harness.settings import (
 )
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.slurm import Slurm
+from kvsweep.messages.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)

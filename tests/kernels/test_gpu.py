@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.rows import CacheShape
+from kvsweep.compression.cache_rows import CacheShape
 from kvsweep.kernels import reference
 from kvsweep.kernels.packing import pack_rows
 from kvsweep.kernels.row_format import RowFormat

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from kvsweep.records import COMPLETIONS_FILE, shard_files
-from kvsweep.task_status import TaskStatus
+from kvsweep.run_files.row_types import COMPLETIONS_FILE, shard_files
+from kvsweep.run_files.task_status import TaskStatus
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = Path(__file__).with_name("cluster.sh")

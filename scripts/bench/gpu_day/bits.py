@@ -14,7 +14,7 @@ from kvsweep.harness.decode.request import Branch, Request, SamplingConfig
 from kvsweep.harness.decode.sampling import cuts
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.kernels.implementation import Implementation, operations
-from kvsweep.records import Completion
+from kvsweep.run_files.row_types import Completion
 from scripts.bench.gpu_day.common import SAMPLINGS, decoding_of, random_ids, random_r1
 
 NARROW = {

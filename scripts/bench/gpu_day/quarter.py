@@ -22,7 +22,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from kvsweep.files import make_folder, replace_text
+from kvsweep.run_files.safe_files import make_folder, replace_text
 from scripts.bench.same_texts import differences
 
 MOST_SECONDS = {

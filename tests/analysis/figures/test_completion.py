@@ -24,8 +24,8 @@ from kvsweep.analysis.figures.completion import (
     retention,
     retention_figure,
 )
-from kvsweep.errors import UserError
-from kvsweep.records import Eviction
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import Eviction
 
 SCORES = np.array([0.2, 0.4, 0.9, np.nan, 0.1])
 LAYOUT = Layout(question=3, thinking=5, answer=2, steps=[0, 0, 1, 1, 1], pieces=list("abcde"))

@@ -25,7 +25,7 @@ from kvsweep.analysis.report import gallery
 from kvsweep.analysis.statistics.grids import GRID_FILE, REFERENCE, shared_settings
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.analysis.statistics.sentences import analyse, analyse_scores
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 from scripts.study import paper_grids
 
 MakeCell = Callable[..., Path]

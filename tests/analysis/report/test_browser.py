@@ -23,7 +23,7 @@ from kvsweep.analysis.report.drilldown import drill_data
 from kvsweep.analysis.report.page import run_page
 from kvsweep.analysis.statistics.sentences import analyse
 from kvsweep.cli import main
-from kvsweep.records import Eviction
+from kvsweep.run_files.row_types import Eviction
 from tests.analysis.report.screen import DRAWN, open_sections, set_size
 
 MakeCell = Callable[..., Path]

@@ -12,7 +12,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.report.card import CORRECTIONS, card, rows
 from kvsweep.analysis.report.page import run_page
 from kvsweep.analysis.statistics.sentences import analyse
-from kvsweep.records import VERIFY_FILE
+from kvsweep.run_files.row_types import VERIFY_FILE
 
 STORED = Path(__file__).parents[2] / "stored" / "8ed060b"
 

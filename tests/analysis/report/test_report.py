@@ -24,9 +24,9 @@ from kvsweep.analysis.report.drilldown import common_length, outcome_maps, token
 from kvsweep.analysis.report.page import run_page
 from kvsweep.analysis.report.tables import fidelity_text, summary_table
 from kvsweep.analysis.statistics.sentences import analyse
-from kvsweep.errors import UserError
-from kvsweep.stored import StoredCell
-from kvsweep.task_status import CellProgress, TaskStatus, process_mark
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.run_reader import StoredCell
+from kvsweep.run_files.task_status import CellProgress, TaskStatus, process_mark
 from tests.analysis.conftest import bare
 from tests.program import report as main
 

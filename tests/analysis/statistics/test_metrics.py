@@ -23,8 +23,8 @@ from kvsweep.analysis.statistics.metrics import (
     settings_by_bytes,
     size,
 )
-from kvsweep.errors import UserError
 from kvsweep.harness.settings import WEIGHTS
+from kvsweep.messages.errors import UserError
 
 
 def metrics_of(run: Path) -> pd.DataFrame:

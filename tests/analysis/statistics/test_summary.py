@@ -7,7 +7,7 @@ import pytest
 from kvsweep.analysis.statistics.grids import GRID_FILE, REFERENCE
 from kvsweep.analysis.statistics.sentences import analyse_scores
 from kvsweep.analysis.statistics.summary import read_summary
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 
 HEAD = "model,benchmark,policy,keep_ratio,local_window,budget,problems,draws,pass_at_1"
 GOOD = ["m,aime,dynts,0.1,500,5000,30,5,47.3", "m,aime,dynts,0.2,500,5000,30,5,46.0"]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import load_problems
+from kvsweep.messages.errors import UserError
 from tests.harness.benchmarks.test_load import write_jsonl
 
 ROWS = [

@@ -17,14 +17,14 @@ import pytest
 from datasets.exceptions import DatasetNotFoundError as NotFound
 from omegaconf import OmegaConf
 
-from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig
 from kvsweep.harness.benchmarks.load import PROMPTS, Benchmark, load_problems, read_prompt
 from kvsweep.harness.benchmarks.options import option_orders
 from kvsweep.harness.settings import CONF, build
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.toy import tasks, word_problems
-from kvsweep.records import content_hash
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import content_hash
 
 BOXED_INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 CONFIGS = sorted((CONF / "benchmark").glob("*.yaml"))

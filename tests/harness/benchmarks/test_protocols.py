@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import load_problems, read_prompt
 from kvsweep.harness.command import collect_jobs
 from kvsweep.harness.settings import CONF, build, choices
 from kvsweep.harness.sweep.job import make_job, named_protocol
+from kvsweep.messages.errors import UserError
 
 RECORDED = json.loads((Path(__file__).parent / "protocol_prompts.json").read_text())
 PROTOCOLS = sorted(RECORDED["protocols"])

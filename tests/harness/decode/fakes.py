@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from kvsweep.compression.cache import use_slot_attention
+from kvsweep.compression.cache_rows import CacheShape
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.gkv import GKV
 from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
@@ -21,7 +22,6 @@ from kvsweep.compression.policies.rkv import RKVDynTSCode
 from kvsweep.compression.policies.rpc import RPC
 from kvsweep.compression.policies.snapkv import SnapKV
 from kvsweep.compression.policies.window import Window
-from kvsweep.compression.rows import CacheShape
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.decode.slots import STEP_TOKENS

@@ -28,7 +28,7 @@ from kvsweep.harness.decode.request import DecodingConfig, SamplingConfig, is_un
 from kvsweep.harness.decode.sampling import sequence_key, uniforms_of_rows
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS, problems
-from kvsweep.records import held_percents
+from kvsweep.run_files.row_types import held_percents
 from tests.compression.test_policies import MATRIX, QUESTIONS, QUESTIONS_OF, write_statistics
 from tests.harness.decode.fakes import (
     EOS,

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.cache_rows import CacheShape
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.window import Window
-from kvsweep.compression.rows import CacheShape
 from kvsweep.harness.decode import memory
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import DecodingConfig, SamplingConfig

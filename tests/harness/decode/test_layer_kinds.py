@@ -12,15 +12,15 @@ import torch
 import transformers
 
 from kvsweep.compression.cache import SLOT_ATTENTION, SlotCache
+from kvsweep.compression.cache_rows import Prefill
 from kvsweep.compression.config import CacheConfig, fixed_bytes
 from kvsweep.compression.policies.h2o import H2O
 from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import Policy, Selection
-from kvsweep.compression.rows import Prefill
-from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.messages.errors import UserError
 from tests.harness.decode.fakes import FULL, ask
 from tests.harness.models.test_families import (
     EXACT,

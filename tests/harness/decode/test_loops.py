@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from torch.nn import functional
 
-from kvsweep import loops
 from kvsweep.harness.decode import slots as slot_table
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import DecodingConfig
-from kvsweep.loops import find_loop
+from kvsweep.run_files import loops
+from kvsweep.run_files.loops import find_loop
 from tests.harness.decode.fakes import FAKE_POLICIES, T1, FakeModel, fake_requests
 
 LIMIT = 60

@@ -12,13 +12,13 @@ from transformers import LlamaConfig
 from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.window import Window
-from kvsweep.errors import UserError
 from kvsweep.harness.decode.request import SamplingConfig
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import label_trace
 from kvsweep.harness.predictor.recipe import LABEL_KINDS
 from kvsweep.harness.predictor.traces import Trace
 from kvsweep.harness.sweep.status import read_sweep
+from kvsweep.messages.errors import UserError
 from tests.harness.decode.fakes import ask, in_slots, random_network, run
 
 CONFIG = LlamaConfig(

@@ -10,12 +10,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from kvsweep.errors import UserError
 from kvsweep.harness.decode.request import SamplingConfig, SamplingOrder, build_decoding
 from kvsweep.harness.decode.sampling import cuts, sequence_key, uniform
 from kvsweep.harness.settings import build
 from kvsweep.kernels import sampling
 from kvsweep.kernels.sampling import inverse_cdf
+from kvsweep.messages.errors import UserError
 
 MASK = (1 << 64) - 1
 LARGEST = 1 - 2.0**-53

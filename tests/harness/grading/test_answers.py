@@ -10,7 +10,7 @@ import pytest
 from kvsweep.harness.grading.answers import INTEGER_FORMS, Rule, Ungraded, canonical_gold, judge, stated_answer
 from kvsweep.harness.grading.grader import Grader, read_standard
 from kvsweep.harness.grading.statements import DECLARATIONS, find_statement, last_conclusion
-from kvsweep.thinking import ThinkTags, answer_part
+from kvsweep.run_files.thinking import ThinkTags, answer_part
 from scripts.study.grade_audit import audit, hostile_texts
 from tests.harness.grading.pairs import PAIRS
 

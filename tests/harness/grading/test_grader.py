@@ -13,15 +13,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsweep.errors import UserError
 from kvsweep.harness.grading.answers import judge, parse_integer
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.grading.statements import boxes
-from kvsweep.records import Completion, Grade, Problem, append_row
-from kvsweep.thinking import answer_part
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import Completion, Grade, Problem, append_row
+from kvsweep.run_files.thinking import answer_part
 from tests.harness.grading import sleeping_judge
 from tests.program import grade as grade_command
-from tests.test_records import completion as any_completion
+from tests.run_files.test_row_types import completion as any_completion
 
 
 def completion(text: str, problem_id: str = "p", **fields: Any) -> Completion:

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from huggingface_hub import constants
 
-from kvsweep.errors import UserError
 from kvsweep.harness.models import hub
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.hub import commit_of
 from kvsweep.harness.settings import WEIGHTS, compose_config
 from kvsweep.harness.sweep import job
 from kvsweep.harness.sweep.job import make_job
-from kvsweep.stored import StoredCell
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.run_reader import StoredCell
 
 A, B = "a" * 40, "b" * 40
 

@@ -16,13 +16,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from kvsweep.compression.cache import SLOT_ATTENTION
 from kvsweep.compression.policies.full import FullCache
-from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import FAMILIES, ModelSpec, read_architecture
+from kvsweep.messages.errors import UserError
 
 NEW, PROMPTS = 14, (5, 12, 9)
 TOKENS = {"bos": "<s>", "eos": "</s>", "user": "<u>", "assistant": "<a>"}

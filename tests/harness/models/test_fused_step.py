@@ -14,11 +14,10 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig, Qwen2Config
 
 from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.cache_rows import Prefill
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policies.h2o import H2O
 from kvsweep.compression.policies.snapkv import SnapKV
-from kvsweep.compression.rows import Prefill
-from kvsweep.errors import UserError
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
@@ -27,6 +26,7 @@ from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.toy.tasks import problems
 from kvsweep.kernels import pointwise
+from kvsweep.messages.errors import UserError
 from tests.harness.decode.fakes import FULL, run
 from tests.harness.models.test_families import described
 from tests.harness.models.test_loaded import FAMILIES, SHARED, make

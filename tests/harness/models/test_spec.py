@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec, read_spec
+from kvsweep.messages.errors import UserError
 
 SIZES: dict[str, Any] = {
     "hidden_size": 48,

@@ -14,12 +14,12 @@ import torch
 from transformers import GenerationConfig
 
 from kvsweep.compression.cache import SLOT_ATTENTION
-from kvsweep.errors import UserError
 from kvsweep.harness.models import spec
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.generation import unapplied_settings
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.spec import FAMILIES, ModelSpec, read_spec
+from kvsweep.messages.errors import UserError
 from tests.harness.models.test_families import DELTA, DYNAMIC, LINEAR, LLAMA3, LONGROPE, YARN, decode, loaded
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -14,7 +14,7 @@ from kvsweep.harness.predictor.traces import trace_problems
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS
 from kvsweep.harness.toy.word_problems import BENCHMARKS, problems
-from kvsweep.records import read_rows
+from kvsweep.run_files.row_types import read_rows
 from tests.program import predictor as main
 
 TEXT = "a is 4, b is 7. So a is 4, b is 7, 4+7=1. So c is 1. Check 4+7=1 ok. So c is 1. "

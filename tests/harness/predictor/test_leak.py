@@ -3,10 +3,10 @@
 import pytest
 
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
-from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.load import question_hash
 from kvsweep.harness.predictor.traces import add_questions, read_questions
 from kvsweep.harness.sweep.job import make_job
+from kvsweep.messages.errors import UserError
 
 QUESTIONS = ["What is 1 + 1?", "What is 2 + 2?"]
 

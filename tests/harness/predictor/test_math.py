@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.recipe import read_settings
 from kvsweep.harness.predictor.traces import Trace, imported, trace_problems
 from kvsweep.harness.settings import WEIGHTS
-from kvsweep.records import read_rows
-from kvsweep.row_files import texts_of_file
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.other_rows import texts_of_file
+from kvsweep.run_files.row_types import read_rows
 from tests.program import predictor
 
 

@@ -7,11 +7,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from kvsweep.compression.artifacts import read_card
 from kvsweep.compression.cache import use_slot_attention
 from kvsweep.compression.policies.triattention import read_statistics
-from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import read_whole
 from kvsweep.harness.predictor.query_means import QueryMeans, rotation_of
+from kvsweep.messages.errors import UserError
 from tests.harness.models.test_families import loaded
 from tests.program import predictor as main
 

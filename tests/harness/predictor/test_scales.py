@@ -11,7 +11,7 @@ from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.share import share_of
-from kvsweep.stored import read_cells
+from kvsweep.run_files.run_reader import read_cells
 from tests.program import predictor as main
 
 TEXT = "a is 4, b is 7. So a is 4. " * 20

@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 
 import kvsweep.harness.predictor.trace_batches as stage
 from kvsweep.compression.recorders import ImportancePredictor
-from kvsweep.errors import UserError
 from kvsweep.harness.predictor.labels import shard_path, target, with_lead
 from kvsweep.harness.predictor.recipe import LABEL_KINDS, read_settings
 from kvsweep.harness.predictor.traces import Trace
+from kvsweep.messages.errors import UserError
 
 ARRAYS = dict(np.load(Path(__file__).with_name("dynts_head.npz")))
 ABOUT = json.loads(str(ARRAYS.pop("about")))

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 import kvsweep.harness.predictor.train as stage
-from kvsweep.errors import UserError
 from kvsweep.harness.predictor.labels import read_shard, shard_path
 from kvsweep.harness.predictor.recipe import LABEL_KINDS, read_manifest, read_settings
+from kvsweep.messages.errors import UserError
 
 LENGTHS = (50, 83)
 

@@ -12,11 +12,11 @@ from kvsweep.analysis.export import export
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.report.build import build_report
 from kvsweep.analysis.statistics.fidelity import timings
-from kvsweep.errors import UserError
 from kvsweep.harness.replay.command import replay
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.sweep.status import read_sweep, sentence, to_json
-from kvsweep.records import COMPLETIONS_FILE, SECONDS_FILE, Replay, Timing, append_row, read_rows
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import COMPLETIONS_FILE, SECONDS_FILE, Replay, Timing, append_row, read_rows
 
 SWEEP = [
     "benchmark=toy_chain",

@@ -3,7 +3,7 @@
 from zlib import crc32
 
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.records import Grade
+from kvsweep.run_files.row_types import Grade
 
 
 def grade(self, completions, standard):

@@ -17,7 +17,7 @@ from kvsweep.harness.sweep import plan
 from kvsweep.harness.sweep.estimate import TokensLeft, forked_tokens, saving
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.share import share_of
-from kvsweep.records import read_rows
+from kvsweep.run_files.row_types import read_rows
 
 
 def table_of(output: str) -> list[dict[str, str]]:

@@ -13,17 +13,17 @@ import pytest
 import torch
 import yaml
 
-from kvsweep import loops
-from kvsweep.errors import UserError
 from kvsweep.harness.decode import slots as slot_table
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.sweep.store import CellStore
-from kvsweep.records import OUTCOMES, Completion, read_rows
-from kvsweep.thinking import DEFAULT_TAGS
+from kvsweep.harness.sweep.cell_store import CellStore
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files import loops
+from kvsweep.run_files.row_types import OUTCOMES, Completion, read_rows
+from kvsweep.run_files.thinking import DEFAULT_TAGS
 from tests.program import beside
 
 Rows = dict[str, list[str]]

@@ -12,13 +12,13 @@ import cloudpickle
 import pytest
 import torch
 
-from kvsweep.errors import UserError
 from kvsweep.harness import provenance
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import device_of
 from kvsweep.harness.provenance import VISIBLE, visible_gpus
 from kvsweep.harness.sweep import launch
 from kvsweep.harness.sweep.launch import Local
+from kvsweep.messages.errors import UserError
 
 WHOLE = "GPU 0: NVIDIA H200 (UUID: GPU-aaa)\nGPU 1: NVIDIA H200 (UUID: GPU-bbb)\n"
 DIVIDED = WHOLE.replace("GPU 1", "  MIG 3g.71gb Device 0: (UUID: MIG-c)\n  MIG 3g.71gb Device 1: (UUID: MIG-d)\nGPU 1")

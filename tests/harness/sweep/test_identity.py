@@ -13,22 +13,22 @@ import pytest
 import torch
 import yaml
 
-from kvsweep import files
 from kvsweep.analysis.load import load_run
 from kvsweep.compression.artifacts import read_card
 from kvsweep.compression.policies.oracle import save_labels
-from kvsweep.errors import UserError
-from kvsweep.files import digests
 from kvsweep.harness.command import init
-from kvsweep.harness.inspect.inspected import of_cell
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.replay.replay_share import read_jobs
 from kvsweep.harness.settings import WEIGHTS, compose_config
 from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job, changed_code, make_job
 from kvsweep.harness.sweep.share import lacking, share_of
-from kvsweep.records import COMPLETIONS_FILE
-from kvsweep.stored import StoredCell
+from kvsweep.harness.trace.inspected import of_cell
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files import safe_files
+from kvsweep.run_files.row_types import COMPLETIONS_FILE
+from kvsweep.run_files.run_reader import StoredCell
+from kvsweep.run_files.safe_files import digests
 
 INPUTS = {
     "weights": "model/model.safetensors",
@@ -281,14 +281,14 @@ def test_every_byte_of_a_checkpoint_is_in_its_identity(tmp_path):
 def test_a_large_checkpoint_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "model.safetensors"
-    path.write_bytes(bytes(files.MOST_BYTES))
-    aged = files.time.time_ns() + 10**10  # as if ten seconds had passed since the file was written
-    monkeypatch.setattr(files.time, "time_ns", lambda: aged)
+    path.write_bytes(bytes(safe_files.MOST_BYTES))
+    aged = safe_files.time.time_ns() + 10**10  # as if ten seconds had passed since the file was written
+    monkeypatch.setattr(safe_files.time, "time_ns", lambda: aged)
     found = digests([path], named=True)
     program = (
         "import sys; from pathlib import Path; from kvsweep import files\n"
         "files._computed = None\n"
-        "print(files.digests([Path(sys.argv[1])], named=True))"
+        "print(safe_files.digests([Path(sys.argv[1])], named=True))"
     )
     command = [sys.executable, "-c", program, str(path)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == str(found)

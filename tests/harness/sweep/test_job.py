@@ -13,7 +13,6 @@ from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.random import Random
 from kvsweep.compression.policies.window import Window
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
-from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig
 from kvsweep.harness.decode.sampling import SamplingConfig
@@ -24,6 +23,7 @@ from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.share import share_of
+from kvsweep.messages.errors import UserError
 
 # --- Bad input ----------------------------------------------------------------------------------------------
 

@@ -9,11 +9,11 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.config import CacheConfig
-from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec, read_architecture
 from kvsweep.harness.settings import WEIGHTS
-from kvsweep.records import read_rows
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import read_rows
 
 DECIDED = "until=decided draws=2 grid.policy=[full,dynts]"
 PACKED = ["cache.bits=4", "cache.group=8", "cache.residual=6"]

@@ -18,7 +18,7 @@ import pytest
 
 from kvsweep.harness.sweep import progress_board
 from kvsweep.harness.sweep.progress_board import Board
-from kvsweep.task_status import CellProgress, TaskStatus, process_mark
+from kvsweep.run_files.task_status import CellProgress, TaskStatus, process_mark
 
 
 def write_task(run: Path, name: str, benchmark: str, finished: int, **more: Any) -> None:
@@ -131,7 +131,7 @@ def test_all_signals_end_in_the_same_sentence(number, code):
         # A test in a shell's background begins with a Ctrl-C that is ignored, one under nohup with SIGHUP.
         "import signal\nimport time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
-        "from kvsweep.command_line import GOES_ON, one_sentence\n"
+        "from kvsweep.messages.command_line import GOES_ON, one_sentence\n"
         "with one_sentence('kvsweep', GOES_ON):\n    print('began', flush=True)\n    time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=-1, stderr=-1, text=True) as process:

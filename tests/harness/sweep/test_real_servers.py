@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from kvsweep.analysis.load import load_run
-from kvsweep.records import Completion, read_rows
+from kvsweep.run_files.row_types import Completion, read_rows
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]

@@ -23,7 +23,7 @@ from kvsweep.analysis.statistics.against_full import plan_of
 from kvsweep.harness.settings import CONF
 from kvsweep.harness.sweep import ask
 from kvsweep.harness.sweep.server import Server
-from kvsweep.records import Completion, Grade, read_rows
+from kvsweep.run_files.row_types import Completion, Grade, read_rows
 
 KEY = "sk-marker-4711"
 # What a server of OpenAI's API sends, by its reference.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvsweep.harness.sweep.share import Share, lacking, share_of, status_of
-from kvsweep.records import Shard
+from kvsweep.run_files.row_types import Shard
 
 IDS = ["p0", "p1"]
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvsweep.command_line import LOCKED
-from kvsweep.errors import UserError
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.share import share_of, status_of
 from kvsweep.harness.sweep.slurm import Slurm, _Preview
-from kvsweep.records import Shard
-from kvsweep.task_status import TaskStatus
+from kvsweep.messages.command_line import LOCKED
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import Shard
+from kvsweep.run_files.task_status import TaskStatus
 
 Programs = Callable[..., None]
 SLURM = ("policy=full", "launcher=slurm")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvsweep.harness.sweep.slurm_queue import tasks_now, waiting_jobs
-from kvsweep.task_status import CellProgress, TaskStatus, note_job, process_mark
+from kvsweep.run_files.task_status import CellProgress, TaskStatus, note_job, process_mark
 
 Squeue = Callable[[str], None]
 
@@ -171,7 +171,7 @@ def test_a_process_is_known_by_more_than_its_number(tmp_path):
 def test_a_hidden_process_of_a_colleague_is_known_by_its_signs_of_life(tmp_path, monkeypatch):
     """A mount of /proc with hidepid=2 shows a user the own processes alone."""
     mark = process_mark(os.getpid())
-    monkeypatch.setattr("kvsweep.task_status.process_mark", lambda pid: mark if pid == os.getpid() else "")
+    monkeypatch.setattr("kvsweep.run_files.task_status.process_mark", lambda pid: mark if pid == os.getpid() else "")
 
     def kill(pid, number):
         raise PermissionError if pid == 4711 else ProcessLookupError

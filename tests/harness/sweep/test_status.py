@@ -13,13 +13,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from kvsweep import task_status
 from kvsweep.analysis.statistics import metrics
-from kvsweep.errors import UserError
 from kvsweep.harness.sweep import status
 from kvsweep.harness.sweep.status import read_sweep
-from kvsweep.records import Grade
-from kvsweep.task_status import CellProgress, Reporter, TaskStatus, policy_label, process_mark, task_name
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files import task_status
+from kvsweep.run_files.row_types import Grade
+from kvsweep.run_files.task_status import CellProgress, Reporter, TaskStatus, policy_label, process_mark, task_name
 from tests.program import status as main
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.metrics import cell_metrics
-from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.settings import build
 from kvsweep.harness.sweep.job import UNTRACKED, TrackerConfig, make_job
 from kvsweep.harness.sweep.tracker import TRACKERS
-from kvsweep.records import read_rows
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import read_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 KINDS = tuple(TRACKERS)

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from kvsweep.errors import UserError
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.unused import refuse_unused, unused_settings
+from kvsweep.messages.errors import UserError
 
 TOY = ("model=toy_qwen", "benchmark=toy_add")
 

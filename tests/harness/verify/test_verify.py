@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvsweep import records
 from kvsweep.harness.verify.again import differing, drawn
-from kvsweep.records import Completion, Grade, Problem, content_hash, read_rows
-from kvsweep.stored import StoredCell
+from kvsweep.run_files import row_types
+from kvsweep.run_files.row_types import Completion, Grade, Problem, content_hash, read_rows
+from kvsweep.run_files.run_reader import StoredCell
 
 ROOT = Path(__file__).parents[3]
 STORED = ROOT / "tests" / "stored" / "8ed060b"
@@ -59,7 +59,7 @@ def test_the_same_bits_and_nothing_of_the_run_is_changed(run, kvsweep):
     assert ended.code == 0, ended.out
     assert ended.out.splitlines()[-1].startswith("2 of 2 completions decoded again with the same bits; no check fails")
     assert everything(run) == before
-    assert json.loads((run / records.VERIFY_FILE).read_text())["ok"]
+    assert json.loads((run / row_types.VERIFY_FILE).read_text())["ok"]
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_a_bundle_verifies_where_nothing_of_the_first_machine_is_left(
 
 @pytest.mark.slow
 def test_an_edited_row_is_named(run, verify):
-    path = run / FULL / records.COMPLETIONS_FILE
+    path = run / FULL / row_types.COMPLETIONS_FILE
     path.write_text(path.read_text().replace('"draw":1', '"draw":3', 1))
     found = verify(run, ok=False)
     assert list(checks(found, "fails")) == ["rows"]
@@ -119,11 +119,11 @@ def test_a_forged_token_is_found_with_the_gap_of_the_logits(run, verify):
         ids = [*row.token_ids[:place], forged, *row.token_ids[place + 1 :]]
         return msgspec.structs.replace(row, token_ids=ids)
 
-    [first, *_] = read_rows(run / FULL / records.COMPLETIONS_FILE, Completion)
+    [first, *_] = read_rows(run / FULL / row_types.COMPLETIONS_FILE, Completion)
     assert first.token_ids[place] != forged
-    rewrite(run / FULL / records.COMPLETIONS_FILE, Completion, forge)
+    rewrite(run / FULL / row_types.COMPLETIONS_FILE, Completion, forge)
     for other in run.glob("*/"):
-        if other.name != FULL and (other / records.CELL_FILE).exists():
+        if other.name != FULL and (other / row_types.CELL_FILE).exists():
             shutil.rmtree(other)
     found = verify(run, "--all", ok=False)
     assert [one["state"] for one in found["decoded"]] == ["other"] * 4
@@ -144,8 +144,8 @@ def test_a_forged_token_is_found_with_the_gap_of_the_logits(run, verify):
 @pytest.mark.parametrize(
     ("file", "kind", "change", "name"),
     [
-        (records.PROBLEMS_FILE, Problem, {"gold": "12345"}, "problems"),
-        (records.GRADES_FILE, Grade, {"outcome": "correct", "correct": 1, "answer": "12345"}, "grades"),
+        (row_types.PROBLEMS_FILE, Problem, {"gold": "12345"}, "problems"),
+        (row_types.GRADES_FILE, Grade, {"outcome": "correct", "correct": 1, "answer": "12345"}, "grades"),
     ],
 )
 @pytest.mark.slow_unless(rule=lambda kind, **_: kind is Grade)

@@ -1,0 +1,352 @@
+"""The files of one cell: rows are appended, other files are replaced whole, DONE comes last.
+
+docs/files.md describes the files of `<results_dir>/<run_name>/<cell_id>/`. Each shard writes its own files, such as
+completions-1of4.jsonl; a reader joins the files of all shards.
+
+Locks are `flock` locks, which end with their process in any case. NFS needs version 4 (or 3 with lockd), Lustre the
+mount option `flock`. On a file system without such locks, two writers cannot be kept apart.
+"""
+
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice, product
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import yaml
+from filelock import FileLock, Timeout
+
+from kvsweep.annexes import annex
+from kvsweep.compression.source import code_hash, is_same_code
+from kvsweep.harness.sweep.cell import Cell
+from kvsweep.harness.sweep.estimate import TokensLeft
+from kvsweep.harness.sweep.share import Share, status_of
+from kvsweep.messages.command_line import LOCKED, counted
+from kvsweep.messages.errors import BrokenCell, UserError, plain_disk_errors
+from kvsweep.run_files import row_types
+from kvsweep.run_files.row_types import (
+    COMPLETIONS_FILE,
+    WHOLE,
+    Completion,
+    Grade,
+    Pair,
+    PairRow,
+    Problem,
+    Shard,
+    StoredRow,
+)
+from kvsweep.run_files.run_reader import DONE_NAMES, Done, StoredCell, read_provenance
+from kvsweep.run_files.safe_files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
+from kvsweep.run_files.task_status import Reporter, last_lines
+
+LOCK_FILE = ".lock"
+
+# The most files that a process opens, and how many of them are not cells' locks.
+_MOST_FILES, _OTHER_FILES = 1 << 16, 96
+
+# A killed process loses none of its rows; if the machine dies, rows of the last second can be lost.
+_SYNC_SECONDS = 1.0
+
+_End = row_types.view(Completion, "stop_reason")
+
+
+class CellLockedError(UserError):
+    """Another process writes this cell."""
+
+    exit_code = LOCKED
+
+
+class CellStore:
+    """One cell's folder, for one shard's process; entering raises CellLockedError if another process holds it."""
+
+    def __init__(
+        self, run: Path, cell: Cell, problems: Sequence[Problem], shard: Shard = WHOLE, rows: str = COMPLETIONS_FILE
+    ) -> None:
+        self.cell, self.problems, self.shard = cell, problems, shard
+        self.directory = run / cell.cell_id
+        self.stored = StoredCell(self.directory)
+        self.finished_pairs: set[Pair] = set()
+        self._rows = rows
+        self._path = self.directory / shard.file(rows)
+        self._lock = FileLock(self.directory / shard.file(LOCK_FILE), timeout=0)
+        self._synced = 0.0
+        self._provenance: dict[str, Any] = {}
+        self.listener: Callable[[Any], object] = lambda row: None  # gets every appended row
+
+    @classmethod
+    def of(cls, share: Share, cell: Cell) -> Self:
+        job = share.job
+        return cls(job.run_directory, cell, job.benchmark.problems, job.shard, share.rows)
+
+    def __enter__(self) -> Self:
+        with plain_disk_errors(self.directory):
+            make_folder(self.directory)
+            self._take_lock()
+            try:
+                self._open()
+            except BaseException:
+                self._lock.release()
+                raise
+        return self
+
+    def _open(self) -> None:
+        with suppress(FileNotFoundError, BrokenCell):  # a broken file is rewritten; a file of another schema is refused
+            _ = self.stored.settings
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # both write the same bytes
+        replace_text(
+            self.directory / row_types.CELL_FILE, yaml.dump(self.cell.describe(), None, dumper, sort_keys=False)
+        )
+        problems = [problem.to_line(self.directory).encode() for problem in self.problems]
+        path = self.directory / row_types.PROBLEMS_FILE
+        # A smaller limit takes the first of the same problems; the stored rows still need the others.
+        if not (path.exists() and [*islice(read_lines(path), len(problems))] == problems):
+            replace_text(path, b"".join(problems).decode())
+        row_types.drop_torn_line(self._path)
+        quarantine_broken_lines(self._path)
+        open_file(self._path, "ab").close()
+        self.finished_pairs = self.stored.pairs(self._rows)
+
+    def read_completions(self, wanted: Collection[Pair], kind: type[Any] = Completion) -> Iterator[Any]:
+        """Yield the wanted pairs' completions of all shards, as `kind`; reads no file if none is wanted."""
+        if not wanted:
+            return iter(())
+        return (row for row in self.stored.rows(kind, on_bad=row_types.ignore) if row.key in wanted)
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            with plain_disk_errors(self.directory):
+                self._sync()
+        finally:
+            self._lock.release()
+
+    def append(self, row: PairRow) -> None:
+        """Append one row as one line. The row survives a kill at once, a crash of the machine after a second."""
+        assert self._lock.is_locked, "enter the store first"
+        assert row.key not in self.finished_pairs, f"{row.key} written twice"
+        with plain_disk_errors(self.directory):
+            row_types.append_row(self._path, row)
+            if time.monotonic() - self._synced > _SYNC_SECONDS:
+                self._sync()
+        self.finished_pairs.add(row.key)
+        self.listener(row)
+
+    def _sync(self) -> None:
+        for path in filter(Path.exists, (self._path, self.directory / self.shard.file(row_types.GRADES_FILE))):
+            with open_file(path) as file:
+                os.fsync(file.fileno())
+        self._synced = time.monotonic()
+
+    def append_grade(self, grade: Grade) -> None:
+        path = self.directory / self.shard.file(row_types.GRADES_FILE)
+        with plain_disk_errors(self.directory), locked(path):
+            row_types.append_row(path, grade)
+
+    def append_row(self, row: StoredRow) -> None:
+        with plain_disk_errors(self.directory):
+            row_types.append_row(self.directory / self.shard.file(row.file), row)
+
+    def begin_pass(self, provenance: dict[str, Any], decoding_pass: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Record the origin of the rows to come, beside earlier decoding passes, and delete DONE.
+
+        Return the earlier passes of all shards.
+        Raises UserError if other code of the policy has made rows of this cell.
+        """
+        path = self.directory / self.shard.file(row_types.PROVENANCE_FILE)
+        code = code_hash(type(self.cell.policy))
+        with plain_disk_errors(self.directory):
+            passes = _earlier_passes(path)
+            # Another shard's damaged file is not ours.
+            stored = self.stored.provenances(lambda part, error: None)
+            passes_of_others = []
+            for file, record in stored:
+                if file != path:
+                    passes_of_others += record.get("decoding_passes", [])
+            self._check_code(code, [*passes, *passes_of_others])
+            new_pass = {**decoding_pass, "policy_code": code}
+            (self.directory / row_types.DONE_FILE).unlink(missing_ok=True)
+            self._provenance = {"schema": row_types.SCHEMA, **provenance, "decoding_passes": [*passes, new_pass]}
+            self._write_provenance()
+        return [*passes, *passes_of_others]
+
+    def note(self, **facts: Any) -> None:
+        """Record what this process's pass has learned since it began; facts that stand there are not written again."""
+        last_pass = self._provenance["decoding_passes"][-1]
+        if not facts.items() <= last_pass.items():
+            last_pass |= facts
+            with plain_disk_errors(self.directory):
+                self._write_provenance()
+
+    def _write_provenance(self) -> None:
+        path = self.directory / self.shard.file(row_types.PROVENANCE_FILE)
+        replace_text(path, json.dumps(self._provenance, indent=2) + "\n")
+
+    def _check_code(self, code: str, passes: Sequence[Mapping[str, Any]]) -> None:
+        for earlier in passes:
+            earlier_code = earlier.get("policy_code", code)
+            if not is_same_code(earlier_code, code):
+                begun = f"cell {self.cell.cell_id} was begun by other code of policy={self.cell.policy.name}"
+                hint = "go on with that code, or take another run_name for cells of this code"
+                raise UserError(f"{begun} ({earlier_code}, now {code}): {hint}.")
+
+    def mark_done(
+        self, problem_ids: Sequence[str], draws: int, grade: Callable[[Path], object] = lambda folder: None
+    ) -> bool:
+        """Write DONE if the shards have stored all these draws of all these problems, else delete DONE.
+
+        `grade` gets the folder before DONE is written: another shard may have ended before grading its last rows.
+        """
+        pairs = set(product(problem_ids, range(draws)))
+        path = self.directory / row_types.DONE_FILE
+        # Read again: another shard's file may have lost rows since this process opened the cell.
+        self.finished_pairs = self.stored.pairs()
+        with plain_disk_errors(self.directory):
+            if not pairs <= self.finished_pairs:
+                path.unlink(missing_ok=True)
+                return False
+            if len(self.stored.files(COMPLETIONS_FILE)) > 1:
+                grade(self.directory)
+            self._sync()
+            done = Done(
+                completions=len(pairs),
+                draws=draws,
+                problems=list(problem_ids),
+                files=self.stored.sizes(*DONE_NAMES),
+                rule=row_types.grading_rule(self.cell.describe()),
+            )
+            replace_text(path, json.dumps(msgspec.to_builtins(done)) + "\n")
+        return True
+
+    def _take_lock(self) -> None:
+        try:
+            self._lock.acquire()
+            for other in _locks_of_other_counts(self.directory, self.shard):
+                with other:
+                    pass
+        except Timeout as held:
+            self._lock.release()
+            owner = "another process"
+            with suppress(OSError):
+                owner = read_file(Path(f"{held.lock_file}.owner")).decode(errors="replace")
+            hint = "wait for it to end, stop it, or split the cell with shard=i/n, the same n for all"
+            name = f"cell {self.cell.cell_id}, shard {self.shard}"
+            raise CellLockedError(f"{name}, is being written by {owner}: {hint}.") from None
+        replace_text(Path(f"{self._lock.lock_file}.owner"), f"process {os.getpid()} on {platform.node()}")
+
+
+def _earlier_passes(path: Path) -> list[Any]:
+    """Return a provenance file's decoding passes; a damaged file is moved aside, with a note."""
+    if not path.exists():
+        return []
+    try:
+        return read_provenance(path)["decoding_passes"]
+    except (ValueError, KeyError, RecursionError):
+        aside = path.replace(path.with_name(f"{path.name}.quarantine"))
+        print(f"note: {path} cannot be read; it is {aside.name} now, and a new one begins.", file=sys.stderr)
+        return []
+
+
+def allow_open_cells() -> int:
+    """Raise this process's limit of open files; return how many cells, one lock each, it can then hold open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(1, most - _OTHER_FILES)
+
+
+def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
+    """Return the locks of shards with another count; their writers could write the same pairs."""
+    for path in directory.glob(f"{LOCK_FILE}*"):
+        count = "1"
+        if path.name != LOCK_FILE:
+            count = path.name.removeprefix(f"{LOCK_FILE}-").partition("of")[2]
+        if count.isdigit() and int(count) != shard.count:
+            yield FileLock(path, timeout=0)
+
+
+def quarantine_broken_lines(path: Path) -> None:
+    """Move invalid lines to `<file>.quarantine`, and print a note that their rows are made again."""
+    bad: list[row_types.BadLine] = []
+    deque(row_types.read_rows(path, PairRow, on_bad=bad.append), maxlen=0)
+    if not bad:
+        return
+    quarantine = path.with_name(f"{path.name}.quarantine")
+    with open_file(quarantine, "ab") as file:
+        file.writelines(line.text for line in bad)
+    numbers = {line.number for line in bad}
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.writelines(line for number, line in enumerate(read_lines(path), start=1) if number not in numbers)
+    moved = f"{counted(len(bad), 'broken line')} (first: line {bad[0].number}), now in {quarantine.name}"
+    print(f"note: {path} had {moved}; the run makes their completions again.", file=sys.stderr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenCells:
+    """The unfinished cells of one share, open for writing: files by cell_id, status file, remaining tokens."""
+
+    share: Share
+    stores: Mapping[str, CellStore]
+    reporter: Reporter
+    left: TokensLeft | None  # None in a replay
+    not_finite: set[Pair] = field(default_factory=set)  # completions of this process that ended in NaN or infinity
+
+    def lacks(self, cell_id: str, pair: Pair) -> bool:
+        return pair not in self.stores[cell_id].finished_pairs
+
+    def know(self, pair: Pair, tokens: int) -> None:
+        """Record the length of a completion that another cell or an earlier pass has stored."""
+        if self.left is not None:
+            self.left.know(pair, tokens)
+
+    def append(self, cell_id: str, row: PairRow) -> None:
+        self.stores[cell_id].append(row)
+        self.reporter.stored(cell_id)
+        if self.left is not None and isinstance(row, Completion):
+            self.left.store(cell_id, row.key, row.num_tokens)
+            if row.stop_reason == "not_finite":
+                self.reporter.status.cells[cell_id].not_finite += 1
+                self.not_finite.add(row.key)
+
+
+@contextmanager
+def open_cells(share: Share, cells: Sequence[Cell]) -> Iterator[OpenCells]:
+    """Open the files of some of a share's cells, and keep the status current, while the block runs.
+
+    Raises CellLockedError for a cell that another process writes; UserError for weights that changed since the job was
+    planned, and for a file that cannot be written.
+    """
+    job = share.job
+    status = status_of(share, "running")
+    with ExitStack() as stack:
+        try:
+            job.check_inputs()
+            stores = {cell.cell_id: stack.enter_context(CellStore.of(share, cell)) for cell in cells}
+        except CellLockedError:
+            raise  # the status file belongs to the process that holds the lock
+        except Exception as error:
+            status.state, status.error = "failed", last_lines(error)
+            with suppress(OSError):
+                status.write(job.run_directory)
+            raise
+        for cell_id, store in stores.items():
+            stored = store.finished_pairs.intersection(share.pairs)
+            status.cells[cell_id].finished = len(stored)
+            if not share.replays:
+                ends = store.read_completions(stored, _End)
+                status.cells[cell_id].not_finite = sum(row.stop_reason == "not_finite" for row in ends)
+        if job.tracker.kind != "none":
+            stack.enter_context(annex("tracker").tracked(job.tracker, job.run_directory, status, stores))
+        reporter = Reporter(job.run_directory, status)
+        left = None
+        if not share.replays:
+            left = TokensLeft(share, {cell_id: store.finished_pairs for cell_id, store in stores.items()})
+            reporter.tokens_left = left.__int__
+        yield OpenCells(share=share, stores=stores, reporter=stack.enter_context(reporter), left=left)

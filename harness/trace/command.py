@@ -1,0 +1,76 @@
+"""The command `kvsweep trace`: pictures and numbers of one completion, or of a run's completions."""
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kvsweep.harness.trace import inspected
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.run_reader import stored_cells
+
+LIVE = "live"
+PICTURES = ("importance", "attribution", "kept")
+
+
+def trace(source: Path, **asked: Any) -> None:
+    """Draw the pictures of a completion or a run, and print their files; options as in `kvsweep trace --help`."""
+    options = inspected.TraceOptions(source=str(source), **asked)
+    check(options)
+    for path in draw_run(options) if options.show == "retention" else draw_text(options):
+        print(path)
+
+
+def check(options: inspected.TraceOptions) -> None:
+    inspected.paragraphs([], options.split or inspected.PARAGRAPHS)
+    inspected.matches([], options.find or "")
+    if options.steps:
+        inspected.given(options.steps)
+    if options.map is not None:
+        from kvsweep.analysis.figures.style import check_map
+
+        check_map(options.map)
+    if options.question is not None and options.source != LIVE:
+        raise UserError(f"--question is for {LIVE} alone: give {LIVE} in place of {options.source}.")
+
+
+def draw_run(options: inspected.TraceOptions) -> Iterator[Path]:
+    folders = [cell.folder for cell in stored_cells(Path(options.source))]
+    if not folders:
+        raise UserError(f"{options.source} holds no cells: name a run's directory, such as results/runs/demo.")
+    from kvsweep.harness.trace.draw import draw_retention
+
+    yield from draw_retention(options, folders)
+
+
+def draw_text(options: inspected.TraceOptions) -> Iterator[Path]:
+    """Draw the pictures of one completion; yield the files. Bad input is refused before the model is loaded."""
+    if options.source != LIVE and not Path(options.source).exists():
+        raise UserError(f"{options.source} does not exist: give a cell's folder, a file of texts, or {LIVE}.")
+    if options.source == LIVE:
+        source = inspected.live(options.overrides, options.problem, options.draw, options.question)
+    else:
+        stored = inspected.of_cell if Path(options.source).is_dir() else inspected.of_file
+        source = stored(Path(options.source), options.problem, options.draw, options.overrides)
+    policies = source.policies(options.scores)
+    for head in options.head:
+        source.check_head(head)
+    from kvsweep.harness.models.load import load_model
+    from kvsweep.harness.trace.draw import draw_attribution, draw_importance, draw_kept
+
+    text = source.read(load_model(source.model))
+    if options.source == LIVE:
+        print(f"{text.title}\n\n{text.summary}", file=sys.stderr)
+    if not text.thinking:
+        raise UserError(f"{text.trace.problem_id} has no thinking to look into: choose another text.")
+    importance = partial(draw_importance, policies=policies)
+    draw: dict[str, Callable[..., Iterator[Path]]]
+    draw = {"importance": importance, "attribution": draw_attribution, "kept": draw_kept}
+    for name in PICTURES if options.show == "all" else [options.show]:
+        try:
+            yield from draw[name](options, text)
+        except inspected.NotInText as missing:
+            if options.show != "all":
+                raise
+            print(f"{name} is left out: {missing}", file=sys.stderr)

@@ -1,0 +1,181 @@
+"""The pictures of `kvsweep trace` and their numbers. These functions compute; `analysis.figures` draws.
+
+Each function yields the files that it wrote, the table first, because computing the numbers takes the time.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kvsweep.analysis.figures.completion import (
+    Layout,
+    correlation_text,
+    importance_figure,
+    importance_table,
+    kept_html,
+    kept_table,
+    lorenz,
+    read_kept,
+    retention,
+    retention_figure,
+)
+from kvsweep.analysis.figures.heatmap import attribution_figure, attribution_table
+from kvsweep.analysis.figures.style import save_figure
+from kvsweep.analysis.notation import csv_text, policy_title, setting_of
+from kvsweep.analysis.statistics.metrics import by_eviction, by_policy, mean_lorenz
+from kvsweep.compression.policy import BudgetPolicy
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.predictor.recipe import LabelKind
+from kvsweep.harness.predictor.traces import read_graded
+from kvsweep.harness.trace import inspected
+from kvsweep.harness.trace.importance import cost, importance, removal
+from kvsweep.messages.errors import UserError
+from kvsweep.messages.escape import file_name
+from kvsweep.run_files.run_reader import StoredCell
+from kvsweep.run_files.safe_files import replace_text
+
+# The most completions of a cell whose importance --show retention computes.
+_MOST_TEXTS = 20
+
+
+def draw_importance(
+    options: inspected.TraceOptions, text: inspected.InspectedText, policies: Sequence[BudgetPolicy] = ()
+) -> Iterator[Path]:
+    trace = text.trace
+    sizes = {"question": trace.think_start, "answer": len(trace.token_ids) - trace.think_end}
+    steps = inspected.numbers(averaged_steps(options, text), len(text.thinking))
+    layout = Layout(thinking=len(text.thinking), steps=steps, pieces=text.thinking, **sizes)
+    labels: Sequence[LabelKind] = options.label or ["answer"]
+    strips = importance(text, labels, options.head, policies)
+    name = _name("importance", text)
+    yield _table(importance_table(layout, strips), options.out, name)
+    named = {strip_title(column): scores for column, scores in strips.items()}
+    figure = importance_figure(layout, named, title=text.title, average_steps=options.by == "step")
+    yield from save_figure(figure, options.out, name).values()
+
+
+def strip_title(column: str) -> str:
+    """Return a strip's title with the policy's usual name: "scores: H2O" for the column `scores: h2o`."""
+    kind, _, source = column.partition(": ")
+    policy, *more = source.split(", ")
+    return ", ".join([f"{kind}: {policy_title(policy) if kind == 'scores' else policy}", *more])
+
+
+def separator(options: inspected.TraceOptions, text: inspected.InspectedText) -> str:
+    return str(options.split or text.model.config.split or inspected.PARAGRAPHS)
+
+
+def averaged_steps(options: inspected.TraceOptions, text: inspected.InspectedText) -> list[range]:
+    """Tokens of each step that the strips average over: the steps of --steps, else paragraphs, else derivations."""
+    if options.steps:
+        steps, tokens = inspected.given(options.steps), len(text.thinking)
+        if steps[-1].stop > tokens:
+            beyond = f"goes beyond the thinking, whose tokens are 0 to {tokens - 1}"
+            raise UserError(f"--steps {options.steps} {beyond}: shorten it.")
+        return steps
+    steps = inspected.paragraphs(text.thinking, separator(options, text))
+    if len(steps) == 1 and separator(options, text) == inspected.PARAGRAPHS:
+        steps = inspected.derivations(text.thinking)
+    if len(steps) == 1 and options.by == "step":
+        mend = "name what separates its steps with --split REGEX, or their tokens with --steps A-B,C-D"
+        raise UserError(f"the thinking of {text.trace.problem_id} is one step: {mend}.")
+    return steps
+
+
+def draw_attribution(options: inspected.TraceOptions, text: inspected.InspectedText) -> Iterator[Path]:
+    trace, model = text.trace, text.model
+    if not trace.answered:
+        raise inspected.NotInText(f"{trace.problem_id} never answers: there is no answer token to attribute.")
+    # The tag's last token is the first token that is read without the step.
+    start, start_of_answer = trace.think_start, trace.answer_start - 1
+    steps = [range(start + step.start, start + step.stop) for step in attributed_steps(options, text)]
+    print(cost(model, len(trace.token_ids), start_of_answer, len(steps)), file=sys.stderr)
+    found = removal(model, trace.token_ids, start_of_answer, steps)
+    values, tokens = found.double().numpy(force=True), text.pieces[trace.answer_start :]
+    columns = ["".join(text.pieces[step.start : step.stop]) for step in steps]
+    name = _name("attribution", text)
+    yield _table(attribution_table(values, tokens, columns), options.out, name)
+    figure = attribution_figure(values, tokens, columns, title=text.title, cmap=options.map)
+    yield from save_figure(figure, options.out, name).values()
+
+
+def attributed_steps(options: inspected.TraceOptions, text: inspected.InspectedText) -> list[range]:
+    """Tokens of each step to attribute: the steps of --find or --steps, else equations with their conclusions."""
+    if options.steps:
+        return averaged_steps(options, text)
+    if options.find:
+        if found := inspected.matches(text.thinking, options.find):
+            return found
+        raise UserError(f"--find {options.find} matches nothing in the thinking of {text.trace.problem_id}: change it.")
+    steps = inspected.derivations(text.thinking, separator(options, text))
+    if not inspected.matches(text.thinking):
+        parts = "paragraphs" if len(inspected.paragraphs(text.thinking, separator(options, text))) > 1 else "sentences"
+        print(f"attribution: no equation like 3 x 4 = 12, so its columns are {len(steps)} {parts}", file=sys.stderr)
+    return steps
+
+
+def draw_kept(options: inspected.TraceOptions, text: inspected.InspectedText) -> Iterator[Path]:
+    if text.completion is None:
+        missing = "a text from a file does not tell what its cache kept: give a cell's folder, or live."
+        raise inspected.NotInText(missing)
+    if not text.completion.evictions:
+        raise inspected.NotInText("nothing was evicted here: choose another completion, or a smaller policy.budget.")
+    kept = read_kept(text.pieces, text.trace.think_start, text.completion.evictions)
+    name = _name("kept", text)
+    yield _table(kept_table(kept), options.out, name)
+    path = options.out / f"{name}.html"
+    replace_text(path, kept_html(kept, title=text.title))
+    yield path
+
+
+def draw_retention(options: inspected.TraceOptions, folders: Sequence[Path]) -> Iterator[Path]:
+    """Draw how much true importance (from the full cache) each policy kept of its own completions, and its Pass@1."""
+    kind: LabelKind = options.label[0] if options.label else "answer"
+    rows: list[dict[str, Any]] = []
+    curves: list[tuple[np.ndarray, np.ndarray]] = []
+    correct: dict[str, list[int]] = {}
+    loaded = cache(load_model)
+    for folder in folders:
+        policy = setting_of(StoredCell(folder).settings["policy"])
+        stored = list(read_graded(folder))
+        correct.setdefault(policy, []).extend(grade.correct for _, _, grade in stored if grade)
+        evicted = sorted((row for row in stored if row[1].evictions), key=lambda row: row[1].key)
+        for question, completion, _ in evicted[:_MOST_TEXTS]:
+            source = inspected.of_completion(folder, question, completion)
+            text = source.read(loaded(source.model))
+            if kind == "answer" and not text.trace.answered:
+                continue
+            (scores,) = importance(text, [kind], []).values()
+            kept = read_kept(text.pieces, text.trace.think_start, completion.evictions)
+            for number, share in enumerate(retention(kept, scores, text.trace.think_start), start=1):
+                rows.append({"policy": policy, "text": len(curves), "eviction": number, "retained": float(share)})
+            curves.append(lorenz(scores))
+    if not rows:
+        raise UserError(f"{options.source} has no evicted completion with labels of {kind}: name another run.")
+    held = pd.DataFrame(rows)
+    evictions, policies, carried = by_eviction(held), by_policy(held, correct), mean_lorenz(curves)
+    twenty, thirty = carried["importance"][[20, 30]]
+    print(f"true importance held ({kind}) and Pass@1 over policies: {correlation_text(policies)}")
+    print(f"the most important 20% of the thinking tokens carry {twenty:.0%} of it, 30% {thirty:.0%}")
+    name = f"retention_{kind}"
+    for suffix, table in (("", policies), ("_curves", evictions), ("_lorenz", carried)):
+        yield _table(table, options.out, f"{name}{suffix}")
+    title = f"{Path(options.source).name}: true importance ({kind}) held at each eviction"
+    shares: dict[str, Any] = {kind: (carried["tokens"].to_numpy(), carried["importance"].to_numpy())}
+    yield from save_figure(retention_figure(evictions, policies, shares, title=title), options.out, name).values()
+
+
+def _name(picture: str, text: inspected.InspectedText) -> str:
+    return f"{picture}_{file_name(text.trace.problem_id, f'draw{text.trace.draw}')}"
+
+
+def _table(table: pd.DataFrame, directory: Path, name: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.csv"
+    replace_text(path, csv_text(table))
+    return path

@@ -1,0 +1,158 @@
+"""Importance of a completion's thinking tokens: true labels, predictors' predictions, and policies' scores."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.cache_rows import Prefill
+from kvsweep.compression.policies.observation import ObservationPolicy
+from kvsweep.compression.policy import BudgetPolicy, LastUse, Selection
+from kvsweep.compression.recorders import load_predictor
+from kvsweep.harness.decode.sampling import sequence_key
+from kvsweep.harness.decode.slots import view_slot
+from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.predictor.labels import label_trace, read_whole
+from kvsweep.harness.predictor.recipe import LabelKind
+from kvsweep.harness.trace.inspected import InspectedText, NotInText
+
+# Tokens between a token and the nearest query that counts for its true labels `far_max` and `later`.
+MIN_DISTANCE = 32
+
+
+def importance(
+    text: InspectedText,
+    kinds: Sequence[LabelKind],
+    heads: Sequence[Path],
+    policies: Sequence[BudgetPolicy] = (),
+) -> dict[str, np.ndarray]:
+    """Return the importance of thinking tokens, [thinking] by title: true labels, predictions, policies' scores.
+
+    The full cache gives the labels. A completion that never answers has no label of kind `answer`; it raises NotInText
+    if nothing else is asked for. The kind `answer` costs only the answer's queries. The other kinds cost every query,
+    so that 7,000 tokens take a minute on a CPU, not seconds.
+    """
+    known = [kind for kind in kinds if text.trace.answered or kind != "answer"]
+    if not known and not heads and not policies:
+        unanswered = f"{text.trace.problem_id} never answers, so it has no labels of kind answer"
+        raise NotInText(f"{unanswered}: give --label far_max or later, a --head or --scores.")
+    strips: dict[str, Tensor] = {}
+    if known or heads:
+        hidden, labels = label_trace(text.model, text.trace, MIN_DISTANCE, known)
+        strips |= {f"true: {kind}": labels[kind] for kind in known}
+        for path in heads:
+            head = load_predictor(path, dtype=text.model.shape.dtype).to(text.model.device)
+            with torch.inference_mode():
+                strips[f"predicted: {path.parent.name}/{path.name}"] = head(hidden)
+    for policy, scores in zip(policies, policy_scores(text, policies), strict=True):
+        strips[f"scores: {policy.name}{', mean of layers and heads' if policy.per_head else ''}"] = scores
+    return {title: scores.double().numpy(force=True) for title, scores in strips.items()}
+
+
+@torch.inference_mode()
+def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list[Tensor]:
+    """Return each policy's scores of the thinking tokens, [thinking], at the end of thinking without evictions.
+
+    Scores per layer and head are averaged over both. A pinned row counts as its head's highest other score; the newest
+    rows, which a policy does not score, have NaN. Raises NotInText for a policy that needs more newest rows than the
+    completion has, or the attention of each step.
+    """
+    if not policies:
+        return []
+    text.model.check_rows("policies score its rows")
+    model, trace, device, end = text.model, text.trace, text.model.device, text.trace.think_end
+    for policy in policies:
+        if any(isinstance(signal, LastUse) for signal in policy.signals):
+            by_use = f"{policy.name} scores by when each row was used while the text was written"
+            raise NotInText(f"{by_use}, which a text read at once does not tell: choose another policy.")
+        if isinstance(policy, ObservationPolicy) and policy.observation_window >= end:
+            from_newest = f"{policy.name} scores from the newest {policy.observation_window}"
+            raise NotInText(f"{trace.problem_id} thinks to token {end} and {from_newest}: choose a longer text.")
+    prefill = Prefill()
+    hidden = read_whole(model, trace.token_ids[:end], prefill)
+    signals = dict.fromkeys(signal for policy in policies for signal in policy.signals)
+    per_head = any(policy.per_head for policy in policies)
+    cache = SlotCache(model.shape, slots=1, capacity=end, device=device, signals=signals, per_head=per_head)
+    slot = cache.admit(prefill)
+    # The cache admits the whole text as a prompt; the recorders learn here which tokens were generated.
+    written = torch.arange(trace.think_start, end, device=device)
+    for recorder in cache.recorders.values():
+        recorder.on_token(torch.full_like(written, slot), written, hidden[written])
+    seed = text.completion.seed if text.completion else 0
+    text_ids = torch.tensor([*trace.token_ids, 0][: end + 1], device=device)  # one token has no row yet
+    stream = sequence_key(seed, trace.problem_id, trace.draw, "select", 0)
+    place: dict[str, Any] = {"problem_id": trace.problem_id, "draw": trace.draw, "text_ids": text_ids, "stream": stream}
+    place |= {"question_length": trace.think_start, "answer_start": end}
+    found = []
+    for policy in policies:
+        view = view_slot(model, cache, slot, policy, **place)
+        scores = _pinned_as_highest(policy.ranking(view)[..., trace.think_start :].double())
+        scores = scores.mean(dim=(0, 1)) if policy.per_head else scores
+        found.append(torch.cat([scores, torch.full((len(written) - len(scores),), torch.nan, device=device)]))
+    return found
+
+
+def _pinned_as_highest(scores: Tensor) -> Tensor:
+    """Replace infinite scores [..., length] with the highest (lowest) finite one of the row, NaN if it has none."""
+    finite = scores.isfinite()
+    lowest = scores.where(finite, torch.inf).amin(dim=-1, keepdim=True)
+    highest = scores.where(finite, -torch.inf).amax(dim=-1, keepdim=True)
+    return scores.clamp(lowest, highest).where(highest.isfinite(), torch.nan)
+
+
+# Answer tokens that are fed to every slot at once, and steps that are removed at once.
+_FED, _SLOTS = 64, 32
+
+
+def cost(model: LoadedModel, length: int, answer_start: int, steps: int) -> str:
+    """Return a sentence on the work and memory that `removal` will take."""
+    slots = min(_SLOTS, steps + 1)
+    batches = -(-(steps + 1) // slots)
+    mib = slots * SlotCache.bytes_per_slot(model.shape, length) / 2**20
+    return (
+        f"attribution: a prefill of {answer_start} tokens, then {batches} x {length - answer_start} decode steps over "
+        f"{slots} slots ({steps} steps and the whole text), {mib:.1f} MiB of keys and values"
+    )
+
+
+@torch.inference_mode()
+def removal(
+    model: LoadedModel, token_ids: Sequence[int], answer_start: int, steps: Sequence[range], *, slots: int = _SLOTS
+) -> Tensor:
+    """Log-probability of each answer token minus its log-probability without each step, [answer, steps], float32.
+
+    A positive number: the step supports the token. Later tokens keep their positions. `answer_start` is the position of
+    the closing tag's last token, the first token read without the step; the result has a row for each token behind it.
+    `steps` are text positions before it; `slots` of them are removed at once.
+    """
+    prefill = Prefill(keep_queries=False)
+    read_whole(model, token_ids[:answer_start], prefill)
+    positions = torch.arange(answer_start, device=model.device)
+    removed = [range(0), *steps]
+    cache = SlotCache(model.shape, slots=min(slots, len(removed)), capacity=len(token_ids), device=model.device)
+    found = []
+    for start in range(0, len(removed), cache.slots):
+        cache.live = 0
+        for step in removed[start : start + cache.slots]:
+            kept = (positions < step.start) | (positions >= step.stop)
+            cache.evict(cache.admit(prefill), Selection(keep=positions[kept]))
+        found.append(_read_answer(model, token_ids, answer_start, cache))
+    scores = torch.cat(found, dim=1)
+    return scores[:, :1] - scores[:, 1:]
+
+
+def _read_answer(model: LoadedModel, token_ids: Sequence[int], answer_start: int, cache: SlotCache) -> Tensor:
+    """Return the log-probability of each answer token in each live slot, [answer, live]."""
+    rows, answer = [], torch.tensor(token_ids[answer_start:], device=model.device)
+    positions = torch.arange(answer_start, len(token_ids) - 1, device=model.device)
+    for at in positions.split(cache.longest_chunk or _FED):
+        cache.begin_chunks(dict.fromkeys(range(cache.live), len(at)), at.repeat(cache.live))
+        tokens = answer[at - answer_start].repeat(cache.live)
+        logits = model.logits(model.step_hidden(tokens, at.repeat(cache.live), cache)).float()
+        following = answer[at + 1 - answer_start].repeat(cache.live)
+        rows.append(logits.log_softmax(dim=-1).gather(-1, following[:, None]).view(cache.live, len(at)).T)
+    return torch.cat(rows)

@@ -1,0 +1,299 @@
+"""A completion to inspect: a stored one of a cell, a row of a file of texts, or one that the model writes now."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from kvsweep.analysis.notation import EQUATION, setting_of
+from kvsweep.compression import artifacts
+from kvsweep.compression.policy import BudgetPolicy
+from kvsweep.harness.decode.request import Branch, Request
+from kvsweep.harness.grading.grader import Grader, standard_of
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.spec import read_spec
+from kvsweep.harness.predictor.recipe import LabelKind
+from kvsweep.harness.predictor.traces import Trace, check_cell, read_graded, trace_of, trace_of_text
+from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
+from kvsweep.harness.sweep.checks import check_artifacts, check_tags, other_model
+from kvsweep.harness.sweep.grid import build_policies
+from kvsweep.harness.sweep.job import Job, make_job, stored_config
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.other_rows import texts_of_file
+from kvsweep.run_files.row_types import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem
+from kvsweep.run_files.run_reader import StoredCell
+
+if TYPE_CHECKING:
+    from kvsweep.harness.models.loaded import LoadedModel
+
+
+class NotInText(UserError):
+    """This completion lacks what is asked for; another completion may have it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """The options of `kvsweep trace`; its help describes each."""
+
+    source: str
+    overrides: Sequence[str]
+    problem: str | None
+    draw: int
+    question: str | None
+    show: str
+    label: Sequence[LabelKind]
+    head: Sequence[Path]
+    scores: Sequence[str]
+    by: str
+    split: str | None
+    steps: str | None
+    find: str | None
+    map: str | None
+    out: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedText:
+    """One completion and its model. `completion` is None for a text from a file; `setting` describes its policy."""
+
+    model: LoadedModel
+    trace: Trace
+    completion: Completion | None = None
+    setting: str = ""
+    grade: Grade | None = None
+
+    @property
+    def title(self) -> str:
+        """The pictures' title in two lines: model, problem and draw; policy, setting and outcome."""
+        written = ", ".join(part for part in (self.setting, self.outcome) if part)
+        return f"{self.model.config.title}: {self.trace.problem_id}, draw {self.trace.draw}\n{written}".strip()
+
+    @property
+    def outcome(self) -> str:
+        """The outcome in words, such as "correct" or "no answer"; empty without a grade or a reference answer."""
+        return self.grade.outcome.replace("_", " ") if self.grade and self.grade.gold else ""
+
+    @property
+    def summary(self) -> str:
+        """The completion as written, then answer, outcome, length and evictions; not for a text from a file."""
+        assert self.completion is not None
+        done, answer = self.completion, self.grade and self.grade.answer
+        gold = f" for {self.grade.gold}: {self.outcome}" if self.grade and self.outcome else ""
+        size = f"{done.num_tokens} tokens ({done.stop_reason}), {len(done.evictions)} evictions"
+        return f"{done.text}\n\nanswer {answer or 'none'}{gold}; {size}"
+
+    @cached_property
+    def pieces(self) -> list[str]:
+        """The text of each token. A character of several tokens belongs to the last; the others are empty."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
+        return [stream.step(self.model.tokenizer.backend_tokenizer, token) or "" for token in self.trace.token_ids]
+
+    @property
+    def thinking(self) -> list[str]:
+        return self.pieces[self.trace.think_start : self.trace.think_end]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSource:
+    """A completion that was found and checked before its model is loaded. `read` makes it with the loaded model."""
+
+    model: ModelConfig
+    config: DictConfig
+    read: Callable[[LoadedModel], InspectedText]
+
+    @plain_config_errors()
+    def policies(self, names: Sequence[str]) -> list[BudgetPolicy]:
+        """Return policies by name, with shared settings; refuses unknown, scoreless, and other models' policies."""
+        if not names:
+            return []
+        known = choices("policy")
+        if unknown := sorted(set(names) - set(known)):
+            raise UserError(f"--scores {unknown[0]} is no policy: choose from {', '.join(known)}.")
+        values: Any = OmegaConf.to_container(self.config)
+        policies = build_policies(DictConfig({**values, "grid": {"policy": list(names)}}))
+        check_tags(self.model, policies)
+        check_artifacts(self.model, read_spec(self.model), policies)
+        if others := [policy.name for policy in policies if not isinstance(policy, BudgetPolicy)]:
+            raise UserError(f"--scores {others[0]} cannot be drawn: it keeps everything and scores nothing.")
+        return [policy for policy in policies if isinstance(policy, BudgetPolicy)]
+
+    def check_head(self, path: Path) -> None:
+        artifacts.check("predictor", str(path), "kvsweep predictor train")
+        card = artifacts.read_card("predictor", path)
+        if other := other_model(card, self.model, read_spec(self.model)):
+            raise UserError(f"--head {path} was made for {other}: name another head.")
+
+
+@plain_config_errors()
+def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence[str] = ()) -> TextSource:
+    """Return a cell's stored completion. Overrides of model and policy say where the cell's files lie now.
+
+    Raises UserError for a folder without this completion, an override of anything else, and other weights.
+    """
+    if not (folder / CELL_FILE).is_file():
+        raise UserError(f"{folder} is no cell's folder: name one of a run, as `kvsweep status RUN --cells` shows them.")
+    if foreign := [o for o in overrides if not o.startswith(("model.", "policy."))]:
+        own = f"{foreign[0]} cannot be given with a cell's folder, because the cell has its own settings"
+        places = "model.path=DIR model.predictor=DIR policy.predictor=DIR"
+        raise UserError(f"{own}: give only where files lie now, as in {places}.")
+    stored = list(read_graded(folder))
+    found = [row for row in stored if problem_id in (None, row[1].problem_id) and row[1].draw == draw]
+    if not found:
+        some = ", ".join(sorted(f"{c.problem_id}/{c.draw}" for _, c, _ in stored)[:5]) or "none"
+        missing = f"--problem {problem_id} --draw {draw} is not among the completions of {folder}"
+        raise UserError(f"{missing}: it has {some} ...")
+    # Most pictures need an answer.
+    answered = (row for row in found if row[2] is not None and row[2].answer is not None)
+    question, completion, grade = next(answered, found[0])
+    source = of_completion(folder, question, completion, overrides, grade)
+    check_cell(folder, source.model)
+    return source
+
+
+def of_completion(
+    folder: Path, question: str, completion: Completion, overrides: Sequence[str] = (), grade: Grade | None = None
+) -> TextSource:
+    """Return a cell's completion, with the run's configuration and the size of the cell's policy."""
+    stored, own = stored_config(folder / PROVENANCE_FILE), StoredCell(folder).settings["policy"]
+    policy = stored["policy"] | {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in stored["policy"]}
+    if "rows" in policy:  # rows and every set keep_ratio and budget in another form
+        policy.update(rows=None, every=None)
+    sections = {"model": stored["model"], "policy": policy}
+    config = DictConfig(OmegaConf.merge(sections, OmegaConf.from_dotlist(list(overrides))))
+
+    def read(loaded: LoadedModel) -> InspectedText:
+        trace = trace_of(completion, loaded, loaded.dialogue.prompt_ids(question))
+        return InspectedText(model=loaded, trace=trace, completion=completion, setting=setting_of(own), grade=grade)
+
+    return TextSource(model=build(ModelConfig, "model", config.model), config=config, read=read)
+
+
+@plain_config_errors()
+def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[str] = ()) -> TextSource:
+    """Return a row of a file of texts, with the overrides' model. A row has problem and text, perhaps id and draw.
+
+    Raises UserError if the row or a field is missing; `read` raises UserError for a text that does not answer.
+    """
+    texts = (text for text in texts_of_file(path) if problem_id in (None, text[1].id))
+    found = next((text for text in texts if (text[1].draw or 0) == draw), None)
+    if found is None:
+        missing = f"--problem {problem_id} --draw {draw} is not in {path}"
+        raise UserError(f"{missing}: name the id of a row, or its line number.")
+    where, row = found
+
+    def read(loaded: LoadedModel) -> InspectedText:
+        trace, _ = trace_of_text(row.problem, row.text, (row.id, draw), loaded.config.tags, loaded, where)
+        return InspectedText(model=loaded, trace=trace)
+
+    config = compose_config(*overrides)
+    return TextSource(model=build(ModelConfig, "model", config.model), config=config, read=read)
+
+
+@plain_config_errors()
+def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: str | None = None) -> TextSource:
+    """Return the completion that `read` will write as a cell would; refuses several cells, or an unknown problem."""
+    job = make_job(config := compose_config(*overrides))
+    if len(job.cells) > 1:
+        raise UserError(f"the grid has {len(job.cells)} cells and live writes one completion: leave out grid.*.")
+    found = [problem for problem in job.benchmark.problems if problem_id in (None, problem.id)]
+    if question is not None:
+        found = [Problem(id=problem_id or "question", prompt=question, gold="")]
+    if not found:
+        some = ", ".join(job.problem_ids[:5])
+        raise UserError(f"--problem {problem_id} is not in {job.benchmark.name}: it has {some} ...")
+    return TextSource(model=job.model, config=config, read=lambda loaded: _written(job, found[0], draw, loaded))
+
+
+def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> InspectedText:
+    from kvsweep.harness.sweep.fill import engine_of
+
+    [cell], prompt = job.cells, model.dialogue.prompt_ids(problem.prompt)
+    branch = Branch(cell_id="", policy=cell.policy)
+    request = Request(problem_id=problem.id, draw=draw, prompt_ids=prompt, branches=(branch,))
+    ((_, completion),) = engine_of(job, [request], model, slots=1).generate([request])
+    with Grader(workers=1) as grader:
+        [grade] = grader.grade([completion], standard_of(cell.describe(), {problem.id: problem.gold}))
+    trace, setting = trace_of(completion, model, prompt), setting_of(cell.policy.identity())
+    return InspectedText(model=model, trace=trace, completion=completion, setting=setting, grade=grade)
+
+
+PARAGRAPHS = r"\n\s*\n"
+SENTENCES = r"(?<=[.!?])\s+|\n+"
+
+
+def paragraphs(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
+    """Tokens of each step. A step begins with the first token that lies completely behind a match of `split`."""
+    return _parts(pieces, [match.end() for match in _pattern("--split", split).finditer("".join(pieces))])
+
+
+def derivations(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
+    """Tokens of each step that derives a number: a sentence with an equation, and the sentences that continue it.
+
+    A sentence continues an equation if it has a number, no equation, and no paragraph begins there, as in `1+8=9. So c
+    is 9.` A text without any equation is cut into paragraphs, or into sentences if it is one paragraph.
+    """
+    text = "".join(pieces)
+    cuts = [0, *(match.end() for match in re.finditer(SENTENCES, text)), len(text)]
+    paragraph_ends = [match.end() for match in _pattern("--split", split).finditer(text)]
+    steps: list[list[int]] = []
+    goes_on = False
+    for begin, end in pairwise(cuts):
+        sentence = text[begin:end]
+        if re.search(EQUATION, sentence):
+            steps.append([begin, end])
+            goes_on = True
+        elif goes_on := goes_on and begin not in paragraph_ends and re.search(r"\d", sentence) is not None:
+            steps[-1][1] = end
+    return [token_range(pieces, *step) for step in steps] if steps else _parts(pieces, paragraph_ends or cuts)
+
+
+def _parts(pieces: Sequence[str], ends: Sequence[int]) -> list[range]:
+    """Cut the tokens at characters of the text; a part begins with the first token completely behind the cut."""
+    begins = [0, *accumulate(map(len, pieces))][:-1]
+    numbers = np.searchsorted(ends, begins, side="right")
+    bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(pieces)]
+    return [range(*bound) for bound in pairwise(bounds)]
+
+
+def matches(pieces: Sequence[str], pattern: str = EQUATION) -> list[range]:
+    found = _pattern("--find", pattern).finditer("".join(pieces))
+    return [token_range(pieces, *match.span()) for match in found if match.group()]
+
+
+def given(text: str) -> list[range]:
+    """Read `0-31,40-80`, first and last tokens of thinking steps; disorder or overlap raises UserError."""
+    words = [re.fullmatch(r"\s*(\d+)-(\d+)\s*", word) for word in text.split(",")]
+    steps = [range(int(word[1]), int(word[2]) + 1) for word in words if word]
+    if len(steps) < len(words) or not all(steps) or any(a.stop > b.start for a, b in pairwise(steps)):
+        raise UserError(f"--steps {text} cannot be used: write first and last tokens in order, as in 0-31,40-80.")
+    return steps
+
+
+def numbers(steps: Sequence[range], tokens: int) -> list[int]:
+    """Return the number of each token's step, ascending from 0. Tokens between two steps count as a step too."""
+    bounds = [bound for step in steps for bound in (step.start, step.stop)]
+    found = np.searchsorted(np.unique(bounds), np.arange(tokens), side="right")
+    return np.unique(found, return_inverse=True)[1].tolist()
+
+
+def token_range(pieces: Sequence[str], begin: int, end: int) -> range:
+    """Return the tokens that hold any character from `begin` up to `end` of the joined pieces."""
+    ends = list(accumulate(map(len, pieces)))
+    return range(int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(ends, end, side="left")) + 1)
+
+
+def _pattern(option: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"{option} {pattern} is no regular expression ({error}): correct it.") from error

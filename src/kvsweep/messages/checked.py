@@ -1,0 +1,101 @@
+"""Check values from outside, settings and rows of files alike: a dataclass with pydantic's types, or one sentence."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from kvsweep.messages.command_line import did_you_mean
+from kvsweep.messages.errors import UserError
+
+_BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
+_NOUNS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "a text",
+    "null": "null",
+}
+_OF_NUMBERS = ("greater_than", "less_than", "int_", "float_", "bool_", "finite_")  # kinds of pydantic's errors
+_T = TypeVar("_T")
+
+
+def checked(cls: type[_T], values: Mapping[str, Any], place: str = "", *, extra: bool = False) -> _T:
+    """Make a dataclass of values; `place` stands before a field's name in a message: "policy.", "scores.csv:4 ".
+
+    Raises UserError for a value that is unknown (unless `extra` is true), missing, of another type or out of range. For
+    a field of type `Annotated[int, Field(ge=1, description="a number of tokens")]` it says "<place><field>=0 is out of
+    range: it is a number of tokens, at least 1." The text of a ValueError from `__post_init__` becomes the UserError's.
+    """
+    known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    if not extra and (unknown := sorted(str(name) for name in values if name not in known)):
+        has = f"{place.rstrip('.')} has {', '.join(known)}"
+        raise UserError(f"{place}{unknown[0]} is not a setting: {did_you_mean(unknown[0], known)}{has}.")
+    adapter: TypeAdapter[_T] = _adapter(cls)  # type: ignore[arg-type]
+    given = {name: value for name, value in values.items() if name in known}
+    try:
+        made = adapter.validate_python(given)
+    except ValidationError as error:
+        raise UserError(_sentence(place, adapter, values, error)) from error
+    for name, value in given.items():
+        if isinstance(value, bool) and type(getattr(made, name)) in (int, float):  # pydantic takes true for 1
+            raise UserError(f"{place}{name}={value} is out of range: {_range(adapter, name)}.")
+    return made
+
+
+@cache
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
+def _sentence(place: str, adapter: TypeAdapter[Any], values: Mapping[str, Any], error: ValidationError) -> str:
+    first = error.errors()[0]
+    kind, value, context = first["type"], first["input"], first.get("ctx", {})
+    value = value[:200] if isinstance(value, str) else value
+    if isinstance(own := context.get("error"), ValueError):
+        return str(own)
+    if missing := [".".join(map(str, one["loc"])) for one in error.errors() if one["type"] == "missing"]:
+        verb = "is missing: give it" if len(missing) == 1 else "are missing: give each"
+        return f"{place}{', '.join(missing)} {verb} a value."
+    where = place + ".".join(_keys(values, first["loc"]))
+    if kind == "literal_error":
+        choices = context["expected"].replace("'", "").replace(" or ", ", ")
+        return f"{where}={value} is unknown: choose one of {choices}."
+    if kind == "string_type" and type(value) in (int, float):
+        return f"""{where}={value} is read as a number: write it in quotes, "{value}"."""
+    if kind == "sequence_str" or context.get("class") == "Sequence":
+        return f"{where}={value!r} is no list: write '{where}=[{value}]'."
+    if kind == "too_short":
+        return f"{where}={value} has too few values: name at least {context['min_length']}."
+    if kind.startswith(_OF_NUMBERS) and (allowed := _range(adapter, str(first["loc"][0]))):
+        return f"{where}={value!r} is out of range: {allowed}."
+    return f"{where}={value!r} cannot be used: {first['msg'][0].lower()}{first['msg'][1:]}."
+
+
+def _keys(values: Any, loc: Iterable[int | str]) -> Iterator[str]:
+    """Yield the keys and numbers of an error's place, without pydantic's names for the members of a union."""
+    for part in loc:
+        with suppress(LookupError, TypeError):
+            values = values[part]
+            yield str(part)
+
+
+def _range(adapter: TypeAdapter[Any], field: str) -> str:
+    """Return the values that a field of numbers allows, as half a sentence; "" for a field of other types too."""
+    whole = adapter.json_schema()
+    if "$ref" in whole:  # a class with fields of its own kind
+        whole = whole["$defs"][whole["$ref"].rpartition("/")[2]]
+    schema = whole["properties"][field]
+    first, *others = schema.get("anyOf", [schema])
+    number = first.get("items", first)
+    what = schema.get("description", number.get("description"))
+    nouns = [one.get("const") or _NOUNS.get(one.get("type", "")) for one in (number, *others)]
+    if not all(nouns[1:]) or not (what or nouns[0]):
+        return ""
+    allowed = f"it is {what}" if what else f"it must be {nouns[0]}"
+    if bounds := " and ".join(f"{words} {number[key]:,.16g}" for key, words in _BOUNDS.items() if key in number):
+        allowed += f", {bounds}"
+    return ", or ".join([allowed, *map(str, nouns[1:])])

@@ -1,0 +1,68 @@
+"""Make text from data safe for a terminal, a line, a table, a file name or a folder."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import content_hash
+
+# Control characters, line separators, marks that change the writing direction, and halves of surrogate pairs.
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_FORMULA = re.compile(r"(?![+-][\d.]+\Z)[=+\-@\t\r].")
+# Nearly every file system allows names of this length.
+LONGEST_NAME = 255
+# A picture with a longer title would take minutes to draw.
+LONGEST_TEXT = 500
+
+
+def visible(text: str) -> str:
+    """Return the text with an escape such as `\\x1b` for each character that would act on a terminal or stay hidden.
+
+    Line breaks and tabs stay. Letters of every script, and the joiners that some scripts need, stay too.
+    """
+    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def in_one_line(value: Any) -> Any:
+    """Return the value with each text `visible`, on one line, at most `LONGEST_TEXT` characters; lists may nest."""
+    if isinstance(value, str):
+        text = visible(" ".join(value[: 2 * LONGEST_TEXT].splitlines()))
+        return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
+    if isinstance(value, dict):
+        return {in_one_line(name): in_one_line(item) for name, item in value.items()}
+    return [in_one_line(item) for item in value] if isinstance(value, list) else value
+
+
+def csv_cell(value: Any) -> Any:
+    """A CSV cell; a text that a spreadsheet would run as a formula (=, +, - or @, no number) gets an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def markdown_text(text: str) -> str:
+    """Return the text for a cell of a Markdown table: one line that starts no column, tag or link."""
+    return re.sub(r"[|<\[\]]", r"\\\g<0>", " ".join(text.splitlines()))
+
+
+def file_name(*parts: str) -> str:
+    """Make a file name without suffix from texts of any characters; different texts give different names."""
+    raw = "_".join(part for part in parts if part)
+    safe = re.sub(r"[^A-Za-z0-9.-]+", "_", raw).strip("._")
+    return safe if safe == raw and len(safe) <= 80 else f"{safe[:80]}_{content_hash(raw)[:6]}"
+
+
+def folder_below(parent: str, name: str, setting: str) -> Path:
+    """Return the folder with this name below its parent; the name may have slashes."""
+    parts = Path(name).parts
+    if not parts or Path(name).is_absolute() or ".." in parts:
+        raise UserError(f"{setting}={name} must name a folder below {parent}: leave out .. and the first slash.")
+    # A scheduler reads % as the start of a pattern, and \\ as its end.
+    if _HIDDEN.search(name) or set("%\\\n\t") & set(name) or any(len(part.encode()) > LONGEST_NAME for part in parts):
+        allowed = f"take at most {LONGEST_NAME} bytes, and neither control characters nor % nor \\."
+        raise UserError(f"{setting}={visible(name):.80} is no name for a folder: {allowed}")
+    return Path(parent) / name
+
+
+def is_text(text: str) -> bool:
+    """False if the text contains half a character (a lone surrogate), which no report file can store."""
+    return not any("\ud800" <= sign <= "\udfff" for sign in text)

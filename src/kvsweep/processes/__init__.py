@@ -1,0 +1,1 @@
+"""Worker processes, and the cores and memory that a process may use."""

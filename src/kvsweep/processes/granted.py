@@ -1,0 +1,88 @@
+"""The cores and the memory that control groups and SLURM grant this process."""
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from kvsweep.messages.errors import UserError
+
+GROUPS, MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def granted_cores(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the cores that this process may use: its affinity, limited by control groups and SLURM."""
+    return max(1, min([len(os.sched_getaffinity(0)), *cgroup_cores(), *slurm_cores(environment)]))
+
+
+def cgroup_cores(groups: Path = GROUPS, mount: Path = MOUNT) -> Iterator[int]:
+    """Yield the cores that each control group around this process allows; part of a core counts as one."""
+    for folder, version in control_groups("cpu", groups, mount):
+        with suppress(OSError, ValueError):  # a group without a limit says "max" or -1
+            if version == 1:
+                quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+            else:
+                quota, period = map(int, (folder / "cpu.max").read_text().split())
+            if quota > 0:
+                yield math.ceil(quota / period)
+
+
+def slurm_cores(environment: Mapping[str, str]) -> Iterator[int]:
+    """Yield the processors that SLURM gave this job on its node, and inside srun, this task."""
+    names = ["SLURM_CPUS_ON_NODE", *["SLURM_CPUS_PER_TASK"] * ("SLURM_STEP_ID" in environment)]
+    for name in names:
+        if count := environment.get(name):
+            if not re.fullmatch("[0-9]+", count):
+                raise UserError(f"{name}={count} is no number of processors: write a whole number, or unset it.")
+            yield int(count)
+
+
+def cgroup_rooms(groups: Path = GROUPS, mount: Path = MOUNT) -> Iterator[int]:
+    """Yield the bytes that each control group around this process still allows."""
+    for folder, version in control_groups("memory", groups, mount):
+        names = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
+        with suppress(OSError, ValueError):  # a group without a limit says "max"
+            limit, used = (int((folder / f"memory.{name}").read_text()) for name in names)
+            yield limit - used + _file_pages(folder)
+
+
+def control_groups(controller: str, groups: Path, mount: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the folder of each control group that may limit this process, and the version of its files.
+
+    In a container the files of the process's own group are at the mount.
+    """
+    with suppress(OSError):
+        for line in groups.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers and controller not in controllers.split(","):
+                continue
+            top = mount / controller if controllers else mount
+            own = top / name.lstrip("/")
+            yield from ((one, 1 if controllers else 2) for one in [own, *own.parents] if one.is_relative_to(top))
+
+
+def _file_pages(group: Path) -> int:
+    """Return the bytes of cached files in a group's memory; the kernel drops them when memory is short."""
+    with suppress(OSError, ValueError):
+        found = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(found.get("total_inactive_file", found["inactive_file"]))
+    return 0
+
+
+def slurm_rooms(environment: Mapping[str, str]) -> Iterator[int]:
+    """Yield the bytes left by SLURM's memory limits of this job; a limit of 0 means all of the node's memory."""
+    cores = min(slurm_cores({"SLURM_CPUS_ON_NODE": environment.get("SLURM_CPUS_ON_NODE", "")}), default=1)
+    for name, count in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", cores)):
+        if granted := _slurm_bytes(name, environment.get(name) or "0"):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            yield granted * count - pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _slurm_bytes(name: str, size: str) -> int:
+    """Return the bytes of a size in srun's variables: a number of MiB, or of the unit behind it."""
+    found = re.fullmatch(r"([0-9]+)([KMGT]?)", size.strip().upper())
+    if found is None:
+        raise UserError(f"{name}={size} is no size of memory: write MiB, or a number with K, M, G or T, or unset it.")
+    return int(found[1]) << 10 * (1 + "KMGT".index(found[2] or "M"))

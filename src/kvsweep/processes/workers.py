@@ -1,0 +1,176 @@
+"""Worker processes for calls that may hang, crash or fill the memory. Each call has a time and a memory limit."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.synchronize import RLock
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Self, TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+
+from kvsweep.messages.command_line import guard_streams
+from kvsweep.messages.errors import UserError
+
+_CALL_BYTES = 4 << 30  # memory of a call, beside what its worker has imported
+_START_LIMIT_S = 60.0
+Result = TypeVar("Result")
+
+
+class _Process(SpawnProcess):
+    """A process that does not run the caller's main module again: a script may lack a guard, or come from a pipe."""
+
+    _one_at_a_time = threading.Lock()
+
+    def start(self) -> None:
+        with self._one_at_a_time:
+            main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+            try:
+                super().start()
+            finally:
+                sys.modules["__main__"] = main
+
+
+class _Spawn(SpawnContext):
+    """How worker processes start: a fork would copy torch's threads and locks.
+
+    pebble lets go of its locks before it stops its workers, and a worker that is still starting would not find them.
+    The locks live as long as this object instead.
+    """
+
+    Process = _Process
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._locks: list[RLock] = []
+
+    def RLock(self) -> RLock:
+        self._locks.append(super().RLock())
+        return self._locks[-1]
+
+
+class Workers:
+    """At most `workers` processes, started by the first call, used for every later call; a context manager.
+
+    A worker imports the module of the function that it calls. A call has `timeout_s` seconds; then it is killed.
+    `prepare` is a function without arguments that a prepared worker calls before any clock runs.
+    """
+
+    def __init__(
+        self, *, workers: int = 2, timeout_s: float = 5.0, prepare: Callable[[], object] | None = None
+    ) -> None:
+        if workers < 1:
+            raise UserError(f"workers={workers} must be 1 or more; leave it out for the default of 2.")
+        if not 0 < timeout_s < float("inf"):
+            raise UserError(f"timeout={timeout_s} must be a number of seconds above 0; leave it out for 5.")
+        _check_semaphores()
+        self._workers, self._timeout_s, self._prepare = workers, timeout_s, prepare
+        self._pools = dict[bool, ProcessPool]()  # by whether its workers are prepared
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for pool in self._pools.values():
+            _end(pool)
+
+    def map(
+        self, function: Callable[..., Result], calls: Sequence[Sequence[Any]], *, prepared: bool = False
+    ) -> list[Result | None]:
+        """Return the calls' results in order; None for a call that exceeded its limits or killed its worker.
+
+        Such a call is tried again after the others by a prepared worker, because calls also exceed limits while a
+        machine stands still or a worker imports; with `prepared` the first try is such, too. Several threads may map at
+        once. Raises the function's own errors, and RuntimeError if no worker starts.
+        """
+        results: dict[int, Result] = {}
+        for is_prepared in (prepared, True):
+            missing = {number: call for number, call in enumerate(calls) if number not in results}
+            if missing:
+                results |= self._try(function, missing, is_prepared and self._prepare is not None)
+        return [results.get(number) for number in range(len(calls))]
+
+    def _try(
+        self, function: Callable[..., Result], calls: Mapping[int, Sequence[Any]], is_prepared: bool
+    ) -> dict[int, Result]:
+        pool, results = self._running_pool(is_prepared), {}
+        futures = {
+            number: pool.schedule(function, args=call, timeout=self._timeout_s) for number, call in calls.items()
+        }
+        try:
+            for number, future in futures.items():
+                with suppress(TimeoutError, ProcessExpired, BrokenProcessPool, MemoryError):
+                    results[number] = future.result()
+        except BaseException:
+            for future in futures.values():
+                future.cancel()  # kills the worker of a running call
+            raise
+        return results
+
+    def _running_pool(self, is_prepared: bool) -> ProcessPool:
+        """Return a pool; replaces a pool that broke because an idle worker was killed."""
+        with self._lock:
+            pool = self._pools.get(is_prepared)
+            if pool is not None and not pool.active:
+                self._pools.pop(is_prepared).join()
+                pool = None
+            if pool is None:
+                prepare = self._prepare if is_prepared else None
+                pool = ProcessPool(max_workers=self._workers, initializer=_begin, initargs=(prepare,), context=_Spawn())
+                try:
+                    pool.schedule(os.getpid).result(_START_LIMIT_S)
+                except (BrokenProcessPool, TimeoutError) as error:
+                    _end(pool)
+                    raise RuntimeError("no worker process started; its error is above") from error
+                except RuntimeError as error:
+                    _end(pool)
+                    mend = "allow more memory or threads (ulimit), and run the same command again"
+                    raise UserError(f"no worker process can start ({error}): {mend}.") from error
+                self._pools[is_prepared] = pool
+            return pool
+
+
+def _check_semaphores() -> None:
+    """Refuse a machine on which processes cannot share a lock, before hours of work that would fail there."""
+    try:
+        multiprocessing.get_context("fork").Lock()  # starts no process
+    except OSError as error:
+        place = f"/dev/shm, where worker processes share locks, cannot be used ({error.strerror})"
+        raise UserError(f"{place}: mount it writable and with room (docker's --shm-size).") from error
+
+
+def _end(pool: ProcessPool) -> None:
+    """Stop the workers and wait for their end."""
+    pool.stop()
+    pool.join()
+
+
+def _begin(prepare: Callable[[], object] | None) -> None:
+    """Prepare a worker, limit its memory, send libraries' output to stderr, and end the worker with its parent."""
+    guard_streams()  # before the next line: Python asks a stdout that was a file for its position
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if prepare is not None:
+        prepare()
+    imported = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = imported + _CALL_BYTES if hard == resource.RLIM_INFINITY else min(imported + _CALL_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    # pebble's handler would wait for a long calculation to end.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,1 @@
+"""What a run's files hold: row types, readers, status, and what a completion's text says."""

@@ -1,0 +1,207 @@
+"""Rows of JSON, CSV and Parquet files. What could be read in two ways, or not at all, raises a UserError."""
+
+import codecs
+import csv
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+# Python's own zipfile reads what zstd has packed from Python 3.14 on.
+from backports.zstd import ZstdError, zipfile
+from pydantic import Field, StrictBool
+
+from kvsweep.messages.checked import checked
+from kvsweep.messages.errors import UserError
+from kvsweep.messages.escape import visible
+from kvsweep.run_files.row_types import MOST_TOKENS
+from kvsweep.run_files.safe_files import MOST_BYTES, open_file
+
+_LONGEST = 2**31 - 1  # characters of a value in a CSV file, where Python allows 131,072
+
+
+class FileRow(NamedTuple):
+    """One row: its place, such as FILE:LINE, and its values by column."""
+
+    where: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRow:
+    """A row of a file of texts. Its id is by default the row's number; gold and correct are the text's grade."""
+
+    id: str
+    problem: str
+    text: str
+    draw: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    gold: str | int | float | None = None
+    correct: StrictBool | Literal[0, 1] | None = None
+
+
+def texts_of_file(path: Path) -> Iterator[tuple[str, TextRow]]:
+    """Yield the place and row of each text; raises UserError for a row without problem or text."""
+    for number, (where, values) in enumerate(rows_of_file(path), start=1):
+        given = {name: value for name, value in values.items() if str(value).strip()}
+        yield where, checked(TextRow, given | {"id": str(given.get("id", number))}, f"{where} ", extra=True)
+
+
+def rows_of_file(path: Path, *, keys: Sequence[str] = ()) -> Iterator[FileRow]:
+    """Yield the rows of a file, which its contents tell for Parquet, JSON lines, a JSON list, or else CSV.
+
+    With `keys` also those of a JSON object that has them as a list, or as an object's values, under one of these keys
+    (`a.b` within `a`), and of a zip that has each as a JSON file in a folder of the first key's name. Text is UTF-8.
+    """
+    try:
+        with open_file(path, linked=True) as file:
+            lines = (line.removeprefix(codecs.BOM_UTF8).strip() for line in file)
+            first = next(filter(None, lines), b"")
+        row = _object_in(first)
+        if first.startswith(b"PAR1"):
+            yield from _parquet_rows(path)
+        elif keys and first.startswith((b"PK\3\4", b"PK\5\6")):
+            yield from _zip_rows(path, keys[0])
+        elif first.startswith(b"\x1f\x8b"):
+            raise UserError(f"{path} is packed by gzip; unpack it.")
+        elif first.startswith((b"{", b"[")) and (row is None or _under(row, keys) is not None):
+            yield from _json_rows(path, keys)
+        elif row is not None:
+            _refuse_columns(row, path)
+            with path.open(encoding="utf-8-sig", newline="\n") as text:
+                yield from (_json_row(line, f"{path}:{n}") for n, line in enumerate(text, start=1) if line.strip())
+        else:
+            with path.open(encoding="utf-8-sig", newline="") as text:
+                yield from _csv_rows(text, path)
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text; save it in that encoding.") from None
+    except OSError as error:
+        if isinstance(error, UserError):
+            raise
+        reason = error.strerror or type(error).__name__
+        raise UserError(f"{path} cannot be read ({reason}); check the file and its rights.") from None
+
+
+def _object_in(line: bytes) -> dict[str, Any] | None:
+    """The object that a line is by itself; None if it is none."""
+    if line.startswith(b"{"):
+        with suppress(ValueError, RecursionError):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    return None
+
+
+def _refuse_columns(row: dict[str, Any], path: Path) -> None:
+    if row and all(isinstance(value, dict) and "0" in value for value in row.values()):
+        mend = 'write rows, orient="records", lines=True'
+        raise UserError(f"{path} holds columns, as pandas' to_json writes them; {mend}.")
+
+
+def _under(found: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:
+    """What stands under the first of the keys that has several values; None without any."""
+    for key in keys:
+        inner: Any = found
+        for name in key.split("."):
+            inner = inner.get(name) if isinstance(inner, dict) else None
+        if isinstance(inner, dict | list):
+            return list(inner.values()) if isinstance(inner, dict) else inner
+    return None
+
+
+def _json_row(text: str | bytes, where: str) -> FileRow:
+    try:
+        values = _parsed(text, where)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise UserError(f"{where} is not a JSON object; correct or delete that line.")
+    return FileRow(where, values)
+
+
+def _json_rows(path: Path, keys: Sequence[str]) -> Iterator[FileRow]:
+    text = path.read_text(encoding="utf-8-sig")
+    try:
+        found = _parsed(text, str(path))
+    except (ValueError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise UserError(f"{path}{line} is not JSON that can be read; correct it, or write a row a line.") from None
+    rows = _under(found, keys) if isinstance(found, dict) else found
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path} holds no list of rows; write a JSON object a line, or a list of them.")
+    yield from (FileRow(f"{path} item {number}", row) for number, row in enumerate(rows, start=1))
+
+
+def _parsed(text: str | bytes, where: str) -> Any:
+    return json.loads(text, object_pairs_hook=partial(_object, where))
+
+
+def _object(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; one that has a key twice is refused, as one of the two values would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        _refuse_repeated([key for key, _ in pairs], where, "key")
+    return found
+
+
+def _refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"{where} has the {noun} {repeated!r:.60} twice; rename or delete one.")
+
+
+def _zip_rows(path: Path, folder: str) -> Iterator[FileRow]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [member for member in archive.infolist() if member.filename.startswith(f"{folder}/")]
+            if not members:
+                raise UserError(f"{path} is a zip without {folder}/; unpack it and give a file of rows.")
+            for member in members:
+                if member.file_size > MOST_BYTES:
+                    raise UserError(f"{path} has a file of more than {MOST_BYTES:,} bytes; give a smaller one.")
+                yield _json_row(archive.read(member), f"{path} {visible(member.filename)}")
+    except (zipfile.BadZipFile, ZstdError, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise UserError(f"{path} cannot be unpacked ({visible(str(error)):.80}); pack it anew.") from error
+
+
+def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[FileRow]:
+    csv.field_size_limit(_LONGEST)
+    reader, first_line = csv.DictReader(lines, strict=True), 2
+    try:
+        names = reader.fieldnames or ()
+        _refuse_repeated(names, f"{path}:1", "column")
+        if len(names) == 1 and (other := next((sign for sign in ";\t|" if sign in names[0]), None)):
+            raise UserError(f"{path}:1 separates its columns by {other!r}; write commas.")
+        for values in reader:
+            # Otherwise a stray comma would shift a value into another column.
+            if None in values or None in values.values():
+                raise UserError(f"{path}:{first_line} has not the header's count of cells; quote its commas.")
+            yield FileRow(f"{path}:{first_line}", values)
+            first_line = reader.line_num + 1
+    except csv.Error:
+        raise UserError(f"{path}:{first_line} is not a CSV row; correct its quotes.") from None
+
+
+def _python_values(batch: Any, path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a batch; raises UserError for what Python cannot hold, such as a date of the year 0."""
+    try:
+        found: list[dict[str, Any]] = batch.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"{path} has a value that Python cannot hold ({error}): leave its column out.") from None
+    return found
+
+
+def _parquet_rows(path: Path) -> Iterator[FileRow]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+        _refuse_repeated(file.schema_arrow.names, str(path), "column")
+        number = 0
+        for batch in file.iter_batches():
+            for values in _python_values(batch, path):
+                number += 1
+                yield FileRow(f"{path} row {number}", values)
+    except ArrowException:
+        raise UserError(f"{path} is not a Parquet file that can be read; write it again.") from None

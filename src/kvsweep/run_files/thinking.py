@@ -1,0 +1,196 @@
+"""Parse a completion: where its thinking ends, which part is the answer, and how it ended.
+
+Only this module does so, for the engine, for servers and for other programs' files.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from kvsweep.messages.errors import UserError
+
+# How models write thinking tags: a word inside the model's own signs, opening and closing.
+_THINKING = r"(?:\w+[:_])?(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad)"
+_SHAPES = (
+    ("<|begin_of_{}|>", "<|end_of_{}|>"),
+    ("<|start_{}|>", "<|end_{}|>"),
+    ("<|{}_start|>", "<|{}_end|>"),
+    ("<|{}|>", "<|/{}|>"),
+    ("<{}>", "</{}>"),
+    ("◁{}▷", "◁/{}▷"),
+    ("[{}]", "[/{}]"),
+)
+# Tags of gpt-oss (also without special tokens), Gemma 4, MedGemma, Granite 3.2 and Apriel.
+_FIXED = (
+    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
+    (None, "assistantfinal"),
+    ("<|channel>thought", "<channel|>"),
+    ("<unused94>", "<unused95>"),
+    ("Here is my thought process:", "Here is my response:"),
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+)
+
+
+_WORDS = 5  # with the opening tag, from which on the words within a tag of any name may be thinking
+
+
+# What stands before a tag that an answer speaks of: a word and a space, or a quote.
+_BEFORE_MENTION = re.compile(r"""(?:[^>\s][ \t]+|[`'"“])\Z""")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinkTags:
+    """The tags around a model's thinking. Without a closing tag a model does not think: all text is the answer."""
+
+    start: str | None = "<think>"
+    end: str | None = "</think>"
+
+    def closing(self, text: str) -> int | None:
+        """Position of the first closing tag behind the last opening tag, where thinking ends; None without it.
+
+        An opening tag in the midst of a sentence is a mention, as in an answer about tags.
+        """
+        if self.end is None:
+            return None
+        opening = -1 if self.start is None else text.rfind(self.start)
+        while opening > 0 and _BEFORE_MENTION.search(text[max(0, opening - 16) : opening]):
+            opening = text.rfind(str(self.start), 0, opening)
+        found = text.find(self.end, max(0, opening))
+        return None if found < 0 else found
+
+
+DEFAULT_TAGS = ThinkTags()
+
+
+class Thinking(NamedTuple):
+    """A completion's thinking tags, which of the two it contains, and whether their name means thinking."""
+
+    tags: ThinkTags
+    opens: bool
+    closes: bool
+    named: bool = True
+
+
+def _pattern(words: str, fixed: Sequence[tuple[str | None, str]] = ()) -> re.Pattern[str]:
+    """Any tag; the group's name has the number of its pair behind `o` for an opening and `c` for a closing tag."""
+    shaped = [re.escape(tag).replace(r"\{\}", f"(?i:{words})") for pair in _SHAPES for tag in pair]
+    shaped = [re.sub("start_|end_", r"(?i:\g<0>)", tag) for tag in shaped]
+    named = enumerate([*shaped, *(tag and re.escape(tag) for pair in fixed for tag in pair)])
+    return re.compile("|".join(f"(?P<{'oc'[n % 2]}{n // 2}>{tag})" for n, tag in named if tag))
+
+
+_TAG, _ANY_TAG = _pattern(_THINKING, _FIXED), _pattern(r"(?!answer|box)\w{1,40}")
+
+
+@lru_cache
+def _tags(group: str, written: str) -> ThinkTags:
+    """The pair of tags of which one, of this group of the pattern, is `written` so."""
+    number, opens = int(group[1:]), group[0] == "o"
+    if number >= len(_SHAPES):
+        start, end = _FIXED[number - len(_SHAPES)]
+        return ThinkTags(start=start, end=end)
+    own, other = _SHAPES[number][:: 1 if opens else -1]
+    before, after = map(len, own.split("{}"))
+    tag = other.format(written[before : len(written) - after])
+    tag = tag.upper() if written.isupper() else tag
+    return ThinkTags(start=written, end=tag) if opens else ThinkTags(start=tag, end=written)
+
+
+@lru_cache
+def _thinking(*fields: Any) -> Thinking:
+    return Thinking(*fields)  # one object for all texts of a kind
+
+
+def thinking_of(text: str, *, named: bool = True) -> Thinking | None:
+    """The thinking that a text itself shows, by the tag it begins with, or else its first closing one; None without.
+
+    With `named=False` the tag may have any name: other texts of the same model tell if it is one of thinking. Then it
+    closes if there are words within and something behind, which headings and marks around a whole text have not.
+    """
+    matches = (_TAG if named else _ANY_TAG).finditer(text)
+    found = [(match.start(), match.lastgroup or "", _tags(match.lastgroup or "", match[0])) for match in matches]
+    if found and found[0][1][0] == "o" and not text[: found[0][0]].strip():
+        tags: ThinkTags | None = found[0][2]
+    else:
+        closing = (tags for _, group, tags in found if group[0] == "c" and (named or str(tags.start) not in text))
+        tags = next(closing, found[0][2] if named and found else None)
+    if tags is None:
+        return None
+    end, opens = tags.closing(text), tags.start is not None and tags.start in text
+    if end is not None and not named:
+        behind = text[end + len(tags.end or "") :].strip()
+        end = end if behind and len(text[:end].split()) >= _WORDS else None
+    return _thinking(tags, opens, end is not None, named)
+
+
+def answer_part(text: str, tags: ThinkTags = DEFAULT_TAGS) -> str | None:
+    """Return the text after the thinking (`ThinkTags.closing`) without end tokens; None if thinking never closed.
+
+    For a model without tags the whole text is the answer, unless the text itself shows another model's thinking.
+    """
+    text = without_end(text)
+    if tags.end is None:
+        seen = thinking_of(text)
+        if seen is None:
+            return text
+        tags = seen.tags
+    start = tags.closing(text)
+    return None if start is None else text[start + len(tags.end or "") :]
+
+
+def segment_text(text: str, tags: ThinkTags, *, name: str = "the text") -> tuple[slice, slice]:
+    """Return thinking and answer as slices of the text's characters. An opening tag at the start is in neither.
+
+    Raises UserError, which calls the text `name`, for a thinking that is empty or never closed, and an empty answer.
+    """
+    if tags.end is None:
+        raise UserError(f"{name} is of a model that does not think (model.think_end=null): choose a model that does.")
+    end = tags.closing(text)
+    if end is None:
+        unclosed = f"{name} never closes its thinking with {tags.end}, so it has no answer to label by"
+        raise UserError(f"{unclosed}: drop the text, or name the closing tag that it uses.")
+    stripped = text.lstrip()
+    opening = tags.start if tags.start and stripped.startswith(tags.start) else ""
+    start = len(text) - len(stripped) + len(opening) if opening else 0
+    if not text[end + len(tags.end) :].strip() or not text[start:end].strip():
+        raise UserError(f"{name} has no thinking or no answer around {tags.end}: drop the text.")
+    return slice(start, end), slice(end + len(tags.end), len(text))
+
+
+def joined(thinking: str, answer: str | None, tags: ThinkTags, *, ended: bool) -> str:
+    """Join a thinking and an answer that a program has split; a truncated completion may leave the thinking open."""
+    closed = f"{tags.end}{answer or ''}" if answer or ended else ""
+    return f"{tags.start or ''}{thinking}{closed}"
+
+
+# --- Ends ----------------------------------------------------------------------------------------------------
+
+# Words of reasons: "max_new_tokens", "FinishReason.MAX_TOKENS", "end_turn", "eos_token" are made of these alone.
+_CUT_OFF = {"length", "max", "limit", "truncated", "exceeded"}
+_STOPPED = {"stop", "stopped", "end", "ended", "eos", "complete", "completed", "finished"}
+_NEITHER = {"finish", "finishreason", "stopreason", "reason", "new", "output", "model", "context", "window", "token"}
+_NEITHER |= {"tokens", "sequence", "str", "word", "turn", "of", "text", "type"}
+
+
+def ending(reason: object) -> Literal["stop", "length"] | None:
+    """Return what a program's reason for the end means; None without a reason, or with an unknown word."""
+    named = reason.get("type") if isinstance(reason, dict) else reason
+    words = set(re.findall("[a-z]+", named.lower())) if isinstance(named, str) else set[str]()
+    if not words <= _CUT_OFF | _STOPPED | _NEITHER:
+        return None
+    return "length" if words & _CUT_OFF else "stop" if words & _STOPPED else None
+
+
+# A token that ends a text or a turn, by its signs or its name. What closes a box belongs to the answer.
+_NAMES = r"eo[a-z]|bos|pad|unk|s|im_end|turn|return|end_?of_?\w+"
+_SIGNS = rf"<[|｜](?!end_of_box)[\w▁-]+[|｜]>|\[\|\w+\|\]|</?(?:{_NAMES})>|<turn\|>|\[(?:EOS|PAD|SEP)\]"
+_END = re.compile(rf"(?:\s*(?:{_SIGNS}))+\s*\Z", re.IGNORECASE)
+_LONGEST = 2000  # characters of such tokens that are looked at
+
+
+def without_end(text: str) -> str:
+    """Return the text without the special tokens that a server or program has left at its end."""
+    tail = text[-_LONGEST:]
+    return text[: -len(tail)] + _END.sub("", tail) if tail.rstrip().endswith((">", "]")) else text
