@@ -1,7 +1,7 @@
 """Numbers per cell: Pass@1 and its error, the difference to the full cache, lengths, evictions, memory.
 
-docs/report.md describes every column. Accuracies and rates are fractions (0 to 1), lengths tokens. An unknown quantity
-is missing (NaN). scipy and statsmodels load slowly, so the functions that need them import them.
+report/columns.txt describes every column. Accuracies and rates are fractions (0 to 1), lengths tokens. An unknown
+quantity is missing (NaN). scipy and statsmodels load slowly, so the functions that need them import them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

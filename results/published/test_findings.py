@@ -804,7 +804,7 @@ def test_the_simulated_searches() -> None:
 def test_the_texts_that_were_looked_into() -> None:
     table = pd.read_csv(PUBLISHED / "trace/retention_answer.csv").set_index("policy")["pass1"]
     dynts, h2o = (table[f"{name} 0.3 / 48, budget 128"] for name in ("DynTS", "H2O"))
-    assert f"DynTS keeps {dynts:.1%} of 40 problems right and H2O {h2o:.1%}" in page("docs/traces.md")
+    assert f"DynTS keeps {dynts:.1%} of 40 problems right and H2O {h2o:.1%}" in page("results/published/gallery.md")
 
 
 def test_sizes_of_files_and_commands() -> None:

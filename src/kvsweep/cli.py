@@ -166,6 +166,17 @@ _overrides = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 _above_0 = click.IntRange(min=1)
 
 
+def _print(place: str) -> None:
+    """Print a text that lies in the package."""
+    print((Path(__file__).parent / place).read_text("utf-8"), end="")
+
+
+def _print_columns(context: click.Context, _option: click.Parameter, given: bool) -> None:
+    if given:
+        _print("analysis/report/columns.txt")
+        context.exit()
+
+
 @program.command()
 @_directory
 @option(
@@ -198,6 +209,14 @@ _above_0 = click.IntRange(min=1)
     is_flag=False,
     flag_value=30.0,
     help="While the sweep runs, make the page again every so many seconds (30) if rows have come.",
+)
+@click.option(
+    "--columns-help",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_columns,
+    help="What the columns of cells.csv mean.",
 )
 def report(**options: Any) -> None:
     """Heatmaps, numbers and one HTML page.
