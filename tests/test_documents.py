@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import sys
 import tomllib
 import types
@@ -284,10 +285,23 @@ def test_every_block_has_its_test():
         ("yaml", "name: fading"),
         ("yaml", "cell_id: "),
         ("python", "kvsweep.generate("),
-        ("python", "SlotCache("),
+        ("python", "kvsweep.load_run("),
     ]
     others = {block.text for block in BLOCKS if block.language in ("python", "yaml")}
     assert others == {the_block(*block) for block in known}
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch) -> Path:
+    """A folder to type in, which has a finished run of the embedded models under the name that the pages use."""
+    shutil.copytree(ROOT / "tests/stored/8ed060b", tmp_path / "results/runs/demo")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_numbers_of_the_page_are_those_of_the_run(desk, capsys):
+    exec(the_block("python", "kvsweep.load_run("), {})
+    assert "dynts" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -308,7 +322,7 @@ def test_the_engine_of_the_page_evicts(capsys):
 
 def run_loop(budget: int, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
     """The page's own loop with another budget: what it prints, and its names."""
-    source = the_block("python", "SlotCache(")
+    source = (ROOT / "docs/own_loop.py").read_text()
     assert "question, budget, window = len(text), 128, 40" in source
     names: dict[str, Any] = {}
     exec(source.replace("len(text), 128, 40", f"len(text), {budget}, 40"), names)

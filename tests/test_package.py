@@ -91,7 +91,7 @@ def test_the_sdist_makes_the_same_wheel(build, unpacked, tmp_path):
 TRACKED = (
     r"(kernels|compression|harness|analysis|src/kvsweep|tests|scripts)/([a-z0-9_/]+/)?[a-z0-9_]+\.py",
     r"src/kvsweep/(py\.typed|kernels|compression|harness|analysis|conf|results)",
-    r"analysis/report/templates/[a-z0-9_.]+\.(jinja|js|css)|analysis/report/columns\.txt",
+    r"analysis/report/templates/[a-z0-9_.]+\.(jinja|js|css)|analysis/report/columns\.txt|harness/models/families\.txt",
     r"harness/template/[A-Za-z0-9_./]+",
     r"harness/toy/weights/[a-z0-9_/]+\.(json|jsonl|jinja|safetensors)",
     r"conf/([a-z0-9_/]+/)?[A-Za-z0-9_]+\.(yaml|jinja)",

@@ -109,7 +109,7 @@ def _difference(found: Tensor, expected: Tensor) -> Tensor:
 
 
 def _refused(model: LoadedModel, what: str, impl: Implementation = "torch") -> UserError:
-    other = "impl=torch" if "torch" in model.compared else "a model that docs/python.md lists"
+    other = "impl=torch" if "torch" in model.compared else "a model that `kvsweep models` lists"
     by = "" if impl == "torch" else f" with impl={impl}"
     return UserError(f"model type {model.spec.family} {what}{by}: choose {other}.")
 

@@ -147,7 +147,7 @@ _REFUSED_FIELDS = {
 
 
 def _refused(family: str, what: str) -> UserError:
-    return UserError(f"model type {family} has {what}: choose a model that docs/python.md lists.")
+    return UserError(f"model type {family} has {what}: choose a model that `kvsweep models` lists.")
 
 
 class _Facts:

@@ -818,9 +818,9 @@ def test_sizes_of_files_and_commands() -> None:
     assert words in page("docs/judge.md")
     weights = PUBLISHED.parents[1] / "harness/toy/weights"
     adapter = (weights / "smollm2_reasons/adapter_model.safetensors").stat().st_size
-    assert f"a LoRA adapter of {adapter / 1e6:.0f} MB" in page("docs/sweep.md")
+    assert f"a LoRA adapter of {adapter / 1e6:.0f} MB" in page("docs/models.md")
     stored = pd.read_csv(PUBLISHED / "methods_smol/cells.csv")["weight_bytes"].iloc[0]  # in bfloat16
-    assert f"in float32 ({round(2 * stored / 1e6, -1):.0f} MB in" in page("docs/sweep.md")
+    assert f"in float32 ({round(2 * stored / 1e6, -1):.0f} MB in" in page("docs/models.md")
 
 
 def test_a_toy_question_is_nearly_half_of_the_demos_budget() -> None:

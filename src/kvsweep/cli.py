@@ -35,11 +35,10 @@ kvsweep -m experiment=demo launcher=local    a sweep of the embedded models, abo
 kvsweep report results/runs/demo             its heatmaps and numbers, one HTML file
 kvsweep init DIR                             a folder of your own: a policy, problems and a sweep to change
 
-A sweep:
-  kvsweep KEY=VALUE ...                one cell; lists under grid. make a whole grid in one job
-  kvsweep -m experiment=NAME ...       a sweep; -m KEY=A,B makes one job for each value
-  kvsweep ... --dry-run                an estimate of time and memory; nothing is run
-  kvsweep ... --cfg job                every key with its value; --info defaults-tree says where from
+kvsweep KEY=VALUE ...                one cell; lists under grid. make a whole grid in one job
+kvsweep -m experiment=NAME ...       a ready sweep; -m KEY=A,B makes one job for each value
+kvsweep ... --dry-run                an estimate of time and memory; nothing is run
+kvsweep ... --cfg job                every key with its value; --info defaults-tree says where from
 """
 _GROUPS = ("experiment", "protocol", "model", "benchmark", "policy", "decoding", "launcher", "tracker", "engine")
 _KEYS = """\
@@ -240,6 +239,12 @@ def status(**options: Any) -> None:
     from kvsweep.harness.sweep.status import show
 
     sys.exit(show(**options))
+
+
+@program.command()
+def models() -> None:
+    """Which families of models are decoded, and what of each is refused."""
+    _print("harness/models/families.txt")
 
 
 @program.command()

@@ -1,4 +1,4 @@
-"""The script of docs/python.md reads a run, and its paired test agrees with the report's."""
+"""The script of docs/files.md reads a run, and its paired test agrees with the report's."""
 
 import json
 import os

@@ -4,7 +4,6 @@ Each configuration has windows, rotary embeddings and tables of positions so sma
 """
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -402,18 +401,20 @@ def test_all_other_families_are_refused_by_name():
         assert "\n" not in str(refused.value)
 
 
-def table() -> str:
-    """The table of docs/python.md: each family with what was decoded, limited to some length, and refused."""
-    rows = ["| `model_type` | exact | exact up to a length | refused |", "|---|---|---|---|"]
+def lines() -> str:
+    """The lines of `kvsweep models`: each family with what was decoded, limited to some length, and refused."""
+    rows = []
     for family in sorted(EXACT):
-        parts = (", ".join(variants.get(family, {})) for variants in (EXACT, LIMITED, REFUSED))
-        rows.append(f"| {' | '.join([family, *parts])} |")
+        row = f"{family}: {', '.join(EXACT[family])}"
+        for heading, variants in (("up to a length", LIMITED), ("refused", REFUSED)):
+            if family in variants:
+                row += f"; {heading}: {', '.join(variants[family])}"
+        rows.append(row)
     return "\n".join(rows)
 
 
-def test_the_document_has_the_table_of_these_cases():
-    page = (Path(__file__).parents[3] / "docs" / "python.md").read_text()
-    assert table() in page, f"put this table into docs/python.md:\n{table()}"
+def test_the_command_prints_these_cases(kvsweep):
+    assert lines() in kvsweep("models").out, f"put these lines into harness/models/families.txt:\n{lines()}"
 
 
 def test_the_cases_are_all_families_and_more_than_a_hundred_configurations():
