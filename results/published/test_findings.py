@@ -756,7 +756,7 @@ def test_the_policies_page() -> None:
     rows = cells.groupby("policy")["mean_length_after"].mean()
     means = cells.groupby(["model", "policy"])["pass_at_1"].mean()
     question = pd.read_csv(PUBLISHED / "methods/question.csv").set_index(["model", "policy"])
-    text = page("docs/policies.md")
+    text = page("results/published/gallery.md")
     order = {model: means[model][rows < 150].sort_values(ascending=False) for model in ("toy_qwen", "toy_llama")}
     qwen, llama = order["toy_qwen"], order["toy_llama"]
     assert (qwen.index[:2].tolist(), set(llama.index[:2])) == (["dynts", "lagkv_16"], {"lagkv_16", "gkv"})
