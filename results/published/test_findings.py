@@ -337,7 +337,7 @@ def test_bits_and_rows_on_a_real_model() -> None:
     assert [round(one["share"], 2) for one in (four, half)] == [0.39, 0.53]
     two = packed.filter(like="bits=2", axis=0)["pass_at_1"]
     assert sorted(two) == [0, 0, 0.15625]
-    assert f"A KV cache of 2 bits: [from {full['pass_at_1']:.0%} right down to 0 to {two.max():.0%}]" in front_page()
+    assert f"in a cache of 2 bits: [from {full['pass_at_1']:.0%} right down to 0 to {two.max():.0%}]" in front_page()
     assert f"at 2 bits 0 to {two.max():.0%} are left, by the packing scheme" in said("README.md")
 
 
