@@ -1,4 +1,4 @@
-"""Start llama.cpp's own server, from the wheel `xllamacpp`, once for each type of its KV cache; docs/engines.md.
+"""Start llama.cpp's own server, from the wheel `xllamacpp`, once for each type of its KV cache; docs/servers.md.
 
     python scripts/llama_servers.py F16=8001 Q8_0=8002 Q4_0=8003 Q4_0:unrotated=8004 --logs logs
 

@@ -31,8 +31,8 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-# tests/analysis/statistics/test_metrics.py has it.
-ELSEWHERE = {"kvsweep report --columns-help"}
+# tests/analysis/statistics/test_metrics.py and tests/test_commands.py have them.
+ELSEWHERE = {"kvsweep report --columns-help", "kvsweep --cfg job experiment=demo"}
 OPTIONS = {f"wrong_{i}": 10 + i for i in (1, 2, 3)}
 
 
