@@ -2,7 +2,7 @@
 # A public model on a public benchmark: Qwen2.5-Coder-1.5B-Instruct on GSM8K, whole cache and evicted ones.
 #
 #     scripts/study/gsm8k_qwen.sh GGUF PROBLEMS                  # all parts, one after the other
-#     scripts/study/gsm8k_qwen.sh GGUF PROBLEMS replay decoded   # these parts alone
+#     scripts/study/gsm8k_qwen.sh GGUF PROBLEMS replay decoded   # these parts alone; `power` runs only when it is named
 #     LIMIT=4 TEXTS=2 MORE=decoding.max_new_tokens=96 SUFFIX=_try scripts/study/gsm8k_qwen.sh GGUF PROBLEMS   # a trial
 #
 # GGUF is the makers' file at 4 bits (Q4_K_M, 1.1 GB), whose SHA-256 is checked. PROBLEMS is a JSONL of GSM8K's 1,319 test
@@ -94,6 +94,18 @@ scales() { # all rows in fp8 with a layer's scales, from the texts that TriAtten
     drawn policy=full cache.scheme=fp8 cache.scale=tensor "cache.scales=$HEAD/scales.safetensors"
 }
 
+power() { # one draw of what may be safe, on four times as many problems: LIMIT and three times LIMIT more
+    local limit=$LIMIT cache
+    LIMIT=$((4 * limit))
+    for cache in bits=16 "bits=4 cache.scheme=kivi" bits=8 "key_bits=8 cache.value_bits=4"; do
+        # shellcheck disable=SC2086
+        drawn policy=full cache.$cache
+    done
+    drawn 'grid.policy=[window,random]' policy.question=on_top policy.keep_ratio=0.5
+    drawn 'grid.policy=[window,random]' policy.question=on_top policy.budget=256 policy.keep_ratio=0.7
+    LIMIT=$limit
+}
+
 report() { # the pages
     "$KVSWEEP" report "$RUNS/$GREEDY"
     "$KVSWEEP" report "$RUNS/$DRAWN"
@@ -111,7 +123,11 @@ PARTS=(
     scales     # 0.5
     report     # a minute
 )
+MORE_PARTS=(
+    power # 12 in bfloat16, estimated from the same pace
+)
 [ $# -gt 0 ] || set -- "${PARTS[@]}"
+PARTS+=("${MORE_PARTS[@]}")
 for part in "$@"; do
     [[ " ${PARTS[*]} " == *" $part "* ]] || { echo "no part $part: choose among ${PARTS[*]}" >&2; exit 2; }
 done
