@@ -7,6 +7,7 @@ an error. The command reads these files, the cells' DONE and their grades. It re
 import json
 import math
 import shlex
+import textwrap
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -55,7 +56,7 @@ class CellStatus(CellProgress, kw_only=True):
 
     @property
     def ungraded(self) -> int:
-        return 0 if self.random_weights else self.finished - min(self.graded, self.finished)
+        return 0 if self.random_weights else max(0, self.finished - self.graded)
 
 
 @dataclass(kw_only=True)
@@ -102,22 +103,17 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
         with suppress(FileNotFoundError):  # a deleted cell.yaml comes back at the next start
             _add_grades(cell, directory / cell.cell_id)
     finished, expected = _counts(cells.values())
-    replayed, to_replay = _counts([row for task in replaying for row in task.cells.values()])
+    replayed, to_replay = _counts_of_replays(tasks)
     tokens_per_second, seconds_left = _pace(tasks)
-
-    newest = {
-        (task.replays, task.shard, cell_id): task for task in sorted(tasks, key=_last_sign) for cell_id in task.cells
-    }
-
-    def lacks_rows(task: TaskStatus) -> bool:
-        rows = {c: row for c, row in task.cells.items() if newest[task.replays, task.shard, c] is task}
-        if task.replays:
-            return any(row.finished < row.expected for row in rows.values())
-        return any(cells[cell_id].state != "done" for cell_id in rows)
-
-    lacking = [task for task in tasks if task.state not in AT_WORK and lacks_rows(task)]
-    state = _state({c.state for c in cells.values()} | {t.state for t in replaying}.intersection(AT_WORK))
-    failed = [task for task in lacking if task.state != "done"]
+    states = {cell.state for cell in cells.values()}
+    states.update(task.state for task in replaying if task.state in AT_WORK)
+    state = _state(states)
+    resting = _resting(tasks, {cell_id for cell_id, cell in cells.items() if cell.state == "done"})
+    failed = [task for task in resting if task.state != "done"]
+    retry = set[str]()
+    # Between two rounds nothing has failed, and the same command resumes.
+    for task in failed if state in AT_WORK else resting:
+        retry.update(_resuming(task, tasks))
     return SweepStatus(
         directory=directory,
         state=state,
@@ -132,19 +128,39 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
         seconds_left=seconds_left,
         failed=failed,
         notes=attempts.notes,
-        # Between two rounds nothing has failed, and the same command resumes.
-        retry=sorted({one for task in (failed if state in AT_WORK else lacking) for one in _resuming(task, tasks)}),
+        retry=sorted(retry),
     )
+
+
+def _resting(tasks: Sequence[TaskStatus], done: Collection[str]) -> list[TaskStatus]:
+    """Return the tasks that are not at work although cells of theirs lack rows, which no newer task has taken over.
+
+    `done`: the ids of the cells that are done.
+    """
+    newest: dict[tuple[bool, str, str], TaskStatus] = {}
+    for task in sorted(tasks, key=_last_sign):
+        for cell_id in task.cells:
+            newest[task.replays, task.shard, cell_id] = task
+    resting = []
+    for task in tasks:
+        if task.state in AT_WORK:
+            continue
+        for cell_id, row in task.cells.items():
+            is_complete = row.finished >= row.expected if task.replays else cell_id in done
+            if not is_complete and newest[task.replays, task.shard, cell_id] is task:
+                resting.append(task)
+                break
+    return resting
 
 
 def _resuming(task: TaskStatus, tasks: Sequence[TaskStatus]) -> list[str]:
     """The commands that do what a task lacks: its own, or of a shard that has ended those of shards without a task."""
     shard = row_types.Shard.parse(task.shard)
-    begun = {one.shard for one in tasks if not one.cells.keys().isdisjoint(task.cells)}
-    others = {f"{index}/{shard.count}" for index in range(1, shard.count + 1)} - begun
-    if task.state != "done" or not others:
+    begun = {other.shard for other in tasks if not other.cells.keys().isdisjoint(task.cells)}
+    rest = {f"{index}/{shard.count}" for index in range(1, shard.count + 1)} - begun
+    if task.state != "done" or not rest:
         return [task.command]
-    return [task.command.replace(f"shard={shard}", f"shard={other}") for other in others]
+    return [task.command.replace(f"shard={shard}", f"shard={other}") for other in rest]
 
 
 def _pace(tasks: Sequence[TaskStatus]) -> tuple[float, float | None]:
@@ -152,23 +168,40 @@ def _pace(tasks: Sequence[TaskStatus]) -> tuple[float, float | None]:
 
     A task that has just started counts with the mean pace of the earlier tasks.
     """
-    known = [task.pace for task in tasks if task.pace]
-    going = [task for task in tasks if task.state in ("running", "queued")]
-    running = [task for task in going if task.state == "running"]
-    tokens = sum(task.pace for task in running)
-    assumed = sum(task.pace or fmean(known) for task in running if not task.replays) if known else 0.0
-    rows = sum(task.made / max(task.heartbeat - task.started, 1e-9) for task in running if task.replays)
-    replayed, to_replay = _counts([row for task in going if task.replays for row in task.cells.values()])
+    mean_pace = fmean([task.pace for task in tasks if task.pace] or [0.0])
+    tokens = token_pace = row_pace = 0.0  # per second
+    tokens_left = 0
+    for task in tasks:
+        if task.state not in AT_WORK:
+            continue
+        tokens_left += task.tokens_left
+        if task.state == "queued":
+            continue
+        tokens += task.pace
+        if task.replays:
+            row_pace += task.made / max(task.heartbeat - task.started, 1e-9)
+        else:
+            token_pace += task.pace or mean_pace
+    replayed, to_replay = _counts_of_replays([task for task in tasks if task.state in AT_WORK])
     seconds = 0.0
-    for left, pace in ((sum(task.tokens_left for task in going), assumed), (to_replay - replayed, rows)):
-        if left > 0 and not pace:
-            return tokens, None
-        seconds += left / pace if left > 0 else 0.0
+    for left, pace in ((tokens_left, token_pace), (to_replay - replayed, row_pace)):
+        if left > 0:
+            if not pace:
+                return tokens, None
+            seconds += left / pace
     return tokens, seconds
 
 
 def _counts(rows: Collection[CellProgress]) -> tuple[int, int]:
     return sum(row.finished for row in rows), sum(row.expected for row in rows)
+
+
+def _counts_of_replays(tasks: Sequence[TaskStatus]) -> tuple[int, int]:
+    rows: list[CellProgress] = []
+    for task in tasks:
+        if task.replays:
+            rows += task.cells.values()
+    return _counts(rows)
 
 
 def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, CellStatus]:
@@ -181,30 +214,44 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
         # If a sweep was split differently later, status files of both splits exist; the newest is current.
         newest = max(entries, key=lambda task: task.heartbeat)
         count = row_types.Shard.parse(newest.shard).count
-        parts = [task for task in entries if row_types.Shard.parse(task.shard).count == count]
-        done = StoredCell(directory / cell_id).is_done
-        states = {task.state for task in parts}
         # Several experiments may share a cell; each counts the completions that it needs.
         finished, expected, not_finite = Counter[str](), Counter[str](), Counter[str]()
-        for task in parts:
-            finished |= {task.shard: task.cells[cell_id].finished}
-            expected |= {task.shard: task.cells[cell_id].expected}
-            not_finite |= {task.shard: task.cells[cell_id].not_finite}
-        state = "done" if done else next((state for state in WORST_FIRST if state in states), "stopped")
+        states = set[State]()
+        for task in entries:
+            if row_types.Shard.parse(task.shard).count == count:
+                row = task.cells[cell_id]
+                finished |= {task.shard: row.finished}
+                expected |= {task.shard: row.expected}
+                not_finite |= {task.shard: row.not_finite}
+                states.add(task.state)
         named = msgspec.structs.asdict(newest.cells[cell_id])
-        named |= {"finished": (expected if done else finished).total(), "expected": expected.total(), "state": state}
-        named["not_finite"] = not_finite.total()
+        named |= {"expected": expected.total(), "not_finite": not_finite.total()}
+        if StoredCell(directory / cell_id).is_done:
+            named |= {"state": "done", "finished": expected.total()}
+        else:
+            named |= {"state": _first(WORST_FIRST, states) or "stopped", "finished": finished.total()}
         cells[cell_id] = CellStatus(cell_id=cell_id, **named)
     return cells
+
+
+def _first(order: Sequence[State], states: Collection[State]) -> State | None:
+    """Return the first state of an order that is among the states."""
+    return next((state for state in order if state in states), None)
 
 
 def _cell_without_task(stored: StoredCell) -> CellStatus:
     settings, done = stored.settings, stored.done
     count = done.completions if done else 0
-    named = {name: settings[name]["name"] for name in ("model", "benchmark")}
-    named |= {"policy": policy_label(settings["policy"]), "state": "done" if stored.is_done else "stopped"}
-    named["random_weights"] = bool(settings["model"].get("random_weights"))
-    return CellStatus(cell_id=stored.name, finished=count, expected=count, **named)
+    return CellStatus(
+        cell_id=stored.name,
+        model=settings["model"]["name"],
+        benchmark=settings["benchmark"]["name"],
+        policy=policy_label(settings["policy"]),
+        state="done" if stored.is_done else "stopped",
+        finished=count,
+        expected=count,
+        random_weights=bool(settings["model"].get("random_weights")),
+    )
 
 
 def _add_grades(cell: CellStatus, folder: Path) -> None:
@@ -229,7 +276,7 @@ def _last_sign(task: TaskStatus) -> float:
 
 
 def _state(states: set[State]) -> State:
-    return next((state for state in AT_WORK if state in states), "done" if states == {"done"} else "stopped")
+    return _first(AT_WORK, states) or ("done" if states == {"done"} else "stopped")
 
 
 def _seconds_at_work(tasks: Sequence[TaskStatus]) -> float:
@@ -285,13 +332,14 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     """Return the sweep as a bar and a table, one line per model and benchmark, or per cell."""
     states = Counter(cell.state for cell in sweep.cells)
     counts = [f"{states['done']} of {counted(len(sweep.cells), 'cell')} done"]
-    panels = [{cell.state for cell in panel} == {"done"} for _, panel in _panels(sweep.cells)]
+    panels = list(_panels(sweep.cells))
     if len(panels) > 1:
-        counts.insert(0, f"{sum(panels)} of {len(panels)} panels")
+        done_panels = sum(all(cell.state == "done" for cell in panel) for _, panel in panels)
+        counts.insert(0, f"{done_panels} of {len(panels)} panels")
     counts += [f"{states[state]} {state}" for state in ("running", "queued", "stopped", "failed") if states[state]]
-    done, wanted = _stored(sweep)
+    done, total = _stored(sweep)
     bar = Table.grid(padding=(0, 1))
-    bar.add_row(ProgressBar(total=wanted, completed=done, width=30), _share(sweep))
+    bar.add_row(ProgressBar(total=total, completed=done, width=30), _share(sweep))
     return Group(
         bar,
         ", ".join(counts),
@@ -302,9 +350,12 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
 
 def sentence(sweep: SweepStatus) -> str:
     """Return the sweep as one line, with Pass@1 so far of each model and benchmark."""
-    said = [(names, ", ".join(filter(None, _scores(panel)))) for names, panel in _panels(sweep.cells)]
-    scores = [f"{' '.join(names)} {score}" for names, score in said if score]
-    return visible("; ".join([f"{_share(sweep)}, {_left(sweep)}", *scores]))
+    pieces = [f"{_share(sweep)}, {_left(sweep)}"]
+    for names, panel in _panels(sweep.cells):
+        scores = ", ".join(filter(None, _scores(panel)))
+        if scores:
+            pieces.append(f"{' '.join(names)} {scores}")
+    return visible("; ".join(pieces))
 
 
 def _stored(sweep: SweepStatus) -> tuple[int, int]:
@@ -313,27 +364,35 @@ def _stored(sweep: SweepStatus) -> tuple[int, int]:
 
 
 def _share(sweep: SweepStatus) -> str:
-    done, wanted = _stored(sweep)
-    replayed = f", {sweep.replayed} of {counted(sweep.to_replay, 'text')} replayed" if sweep.to_replay else ""
+    done, total = _stored(sweep)
+    pieces = [f"{percent(done / total)}%", f"{sweep.finished} of {counted(sweep.expected, 'completion')}"]
+    if sweep.to_replay:
+        pieces.append(f"{sweep.replayed} of {counted(sweep.to_replay, 'text')} replayed")
     # Until the first completion ends, which takes minutes, the tokens show that the sweep is running.
     tokens = sum(task.tokens for task in sweep.tasks if task.state == "running")
-    begun = f", {tokens:,} tokens of texts that go on" if tokens and not sweep.finished else ""
-    completions = f"{sweep.finished} of {counted(sweep.expected, 'completion')}"
-    return f"{percent(done / wanted)}%, {completions}{replayed}{begun}"
+    if tokens and not sweep.finished:
+        pieces.append(f"{tokens:,} tokens of texts that go on")
+    return ", ".join(pieces)
 
 
 def _left(sweep: SweepStatus) -> str:
     if sweep.state == "stopped":
         return "nothing runs"
-    left = "unknown" if sweep.seconds_left is None else timedelta(seconds=round(sweep.seconds_left))
-    return f"left {left}" + (f", {sweep.tokens_per_second:.0f} tokens/s" if sweep.tokens_per_second else "")
+    left = "left unknown"
+    if sweep.seconds_left is not None:
+        left = f"left {timedelta(seconds=round(sweep.seconds_left))}"
+    return f"{left}, {sweep.tokens_per_second:.0f} tokens/s" if sweep.tokens_per_second else left
 
 
 def _scores(panel: Sequence[CellStatus]) -> tuple[str, str]:
     """Return Pass@1 so far of a panel's full cache, and the lowest and highest of its other cells."""
-    full = ", ".join(filter(None, (_percent(cell) for cell in panel if cell.policy == "full")))
-    others = [cell.pass_at_1 for cell in panel if cell.policy != "full" and cell.pass_at_1 is not None]
-    return full, f"{percent(min(others))} to {percent(max(others))}" if others else ""
+    full, rest = [], []
+    for cell in panel:
+        if cell.policy == "full":
+            full.append(_percent(cell))
+        elif cell.pass_at_1 is not None:
+            rest.append(cell.pass_at_1)
+    return ", ".join(filter(None, full)), f"{percent(min(rest))} to {percent(max(rest))}" if rest else ""
 
 
 def _cell_table(cells: Sequence[CellStatus]) -> Table:
@@ -341,7 +400,7 @@ def _cell_table(cells: Sequence[CellStatus]) -> Table:
     for names, panel in _panels(cells):
         table.add_row(" ".join(names), style="bold")
         for cell in panel:
-            state = cell.state + ", replayed alone" * (not cell.expected)
+            state = cell.state if cell.expected else f"{cell.state}, replayed alone"
             table.add_row(cell.policy, state, f"{cell.finished}/{cell.expected}", _percent(cell), cell.cell_id)
     return table
 
@@ -349,7 +408,8 @@ def _cell_table(cells: Sequence[CellStatus]) -> Table:
 def _panel_table(cells: Sequence[CellStatus]) -> Table:
     table = _table("model", "benchmark", "cells", "completions", "full cache", "other cells")
     for names, panel in _panels(cells):
-        done, (finished, expected) = sum(cell.state == "done" for cell in panel), _counts(panel)
+        done = sum(cell.state == "done" for cell in panel)
+        finished, expected = _counts(panel)
         table.add_row(*names, f"{done}/{len(panel)}", f"{finished}/{expected}", *_scores(panel))
     if any(cell.pass_at_1 is not None for cell in cells):
         table.caption = "full cache, other cells: Pass@1 so far in %; --cells shows each"
@@ -366,7 +426,8 @@ def _table(*heads: str) -> Table:
 
 def _panels(cells: Sequence[CellStatus]) -> Iterator[tuple[tuple[str, str], list[CellStatus]]]:
     """Yield names and cells of each model and benchmark; the cells come in this order."""
-    return ((names, list(panel)) for names, panel in groupby(cells, key=lambda cell: (cell.model, cell.benchmark)))
+    for names, panel in groupby(cells, key=lambda cell: (cell.model, cell.benchmark)):
+        yield names, list(panel)
 
 
 def _percent(cell: CellStatus) -> str:
@@ -380,38 +441,26 @@ def _print_failures(sweep: SweepStatus) -> None:
     if ungraded and sweep.state in ("stopped", "done"):
         print(f"\nNot graded yet: {counted(ungraded, 'completion')}. This command grades the rest:")
         print(f"    kvsweep grade {shlex.quote(str(sweep.directory))}")
-    if broken := [cell for cell in sweep.cells if cell.not_finite]:
-        texts = counted(sum(cell.not_finite for cell in broken), "text")
+    broken = [cell.not_finite for cell in sweep.cells if cell.not_finite]
+    if broken:
+        texts = counted(sum(broken), "text")
         print(f"\n{texts} of {counted(len(broken), 'cell')} ended because logits were NaN or infinite (not_finite).")
-    waiting = [t for t in sweep.tasks if t.state == "queued" and t.error]
-    held = Counter((str(t.scheduler_job).partition("_")[0], t.error) for t in waiting)
-    for (job, reason), count in held.items():
-        print(f"\n{count} queued as job {job}, {reason}")
+    waiting, notes = Counter[str](), Counter[str]()
+    for task in sweep.tasks:
+        if task.state == "queued" and task.error:
+            waiting[f"queued as job {str(task.scheduler_job).partition('_')[0]}, {task.error}"] += 1
+        if task.note:
+            notes[task.note] += 1
+    for reason, count in waiting.items():
+        print(f"\n{count} {reason}")
     for note in sweep.notes:
         print(f"\nnote: {note}")
-    for note, count in Counter(task.note for task in sweep.tasks if task.note).items():
+    for note, count in notes.items():
         print(f"\n{counted(count, 'task')}: {note}")
     for task in sweep.failed:
         job = f", job {task.scheduler_job}" if task.scheduler_job else ""
         print(f"\n{task.task} {task.state} (process {task.pid} on {task.host}{job})")
         if task.error:
-            print("\n".join(f"    {line}" for line in task.error.splitlines()))
-    for sentence, count in Counter(_without_done(sweep)).items():
-        print(f"\n{counted(count, 'cell')} without DONE: {sentence}.")
+            print(textwrap.indent(task.error, "    "))
     for command in sweep.retry:
         print(f"\nGo on with (finished work is not repeated):\n    {command}")
-
-
-def _without_done(sweep: SweepStatus) -> Iterator[str]:
-    """Yield the reason for each cell whose shards all have what they were asked for, and which is not done."""
-    for cell in sweep.cells:
-        tasks = [task for task in sweep.tasks if cell.cell_id in task.cells]
-        sizes = {row_types.Shard.parse(task.shard): task.cells[cell.cell_id].expected for task in tasks}
-        is_whole = len(sizes) > 1 and {shard.count for shard in sizes} == {len(sizes)}
-        if cell.state != "stopped" or not is_whole or cell.finished < cell.expected:
-            continue
-        rows = range(cell.expected)
-        if all(len(shard.of(rows)) == size for shard, size in sizes.items()):
-            yield "all rows are there, as of shards from several disks, and a command below writes it"
-        else:
-            yield "its shards were asked for unlike rows; give each the same benchmark.limit and draws, the most of one"

@@ -95,18 +95,6 @@ def test_a_done_that_never_came_is_not_done(tmp_path):
     assert states(tmp_path) == {"a": "stopped"}
 
 
-@pytest.mark.parametrize(
-    ("sizes", "said"),
-    [([3], ""), ([3, 2], "all rows are there"), ([2, 3], "give each the same benchmark.limit and draws")],
-)
-def test_shards_that_have_their_rows_and_no_done(sizes, said, tmp_path, kvsweep):
-    for index, size in enumerate(sizes, start=1):
-        live(tmp_path, "done", {"a": (size, size)}, shard=f"{index}/{len(sizes)}")
-    out = kvsweep("status", str(tmp_path)).out
-    assert said in out
-    assert ("without DONE" in out) == bool(said)
-
-
 def test_a_failed_shard_goes_on_by_its_own_command_and_an_ended_one_by_those_of_shards_without_a_task(tmp_path):
     command = "kvsweep x=1 shard={}/3"
     for state, finished, others in (("failed", 1, [1]), ("done", 3, [2, 3])):
