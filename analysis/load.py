@@ -362,6 +362,8 @@ def _cache(cell: dict[str, Any]) -> dict[str, Any]:
         return {"bits": 16}
     bits = stored["bits"] if "bits" in stored else f"{stored['key_bits']}/{stored['value_bits']}"
     sizes = {name: stored[name] for name in ("group", "residual", "format", "scale") if name in stored}
+    if stored.get("scheme") == "fp8":
+        sizes["whole_layers"] = stored.get("whole_layers", 0)  # always, so that two settings differ in it
     return {"bits": bits, "scheme": stored.get("scheme", "rotated"), **sizes}
 
 

@@ -58,11 +58,15 @@ class CacheConfig:
     # row of a head is divided by a scale of its own.
     scale: Literal["none", "tensor", "token"] = "none"
     scales: str | None = None  # of scale=tensor: the file that `kvsweep predictor scales` wrote
+    whole_layers: Annotated[int, Field(ge=0)] = 0  # of fp8: the first layers, which keep the model's precision
 
     def __post_init__(self) -> None:
         if self.is_fp8 and self.widths != (8, 8):
             given = f"cache.bits={self.bits}, cache.key_bits={self.key_bits} and cache.value_bits={self.value_bits}"
             raise UserError(f"cache.scheme=fp8 takes 8 bits for a number, not {given}: leave the three out.")
+        if self.whole_layers and self.scale == "token":
+            given = f"cache.whole_layers={self.whole_layers} goes with cache.scale=none or tensor, not token"
+            raise UserError(f"{given}: leave one out.")
         if self.is_calibrated:
             artifacts.check("scales", self.scales, SCALES_MAKER)
         if 16 in self.widths and self.is_packed:
@@ -111,7 +115,8 @@ class CacheConfig:
             return ""
         if self.is_fp8:
             scale = "" if self.scale == "none" else f", a scale per {self.scale}"
-            return f" fp8 {self.format}{scale}"
+            whole = f", first {self.whole_layers} layers whole" if self.whole_layers else ""
+            return f" fp8 {self.format}{scale}{whole}"
         bits = " and ".join(map(str, dict.fromkeys(self.widths)))
         scheme = "" if self.scheme == "rotated" else f", {self.scheme}"
         return f" {bits} bits{scheme}"
@@ -130,8 +135,10 @@ class CacheConfig:
     def unused(self) -> dict[str, str]:
         """The settings that change nothing, each with the reason."""
         if not self.is_packed:
-            return dict.fromkeys(("scheme", "group", "residual", "format", "scale", "scales"), "no row is packed")
-        names = ("group", "residual") if self.is_fp8 else ("format", "scale", "scales")
+            return dict.fromkeys(
+                ("scheme", "group", "residual", "format", "scale", "scales", "whole_layers"), "no row is packed"
+            )
+        names = ("group", "residual") if self.is_fp8 else ("format", "scale", "scales", "whole_layers")
         unused = dict.fromkeys(names, f"cache.scheme={self.scheme} does not take it")
         if self.key_bits and self.value_bits:
             unused["bits"] = "cache.key_bits and cache.value_bits are given"
@@ -141,6 +148,8 @@ class CacheConfig:
         """Raise UserError if Triton does not support the scheme, or not on a GPU of this compute capability."""
         if self.is_packed and self.in_groups and impl == "triton":
             raise UserError(f"cache.scheme={self.scheme} has no Triton kernel: give impl=torch, or another scheme.")
+        if self.is_fp8 and self.whole_layers and impl == "triton":
+            raise UserError(f"cache.whole_layers={self.whole_layers} has no Triton kernel: give impl=torch.")
         if self.is_fp8 and self.format == "e4m3" and impl == "triton" and capability and capability < (8, 9):
             has = f"needs a GPU of compute capability 8.9, and this one has {capability[0]}.{capability[1]}"
             raise UserError(f"cache.format=e4m3 with impl=triton {has}: give cache.format=e5m2, or impl=torch.")
@@ -167,7 +176,13 @@ class CacheConfig:
         """
         forms, whole = self.forms(head_dim), 2 * head_dim * itemsize
         if self.is_fp8:
-            whole = 2 * (head_dim + (4 if self.scale == "token" else 0))
+            row = 2 * (head_dim + (4 if self.scale == "token" else 0))
+            if self.whole_layers >= layers:
+                raise UserError(
+                    f"cache.whole_layers={self.whole_layers} of {layers} layers leaves none for fp8: lower it."
+                )
+            in_fp8 = layers - self.whole_layers
+            return kv_heads * capacity * (in_fp8 * row + self.whole_layers * whole)
         if not forms:
             return layers * kv_heads * capacity * whole
         rows, keys = (self.group, head_dim) if self.in_groups else (1, 1)
@@ -183,7 +198,8 @@ class CacheConfig:
         if self.is_fp8:
             scales = {kind: artifacts.digest(place) for kind, place in self.placed.items()}
             stored = {"bits": keys, "scheme": self.scheme, "format": self.format, "scale": self.scale}
-            return {"cache": stored | scales}
+            whole = {"whole_layers": self.whole_layers} if self.whole_layers else {}
+            return {"cache": stored | scales | whole}
         widths = {"bits": keys} if keys == values else {"key_bits": keys, "value_bits": values}
         scheme = {} if self.scheme == "rotated" else {"scheme": self.scheme}
         return {"cache": widths | {"group": self.group, "residual": self.residual} | scheme}

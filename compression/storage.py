@@ -78,6 +78,8 @@ class WholeRows(Storage):
     Dead rows must be finite: attention gives them a weight of zero, and zero times NaN is NaN.
     """
 
+    whole_layers = 0  # the first layers, whose rows keep the model's precision whatever dtype the others have
+
     def __init__(self, cache: Slots, dtype: torch.dtype | None = None) -> None:
         super().__init__(cache)
         self.tensors = self._memory(cache.shape.head_dim, dtype or cache.shape.dtype)
@@ -89,7 +91,9 @@ class WholeRows(Storage):
         """Allocate [slots, kv_heads, capacity, width] for the keys and the values of each layer in turn."""
         cache = self.cache
         size = (cache.slots, cache.shape.kv_heads, cache.capacity, width)
-        return [torch.zeros(size, dtype=dtype, device=cache.device) for _ in range(2 * cache.shape.layers)]
+        whole = 2 * self.whole_layers
+        dtypes = [cache.shape.dtype] * whole + [dtype] * (2 * cache.shape.layers - whole)
+        return [torch.zeros(size, dtype=layer_dtype, device=cache.device) for layer_dtype in dtypes]
 
     def place(self) -> None:
         """Find the lines of a layer's [slots * kv_heads * capacity] rows that the step writes, [tokens * kv_heads]."""
@@ -160,11 +164,12 @@ class Fp8Rows(WholeRows):
     """
 
     def __init__(self, cache: Slots, config: CacheConfig) -> None:
+        self.whole_layers = config.whole_layers
         super().__init__(cache, torch.uint8)  # torch copies and gathers rows of bytes, but not of every float8
         self.dtype = DTYPES[config.format]
         self._codes = list(self.tensors)
-        self.keys = [codes.view(self.dtype) for codes in self._codes[::2]]
-        self.values = [codes.view(self.dtype) for codes in self._codes[1::2]]
+        numbers = [codes.view(self.dtype) if codes.dtype == torch.uint8 else codes for codes in self._codes]
+        self.keys, self.values = numbers[::2], numbers[1::2]
         self._row_scales = self._memory(1, torch.float32) if config.scale == "token" else []
         self.scales = self._of_layers(config) if config.is_calibrated else self._row_scales
         self.tensors = [*self._codes, *self._row_scales]
@@ -180,7 +185,13 @@ class Fp8Rows(WholeRows):
         size = self._codes[0].shape[:3]
         return [scale.repeat(size[2], 1).expand(*size, 1) for scale in scales]
 
+    def _rows(self, layer: int, slots: slice | int, rows: int) -> list[Tensor]:
+        return super()._rows(layer, slots, rows)[: 2 if layer < self.whole_layers else None]
+
     def _stored(self, layer: int, *pair: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        if layer < self.whole_layers:
+            yield from super()._stored(layer, *pair)
+            return
         for at, rows in enumerate(pair, 2 * layer):
             scale = self.scales[at][0, 0, 0] if self.scales else None  # the layer's
             if self._row_scales:

@@ -96,7 +96,7 @@ def check_cache(
     if not spec.layers and evicting:
         no_rows = f"no layer of full attention, whose rows policy={evicting[0]} could evict"
         raise UserError(f"model={model.name} has {no_rows}: choose policy=full.")
-    sizes = {"layers": 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": BYTES[model.dtype]}
+    sizes = {"layers": spec.layers or 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": BYTES[model.dtype]}
     cache.forms(spec.head_dim)
     cache.check_implementation(impl)
     for policy in policies if cache.is_packed else ():

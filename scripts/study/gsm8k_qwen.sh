@@ -2,7 +2,7 @@
 # A public model on a public benchmark: Qwen2.5-Coder-1.5B-Instruct on GSM8K, whole cache and evicted ones.
 #
 #     scripts/study/gsm8k_qwen.sh GGUF PROBLEMS                  # all parts, one after the other
-#     scripts/study/gsm8k_qwen.sh GGUF PROBLEMS replay decoded   # these parts alone; `power` runs only when it is named
+#     scripts/study/gsm8k_qwen.sh GGUF PROBLEMS replay decoded   # these parts alone; those of MORE_PARTS only so
 #     LIMIT=4 TEXTS=2 MORE=decoding.max_new_tokens=96 SUFFIX=_try scripts/study/gsm8k_qwen.sh GGUF PROBLEMS   # a trial
 #
 # GGUF is the makers' file at 4 bits (Q4_K_M, 1.1 GB), whose SHA-256 is checked. PROBLEMS is a JSONL of GSM8K's 1,319 test
@@ -106,6 +106,24 @@ power() { # one draw of what may be safe, on four times as many problems: LIMIT 
     LIMIT=$limit
 }
 
+layers() { # why fp8 loses: its first two layers in the model's precision; all keys divided by 1.25
+    drawn policy=full cache.scheme=fp8 cache.whole_layers=2
+    mkdir -p "$HEAD"
+    "$PYTHON" - "$HEAD/scale_1.25.safetensors" <<'PYTHON'
+import sys
+from pathlib import Path
+
+import torch
+
+from kvsweep.compression import artifacts
+
+largest = 448 * torch.ones(28)  # e4m3's largest number, in each layer: a scale of 1
+card = {"model": "qwen25_coder_1_5b", "hidden_size": 1536, "model_weights": "cc324af070c2ecbf"}
+artifacts.save("scales", Path(sys.argv[1]), {"keys": 1.25 * largest, "values": largest}, card)
+PYTHON
+    drawn policy=full cache.scheme=fp8 cache.scale=tensor "cache.scales=$HEAD/scale_1.25.safetensors"
+}
+
 report() { # the pages
     "$KVSWEEP" report "$RUNS/$GREEDY"
     "$KVSWEEP" report "$RUNS/$DRAWN"
@@ -124,7 +142,8 @@ PARTS=(
     report     # a minute
 )
 MORE_PARTS=(
-    power # 12 in bfloat16, estimated from the same pace
+    power  # 12 in bfloat16, estimated from the same pace
+    layers # 1
 )
 [ $# -gt 0 ] || set -- "${PARTS[@]}"
 PARTS+=("${MORE_PARTS[@]}")

@@ -154,7 +154,8 @@ class Fp8Text(Text):
             calibrated = torch.stack([LARGEST["keys"][layer], LARGEST["values"][layer]])[:, None] / top
             largest = row[1].abs().amax(-1, keepdim=True) / top
             scale = {"none": torch.ones(2, 1), "tensor": calibrated, "token": largest}[self.config.scale]
-            row[2] = (row[1] / scale).clamp(-top, top).to(self.dtype).float() * scale
+            packed = (row[1] / scale).clamp(-top, top).to(self.dtype).float() * scale
+            row[2] = row[1] if layer < self.config.whole_layers else packed
 
     def check(self, cache, slot):
         for layer, heads in enumerate(self.rows):
@@ -196,7 +197,7 @@ def selection(dice, length, per_head):
         pytest.param({"bits": 4, "value_bits": 8, "scheme": "kivi"}, 5, True, marks=pytest.mark.slow),
         pytest.param({"bits": 2, "scheme": "kivi", "group": 16}, 3, True, marks=pytest.mark.slow),
         ({"scheme": "fp8", "scale": "token"}, 6, True),
-        pytest.param({"scheme": "fp8", "scale": "tensor"}, 4, False, marks=pytest.mark.slow),
+        pytest.param({"scheme": "fp8", "scale": "tensor", "whole_layers": 1}, 4, True, marks=pytest.mark.slow),
         pytest.param({"scheme": "fp8", "format": "e5m2"}, 9, False, marks=pytest.mark.slow),
     ],
 )
@@ -304,12 +305,13 @@ def test_memory_equals_the_arithmetic_to_the_byte(bits, dtype, scheme, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("scale", "row"), [("none", 20), ("tensor", 20), ("token", 24)])
+@pytest.mark.parametrize(("scale", "row", "whole"), [("none", 20, 2), ("tensor", 20, 0), ("token", 24, 0)])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_fp8_takes_a_byte_a_number_and_four_a_scale(scale, row, dtype, device, tmp_path):
+def test_fp8_takes_a_byte_a_number_and_four_a_scale(scale, row, whole, dtype, device, tmp_path):
     shape = CacheShape(layers=3, q_heads=4, kv_heads=2, head_dim=20, dtype=dtype)
     sizes = {"keys": torch.ones(3), "values": torch.ones(3)}
     artifacts.save("scales", tmp_path / "s.safetensors", sizes, {"hidden_size": 80})
-    config = CacheConfig(scheme="fp8", scale=scale, scales=str(tmp_path / "s.safetensors"))
+    config = CacheConfig(scheme="fp8", scale=scale, scales=str(tmp_path / "s.safetensors"), whole_layers=whole)
     cache = SlotCache(shape, slots=5, capacity=71, device=torch.device(device), config=config)
-    assert cache.kv_bytes == 5 * SlotCache.bytes_per_slot(shape, 71, config) == 5 * 3 * 2 * 2 * 71 * row
+    layers = (3 - whole) * row + whole * 20 * dtype.itemsize
+    assert cache.kv_bytes == 5 * SlotCache.bytes_per_slot(shape, 71, config) == 5 * 2 * 2 * 71 * layers

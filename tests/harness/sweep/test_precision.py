@@ -66,6 +66,10 @@ REFUSED = {
     "cache.bits=8 cache.scheme=fp8 cache.scale=head": "cache.scale=head is unknown",
     "cache.bits=8 cache.scheme=fp8 cache.scale=tensor": "cache.scales is not set and this model",
     "cache.bits=8 cache.scheme=fp8 cache.scale=tensor cache.scales=/none": "cache.scales=/none holds no scales",
+    "cache.bits=8 cache.scheme=fp8 cache.scale=token cache.whole_layers=1": "goes with cache.scale=none",
+    "cache.bits=8 cache.scheme=fp8 cache.whole_layers=3": "cache.whole_layers=3 of 3 layers leaves none",
+    "cache.bits=8 cache.scheme=fp8 cache.whole_layers=1 impl=triton": "cache.whole_layers=1 has no Triton kernel",
+    "cache.whole_layers=1": "cache.scheme=rotated does not take it",
     "cache.bits=8 cache.scheme=fp8 " + DECIDED: "which a job of fp8 e4m3 does not decode",
     "cache.residual=0": "cache.residual=0 is out of range",
     "cache.group=5": "cache.group=5 does not divide the 32 numbers of a head",
@@ -112,18 +116,24 @@ def test_fp8_is_named_by_format_and_scale_and_by_nothing_that_it_does_not_take()
     assert CacheConfig(scheme="fp8", group=8, residual=3).identity() == {"cache": own}
     assert CacheConfig(bits=8, scheme="fp8", scale="token").identity() == {"cache": own | {"scale": "token"}}
     assert CacheConfig(scheme="fp8", scales="/nowhere").identity() == {"cache": own}
+    assert CacheConfig(scheme="fp8", whole_layers=2).identity() == {"cache": own | {"whole_layers": 2}}
     assert CacheConfig(scheme="fp8", scale="token", format="e5m2").title == " fp8 e5m2, a scale per token"
 
 
 @pytest.mark.slow
 def test_an_fp8_sweep_is_stored_reported_and_replayed(kvsweep, tiny, tiny_policy, tmp_path):
     grid = [*tiny, *tiny_policy, "grid.policy=[full,h2o]", f"results_dir={tmp_path}"]
-    for cache in ([], ["cache.scheme=fp8"], ["cache.scheme=fp8", "cache.format=e5m2", "cache.scale=token"]):
+    for cache in (
+        [],
+        ["cache.scheme=fp8", "cache.whole_layers=1"],
+        ["cache.scheme=fp8", "cache.format=e5m2", "cache.scale=token"],
+    ):
         ended = kvsweep(*grid, *cache, "replay=true")
         assert ended.code == 0, ended.err
     run = load_run(tmp_path / "default")
     variants = set(run.cells.loc[run.cells["policy"] == "full_packed", "variant"])
-    assert variants == {f"bits=8, scheme=fp8, format={f}, scale={s}" for f, s in (("e4m3", "none"), ("e5m2", "token"))}
+    kinds = ("format=e4m3, scale=none, whole_layers=1", "format=e5m2, scale=token, whole_layers=0")
+    assert variants == {f"bits=8, scheme=fp8, {kind}" for kind in kinds}
     metrics = cell_metrics(run).set_index("cell_id")
     packed = metrics[metrics["bits"] == 8]
     assert (packed["packed"] == 1).all(), "no row stays in the model's precision"
@@ -131,7 +141,7 @@ def test_an_fp8_sweep_is_stored_reported_and_replayed(kvsweep, tiny, tiny_policy
     for folder in (tmp_path / "default").glob("*/provenance.json"):
         sizes = json.loads(folder.read_text())["bytes"]
         if sizes["row"] != 2 * 2 * 2 * 32:
-            assert (sizes["row"], sizes["newest"]) in {(2 * 2 * 2 * 8, 0), (2 * 2 * 2 * 12, 0)}
+            assert (sizes["row"], sizes["newest"]) in {(2 * 2 * (8 + 32), 0), (2 * 2 * 2 * 12, 0)}
 
 
 @pytest.mark.slow
