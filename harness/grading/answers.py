@@ -61,19 +61,26 @@ def judge(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict[s
     if stated is None:
         return Verdict(None, "no_answer", "no thinking that ends, no last box that closes, and no statement")
     place, answer = stated
-    wanted = canonical_gold(gold, kind) or ""
+    try:
+        equal, why, *forms = _compared(answer, canonical_gold(gold, kind) or "", kind)
+    except TooMuchWork:
+        return Verdict(answer, "grader_timeout", "no verdict: it takes more work than a pair may", place=place)
+    outcome: Outcome = "correct" if equal else "wrong"
+    return Verdict(answer[:_MAX_ANSWER_CHARS], outcome, why, (forms[0], forms[1]), place)
+
+
+def _compared(answer: str, gold: str, kind: AnswerKind) -> tuple[bool, str, str, str]:
+    """Equal or not, the rule that decided, and both sides as they were compared."""
     if kind == "letter" or (kind == "integer" and parse_integer(answer)):
-        equal, why, left, right = answer == wanted, f"{kind}s must be the same", answer, wanted
-    elif len(answer) > _MAX_ANSWER_CHARS:
-        equal, why, left, right = answer == wanted, "long answers must be written the same", answer, wanted
-    elif kind == "integer" and re.search(r"\d\.\d", value := _shifted(answer)):
-        equal, why, left, right = False, "an integer has no decimals", answer, wanted
-    else:
-        try:
-            equal, why, left, right = compare(value if kind == "integer" else answer, wanted)
-        except TooMuchWork:
-            return Verdict(answer, "grader_timeout", "no verdict: it takes more work than a pair may", place=place)
-    return Verdict(answer[:_MAX_ANSWER_CHARS], "correct" if equal else "wrong", why, (left, right), place)
+        return answer == gold, f"{kind}s must be the same", answer, gold
+    if len(answer) > _MAX_ANSWER_CHARS:
+        return answer == gold, "long answers must be written the same", answer, gold
+    if kind == "expression":
+        return compare(answer, gold)
+    value = _shifted(answer)
+    if re.search(r"\d\.\d", value):
+        return False, "an integer has no decimals", answer, gold
+    return compare(value, gold)
 
 
 def prepare() -> None:
@@ -102,11 +109,15 @@ def stated_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> Statement
     stated = find_statement(part, kind)
     if stated is None and rule.answer_from == "anywhere" and kind != "letter":
         stated = Statement("the last number", re.findall(r"-?[0-9][0-9,.]*+|$", part)[-2:][0])
-    if stated and kind == "integer":
+    if stated is None or not stated.value:
+        return None
+    if kind == "integer":
+        number = parse_integer(stated.value)
         boxed = {parse_integer(value) for value in stated.value.split(", ")}  # 70 and 070 in two boxes are one answer
-        same = parse_integer(stated.value) or (boxed.pop() if len(boxed) == 1 else None)
-        stated = stated._replace(value=same or stated.value)
-    return stated if stated and stated.value else None
+        if number is None and len(boxed) == 1:
+            number = boxed.pop()
+        stated = stated._replace(value=number or stated.value)
+    return stated
 
 
 def canonical_gold(gold: str, kind: AnswerKind) -> str | None:

@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import permutations
+from functools import lru_cache
 from typing import Any
 
 from kvsweep.harness.grading.spelling import number_of_base, readable, split
@@ -26,33 +26,42 @@ def compare(answer: str, gold: str) -> tuple[bool, str, str, str]:
     """Equal or not, the rule that decided, and both sides as they were compared."""
     if answer.count("=") > 1 and "%" not in gold:  # P = 3/8 = 37.5%
         answer = re.sub(r"(\d+(?:\.\d+)?)\s*\\?%", r"\\frac{\1}{100}", answer)
-    (left, unit), (right, wanted) = readable(answer), readable(gold)
-    # Degrees beside a plain number may be its unit; a multiple of pi without a unit is in radians.
-    if unit != wanted and ((unit and wanted) or (DEGREE in (unit, wanted) and r"\pi" in left + right)):
-        return False, "other units", left, right
-    left = left if _OPTION.fullmatch(right) else re.sub(r"^\([A-F]\) ?(?=[-\d.\\(])", "", left)
-    if ("%" in answer) != ("%" in gold):
-        signed, bare = (left, right) if "%" in answer else (right, left)
-        if verdict := _same_percent(signed, bare, "%" in answer):
-            return (*verdict, left, right)
-    return (*_same(left, right), left, right)
+    left, unit = readable(answer)
+    right, gold_unit = readable(gold)
+    if unit != gold_unit:
+        # Degrees beside a plain number may be its unit; a multiple of pi without a unit is in radians.
+        in_degrees = DEGREE in (unit, gold_unit) and r"\pi" in left + right
+        if (unit and gold_unit) or in_degrees:
+            return False, "other units", left, right
+    if not _OPTION.fullmatch(right):
+        left = re.sub(r"^\([A-F]\) ?(?=[-\d.\\(])", "", left)
+    verdict = None
+    if "%" in answer and "%" not in gold:
+        verdict = _same_percent(left, right, by_answer=True)
+    elif "%" in gold and "%" not in answer:
+        verdict = _same_percent(right, left, by_answer=False)
+    equal, rule = verdict or _same(left, right)
+    return equal, rule, left, right
 
 
 _PLAIN_NUMBER = re.compile(r"(?:[A-Za-z] ?= ?)?(-?(?:\d+(?:\.\d+)?|\\frac\s*(?:\d\d|\{\d+\}\{\d+\})|\d+/\d+))")
 
 
-def _same_percent(signed: str, bare: str, by_answer: bool) -> tuple[bool, str] | None:
+def _same_percent(signed: str, bare: str, *, by_answer: bool) -> tuple[bool, str] | None:
     """What a percent sign on one side alone decides; None where the numbers without it decide.
 
     Many golds are percentages without their sign, but one below 1 is a share: 0.05% is not 0.05.
     """
-    if not (number := _PLAIN_NUMBER.fullmatch(signed)):
+    number = _PLAIN_NUMBER.fullmatch(signed)
+    if number is None:
         return None
-    size = abs(_parsed([number[1]] * 2)[0].evalf())
+    size = abs(_form(number[1], False, True).evalf())
     # 500% may be 5, but a gold of 5 may also be 5%.
     if (size <= 100 or not by_answer) and _same(rf"\frac{{{number[1]}}}{{100}}", bare)[0]:
         return True, "a percent is a hundredth"
-    return (False, "a share is no percentage") if by_answer and size < 1 else None
+    if by_answer and size < 1:
+        return False, "a share is no percentage"
+    return None
 
 
 def _squeezed(text: str) -> str:
@@ -66,10 +75,11 @@ def _same(answer: str, gold: str) -> tuple[bool, str]:
         return True, "written the same"
     if max(len(answer), len(gold)) > _MAX_CHARS:
         return False, f"more than {_MAX_CHARS} characters, and not written the same"
-    (kind, parts), (wanted, gold_parts) = _structure(answer), _structure(gold)
-    if kind != wanted:
-        other = _same_otherwise(answer, gold, _SUM) or _same_otherwise(gold, answer)
-        return other or (False, f"another structure: {kind} for {wanted}")
+    kind, parts = _structure(answer)
+    gold_kind, gold_parts = _structure(gold)
+    if kind != gold_kind:
+        verdict = _same_otherwise(answer, gold, _SUM) or _same_otherwise(gold, answer)
+        return verdict or (False, f"another structure: {kind} for {gold_kind}")
     if kind == "expression":
         return _same_expression(answer, gold)
     if kind.split()[0] in _RELATIONS:
@@ -83,14 +93,17 @@ _BRACKETS = ("()", "(]", "[]", "[)", r"\{\}")
 def _structure(text: str) -> tuple[str, list[str]]:
     r"""What a text is made of, and its parts: "list", the relation signs, the brackets, or "expression"."""
     for separators in (",;", (r"\land", r"\lor")):
-        items, found = split(text, separators)
-        if found:
-            return " ".join(("list", *sorted({*found} - {*",;"}))), items
+        items, signs = split(text, separators)
+        if signs:
+            words = sorted({*signs} - {*",;"})
+            return " ".join(("list", *words)), items
     sides, signs = split(text, _RELATIONS)
     if signs:
-        turn = -1 if signs[0] in _TURNED else 1
-        return " ".join(_TURNED.get(sign, sign) for sign in signs[::turn]), sides[::turn]
-    opening = text[: 1 + text.startswith("\\")]
+        if signs[0] in _TURNED:
+            sides.reverse()
+            signs.reverse()
+        return " ".join(_TURNED.get(sign, sign) for sign in signs), sides
+    opening = text[:2] if text.startswith("\\") else text[:1]
     (inside, *after), closers = split(text, (")", "]", r"\}"))
     items, commas = split(inside[len(opening) :], ",;")
     if after == [""] and opening + closers[0] in _BRACKETS and (commas or opening == r"\{"):
@@ -100,13 +113,16 @@ def _structure(text: str) -> tuple[str, list[str]]:
 
 def _same_parts(answer: list[str], gold: list[str], *, ordered: bool) -> tuple[bool, str]:
     """Find for every part of the answer one of the gold's, in order or in any order; no part serves twice."""
-    left = list(gold)
+    remaining = list(gold)
     for part in answer:
-        found = next((other for other in left[: 1 if ordered else None] if _same(part, other)[0]), None)
-        if found is None:
+        for candidate in remaining[:1] if ordered else remaining:
+            if _same(part, candidate)[0]:
+                remaining.remove(candidate)
+                break
+        else:
             return False, f"nothing equals the part {part}"
-        left.remove(found)
-    return not left, f"parts equal in {'order' if ordered else 'any order'}, {len(left)} left over"
+    order = "order" if ordered else "any order"
+    return not remaining, f"parts equal in {order}, {len(remaining)} left over"
 
 
 _INDICES = re.compile(r"_\w|_\{[^{}]*\}|\([A-Za-z0-9](?:, ?[A-Za-z])*\)|'|\^[a-z]$|\^\{-1\}(?=\()")
@@ -123,55 +139,74 @@ _SUM = re.compile(
 
 def _same_otherwise(answer: str, gold: str, also_named: re.Pattern[str] = _NAME) -> tuple[bool, str] | None:
     r"""Two structures that may say the same: `x = 5` and 5, `x > 2` and (2, \infty), a list with and without braces."""
-    (kind, parts), (wanted, gold_parts) = _structure(answer), _structure(gold)
-    signs, left = set(kind.split()), parts[0].strip()
-    named = bool(_NAME.fullmatch(_INDICES.sub("", left).strip()) or also_named.fullmatch(left))
-    if signs == {"="} == set(wanted.split()) and named:
+    kind, parts = _structure(answer)
+    gold_kind, gold_parts = _structure(gold)
+    signs = set(kind.split())
+    left = parts[0].strip()
+    is_named = bool(_NAME.fullmatch(_INDICES.sub("", left).strip()) or also_named.fullmatch(left))
+    if signs == {"="} == set(gold_kind.split()) and is_named:
         parts = [f"{parts[0]} = {part}" for part in parts]
-    if signs == {"="} and len(parts) == 2 and parts[0].startswith("(") and wanted == "list":  # (n, k) = (2, 3)
-        names, values = (_structure(part)[1] for part in parts)
-        both = [f"{name} = {value}" for name, value in zip(names, values, strict=False)]
-        return _same_parts(both, gold_parts, ordered=False) if len(names) == len(values) else None
-    if kind == "list" and wanted == "()" and all(re.match(r"[a-z] ?=", part) for part in parts):
-        named_parts = [part.split("=", 1) for part in parts]
-        if parts == sorted(parts) and len({name for name, _ in named_parts}) == len(parts):  # x = 1, y = 2 is (1, 2)
-            return _same_parts([value.strip() for _, value in named_parts], gold_parts, ordered=True)
+    if signs == {"="} and len(parts) == 2 and parts[0].startswith("(") and gold_kind == "list":  # (n, k) = (2, 3)
+        names = _structure(parts[0])[1]
+        values = _structure(parts[1])[1]
+        if len(names) != len(values):
+            return None
+        equations = [f"{name} = {value}" for name, value in zip(names, values, strict=True)]
+        return _same_parts(equations, gold_parts, ordered=False)
+    if kind == "list" and gold_kind == "()" and all(re.match(r"[a-z] ?=", part) for part in parts):
+        sides = [part.split("=", 1) for part in parts]
+        distinct_names = {name for name, _ in sides}
+        if parts == sorted(parts) and len(distinct_names) == len(parts):  # x = 1, y = 2 is (1, 2)
+            return _same_parts([value.strip() for _, value in sides], gold_parts, ordered=True)
     if signs == {r"\neq"} and len(parts) == 2 and r"\cup" in gold:
         return _same(rf"(-\infty, {parts[1]}) \cup ({parts[1]}, \infty)", gold)
     if signs in ({"="}, {r"\in"}):
-        return all(
-            _same(value, gold)[0] for value in parts[named:]
-        ), "the value of a name: an equation is a value only if its left side is a single name"
-    if kind == r"list \land":
-        for (sign, low), (other, high) in permutations(map(_structure, parts), 2):
-            if len(parts) == len(low) == len(high) == 2 and low[1] == high[0]:  # x > 1 and x < 2 is 1 < x < 2
-                return _same(f"{low[0]} {sign} {low[1]} {other} {high[1]}", gold)
-    if (kind == "list" and wanted.startswith("list")) or (kind in ("list", r"list \lor") and r"\cup" in gold):
+        values = parts[1:] if is_named else parts
+        equal = all(_same(value, gold)[0] for value in values)
+        return equal, "the value of a name: an equation is a value only if its left side is a single name"
+    if kind == r"list \land" and len(parts) == 2:
+        chain = _chained(*parts) or _chained(*reversed(parts))
+        if chain:
+            return _same(chain, gold)
+    if (kind == "list" and gold_kind.startswith("list")) or (kind in ("list", r"list \lor") and r"\cup" in gold):
         return _same_parts(parts, split(gold, (r"\cup", r"\land", r"\lor"))[0], ordered=False)
-    if kind == "()" and (column := re.fullmatch(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}", gold)):
+    column = re.fullmatch(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}", gold)
+    if kind == "()" and column:
         return _same_parts(parts, split(column[1], (r"\\",))[0], ordered=True)
-    if (kind == r"\{\}" and gold != r"\emptyset") or (kind == "()" and wanted == "list"):
-        return _same_parts(parts, gold_parts if wanted == "list" else [gold], ordered=kind == "()")
-    if signs <= {"<", r"\leq"} and wanted in _BRACKETS:
+    if (kind == r"\{\}" and gold != r"\emptyset") or (kind == "()" and gold_kind == "list"):
+        return _same_parts(parts, gold_parts if gold_kind == "list" else [gold], ordered=kind == "()")
+    if signs <= {"<", r"\leq"} and gold_kind in _BRACKETS:
         return _same_expression(answer, gold)
+    return None
+
+
+def _chained(lower: str, upper: str) -> str | None:
+    """One chain of two inequalities, x > 1 and x < 2 as 1 < x < 2; None of others."""
+    sign, low = _structure(lower)
+    other_sign, high = _structure(upper)
+    if len(low) == len(high) == 2 and low[1] == high[0]:
+        return f"{low[0]} {sign} {low[1]} {other_sign} {high[1]}"
     return None
 
 
 def _same_relation(kind: str, parts: list[str], gold: list[str]) -> tuple[bool, str]:
     """Equal side by side, or a constant multiple once all stands on one side."""
-    symmetric = kind in ("=", r"\neq")
-    for sides in (parts, parts[::-1])[: 1 + symmetric]:
-        if all(_same(side, other)[0] for side, other in zip(sides, gold, strict=True)):
-            return True, "relations with equal sides"
+    is_symmetric = kind in ("=", r"\neq")
+    if _equal_in_order(parts, gold) or (is_symmetric and _equal_in_order(parts[::-1], gold)):
+        return True, "relations with equal sides"
     if len(parts) == 2 and kind != r"\in" and not _AS_WRITTEN.search("".join((*parts, *gold))):
         with _reading():
-            left, right, values = _parsed([f"({left}) - ({right})" for left, right in (parts, gold)])
+            left, right, values = _parsed(f"({parts[0]}) - ({parts[1]})", f"({gold[0]}) - ({gold[1]})")
             ratio = values.ratio(left, right) or 0.0
             # 4x = 8 for x = 2 is not in lowest terms.
-            lowest = abs(ratio) < 1.000001 or any(re.search(r"\\frac|/|\.", side) for side in gold)
-            if lowest and (ratio > 0 or (ratio < 0 and symmetric)):
+            is_lowest = abs(ratio) < 1.000001 or any(re.search(r"\\frac|/|\.", side) for side in gold)
+            if is_lowest and (ratio > 0 or (ratio < 0 and is_symmetric)):
                 return True, "the same relation with all on one side"
     return False, "another relation"
+
+
+def _equal_in_order(parts: list[str], gold: list[str]) -> bool:
+    return all(_same(part, gold_part)[0] for part, gold_part in zip(parts, gold, strict=True))
 
 
 _OPTION = re.compile(r"\(?([A-F])\)?")
@@ -188,9 +223,10 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
     option, chosen = _OPTION.fullmatch(gold), re.match(r"\(?([A-F])(?:[).:]|$)", answer)
     if option and chosen:
         return option[1] == chosen[1], "the letter of an option"
-    words, wanted = (_PLAIN_WORDS.fullmatch(side) for side in (answer, gold))
-    if wanted or (words and len(answer) > 3):
-        same = words and wanted and _squeezed(words[1]).lower() == _squeezed(wanted[1]).lower()
+    words = _PLAIN_WORDS.fullmatch(answer)
+    gold_words = _PLAIN_WORDS.fullmatch(gold)
+    if gold_words or (words and len(answer) > 3):
+        same = words and gold_words and _squeezed(words[1]).lower() == _squeezed(gold_words[1]).lower()
         return bool(same), "words are compared letter by letter"
     if (number := number_of_base(answer)) is not None and gold.isdecimal():
         return number == int(gold), "the value of a number with a base"
@@ -199,7 +235,7 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
     # A decimal beside none may be rounded to six places, as the library has it.
     is_rounded = ("." in answer) != ("." in gold) and re.search(r"\.\d{6}", f"{answer};{gold}")
     with _reading():
-        left, right, values = _parsed([answer, gold])
+        left, right, values = _parsed(answer, gold)
         return _same_form(left, right, values, 1.001e-6 if is_rounded else 1e-18)
     return False, "the library cannot read it, or a part of it is too large"
 
@@ -236,31 +272,46 @@ def _reading() -> Iterator[None]:
         return
 
 
-def _parsed(texts: list[str]) -> tuple[Any, Any, Values]:
-    """Two texts as the library reads them: `x` and `X` are one name unless both occur, and decimals are fractions."""
+def _parsed(answer: str, gold: str) -> tuple[Any, Any, Values]:
+    """Two texts as the library reads them: `x` and `X` are one name unless both occur."""
+    has_i = any(re.search(r"(?<![A-Za-z\\])i(?![A-Za-z])", text) for text in (answer, gold))
+    one_case = _has_one_case(answer, gold)
+    return _form(answer, has_i, one_case), _form(gold, has_i, one_case), Values(has_i=has_i)
+
+
+def _has_one_case(answer: str, gold: str) -> bool:
+    """Whether no letter occurs both small and large in a text, nor a name such as `\\theta` or `m_a` in one of both."""
+    names = [set(re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))) for text in (answer, gold)]
+    names.append(set(re.findall(r"(?:(?<=_)|(?<=_\{)|\\)[A-Za-z]+", f"{answer} {gold}")))
+    for spellings in names:
+        small = {name.lower() for name in spellings}
+        if len(small) < len(spellings):
+            return False
+    return True
+
+
+@lru_cache(maxsize=256)  # a gold is compared with each of its problem's draws, and many draws give one answer
+def _form(text: str, has_i: bool, one_case: bool) -> Any:
+    """A text as the library reads it; decimals are fractions."""
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
-    from sympy import Mod
+    from sympy import Mod, Rational
 
-    is_complex = any(re.search(r"(?<![A-Za-z\\])i(?![A-Za-z])", text) for text in texts)
-    letters = [set(re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))) for text in texts]
-    # Nor are `\theta` and `\Theta`, or `m_a` and `m_A`, in different texts.
-    letters.append(set(re.findall(r"(?:(?<=_)|(?<=_\{)|\\)[A-Za-z]+", " ".join(texts))))
-    one_case = all(len({letter.lower() for letter in found}) == len(found) for found in letters)
+    if re.fullmatch(r"-?\d+(?:\.\d+)?", text):  # which the library reads slowly
+        return Rational(text)
     spelling = NormalizationConfig(malformed_operators=True, boxed="none")
     names = ConversionConfig(lowercase_symbols=one_case)
+    text = re.sub(r"(?<![A-Za-z\\])[eE]_", r"\\varepsilon_", text)  # to the library E_1 is a mistake
+    text = re.sub(r"(?<=[\d)])\s*\((?=[^,]*\))", r" \\cdot (", text)  # and 3(2) a sum
+    text = re.sub(r"(?<![\d.])(\d+)\.(\d+)", _as_fraction, text)
+    text = re.sub(r"(?<![A-Za-z\\])(diag|gcd|lcm|ar(?:sin|cos|tan)h)\s*(?=\()", r"\\operatorname{\1}", text)
+    form: Any = None
+    for part in text.split(r"\bmod"):
+        number = latex2sympy(part, is_real=not has_i, normalization_config=spelling, conversion_config=names)
+        form = number if form is None else Mod(form, number, evaluate=False)
+    return form
 
-    def form(text: str) -> Any:
-        text = re.sub(r"(?<![A-Za-z\\])[eE]_", r"\\varepsilon_", text)  # to the library E_1 is a mistake
-        text = re.sub(r"(?<=[\d)])\s*\((?=[^,]*\))", r" \\cdot (", text)  # and 3(2) a sum
-        text = re.sub(r"(?<![\d.])(\d+)\.(\d+)", lambda m: rf"(\frac{{{m[1]}{m[2]}}}{{1{'0' * len(m[2])}}})", text)
-        text = re.sub(r"(?<![A-Za-z\\])(diag|gcd|lcm|ar(?:sin|cos|tan)h)\s*(?=\()", r"\\operatorname{\1}", text)
-        return latex2sympy(text, is_real=not is_complex, normalization_config=spelling, conversion_config=names)
 
-    forms = []
-    for text in texts:
-        first, *moduli = [form(part) for part in text.split(r"\bmod")]
-        for modulus in moduli:
-            first = Mod(first, modulus, evaluate=False)
-        forms.append(first)
-    return forms[0], forms[1], Values(has_i=is_complex)
+def _as_fraction(decimal: re.Match[str]) -> str:
+    whole, places = decimal.groups()
+    return rf"(\frac{{{whole}{places}}}{{1{'0' * len(places)}}})"

@@ -83,8 +83,9 @@ COPULA = r"(?:です|である|だ|입니다|이다|이에요|है|होग�
 
 def answer_words() -> str:
     """A pattern of the languages' words for an answer."""
-    spaced = "|".join(one.answer.replace(" ", r"\s+") for one in LANGUAGES.values())
-    return rf"(?:(?<![^\W\d_])(?:{spaced})(?![^\W\d_])|{'|'.join(one.answer for one in UNSPACED.values())})"
+    spaced = "|".join(language.answer for language in LANGUAGES.values()).replace(" ", r"\s+")
+    unspaced = "|".join(language.answer for language in UNSPACED.values())
+    return rf"(?:(?<![^\W\d_])(?:{spaced})(?![^\W\d_])|{unspaced})"
 
 
 def declarations() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
@@ -93,22 +94,28 @@ def declarations() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
     With a pattern come the kind of answer ("" for all), a pattern of the language's words that deny it, and words of
     which each text that it fits has one, in small letters: most texts have none, which is seen at once.
     """
-    for one in (*LANGUAGES.values(), *UNSPACED.values()):
-        gap, begin, end = (r"\s*", "", "") if one in UNSPACED.values() else (r"\s+", r"(?<!\w)", r"(?!\w)")
-        wrong = rf"{begin}(?:{one.wrong}){end}"
-        the = rf"(?:\s+(?-i:{one.the})(?=\s))?" if one.the else ""
-        for kind, noun in (("", one.answer), ("letter", one.option)):
-            subject = rf"{begin}(?:{noun})(?:{gap}(?:{one.right}))*"
-            verb = rf"(?:{gap}(?:{one.be}){end}(?:\s*:)?|\s*:|\s+[–—](?=\s))"
-            yield kind, rf"{subject}{verb}{the}(?:\s*(?:{one.option}))?[\s*_]*+", wrong, _stems(noun)
-        if one.choose:
-            yield "letter", rf"{begin}(?:{one.choose}){end}[\s*_:]*+", wrong, _stems(one.choose)
+    for language in (*LANGUAGES.values(), *UNSPACED.values()):
+        gap, begin, end = r"\s+", r"(?<!\w)", r"(?!\w)"
+        if language in UNSPACED.values():
+            gap, begin, end = r"\s*", "", ""
+        option = language.option
+        wrong = rf"{begin}(?:{language.wrong}){end}"
+        verb = rf"(?:{gap}(?:{language.be}){end}(?:\s*:)?|\s*:|\s+[–—](?=\s))"
+        if language.the:
+            verb += rf"(?:\s+(?-i:{language.the})(?=\s))?"
+        for kind, noun in (("", language.answer), ("letter", option)):
+            subject = rf"{begin}(?:{noun})(?:{gap}(?:{language.right}))*"
+            yield kind, rf"{subject}{verb}(?:\s*(?:{option}))?[\s*_]*+", wrong, _stems(noun)
+        if language.choose:
+            yield "letter", rf"{begin}(?:{language.choose}){end}[\s*_:]*+", wrong, _stems(language.choose)
 
 
 def _stems(pattern: str) -> tuple[str, ...]:
-    """What the alternatives of a pattern begin with."""
-    listed = re.sub(r"^\[([^\]]*)\].*", lambda match: "|".join(match[1]), pattern)
-    return tuple(re.split(r"[(\[?]", part)[0] for part in re.sub(r"\(.*?\)", "", listed).split("|"))
+    """Return what the alternatives of a pattern begin with: `[选選][择擇]?` with 选 or 選."""
+    if pattern.startswith("["):
+        return tuple(pattern[1 : pattern.index("]")])
+    alternatives = re.sub(r"\(.*?\)", "", pattern).split("|")
+    return tuple(re.split(r"[(\[?]", alternative)[0] for alternative in alternatives)
 
 
 # --- Characters ------------------------------------------------------------------------------------------------
@@ -122,10 +129,13 @@ class _Plain(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         char = plain = chr(code)
-        form, *parts = unicodedata.decomposition(char).split() or [""]
+        form, *codes = unicodedata.decomposition(char).split() or [""]
         if form in ("<wide>", "<narrow>", "<font>", "<circle>") and not 0x2100 <= code < 0x2150:
-            plain = "".join(chr(int(part, 16)) for part in parts)
-            plain = f" {plain}" if plain == "(" else f"{plain} " if plain in {*":;!?"} else plain
+            plain = "".join(chr(int(code, 16)) for code in codes)
+            if plain == "(":
+                plain = " ("
+            elif plain in {*":;!?"}:
+                plain += " "
         elif unicodedata.decimal(char, None) is not None:
             plain = str(unicodedata.decimal(char))
         self[code] = plain
@@ -139,28 +149,31 @@ def plain_characters(text: str) -> str:
     return text if text.isascii() else text.translate(_PLAIN)
 
 
-def _raised(form: str) -> str:
-    """A pattern of the digits and signs that Unicode has raised (`<super>`) or lowered (`<sub>`)."""
-    found = (chr(code) for code in range(0xB0, 0x2200) if unicodedata.decomposition(chr(code)).startswith(form))
-    return f"[{''.join(char for char in found if unicodedata.category(char) in ('No', 'Sm'))}]+"
+def _shifted(form: str) -> str:
+    """Return a pattern of the digits and signs that Unicode has raised (`<super>`) or lowered (`<sub>`)."""
+    chars = ""
+    for char in map(chr, range(0xB0, 0x2200)):
+        if unicodedata.decomposition(char).startswith(form) and unicodedata.category(char) in ("No", "Sm"):
+            chars += char
+    return f"[{chars}]+"
 
 
-_SUPER, _SUB = _raised("<super>"), _raised("<sub>")
+_SUPER, _SUB = _shifted("<super>"), _shifted("<sub>")
 _SHAPED = re.compile(
     rf"(?P<over>{_SUPER})\u2044(?P<under>{_SUB})|(?P<up>{_SUPER})|(?P<down>{_SUB})|[\u2044\xbc-\u215e]"
 )
 
 
 def _latex(match: re.Match[str]) -> str:
-    plain = {
-        name: unicodedata.normalize("NFKC", part).replace("\u2212", "-") for name, part in match.groupdict("").items()
-    }
-    if plain["over"]:
-        return rf"\frac{{{plain['over']}}}{{{plain['under']}}}"
-    if plain["up"] or plain["down"]:
-        return f"^{{{plain['up']}}}" if plain["up"] else f"_{{{plain['down']}}}"
-    parts = unicodedata.normalize("NFKC", match[0]).split("\u2044")
-    return "/" if match[0] == "\u2044" else rf"\frac{{{parts[0]}}}{{{parts[1]}}}" if len(parts) == 2 else match[0]
+    text = unicodedata.normalize("NFKC", match[0]).replace("\u2212", "-")
+    if match["up"]:
+        return f"^{{{text}}}"
+    if match["down"]:
+        return f"_{{{text}}}"
+    if text == "\u2044":
+        return "/"
+    over, slash, under = text.partition("\u2044")
+    return rf"\frac{{{over}}}{{{under}}}" if slash else match[0]
 
 
 def in_latex(text: str) -> str:
@@ -175,25 +188,29 @@ _UNITS += ["fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _SCALES = {"trillion": 10**12, "billion": 10**9, "million": 10**6, "thousand": 10**3}
 _BELOW = {name: number for number, name in enumerate(_UNITS, start=1)}
-_BELOW |= {
-    f"{ten} {name}".strip(): 10 * n + m for n, ten in enumerate(_TENS, 2) for m, name in enumerate(["", *_UNITS[:9]])
-}
-_BELOW |= {
-    f"{name} hundred {rest}".strip(): 100 * _BELOW[name] + number
-    for name in _UNITS[:9]
-    for rest, number in {"": 0, **_BELOW}.items()
-}
+for tens, name in enumerate(_TENS, start=2):
+    _BELOW[name] = 10 * tens
+    _BELOW |= {f"{name} {_UNITS[ones - 1]}": 10 * tens + ones for ones in range(1, 10)}
+_BELOW_HUNDRED = dict(_BELOW)
+for hundreds, name in enumerate(_UNITS[:9], start=1):
+    _BELOW[f"{name} hundred"] = 100 * hundreds
+    _BELOW |= {f"{name} hundred {rest}": 100 * hundreds + number for rest, number in _BELOW_HUNDRED.items()}
 
 
 def number_of_words(text: str) -> int | None:
     """The number that English words name, such as "forty-two" or "one hundred and five"; None for anything else."""
-    text, number = " ".join(text.lower().split()), 0
+    text = " ".join(text.lower().split())
     if text == "zero":
         return 0
     text = re.sub(r"(hundred|thousand|illion) and (?=\w)", r"\1 ", re.sub(r"(?<=ty)-", " ", text))
+    number = 0
     for scale, size in _SCALES.items():
-        before, found, behind = f"{text} ".partition(f" {scale} ")
-        if found:
-            number, text = number + size * _BELOW.get(before, -(10**16)), behind.strip()
-    number += _BELOW.get(text, 0 if number > 0 and not text else -(10**16))
-    return number if number > 0 else None
+        before, name, behind = f"{text} ".partition(f" {scale} ")
+        if name:
+            if before not in _BELOW:
+                return None
+            number += size * _BELOW[before]
+            text = behind.strip()
+    if text not in _BELOW:
+        return number if number and not text else None
+    return number + _BELOW[text]

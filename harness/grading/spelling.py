@@ -35,7 +35,9 @@ _SPELLED_AS = {
     "μ": "µ", r"\pi ": "π", r"\cdot ": "·", r"\infty ": "∞", r"^\circ ": r"° \degree",
     r"\mathbb{R}": r"\R \reals ℝ",
 }  # fmt: skip
-_SPELLED = {old: new for new, spelled in _SPELLED_AS.items() for old in spelled.split()}
+_SPELLED = dict[str, str]()
+for _new, _spelled in _SPELLED_AS.items():
+    _SPELLED |= dict.fromkeys(_spelled.split(), _new)
 
 
 def _degrees(match: re.Match[str]) -> str:
@@ -194,22 +196,26 @@ def readable(answer: str) -> tuple[str, str]:
     for pattern, new, _ in SPELLINGS:
         answer = re.sub(pattern, new, answer)
     items, units = zip(*map(_without_unit, split(answer, ",;")[0]), strict=True)
-    text = _LEAD.sub("", re.sub(r"\s+", " ", TEXT_COMMAND.sub(r" \1 ", ", ".join(items))).strip(" ."))
-    text = _NOTHING.sub(r"\\emptyset ", text)
-    return text, ";".join(units if len({*units, ""}) > 2 else {max(units)})  # one unit may stand for all items
+    text = re.sub(r"\s+", " ", TEXT_COMMAND.sub(r" \1 ", ", ".join(items))).strip(" .")
+    text = _NOTHING.sub(r"\\emptyset ", _LEAD.sub("", text))
+    if len({*units, ""}) > 2:
+        return text, ";".join(units)
+    return text, max(units)  # one unit may stand for all items
 
 
 def _without_unit(item: str) -> tuple[str, str]:
     """A single item without its final words, multiplied as they say, and its unit; with them if one is not known."""
     item = _BARE_UNITS.sub(r"\1\\text{\2}", item)
-    found = _FINAL_UNITS.search(item)
-    if found is None:
+    match = _FINAL_UNITS.search(item)
+    if match is None:
         return item, ""
-    number = item[: found.start()]
-    words = read_words(TEXT_COMMAND.sub(r" \1", found[1]), single=number.strip() == "1")
+    number = item[: match.start()]
+    words = read_words(TEXT_COMMAND.sub(r" \1", match[1]), single=number.strip() == "1")
     if words is None:
         return item, ""
-    return number + rf" \cdot {words.factor}" * (words.factor > 1), words.unit
+    if words.factor > 1:
+        number += rf" \cdot {words.factor}"
+    return number, words.unit
 
 
 _BASED = re.compile(r"([0-9A-Z]{2,})\s*_\s*\{?\s*(\d{1,2})\s*\}?")
@@ -225,12 +231,17 @@ def number_of_base(text: str) -> int | None:
 
 def split(text: str, separators: str | tuple[str, ...]) -> tuple[list[str], list[str]]:
     r"""The parts between separators that stand in no brackets and no matrix, and these separators."""
-    depth, parts, found = 0, [""], []
+    depth = 0
+    parts = [""]
+    signs = []
     for token in re.findall(r"\\[A-Za-z]+|\\.|.", text, re.DOTALL):
-        depth += (token in ("(", "[", "{", r"\{", r"\begin")) - (token in (")", "]", "}", r"\}", r"\end"))
+        if token in ("(", "[", "{", r"\{", r"\begin"):
+            depth += 1
+        elif token in (")", "]", "}", r"\}", r"\end"):
+            depth -= 1
         if token in separators and depth <= 0:
-            found.append(token)
+            signs.append(token)
             parts.append("")
         else:
             parts[-1] += token
-    return [part.strip() for part in parts], found
+    return [part.strip() for part in parts], signs

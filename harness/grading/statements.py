@@ -55,22 +55,35 @@ class _Box(NamedTuple):
 
 def boxes(text: str) -> Iterator[_Box]:
     """The boxes of a text that are not empty, the last first."""
-    for found in reversed(list(_BOX.finditer(text))):
-        start, end, content = found.start(), found.end(), found["bare"] or found["tagged"]
-        if found["open"]:
-            depth = 1
-            for brace in _BRACES.finditer(text, found.end()):
-                depth += (brace[0] == "{") - (brace[0] == "}")
-                if depth == 0:
-                    end, content = brace.end(), text[found.end() : brace.start()].strip()
-                    break
+    for match in reversed(list(_BOX.finditer(text))):
+        end, content = match.end(), match["bare"] or match["tagged"]
+        if match["open"]:
+            closing = _closing_brace(text, end)
+            if closing:
+                end, content = closing.end(), text[end : closing.start()]
+        if content is not None:
+            content = content.strip()
         if content != "":
-            yield _Box(start, end, content and content.strip())
+            yield _Box(match.start(), end, content)
+
+
+def _closing_brace(text: str, start: int) -> re.Match[str] | None:
+    """The brace that closes the one before `start`."""
+    depth = 1
+    for brace in _BRACES.finditer(text, start):
+        if brace[0] == "{":
+            depth += 1
+        elif brace[0] == "}":
+            depth -= 1
+        if depth == 0:
+            return brace
+    return None
 
 
 def _boxed(text: str, kind: AnswerKind) -> Statement | None:
     """The last box that holds an answer of the kind; boxes that signs, "and" or "or" join are one list."""
-    values, start = list[str](), 0
+    values = list[str]()
+    start = 0
     for box in boxes(text):
         if _CALLED_WRONG.match(text, box.end):
             continue
@@ -79,12 +92,17 @@ def _boxed(text: str, kind: AnswerKind) -> Statement | None:
             if not joint or not box.content:
                 break
             values[-1] = joint["name"] + values[-1]
-        if box.content and (value := _fitting(box.content, kind, in_box=True)):
+        value = _fitting(box.content, kind, in_box=True) if box.content else None
+        if value:
             values.append(value)
             start = box.start
-    if len(values) > 1 and (name := _NAME_BEFORE.search(text, max(0, start - 20), start)):
+    if not values:
+        return None
+    name = _NAME_BEFORE.search(text, max(0, start - 20), start)
+    if name and len(values) > 1:
         values[-1] = name[0] + values[-1]
-    return Statement("a box", ", ".join(dict.fromkeys(reversed(values))).replace("&=", "=")) if values else None
+    different = dict.fromkeys(reversed(values))
+    return Statement("a box", ", ".join(different).replace("&=", "="))
 
 
 # --- JSON objects ---------------------------------------------------------------------------------------------
@@ -95,12 +113,14 @@ _OBJECT = re.compile(rf'\{{(?=[^{{}}]*"{_ANSWER_KEY.pattern}"\s*:)', re.IGNORECA
 
 def _keyed(text: str, kind: AnswerKind) -> Statement | None:
     """The answer in the last JSON object that has one."""
-    for found in reversed(list(_OBJECT.finditer(text))):
+    for match in reversed(list(_OBJECT.finditer(text))):
         with suppress(json.JSONDecodeError):
-            item, _ = json.JSONDecoder().raw_decode(text, found.start())
-            value = next((one for key, one in item.items() if _ANSWER_KEY.fullmatch(key)), None)
-            if isinstance(value, str | int | float) and (fitting := _fitting(str(value), kind)):
-                return Statement("a JSON object", fitting)
+            item, _ = json.JSONDecoder().raw_decode(text, match.start())
+            values = [value for key, value in item.items() if _ANSWER_KEY.fullmatch(key)]
+            if values and isinstance(values[0], str | int | float):
+                fitting = _fitting(str(values[0]), kind)
+                if fitting:
+                    return Statement("a JSON object", fitting)
     return None
 
 
@@ -136,11 +156,22 @@ DECLARATIONS: tuple[tuple[str, str, str], ...] = (
      r"(?:only\s+)?(?:answer|(?:correct|right|best)(?:\s+(?:answer|option|choice|one))?)(?:\s+here)?"
      r"(?=\s*+(?:[.!,;*]|$|because|since))", "Option B is correct."),
 )  # fmt: skip
-_ALL = [(kind, pattern, r"\bnot\b", ("",)) for kind, pattern, _ in DECLARATIONS] + [*declarations()]
-_DECLARED = [
-    (kind, re.compile(pattern, re.IGNORECASE | re.MULTILINE), re.compile(wrong, re.IGNORECASE), stems)
-    for kind, pattern, wrong, stems in _ALL
-]
+
+
+class _Declaration(NamedTuple):
+    kind: str
+    pattern: re.Pattern[str]
+    wrong: re.Pattern[str]  # what denies it
+    stems: tuple[str, ...]  # one of them is in each text, in small letters, that has the pattern
+
+
+_DECLARED = list[_Declaration]()
+for _kind, _pattern, _wrong, _stems in (
+    *((kind, pattern, r"\bnot\b", ("",)) for kind, pattern, _ in DECLARATIONS),
+    *declarations(),
+):
+    _compiled = re.compile(_pattern, re.I | re.M)
+    _DECLARED.append(_Declaration(_kind, _compiled, re.compile(_wrong, re.I), _stems))
 _OTHER = r"\b(?:wrong|incorrect|mistaken|false|previous|earlier|prior)\s+"  # answer, which then is not the stated one
 _OTHER_ANSWER = rf"{_OTHER}answers?(?:\s+(?:is|are|was|were|would)\b|:)"
 _DOUBTED = re.compile(
@@ -160,17 +191,19 @@ _MARKS = " \t\n*-✅✓✔"
 
 
 def _declared(text: str, kind: AnswerKind) -> Statement | None:
-    start, small = 0 if kind == "letter" else max(0, len(text) - _TAIL_CHARS), text.lower()
-    found = [
-        (match.end(), value)
-        for only, pattern, wrong, stems in _DECLARED
-        if only in ("", "letter" if kind == "letter" else "number") and any(stem in small for stem in stems)
-        for match in pattern.finditer(text, start)
-        if (value := _declared_value(text, match, wrong, kind))
-    ]
-    if not found:
+    start = 0 if kind == "letter" else max(0, len(text) - _TAIL_CHARS)
+    small = text.lower()
+    end, value = -1, ""
+    for declaration in _DECLARED:
+        fits = declaration.kind in ("", "letter" if kind == "letter" else "number")
+        if not fits or not any(stem in small for stem in declaration.stems):
+            continue
+        for match in declaration.pattern.finditer(text, start):
+            declared = _declared_value(text, match, declaration.wrong, kind)
+            if declared:
+                end, value = max((end, value), (match.end(), declared))
+    if not value:
         return None
-    end, value = max(found)
     after = text[end:].strip(_MARKS)
     breaks_off = "\n" in after and not after.endswith(_ENDS)
     if _TAKES_BACK.search(after) or (kind != "letter" and (breaks_off or _CHECKS.search(after))):
@@ -184,13 +217,16 @@ def _declared_value(text: str, match: re.Match[str], wrong: re.Pattern[str], kin
     `wrong` is what denies it in the declaration's own language: a word of another one may be a name, as `\\ne` is.
     """
     before = text[max(0, match.start() - 200) : match.start()]
-    sentence, clause = re.split(r"[.!?\n](?:\s|$)", before)[-1], _CLAUSE_START.split(before)[-1]
+    sentence = re.split(r"[.!?\n](?:\s|$)", before)[-1]
+    clause = _CLAUSE_START.split(before)[-1]
     if _IMAGINED.search(sentence + match[0]) or _DOUBTED.search(clause) or wrong.search(clause):
         return None
     if "value" in match.re.groupindex:
         return _fitting(match["value"], kind)
     rest = text[match.end() : match.end() + 2000]
-    value = _SENTENCE_END.split(rest.lstrip() if match[0].endswith("\n") else rest)[0].split("\n")[0].strip()
+    if match[0].endswith("\n"):
+        rest = rest.lstrip()
+    value = _SENTENCE_END.split(rest)[0].split("\n")[0].strip()
     if value.endswith("?") or wrong.match(value):
         return None
     value = re.sub(rf"\s*{COPULA}(?=[.。]?$)", "", value)
@@ -200,7 +236,7 @@ def _declared_value(text: str, match: re.Match[str], wrong: re.Pattern[str], kin
         value = bold[1]
     elif re.match(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+ ", value) and number_of_words(_bare(value)) is None:
         states = _STATES.fullmatch(value.rstrip(".! "))
-        value = next(filter(None, states.groups())) if states else ""
+        value = _stated(states) if states else ""
     value = _GOES_ON.split(value)[0]
     if kind == "integer":
         value = re.split(r",\s+[a-z]{2,}", value)[0]
@@ -236,19 +272,32 @@ def last_conclusion(text: str) -> str | None:
     if shown := _DISPLAY.search(tail):
         return shown[1]
     for sentence in map(str.strip, reversed(_SENTENCE_END.split(tail)[-8:])):
-        denied = _HEDGE.search(sentence) or _DENIES.search(_LAST_CLAUSE.split(sentence)[-1])
-        if denied or sentence.count("}") > sentence.count("{"):
+        is_denied = _HEDGE.search(sentence) or _DENIES.search(_LAST_CLAUSE.split(sentence)[-1])
+        if is_denied or sentence.count("}") > sentence.count("{"):
             return None
         if _FORMULA.search(sentence):
-            states = _STATES.fullmatch(re.split(r", (?:which|because|since|where|not)\b", sentence)[0].rstrip(".! "))
-            concludes = bool(_CONCLUDES.match(tail, tail.rindex(sentence)))
-            value = next(filter(None, states.groups())) if states and (concludes or not states["result"]) else None
-            bold = _BOLD.findall(sentence if value is None else value)
-            value = bold[0] if len(bold) == 1 else value
-            if value is None or not (tail.endswith(_ENDS) or (concludes and _CLEAN.fullmatch(value))):
-                return None
-            return _bare(re.sub(r"^[A-Za-z][A-Za-z ]{0,30}:\s+", "", value)) or None
+            return _conclusion_of(sentence, tail)
     return None
+
+
+def _conclusion_of(sentence: str, tail: str) -> str | None:
+    """The value that the last sentence with a formula states."""
+    states = _STATES.fullmatch(re.split(r", (?:which|because|since|where|not)\b", sentence)[0].rstrip(".! "))
+    concludes = bool(_CONCLUDES.match(tail, tail.rindex(sentence)))
+    value = None
+    if states and (concludes or not states["result"]):
+        value = _stated(states)
+    bold = _BOLD.findall(sentence if value is None else value)
+    if len(bold) == 1:
+        value = bold[0]
+    if value is None or not (tail.endswith(_ENDS) or (concludes and _CLEAN.fullmatch(value))):
+        return None
+    return _bare(re.sub(r"^[A-Za-z][A-Za-z ]{0,30}:\s+", "", value)) or None
+
+
+def _stated(states: re.Match[str]) -> str:
+    """The group of `_STATES` that holds the value."""
+    return next(filter(None, states.groups()))
 
 
 def _concluded(text: str, kind: AnswerKind) -> Statement | None:
@@ -288,9 +337,10 @@ def letter_of(value: str, *, option: bool = False) -> str | None:
     value = re.sub(r"\\[()\[\]]|\$+", "", TEXT_COMMAND.sub(r"\1", peeled(value))).strip(" .。\n\t*_\\")
     if _SEVERAL.fullmatch(value):
         return value
-    small = _SMALL_LETTER.fullmatch(value) or (_SMALL_OPTION.fullmatch(value) if option else None)
-    found = _LETTER.fullmatch(value) or small
-    return found[1].upper() if found else None
+    match = _LETTER.fullmatch(value) or _SMALL_LETTER.fullmatch(value)
+    if not match and option:
+        match = _SMALL_OPTION.fullmatch(value)
+    return match[1].upper() if match else None
 
 
 _WRONG = re.compile(
@@ -303,14 +353,18 @@ _LINKS = re.compile(r"\b(?:is|be|so|thus|therefore|hence|option|choice|answer)\b
 
 def _bold_letter(tail: str) -> Statement | None:
     """The letter that alone is bold, or the bold letter at the end."""
-    bold = [(match, letter_of(match[1])) for match in re.finditer(r"\*\*([^*\n]{1,200})\*\*", tail)]
-    found = [(match, letter) for match, letter in bold if letter]
-    if not found:
+    letters = list[str]()
+    last = None
+    for match in re.finditer(r"\*\*([^*\n]{1,200})\*\*", tail):
+        letter = letter_of(match[1])
+        if letter:
+            letters.append(letter)
+            last = match
+    if last is None:
         return None
-    last, letter = found[-1]
     line = tail[tail.rfind("\n", 0, last.start()) + 1 :].split("\n")[0]
-    counts = len({one for _, one in found}) == 1 or not tail[last.end() :].strip(" .!\n")
-    return Statement("bold type", letter) if counts and not _WRONG.search(line) else None
+    counts = len({*letters}) == 1 or not tail[last.end() :].strip(" .!\n")
+    return Statement("bold type", letters[-1]) if counts and not _WRONG.search(line) else None
 
 
 def _mentioned(text: str, kind: AnswerKind) -> Statement | None:
@@ -358,6 +412,6 @@ def find_statement(text: str, kind: AnswerKind) -> Statement | None:
     if box and box.content is None:
         return None
     for find in RANKS:
-        if found := find(text, kind):
-            return found
+        if statement := find(text, kind):
+            return statement
     return Statement(f"a box that holds no {kind}", box.content) if box and box.content else None

@@ -30,6 +30,7 @@ _NOUNS = re.compile(
 )
 _PREPOSITIONS = re.compile("of|for|from|in|to|on|at|by")
 _POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3", "squared": "2", "cubed": "3"}
+_ENGLISH, _OTHER_LOCALES = LOCALES[:1], LOCALES[1:]
 _TOKEN = re.compile(r"[^\W\d_]+|-?\d+|/")
 
 
@@ -46,10 +47,13 @@ class Words(NamedTuple):
 def read_words(text: str, *, single: bool = False) -> Words | None:
     """What the words behind a number say, or None if one of them is not known; `single` if the number is 1."""
     text = re.sub(r"[{}^]|\\cdot|\\[,;: ]|[()]", " ", text).replace(".", "")
-    text = re.sub(r"\bdeg(?:ree)?s?\s+(?:(C|F)[a-z]*|K[a-z]*)(?![a-z])", lambda m: f"deg{m[1]}" if m[1] else "K", text)
-    tokens, factor = _TOKEN.findall(text), 1
+    text = re.sub(r"\bdeg(?:ree)?s?\s+(C|F)[a-z]*(?![a-z])", r"deg\1", text)
+    text = re.sub(r"\bdeg(?:ree)?s?\s+K[a-z]*(?![a-z])", "K", text)
+    tokens = _TOKEN.findall(text)
+    factor = 1
     while tokens and (scale := _scale(tokens[0])):
-        factor, tokens = factor * scale, tokens[1:]
+        factor *= scale
+        del tokens[0]
     unit = _unit(tokens, single)
     return None if unit is None else Words(factor, unit)
 
@@ -59,45 +63,77 @@ def _unit(tokens: list[str], single: bool) -> str | None:
 
     An unknown word may stand before a counted thing, as an adjective, and in "of rice" behind one.
     """
-    parts, sign, power, waiting, after_noun = list[tuple[str, int]](), 1, 1, False, False
-    for place, token in enumerate(tokens):
-        word, follows = token.lower(), tokens[place + 1 :]
-        if token == "/" or word == "per":
+    kinds = list[str]()
+    parts = list[tuple[str, int]]()
+    sign = 1  # -1 behind "per"
+    power = 1  # of the next unit: 2 behind "square"
+    needs_noun = False
+    for token, following in zip(tokens, [*tokens[1:], ""], strict=False):
+        word = token.lower()
+        kind = _kind(token, following)
+        if kind == "count":
+            return None
+        if kind == "per":
             sign = -1
-        elif re.fullmatch(r"-?\d+", token) or (word in ("squared", "cubed") and parts):
+        elif kind == "exponent" or (word in ("squared", "cubed") and parts):
             if not parts:
                 return None
-            last, old = parts.pop()
-            parts.append((last, (1 if old > 0 else -1) * int(_POWERS.get(word, token))))
-        elif word in _POWERS and follows:
+            name, old = parts.pop()
+            exponent = int(_POWERS.get(word, token))
+            parts.append((name, exponent if old > 0 else -exponent))
+        elif kind == "power":
             power = int(_POWERS[word])
-        elif _PREPOSITIONS.fullmatch(word) and follows and follows[0].isalpha():
-            continue
-        elif _counts(token):
-            return None
-        elif (name := _name(token)) is not None:
-            parts.append((name, sign * power))
-            power, waiting, after_noun = 1, False, True
-        elif _HARMLESS.fullmatch(word):
-            after_noun = False
-        elif not (after_noun and _PREPOSITIONS.fullmatch(tokens[place - 1].lower())):
-            waiting = not single
-            parts += [(word, 1)] * single
-    return None if waiting else _spelled(parts)
+        elif kind == "unit":
+            parts.append((_name(token) or "", sign * power))
+            power = 1
+            needs_noun = False
+        elif kind == "unknown" and not _says_of_what(kinds):
+            if single:
+                parts.append((word, 1))
+            needs_noun = not single
+        kinds.append(kind)
+    return None if needs_noun else _spelled(parts)
+
+
+def _kind(token: str, following: str) -> str:
+    """What a word is before the word that follows it, "" at the end."""
+    word = token.lower()
+    if word in ("/", "per"):
+        return "per"
+    if re.fullmatch(r"-?\d+", token):
+        return "exponent"
+    if word in _POWERS and following:
+        return "power"
+    if _PREPOSITIONS.fullmatch(word) and following.isalpha():
+        return "preposition"
+    if _counts(token):
+        return "count"
+    if _name(token) is not None:
+        return "unit"
+    return "harmless" if _HARMLESS.fullmatch(word) else "unknown"
+
+
+def _says_of_what(kinds_before: list[str]) -> bool:
+    """Whether an unknown word says only what was counted, as "rice" does in "bags of rice"."""
+    if kinds_before[-1:] != ["preposition"]:
+        return False
+    nouns = [kind for kind in kinds_before if kind in ("unit", "harmless")]
+    return nouns[-1:] == ["unit"]
 
 
 def _spelled(parts: list[tuple[str, int]]) -> str:
     """The unit in base units, "9.8 meter / second ** 2"; counted things and currencies by their names."""
     registry = _registry()
-    known = [registry.Unit(name[1:]) ** power for name, power in parts if name.startswith(" ")]
+    units = [registry.Unit(name[1:]) ** power for name, power in parts if name.startswith(" ")]
     others = sorted(f"{name}{power}" for name, power in parts if not name.startswith(" "))
-    if not known:
+    if not units:
         return " ".join(others)
-    unit = prod(known, start=registry.dimensionless)
+    unit = prod(units, start=registry.dimensionless)
     try:
-        return " ".join([f"{registry.Quantity(1, unit).to_base_units():.9g}", *others])
+        spelled = f"{registry.Quantity(1, unit).to_base_units():.9g}"
     except (TypeError, ArithmeticError):  # degrees Celsius with a power, or a unit with a huge one
-        return " ".join([f"{unit}", *others])
+        spelled = f"{unit}"
+    return " ".join([spelled, *others])
 
 
 def _name(token: str) -> str | None:
@@ -105,11 +141,10 @@ def _name(token: str) -> str | None:
     word = token.lower()
     if _NOUNS.fullmatch(word):
         return word
-    for spelling in (token, word):
-        if (unit := _unit_name(spelling)) is not None:
-            return unit
-    if (currency := _currencies().get(token if token.isupper() and len(token) == 3 else word)) is not None:
-        return currency
+    is_code = token.isupper() and len(token) == 3
+    name = _unit_name(token) or _unit_name(word) or _currencies().get(token if is_code else word)
+    if name:
+        return name
     is_plural = word.isascii() and len(word) > 2 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
     return word[:-1] if is_plural else None
 
@@ -133,9 +168,9 @@ def _registry() -> Any:
 
 @cache
 def _constants() -> frozenset[str]:
-    lines = (files("pint") / "constants_en.txt").read_text(encoding="utf-8").splitlines()
-    named = [line.split("#")[0].split("=") for line in lines if "=" in line and not line.startswith("#")]
-    return frozenset(name.strip() for name, *_ in named) - {"standard_atmosphere"}
+    text = (files("pint") / "constants_en.txt").read_text(encoding="utf-8")
+    names = re.findall(r"^([^#=\n]+)=", text, re.MULTILINE)
+    return frozenset(map(str.strip, names)) - {"standard_atmosphere"}
 
 
 @cache
@@ -143,18 +178,20 @@ def _currencies() -> dict[str, str]:
     """The last word of each currency's name, "dollar", by its ISO code and by that word, singular and plural."""
     from babel.numbers import get_currency_name, list_currencies
 
-    found = dict[str, str]()
+    words = dict[str, str]()
     for code in list_currencies("en"):
-        one, many = (get_currency_name(code, count, "en").split()[-1].lower() for count in (1, 2))
-        found |= {code: one, one: one, many: one}
-    return found
+        singular = get_currency_name(code, 1, "en").split()[-1].lower()
+        plural = get_currency_name(code, 2, "en").split()[-1].lower()
+        words |= {code: singular, singular: singular, plural: singular}
+    return words
 
 
 def _counts(word: str) -> bool:
     """Whether a word is a number, a part of one, or joins numbers: "two", "tenths", "Millionen", "plus"."""
+    if _COUNTS.fullmatch(word.lower()):
+        return True
     stem = re.sub("ths?$", "", re.sub("ie(ths?)$", r"y\1", word))
-    is_number = number_of_words(stem.removesuffix("s")) is not None or _scale(stem) is not None
-    return is_number or _COUNTS.fullmatch(word.lower()) is not None
+    return number_of_words(stem.removesuffix("s")) is not None or _scale(stem) is not None
 
 
 def _scale(word: str) -> int | None:
@@ -162,29 +199,32 @@ def _scale(word: str) -> int | None:
     if len(word) == 1 and word.isascii() and word != "k":
         return None
     small = word.casefold()
-    english, others = _scales("short", 0), _scales("long", 1)
-    if scale := english.get(small) or english.get(small.removesuffix("s")) or others.get(small):
+    english = _scales(_ENGLISH, "short")
+    singular = small.removesuffix("s")
+    if scale := english.get(small) or english.get(singular) or _scales(_OTHER_LOCALES, "long").get(small):
         return scale
     values = [int(unicodedata.numeric(char, 0)) for char in small]
     if small and all(values):
         return prod(values)
-    return None if _unit_name(word) else _scales("short", 1).get(small)
+    return None if _unit_name(word) else _scales(_OTHER_LOCALES, "short").get(small)
 
 
 @cache
-def _scales(form: str, first: int) -> dict[str, int]:
-    """The multiplying words of CLDR's compact numbers, long or also short, in English or in other languages."""
-    found = {} if first else dict(_OTHER_SCALES)
-    for size, pattern in _patterns(LOCALES[first : None if first else 1], form):
+def _scales(locales: tuple[str, ...], form: str) -> dict[str, int]:
+    """The multiplying words of CLDR's compact numbers, long ones or also short ones, and ours for English."""
+    scales = dict(_OTHER_SCALES) if locales == _ENGLISH else {}
+    for size, pattern in _patterns(locales, form):
         word = re.sub(r"[0'.\s\u200f\u200e]", "", pattern).casefold()
-        if len(word) > 1 or not word.isascii():
-            found.setdefault(word, size // 10 ** (pattern.count("0") - 1))
-    return {word: size for word, size in found.items() if word}
+        if len(word) > 1 or (word and not word.isascii()):
+            scales.setdefault(word, size // 10 ** (pattern.count("0") - 1))
+    return scales
 
 
 def _patterns(locales: tuple[str, ...], form: str) -> Iterator[tuple[int, str]]:
     from babel import Locale
 
-    for locale, length in product(locales, ("long", "short") if form == "short" else ("long",)):
+    lengths = ("long", "short") if form == "short" else ("long",)
+    for locale, length in product(locales, lengths):
         for patterns in Locale.parse(locale).compact_decimal_formats[length].values():
-            yield from ((int(size), pattern.pattern) for size, pattern in patterns.items())
+            for size, pattern in patterns.items():
+                yield int(size), pattern.pattern

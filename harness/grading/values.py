@@ -11,10 +11,8 @@ pair is counted in parts of forms, so that no verdict depends on a machine's spe
 """
 
 import math
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import reduce
 from random import Random
 from typing import Any
 
@@ -60,31 +58,45 @@ class Values:
         """Whether two forms agree within `slack` of the right one, or of 1 where that is larger."""
         if left == right:
             return True
+        names = self._names(left, right)
+        fewest = _FEWEST if names else 1
+        for with_real in (True, False):
+            self._is_real = with_real and not self._has_i
+            points = self._points_of_agreement(left, right, _points(names, is_real=with_real), slack)
+            if points is None:
+                return False
+            if points >= fewest:
+                return True
+        raise self._too_large or NoValue("too few points of a common domain")
+
+    def _points_of_agreement(self, left: Any, right: Any, points: Iterator[dict[str, Any]], slack: float) -> int | None:
+        """Return at how many points of their common domain two forms agree, None if they differ at one."""
         from sympy import Abs
 
-        says_signs = left.has(Abs) != right.has(Abs)  # \ln|x| is more than \ln x
-        names = self._names(left, right)
-        for with_real in (True, False):
-            count, self._is_real = 0, with_real and not self._has_i
-            for point in _points(names, is_real=with_real):
-                one, other = (self._at(form, point, _DIGITS[0]) for form in (left, right))
-                if one is not None and other is not None:
-                    agree = self._agree(left, right, point, slack)
-                    if agree is False:
-                        return False
-                    count += agree is True
-                elif says_signs and self._is_real and one is not other:
-                    return False
-            if count >= (_FEWEST if names else 1):
-                return True
-        raise NoValue("too few points of a common domain") if self._too_large is None else self._too_large
+        says_signs = self._is_real and left.has(Abs) != right.has(Abs)  # \ln|x| is more than \ln x
+        count = 0
+        for point in points:
+            left_value = self._at(left, point, _DIGITS[0])
+            right_value = self._at(right, point, _DIGITS[0])
+            if left_value is None or right_value is None:
+                if says_signs and left_value is not right_value:
+                    return None
+                continue
+            agree = self._agree(left, right, point, slack)
+            if agree is False:
+                return None
+            if agree:
+                count += 1
+        return count
 
     def ratio(self, left: Any, right: Any) -> float | None:
         """The number that the left form is of the right one at every point, or None."""
         self._is_real = not self._has_i
-        names, ratios = self._names(left, right), list[Any]()
+        names = self._names(left, right)
+        ratios = list[Any]()
         for point in _points(names, is_real=True):
-            above, below = (self._at(form, point, _DIGITS[1]) for form in (left, right))
+            above = self._at(left, point, _DIGITS[1])
+            below = self._at(right, point, _DIGITS[1])
             if above is not None and below is not None and abs(below) > 1e-30:
                 ratios.append(above / below)
         if len(ratios) < (_FEWEST if names else 1) or ratios[0] == 0:
@@ -109,17 +121,22 @@ class Values:
     def _names(self, *forms: Any) -> list[str]:
         from sympy.core.function import AppliedUndef
 
-        names = {str(name) for form in forms for name in form.free_symbols | form.atoms(AppliedUndef)}
-        return sorted(names - ({"i"} if self._has_i else set()))
+        names = set[str]()
+        for form in forms:
+            names.update(map(str, form.free_symbols | form.atoms(AppliedUndef)))
+        if self._has_i:
+            names.discard("i")
+        return sorted(names)
 
     def _agree(self, left: Any, right: Any, point: Mapping[str, Any], slack: float) -> bool | None:
         """Whether two forms agree at a point of both; None where more digits would be needed to see it."""
         from mpmath import mpf
 
         for digits in _DIGITS:
-            one, other = (self._at(form, point, digits) for form in (left, right))
-            least = max(slack * min(1, abs(other)), mpf(10) ** (25 - digits))
-            if self._size < digits - 30 and abs(one - other) <= least:
+            left_value = self._at(left, point, digits)
+            right_value = self._at(right, point, digits)
+            least = max(slack * min(1, abs(right_value)), mpf(10) ** (25 - digits))
+            if self._size < digits - 30 and abs(left_value - right_value) <= least:
                 return True
         if self._size < digits - 30:
             return False
@@ -159,7 +176,9 @@ class Values:
         if isinstance(value, mpc) and self._is_real:
             raise _Undefined
         if value and math.isfinite(size := float(mag(value))):
-            self._size = max(self._size, abs(size) / 3.33 if form.func.__name__ == "exp" else size / 3.33)
+            if form.func.__name__ == "exp":
+                size = abs(size)
+            self._size = max(self._size, size / 3.33)
         return value
 
     def _calculated(self, form: Any, point: Mapping[str, Any]) -> Any:
@@ -177,7 +196,7 @@ class Values:
         if form.is_NumberSymbol or form.is_Float:
             return mpmath.mp.make_mpf(form._as_mpf_val(mpmath.mp.prec))
         if name in ("Sum", "Product"):
-            return self._repeated(form, point, operator.add if name == "Sum" else operator.mul)
+            return self._repeated(form, point, is_sum=name == "Sum")
         if form.is_Number:
             raise _Undefined  # an infinite one
         if form.is_Atom or not (form.is_Add or form.is_Mul or form.is_Pow or form.is_Function):
@@ -189,34 +208,42 @@ class Values:
             return math.prod(values)
         return self._power(form, *values) if form.is_Pow else self._function(name, values)
 
-    def _repeated(self, form: Any, point: Mapping[str, Any], joined: Any) -> Any:
+    def _repeated(self, form: Any, point: Mapping[str, Any], *, is_sum: bool) -> Any:
+        """The value of a sum or a product over one name with whole ends."""
         term, (name, *ends), *others = form.args
         if others or len(ends) != 2:
             raise NoValue("sums over several names")
-        low, high = (self._part(end, point) for end in ends)
+        low = self._part(ends[0], point)
+        high = self._part(ends[1], point)
         if not _is_whole(low) or not _is_whole(high) or high < low - 1:
             raise _Undefined
-        parts = (self._part(term, {**point, str(name): Fraction(k)}) for k in range(int(low), int(high) + 1))
-        return reduce(joined, parts, Fraction(joined is operator.mul))
+        value: Any = Fraction(0 if is_sum else 1)
+        for number in range(int(low), int(high) + 1):
+            part = self._part(term, {**point, str(name): Fraction(number)})
+            value = value + part if is_sum else value * part
+        return value
 
     def _power(self, form: Any, base: Any, exponent: Any) -> Any:
         import mpmath
 
         if not base:
-            if exponent.real < 0 if isinstance(exponent, mpmath.mpc) else exponent < 0:
+            if exponent.real < 0:
                 raise _Undefined
-            return Fraction(exponent == 0)
+            return Fraction(1 if exponent == 0 else 0)
         size = _bits(base) if isinstance(base, Fraction) else abs(float(mpmath.mag(base)))
         if abs(exponent) * max(size, 1) > _MOST_BITS:
             raise TooLarge("a power")
+        if isinstance(base, Fraction) and _is_whole(exponent):
+            return base ** int(exponent)
+        number = mpmath.convert(base)
         if _is_whole(exponent):
-            power = int(exponent)
-            return base**power if isinstance(base, Fraction) else mpmath.convert(base) ** power
-        base, is_odd = mpmath.convert(base), isinstance(exponent, Fraction) and exponent.denominator % 2 == 1
-        if self._is_real and not isinstance(base, mpmath.mpc) and base < 0 and is_odd and not form.exp.free_symbols:
-            # As in schools, and not the principal root.
-            return (-1) ** exponent.numerator * (-base) ** mpmath.convert(exponent)
-        return base ** mpmath.convert(exponent)
+            return number ** int(exponent)
+        is_negative = self._is_real and not isinstance(number, mpmath.mpc) and number < 0
+        if is_negative and _is_odd_root(exponent) and not form.exp.free_symbols:
+            # As in schools, and not the principal root: (-8)^{1/3} is -2.
+            sign = (-1) ** exponent.numerator
+            return sign * (-number) ** mpmath.convert(exponent)
+        return number ** mpmath.convert(exponent)
 
     def _function(self, name: str, values: list[Any]) -> Any:
         import mpmath
@@ -227,8 +254,8 @@ class Values:
         if all(map(_is_whole, values)) and name in ("factorial", "binomial") and min(values) >= 0:
             if values[0] > _MOST_BITS // 16:
                 raise TooLarge(name)
-            exact: Any = math.factorial if name == "factorial" else math.comb
-            return Fraction(exact(*map(int, values)))
+            numbers = map(int, values)
+            return Fraction(math.factorial(*numbers) if name == "factorial" else math.comb(*numbers))
         if name == "Mod":
             if not all(map(_is_whole, values)):
                 raise _Undefined
@@ -247,6 +274,10 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, Fraction) and value.denominator == 1
 
 
+def _is_odd_root(exponent: Any) -> bool:
+    return isinstance(exponent, Fraction) and exponent.denominator % 2 == 1
+
+
 def _bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
 
@@ -260,9 +291,12 @@ def _points(names: Sequence[str], *, is_real: bool) -> Iterator[dict[str, Any]]:
     def broken() -> Fraction:
         return Fraction(random.randrange(1, _PRIME), _PRIME)
 
+    def complex_number() -> Any:
+        return mpc(float(2 * broken() - 1), float(2 * broken() - 1))
+
     for count in range(_TRIES if names else 1):
         if not is_real and count % 2:
-            yield {name: mpc(*(float(2 * broken() - 1) for _ in "ri")) for name in names}
+            yield {name: complex_number() for name in names}
         elif count % 3 == 0:
             first = count // 3 + 1
             yield {name: Fraction(random.randint(1, 8) if place else first) for place, name in enumerate(names)}

@@ -206,4 +206,7 @@ def _job(text: str, gold: str, kind: AnswerKind) -> Ungraded:
 
 
 if __name__ == "__main__":
-    main()
+    # Workers import `alone` from its module, and a script has none that they could import.
+    from scripts.study import grade_audit
+
+    grade_audit.main()
