@@ -8,8 +8,9 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kvsweep.harness.settings import CONF, WEIGHTS, own_folder
 from kvsweep.harness.sweep.begun import PLACES_FILE
@@ -72,7 +73,7 @@ def write_bundle(directory: Path, file: Path, *, problems: bool) -> str:
 
 def _sha256(path: Path) -> str:
     with open_file(path, linked=True) as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+        return hashlib.file_digest(cast(BufferedReader, opened), "sha256").hexdigest()
 
 
 def _inputs(configs: list[dict[str, Any]]) -> tuple[dict[str, str], set[str]]:
