@@ -273,6 +273,7 @@ def test_the_flags_of_the_heatmaps(metrics):
     assert len(sizes) == 1, "text stays at its size"
 
 
+@pytest.mark.slow  # a whole report
 def test_several_policies_a_title_and_an_order(run, make_cell, kvsweep, monkeypatch):
     drawn = {}
 
