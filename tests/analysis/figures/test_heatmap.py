@@ -286,7 +286,7 @@ def test_several_policies_a_title_and_an_order(run, make_cell, kvsweep, monkeypa
         place = {"benchmark": benchmark, "benchmark_title": title}
         make_cell([[0]], **place)
         for policy in ("dynts", "h2o"):
-            for ratio in RATIOS[:2]:
+            for ratio in RATIOS:
                 make_cell([[0]], policy=policy, keep_ratio=ratio, **place)
     assert kvsweep("report", str(run), "--title", "Mine", "--order", "Chain,toy_add").code == 0
     figure = drawn["heatmap_toy_qwen_h2o_128"]
