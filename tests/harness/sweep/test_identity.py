@@ -286,8 +286,8 @@ def test_a_large_checkpoint_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(safe_files.time, "time_ns", lambda: aged)
     found = digests([path], named=True)
     program = (
-        "import sys; from pathlib import Path; from kvsweep import files\n"
-        "files._computed = None\n"
+        "import sys; from pathlib import Path; from kvsweep.run_files import safe_files\n"
+        "safe_files._computed = None\n"
         "print(safe_files.digests([Path(sys.argv[1])], named=True))"
     )
     command = [sys.executable, "-c", program, str(path)]
