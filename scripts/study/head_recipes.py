@@ -48,7 +48,7 @@ HEADS = {
 TRACES = {
     "toy_qwen": [],
     "toy_llama": [],
-    "smollm2_reasons": ["model.dtype=bfloat16", "recipe.toy_problems=180"],
+    "smollm2_reasons": ["model.dtype=float32", "recipe.toy_problems=180"],
 }
 LABELS = ("answer", "far_max")
 TOY_MODELS = ("toy_qwen", "toy_llama")  # they have embedded heads, whose oracles are conf/policy/oracle_*.yaml
@@ -58,7 +58,7 @@ SWEEPS = {
     "toy_llama": [*TOYS, "benchmark=toy_chain,toy_add,toy_regs,toy_groups"],
     "smollm2_reasons": [
         *("experiment=methods_smol", "decoding=r1", "decoding.max_new_tokens=320", "draws=1", "run_name=heads"),
-        *("benchmark.limit=60", "policy.budget=96", "benchmark=words"),
+        *("benchmark.limit=60", "policy.budget=96", "model.dtype=float32", "benchmark=words"),
     ],
 }
 GRIDS = {
