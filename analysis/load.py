@@ -16,10 +16,9 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from kvsweep.analysis.answers import GREEDY_BELOW, counted_share, plain
 from kvsweep.analysis.notation import AXES, POLICY_TITLES
 from kvsweep.analysis.notation import rows as rows_of
-from kvsweep.analysis.outputs import GREEDY_BELOW, counted_share
-from kvsweep.analysis.questions import plain
 from kvsweep.analysis.server_records import BYTES, record_of
 from kvsweep.messages.errors import BrokenCell, UserError
 from kvsweep.messages.escape import in_one_line

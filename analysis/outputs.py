@@ -46,7 +46,6 @@ _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".eval")
 _WHOLE = re.compile(r"(\d{1,15})(?:\.0)?")  # a float, where a column has a missing value
 _REPEAT = re.compile(r"-rs(\d+)$")  # the draw in the name of a file of NeMo-Skills and sgl-eval
 PAIR = ["problem_id", "draw"]
-GREEDY_BELOW = 2  # Answers that count as fewer draws say nothing about new draws.
 Row = Mapping[str, Any]
 Column = Any  # a pandas Series, which mypy does not know by its values
 Source = Path | Sequence[Path]  # a setting's file or folder, or its files
@@ -517,40 +516,3 @@ def _refuse_repeated(rows: pd.DataFrame, answers: pd.DataFrame, no_question: Col
             way = f"these rows differ in {visible(name):.40}: give {column}{conditions}"
             break
         raise _Refusal(f"has draw {draw} of problem {visible(problem)!r:.60} {sizes.max()} times: {way}")
-
-
-# --- copies --------------------------------------------------------------------------------------------------
-
-
-def counted_shares(answers: Mapping[str, pd.DataFrame]) -> dict[str, float]:
-    """Return `counted_share` of each setting; draws are told apart if some problem has two grades or texts."""
-    told_apart = False
-    for table in answers.values():
-        told_apart |= bool(table.groupby("problem_id")[["text", "correct"]].nunique().gt(1).any(axis=None))
-    return {name: counted_share(table, told_apart=told_apart) for name, table in answers.items()}
-
-
-def counted_share(answers: pd.DataFrame, *, told_apart: bool = True) -> float:
-    """Which share of the draws of a problem counts: less than all if texts repeat.
-
-    Two draws of a problem with one text and one grade are one draw. So as many draws count as would leave the same
-    chance that two answers of a problem, drawn with replacement, are the same one. Two draws may both say "C", so a
-    text that two problems have is no sign of a copy, unless no problem has two texts and the problems have different
-    ones. Answers without a text are different ones, or the same one if nothing tells draws apart.
-    """
-    # Numbers stand for the texts: pandas' own strings refuse half a character (a lone surrogate).
-    codes, _ = pd.factorize(answers["text"].to_numpy(dtype=object))
-    texts = pd.Series(codes, index=answers.index).where(codes >= 0)
-    problems = answers["problem_id"]
-    owners = problems.groupby(texts).nunique()
-    greedy = len(owners) > 1 and texts.notna().all() and texts.groupby(problems).nunique().max() == 1
-    alone = texts.isna() & told_apart
-    if not greedy:
-        alone |= texts.map(owners) > 1
-    grades = answers["correct"].fillna(-1)
-    version = pd.DataFrame({"text": texts, "grade": grades}).groupby(["text", "grade"], dropna=False).ngroup()
-    version = version.where(~alone, -1 - version.index.to_series())
-    sizes = problems.groupby([problems, version]).size()
-    draws = problems.groupby(problems).size()
-    same = (sizes**2).groupby(level=0).sum() / draws**2
-    return round(float((1 / draws).mean() / same.mean()), 6)

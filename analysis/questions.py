@@ -1,11 +1,11 @@
 """Whether two files of outputs are about the same questions: every column that both share is compared."""
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
 
+from kvsweep.analysis.answers import plain
 from kvsweep.messages.errors import UserError
 from kvsweep.messages.escape import visible
 
@@ -14,21 +14,6 @@ PROMPT, GOLD = ("prompt", "input"), ("gold", "target", "expected_answer")  # `an
 _ASKED = {*PROMPT, "question", "problem", "messages", "query", "instruction", "prompt_hash", "doc"}
 OF_QUESTION = {*_ASKED, *GOLD, "choices", "options", "expected", "ground_truth", "reference", "reference_answer"}
 OF_QUESTION |= {"correct_answer"}
-_REPLIES = ("assistant", "tool")  # roles of messages that the model wrote or caused
-_WHOLE = re.compile(r"(-?)0*([0-9]+)(?:\.0*)?")  # AIME writes 070
-
-
-def plain(value: Any) -> str:
-    """A value without what makes no difference: spaces, a whole number's zeros, ids of messages, the model's own."""
-    if isinstance(value, list):
-        parts = [part for part in value if not (isinstance(part, dict) and part.get("role") in _REPLIES)]
-        return " ".join(filter(None, map(plain, parts)))
-    if isinstance(value, dict):  # whose order says nothing, and a table has a null for what a row lacks
-        names = [name for name in sorted(value, key=str) if name != "id" and value[name] is not None]
-        return " ".join(f"{name}: {plain(value[name])}" for name in names)
-    text = " ".join(str(value).split())
-    whole = _WHOLE.fullmatch(text)
-    return text if whole is None else "".join(whole.groups())
 
 
 def each(column: Any, read: Callable[[Any], Any]) -> Any:

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.outputs import GREEDY_BELOW, PAIR, Outputs, Reading, counted_shares, read_outputs
+from kvsweep.analysis.answers import GREEDY_BELOW, counted_shares
+from kvsweep.analysis.outputs import PAIR, Outputs, Reading, read_outputs
 from kvsweep.analysis.questions import differing, one_per_problem, refuse_many_ids
 from kvsweep.analysis.report.judged import judged_page
 from kvsweep.analysis.statistics import noninferiority

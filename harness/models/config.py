@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvsweep.harness.models.gguf_file import is_cut_otherwise, names, scales_rope
-from kvsweep.harness.models.hub import adapter_files, commit_of, converted, find_gguf, is_id
+from kvsweep.annexes import annex
+from kvsweep.harness.models.hub import adapter_files, commit_of, is_id
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.row_types import content_hash
-from kvsweep.run_files.safe_files import digests
+from kvsweep.run_files.safe_files import contains, digests
 from kvsweep.run_files.thinking import ThinkTags
 
 # Roles for which a stand-in tokenizer must have a token.
@@ -96,7 +96,12 @@ class ModelConfig:
     @property
     def checkpoint(self) -> str:
         """The folder or hub id of weights and tokenizer; a GGUF file is converted to a folder."""
-        return self.place if self.gguf is None else str(converted(find_gguf(self.gguf)))
+        return self.place if self._gguf_file is None else str(annex("gguf").converted(self._gguf_file))
+
+    @property
+    def _gguf_file(self) -> Path | None:
+        """The file that `gguf` names, whose weights a built model does not read."""
+        return None if self.gguf is None or self.is_built else Path(annex("gguf").find_gguf(self.gguf))
 
     @property
     def commit(self) -> str | None:
@@ -110,8 +115,8 @@ class ModelConfig:
         return {**self._checkpoint_files(), **dict(zip(adapter, digests(adapter), strict=True))}
 
     def _checkpoint_files(self) -> dict[Path, str]:
-        if self.gguf is not None and not self.is_built:
-            file = find_gguf(self.gguf)
+        file = self._gguf_file
+        if file is not None:
             return {file: digests([file])[0]}
         if self.is_built or not Path(self.place).is_dir():
             return {}
@@ -128,26 +133,26 @@ class ModelConfig:
             weights = content_hash([weights, digests(adapter_files(self.adapter))[-1]])
         # Named only if it acts, so that cells from before this setting keep their cell_id.
         forced = {"force_think": True, "think_start": self.think_start} if self.force_think else {}
-        file = find_gguf(self.gguf) if self.gguf is not None and not self.is_built else None
-        scaled = {"gguf_rope": True} if file is not None and scales_rope(file) else {}
-        scaled |= {"gguf_tokenizer": True} if file is not None and is_cut_otherwise(file) else {}
+        file = self._gguf_file
+        marks = {} if file is None else annex("gguf").marks(file)
         dated = {"today": self.today} if self._may_read_the_date() else {}
         bare = {"chat_template": "none"} if self.chat_template == "none" else {}
         given = {"template": dict(self.template)} if self.template else {}
         run = {"dtype": self.dtype, "random_weights": self.random_weights, "think_end": self.think_end}
-        return {"weights": weights, **run, **forced, **bare, **given, **scaled, **dated}
+        return {"weights": weights, **run, **forced, **bare, **given, **marks, **dated}
 
     def _may_read_the_date(self) -> bool:
         """True if the chat template asks for today's date, or lies on the hub and another date is set."""
         if self.is_built or self.chat_template == "none":
             return False
-        if self.gguf is not None:
-            return names(find_gguf(self.gguf), _DATE)
+        file = self._gguf_file
+        if file is not None:
+            return contains(file, _DATE)
         folder = Path(self.place)
         if not folder.is_dir():
             return self.today != ModelConfig.today
         files = [*folder.rglob("*.jinja"), *(folder / name for name in _TEMPLATES)]
-        return any(names(file, _DATE) for file in files if file.is_file())
+        return any(contains(file, _DATE) for file in files if file.is_file())
 
     def describe(self) -> dict[str, Any]:
         """The model's entry in cell.yaml: names, identity, and the tags that grading uses to find the answer."""

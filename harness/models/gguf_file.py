@@ -6,11 +6,11 @@ message (`modeling_gguf_pytorch_utils`).
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsweep.messages.errors import UserError
+from kvsweep.run_files.safe_files import contains
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -35,8 +35,6 @@ _WITHOUT_EFFECT: dict[str, Any] = {
 }
 _LAYERS_OF_GEMMA3_27B = 62
 _ROPE_FREQUENCIES = "rope_freqs.weight"
-# A file begins with its fields and tensor names; the vocabulary takes most of this space.
-_HEAD_BYTES = 64 << 20
 # The field as its bytes in the file, with type and length: Qwen2's pre-tokenizer.
 _CUT_OF_QWEN2 = "tokenizer.ggml.pre" + "\x08\0\0\0" + "\x05\0\0\0\0\0\0\0" + "qwen2"
 # Fields that `scale_rope` reads.
@@ -45,24 +43,12 @@ _SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_c
 
 def scales_rope(file: Path) -> bool:
     """True if a file names a rotary scaling."""
-    return names(file, _ROPE_FREQUENCIES) or names(file, _SCALING[0])
+    return contains(file, _ROPE_FREQUENCIES) or contains(file, _SCALING[0])
 
 
 def is_cut_otherwise(file: Path) -> bool:
     """True if this file's tokens may differ from those that an earlier kvsweep took from transformers."""
-    return not names(file, _CUT_OF_QWEN2)
-
-
-def names(file: Path, text: str) -> bool:
-    """True if the head of a file contains a text."""
-    found = file.stat()
-    return _names(file, text, found.st_mtime_ns, found.st_size)
-
-
-@lru_cache(maxsize=64)  # every cell asks for the model's identity, which asks this
-def _names(file: Path, text: str, *_: int) -> bool:
-    with file.open("rb") as opened:
-        return text.encode() in opened.read(_HEAD_BYTES)
+    return not contains(file, _CUT_OF_QWEN2)
 
 
 def scale_rope(reader: GGUFReader, config: PreTrainedConfig) -> None:

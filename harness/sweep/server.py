@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -16,6 +16,8 @@ from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policy import Policy
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import build, build_target, plain
+from kvsweep.harness.sweep.source import Source
+from kvsweep.kernels.implementation import Implementation
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.run_reader import CONTROL
 
@@ -150,3 +152,38 @@ def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
 
 def _asked_again(full: Server) -> Server:
     return dataclasses.replace(full, name=CONTROL, title=", ".join(filter(None, (full.title, "asked again"))))
+
+
+class Served(Source):
+    """Servers of OpenAI's API: each cell's policy is a `Server`, and nothing is known of the model but its name."""
+
+    filler = "kvsweep.harness.sweep.ask"
+    local = False
+    lent = "the tags of thinking"
+    unused = (
+        *("policy", "cache.", "grid.", "model.", "impl", "slots", "invariant"),
+        *("replay", "screen", "texts", "card", "cost."),
+    )
+    used = ("grid.engine", "model.sizes", *(f"model.{name}" for name in NAMES))
+    why = "with engine=openai the server decides that"
+
+    @classmethod
+    def check(cls, config: DictConfig) -> None:
+        fill_models(config)
+
+    @classmethod
+    def choose(cls, config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
+        return build_servers(config)
+
+    @classmethod
+    def read(cls, *settings: Any) -> Self:
+        return cls()
+
+    def impl(self, asked: Implementation) -> Literal["openai"]:
+        return "openai"
+
+    def first_eviction(self, policy: Policy, question: int) -> int:
+        return 0  # cells share no token
+
+    def grows(self, policy: Policy, question: int, tokens: int) -> bool:
+        return True

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from omegaconf import DictConfig, OmegaConf
 
+from kvsweep.annexes import annex
 from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.policy import Policy
 from kvsweep.harness.decode.request import first_eviction, grows
@@ -16,7 +17,6 @@ from kvsweep.harness.models.spec import ModelSpec, read_spec
 from kvsweep.harness.settings import build
 from kvsweep.harness.sweep.checks import check_artifacts, check_cache, check_tags
 from kvsweep.harness.sweep.grid import build_policies
-from kvsweep.harness.sweep.server import NAMES, build_servers, fill_models
 from kvsweep.kernels.implementation import Implementation
 from kvsweep.messages.command_line import check_engine
 
@@ -102,41 +102,9 @@ class Decoded(Source):
         return grows(policy, question, tokens)
 
 
-class Served(Source):
-    """Servers of OpenAI's API: each cell's policy is a `Server`, and nothing is known of the model but its name."""
-
-    filler = "kvsweep.harness.sweep.ask"
-    local = False
-    lent = "the tags of thinking"
-    unused = (
-        *("policy", "cache.", "grid.", "model.", "impl", "slots", "invariant"),
-        *("replay", "screen", "texts", "card", "cost."),
-    )
-    used = ("grid.engine", "model.sizes", *(f"model.{name}" for name in NAMES))
-    why = "with engine=openai the server decides that"
-
-    @classmethod
-    def check(cls, config: DictConfig) -> None:
-        fill_models(config)
-
-    @classmethod
-    def choose(cls, config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
-        return build_servers(config)
-
-    @classmethod
-    def read(cls, *settings: Any) -> Self:
-        return cls()
-
-    def impl(self, asked: Implementation) -> Literal["openai"]:
-        return "openai"
-
-    def first_eviction(self, policy: Policy, question: int) -> int:
-        return 0  # cells share no token
-
-    def grows(self, policy: Policy, question: int, tokens: int) -> bool:
-        return True
-
-
 def source_class(config: DictConfig) -> type[Source]:
     """Return the source that a configuration chooses; a run of an older version names no engine."""
-    return Decoded if OmegaConf.select(config, "engine._target_") is None else Served
+    if OmegaConf.select(config, "engine._target_") is None:
+        return Decoded
+    kind: type[Source] = annex("servers").Served
+    return kind

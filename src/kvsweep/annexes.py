@@ -6,12 +6,14 @@ from typing import Any
 # By the command's or the setting's name.
 ANNEXES = {
     "compare": "analysis.compare",
+    "gguf": "harness.models.gguf_folder",
     "plan": "harness.sweep.plan",
     "policy": "harness.policy_check",
     "predictor": "harness.predictor.command",
     "replay": "harness.replay.command",
     "screen": "harness.screen",
     "trace": "harness.trace.command",
+    "servers": "harness.sweep.server",
     "tracker": "harness.sweep.tracker",
     "verify": "harness.verify.command",
 }

@@ -19,7 +19,8 @@ import pytest
 from pyarrow import parquet
 from scipy import stats
 
-from kvsweep.analysis.outputs import Reading, counted_share, read_outputs
+from kvsweep.analysis.answers import counted_share
+from kvsweep.analysis.outputs import Reading, read_outputs
 from kvsweep.analysis.statistics.noninferiority import beyond_control, decide
 from kvsweep.messages.errors import UserError
 

@@ -13,6 +13,7 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -22,6 +23,8 @@ from kvsweep.messages.errors import UnusableFileError
 
 # The largest file that is read at once, and the longest line of a file that is read line by line.
 MOST_BYTES = 64 << 20
+# In which a GGUF file has its fields and the names of its tensors; the vocabulary takes most of it.
+_HEAD_BYTES = 64 << 20
 _FLAGS = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "rb+": os.O_RDWR}
 # A change within one tick of a file system's clock leaves no trace in the file's times.
 _TICK_NS = 2_000_000_000
@@ -181,3 +184,15 @@ def _computed(files: Sequence[Path], named: bool) -> list[str]:
                 digest.update(block)
         found.append(digest.hexdigest()[:16])
     return found
+
+
+def contains(file: Path, text: str) -> bool:
+    """True if the first 64 MiB of a file contain a text; a file that has not changed is read once."""
+    state = file.stat()
+    return _contains(file, text, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=64)  # every cell asks for the model's identity, which asks this
+def _contains(file: Path, text: str, *_: int) -> bool:
+    with file.open("rb") as opened:
+        return text.encode() in opened.read(_HEAD_BYTES)
