@@ -26,6 +26,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "harness.provenance": ("ground",),
     "harness.toy": ("ground",),
     "harness.models": ("harness.provenance", "compression", "kernels", "ground"),
+    "harness.gguf": ("harness.models", "ground"),
     "harness.overrides": ("ground",),
     "harness.settings": ("harness.overrides", "harness.toy", "ground"),
     "harness.grading": ("harness.models", "harness.settings", "harness.provenance", "ground"),

@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 from transformers import AutoTokenizer
 
-from kvsweep.harness.models.gguf_folder import converted
+from kvsweep.harness.gguf.conversion import converted
 from kvsweep.harness.predictor.traces import ORIGIN_FILE, QUESTIONS_FILE, TRACES_FILE, Trace
 from kvsweep.run_files.row_types import append_row, read_rows
 

@@ -6,7 +6,7 @@ from typing import Any
 # By the command's or the setting's name.
 ANNEXES = {
     "compare": "analysis.compare",
-    "gguf": "harness.models.gguf_folder",
+    "gguf": "harness.gguf.conversion",
     "plan": "harness.sweep.plan",
     "policy": "harness.policy_check",
     "predictor": "harness.predictor.command",

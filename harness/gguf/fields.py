@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# Groups of fields that do not change what the network computes, or that `gguf_tokenizer` checks.
+# Groups of fields that do not change what the network computes, or that `tokenizer` checks.
 _OTHER_GROUPS = {"GGUF", "general", "tokenizer", "quantize", "imatrix"}
 # Fields without effect if they have this value; None: any value.
 _WITHOUT_EFFECT: dict[str, Any] = {

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from kvsweep.harness.models import gguf_file
-from kvsweep.harness.models.gguf_tokenizer import build_tokenizer, end_ids
+from kvsweep.harness.gguf.fields import check_all_is_read, is_cut_otherwise, reader_of, scale_rope, scales_rope
+from kvsweep.harness.gguf.tokenizer import build_tokenizer, end_ids
 from kvsweep.harness.models.hub import check_tensors, lines_of
 from kvsweep.harness.models.notes import warnings_as_notes
 from kvsweep.messages.errors import UserError
@@ -36,7 +36,7 @@ def find_gguf(place: str) -> Path:
 
 def marks(gguf: Path) -> dict[str, bool]:
     """Return what a cell's id says of a file that kvsweep reads otherwise than its first versions did."""
-    reading = {"gguf_rope": gguf_file.scales_rope(gguf), "gguf_tokenizer": gguf_file.is_cut_otherwise(gguf)}
+    reading = {"gguf_rope": scales_rope(gguf), "gguf_tokenizer": is_cut_otherwise(gguf)}
     return {name: True for name, applies in reading.items() if applies}
 
 
@@ -75,7 +75,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     logging.disable_progress_bar()
     try:
-        reader = gguf_file.reader_of(gguf)
+        reader = reader_of(gguf)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         build_tokenizer(fields, gguf).save_pretrained(folder)
         found: Any = AutoModelForCausalLM.from_pretrained(
@@ -83,8 +83,8 @@ def _convert(gguf: Path, folder: Path) -> None:
         )
         read, told = found
         check_tensors(told["missing_keys"])
-        gguf_file.scale_rope(reader, read.config)
-        gguf_file.check_all_is_read(reader, read)
+        scale_rope(reader, read.config)
+        check_all_is_read(reader, read)
     except Exception as error:  # a damaged file, an unknown architecture: each part raises its own error
         reason = lines_of(error)[0].rstrip(".")
         other = "name another, or the model's own folder as model.path"

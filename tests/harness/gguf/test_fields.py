@@ -10,8 +10,8 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Olmo3Config
 
+from kvsweep.harness.gguf.fields import reader_of, scale_rope
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.gguf_file import reader_of, scale_rope
 from kvsweep.harness.models.load import load_model
 from kvsweep.messages.errors import UserError
 from tests.harness.decode.fakes import FULL, run

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from kvsweep.harness.gguf.tokenizer import build_tokenizer, end_ids
 from kvsweep.harness.models.chat import templated
-from kvsweep.harness.models.gguf_tokenizer import build_tokenizer, end_ids
 from kvsweep.messages.errors import UserError
 
 # The expressions of the models' tokenizer.json.
