@@ -1,7 +1,7 @@
 """The reproducibility card: what a stranger needs to make a run's numbers again, read from the cells' files."""
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,12 @@ CORRECTIONS = (
     "the chance of any wrong loss is 2.5% over the settings of a model and benchmark (Holm); safe by Holm "
     "or in a fixed sequence from the largest cache"
 )
+# In the order of the card.
+FACTS = (
+    "command", "protocol", "models", "weights", "benchmarks", "data", "prompt", "answers", "policies", "policy code",
+    "heads", "decoding", "draws", "seed", "completions", "margin", "corrections", "code of kvsweep", "versions",
+    "machine", "kernel set", "arithmetic", "verified",
+)  # fmt: skip
 # A fact with more different values than this says nothing about the run as a whole.
 _MOST_VALUES, _LONGEST = 4, 200
 # Provenance that the card has already, or that is no fact about the run as a whole.
@@ -34,50 +40,83 @@ class _Verified(msgspec.Struct):
 
 def card(found: Findings) -> dict[str, list[str]]:
     """Return the facts by name, each with its different values; the last is the result of the last verify."""
-    run, metrics = found.run, found.metrics
-    passes = [one for record in run.provenance.values() for one in record.get("decoding_passes", [])]
-    flat = [dict(leaves(one)) for one in passes]
-    cells = [(name, dict(leaves(settings))) for name, settings in run.settings.items()]
-    records = [dict(leaves({"git": record.get("git") or {}})) for record in run.provenance.values()]
-    origins = {name: record.get("dataset_origin") for name, record in run.provenance.items()}
-    facts = {
-        "command": (_command(one.get("command")) for one in passes),
-        "protocol": (protocol_of(record.get("config")) for record in run.provenance.values()),
-        "models": metrics["model_title"],
-        "weights": (f"{one.get('model.name')} {one.get('model.weights')} {one.get('model.dtype')}" for _, one in cells),
-        "benchmarks": _problems(run, metrics),
-        "data": (f"{one.get('benchmark.name')} {one.get('dataset_hash')} ({origins.get(name)})" for name, one in cells),
-        "prompt": (_words(one, "benchmark.prompt", "benchmark.option_seed") for _, one in cells),
-        "answers": (_words(one, "benchmark.answer_kind", "benchmark.answer_from") for _, one in cells),
-        "policies": metrics["policy"],
-        "policy code": _policy_codes(run),
-        "heads": (one.get(f"policy.{kind}") for _, one in cells for kind in ("predictor", "statistics", "labels")),
-        "decoding": (
-            f"{one.get('decoding.name')}: {_words(one, 'decoding.', but='decoding.name')}" for _, one in cells if one
-        ),
-        "draws": [_draws(metrics)],
-        "seed": metrics["seed"],
-        "completions": [f"{metrics['completions'].sum():,}"],
-        "margin": (f"{margin:.3g} points" for margin in 100 * metrics["margin"].dropna().unique()),
-        "corrections": [CORRECTIONS] if metrics["margin"].notna().any() else [],
-        "code of kvsweep": [*map(_revision, flat), *(_revision(record, "git.") for record in records)],
-        "versions": (_words(one, "code.packages.", "code.python") for one in flat),
-        "machine": (_machine(one) for one in flat),
-        "kernel set": (one.get("arithmetic.vector_instructions") for one in flat),
-        "arithmetic": (_words(one, "arithmetic.", but="arithmetic.vector_instructions") for one in flat),
-        "verified": [verified(run.directory)] if run.provenance else [],
-    }
-    return {name: known for name, values in facts.items() if (known := _different(values))}
+    facts: dict[str, list[Any]] = {name: [] for name in FACTS}
+    for name, value in _facts(found.run, found.metrics):
+        facts[name].append(value)
+    return _different(facts)
+
+
+def _facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
+    """Yield each fact of each pass, cell and table by its name in `FACTS`."""
+    for cell_id, record in run.provenance.items():
+        for decoding_pass in record.get("decoding_passes", []):
+            yield from _pass_facts(decoding_pass)
+            code = decoding_pass.get("policy_code")
+            if code and cell_id in run.settings:
+                yield "policy code", f"{run.settings[cell_id]['policy']['name']} {code}"
+    for record in run.provenance.values():
+        git = record.get("git") or {}
+        yield "code of kvsweep", _revision(git.get("revision"), git.get("dirty"))
+        yield "protocol", protocol_of(record.get("config"))
+    for cell_id, settings in run.settings.items():
+        origin = run.provenance.get(cell_id, {}).get("dataset_origin")
+        yield from _cell_facts(dict(leaves(settings)), origin)
+    yield from _table_facts(run, metrics)
+    if run.provenance:
+        yield "verified", verified(run.directory)
+
+
+def _pass_facts(decoding_pass: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    words = decoding_pass.get("command")
+    if isinstance(words, list):
+        yield "command", shlex.join(map(str, words))
+    values = dict(leaves(decoding_pass))
+    yield "code of kvsweep", _revision(values.get("code.git_revision"), values.get("code.git_dirty"))
+    yield "versions", _words(values, "code.packages.", "code.python")
+    if "hardware.processor" in values:
+        yield "machine", _machine(values)
+    instructions = "arithmetic.vector_instructions"
+    yield "kernel set", values.get(instructions)
+    yield "arithmetic", _words(values, "arithmetic.", but=instructions)
+
+
+def _cell_facts(settings: dict[str, Any], origin: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the facts in a cell's settings, by their names with dots, and in the origin of its dataset."""
+    value = settings.get
+    yield "weights", f"{value('model.name')} {value('model.weights')} {value('model.dtype')}"
+    yield "data", f"{value('benchmark.name')} {value('dataset_hash')} ({origin})"
+    yield "prompt", _words(settings, "benchmark.prompt", "benchmark.option_seed")
+    yield "answers", _words(settings, "benchmark.answer_kind", "benchmark.answer_from")
+    for kind in ("predictor", "statistics", "labels"):
+        yield "heads", value(f"policy.{kind}")
+    if settings:
+        yield "decoding", f"{value('decoding.name')}: {_words(settings, 'decoding.', but='decoding.name')}"
+
+
+def _table_facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
+    for name, column in (("models", "model_title"), ("policies", "policy"), ("seed", "seed")):
+        for value in metrics[column].unique():
+            yield name, value
+    stored = run.completions.groupby("cell_id", observed=True)["problem_id"].nunique()
+    counted = metrics.assign(count=metrics["cell_id"].map(stored).fillna(metrics["problems"]))
+    for title, most in counted.groupby("benchmark_title", sort=False)["count"].max().items():
+        yield "benchmarks", f"{title} ({most:g} problems)"
+    yield "draws", _draws(metrics)
+    yield "completions", f"{metrics['completions'].sum():,}"
+    for margin in 100 * metrics["margin"].dropna().unique():
+        yield "margin", f"{margin:.3g} points"
+        yield "corrections", CORRECTIONS
 
 
 def rows(facts: dict[str, list[str]], run: Run) -> list[tuple[str, str]]:
     """Return the facts for the page, one text each, then the other provenance of the cells."""
-    others: dict[str, list[str]] = {}
+    others: dict[str, list[Any]] = {}
     for record in run.provenance.values():
-        for name, item in leaves({k: v for k, v in record.items() if k not in _NOT_APART}):
-            others.setdefault(name.replace(".", " ").replace("_", " "), []).append(str(item)[:_LONGEST])
-    others = {name: known for name, values in others.items() if (known := _different(values))}
-    return [(name, _one_text(name, values)) for name, values in (facts | others).items()]
+        for name, value in leaves(record):
+            if name.partition(".")[0] not in _NOT_APART:
+                title = name.replace(".", " ").replace("_", " ")
+                others.setdefault(title, []).append(str(value)[:_LONGEST])
+    return [(name, _one_text(name, values)) for name, values in (facts | _different(others)).items()]
 
 
 def _one_text(name: str, values: list[str]) -> str:
@@ -91,8 +130,10 @@ def protocol_of(config: Any) -> str | None:
     chosen = config.get("protocol") if isinstance(config, dict) else None
     if not isinstance(chosen, dict) or not chosen.get("name"):
         return None
-    changed = ", ".join(map(str, chosen.get("changed") or []))
-    return f"{chosen['name']}{f', but {changed}' if changed else ''} ({chosen.get('source')})"
+    name = chosen["name"]
+    if chosen.get("changed"):
+        name = f"{name}, but {', '.join(map(str, chosen['changed']))}"
+    return f"{name} ({chosen.get('source')})"
 
 
 def verified(directory: Path) -> str:
@@ -104,48 +145,40 @@ def verified(directory: Path) -> str:
     return in_one_line(f"{last.started}: {last.summary}")
 
 
-def _different(values: Iterable[Any]) -> list[str]:
-    return list(dict.fromkeys(str(value) for value in values if value not in (None, "", "None", "[]")))
+def _different(facts: dict[str, list[Any]]) -> dict[str, list[str]]:
+    """Return each fact's different values as texts, without the facts that have none."""
+    different = {}
+    for name, values in facts.items():
+        texts = [str(value) for value in values if value not in (None, "", "None", "[]")]
+        if texts:
+            different[name] = list(dict.fromkeys(texts))
+    return different
 
 
-def _command(words: Any) -> str:
-    return shlex.join(map(str, words)) if isinstance(words, list) else ""
-
-
-def _words(one: dict[str, Any], *prefixes: str, but: str = "") -> str:
+def _words(values: dict[str, Any], *prefixes: str, but: str = "") -> str:
     """Return the values with one of the prefixes in their names, as text: "torch 2.13.0, numpy 2.4.6"."""
-    known = [name for name in one if name.startswith(prefixes) and name != but and one[name] is not None]
-    return ", ".join(f"{name.rpartition('.')[2].replace('_', ' ')} {one[name]}" for name in known)
-
-
-def _problems(run: Run, metrics: pd.DataFrame) -> Iterator[str]:
-    asked = run.completions.groupby("cell_id", observed=True)["problem_id"].nunique()
-    counted = metrics.assign(count=metrics["cell_id"].map(asked).fillna(metrics["problems"]))
-    for name, most in counted.groupby("benchmark_title", sort=False)["count"].max().items():
-        yield f"{name} ({most:g} problems)"
-
-
-def _policy_codes(run: Run) -> Iterator[str]:
-    for name, record in run.provenance.items():
-        for one in record.get("decoding_passes", []):
-            if one.get("policy_code") and name in run.settings:
-                yield f"{run.settings[name]['policy']['name']} {one['policy_code']}"
+    words = []
+    for name, value in values.items():
+        if name.startswith(prefixes) and name != but and value is not None:
+            words.append(f"{name.rpartition('.')[2].replace('_', ' ')} {value}")
+    return ", ".join(words)
 
 
 def _draws(metrics: pd.DataFrame) -> str:
-    listed = ", ".join(_different(metrics["draws"].sort_values().map(notation.number)))
+    draws = ", ".join(dict.fromkeys(metrics["draws"].sort_values().map(notation.number)))
     rounds = [text.replace(" ", ", ") for text in metrics["rounds"].dropna().unique() if " " in text]
+    if not rounds:
+        return draws
     ends = "until a cell was decided, which leaves it fewer draws"
-    return f"{listed}; sequential: in rounds of {'; '.join(rounds)}, {ends}" if rounds else listed
+    return f"{draws}; sequential: in rounds of {'; '.join(rounds)}, {ends}"
 
 
-def _revision(one: dict[str, Any], prefix: str = "code.git_") -> str | None:
-    revision = one.get(f"{prefix}revision")
-    return revision and f"{revision}{', changed' * bool(one.get(f'{prefix}dirty'))}"
+def _revision(revision: Any, is_dirty: Any) -> Any:
+    return f"{revision}, changed" if revision and is_dirty else revision
 
 
-def _machine(one: dict[str, Any]) -> str:
-    if "hardware.processor" not in one:
-        return ""
-    gpus = found if isinstance(found := one.get("hardware.gpus"), list) else []
-    return ", ".join(map(str, [one["hardware.processor"], f"{one.get('hardware.cores')} cores", *(gpus or ["no GPU"])]))
+def _machine(values: dict[str, Any]) -> str:
+    gpus = values.get("hardware.gpus")
+    if not gpus or not isinstance(gpus, list):
+        gpus = ["no GPU"]
+    return ", ".join(map(str, [values["hardware.processor"], f"{values.get('hardware.cores')} cores", *gpus]))
