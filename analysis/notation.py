@@ -1,6 +1,7 @@
 """Write numbers, settings and names, the same in pictures, tables and the terminal."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -86,18 +87,25 @@ def missing(value: Any) -> bool:
 
 def number(value: Any) -> str:
     """Write a setting without needless digits: "0.3", "48"; a dash if missing."""
-    return MISSING if missing(value) else f"{value:.10g}"
+    if missing(value):
+        return MISSING
+    return f"{value:.10g}"
 
 
 def percent(fraction: float, *, signed: bool = False) -> str:
     """Write a fraction in percent with one decimal: 0.4733 -> "47.3", signed "+47.3"; a dash if missing."""
-    return MISSING if missing(fraction) else f"{100 * fraction:{'+' * signed}z.1f}"
+    if missing(fraction):
+        return MISSING
+    sign = "+" if signed else ""
+    return f"{100 * fraction:{sign}z.1f}"
 
 
 def percent_pm(fraction: float, error: float, *, signed: bool = False) -> str:
     """Write percent and standard error: "47.3 ± 2.1", or "47.3" if the error is unknown; a dash if missing."""
     value = percent(fraction, signed=signed)
-    return value if missing(fraction) or missing(error) else f"{value} ± {percent(error)}"
+    if missing(fraction) or missing(error):
+        return value
+    return f"{value} ± {percent(error)}"
 
 
 def interval(low: float, high: float, *, signed: bool = False) -> str:
@@ -107,63 +115,83 @@ def interval(low: float, high: float, *, signed: bool = False) -> str:
 
 def decimal(value: float, digits: int = 1) -> str:
     """Write a mean with this many decimals, thousands separated; a dash if missing."""
-    return MISSING if missing(value) else f"{value:,.{digits}f}"
+    if missing(value):
+        return MISSING
+    return f"{value:,.{digits}f}"
 
 
 def p_value(p: float) -> str:
     """Write a p-value with three decimals, or "<0.001"; a dash if missing."""
-    return MISSING if missing(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
+    if missing(p):
+        return MISSING
+    if p < 0.001:
+        return "<0.001"
+    return f"{p:.3f}"
 
 
 def p_equals(p: float) -> str:
     """Write a p-value as an equation: "p = 0.023", "p < 0.001"."""
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    if p < 0.001:
+        return "p < 0.001"
+    return f"p = {p:.3f}"
 
 
 def axes(values: Any) -> str:
     """Name the axes that `values` (a mapping or a row) has: "keep ratio 0.3, window 48, trigger 128"."""
-    known = {name: values[name] for name in AXES if name in values and not missing(values[name])}
-    return ", ".join(f"{AXES[name]} {number(value)}" for name, value in known.items())
+    texts = []
+    for name, title in AXES.items():
+        if name in values and not missing(values[name]):
+            texts.append(f"{title} {number(values[name])}")
+    return ", ".join(texts)
 
 
 def setting(row: Any, *, trigger: bool = True) -> str:
     """Name a row's policy setting: "DynTS 0.3 / 48, trigger 128, question=free", or without the trigger."""
-    sizes = [getattr(row, name, None) for name in ("keep_ratio", "local_window")]
-    name = " / ".join(number(size) for size in sizes if not missing(size))
-    parts = [
-        f"{policy_title(row.policy)} {name}".rstrip(),
-        axes({"budget": row.budget}) if trigger else "",
-        row.variant,
-    ]
-    return ", ".join(part for part in parts if part)
+    name = policy_title(row.policy)
+    sizes = [getattr(row, axis, None) for axis in ("keep_ratio", "local_window")]
+    numbers = [number(size) for size in sizes if not missing(size)]
+    parts = [f"{name} {' / '.join(numbers)}".rstrip()]
+    if trigger:
+        parts.append(axes({"budget": row.budget}))
+    parts.append(row.variant)
+    return ", ".join(filter(None, parts))
 
 
 def setting_of(policy: Mapping[str, Any]) -> str:
     """Name the policy section of a cell.yaml: "DynTS 0.3 / 48, trigger 128"."""
-    return setting(SimpleNamespace(policy=policy["name"], variant="", **{name: policy.get(name) for name in AXES}))
+    sizes = {name: policy.get(name) for name in AXES}
+    return setting(SimpleNamespace(policy=policy["name"], variant="", **sizes))
 
 
 def marks(texts: Iterable[str]) -> dict[str, int]:
     """Count how many texts have each mark, in the order of MARKS; a small loss's mark includes that of a safe cell."""
-    found = list(texts)
-    others = [text.replace(SMALL_LOSS, "") for text in found]
-    counts = {mark: sum(mark in text for text in (found if mark == SMALL_LOSS else others)) for mark in MARKS}
-    return {mark: count for mark, count in counts.items() if count}
+    counts = Counter[str]()
+    for text in texts:
+        counts[SMALL_LOSS] += SMALL_LOSS in text
+        others = text.replace(SMALL_LOSS, "")
+        counts.update(mark for mark in MARKS if mark in others)
+    return {mark: counts[mark] for mark in MARKS if counts[mark]}
 
 
 def state_marks(row: Any) -> str:
     """Return the marks of a cell's score: nothing evicted, nothing quantized, unfinished, fewer draws than others."""
-    unpacked = getattr(row, "packed", None) == 0
-    stopped = getattr(row, "stopped_early", None) == True  # noqa: E712, NaN if nothing is compared
-    untouched = row.policy != "full" and getattr(row, "evicted", None) == 0 and row.bits == 16
-    marks = UNTOUCHED * untouched + UNPACKED * unpacked
-    return marks + UNFINISHED * (row.status != "done") + STOPPED * stopped
+    marks = ""
+    if row.policy != "full" and getattr(row, "evicted", None) == 0 and row.bits == 16:
+        marks += UNTOUCHED
+    if getattr(row, "packed", None) == 0:
+        marks += UNPACKED
+    if row.status != "done":
+        marks += UNFINISHED
+    if getattr(row, "stopped_early", None) == True:  # noqa: E712, NaN if nothing is compared
+        marks += STOPPED
+    return marks
 
 
 def markdown(lines: Iterable[Iterable[str]]) -> str:
     """Write a Markdown table; the first line has the heads."""
-    head, *rows = [[markdown_text(text) for text in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
+    rows = [[*map(markdown_text, line)] for line in lines]
+    rows.insert(1, ["---"] * len(rows[0]))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def csv_text(table: Any) -> str:
@@ -176,10 +204,13 @@ def policy_title(policy: str, variant: str = "") -> str:
 
     `variant` is as in cells.csv. A field called `variant` shows only its value, unless it is "original".
     """
-    named = ", ".join(word for field in variant.split(",") if (word := _variant_title(field.strip())))
-    return POLICY_TITLES.get(policy, policy) + (f" ({named})" if named else "")
+    title = POLICY_TITLES.get(policy, policy)
+    variants = ", ".join(filter(None, map(_variant_title, variant.split(","))))
+    return f"{title} ({variants})" if variants else title
 
 
 def _variant_title(field: str) -> str:
-    name, _, value = field.partition("=")
-    return VARIANT_TITLES.get(value, value.replace("_", " ")) if name == "variant" else field
+    name, _, value = field.strip().partition("=")
+    if name == "variant":
+        return VARIANT_TITLES.get(value, value.replace("_", " "))
+    return field.strip()

@@ -55,7 +55,13 @@ def run_page(
     }
     facts = card.rows(card.card(found), run)
     floors = [(verdict.title, verdict.floor) for verdict in found.verdicts if verdict.floor]
-    places = [place for place in metrics["question"].unique() if place in TITLES]
+    # Costs have their own section, and heatmaps are buttons on the page.
+    sections: dict[str, list[Picture]] = {"pictures": [], "heatmaps": [], "costs": []}
+    for picture in pictures:
+        sections[_section(picture)].append(picture)
+    grade = ""
+    if metrics["ungraded"].any():
+        grade = f"kvsweep grade {shlex.quote(in_one_line(str(run.directory)))}"
     page = {
         "found": found,
         "embedded": embedded,
@@ -72,21 +78,14 @@ def run_page(
         "made_of": _made_of(dict(facts)),
         "matter": [title for title, floor in floors if floor.signal],
         # True if a heatmap's scores may differ by chance alone.
-        "pale": any(not floor.signal for _, floor in floors),
-        "questions": [(TITLES[place], MEANINGS[place]) for place in places],
-        # Costs have their own section, and heatmaps are buttons on the page.
-        "pictures": [one for one in pictures if not one.name.startswith(("cost", "heatmap", "difference"))],
-        "heatmaps": [one for one in pictures if one.name.startswith(("heatmap", "difference"))],
-        "costs": [one for one in pictures if one.name.startswith("cost")],
-        "cheapest": [
-            f"{model_title(metrics, model)}: {cheapest_in_words(settings_by_bytes(metrics, model))}"
-            for model in found.models
-            if metrics.loc[metrics["model"] == model, "bits"].nunique() > 1
-        ],
+        "pale": not all(floor.signal for _, floor in floors),
+        "questions": [(TITLES[place], MEANINGS[place]) for place in metrics["question"].unique() if place in TITLES],
+        **sections,
+        "cheapest": _cheapest(found),
         "progress": _progress(found),
         "failures": _failures(run, metrics),
         # The command that grades ungraded completions, or "".
-        "grade": f"kvsweep grade {shlex.quote(in_one_line(str(run.directory)))}" * bool(metrics["ungraded"].any()),
+        "grade": grade,
         "concerns": _concerns(found),
         "uncharted": found.charted[MAX_COMPARED:],
         "facts": facts,
@@ -95,22 +94,42 @@ def run_page(
     return render("report.html.jinja", page=page, notation=notation, tables=tables)
 
 
+def _section(picture: Picture) -> str:
+    if picture.name.startswith(("heatmap", "difference")):
+        return "heatmaps"
+    return "costs" if picture.name.startswith("cost") else "pictures"
+
+
+def _cheapest(found: Findings) -> list[str]:
+    """Return for each model with several numbers of bits a line on its cheapest setting."""
+    lines = []
+    metrics = found.metrics
+    for model in found.models:
+        if metrics.loc[metrics["model"] == model, "bits"].nunique() > 1:
+            cheapest = cheapest_in_words(settings_by_bytes(metrics, model))
+            lines.append(f"{model_title(metrics, model)}: {cheapest}")
+    return lines
+
+
 def _label_counts(metrics: pd.DataFrame) -> dict[Any, str]:
     """Return how many settings have each label, by model and benchmark title: "15 worse, 6 unclear, 3 safe"."""
     compared = metrics[metrics["decision"].notna() & ~is_control(metrics)]
-    groups = compared.groupby(["model_title", "benchmark_title"], sort=False)["decision"]
-    return {
-        name: f"of {counted(len(labels), 'setting')}: "
-        + ", ".join(f"{count} {label}" for label, count in labels.value_counts().items())
-        for name, labels in groups
-    }
+    counts = {}
+    for name, labels in compared.groupby(["model_title", "benchmark_title"], sort=False)["decision"]:
+        words = [f"{count} {label}" for label, count in labels.value_counts().items()]
+        counts[name] = f"of {counted(len(labels), 'setting')}: {', '.join(words)}"
+    return counts
 
 
 def _marks(boards: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return the marks in the heatmaps, with their meanings."""
-    panels = [panel for board in boards for panel in board["panels"]]
-    cells = chain.from_iterable([*panel["full"], *chain(*dict(panel["rows"]).values())] for panel in panels)
-    return [(mark, notation.MARKS[mark]) for mark in notation.marks(f"{label}{mark}" for _, label, mark, *_ in cells)]
+    cells = []
+    for panel in chain.from_iterable(board["panels"] for board in boards):
+        cells += panel["full"]
+        for _, row in panel["rows"]:
+            cells += row
+    texts = [f"{label}{mark}" for _, label, mark, *_ in cells]
+    return [(mark, notation.MARKS[mark]) for mark in notation.marks(texts)]
 
 
 def _made_of(facts: dict[str, str]) -> str:
@@ -121,46 +140,61 @@ def _made_of(facts: dict[str, str]) -> str:
 
 def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the cells in order, each with all known numbers, the texts that name it, and its marks."""
-    rows = list(notation.rows(metrics))
-    named = metrics.round(6).assign(
-        setting=[notation.setting(row) for row in rows],
-        policy_title=[notation.policy_title(row.policy, row.variant) for row in rows],
-        partial=(metrics["status"] != "done") | (metrics["ungraded"] > 0),
-        marks=[notation.state_marks(row) + notation.UNSURE * (getattr(row, "sure", "") == "no") for row in rows],
-    )
-    return [{str(name): value for name, value in row.items() if pd.notna(value)} for row in named.to_dict("records")]
+    cells = []
+    for row, numbers in zip(notation.rows(metrics), metrics.round(6).to_dict("records"), strict=True):
+        marks = notation.state_marks(row)
+        if getattr(row, "sure", "") == "no":
+            marks += notation.UNSURE
+        texts = {
+            "setting": notation.setting(row),
+            "policy_title": notation.policy_title(row.policy, row.variant),
+            "partial": row.status != "done" or row.ungraded > 0,
+            "marks": marks,
+        }
+        cells.append({str(name): value for name, value in (numbers | texts).items() if pd.notna(value)})
+    return cells
 
 
 def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
     """Return the clickable heatmaps on one colour scale: of each grid and model, and of other settings."""
-    metrics, look, difference = found.metrics, Look(scale=scale), scale == "diff_from_full"
-    boards = [
-        (
-            f"{model_title(metrics, model)} | {grid.title}",
-            heatmap.grid_panels(grid, model, metrics, look, found.verdicts),
-        )
-        for grid in found.grids
-        for model in grid.models
-        if has_results(grid.cells, model)
-    ]
-    every = [number for _, panels in boards for panel in panels for number in panel.cells["value"]]
+    metrics = found.metrics
+    boards: list[tuple[str, list[heatmap.Panel]]] = []
+    all_values: list[float] = []
+    in_grids: set[str] = set()
+    for grid in found.grids:
+        in_grids.update(grid.cells["cell_id"])
+        for model in grid.models:
+            if has_results(grid.cells, model):
+                panels = heatmap.grid_panels(grid, model, metrics, Look(scale=scale), found.verdicts)
+                boards.append((f"{model_title(metrics, model)} | {grid.title}", panels))
+                all_values += chain.from_iterable(panel.cells["value"] for panel in panels)
     shown = []
     for title, panels in boards:
-        ranges = [list(panel.cells["value"]) if scale == "own" else every for panel in panels]
-        drawn = [_drawn(panel, [own] * len(panel.columns)) for panel, own in zip(panels, ranges, strict=True)]
+        drawn = []
+        for panel in panels:
+            values = list(panel.cells["value"]) if scale == "own" else all_values
+            drawn.append(_drawn(panel, [values] * len(panel.columns)))
         shown.append({"title": title, "corner": "window ↓ ratio →", "panels": drawn})
-    in_grids = {cell_id for grid in found.grids for cell_id in grid.cells["cell_id"]}
     apart = metrics[~metrics["cell_id"].isin(in_grids)].drop_duplicates([*SETTING, "benchmark"])
-    for model, rows in apart.groupby("model", sort=False):
-        if not found.grids or (rows["policy"] != "full").any():
-            panel = _settings_panel(rows, difference)
-            values = panel.matrix("value")
-            compressed = values[1:] if panel.rows[0] == notation.policy_title("full") else values
-            ranges = [every or list(values.flat)] * len(panel.columns) if difference else list(compressed.T)
-            which = "settings outside the grids" if found.grids else "all settings"
-            title = f"{model_title(metrics, str(model))} | {which}"
-            shown.append({"title": title, "corner": "policy, keep ratio / window", "panels": [_drawn(panel, ranges)]})
+    which = "settings outside the grids" if found.grids else "all settings"
+    for model in found.models:
+        rows = apart[apart["model"] == model]
+        if (rows["policy"] != "full").any() or (len(rows) and not found.grids):
+            panel = _settings_panel(rows, scale == "diff_from_full")
+            title = f"{model_title(metrics, model)} | {which}"
+            drawn = [_drawn(panel, _column_values(panel, all_values))]
+            shown.append({"title": title, "corner": "policy, keep ratio / window", "panels": drawn})
     return shown
+
+
+def _column_values(panel: heatmap.Panel, grid_values: list[float]) -> list[list[float]]:
+    """Return the numbers that each benchmark's colours span: its compressed settings', or all differences."""
+    values = panel.matrix("value")
+    if panel.difference:
+        return [grid_values or list(values.flat)] * len(panel.columns)
+    if panel.rows[0] == notation.policy_title("full"):
+        values = values[1:]
+    return list(values.T)
 
 
 def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
@@ -189,18 +223,23 @@ def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
     cmap = panel.colors(style.SEQUENTIAL)
     ends = [heatmap.limits(numbers, difference=panel.difference) for numbers in ranges]
 
-    def cell(row: Any, limits: tuple[float, float] | None) -> list[str]:
-        is_on_scale = limits is not None and limits[0] <= row.value <= limits[1]
-        colours = style.shade(row.value, limits, cmap) if limits and is_on_scale else ("", "")
+    def cell(row: Any, limits: tuple[float, float]) -> list[str]:
+        colours = ("", "")
+        if limits[0] <= row.value <= limits[1]:
+            colours = style.shade(row.value, limits, cmap)
         return [row.cell_id, row.label, row.mark, row.error, *colours]
 
-    cells = [cell(row, ends[place % len(ends)]) for place, row in enumerate(panel.cells.itertuples())]
+    full_ends = (np.inf, -np.inf) if panel.difference else ends[0]
+    cells = panel.cells.itertuples()
+    rows = []
+    for name in panel.rows:
+        rows.append([name, [cell(next(cells), limits) for limits in ends]])
     return {
         "title": panel.title.rpartition(" | ")[2],
         "chance": ", ".join(panel.chance),
         "columns": panel.columns,
-        "full": [cell(row, None if panel.difference else ends[0]) for row in panel.full.itertuples()],
-        "rows": [[name, cells[i * len(ends) : (i + 1) * len(ends)]] for i, name in enumerate(panel.rows)],
+        "full": [cell(row, full_ends) for row in panel.full.itertuples()],
+        "rows": rows,
         "ends": [notation.percent(end / 100, signed=panel.difference) for end in ends[0]],
         "ramp": [style.shade(place, (0, 1), cmap)[0] for place in np.linspace(0, 1, 9)],
     }
@@ -208,9 +247,13 @@ def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
 
 def _progress(found: Findings) -> dict[str, Any]:
     """Return a sweep's progress: counts of cells and completions; `expected` is None if unknown."""
-    metrics, begun = found.metrics, set(found.metrics["cell_id"])
-    cells = [item for task in found.run.tasks for item in task.cells.items()]
-    waiting = {cell_id: cell.expected for cell_id, cell in cells if cell_id not in begun}
+    metrics = found.metrics
+    begun = set(metrics["cell_id"])
+    waiting = {}
+    for task in found.run.tasks:
+        for cell_id, cell in task.cells.items():
+            if cell_id not in begun:
+                waiting[cell_id] = cell.expected
     expected = metrics["expected"].sum(skipna=False) + sum(waiting.values())
     return {
         "cells": len(metrics),
@@ -232,7 +275,9 @@ def _failures(run: Run, metrics: pd.DataFrame) -> list[dict[str, Any]]:
     for task in run.tasks:
         left = [cell for cell_id, cell in task.cells.items() if cell_id not in done]
         if task.state == "failed" and left:
-            lines = [f"{one.model} | {one.benchmark}: {one.policy}: {one.finished} of {one.expected}" for one in left]
+            lines = [
+                f"{cell.model} | {cell.benchmark}: {cell.policy}: {cell.finished} of {cell.expected}" for cell in left
+            ]
             error = visible(task.error or "The task left no error.")
             texts = {"task": task.task, "cells": _shortened(lines), "command": task.command}
             found.append(in_one_line(texts) | {"error": error})
@@ -270,8 +315,8 @@ def _concerns(found: Findings) -> list[tuple[str, list[str], bool]]:
         "No full-cache cell to compare with": list(alone["model_title"] + " | " + alone["benchmark_title"]),
         "Notices from reading the files": found.run.notices,
     }
-    said = [(heading, lines) for heading, lines in concerns.items() if lines]
-    return [(f"{heading}: {len(lines)}", _shortened(lines), heading in ROUTINE) for heading, lines in said]
+    raised = [(heading, lines) for heading, lines in concerns.items() if lines]
+    return [(f"{heading}: {len(lines)}", _shortened(lines), heading in ROUTINE) for heading, lines in raised]
 
 
 def _reason(out: Screened) -> str:
@@ -296,4 +341,6 @@ def _cell(row: Any) -> str:
 
 def _shortened(lines: list[str]) -> list[str]:
     more = len(lines) - MAX_LISTED
-    return lines if more <= 0 else [*lines[:MAX_LISTED], f"and {more} more"]
+    if more <= 0:
+        return lines
+    return [*lines[:MAX_LISTED], f"and {more} more"]
