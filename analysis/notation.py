@@ -70,6 +70,7 @@ class Look:
     interval: bool = False  # write the 95% interval under each value of a heatmap
     map: str | None = None  # a matplotlib colour map for scores; None: the figures' own
     title: str | None = None  # over each figure of heatmaps
+    pdf: bool = False  # write each figure as PDF too, which takes as long as PNG and SVG together
 
 
 DEFAULT_LOOK = Look()

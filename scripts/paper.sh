@@ -92,5 +92,5 @@ sweeps "$THREE${TWO:+,$TWO}" "$THREE"
 sweeps "$LAST" "$LAST"
 [ "$MODE" != --dry-run ] || exit 0
 run verify "$RUN"
-run report "$RUN" --columns 4 --width 14
+run report "$RUN" --columns 4 --width 14 --pdf
 "$PYTHON" "$ROOT/scripts/study/paper_table.py" "$RUN" "${TABLE[@]}" | tee "$OUT/table.md"

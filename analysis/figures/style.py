@@ -288,16 +288,17 @@ def _families_with(characters: str) -> list[str]:
     return families
 
 
-def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
+def save_figure(figure: Figure, directory: Path, name: str, *, pdf: bool = True) -> dict[str, Path]:
     """Write a figure as PNG (200 dpi), SVG and PDF, always the same bytes, and its caption (its label) as text."""
-    paths = {suffix: directory / f"{name}.{suffix}" for suffix in FORMATS}
+    paths = {suffix: directory / f"{name}.{suffix}" for suffix in FORMATS if pdf or suffix != "pdf"}
     dates: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context(STYLE):
         for suffix, path in paths.items():
             with replacing(path) as temporary:
                 draw_glyphs(figure, partial(figure.savefig, temporary, format=suffix, metadata=dates[suffix]))
-            # Layout is the slow part: the first format computes it, and the other formats reuse it.
-            figure.set_layout_engine("none")
+            # Layout is the slow part: the first format computes it, and the other formats reuse it. With an engine, or
+            # a placeholder of one, matplotlib would draw once more before it writes.
+            figure.set_layout_engine(None)
     caption = directory / f"{name}.txt"
     replace_text(caption, f"{figure.get_label()}\n")
     return {**paths, "txt": caption}

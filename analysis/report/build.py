@@ -34,7 +34,7 @@ def build_report(
     reload: float | None = None,
     tell: Callable[[str], object] | None = None,
 ) -> Path:
-    """Write cells.csv, card.json, tables.md, tables.tex, figures as PNG, SVG and PDF, and report.html; return its path.
+    """Write cells.csv, card.json, tables.md, tables.tex, figures as PNG and SVG, and report.html; return its path.
 
     Args:
         directory: a run directory, finished or not, or a CSV of grids of which only the scores are known.

@@ -41,7 +41,8 @@ def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
     for figure, name in _of_run(found, look):
         if figure:
             stem = file_name(*name)
-            svg = base64.b64encode(save_figure(figure, folder, stem)["svg"].read_bytes()).decode()
+            written = save_figure(figure, folder, stem, pdf=look.pdf)
+            svg = base64.b64encode(written["svg"].read_bytes()).decode()
             share = min(1.0, figure.get_figwidth() / PAGE_WIDTH)
             address = f"data:image/svg+xml;base64,{svg}"
             pictures.append(Picture(caption=str(figure.get_label()), name=stem, address=address, width=share))

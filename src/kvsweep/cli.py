@@ -185,6 +185,7 @@ def _print_columns(context: click.Context, _option: click.Parameter, given: bool
 @option("--scale", type=click.Choice(["own", "shared", "diff_from_full"]), default="own", help="Heatmaps' colours.")
 @option("--interval", is_flag=True, help="Write the 95% interval under each value of the heatmaps.")
 @option("--columns", metavar="N", type=_above_0, help="Heatmaps in a row; by default as many as fit.")
+@option("--pdf", is_flag=True, help="Write the figures as PDF too.")
 @option("--marks", is_flag=True, help="Draw verdicts, full caches and chance spans into the heatmaps.")
 @option(
     "--width",

@@ -39,7 +39,7 @@ pdf.compression: 0
 
 def report(run: Path, output: Path, **environment: str) -> dict[str, str]:
     """The digests of a report's pictures, drawn by a process of its own."""
-    command = [sys.executable, "-m", "kvsweep.cli", "report", str(run), "--output", str(output)]
+    command = [sys.executable, "-m", "kvsweep.cli", "report", str(run), "--pdf", "--output", str(output)]
     ended = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     pictures = [path for path in output.rglob("*") if path.suffix in (".png", ".svg", ".pdf")]
