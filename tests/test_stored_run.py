@@ -98,6 +98,11 @@ def test_verify_takes_the_divided_files_for_the_same_code(run, kvsweep):
 
 
 @pytest.mark.slow
+def test_trace_draws_a_run_whose_cells_have_shards_alone(run, kvsweep):
+    assert kvsweep("trace", str(run), "--show", "retention", "--out", "pictures").code == 0
+
+
+@pytest.mark.slow
 def test_a_replay_repeats_no_row(run, kvsweep):
     before = lines(run, "*/replay.jsonl")
     assert sum(map(len, before.values())) == 6

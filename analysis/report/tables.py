@@ -62,10 +62,16 @@ def _legend(scores: pd.DataFrame) -> list[str]:
         f"{notation.number(row.keep_ratio)} / {notation.number(row.local_window)}: keep ratio / local window"
         for row in notation.rows(sized.head(1))
     ]
-    beside = " beside the question" if (found["question"] == "on_top").any() else ""
+    size = _size_after_eviction(found)
+    beside = " beside the question" if size != "KV budget" else ""
     words = [*named, f"trigger: cached tokens{beside} at which eviction fires (policy.budget)"]
-    words += ["KV budget: tokens left after an eviction, the question among them", "evicted: texts that lost tokens"]
+    words += [f"{size}: tokens left after an eviction, the question among them", "evicted: texts that lost tokens"]
     return ["; ".join(words)] if len(found) else []
+
+
+def _size_after_eviction(cells: pd.DataFrame) -> str:
+    """Name a column of tokens that are left: a question on top counts neither to the trigger nor to the KV budget."""
+    return "KV budget + question" if cells["question"].eq("on_top").any() else "KV budget"
 
 
 def headline(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -122,7 +128,8 @@ def _caches(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
     counts = settings[["evicted", "completions"]].sum(min_count=1)
     kept = settings["mean_length_after"].mean()
     shares = counts["evicted"].map(notation.number) + " of " + counts["completions"].astype("str")
-    return {"evicted": shares.where(counts["evicted"].notna(), MISSING), "KV budget": kept.map(notation.decimal)}
+    shares = shares.where(counts["evicted"].notna(), MISSING)
+    return {"evicted": shares, _size_after_eviction(ours): kept.map(notation.decimal)}
 
 
 def markdown(metrics: pd.DataFrame) -> str:

@@ -164,7 +164,9 @@ def of_completion(
     folder: Path, question: str, completion: Completion, overrides: Sequence[str] = (), grade: Grade | None = None
 ) -> TextSource:
     """Return a cell's completion, with the run's configuration and the size of the cell's policy."""
-    stored, own = stored_config(folder / PROVENANCE_FILE), StoredCell(folder).settings["policy"]
+    cell = StoredCell(folder)
+    files = cell.files(PROVENANCE_FILE)  # a cell of several shards has only theirs
+    stored, own = stored_config(next(iter(files.values()), folder / PROVENANCE_FILE)), cell.settings["policy"]
     policy = stored["policy"] | {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in stored["policy"]}
     if "rows" in policy:  # rows and every set keep_ratio and budget in another form
         policy.update(rows=None, every=None)

@@ -5,7 +5,7 @@ const COLUMNS = {
   policy: (cell) => [cell.policy, cell.variant].filter(Boolean).join(", "),
   "keep ratio": (cell) => number(cell.keep_ratio),
   window: (cell) => number(cell.local_window),
-  trigger: (cell) => number(cell.budget),
+  trigger: (cell) => `${number(cell.budget)}${cell.question === "on_top" && cell.budget ? " + question" : ""}`,
   "KV budget": (cell) => decimal(cell.mean_length_after, 1),
   draws: (cell) => number(cell.draws),
   "Pass@1 ± SE": (cell) => plusMinus(cell.pass_at_1, cell.se),

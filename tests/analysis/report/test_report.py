@@ -221,7 +221,7 @@ def test_summary_table(run, make_cell):
         make_cell([[1], [1]], benchmark=benchmark, benchmark_title=title)
     make_cell([[1], [0]], policy="dynts", done=False, expected=4)
     lines = summary_table(run).splitlines()
-    assert lines[0].split() == ["Toy-Qwen", "Chain", "Add", "mean", "evicted", "KV", "budget"]
+    assert lines[0].split() == ["Toy-Qwen", "Chain", "Add", "mean", "evicted", "KV", "budget", "+", "question"]
     assert lines[1].split() == ["full", "cache", *(["100.0", "±", "0.0"] * 3), "0", "of", "4", "–"]
     name = ["DynTS", "0.3", "/", "48,", "trigger", "128"]
     assert lines[2].split() == [*name, "50.0", "±", "50.0*", "–", "–", "2", "of", "2", "72.0"]
