@@ -8,20 +8,18 @@ import pandas as pd
 
 GREEDY_BELOW = 2  # Answers that count as fewer draws say nothing about new draws.
 _REPLIES = ("assistant", "tool")  # roles of messages that the model wrote or caused
-_WHOLE = re.compile(r"(-?)0*([0-9]+)(?:\.0*)?")  # AIME writes 070
+_WHOLE = re.compile(r"^(-?)0*([0-9]+)(?:\.0*)?$")  # AIME writes 070
 
 
 def plain(value: Any) -> str:
     """A value without what makes no difference: spaces, a whole number's zeros, ids of messages, the model's own."""
     if isinstance(value, list):
-        parts = [part for part in value if not (isinstance(part, dict) and part.get("role") in _REPLIES)]
-        return " ".join(filter(None, map(plain, parts)))
+        parts = [plain(part) for part in value if not (isinstance(part, dict) and part.get("role") in _REPLIES)]
+        return " ".join(filter(None, parts))
     if isinstance(value, dict):  # whose order says nothing, and a table has a null for what a row lacks
         names = [name for name in sorted(value, key=str) if name != "id" and value[name] is not None]
         return " ".join(f"{name}: {plain(value[name])}" for name in names)
-    text = " ".join(str(value).split())
-    whole = _WHOLE.fullmatch(text)
-    return text if whole is None else "".join(whole.groups())
+    return _WHOLE.sub(r"\1\2", " ".join(str(value).split()))
 
 
 def counted_shares(answers: Mapping[str, pd.DataFrame]) -> dict[str, float]:

@@ -15,12 +15,17 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from kvsweep.analysis.questions import GOLD, OF_QUESTION, PROMPT, each, plain
+from kvsweep.analysis.answers import plain
 from kvsweep.messages.errors import UserError
 from kvsweep.messages.escape import is_text, visible
 from kvsweep.run_files.other_rows import rows_of_file
 from kvsweep.run_files.thinking import DEFAULT_TAGS, ending, joined
 
+# Columns that describe a question, whatever else a file holds.
+PROMPT, GOLD = ("prompt", "input"), ("gold", "target", "expected_answer")  # `answer` is as often the model's own
+ASKED = {*PROMPT, "question", "problem", "messages", "query", "instruction", "prompt_hash", "doc"}
+OF_QUESTION = {*ASKED, *GOLD, "choices", "options", "expected", "ground_truth", "reference", "reference_answer"}
+OF_QUESTION |= {"correct_answer"}
 # The usual names of a column, by its meaning.
 _NAMES: Mapping[str, Sequence[str]] = {
     "id": ("problem_id", "doc_id", "id", "problem_idx", "question_id", "problem"),
@@ -40,10 +45,11 @@ _GRADE_WORDS |= dict.fromkeys(("0", "0.0", "false", "i", "incorrect", "wrong", "
 _FAILURES = {"error", "errors", "error_message", "exception", "invalidation", "invalidated"}
 _NOTHING = {"", "0", "0.0", "false", "no", "none", "null", "nan", "ok"}
 _FAILED_ENDS = {"error", "abort", "aborted", "cancelled", "canceled", "timeout"}
+_NO_GRADE = -1.0
 MOST_ROWS = 10_000_000
 _KEYS = ("samples", "task_states.cases")  # of inspect_ai and llama-eval
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".eval")
-_WHOLE = re.compile(r"(\d{1,15})(?:\.0)?")  # a float, where a column has a missing value
+_WHOLE_ID = re.compile(r"^(\d{1,15})\.0$")  # a float, where a column has a missing value
 _REPEAT = re.compile(r"-rs(\d+)$")  # the draw in the name of a file of NeMo-Skills and sgl-eval
 PAIR = ["problem_id", "draw"]
 Row = Mapping[str, Any]
@@ -90,7 +96,7 @@ class Outputs(NamedTuple):
     rows: int  # before --where
     answers: pd.DataFrame
     questions: pd.DataFrame
-    columns: Collection[str]
+    columns: set[str]
     grade: str | None
     score: str | None
 
@@ -103,51 +109,67 @@ def _of_rows(row: Row, graded: bool) -> Iterator[Row]:
 
 
 def _of_kvsweep(row: Row, graded: bool) -> Iterator[Row]:
-    yield {**row, "error": "grader_timeout" if row.get("outcome") == "grader_timeout" else None}
+    if row.get("outcome") == "grader_timeout":
+        row = {**row, "error": "grader_timeout"}
+    yield row
 
 
 def _of_lighteval(row: Row, graded: bool) -> Iterator[Row]:
     """The samples of one problem, which have one metric together."""
-    doc, texts = row["doc"], _list(row["model_response"].get("text")) or [None]
-    known = {"id": doc.get("id"), "prompt": doc.get("query"), "scores": row["metric"] if len(texts) == 1 else {}}
-    golds, place = _list(doc.get("choices")), doc.get("gold_index")
-    if isinstance(place, int) and place in range(len(golds)):
-        known["gold"] = golds[place]
+    doc = row["doc"]
+    texts = _list(row["model_response"].get("text")) or [None]
+    answer = {"id": doc.get("id"), "prompt": doc.get("query")}
+    if len(texts) == 1:
+        answer["scores"] = row["metric"]
+    golds = _list(doc.get("choices"))
+    place = doc.get("gold_index")
+    if place in range(len(golds)):
+        answer["gold"] = golds[place]
     for draw, text in enumerate(texts):
-        yield {**known, "draw": draw, "text": text}
+        yield {**answer, "draw": draw, "text": text}
 
 
 def _of_inspect_ai(row: Row, graded: bool) -> Iterator[Row]:
     """A sample, whose message may have its thinking as a part; its first epoch is 1."""
     choice = _first_object(row["output"].get("choices"))
-    content, thinking = _first_object([choice.get("message")]).get("content"), None
-    if isinstance(content, list):
-        parts = [part for part in content if isinstance(part, dict)]
-        thinking = "\n".join(str(part["reasoning"]) for part in parts if part.get("reasoning"))
-        content = "".join(str(part["text"]) for part in parts if part.get("text")) or None
-    reason = row.get("stop_reason") or choice.get("stop_reason")
-    answer = {"text": content, "reasoning_content": thinking, "stop_reason": reason}
+    text = _object(choice.get("message")).get("content")
+    thinking = None
+    if isinstance(text, list):
+        thinking = "\n".join(_parts(text, "reasoning"))
+        text = "".join(_parts(text, "text")) or None
+    answer = {"text": text, "reasoning_content": thinking}
+    answer["stop_reason"] = row.get("stop_reason") or choice.get("stop_reason")
     epoch = row.get("epoch")
     if isinstance(epoch, int) and epoch > 0:
         answer |= {"epoch": None, "draw": epoch - 1}
     yield {**row, **answer}
 
 
+def _parts(content: Sequence[Any], name: str) -> list[str]:
+    """What the parts of a message have under a name."""
+    parts = []
+    for part in content:
+        if isinstance(part, dict) and part.get(name):
+            parts.append(str(part[name]))
+    return parts
+
+
 def _of_llama_eval(row: Row, graded: bool) -> Iterator[Row]:
     """A case; one that is pending or has failed has no answer."""
-    names = {"id": "problem_idx", "draw": "chunk_idx", "gold": "expected", "text": "response"}
-    known = {meaning: row.get(name) for meaning, name in names.items()}
-    known |= {name: row.get(name) for name in ("prompt", "correct", "reasoning_content", "finish_reason")}
-    yield known | {"error": None if row.get("status") == "ok" else str(row.get("status"))}
+    case = {**row, "draw": row.get("chunk_idx"), "gold": row.get("expected"), "grader_log": None}
+    if row.get("status") != "ok":
+        case["error"] = str(row.get("status"))
+    yield case
 
 
 def _of_lm_eval(row: Row, graded: bool) -> Iterator[Row]:
     """The answers of one request, whose metrics are those of a filter's one; log-likelihoods are no texts."""
-    requests = row["resps"]
-    repeats = requests[0] if len(requests) == 1 and isinstance(requests[0], list) else requests
+    repeats = row["resps"]
+    if len(repeats) == 1 and isinstance(repeats[0], list):
+        repeats = repeats[0]
     texts = [text for text in repeats if isinstance(text, str)]
     if len(texts) < 2 or graded:
-        yield {"text": next(iter(texts), None), **row}
+        yield {"text": [*texts, None][0], **row}
         return
     metrics = {*_GRADES, "metrics", *_metrics(row.get("metrics"))}
     ungraded = {name: value for name, value in row.items() if name not in metrics}
@@ -160,7 +182,7 @@ class Format(NamedTuple):
 
     marks: Mapping[str, type]
     read: Callable[[Row, bool], Iterator[Row]]
-    question: Collection[str] | None  # None: all columns that are no part of the answer
+    question: Collection[str]  # none: all columns that are no part of the answer
 
 
 FORMATS = {
@@ -170,7 +192,7 @@ FORMATS = {
     "sgl-eval, NeMo-Skills": Format({"symbolic_correct": bool}, _of_rows, ("expected_answer", "problem")),
     "lm-evaluation-harness": Format({"resps": list}, _of_lm_eval, ("doc", "target", "prompt_hash")),
     "kvsweep": Format({"schema": int}, _of_kvsweep, ("gold",)),
-    "rows": Format({}, _of_rows, None),
+    "rows": Format({}, _of_rows, ()),
 }
 
 
@@ -182,11 +204,19 @@ def _format_of(row: Row) -> Format:
 
 
 def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    if isinstance(value, list):
+        return value
+    return []
+
+
+def _object(value: Any) -> Row:
+    if isinstance(value, dict):
+        return value
+    return {}
 
 
 def _first_object(values: Any) -> Row:
-    return next((value for value in _list(values) if isinstance(value, dict)), {})
+    return next(filter(None, map(_object, _list(values))), {})
 
 
 def _metrics(names: Any) -> list[str]:
@@ -198,20 +228,18 @@ def _metrics(names: Any) -> list[str]:
 
 def read_outputs(source: Source, reading: Reading = _USUAL) -> Outputs:
     """Read a setting's outputs. What cannot be understood, or stands twice, raises a UserError."""
-    files, draws = _files_of([source] if isinstance(source, Path) else source, reading)
-    return _read(files, draws, reading)
-
-
-def _files_of(paths: Sequence[Path], reading: Reading) -> tuple[list[Path], list[int]]:
-    """The files of a setting, and the draw of the rows that name none: that of the file's name, or its place."""
+    if isinstance(source, Path):
+        source = [source]
     files = list[Path]()
-    for path in paths:
+    for path in source:
         files += _outputs_in(path, reading) if path.is_dir() else [path]
-    repeats = [_REPEAT.search(file.stem) for file in files]
-    draws = [int(repeat[1]) for repeat in repeats if repeat]
-    if len(files) == 1 or not len(files) == len(draws) == len({*draws}):
+    # The draw of the rows that name none is that of the file's name, or the file's place.
+    draws = list[int]()
+    for file in files:
+        draws += map(int, _REPEAT.findall(file.stem))
+    if len(files) == 1 or len({*draws}) < len(files):
         draws = [*range(len(files))]
-    return files, draws
+    return _read(files, draws, reading)
 
 
 def _outputs_in(folder: Path, reading: Reading) -> list[Path]:
@@ -227,20 +255,24 @@ def _outputs_in(folder: Path, reading: Reading) -> list[Path]:
         return results
     if len(outputs) != 1:
         shown = ": " + ", ".join(map(str, outputs[:4])) if outputs else ""
-        mend = "name a file, or a folder with the files of one setting"
-        raise UserError(f"{folder} has {len(outputs)} files of outputs{shown}: {mend}.")
+        raise UserError(
+            f"{folder} has {len(outputs)} files of outputs{shown}: name a file, or a folder with one setting's files."
+        )
     return outputs
 
 
 def _begins_with_outputs(path: Path, reading: Reading) -> bool:
     with suppress(UserError):
-        return bool(_read([path], [0], replace(reading, where={}), most=1).files)
+        _read([path], [0], replace(reading, where={}), most=1)
+        return True
     return False
 
 
 def _read(files: Sequence[Path], draws: Sequence[int], reading: Reading, most: int = MOST_ROWS) -> Outputs:
     """The outputs of some files; at most so many rows of each."""
-    rows, places, formats = list[Row](), list[tuple[str, int, str | None]](), list[Format]()
+    rows = []
+    places = []
+    formats = []
     for file, draw in zip(files, draws, strict=True):
         for number, (place, values) in enumerate(itertools.islice(rows_of_file(file, keys=_KEYS), most)):
             if number == 0:
@@ -248,49 +280,42 @@ def _read(files: Sequence[Path], draws: Sequence[int], reading: Reading, most: i
             for row in formats[-1].read(values, reading.graded):
                 rows.append(row)
                 places.append((place, draw, _failure(row, reading.ignored)))
+    named = " and ".join(map(str, files))
     if len(rows) >= MOST_ROWS:
-        raise UserError(f"{_named(files)} has {MOST_ROWS:,} rows or more: give a part of it.")
+        raise UserError(f"{named} has {MOST_ROWS:,} rows or more: give a part of it.")
     table = pd.DataFrame(rows, dtype=object)
-    answers = pd.DataFrame(places, columns=["place", "draw", "sign"]).astype({"place": object, "sign": object})
+    answers = pd.DataFrame(places, columns=["place", "draw", "sign"], dtype=object)
     try:
-        return _outputs(files, table, answers, {known.question for known in formats}, reading)
+        return _outputs(files, table, answers, formats, reading)
     except _Refusal as refusal:
-        raise UserError(f"{_named(files)} {refusal}.") from None
+        raise UserError(f"{named} {refusal}.") from None
 
 
 class _Refusal(Exception):
     """What is wrong with a setting's rows, without the name of its files."""
 
 
-def _named(files: Sequence[Path]) -> str:
-    return " and ".join(map(str, files))
-
-
 # --- columns -------------------------------------------------------------------------------------------------
 
 
 def _outputs(
-    files: Sequence[Path],
-    table: pd.DataFrame,
-    answers: pd.DataFrame,
-    questions: Collection[Collection[str] | None],
-    reading: Reading,
+    files: Sequence[Path], table: pd.DataFrame, answers: pd.DataFrame, formats: Sequence[Format], reading: Reading
 ) -> Outputs:
-    taken = pd.Series(True, index=table.index)
+    rows = table
     for name, values in reading.where.items():
-        taken &= each(_column(table, name), str).isin([*values])
-    if not taken.any():
+        rows = rows[each(_column(rows, name), str).isin([*values])]
+    if not len(rows):
         condition = " with that --where" if reading.where else ""
         raise _Refusal(f"has no row of a graded output{condition}: check it")
-    rows = table[taken].drop(columns=[name for name in reading.ignored if name in table])
-    answers = answers[taken].assign(problem_id=_problems(rows, answers, reading))
+    rows = rows.drop(columns=[*reading.ignored], errors="ignore")
+    answers = answers.loc[rows.index]
+    answers = answers.assign(problem_id=_problems(rows, answers, reading))
     answers["draw"] = _draws(rows, answers, reading)
     answers["ending"] = _endings(rows, reading)
     answers["text"] = _texts(rows, answers, reading)
-    golds = _meaning("gold", rows, reading)
-    answers["gold"] = each(golds, lambda gold: gold[0] if isinstance(gold, list) and len(gold) == 1 else gold)
+    answers["gold"] = each(_meaning("gold", rows, reading), _of_one)
     answers["prompt"] = _first(rows, [reading.columns["prompt"]] if "prompt" in reading.columns else PROMPT)
-    metrics = [*dict.fromkeys(itertools.chain(*map(_metrics, rows["metrics"])))] if "metrics" in rows else []
+    metrics = dict.fromkeys(itertools.chain(*map(_metrics, _first(rows, ["metrics"]))))
     answers["correct"], grade, score = _grades(rows, answers, metrics, reading)
     answers["sign"] = _signs(answers)
     answers.loc[answers["sign"].notna(), "correct"] = float("nan")
@@ -298,15 +323,29 @@ def _outputs(
         answers[name] = answers[name].astype(object).where(answers[name].notna(), None)
     if reading.group is not None:
         answers["group"] = each(_column(rows, reading.group), str)
-    no_question = {*_OF_ANSWER, *metrics, *reading.where, *reading.columns.values(), reading.correct, reading.group}
+    no_question: set[Any] = {*_OF_ANSWER, *metrics, *reading.where, *reading.columns.values()}
+    no_question |= {reading.correct, reading.group}
     _refuse_repeated(rows, answers, no_question)
-    columns = {*rows} - no_question
-    if None not in questions:
-        columns &= {name for names in questions for name in names or ()}
-    described = rows[[name for name in rows if name in columns]].assign(gold=answers["gold"], prompt=answers["prompt"])
+    described = rows.drop(columns=[*no_question], errors="ignore")
+    if all(program.question for program in formats):
+        of_question = itertools.chain(*(program.question for program in formats))
+        described = described[described.columns.intersection([*of_question])]
+    described = described.assign(gold=answers["gold"], prompt=answers["prompt"])
     described["prompt_hash"] = _meaning("prompt_hash", rows, reading)
-    columns = {*map(str, table)}
-    return Outputs(files, len(table), answers, described, columns, grade, score)
+    for column in described:
+        described[column] = each(described[column].dropna(), plain)
+    return Outputs(files, len(table), answers, described, {*map(str, table)}, grade, score)
+
+
+def each(column: Column, read: Callable[[Any], Any]) -> Column:
+    """A column of objects: pandas' own texts cannot hold half a character."""
+    return pd.Series([read(value) for value in column], index=column.index, dtype=object)
+
+
+def _of_one(value: Any) -> Any:
+    if isinstance(value, list) and len(value) == 1:
+        return value[0]
+    return value
 
 
 def _column(rows: pd.DataFrame, name: str) -> Column:
@@ -334,13 +373,17 @@ def _meaning(
     """The column that was named for a meaning, or those of the usual names whose values fit it and are the same."""
     if meaning in reading.columns:
         return _column(rows, reading.columns[meaning])
-    names = [name for name in _NAMES[meaning] if name in rows and rows[name].notna().any()]
-    fitting = [name for name in names if fits(rows[name])]
+    fitting = []
+    for name in _NAMES[meaning]:
+        if name in rows and rows[name].notna().any() and fits(rows[name]):
+            fitting.append(name)
     for name in fitting[1:]:
         both = rows[[fitting[0], name]].dropna()
         if not each(both[fitting[0]], read).equals(each(both[name], read)):
-            two = f"{fitting[0]} and {name}, which differ, and each may be the {meaning}"
-            raise _Refusal(f"has {two}: name it by --column {meaning}=NAME")
+            raise _Refusal(
+                f"has {fitting[0]} and {name}, which differ, and each may be the {meaning}: name it by --column "
+                f"{meaning}=NAME"
+            )
     return _first(rows, fitting)
 
 
@@ -365,9 +408,7 @@ def _id(value: Any) -> str:
         value = int(value)
     if type(value) not in (str, int):
         return ""
-    text = " ".join(str(value).split())
-    whole = _WHOLE.fullmatch(text)
-    return whole[1] if whole else text
+    return _WHOLE_ID.sub(r"\1", " ".join(str(value).split()))
 
 
 def _draws(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Column:
@@ -382,7 +423,8 @@ def _draws(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Colum
 
 
 def _whole(value: Any) -> int | None:
-    return int(_id(value)) if _id(value).isdecimal() else None
+    number = _id(value)
+    return int(number) if number.isdecimal() else None
 
 
 def _number_draws(column: Column, problems: Column) -> bool:
@@ -418,43 +460,50 @@ def _texts(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Colum
 
 
 def _grades(
-    rows: pd.DataFrame, answers: pd.DataFrame, metrics: Sequence[str], reading: Reading
+    rows: pd.DataFrame, answers: pd.DataFrame, metrics: Collection[str], reading: Reading
 ) -> tuple[Column, str | None, str | None]:
     """1, 0 or NaN, by the column that was named, the one score, or a usual column; its name; its score's."""
-    scores = {name: rows[name] for name in metrics if name in rows}
-    if "scores" in rows:
-        scores |= _scores(rows["scores"])
-    columns = scores | {name: rows[name] for name in _GRADES if name in rows}
-    if reading.correct is not None:
-        columns = {name: column for name, column in {**rows, **scores}.items() if name == reading.correct}
-    # What a failed request has as its grade is none.
-    values = {name: each(column.where(answers["sign"].isna()), _grade) for name, column in columns.items()}
-    fitting = {name: column for name, column in values.items() if str not in {*map(type, column)}}
-    first = next(iter(fitting), "")
-    differing = [name for name in fitting if not fitting[name].fillna(-1).eq(fitting[first].fillna(-1)).all()]
-    if not fitting or differing:
+    scores = _scores(rows)
+    for name in metrics:
+        if name in rows:
+            scores[name] = rows[name]
+    columns = {**rows, **scores}
+    names = [*scores, *_GRADES] if reading.correct is None else [reading.correct]
+    fitting = {}
+    words = {}
+    for name in names:
+        if name in columns:
+            # What a failed request has as its grade is none.
+            grades = each(columns[name].where(answers["sign"].isna()), _grade)
+            if str in {*map(type, grades)}:
+                words[name] = grades
+            else:
+                fitting[name] = grades.astype(float).fillna(_NO_GRADE)
+    if len({*map(tuple, fitting.values())}) != 1:
         if answers["sign"].notna().all() or (not reading.graded and reading.correct is None):
             return pd.Series(float("nan"), index=rows.index), None, None
         mend = "name one with --correct NAME (1 right, 0 wrong), or give --grades ours"
-        if differing:
+        if fitting:
             raise _Refusal(f"has the grades {', '.join(map(visible, fitting))}, which differ: {mend}")
-        for name, column in values.items():
-            row = next(row for row, value in column.items() if isinstance(value, str))
-            wrong = f"{visible(name)}={visible(column[row]):.40} in {answers['place'][row]}"
+        for name, grades in words.items():
+            row = grades.map(type).eq(str).idxmax()
+            wrong = f"{visible(name)}={visible(grades[row]):.40} in {answers['place'][row]}"
             raise _Refusal(f"has {wrong}, which is neither right nor wrong: write 1 or 0, or give --grades ours")
         raise _Refusal(f"has no grade: {mend}; it has {visible(', '.join(map(str, rows))):.200}")
-    filters = {*map(str, _first(rows, ["filter"]).dropna())} - {"none"}
-    parts = [first] if first in scores else []
-    return fitting[first].astype(float), first, " ".join([*parts, *sorted(filters)]) or None
+    [(grade, values), *_] = fitting.items()
+    parts = sorted({*map(str, _first(rows, ["filter"]).dropna())} - {"none"})
+    if grade in scores:
+        parts.insert(0, grade)
+    return values.where(values != _NO_GRADE), grade, " ".join(parts) or None
 
 
-def _scores(column: Column) -> dict[str, Column]:
+def _scores(rows: pd.DataFrame) -> dict[str, Column]:
     """A column of each score that rows name, as inspect_ai and lighteval write them."""
-    objects = each(column, lambda scores: scores if isinstance(scores, dict) else {})
-    found = dict[str, Column]()
+    objects = each(_first(rows, ["scores"]), _object)
+    scores = {}
     for name in dict.fromkeys(itertools.chain(*objects)):
-        found[name] = each(objects, methodcaller("get", name))
-    return found
+        scores[name] = each(objects, methodcaller("get", name))
+    return scores
 
 
 def _grade(value: Any) -> float | str | None:
@@ -473,7 +522,7 @@ def _signs(answers: pd.DataFrame) -> Column:
     if answers["text"].notna().any():
         # The thinking may have taken all tokens.
         empty = each(answers["text"], lambda text: not (text or "").strip()) & answers["ending"].ne("length")
-        signs = signs.where(signs.notna() | ~empty, "an empty text")
+        signs = signs.mask(signs.isna() & empty, "an empty text")
     return signs
 
 
@@ -497,7 +546,7 @@ def _says(value: Any) -> bool:
     return str(value).strip().lower() not in _NOTHING
 
 
-def _refuse_repeated(rows: pd.DataFrame, answers: pd.DataFrame, no_question: Collection[str | None]) -> None:
+def _refuse_repeated(rows: pd.DataFrame, answers: pd.DataFrame, no_question: Collection[Any]) -> None:
     """Raise _Refusal for an answer that stands twice; it names a column that tells the rows apart.
 
     Its values are those of the whole file: a text, a number or a time has others at other problems.

@@ -1,24 +1,44 @@
 """Whether two files of outputs are about the same questions: every column that both share is compared."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from kvsweep.analysis.answers import plain
+from kvsweep.analysis.outputs import ASKED, OF_QUESTION, Outputs
 from kvsweep.messages.errors import UserError
 from kvsweep.messages.escape import visible
 
-# Columns that describe a question, whatever else a file holds.
-PROMPT, GOLD = ("prompt", "input"), ("gold", "target", "expected_answer")  # `answer` is as often the model's own
-_ASKED = {*PROMPT, "question", "problem", "messages", "query", "instruction", "prompt_hash", "doc"}
-OF_QUESTION = {*_ASKED, *GOLD, "choices", "options", "expected", "ground_truth", "reference", "reference_answer"}
-OF_QUESTION |= {"correct_answer"}
 
-
-def each(column: Any, read: Callable[[Any], Any]) -> Any:
-    """A column of objects: pandas' own texts cannot hold half a character."""
-    return pd.Series([read(value) for value in column], index=column.index, dtype=object)
+def refuse_unlike(outputs: Mapping[str, Outputs], baseline: str, ignored: Sequence[str]) -> None:
+    """Raise UserError for settings of other questions or grades, and for an `ignored` name of no column of any."""
+    columns = set[str]()
+    for setting in outputs.values():
+        columns |= setting.columns
+    for name in ignored:
+        if name not in columns:
+            has = visible(", ".join(sorted(columns)))
+            raise UserError(f"--ignore {visible(name)} names no column: choose from {has:.300}.")
+    questions = {}
+    for name, setting in outputs.items():
+        questions[name] = one_per_problem(setting.questions, setting.answers)
+        _refuse_many_ids(questions[name], name)
+    full = outputs[baseline]
+    for name, setting in outputs.items():
+        if full.score and setting.score and full.score != setting.score:
+            raise UserError(
+                f"{baseline} and {name} have the grades {full.score!r:.60} and {setting.score!r:.60}: give outputs of "
+                "the same grades, or choose by --correct NAME, --where filter=NAME."
+            )
+        draws = min(full.answers["draw"].nunique(), setting.answers["draw"].nunique())
+        differing = _differing(questions[baseline], questions[name], draws)
+        for column, problem in differing.items():
+            names = ", ".join(map(visible, differing))
+            other = f"{baseline} and {name} differ in {names:.200} for problem {visible(problem)!r:.60}"
+            raise UserError(
+                f"{other}: give outputs of the same questions, or --ignore {visible(column)} if that is no part of the "
+                "question (repeatable)."
+            )
 
 
 def one_per_problem(questions: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFrame:
@@ -28,7 +48,7 @@ def one_per_problem(questions: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFr
     """
     columns = {}
     for name in questions:
-        texts = each(questions[name].dropna(), plain)
+        texts: Any = questions[name].dropna()
         by_problem = texts.groupby(answers["problem_id"])
         varying = by_problem.nunique() > 1
         if not varying.any():
@@ -38,38 +58,45 @@ def one_per_problem(questions: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFr
             of_problem = texts[answers["problem_id"].eq(problem)]
             other = of_problem[of_problem.ne(of_problem.iloc[0])]
             has = f"{answers['place'][other.index[0]]} has another {name} ({visible(other.iloc[0])!r:.60})"
-            mend = f"give one task's rows (--where KEY=VALUE), or --ignore {name} if it is no part of the question"
-            raise UserError(f"{has} than an earlier row of problem {visible(problem)!r:.60}: {mend}.")
+            raise UserError(
+                f"{has} than an earlier row of problem {visible(problem)!r:.60}: give one task's rows (--where "
+                f"KEY=VALUE), or --ignore {name} if it is no part of the question."
+            )
     return pd.DataFrame(columns, dtype=object)
 
 
-def refuse_many_ids(table: pd.DataFrame, name: str) -> None:
+def _refuse_many_ids(table: pd.DataFrame, name: str) -> None:
     """Raise UserError if most questions have several ids, so that draws would count as problems.
 
     One question that all ids have says how to answer and not what is asked.
     """
-    asked = [column for column in table if column in _ASKED]
-    questions = table[[column for column in table if column in OF_QUESTION]].dropna(how="all", subset=asked)
-    different = len(questions.drop_duplicates()) if asked else 0
+    asked = table.columns.intersection([*ASKED])
+    if asked.empty:
+        return
+    questions = table[table.columns.intersection([*OF_QUESTION])].dropna(how="all", subset=asked)
+    different = len(questions.drop_duplicates())
     if 1 < different <= len(questions) / 2:
-        has = f"{visible(name)} has {len(questions):,} ids for {different:,} questions"
-        mend = "--column id=NAME names the problem's id and --column draw=NAME the draw"
-        end = "or --ignore a column that is no part of the question"
-        raise UserError(f"{has}, so that draws would count as problems: {mend}, {end}.")
+        raise UserError(
+            f"{visible(name)} has {len(questions):,} ids for {different:,} questions, so that draws would count as "
+            "problems: --column id=NAME names the problem's id and --column draw=NAME the draw, or --ignore a column "
+            "that is no part of the question."
+        )
 
 
-def differing(first: pd.DataFrame, second: pd.DataFrame, *, several: bool) -> Iterator[tuple[str, str]]:
-    """Each column that differs between two files, with the first problem where it does.
+def _differing(first: pd.DataFrame, second: pd.DataFrame, draws: int) -> dict[str, str]:
+    """The first problem of each column that differs between two settings.
 
     With one draw each column has one value in all draws. Then sentences alone are compared, and the columns that are
     known by name. A column with one value in the whole file describes the run.
     """
+    problems = {}
     for name in first.columns.intersection(second.columns, sort=False):
-        ours, theirs = first[name].dropna().align(second[name].dropna(), join="inner")
+        one, other = first[name].dropna().align(second[name].dropna(), join="inner")
         if name not in OF_QUESTION:
             sentences = first[name].dropna().str.count(" ").gt(1).mean() > 0.5
-            if not (several or sentences) or 1 in (first[name].nunique(), second[name].nunique()):
+            if (draws == 1 and not sentences) or 1 in (first[name].nunique(), second[name].nunique()):
                 continue
-        differ = ours.ne(theirs)
+        differ = one.ne(other)
         if differ.any():
-            yield str(name), str(differ.idxmax())
+            problems[str(name)] = str(differ.idxmax())
+    return problems

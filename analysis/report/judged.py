@@ -17,7 +17,7 @@ MOST_TEXTS = 2000  # over all files
 def judged_page(
     table: pd.DataFrame,
     sentences: Mapping[str, str],
-    words: str,
+    words: Sequence[str],
     notes: Sequence[str],
     answers: Mapping[str, pd.DataFrame],
     full: str,
@@ -25,7 +25,7 @@ def judged_page(
     """Return the HTML page: `table`, `sentences` and `words` of the verdicts, `notes`, and some texts of each pair."""
     ids = {name: f"file{number}" for number, name in enumerate(answers)}
     rows = {name: _with_outcomes(answers[name]).assign(cell_id=ids[name]) for name in (full, *sentences)}
-    texts = rows[full]["text"]
+    texts = rows[full]["text"].dropna()
     shown = _shown_pairs(rows)
     cells, blocks = [], {}
     for name, own in rows.items():
@@ -36,7 +36,7 @@ def judged_page(
         block: dict[str, Any] = {"base": None if name == full else ids[full], "left_out": len(own) - len(draws)}
         first = draws.drop_duplicates("problem_id").itertuples()
         block["problems"] = {row.problem_id: {"gold": _text(row.gold), "question": _text(row.prompt)} for row in first}
-        block["draws"] = [_draw(row, texts.get(row.Index)) for row in draws.itertuples()]
+        block["draws"] = [_draw(row, texts.get(row.Index, "")) for row in draws.itertuples()]
         blocks[ids[name]] = packed(block)
     named = [{"id": ids[name], "name": name, "full": name == full} for name in answers]
     outcomes = outcome_map(pd.concat(rows.values(), ignore_index=True), named)
@@ -45,7 +45,7 @@ def judged_page(
         "judged.html.jinja",
         table=table,
         sentences=sentences.values(),
-        words=words.splitlines(),
+        words=words,
         notes=notes,
         names=list(answers),
         shown=[ids[name] for name in sentences],
@@ -78,8 +78,8 @@ def _text(value: Any) -> str | None:
     return json.dumps(value, default=str)
 
 
-def _draw(row: Any, full: Any) -> dict[str, Any]:
-    same = common_length(row.text, full if isinstance(full, str) else "")
+def _draw(row: Any, full: str) -> dict[str, Any]:
+    same = common_length(row.text, full)
     outcome = row.outcome if isinstance(row.outcome, str) else ""
     known = {"problem": row.problem_id, "draw": row.draw, "outcome": outcome}
     return {**known, "text": row.text, "characters": len(row.text), "same": same, "evictions": []}
