@@ -38,7 +38,8 @@ def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarra
     `rows` are one cell's completions, indexed by their number in the run; `events` are their evictions. Returns live,
     held, full, each [steps]: the count, the mean length, and the mean length without evictions.
     """
-    tokens, begin = rows["num_tokens"].to_numpy(), np.zeros(len(rows), int)
+    tokens = rows["num_tokens"].to_numpy()
+    begin = np.zeros(len(rows), int)
     steps = int(tokens.max())
     live = _sums(begin, tokens, np.ones(len(rows)), steps)
     full = _sums(begin, tokens, rows["prompt_tokens"].to_numpy(), steps) + live * np.arange(steps)
@@ -50,8 +51,8 @@ def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarra
 
 def _sums(begins: np.ndarray, ends: np.ndarray, amounts: np.ndarray, steps: int) -> np.ndarray:
     """Sum at each step the amounts that are active there: each from its begin to just before its end."""
-    begun, ended = (np.bincount(places, amounts, steps)[:steps] for places in (begins, ends))
-    return np.cumsum(begun - ended)
+    changes = np.bincount(begins, amounts, steps)[:steps] - np.bincount(ends, amounts, steps)[:steps]
+    return np.cumsum(changes)
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -78,7 +79,9 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
         held, full = _lengths(run, cell)
         texts.append(full)
         drawn = [held, _memory_ratio(run, cell, next(iter(full_cells), ""), held, full)]
-        drawn += [(shape[0] + shape[1] * full) / (shape[0] + shape[1] * held)] if shape else []
+        if shape:
+            token, cached_token = shape
+            drawn.append((token + cached_token * full) / (token + cached_token * held))
         for axes, values in zip(panels, drawn, strict=True):
             axes.plot(values, label=name, color=style.LINE_COLORS[place], linestyle=style.DASHES[place], linewidth=1.2)
     panels[0].plot(max(texts, key=len), color="0.4", linewidth=1, label=notation.policy_title("full"), zorder=1)
@@ -102,14 +105,19 @@ def _lengths(run: Run, cell: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _memory_ratio(run: Run, cell: str, full_cell: str, held: np.ndarray, full: np.ndarray) -> np.ndarray:
     """Full-cache KV bytes divided by this cell's, per step; the length ratio if bytes per token are unknown."""
-    own, whole = (run.provenance.get(name, {}).get("bytes", {}) for name in (cell, full_cell))
-    if not (own.get("row") and whole.get("row")):
+    full_bytes = _kv_bytes(run, full_cell, full)
+    cell_bytes = _kv_bytes(run, cell, held)
+    if full_bytes is None or cell_bytes is None:
         return full / held
-    full_bytes, own_bytes = (
-        lengths * sizes["row"] + sizes.get("newest", 0) + sizes.get("fixed", 0)
-        for lengths, sizes in ((full, whole), (held, own))
-    )
-    return full_bytes / own_bytes
+    return full_bytes / cell_bytes
+
+
+def _kv_bytes(run: Run, cell: str, lengths: np.ndarray) -> np.ndarray | None:
+    """Return the KV bytes of caches of these lengths; None if bytes per token are unknown."""
+    sizes = run.provenance.get(cell, {}).get("bytes", {})
+    if not sizes.get("row"):
+        return None
+    return lengths * sizes["row"] + sizes.get("newest", 0) + sizes.get("fixed", 0)
 
 
 def _chosen(cells: pd.DataFrame) -> list[tuple[str, str]]:
@@ -120,12 +128,14 @@ def _chosen(cells: pd.DataFrame) -> list[tuple[str, str]]:
     lengths = (np.log(cells["mean_cache_length"]) / np.log1p(ALIKE)).round()
     groups = [rows for _, rows in cells.groupby([lengths, "bits"])]
     places = np.unique(np.linspace(0, len(groups) - 1, MAX_LINES).round().astype(int))
-    found = []
+    chosen = []
     for place in places:
         first: Any = next(groups[place].itertuples())
-        others = len(groups[place]) - 1
-        found.append((notation.setting(first) + (f" and {others} alike" if others else ""), first.cell_id))
-    return found
+        name = notation.setting(first)
+        if len(groups[place]) > 1:
+            name += f" and {len(groups[place]) - 1} alike"
+        chosen.append((name, first.cell_id))
+    return chosen
 
 
 def flops(run: Run, cell_id: str) -> tuple[float, float] | None:
@@ -133,10 +143,11 @@ def flops(run: Run, cell_id: str) -> tuple[float, float] | None:
     path = ((run.provenance.get(cell_id, {}).get("config") or {}).get("model") or {}).get("path")
     try:
         config = json.loads(read_file(Path(str(path)) / "config.json", linked=True))
-        hidden, layers, heads = (config[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+        hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
         size = config.get("head_dim") or hidden // heads
         layer = hidden * size * 2 * (heads + config["num_key_value_heads"]) + 3 * hidden * config["intermediate_size"]
-        kinds, row = config.get("layer_types") or ["full_attention"] * layers, 4.0 * heads * size
+        kinds = config.get("layer_types") or ["full_attention"] * layers
+        row = 4.0 * heads * size
         windows = kinds.count("sliding_attention") * (config.get("sliding_window") or 0)
         weights = 2.0 * (layers * layer + hidden * config["vocab_size"])
         return weights + row * windows, row * kinds.count("full_attention")

@@ -1,5 +1,6 @@
 """Pass@1 against the cost of a setting: trigger, cache length, bytes, speed."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,8 +40,9 @@ ALL_ROWS_MARKERS = "*DPXd"
 MOST_HIGH = 6.4
 WHITE_EDGE: Any = {"markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5, "linewidth": 1}
 
-# Places for a point's name, in points from the point.
-NAME_PLACES: Any = [(x, y, side) for y in (0, 8, -8, 14, -14) for x, side in ((6, "left"), (-6, "right"))]
+# Heights of a point's name beside it, in points from the point, and its sides.
+NAME_HEIGHTS = (0, 8, -8, 14, -14)
+NAME_SIDES: Any = ((6, "left"), (-6, "right"))
 
 # A line: its name in the legend, points and look. A panel: title, all points and lines.
 Line = tuple[str, pd.DataFrame, dict[str, Any]]
@@ -66,22 +68,25 @@ def tradeoff(
     title, panels = panels_of(ours)
     if not panels:
         return None
-    front, most = x != "budget", max(points[column].max() for _, points, _ in panels)
+    has_front = x != "budget"
+    most = max(points[column].max() for _, points, _ in panels)
     columns = min(len(panels), look.columns or (1 if x == "speed" else 2) + (look.width > 5))
     heights = {"row": 1.9 if x in ("budget", "speed") else 2.7, "rest": 0.7, "most": MOST_HIGH}
     figure, grid = style.panels(look.width, len(panels), columns, sharey=True, **heights)
     for place, (axes, (name, points, lines)) in enumerate(zip(grid, panels, strict=True)):
-        for one, rows, own in lines:
+        for line_name, rows, line_look in lines:
             score, ends = style.percent_errors(rows)
-            axes.errorbar(rows[column], score, ends, label=one, **{"markersize": 4, "elinewidth": 0.7, **own})
+            axes.errorbar(
+                rows[column], score, ends, label=line_name, **{"markersize": 4, "elinewidth": 0.7, **line_look}
+            )
         axes.set(title=name, xlabel=label, ylabel="" if place % columns else "Pass@1 (%)")
         style.tidy(axes, grid="both")
         if x == "budget":
-            axes.set_xticks(sorted({budget for _, rows, _ in panels for budget in rows["budget"].dropna()}))
+            axes.set_xticks(np.unique(pd.concat([rows["budget"] for _, rows, _ in panels]).dropna()))
         if x == "bytes":
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(lambda value, _: size(value))
-        if front:
+        if has_front:
             _draw_front(axes, points, column, most)
         else:
             style.full_cache_level(axes, points)
@@ -89,7 +94,7 @@ def tradeoff(
         style.percent_axis(axes)
     figure.set_label(f"{model_title(metrics, model)}: Pass@1 ± standard error against {title}")
     style.legend_below(figure)
-    if front:
+    if has_front:
         style.draw_glyphs(figure, figure.draw_without_rendering)
         for axes, (_, points, _) in zip(grid, panels, strict=True):
             _name_points(axes, points, column)
@@ -104,13 +109,15 @@ def _triggers(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
     budgets = budgets[budgets >= 2].sort_values(ascending=False, kind="stable").head(MAX_LINES)
     chosen = compressed.merge(budgets.index.to_frame(index=False), on=LINE)
     full = scored[(scored["policy"] == "full") & scored["condition"].isin(chosen["condition"])]
-    names = list(dict.fromkeys(notation.setting(row, trigger=False) for row in chosen.itertuples()))
-    panels = []
-    for title, rows in benchmark_views(pd.concat([chosen, full])) if names else []:
+    panels: list[Panel] = []
+    if chosen.empty:
+        return "", panels
+    names = list(dict.fromkeys(_settings(chosen)))
+    for title, rows in benchmark_views(pd.concat([chosen, full])):
         points = rows.dropna(subset="pass_at_1")
         # Points at one trigger are shifted sideways, so that no error bar hides another.
         aside = 0.02 * np.ptp(points["budget"].dropna()) * (np.arange(len(names)) - (len(names) - 1) / 2)
-        setting = pd.Series([notation.setting(row, trigger=False) for row in points.itertuples()], points.index)
+        setting = np.array(_settings(points))
         lines: list[Line] = []
         for place, name in enumerate(names):
             line = points[setting == name].drop_duplicates("budget").sort_values("budget")
@@ -118,6 +125,10 @@ def _triggers(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
             lines.append((name, line.assign(budget=line["budget"] + aside[place]), look))
         panels.append((title, points, lines))
     return "trigger of evictions", panels
+
+
+def _settings(rows: pd.DataFrame) -> list[str]:
+    return [notation.setting(row, trigger=False) for row in rows.itertuples()]
 
 
 def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
@@ -129,36 +140,42 @@ def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
     """
     names = compressed_benchmarks(ours)
     points = mean_over_benchmarks(ours, names).dropna(subset=["pass_at_1", "mean_cache_length"])
-    parts: dict[Any, list[pd.DataFrame]] = {
-        key: series(rows) for key, rows in points[points["policy"] != "full"].groupby(POLICY, sort=False)
-    }
-    lines: list[Line] = []
-    every = [line for part in parts.values() for line in part]
-    fixed = [name for name in AXES if all(line[name].nunique() < 2 for line in every)]
-    shapes = list(dict.fromkeys(notation.axes(line.iloc[0][fixed]) for line in every))
-    for number, (key, look) in enumerate(style.policy_looks(parts).items()):
-        name = notation.policy_title(*key) + UNFINISHED * any((part["status"] != "done").any() for part in parts[key])
-        for place, line in enumerate(parts[key]):
-            label = ", ".join(filter(None, (name, _part_name(line, parts[key]))))
-            shape = shapes.index(notation.axes(line.iloc[0][fixed]))
-            apart = {"marker": style.MARKERS[shape % len(style.MARKERS)]} if len(shapes) > 1 else {}
-            if apart:  # the shape says nothing of the policy, so the colour alone must
-                apart["color"] = style.LINE_COLORS[number % len(style.LINE_COLORS)]
-            dashes = {"linestyle": style.DASHES[place % len(style.DASHES)]}
-            best = f"best {100 * line['pass_at_1'].max():.1f}"
-            lines.append((f"{label}, {best}", line, look | WHITE_EDGE | dashes | apart))
-    if not lines:
+    series_of: dict[Any, list[pd.DataFrame]] = {}
+    for policy, rows in points[points["policy"] != "full"].groupby(POLICY, sort=False):
+        series_of[policy] = series(rows)
+    if not series_of:
         return "", []
+    lines: list[Line] = []
+    all_series = list(itertools.chain.from_iterable(series_of.values()))
+    fixed = _fixed_axes(all_series)
+    shapes = list(dict.fromkeys(notation.axes(line.iloc[0][fixed]) for line in all_series))
+    for number, (policy, policy_look) in enumerate(style.policy_looks(series_of).items()):
+        settings = pd.concat(series_of[policy])
+        name = notation.policy_title(*policy)
+        if (settings["status"] != "done").any():
+            name += UNFINISHED
+        telling = [axis for axis in _fixed_axes(series_of[policy]) if settings[axis].nunique() > 1]
+        for place, line in enumerate(series_of[policy]):
+            label = ", ".join(filter(None, (name, notation.axes(line.iloc[0][telling]))))
+            look = policy_look | WHITE_EDGE | {"linestyle": style.DASHES[place % len(style.DASHES)]}
+            if len(shapes) > 1:  # the shape says nothing of the policy, so the colour alone must
+                shape = shapes.index(notation.axes(line.iloc[0][fixed]))
+                look["marker"] = style.MARKERS[shape % len(style.MARKERS)]
+                look["color"] = style.LINE_COLORS[number % len(style.LINE_COLORS)]
+            best = f"best {100 * line['pass_at_1'].max():.1f}"
+            lines.append((f"{label}, {best}", line, look))
     lines.sort(key=lambda line: -line[1]["pass_at_1"].max())
-    if len(others := lines[MAX_NAMED:]) > 1:
-        grey = {"color": "0.75", "zorder": 1}
-        names_of_others = [f"{len(others)} others, each below them", *["_"] * (len(others) - 1)]  # one for the legend
-        greyed = zip(names_of_others, others, strict=True)
-        lines[MAX_NAMED:] = [(name, rows, look | grey) for name, (_, rows, look) in greyed]
+    others = lines[MAX_NAMED:]
+    if len(others) > 1:
+        label = f"{len(others)} others, each below them"
+        for place, (_, line, look) in enumerate(others, start=MAX_NAMED):
+            lines[place] = label, line, look | {"color": "0.75", "zorder": 1}
+            label = "_"  # one for the legend
     over = f"mean of {len(names)} benchmarks" if len(names) > 1 else ours["benchmark_title"].iloc[0]
     mark = f" ({UNFINISHED} not finished)" if any(UNFINISHED in name for name, _, _ in lines) else ""
     title = f"memory{mark}, {over}, {question_title(ours)}".removesuffix(", ")
-    title += f"; a colour for each policy, a shape for each of: {'; '.join(shapes)}" if len(shapes) > 1 else ""
+    if len(shapes) > 1:
+        title += f"; a colour for each policy, a shape for each of: {'; '.join(shapes)}"
     return title, [("", points, lines)]
 
 
@@ -175,9 +192,10 @@ def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
     return [rows for _, rows in ordered.groupby(others, dropna=False)]
 
 
-def _part_name(line: pd.DataFrame, parts: list[pd.DataFrame]) -> str:
-    fixed = [name for name in AXES if all(part[name].nunique() == 1 for part in parts)]
-    return notation.axes({name: line[name].iloc[0] for name in fixed if pd.concat(parts)[name].nunique() > 1})
+def _fixed_axes(lines: list[pd.DataFrame]) -> list[str]:
+    """Return the axes along which none of the lines goes."""
+    counts = pd.DataFrame([line[list(AXES)].nunique() for line in lines]).max()
+    return list(counts.index[counts < 2])
 
 
 def _bytes(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
@@ -209,10 +227,10 @@ def _speeds(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
     for benchmark, points in cells.groupby("benchmark_title", sort=False):
         fewest, most = points["slots"].min(), points["slots"].max()
         texts = f"{most:g}" if fewest == most else f"{fewest:g} to {most:g}"
+        lines: list[Line] = []
         groups: Any = points.groupby(POLICY, sort=False)
-        lines: list[Line] = [
-            (notation.policy_title(*key), rows, {**looks[key], "linestyle": "none"}) for key, rows in groups
-        ]
+        for policy, rows in groups:
+            lines.append((notation.policy_title(*policy), rows, {**looks[policy], "linestyle": "none"}))
         together = "in equal memory" if (points["why"] == "memory").all() else "side by side"
         panels.append((f"{benchmark}, {texts} texts {together}", points, lines))
     return "speed, each setting alone", panels
@@ -245,9 +263,11 @@ def _draw_front(axes: Axes, points: pd.DataFrame, column: str, most: float) -> N
     axes.set_xlim(axes.get_xlim() if column == "kv_bytes_mean" else (start, most + 0.05 * (most - start)))
     for row in notation.rows(points[points["policy"] == "full"].head(1)):
         cost = getattr(row, column)
-        at = size(cost) if column == "kv_bytes_mean" else f"{notation.decimal(cost, 0)} tokens"
-        said = f": {notation.percent_pm(row.pass_at_1, row.se)} at {at}" * (column != "tokens_per_second")
-        style.full_cache_level(axes, points, notation.policy_title("full") + said)
+        label = notation.policy_title("full")
+        if column != "tokens_per_second":
+            at = size(cost) if column == "kv_bytes_mean" else f"{notation.decimal(cost, 0)} tokens"
+            label += f": {notation.percent_pm(row.pass_at_1, row.se)} at {at}"
+        style.full_cache_level(axes, points, label)
         if column == "mean_cache_length":
             axes.plot(cost, 100 * row.pass_at_1, "*", color="0.25", markersize=8)
     front = _front(points, column)
@@ -265,24 +285,27 @@ def _draw_front(axes: Axes, points: pd.DataFrame, column: str, most: float) -> N
 
 def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
     """Write a front point's policy or setting beside it, unless the text covers a point, line or name."""
-    joined = (line for line in axes.get_lines() if line.get_linestyle() != "None")
-    lines = [(line, np.asarray(line.get_xydata())) for line in joined]
-    steps = [pts_to_poststep(*xy.T).T if line.get_drawstyle() == "steps-post" else xy for line, xy in lines]
-    paths = [Path(line.get_transform().transform(xy)) for (line, _), xy in zip(lines, steps, strict=True) if len(xy)]
+    paths = []
+    for line in axes.get_lines():
+        xy = np.asarray(line.get_xydata())
+        if line.get_linestyle() != "None" and len(xy):
+            if line.get_drawstyle() == "steps-post":
+                xy = pts_to_poststep(*xy.T).T
+            paths.append(Path(line.get_transform().transform(xy)))
     places = axes.transData.transform(np.column_stack([points[column], 100 * points["pass_at_1"]]))
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
     front = _front(points, column)
     front = front[front["policy"] != "full"]
-    speed = column == "tokens_per_second"
-    for row in notation.rows(front if speed else front.drop_duplicates(POLICY, keep="last")):
-        name = notation.setting(row, trigger=False) if speed else notation.policy_title(row.policy, row.variant)
-        for x, y, side in NAME_PLACES:
-            at = (getattr(row, column), 100 * row.pass_at_1)
+    is_speed = column == "tokens_per_second"
+    for row in notation.rows(front if is_speed else front.drop_duplicates(POLICY, keep="last")):
+        name = notation.setting(row, trigger=False) if is_speed else notation.policy_title(row.policy, row.variant)
+        at = (getattr(row, column), 100 * row.pass_at_1)
+        for y, (x, side) in itertools.product(NAME_HEIGHTS, NAME_SIDES):
             text = axes.annotate(name, at, (x, y), textcoords="offset points", ha=side, va="center", fontsize=6.5)
             text.set_in_layout(False)
             box = text.get_window_extent()
-            free = not box.count_overlaps(taken) and not any(path.intersects_bbox(box, filled=False) for path in paths)
-            if free and all(axes.bbox.contains(*corner) for corner in box.get_points()):
+            covers = box.count_overlaps(taken) or any(path.intersects_bbox(box, filled=False) for path in paths)
+            if not covers and all(axes.bbox.contains(*corner) for corner in box.get_points()):
                 taken.append(box)
                 break
             text.remove()
