@@ -32,6 +32,7 @@ from kvsweep.analysis.statistics.grids import PolicyGrid
 from kvsweep.analysis.statistics.inference import NoiseFloor
 from kvsweep.analysis.statistics.metrics import mean_over_benchmarks, model_title
 from kvsweep.analysis.statistics.sentences import PanelVerdict
+from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
 
 # Size of the numbers and of a figure's own title in points; letters of a panel's title and of an axis in inches.
@@ -58,23 +59,27 @@ def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataF
     points, NaN if unknown. The label is the value as text; `mark` has the marks of the cell's state and verdict;
     `error` has the standard error of Pass@1, with the number of graded completions if more will come.
     """
-    names = ["diff_to_full", "these_low", "these_high"] if difference else ["pass_at_1", "ci_low", "ci_high"]
-    found = []
-    for row in notation.rows(rows.reindex(columns=READ)):
-        value, low, high = (getattr(row, name) for name in names)
-        known = not notation.missing(value)
-        blank = UNGRADED if notation.missing(row.pass_at_1) and row.completions else MISSING
-        some = f" ({row.graded})" if row.status != "done" or row.ungraded > 0 else ""
-        texts = {
-            "label": notation.percent(value, signed=difference) if known else blank,
-            "mark": notation.state_marks(row) + notation.DECISION_MARKS.get(row.decision, "") if known else "",
-            "error": "" if difference or notation.missing(row.se) else f"±{notation.percent(row.se)}{some}",
-            "interval": "" if notation.missing(low) else f"{100 * low:.0f} to {100 * high:.0f}",
-        }
-        found.append({"cell_id": row.cell_id, "value": 100 * value, **texts})
-    shown = pd.DataFrame(found, rows.index, ["cell_id", "value", "label", "mark", "error", "interval"])
-    shown = shown[~shown.index.duplicated()].reindex(places)
-    return shown.fillna({"cell_id": "", "label": MISSING, "mark": "", "error": "", "interval": ""})
+    columns = ["diff_to_full", "these_low", "these_high"] if difference else ["pass_at_1", "ci_low", "ci_high"]
+    read = rows.reindex(columns=READ)
+    read[["value", "low", "high"]] = read[columns]
+    shown = []
+    for row in notation.rows(read):
+        texts = {"label": MISSING, "mark": "", "error": "", "interval": ""}
+        if not notation.missing(row.value):
+            texts["label"] = notation.percent(row.value, signed=difference)
+            texts["mark"] = notation.state_marks(row) + notation.DECISION_MARKS.get(row.decision, "")
+        elif notation.missing(row.pass_at_1) and row.completions:
+            texts["label"] = UNGRADED
+        if not difference and not notation.missing(row.se):
+            more_will_come = row.status != "done" or row.ungraded > 0
+            graded = f" ({row.graded})" if more_will_come else ""
+            texts["error"] = f"±{notation.percent(row.se)}{graded}"
+        if not notation.missing(row.low):
+            texts["interval"] = f"{100 * row.low:.0f} to {100 * row.high:.0f}"
+        shown.append({"cell_id": row.cell_id, "value": 100 * row.value, **texts})
+    table = pd.DataFrame(shown, rows.index, ["cell_id", "value", "label", "mark", "error", "interval"])
+    table = table[~table.index.duplicated()].reindex(places)
+    return table.fillna({"cell_id": "", "label": MISSING, "mark": "", "error": "", "interval": ""})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +128,9 @@ class Panel:
 
     def colors(self, cmap: str) -> str | Colormap:
         """Return the cells' colour map; `cmap` is the map for scores."""
-        return style.DIVERGING if self.difference else style.faded(cmap) if self.pale else cmap
+        if self.difference:
+            return style.DIVERGING
+        return style.faded(cmap) if self.pale else cmap
 
 
 def grid_panels(
@@ -137,14 +144,16 @@ def grid_panels(
 
     A panel with a verdict also shows its chance span.
     """
-    found = []
+    panels = []
     for benchmark in grid.benchmarks:
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
         title = metrics.loc[metrics["benchmark"] == benchmark, "benchmark_title"].iloc[0]
         title = ", ".join(filter(None, (f"{model_title(metrics, model)} | {title}", grid.label)))
         panel = _panel(grid, rows, _full_cells(rows, metrics), title, look)
-        found.append(panel if panel.difference else replace(panel, floor=_floor(panel, verdicts)))
-    return found
+        if not panel.difference:
+            panel = replace(panel, floor=_floor(panel, verdicts))
+        panels.append(panel)
+    return panels
 
 
 def grid_figure(
@@ -155,23 +164,28 @@ def grid_figure(
     verdicts: Sequence[PanelVerdict] = (),
 ) -> Figure:
     """Draw the panels of `grid_panels`."""
-    difference = look.scale == "diff_from_full"
-    what = "Pass@1 minus the full cache's, in points, on the same pairs" if difference else "Pass@1 in %"
+    what = "Pass@1 in %"
+    interval = "its 95% interval"
+    if look.scale == "diff_from_full":
+        what = "Pass@1 minus the full cache's, in points, on the same pairs"
+        interval = "the interval of its verdict"
     scale = "each panel has its own colour scale" if look.scale == "own" else "one colour scale for all panels"
     notes = [what, scale]
-    notes += [f"below each value {'the interval of its verdict' if difference else 'its 95% interval'}"] * look.interval
     panels = grid_panels(grid, model, metrics, look, verdicts)
     errors = grid.cells.loc[grid.cells["model"] == model, "se"].dropna()
-    if not (difference or look.interval or errors.empty):
+    if look.interval:
+        notes.append(f"below each value {interval}")
+    elif look.scale != "diff_from_full" and len(errors):
         notes.append(f"standard error of a value {notation.percent(errors.min())} to {notation.percent(errors.max())}")
     return _heatmaps(panels, f"{model_title(metrics, model)}, {grid.title}", look, notes)
 
 
 def _floor(panel: Panel, verdicts: Sequence[PanelVerdict]) -> NoiseFloor | None:
-    ours = set(panel.cells["cell_id"])
-    return next(
-        (verdict.floor for verdict in verdicts if verdict.floor and ours >= set(verdict.cells["cell_id"])), None
-    )
+    shown = set(panel.cells["cell_id"])
+    for verdict in verdicts:
+        if verdict.floor and shown >= set(verdict.cells["cell_id"]):
+            return verdict.floor
+    return None
 
 
 def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
@@ -190,7 +204,7 @@ def published_figure(
     grid: PolicyGrid, model: str, metrics: pd.DataFrame, published: pd.DataFrame, look: Look = DEFAULT_LOOK
 ) -> Figure:
     """Draw per benchmark the scores of `grids.published_grid`, ours on the same scale, and ours minus theirs."""
-    found: list[Panel] = []
+    panels: list[Panel] = []
     look = replace(look, columns=3 if look.row > 5 else 1, scale="own", interval=False)
     for benchmark, rows in published.groupby("benchmark", sort=False):
         ours = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
@@ -204,10 +218,10 @@ def published_figure(
         note = f"typical standard error of ours {notation.percent(ours['se'].mean())}"
         gap = replace(own, title="ours minus published", note=note, cells=points, difference=True)
         gap = replace(gap, scale="", measure="points")
-        found += [replace(theirs, scale=str(benchmark)), replace(own, scale=str(benchmark)), gap]
+        panels += [replace(theirs, scale=str(benchmark)), replace(own, scale=str(benchmark)), gap]
     scale = "published and ours have one colour scale per row, the differences one for all rows"
     notes = ["Pass@1 in % beside the published scores, differences in points", scale]
-    return _heatmaps(found, f"{model_title(metrics, model)}, {grid.title}", look, notes)
+    return _heatmaps(panels, f"{model_title(metrics, model)}, {grid.title}", look, notes)
 
 
 def _full_cells(rows: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
@@ -237,7 +251,7 @@ def _panel(grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str,
 def _windows(grid: PolicyGrid, rows: pd.DataFrame) -> list[str]:
     """Return the names of the grid's windows, with a mark if a published figure's reading is in doubt."""
     doubted = set(rows.loc[rows["sure"] == "no", "local_window"]) if "sure" in rows else set()
-    return [notation.number(window) + UNSURE * (window in doubted) for window in grid.windows]
+    return [notation.number(window) + (UNSURE if window in doubted else "") for window in grid.windows]
 
 
 def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]:
@@ -246,9 +260,13 @@ def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]
     if difference:
         most = max([1.0, *map(abs, known)])
         return -most, most
-    low, high = (min(known), max(known)) if known else (0.0, 100.0)
+    if not known:
+        return 0.0, 100.0
+    low, high = min(known), max(known)
+    if low < high:
+        return low, high
     # If all values are equal, the scale still needs a width, and no colour should claim a difference.
-    return (low, high) if low < high else (max(0.0, low - 1), min(100.0, high + 1))
+    return max(0.0, low - 1), min(100.0, high + 1)
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -293,21 +311,30 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
 
 def _caption(panels: list[Panel], name: str, notes: list[str]) -> str:
     """Return the name, the notes, each panel's full cache and chance span, and how many cells have each mark."""
-    told = [f"{panel.title.rpartition(' | ')[2]}: {', '.join(panel.lines[1:])}" for panel in panels if panel.lines[1:]]
-    texts = [text for panel in panels for text in (panel.matrix("label") + panel.matrix("mark")).flat]
-    texts += [UNSURE for panel in panels for name in panel.rows if name.endswith(UNSURE) for _ in panel.columns]
-    of = sum(len(panel.cells) for panel in panels)
-    counts = [f"{count} of {of} cells: {notation.MARKS[mark]}" for mark, count in notation.marks(texts).items()]
-    return ". ".join([f"{name}: {'; '.join(notes)}", *told, *counts]) + "."
+    sentences = [f"{name}: {'; '.join(notes)}"]
+    texts: list[str] = []
+    total = 0
+    for panel in panels:
+        if panel.lines[1:]:
+            sentences.append(f"{panel.title.rpartition(' | ')[2]}: {', '.join(panel.lines[1:])}")
+        marked = np.where([[window.endswith(UNSURE)] for window in panel.rows], UNSURE, "")
+        texts += (panel.matrix("label") + panel.matrix("mark") + marked).ravel().tolist()
+        total += len(panel.cells)
+    for mark, count in notation.marks(texts).items():
+        sentences.append(f"{count} of {total} cells: {notation.MARKS[mark]}")
+    return ". ".join(sentences) + "."
 
 
 def _write_marks(figure: Figure, panels: list[Panel], labels: list[np.ndarray], notes: list[str]) -> None:
     """Explain below a figure its marks and notes."""
-    texts = [text for panel, own in zip(panels, labels, strict=True) for text in (panel.note, *panel.rows, *own.flat)]
-    pale = "a pale panel is one whose settings may differ by chance alone (p of 0.05 or more)"
-    told = ["; ".join(notes), *[pale] * any(panel.pale for panel in panels)]
-    told += style.marks(texts)
-    style.footnote(figure, "   ".join(told))
+    sentences = ["; ".join(notes)]
+    if any(panel.pale for panel in panels):
+        sentences.append("a pale panel is one whose settings may differ by chance alone (p of 0.05 or more)")
+    texts: list[str] = []
+    for panel, panel_labels in zip(panels, labels, strict=True):
+        texts += [panel.note, *panel.rows, *panel_labels.flat]
+    sentences += style.marks(texts)
+    style.footnote(figure, "   ".join(sentences))
 
 
 def _labels(panel: Panel, look: Look) -> np.ndarray:
@@ -319,21 +346,26 @@ def _labels(panel: Panel, look: Look) -> np.ndarray:
 
 def _fitting_columns(panels: list[Panel], labels: list[np.ndarray], width: float) -> int:
     """Return how many panels fit into a row, so that rows have about the same length."""
-    titles = max(len(text) for panel in panels for text in panel.lines)
-    fits = max(1, int((width - _edge(panels)) / max(_panel_width(panels, labels), TITLE * titles)))
+    title = max(_longest(panel.lines) for panel in panels)
+    fits = max(1, int((width - _edge(panels)) / max(_panel_width(panels, labels), TITLE * title)))
     return ceil(len(panels) / ceil(len(panels) / fits))
+
+
+def _longest(texts: Iterable[str]) -> int:
+    """The letters of the longest line in any of the texts."""
+    return max(map(len, "\n".join(texts).split("\n")))
 
 
 def _panel_width(panels: list[Panel], labels: list[np.ndarray]) -> float:
     """The inches that the cells of a panel take if no two texts touch, with the colour bar beside them."""
     ratios = panels[0].columns
-    letters = max(len(line) for text in (*np.ravel(labels), *(f"{r} " for r in ratios)) for line in text.split("\n"))
+    letters = max(_longest(np.ravel(labels)), 1 + _longest(ratios))
     return len(ratios) * 0.52 * SIZE * letters / 72 + 0.45
 
 
 def _edge(panels: list[Panel]) -> float:
     """The inches of the names of the windows beside the first panel of a row, and of the last bar's label."""
-    return 0.35 + LETTER * max(len(name) for panel in panels for name in panel.rows)
+    return 0.35 + LETTER * max(_longest(panel.rows) for panel in panels)
 
 
 def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, float], cmap: str) -> Colorbar | None:
@@ -382,18 +414,22 @@ def attribution_figure(
     A value beyond the scale has its end's colour and is printed in full. The steps with the largest effects have a
     column each, in the text's order; the last column sums the others. Of many tokens only the strongest are shown.
     """
-    rows, columns = strongest(values, axis=1, most=MOST_TOKENS), strongest(values, axis=0, most=MOST_STEPS)
-    shown, names = values[:, columns], [shortened(steps[column]) for column in columns]
+    rows = strongest(values, axis=1, most=MOST_TOKENS)
+    columns = strongest(values, axis=0, most=MOST_STEPS)
+    shown = values[:, columns]
+    names = [shortened(steps[column]) for column in columns]
     notes = ["effect of a step on each answer token's log-probability, by removal; the colours end at -1 and 1"]
-    if others := len(steps) - len(columns):
+    others = len(steps) - len(columns)
+    if others:
         shown = np.column_stack([shown, values.sum(axis=1) - shown.sum(axis=1)])
-        names.append(f"sum of {others} other{'s' * (others > 1)}")
+        names.append(f"sum of {counted(others, 'other')}")
         notes.append(f"the {len(columns)} of {len(steps)} steps with the largest effects")
     shown = shown[rows]
-    notes += [f"the {len(rows)} of {len(tokens)} tokens with the largest effects"] if len(rows) < len(tokens) else []
+    if len(rows) < len(tokens):
+        notes.append(f"the {len(rows)} of {len(tokens)} tokens with the largest effects")
     figure = style.new_figure((min(PAGE_WIDTH, max(5.2, 1.6 + 0.55 * len(names))), 2.6 + 0.165 * len(rows)))
     axes = figure.subplots()
-    labels = np.array([[f"{value:z.4f}" for value in row] for row in shown])  # z: no minus sign before zero
+    labels = np.vectorize("{:z.4f}".format)(shown)  # z: no minus sign before zero
     mesh = style.heat_table(axes, shown, labels, cmap=cmap or style.DIVERGING, limits=(-1.0, 1.0), size=6)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
@@ -426,7 +462,11 @@ def shortened(step: str) -> str:
     line = " ".join(step.split())
     if len(line) <= STEP_LETTERS:
         return line
-    equations = list(re.finditer(notation.EQUATION, line))
-    kept, before = (equations[-1].group(), line[: equations[-1].start()]) if equations else ("", line)
-    room = STEP_LETTERS - len(kept)
-    return (before if len(before) <= room else f"{before[: room - 1]}…") + kept
+    before, equation = line, ""
+    for match in re.finditer(notation.EQUATION, line):
+        equation = match.group()
+        before = line[: match.start()]
+    room = STEP_LETTERS - len(equation)
+    if len(before) > room:
+        before = f"{before[: room - 1]}…"
+    return before + equation
