@@ -62,7 +62,8 @@ def by_step(scores: np.ndarray, steps: Sequence[int]) -> np.ndarray:
 def caption(scores: np.ndarray) -> str:
     """Write `Mean Score: 0.604; Ratio: 0.198`; a mean below a hundredth has three significant digits."""
     mean, ratio = mean_and_ratio(scores)
-    return f"Mean Score: {mean:{'.3f' if mean >= 0.01 else '.3g'}}; Ratio: {ratio:.3f}"
+    form = ".3f" if mean >= 0.01 else ".3g"
+    return f"Mean Score: {mean:{form}}; Ratio: {ratio:.3f}"
 
 
 def importance_table(layout: Layout, strips: Mapping[str, np.ndarray]) -> pd.DataFrame:
@@ -82,8 +83,11 @@ def importance_figure(
     """
     figure, rows = style.panels(PAGE_WIDTH, len(strips), 1, row=1.2, rest=0.88, sharex=True)
     for axes, (name, scores) in zip(rows, strips.items(), strict=True):
-        _strip(axes, layout, by_step(scores, layout.steps) if average_steps else scores)
-        axes.set_title(f"{name}{', mean of each step' if average_steps else ''}", loc="left", fontsize=8)
+        if average_steps:
+            name = f"{name}, mean of each step"
+            scores = by_step(scores, layout.steps)
+        _strip(axes, layout, scores)
+        axes.set_title(name, loc="left", fontsize=8)
     # Only the thinking is drawn to scale, so only the thinking has ticks.
     rows[-1].set_xticks([tick for tick in rows[-1].get_xticks() if 0 <= tick < layout.thinking])
     rows[-1].set_xlabel("Reasoning Step (tokens of the thinking)")
@@ -114,16 +118,18 @@ def _strip(axes: Axes, layout: Layout, scores: np.ndarray) -> None:
     )
     axes.set_facecolor("#f7f7f7")
     # The question and the answer stay visible beside a long thinking, and leave room for a short one.
-    widths = [min(max(n, 0.02 * layout.thinking), 0.15 * layout.thinking) for n in (layout.question, layout.answer)]
-    ends = [(begin, begin - widths[0], "question"), (end, end + widths[1], "answer")]
-    for edge, outer, label in ends[: 2 if layout.answer else 1]:
+    question, answer = np.clip([layout.question, layout.answer], 0.02 * layout.thinking, 0.15 * layout.thinking)
+    ends = [(begin, begin - question, "question")]
+    if layout.answer:
+        ends.append((end, end + answer, "answer"))
+    for edge, outer, label in ends:
         axes.axvspan(edge, outer, **UNSCORED)
         box = {"boxstyle": "round,pad=0.2", "facecolor": "0.95", "edgecolor": "none"}
         axes.text(
             (edge + outer) / 2, (low + high) / 2, label, rotation=90, ha="center", va="center", fontsize=6.5, bbox=box
         )
         axes.axvline(edge, color="0.3", linewidth=1)
-    axes.set(xlim=(begin - widths[0], end + (widths[1] if layout.answer else 0)), ylim=(low, high))
+    axes.set(xlim=(begin - question, end + answer if layout.answer else end), ylim=(low, high))
     axes.plot([begin, end], [mean, mean], color=MEAN_COLOR, linestyle="--", linewidth=1)
     axes.set_title(caption(scores), loc="right", fontsize=8, color=MEAN_COLOR)
     axes.set_ylabel("Importance\nScore", fontsize=8)
@@ -172,19 +178,25 @@ def read_kept(pieces: Sequence[str], prompt: int, evictions: Sequence[Eviction])
     for row, eviction in zip(held, evictions, strict=True):
         percents = held_percents(eviction.held)[: len(pieces)]
         row[: len(percents)] = percents
-    return Kept(pieces=pieces, prompt=prompt, steps=[e.step for e in evictions], held=held)
+    return Kept(pieces=pieces, prompt=prompt, steps=[eviction.step for eviction in evictions], held=held)
 
 
 def kept_html(kept: Kept, *, title: str) -> str:
     """Write a page of the whole text, evicted tokens shaded by eviction."""
-    runs = [groupby(held[~np.isnan(held)].tolist()) for held in kept.held]
+    # Of each eviction: percent, number of tokens that it holds for, and so on.
+    runs = []
+    for held in kept.held:
+        numbers = []
+        for percent, equal in groupby(held[~np.isnan(held)].tolist()):
+            numbers += [int(percent), len(list(equal))]
+        runs.append(numbers)
     data = {
         "text": "".join(kept.pieces),
         "lengths": [len(piece.encode("utf-16-le")) // 2 for piece in kept.pieces],
         "prompt": 0,
         "question": kept.prompt,
         "steps": list(kept.steps),
-        "held": [[number for percent, run in parts for number in (int(percent), len(list(run)))] for parts in runs],
+        "held": runs,
     }
     return render("kept.html.jinja", title=title, data=script_json(data))
 
@@ -223,8 +235,9 @@ def rank_correlation(table: pd.DataFrame) -> tuple[float, float, int]:
 
 def correlation_text(table: pd.DataFrame) -> str:
     rho, p, n = rank_correlation(table)
-    found = "no correlation over" if np.isnan(rho) else f"Spearman rho {rho:.2f}, {notation.p_equals(p)},"
-    return f"{found} n = {n}"
+    if np.isnan(rho):
+        return f"no correlation over n = {n}"
+    return f"Spearman rho {rho:.2f}, {notation.p_equals(p)}, n = {n}"
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -246,11 +259,9 @@ def retention_figure(
     left.set(xlabel="eviction", ylabel="true importance held", ylim=(0, 1.02))
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     for row in notation.rows(table):
-        look = {
-            **looks.get(row.policy, rest),
-            "linestyle": "none",
-            "label": row.policy if row.policy in looks else None,
-        }
+        look = {**looks.get(row.policy, rest), "linestyle": "none"}
+        if row.policy in looks:
+            look["label"] = row.policy
         middle.plot(row.retained, 100 * row.pass1, markersize=5, **look)
     middle.set(xlabel="true importance held", ylabel="Pass@1 (%)", xlim=(0, 1.02), ylim=(-2, 102))
     middle.set_title(correlation_text(table), fontsize=7)
