@@ -37,7 +37,7 @@ KNOWN = {
 ORDER = ("model", "benchmark", "policy", "variant", "budget", "keep_ratio", "local_window", "cell_id")
 
 SECTIONS = ("model", "benchmark", "policy", "decoding")
-NAMES = {f"{section}.{field}" for section in SECTIONS for field in ("name", "title")}
+NAMES = {f"{section}.name" for section in SECTIONS} | {f"{section}.title" for section in SECTIONS}
 # The grid's own axes are no variants. The other settings change no completion; dataset_hash identifies the problems.
 ASIDE = {f"policy.{axis}" for axis in AXES} | {"model.device", "model.threads"}
 ASIDE |= {f"benchmark.{field}" for field in ("source", "path", "limit", "expected_count")}
@@ -104,8 +104,8 @@ class Run:
             return "running"
         if "queued" in states:
             return "running" if "done" in states else "waiting"
-        begun = set(self.cells["cell_id"])
-        all_begun = all(cell_id in begun for task in self.tasks for cell_id in task.cells)
+        planned = set[str]().union(*(task.cells for task in self.tasks))
+        all_begun = planned <= set(self.cells["cell_id"])
         return "done" if all_begun and self.cells["status"].isin(["done", "replayed"]).all() else "stopped"
 
 
@@ -159,23 +159,18 @@ def load_run(directory: Path | str) -> Run:
 
 def refuse_unlike_golds(*runs: Run) -> None:
     """Raise UserError if two grades of one problem of one dataset were made by different golds."""
-    rows = pd.concat(
-        [
-            run.completions[["cell_id", "problem_id", "gold"]]
-            .dropna()
-            .drop_duplicates()
-            .astype({"problem_id": "object"})
-            .merge(run.cells[["cell_id", "benchmark", "dataset_hash"]].astype({"cell_id": "object"}), on="cell_id")
-            for run in runs
-        ]
-    )
-    golds = rows.assign(gold=rows["gold"].map(plain)).groupby(["benchmark", "dataset_hash", "problem_id"])["gold"]
-    found = golds.unique().reset_index()
-    for row in rows_of(found[found["gold"].map(len) > 1].head(1)):
-        graded = (
-            f"Problem {row.problem_id!r:.60} of {row.benchmark} was graded by the golds {' and '.join(row.gold):.120}"
-        )
-        raise UserError(f"{graded}: grade all cells with kvsweep grade.")
+    tables = []
+    for run in runs:
+        graded = run.completions[["cell_id", "problem_id", "gold"]].dropna().drop_duplicates()
+        cells = run.cells[["cell_id", "benchmark", "dataset_hash"]].astype({"cell_id": "object"})
+        tables.append(graded.astype({"problem_id": "object"}).merge(cells, on="cell_id"))
+    rows = pd.concat(tables)
+    rows["gold"] = rows["gold"].map(plain)
+    problems = rows.groupby(["benchmark", "dataset_hash", "problem_id"])["gold"].unique().reset_index()
+    for row in rows_of(problems[problems["gold"].map(len) > 1].head(1)):
+        golds = " and ".join(row.gold)
+        problem = f"Problem {row.problem_id!r:.60} of {row.benchmark}"
+        raise UserError(f"{problem} was graded by the golds {golds:.120}: grade all cells with kvsweep grade.")
 
 
 def run_of_scores(table: pd.DataFrame, directory: Path) -> Run:
@@ -264,8 +259,11 @@ def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
         raise UserError(f"{directory} holds no cells; give a run directory, <results_dir>/<run_name>.")
     for folder in sorted({path.parent for path in directory.glob("*/completions*.jsonl")}.difference(folders)):
         notify(f"{folder} holds completions and no {row_types.CELL_FILE}; it was left out, and a sweep makes it again.")
-    found = {folder: _read_settings(folder, notify) for folder in folders}
-    cells = [_Cell(folder, s, _read_provenance(folder, notify)) for folder, s in found.items() if s is not None]
+    cells = []
+    for folder in folders:
+        settings = _read_settings(folder, notify)
+        if settings is not None:
+            cells.append(_Cell(folder, settings, _read_provenance(folder, notify)))
     if not cells:
         raise UserError(f"No {row_types.CELL_FILE} in {directory} can be read; give a run directory with whole cells.")
     return cells
@@ -288,37 +286,41 @@ def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
 
 def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
     """Return a cell's provenance: the first shard's, with the decoding passes of all shards."""
-    whole: dict[str, Any] = {}
+    provenance: dict[str, Any] = {}
     passes: list[Any] = []
 
     def unread(path: Path, _: Exception | None = None) -> None:
         notify(f"{path} cannot be read; the number of completions that its cell should have may be unknown.")
 
     cell = StoredCell(folder)
-    for path, found in cell.provenances(unread):
+    for path, record in cell.provenances(unread):
         try:
-            value = in_one_line(found)
-            msgspec.convert(value, _Provenance)
-            passes += value.get("decoding_passes", [])
-            whole = {**value, **whole, "decoding_passes": passes}
+            shard = in_one_line(record)
+            msgspec.convert(shard, _Provenance)
+            passes += shard.get("decoding_passes", [])
+            provenance = {**shard, **provenance, "decoding_passes": passes}
         except (ValueError, RecursionError):
             unread(path)
     if not cell.files(row_types.PROVENANCE_FILE):
         unread(folder / row_types.PROVENANCE_FILE)
-    return whole
+    return provenance
 
 
 def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
     rows = []
     for cell, variant in zip(cells, _variants([cell.settings for cell in cells]), strict=True):
-        model, benchmark, policy, decoding = (cell.settings[name] for name in SECTIONS)
+        model, benchmark = cell.settings["model"], cell.settings["benchmark"]
+        policy, decoding = cell.settings["policy"], cell.settings["decoding"]
         served = is_served(cell.settings)
+        model_title = _title(model)
+        if model.get("random_weights"):
+            model_title += " (random weights)"
         rows.append(
             {
                 # The folder names the cell, because YAML would read an all-digit id as a number.
                 "cell_id": cell.folder.name,
                 "model": model["name"],
-                "model_title": _title(model) + (" (random weights)" if model.get("random_weights") else ""),
+                "model_title": model_title,
                 "benchmark": benchmark["name"],
                 "benchmark_title": _title(benchmark),
                 "policy": _policy_name(cell.settings),
@@ -357,7 +359,8 @@ def _status(cell: _Cell) -> str:
 
 def _cache(cell: dict[str, Any]) -> dict[str, Any]:
     """Return bits (16, the model's precision, if cell.yaml names none; "4/2": keys, values), scheme and sizes."""
-    if not (stored := cell.get("cache")):
+    stored = cell.get("cache")
+    if not stored:
         return {"bits": 16}
     bits = stored["bits"] if "bits" in stored else f"{stored['key_bits']}/{stored['value_bits']}"
     sizes = {name: stored[name] for name in ("group", "residual", "format", "scale") if name in stored}
@@ -376,7 +379,10 @@ def _unpacked_rows(stored: dict[str, Any]) -> int | None:
     """The longest cache in which no token is quantized; None without quantization."""
     if stored["bits"] == 16:
         return None
-    return int(stored.get("residual", 0) + (stored["group"] - 1 if stored["scheme"] in ("kivi", "kvarn") else 0))
+    rows = int(stored.get("residual", 0))
+    if stored["scheme"] in ("kivi", "kvarn"):
+        rows += stored["group"] - 1
+    return rows
 
 
 def _policy_name(cell: dict[str, Any]) -> str:
@@ -396,38 +402,40 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
     Bits of a quantized cache, and fp8, are always named, because the full cache beside it may not be quantized.
     """
     flat = [settings_of(cell) for cell in settings]
-    names = [pd.Series([cell[kind]["name"] for cell in settings], name=kind) for kind in SECTIONS[:2]]
-    names.append(pd.Series([_policy_name(cell) for cell in settings], name="policy"))
-    varying = (pd.DataFrame(flat).groupby(names).nunique() > 1).groupby("policy").any()
+    models = pd.Series([cell["model"]["name"] for cell in settings], name="model")
+    benchmarks = pd.Series([cell["benchmark"]["name"] for cell in settings], name="benchmark")
+    policies = pd.Series(map(_policy_name, settings), name="policy")
+    varying = (pd.DataFrame(flat).groupby([models, benchmarks, policies]).nunique() > 1).groupby("policy").any()
     # Bits and a policy's fields belong to that policy; any other setting that varies for one policy is named for all.
     common = varying.columns[~varying.columns.str.startswith(_OF_A_POLICY)]
     varying[common] |= varying[common].any()
-    return [
-        ", ".join(
-            f"{name.partition('.')[2] if name.startswith(_OF_A_POLICY) else name}={value}"
-            for name, value in own.items()
-            if varying.at[policy, name] or (name == "cache.bits" and value != "16") or value == "fp8"
-        )
-        for policy, own in zip(names[-1], flat, strict=True)
-    ]
+    variants = []
+    for policy, cell_settings in zip(policies, flat, strict=True):
+        words = []
+        for name, value in cell_settings.items():
+            if varying.at[policy, name] or (name == "cache.bits" and value != "16") or value == "fp8":
+                short = name.partition(".")[2] if name.startswith(_OF_A_POLICY) else name
+                words.append(f"{short}={value}")
+        variants.append(", ".join(words))
+    return variants
 
 
 def settings_of(cell: dict[str, Any]) -> dict[str, str]:
     """Return the settings that decide a cell's outputs, as `section.field`, without names, titles and grid axes."""
     sections = {name: cell.get(name) for name in (*SECTIONS, "dataset_hash", "seed")}
     sections["cache"] = _cache(cell)
-    return {
-        name: item if isinstance(item, str) else json.dumps(item, default=str)
-        for name, item in row_types.leaves(sections)
-        if name not in NAMES | ASIDE
-    }
+    settings = {}
+    for name, value in row_types.leaves(sections):
+        if name not in NAMES | ASIDE:
+            settings[name] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return settings
 
 
 def _same_settings(cells: list[_Cell]) -> list[str]:
-    hashes = [row_types.content_hash({k: v for k, v in cell.settings.items() if k != "cell_id"}) for cell in cells]
-    same = pd.Series([cell.folder.name for cell in cells]).groupby(hashes, sort=False)
-    said = "have the same settings; the pictures show the first of them."
-    return [f"Cells {', '.join(ids)} {said}" for _, ids in same if len(ids) > 1]
+    hashes = [row_types.content_hash(cell.settings | {"cell_id": None}) for cell in cells]
+    groups = pd.Series([cell.folder.name for cell in cells]).groupby(hashes, sort=False)
+    same = "have the same settings; the pictures show the first of them."
+    return [f"Cells {', '.join(ids)} {same}" for _, ids in groups if len(ids) > 1]
 
 
 def is_control(cells: pd.DataFrame) -> "pd.Series[bool]":
@@ -465,23 +473,27 @@ def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
         first = KNOWN.get(str(column.name))
         if first is None:
             return column
-        return column.map({name: i for i, name in enumerate([*first, *sorted(set(column) - set(first))])})
+        names = [*first, *sorted(set(column) - set(first))]
+        return column.map({name: place for place, name in enumerate(names)})
 
     return cells.sort_values(list(by), key=rank, kind="stable", ignore_index=True)
 
 
 def benchmarks_first(cells: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Return the cells with these benchmarks, by name or title, before the others; UserError for an unknown one."""
-    known = dict(zip(cells["benchmark_title"], cells["benchmark"], strict=True))
-    if unknown := [name for name in names if name not in known and name not in known.values()]:
-        raise UserError(f"--order names {unknown[0]}, which is no benchmark here: choose among {', '.join(known)}.")
-    places = {known.get(name, name): place for place, name in enumerate(names)}
+    by_title = dict(zip(cells["benchmark_title"], cells["benchmark"], strict=True))
+    places = {}
+    for place, name in enumerate(names):
+        if name not in by_title and name not in by_title.values():
+            raise UserError(f"--order names {name}, which is no benchmark here: choose among {', '.join(by_title)}.")
+        places[by_title.get(name, name)] = place
     order = cells["benchmark"].map(places).fillna(len(places))
     return cells.iloc[order.argsort(kind="stable")].reset_index(drop=True)
 
 
 def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFrame, pd.DataFrame]:
-    counts, on_bad = attrgetter("problem_id", "draw", "stop_reason", *COUNTS), skipped(notify)
+    counts = attrgetter("problem_id", "draw", "stop_reason", *COUNTS)
+    on_bad = skipped(notify)
     rows: list[tuple[Any, ...]] = []
     events = array("q")
     for folder in folders:
@@ -490,16 +502,17 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
         grades = cell.grades(on_bad=on_bad)
         for row in completions:
             before = after = freed_step = 0
-            for e in row.evictions:
-                freed = e.length_before - e.length_after
-                before += e.length_before
-                after += e.length_after
-                freed_step += freed * e.step
-                events.extend((len(rows), e.step, freed))
+            for eviction in row.evictions:
+                freed = eviction.length_before - eviction.length_after
+                before += eviction.length_before
+                after += eviction.length_after
+                freed_step += freed * eviction.step
+                events.extend((len(rows), eviction.step, freed))
+            # A server's completion has no lengths.
             sums = (len(row.evictions), before, after, freed_step) if row.peak_length is not None else (None,) * 4
             grade = grades.get(row.key)
-            right = grade and float(grade.outcome == "correct")
-            verdict = (grade.outcome, right, grade.answer, grade.gold) if grade else (None,) * 4
+            is_right = grade and float(grade.outcome == "correct")
+            verdict = (grade.outcome, is_right, grade.answer, grade.gold) if grade else (None,) * 4
             rows.append((folder.name, *counts(row), *sums, *verdict))
     names = pd.CategoricalDtype([folder.name for folder in folders])
     table = pd.DataFrame(rows, columns=["cell_id", *COMPLETION_DTYPES])
@@ -510,10 +523,9 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
 
 
 def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:
-    rows = [
-        (folder.name, *attrgetter(*STAT_RULES)(row))
-        for folder in folders
-        for row in StoredCell(folder).rows(_Costs, on_bad=skipped(notify))
-    ]
+    rows = []
+    for folder in folders:
+        for row in StoredCell(folder).rows(_Costs, on_bad=skipped(notify)):
+            rows.append((folder.name, *attrgetter(*STAT_RULES)(row)))
     stats = pd.DataFrame(rows, columns=["cell_id", *STAT_RULES]).astype(dict.fromkeys(STAT_RULES, "float64"))
     return stats.groupby("cell_id", sort=False).agg(STAT_RULES).reset_index()
