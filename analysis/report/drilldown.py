@@ -9,6 +9,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
         twins: dict[Pair, Completion] = {}
         # The full cache comes first; the other cells are compared with it.
         for cell in notation.rows(cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable")):
-            if (rows := groups.get(cell.cell_id)) is None:
+            rows = groups.get(cell.cell_id)
+            if rows is None:
                 continue
             places = [telling.get(pair, limit) for pair in zip(rows["problem_id"], rows["draw"], strict=True)]
             shown = rows.assign(place=places).sort_values(["place", "draw", "problem_id"], kind="stable").head(limit)
@@ -71,10 +73,12 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
             # A run without the tokenizer of a cell's model has no file with this name.
             name = Path(str(run.provenance.get(cell.cell_id, {}).get("tokenizer"))).name
             draws = list(_draws(shown, texts, twins, _tokenizer(run.directory / "tokenizers" / name)))
-            asked = {problem for problem, _ in pairs}
-            problems = load_problems(run.directory / cell.cell_id).items()
-            told = {name: {"question": one.prompt, "gold": one.gold} for name, one in problems if name in asked}
-            data = {"base": full, "left_out": len(rows) - len(shown), "problems": told, "draws": draws}
+            problems = {}
+            shown_problems = set(shown["problem_id"])
+            for problem_id, problem in load_problems(run.directory / cell.cell_id).items():
+                if problem_id in shown_problems:
+                    problems[problem_id] = {"question": problem.prompt, "gold": problem.gold}
+            data = {"base": full, "left_out": len(rows) - len(shown), "problems": problems, "draws": draws}
             yield cell.cell_id, packed(data)
             if full is None and cell.policy == "full":
                 full, twins = cell.cell_id, texts
@@ -90,12 +94,12 @@ def _telling(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> dict[Pair, 
     scores = rows.pivot_table(index="cell_id", columns=["draw", "problem_id"], values="correct", observed=True)
     full = scores.index.isin(cells.loc[cells["policy"] == "full", "cell_id"])
     lost = (scores[~full] == 0) & (scores[full].max() == 1)
-    found: dict[Pair, int] = {}
-    while len(found) < limit and lost.to_numpy().any():
+    ranks: dict[Pair, int] = {}
+    while len(ranks) < limit and lost.to_numpy().any():
         most: Any = lost.sum().idxmax()
-        found[most[::-1]] = len(found)
+        ranks[most[::-1]] = len(ranks)
         lost = lost[~lost[most]]
-    return found
+    return ranks
 
 
 def _draws(
@@ -110,7 +114,9 @@ def _draws(
             "answer": row.answer if isinstance(row.answer, str) else None,
             "tokens": row.num_tokens,
         }
-        yield entry | (_text_data(texts[key], twins.get(key), tokenizer) if key in texts else {})
+        if key in texts:
+            entry |= _text_data(texts[key], twins.get(key), tokenizer)
+        yield entry
 
 
 def _text_data(row: Completion, twin: Completion | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -119,16 +125,19 @@ def _text_data(row: Completion, twin: Completion | None, tokenizer: Tokenizer | 
         "text": row.text,
         "same": common_length(row.token_ids, twin.token_ids) if twin else 0,
         "prompt": row.prompt_tokens,
-        "evictions": [[e.step, e.length_before, e.length_after] for e in row.evictions],
+        "evictions": list(map(attrgetter("step", "length_before", "length_after"), row.evictions)),
     }
     if row.peak_length is None:  # a server's completion has no tokens
         same = common_length(row.text, twin.text) if twin else 0
         return data | {"tokens": None, "characters": len(row.text), "same": same}
-    if row.stop_reason != "stop" and (loop := find_loop(row.token_ids)):
+    loop = None if row.stop_reason == "stop" else find_loop(row.token_ids)
+    if loop:
         data["loop"] = [loop.period, loop.count]
-    if lengths := token_lengths(row, tokenizer):
+    lengths = token_lengths(row, tokenizer)
+    if lengths:
+        held = [eviction.held for eviction in row.evictions]
         data["lengths"] = lengths
-        data["held"] = [e.held for e in row.evictions] if all(e.held for e in row.evictions) else []
+        data["held"] = held if all(held) else []
     return data
 
 
@@ -150,7 +159,9 @@ def token_lengths(row: Completion, tokenizer: Tokenizer | None) -> list[int] | N
         # A token's text depends on the tokens before it: some characters take several tokens.
         stream = DecodeStream(skip_special_tokens=True)
         pieces = [stream.step(tokenizer, token) or "" for token in row.token_ids]
-    return list(map(_units, pieces)) if "".join(pieces) == row.text else None
+    if "".join(pieces) != row.text:
+        return None
+    return list(map(_units, pieces))
 
 
 @cache
@@ -177,10 +188,9 @@ def outcome_maps(run: Run) -> list[dict[str, Any]]:
     rows = rows.assign(outcome=rows["outcome"].astype("object").where(rows.index.isin(graded_rows(run).index)))
     maps = []
     for _, cells in run.cells[run.cells["completions"] > 0].groupby("condition", sort=False):
-        named = [
-            {"id": cell.cell_id, "name": notation.setting(cell), "full": cell.policy == "full"}
-            for cell in notation.rows(cells)
-        ]
+        named = []
+        for cell in notation.rows(cells):
+            named.append({"id": cell.cell_id, "name": notation.setting(cell), "full": cell.policy == "full"})
         title = " | ".join(cells.iloc[0][["model_title", "benchmark_title"]])
         maps.append({"title": title, **outcome_map(rows[rows["cell_id"].isin(cells["cell_id"])], named)})
     return maps
@@ -191,7 +201,8 @@ def outcome_map(rows: pd.DataFrame, cells: Sequence[dict[str, Any]]) -> dict[str
     letters = rows["outcome"].map(LETTERS).fillna(UNGRADED)
     known = rows.assign(letter=letters).astype({"cell_id": "object", "problem_id": "object"})
     table = known.pivot(index="cell_id", columns=["problem_id", "draw"], values="letter")
-    problems, draws = (sorted(known[name].unique().tolist()) for name in ("problem_id", "draw"))
+    problems = sorted(known["problem_id"].unique().tolist())
+    draws = sorted(known["draw"].unique().tolist())
     table = table.reindex(columns=pd.MultiIndex.from_product([problems, draws])).fillna(ABSENT)
     return {
         "problems": problems,

@@ -62,18 +62,30 @@ def _texts(run: Run) -> pd.DataFrame:
 
 def _per_panel(rows: pd.DataFrame, say: Callable[[pd.DataFrame], str | None]) -> list[str]:
     """The sentence of each model and benchmark for which there is one."""
-    panels = rows.groupby(["model_title", "benchmark_title"], sort=False)
-    return [f"{model} | {benchmark}: {said}" for (model, benchmark), ours in panels if (said := say(ours))]
+    sentences = []
+    for (model, benchmark), panel in rows.groupby(["model_title", "benchmark_title"], sort=False):
+        sentence = say(panel)
+        if sentence:
+            sentences.append(f"{model} | {benchmark}: {sentence}")
+    return sentences
 
 
 def _per_cell(rows: pd.DataFrame, say: Callable[[pd.DataFrame], str | None]) -> list[str]:
     """The sentence of each cell for which there is one."""
-    cells = rows.groupby("cell_id", sort=False, observed=True)
-    return [f"{_name(ours.iloc[0])}: {said}" for _, ours in cells if (said := say(ours))]
+    sentences = []
+    for _, cell in rows.groupby("cell_id", sort=False, observed=True):
+        sentence = say(cell)
+        if sentence:
+            sentences.append(f"{_name(cell.iloc[0])}: {sentence}")
+    return sentences
 
 
 def _name(row: Any) -> str:
     return f"{row['model_title']} | {row['benchmark_title']}: {notation.setting(row)}"
+
+
+def _settings(cells: pd.DataFrame) -> str:
+    return "; ".join(map(notation.setting, notation.rows(cells))) or "none"
 
 
 def _why(run: Run, texts: pd.DataFrame) -> str:
@@ -105,7 +117,8 @@ def endless(run: Run) -> list[str]:
     texts = _texts(run)
 
     def say(ours: pd.DataFrame) -> str | None:
-        if (cut := int(ours["cut"].sum())) < _NEARLY_ALL * len(ours):
+        cut = int(ours["cut"].sum())
+        if cut < _NEARLY_ALL * len(ours):
             return None
         return (
             f"{cut} of {counted(len(ours), 'text')} ran to the limit. Does the model end "
@@ -221,14 +234,17 @@ def other_prompts(run: Run) -> list[str]:
 
     def say(ours: pd.DataFrame) -> str | None:
         cell_id, base = ours[["cell_id", "baseline"]].iloc[0]
-        both = counts[[base, cell_id]].dropna() if base in counts else counts.head(0)
-        differ = both[both[base] != both[cell_id]] if cell_id != base and base in both else both.head(0)
+        if cell_id == base or base not in counts:
+            return None
+        both = counts[[base, cell_id]].dropna()
+        differ = both[both[base] != both[cell_id]]
         if differ.empty:
             return None
-        first, (theirs, own) = differ.index[0], differ.iloc[0]
+        problem = visible(str(differ.index[0]))
+        baseline_tokens, tokens = differ.iloc[0]
         return (
             f"the prompts of {len(differ)} of {counted(len(both), 'problem')} have other numbers of tokens than with "
-            f"{notation.setting(cells.loc[base])} ({visible(str(first))}: {own:.0f} and {theirs:.0f}), so that a "
+            f"{notation.setting(cells.loc[base])} ({problem}: {tokens:.0f} and {baseline_tokens:.0f}), so that a "
             "difference may be the prompt's. Start both servers with one chat template and a context that holds every "
             "question, or ask without a template by engine.api=completions."
         )
@@ -252,11 +268,14 @@ def other_models(run: Run) -> list[str]:
 
     def say(ours: pd.DataFrame) -> str | None:
         row = ours.iloc[0]
-        record, full, wanted = row["record"], row["full"], asked[row["cell_id"]]
-        model, other = record.get("model"), full.get("model")
+        record, full = row["record"], row["full"]
+        wanted = asked[row["cell_id"]]
+        model = record.get("model")
+        other = full.get("model")
         several = [f"{name} {' and '.join(record[name])}" for name in ROUTED if len(record.get(name, ())) > 1]
         if several or record.get("provider") != full.get("provider"):
-            said = f"its answers name {', '.join(several) or 'another provider than those of the full setting'}"
+            names = ", ".join(several) or "another provider than those of the full setting"
+            said = f"its answers name {names}"
             mend = "Ask one server, or let engine.extra choose one provider of the router for all settings"
         elif wanted == asked[row["baseline"]] and model and other and model != other:
             said = f"its answers are of the model {model}, and of {other} with the full setting"
@@ -306,11 +325,12 @@ def beside_control(run: Run, margin: float | None = None) -> list[str]:
     def say(ours: pd.DataFrame) -> str:
         row = ours.iloc[0]
         others = table[(table["condition"] == row["condition"]) & table["beyond_control"].notna()]
-        kinds = (notation.rows(others[others["beyond_control"].eq(kind)]) for kind in (True, False))
-        beyond, within = ("; ".join(map(notation.setting, kind)) or "none" for kind in kinds)
+        beyond = _settings(others[others["beyond_control"].eq(True)])
+        within = _settings(others[others["beyond_control"].eq(False)])
+        flips = row["regressions"] + row["gains"]
         return (
             f"{row['texts_differ']:.0f} of {counted(row['completions'], 'text')} differ, "
-            f"answers that flip: {row['regressions'] + row['gains']:.0f}; {row['decision']}. "
+            f"answers that flip: {flips:.0f}; {row['decision']}. "
             f"With these settings surely more answers flip: {beyond}. With these not surely more: {within}."
         )
 
