@@ -56,17 +56,18 @@ def summary_table(directory: Path | str) -> str:
 
 def _legend(scores: pd.DataFrame) -> list[str]:
     """Explain the names and columns of a table of settings; empty without settings."""
-    found = scores[scores["budget"].notna()]
-    sized = found[found["keep_ratio"].notna() & found["local_window"].notna()]
-    named = [
-        f"{notation.number(row.keep_ratio)} / {notation.number(row.local_window)}: keep ratio / local window"
-        for row in notation.rows(sized.head(1))
-    ]
-    size = _size_after_eviction(found)
-    beside = " beside the question" if size != "KV budget" else ""
-    words = [*named, f"trigger: cached tokens{beside} at which eviction fires (policy.budget)"]
+    evicting = scores[scores["budget"].notna()]
+    if evicting.empty:
+        return []
+    words = []
+    for row in notation.rows(evicting.dropna(subset=["keep_ratio", "local_window"]).head(1)):
+        sizes = f"{notation.number(row.keep_ratio)} / {notation.number(row.local_window)}"
+        words.append(f"{sizes}: keep ratio / local window")
+    size = _size_after_eviction(evicting)
+    beside = "" if size == "KV budget" else " beside the question"
+    words.append(f"trigger: cached tokens{beside} at which eviction fires (policy.budget)")
     words += [f"{size}: tokens left after an eviction, the question among them", "evicted: texts that lost tokens"]
-    return ["; ".join(words)] if len(found) else []
+    return ["; ".join(words)]
 
 
 def _size_after_eviction(cells: pd.DataFrame) -> str:
@@ -89,24 +90,27 @@ def chosen_as(row: Any) -> str:
 
 def headline_text(metrics: pd.DataFrame) -> str:
     """`headline` for the terminal; empty if nothing can be compared yet."""
-    shown = list(notation.rows(headline(metrics)))
-    rows = [
-        {
-            "model": row.model_title,
-            "benchmark": row.benchmark_title,
-            "verdict": row.decision,
-            "chosen as": chosen_as(row),
-            "vs full, points": notation.percent(row.diff_to_full, signed=True),
-            "interval": notation.interval(row.these_low, row.these_high, signed=True),
-            "memory saved, peak": _saved(row.kept_memory),
-            "mean": _saved(row.kept_memory_mean),
-            "setting": notation.setting(row),
-        }
-        for row in shown
-    ]
-    lucky = any(row.decision in ("safe", "small loss") and not row.recommendable for row in shown)
-    luck = "\nA setting that is safe and not recommended may be so by luck, as one of many."
-    return pd.DataFrame(rows).to_string(index=False) + luck * lucky if rows else ""
+    rows = []
+    luck = ""
+    for row in notation.rows(headline(metrics)):
+        if row.decision in ("safe", "small loss") and not row.recommendable:
+            luck = "\nA setting that is safe and not recommended may be so by luck, as one of many."
+        rows.append(
+            {
+                "model": row.model_title,
+                "benchmark": row.benchmark_title,
+                "verdict": row.decision,
+                "chosen as": chosen_as(row),
+                "vs full, points": notation.percent(row.diff_to_full, signed=True),
+                "interval": notation.interval(row.these_low, row.these_high, signed=True),
+                "memory saved, peak": _saved(row.kept_memory),
+                "mean": _saved(row.kept_memory_mean),
+                "setting": notation.setting(row),
+            }
+        )
+    if not rows:
+        return ""
+    return pd.DataFrame(rows).to_string(index=False) + luck
 
 
 def _saved(kept: float) -> str:
@@ -121,8 +125,8 @@ def _caches(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
     ours = scores[scores["model"] == model].drop_duplicates([*SETTING, "benchmark"])
     if ours["engine"].eq("server").all():
         sizes = ours.set_axis(_settings(ours)).loc[lambda rows: ~rows.index.duplicated()]
-        told = {"bytes a token": sizes["measured_bytes"].round(), "bytes, declared": sizes["declared_bytes"]}
-        return {name: column.map(notation.number) for name, column in told.items() if column.notna().any()}
+        bytes_of = {"bytes a token": sizes["measured_bytes"].round(), "bytes, declared": sizes["declared_bytes"]}
+        return {name: column.map(notation.number) for name, column in bytes_of.items() if column.notna().any()}
     evicted = (ours["evicted"].where(ours["completions"] > 0, 0) * ours["completions"]).round()
     settings = ours.assign(evicted=evicted).groupby(_settings(ours))
     counts = settings[["evicted", "completions"]].sum(min_count=1)
@@ -173,10 +177,13 @@ def _settings(rows: pd.DataFrame) -> list[str]:
 def _score(row: Any, best: float | None) -> str:
     """Return Pass@1 with error and marks; given the column's `best`, also mark the best score and a loss."""
     text = notation.percent_pm(row.pass_at_1, row.se)
-    text = text if text == MISSING else text + notation.state_marks(row)
+    if text != MISSING:
+        text += notation.state_marks(row)
     if row.policy != "full" and row.pass_at_1 == best:
         text = f"{BEST_BEGIN}{text}{BEST_END}"
-    return text + WORSE * (best is not None and getattr(row, "decision", None) == "worse")
+    if best is not None and getattr(row, "decision", None) == "worse":
+        text += WORSE
+    return text
 
 
 def holding_tables(metrics: pd.DataFrame, model: str) -> tuple[str, list[tuple[str, pd.DataFrame]]]:
@@ -209,10 +216,10 @@ def seconds_table(found: Findings) -> pd.DataFrame | None:
         {
             "setting": timed.apply(notation.setting, axis=1),
             "texts at once": timed["slots"].map(notation.number),
-            "tokens/s": timed["tokens_per_second"].map(lambda value: notation.decimal(value, 0)),
-            "× full": timed["times_full"].map(lambda value: notation.decimal(value, 2)),
-            "ms per step": timed["ms_per_step"].map(lambda value: notation.decimal(value, 2)),
-            "evictions": timed["eviction_share"].map(lambda value: f"{notation.percent(value)}%"),
+            "tokens/s": timed["tokens_per_second"].map(notation.decimal, digits=0),
+            "× full": timed["times_full"].map(notation.decimal, digits=2),
+            "ms per step": timed["ms_per_step"].map(notation.decimal, digits=2),
+            "evictions": timed["eviction_share"].map(notation.percent) + "%",
             "memory": timed["peak_bytes"].fillna(timed["kv_bytes"]).map(size),
         }
     )
@@ -222,8 +229,10 @@ def seconds_table(found: Findings) -> pd.DataFrame | None:
 def replay_files(run: Run) -> list[str]:
     """Return the files of replayed completions, the full cache's own first; shards count as one file."""
     stem = row_types.REPLAY_FILE.removesuffix(".jsonl")
-    paths = [path for cell_id in run.cells["cell_id"] for path in (run.directory / cell_id).glob(f"{stem}*.jsonl")]
-    names = {re.sub(r"-\d+of\d+\.jsonl$", ".jsonl", path.name) for path in paths}
+    names = set()
+    for cell_id in run.cells["cell_id"]:
+        for path in (run.directory / cell_id).glob(f"{stem}*.jsonl"):
+            names.add(re.sub(r"-\d+of\d+\.jsonl$", ".jsonl", path.name))
     return sorted(names, key=lambda name: (len(name), name))
 
 
@@ -243,12 +252,11 @@ def fidelity_table(run: Run) -> pd.DataFrame | None:
 
 def fidelity_text(table: pd.DataFrame) -> str:
     """The table of `fidelity_by_cell` for the terminal."""
-    shown, width = _fidelity_texts(table).set_index("setting"), shutil.get_terminal_size((140, 24)).columns
-    parts = shown.groupby("model | benchmark", sort=False)
-    texts = [
-        rows.drop(columns="model | benchmark").rename_axis(index=None, columns=str(name)).to_string(line_width=width)
-        for name, rows in parts
-    ]
+    width = shutil.get_terminal_size((140, 24)).columns
+    texts = []
+    for name, rows in _fidelity_texts(table).set_index("setting").groupby("model | benchmark", sort=False):
+        shown = rows.drop(columns="model | benchmark").rename_axis(index=None, columns=str(name))
+        texts.append(shown.to_string(line_width=width))
     return "\n\n".join([*texts, FIDELITY_NOTE])
 
 
