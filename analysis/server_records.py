@@ -22,17 +22,20 @@ _ROUNDED = 0.02  # by which two such sizes of one cache may differ
 def record_of(passes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what servers said in a cell's passes, the last ones first. A pass without an answer has no `model`."""
     record = dict[str, Any]()
-    for one in passes:
-        if "model" in one:
-            record |= {name: one[name] for name in ("model", *ROUTED) if name in one}
-            record |= cache_of(one.get("cache") or {})
+    for answers in passes:
+        if "model" in answers:
+            record |= {name: answers[name] for name in ("model", *ROUTED) if name in answers}
+            record |= cache_of(answers.get("cache") or {})
     return record
 
 
 def cache_of(said: Mapping[str, Any]) -> dict[str, Any]:
     """Return a cache's types by the server's names, whether it rotates, and the bytes of a token if they are known."""
+    cache = _kinds(said)
     size = _bytes_per_token(said)
-    return _kinds(said) | ({} if size is None else {BYTES: size})
+    if size is not None:
+        cache[BYTES] = size
+    return cache
 
 
 def same_cache(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
@@ -44,8 +47,10 @@ def same_cache(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 
 
 def cache_words(record: Mapping[str, Any]) -> str:
-    size = {BYTES: f"{record[BYTES]:,.0f}"} if BYTES in record else {}
-    return ", ".join(f"{name} {value}" for name, value in {**_kinds(record), **size}.items())
+    words = [f"{name} {value}" for name, value in _kinds(record).items()]
+    if BYTES in record:
+        words.append(f"{BYTES} {record[BYTES]:,.0f}")
+    return ", ".join(words)
 
 
 def _kinds(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,8 +61,8 @@ def _bytes_per_token(said: Mapping[str, str]) -> float | None:
     """Return the bytes of a token as a server says its cache's bytes and tokens; None if it does not say both."""
     for name, unit, factors in _SIZES:
         try:
-            size, *counts = (float(said[one]) for one in (name, *factors))
-            return unit * size / math.prod(counts)
+            tokens = math.prod(float(said[factor]) for factor in factors)
+            return unit * float(said[name]) / tokens
         except (KeyError, ValueError, ZeroDivisionError):
             continue
     return None

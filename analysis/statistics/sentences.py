@@ -100,7 +100,8 @@ def policy_pairs(settings: Sequence[SharedSetting], graded: pd.DataFrame) -> lis
 
     Three policies or more have a table for each setting, two have a table of all settings that these two share.
     """
-    found, duels = list[PolicyPairs](), dict[Any, list[tuple[SharedSetting, pd.DataFrame]]]()
+    tables: list[PolicyPairs] = []
+    duels: dict[Any, list[tuple[SharedSetting, pd.DataFrame]]] = {}
     for setting in settings:
         cells = setting.cells[(setting.cells["policy"] != "full") & (setting.cells["graded"] > 0)]
         for condition, rows in cells.groupby("condition", sort=False):
@@ -109,8 +110,10 @@ def policy_pairs(settings: Sequence[SharedSetting], graded: pd.DataFrame) -> lis
                 both = tuple(_policy(row) for row in ordered.itertuples())
                 duels.setdefault((condition, both), []).append((setting, ordered))
             elif len(rows) > 2:
-                found.append(_pairs(setting, rows, graded))
-    return [*found, *(_duel(sizes, graded) for sizes in duels.values())]
+                tables.append(_pairs(setting, rows, graded))
+    for sizes in duels.values():
+        tables.append(_duel(sizes, graded))
+    return tables
 
 
 def _pairs(setting: SharedSetting, rows: pd.DataFrame, graded: pd.DataFrame) -> PolicyPairs:
@@ -136,14 +139,15 @@ def _pairs(setting: SharedSetting, rows: pd.DataFrame, graded: pd.DataFrame) -> 
 
 def _duel(sizes: list[tuple[SharedSetting, pd.DataFrame]], graded: pd.DataFrame) -> PolicyPairs:
     """Compare two policies at all settings that they share: the better one in the mean minus the other."""
-    first, second = (pd.concat([rows.iloc[[place]] for _, rows in sizes]) for place in (0, 1))
+    first = pd.concat([rows.head(1) for _, rows in sizes])
+    second = pd.concat([rows.tail(1) for _, rows in sizes])
     if first["pass_at_1"].mean() < second["pass_at_1"].mean():
         first, second = second, first
     scores = inference.score_array(graded, [*first["cell_id"], *second["cell_id"]])
     tests = inference.paired_tests(scores[: len(sizes)] - scores[len(sizes) :], np.zeros(scores.shape[1:]))
     differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
     labels = np.where(differ, np.where(tests["difference"] > 0, BETTER, "worse"), ALIKE)
-    names = [_policy(next(rows.itertuples())) for rows in (first, second)]
+    names = [_policy(first.iloc[0]), _policy(second.iloc[0])]
     table = pd.DataFrame(
         {
             names[0]: _scored(first),
