@@ -15,7 +15,6 @@ from kvsweep.analysis import notation
 from kvsweep.analysis.answers import GREEDY_BELOW, counted_shares
 from kvsweep.analysis.outputs import PAIR, Outputs, Reading, read_outputs
 from kvsweep.analysis.questions import one_per_problem, refuse_unlike
-from kvsweep.analysis.report.judged import judged_page
 from kvsweep.analysis.statistics import noninferiority
 from kvsweep.analysis.statistics.metrics import pareto_front
 from kvsweep.analysis.statistics.noninferiority import LEVEL, Decision, Floats, Groups, PairedTest
@@ -118,6 +117,8 @@ def judge(
         last = map(notation.markdown_text, [*notes, *words])
         replace_text(markdown, "\n\n".join([*first, rows, *last, ""]))
     if html is not None:
+        from kvsweep.analysis.report.judged import judged_page
+
         replace_text(html, judged_page(table, sentences, words, notes, answers, baseline))
         print(html)
     labels = {verdict.label for name, verdict in verdicts.items() if name != control or len(verdicts) == 1}

@@ -8,6 +8,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -261,8 +262,6 @@ def _table(parts: Sequence[Part], hours: Sequence[float | None], at_once: int, g
 
     `hours` are those of each task, `gpus` the GPUs of a task, `price` that of a GPU hour.
     """
-    import pandas as pd
-
     groups = defaultdict[str, list[Part]](list)
     for part in parts:
         groups[f"{part.job}, {part.title}"].append(part)
@@ -273,7 +272,14 @@ def _table(parts: Sequence[Part], hours: Sequence[float | None], at_once: int, g
     if until_last_ends is not None:
         until_last_ends = max(until_last_ends / at_once, *(task_hours or 0 for task_hours in hours))
     rows.append(_row(f"in all, {counted(at_once, 'task')} at once", parts, until_last_ends, gpus, price))
-    return pd.DataFrame(rows).set_index("").rename_axis(None).to_string()
+    # pandas would write the same, but takes longer to load than all else takes.
+    columns = []
+    align = str.ljust
+    for texts in zip(rows[0], *map(dict.values, rows), strict=True):
+        width = max(map(len, texts))
+        columns.append(map(align, texts, repeat(width)))
+        align = str.rjust
+    return "\n".join(map(" ".join, zip(*columns, strict=True)))
 
 
 def _row(name: str, parts: Sequence[Part], hours: float | None, gpus: int, price: float | None) -> dict[str, str]:
