@@ -1,4 +1,7 @@
-"""`kvsweep judge`: is one engine or setting worse than another, by the outputs of both?"""
+"""`kvsweep judge`: is one engine or setting worse than another, by the outputs of both?
+
+The grader and the page load slowly, and few files need them: functions import them.
+"""
 
 import itertools
 import re
@@ -18,9 +21,6 @@ from kvsweep.analysis.questions import one_per_problem, refuse_unlike
 from kvsweep.analysis.statistics import noninferiority
 from kvsweep.analysis.statistics.metrics import pareto_front
 from kvsweep.analysis.statistics.noninferiority import LEVEL, Decision, Floats, Groups, PairedTest
-from kvsweep.harness.benchmarks.golds import SOLUTION_END, read_gold
-from kvsweep.harness.grading.answers import AnswerKind, Ungraded
-from kvsweep.harness.grading.grader import Grader
 from kvsweep.messages.command_line import FAILED, UNCLEAR, counted
 from kvsweep.messages.errors import UserError
 from kvsweep.messages.escape import visible
@@ -74,13 +74,14 @@ def judge(
     sizes: Mapping[str, float],
     reading: Reading,
     gold: Path | None,
-    kind: AnswerKind,
+    kind: str,
     markdown: Path | None,
     html: Path | None,
 ) -> int:
     """Print a verdict on each setting beside the baseline; return the exit status of the worst verdict.
 
-    `files` are FILE or NAME=FILE, a folder in a file's place; files of one name are one setting.
+    `files` are FILE or NAME=FILE, a folder in a file's place; files of one name are one setting. `kind` is the grader's
+    `AnswerKind`, by which texts are graded again.
     """
     if gold is not None and reading.graded:
         raise UserError(f"--gold {gold} is read by --grades ours alone: give both.")
@@ -160,8 +161,10 @@ def _settings(words: Sequence[str]) -> dict[str, list[Path]]:
 # --- grades --------------------------------------------------------------------------------------------------
 
 
-def _regraded(answers: Answers, gold: Path | None, kind: AnswerKind) -> dict[str, pd.DataFrame]:
+def _regraded(answers: Answers, gold: Path | None, kind: Any) -> dict[str, pd.DataFrame]:
     """The answers with the grades that `kvsweep grade` would give, and the file's own as `theirs`."""
+    from kvsweep.harness.grading.grader import Grader
+
     if gold is not None:
         source = read_outputs(gold, Reading(graded=False))
         golds = one_per_problem(source.questions[["gold"]], source.answers)["gold"]
@@ -229,8 +232,11 @@ def _thinking(text: str | None) -> Thinking | None:
     return None if text is None else thinking_of(text) or thinking_of(without_end(text), named=False)
 
 
-def _job(row: Any, shown: Thinking | None, kind: AnswerKind, of_file: ThinkTags | None) -> Ungraded | None:
+def _job(row: Any, shown: Thinking | None, kind: Any, of_file: ThinkTags | None) -> Any:
     """What to grade; None where no answer is known. Of a text that was cut off a server may send nothing."""
+    from kvsweep.harness.benchmarks.golds import SOLUTION_END, read_gold
+    from kvsweep.harness.grading.answers import Ungraded
+
     if row.sign is not None or (row.text is None and row.ending != "length"):
         return None
     place = f"{row.place}: problem {visible(row.problem_id)!r:.60}, draw {row.draw} has"
