@@ -142,6 +142,10 @@ def load_run(directory: Path | str) -> Run:
         cell.provenance["copies"] = True
         same = "most problems have the same text in all draws, though the server was asked to sample"
         notices.append(f"Cell {cell.folder.name}: {same}; each problem counts once, as greedy texts do.")
+    for cell in read:
+        if "group" in (cell.settings["benchmark"].get("columns") or ()):
+            problems = load_problems(cell.folder)
+            cell.provenance["groups"] = {name: problem.group for name, problem in problems.items()}
     run = Run(
         directory=directory,
         cells=_in_order_of_run(cells, notices.append),

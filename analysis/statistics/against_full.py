@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvsweep.analysis.load import is_control
 from kvsweep.analysis.statistics import noninferiority
 from kvsweep.analysis.statistics.inference import problem_means, score_array
-from kvsweep.analysis.statistics.noninferiority import Decision, Floats, Population
+from kvsweep.analysis.statistics.noninferiority import Decision, Floats, Groups, Population
 
 COLUMNS = ["decision", "margin", "family", "rounds", "stopped_early", "these_low", "these_high", "p_holds", "p_loses"]
 COLUMNS += ["diff_low", "diff_high", "draws_to_hold", "problems_to_hold", "population", "paired_draws", "fewest_draws"]
@@ -25,7 +25,8 @@ class Plan(NamedTuple):
     """What decides about a cell besides its scores: rounds and grid of a sequential sweep, margin, population.
 
     Greedy decoding gives every draw the same answer, so its problems are the sample. The same holds for a server that
-    ignores the seed; its record then has `copies` (analysis/load.py).
+    ignores the seed; its record then has `copies` (analysis/load.py). Of variants of one question the questions are the
+    sample; the record then has `groups`.
     """
 
     rounds: tuple[int, ...]
@@ -41,7 +42,8 @@ def plan_of(record: Record, margin: float | None = None) -> Plan:
     points = (config.get("report") or {}).get("margin", 100 * noninferiority.MARGIN)
     grid = str(config.get("grid")) if rounds else ""
     is_greedy = (config.get("decoding") or {}).get("temperature") == 0 or record.get("copies") is True
-    population: Population = "like_these" if is_greedy and not rounds else "these"
+    is_sample = is_greedy or "groups" in record
+    population: Population = "like_these" if is_sample and not rounds else "these"
     margin = points / 100 if margin is None else margin
     return Plan(rounds=rounds, margin=margin, grid=grid, population=population)
 
@@ -67,6 +69,7 @@ def decide_cells(
         full, *others = score_array(graded, [baseline, *names])
         scores = dict(zip(names, others, strict=True))
         problems = graded.loc[graded["cell_id"].isin([baseline, *names]), "problem_id"].unique()
+        groups = _groups(problems, provenance.get(baseline, {}))
         controls = list(group.loc[is_control(group), "cell_id"])
         unfinished = set(group.loc[group["status"] != "done", "cell_id"])
         families: dict[tuple[Plan, bool], dict[str, Floats]] = {}
@@ -74,12 +77,12 @@ def decide_cells(
             plan = plan_of(provenance.get(name, {}), margin)
             families.setdefault((plan, name in controls), {})[name] = scores[name]
         for (plan, of_control), family in families.items():
-            decisions = _decisions(family, full, plan)
+            decisions = _decisions(family, full, plan, groups)
             finished = {name: decision for name, decision in decisions.items() if not {name, baseline} & unfinished}
             for name, decision in decisions.items():
                 if math.isnan(decision.difference):
                     continue
-                row = _row(family[name], full, plan, decision, len(family), name in finished)
+                row = _row(family[name], full, plan, decision, len(family), name in finished, groups)
                 row |= _where_lost(family[name], full)
                 rows.append({"cell_id": name, **row, "fewest_draws": _fewest(family[name], full, problems)})
             if of_control:
@@ -87,7 +90,7 @@ def decide_cells(
             for control in controls:
                 if control in unfinished:
                     continue
-                changed = noninferiority.beyond_control(family, full, scores[control], population=plan.population)
+                changed = noninferiority.beyond_control(family, full, scores[control], plan.population, groups)
                 beyond_control |= {name: name in changed for name in finished}
             if len(finished) == len(decisions):
                 p_holds = {name: decision.p_holds for name, decision in finished.items()}
@@ -98,9 +101,17 @@ def decide_cells(
     return table.assign(recommendable=[name in recommendable for name in table.index])
 
 
-def _decisions(family: Mapping[str, Floats], full: Floats, plan: Plan) -> dict[str, Decision]:
+def _groups(problems: NDArray[Any], record: Record) -> Groups:
+    """Number each problem's question; a problem without one is a question by itself. None without variants."""
+    if "groups" not in record:
+        return None
+    names = [record["groups"].get(problem) or problem for problem in problems]
+    return pd.factorize(pd.Series(names))[0]
+
+
+def _decisions(family: Mapping[str, Floats], full: Floats, plan: Plan, groups: Groups) -> dict[str, Decision]:
     if not plan.rounds:
-        return noninferiority.decide_grid(family, full, margin=plan.margin, population=plan.population)
+        return noninferiority.decide_grid(family, full, margin=plan.margin, population=plan.population, groups=groups)
     decisions = noninferiority.decide_rounds(family, full, rounds=plan.rounds, margin=plan.margin)
     # A cell that got its other draws after its decision is judged by all of them, at the level of a last round.
     last = plan.rounds[-1]
@@ -121,7 +132,9 @@ def _chains(cells: pd.DataFrame) -> list[list[str]]:
     return [list(rows["cell_id"]) for _, rows in groups if len(rows) >= CHAIN]
 
 
-def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int, finished: bool) -> dict[str, Any]:
+def _row(
+    cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int, finished: bool, groups: Groups
+) -> dict[str, Any]:
     """Return a cell's columns that follow from its decision."""
     pairs_of_draws = noninferiority.paired(cell, full).shape[1]
     looks = max(1, len(plan.rounds))
@@ -136,7 +149,7 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int
     draws_to_hold, problems_to_hold = math.nan, math.nan
     if noninferiority.can_lose(full, plan.margin):
         draws_to_hold = noninferiority.draws_to_hold(cell, full, margin=plan.margin, level=level)
-        problems_to_hold = noninferiority.problems_to_hold(cell, full, margin=plan.margin, level=level)
+        problems_to_hold = noninferiority.problems_to_hold(cell, full, margin=plan.margin, level=level, groups=groups)
     return {
         "decision": decision.label if finished else "unclear",
         "margin": plan.margin,
@@ -151,7 +164,7 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int
         "diff_high": elsewhere.high,
         "draws_to_hold": draws_to_hold,
         "problems_to_hold": problems_to_hold,
-        "population": plan.population,
+        "population": plan.population if groups is None else "groups",
         "paired_draws": pairs_of_draws,
     }
 

@@ -85,9 +85,10 @@ def decide_grid(
     population: Population = "these",
     family: int | None = None,
     looks: int = 1,
+    groups: Groups = None,
 ) -> dict[Id, Decision]:
     """Decide about the cells of a grid."""
-    tests = {name: paired_test(cell, full, population) for name, cell in cells.items()}
+    tests = {name: paired_test(cell, full, population, groups=groups) for name, cell in cells.items()}
     losable = can_lose(full, margin)
     return decide_tests(tests, losable, margin=margin, level=level, family=family, looks=looks)
 
@@ -197,13 +198,13 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
 
 
 def beyond_control(
-    cells: Mapping[Id, Floats], full: Floats, control: Floats, *, population: Population = "these"
+    cells: Mapping[Id, Floats], full: Floats, control: Floats, population: Population = "these", groups: Groups = None
 ) -> set[Id]:
     """Return the cells in which surely more answers are lost or won than where the full cache is asked again.
 
     Where a cell changes nothing, it and the control are alike; Holm bounds the chance of any error by `LEVEL`.
     """
-    tests = {name: paired_test(scores, full, population) for name, scores in cells.items()}
+    tests = {name: paired_test(scores, full, population, groups=groups) for name, scores in cells.items()}
     return beyond_test(tests, cells, full, control)
 
 

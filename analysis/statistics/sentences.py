@@ -286,6 +286,8 @@ def _to_show(row: Any) -> str:
     if pd.isna(row["draws_to_hold"]):
         share = f"no more than {notation.percent(row['margin'])}% of its answers"
         return f"The full cache is right in {share}, so nothing can be called safe beside it."
+    if row["population"] == "groups":
+        return f"If it is as good as the full cache, {row['problems_to_hold']:,.0f} questions like these would show it."
     draws = counted(f"{row['draws_to_hold']:,.0f}", "draw")
     problems = f"{row['problems_to_hold']:,.0f} problems like these with as many draws as here (90% power)"
     return f"If it is as good as the full cache, {draws} per problem would show it, or {problems}."
@@ -295,6 +297,8 @@ def _population(row: Any) -> str:
     """Name the problems that the comparison with the full cache is about."""
     if row["population"] == "like_these":
         return "Every draw has the same answer, so this is about other problems like these."
+    if row["population"] == "groups":
+        return "Problems are variants of questions, so this is about other questions like these."
     these = f"This is about these {row['problems']} problems, with new draws of the answers."
     if row["fewest_draws"]:
         counted_draws = counted(f"{row['paired_draws']:.0f}", "draw")

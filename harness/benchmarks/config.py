@@ -10,7 +10,7 @@ from kvsweep.harness.grading.answers import AnswerFrom, AnswerKind
 from kvsweep.messages.errors import UserError
 
 OptionOrder = Literal["balanced", "simple_evals", "nemo_skills"]
-FieldName = Literal["id", "problem", "answer", "wrong_1", "wrong_2", "wrong_3"]
+FieldName = Literal["id", "problem", "answer", "group", "wrong_1", "wrong_2", "wrong_3"]
 FIELDS: tuple[FieldName, ...] = ("id", "problem", "answer")
 
 # Options in columns: `answer` is the text of the right option, and these columns hold the wrong ones.

@@ -176,7 +176,13 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tupl
     if config.answer_kind == "letter" and not config.has_options:
         for row, prompt, gold, problem_id in zip(rows, prompts, golds, ids, strict=True):
             check_letter(row, prompt, gold, problem_id)
-    problems = [Problem(id=name, prompt=text, gold=gold) for name, text, gold in zip(ids, prompts, golds, strict=True)]
+    groups: list[str | None] = [None] * len(rows)
+    if "group" in config.columns:
+        group_column = _require("group", config, rows, origin)
+        groups = [str(_value(row, group_column, "group")) for row in rows]
+    problems = []
+    for problem_id, prompt, gold, group in zip(ids, prompts, golds, groups, strict=True):
+        problems.append(Problem(id=problem_id, prompt=prompt, gold=gold, group=group))
     return problems, texts
 
 

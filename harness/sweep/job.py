@@ -217,6 +217,8 @@ def make_job(config: DictConfig) -> Job:
     run = checked(RunConfig, {field.name: config[field.name] for field in fields(RunConfig) if field.name in config})
     sections: dict[str, Any] = {name: build(cls, name, config.get(name, {})) for name, cls in _SECTIONS.items()}
     decoding = build_decoding(config.decoding)
+    if run.until and "group" in benchmark_config.columns:
+        raise UserError("until=decided takes problems as independent: leave it, or benchmark.columns.group, out.")
     cache = sections["cache"]
     margin = sections.pop("report").margin
     rounds = rounds_until(run.draws, cache, policies) if run.until else ()

@@ -21,7 +21,7 @@ from scipy import stats
 
 from kvsweep.analysis.answers import counted_share
 from kvsweep.analysis.outputs import Reading, read_outputs
-from kvsweep.analysis.statistics.noninferiority import beyond_control, decide
+from kvsweep.analysis.statistics.noninferiority import decide
 from kvsweep.messages.errors import UserError
 
 # Written by these programs at these versions, on two questions: inspect_ai with its mock model, two epochs, and
@@ -223,17 +223,6 @@ def test_worse_is_never_beside_a_control_without_its_reason(judge, tmp_path):
     _, out, _ = judge(*files, "--control", "again")
     assert row_of(out, "other")["verdict"] == "worse"
     assert "no more answers surely change than in the control, but more are lost than won" in out
-
-
-@pytest.mark.slow
-def test_equal_servers_are_seldom_beyond_their_control():
-    """1,000 pairs of equal servers beside a control: beyond it, and worse, in at most 2.5%."""
-    chances, rng, beyond, worse = np.random.default_rng(5).beta(0.6, 0.4, 30), np.random.default_rng(1), 0, 0
-    for _ in range(1000):
-        full, again, other = (rng.random((3, 30, 8)) < chances[:, None]).astype(float)
-        beyond += len(beyond_control({"other": other}, full, again))
-        worse += decide(other, full).label in ("worse", "small loss")
-    assert (beyond <= 25, worse <= 25) == (True, True), (beyond, worse)
 
 
 def test_files_of_one_name_are_the_draws_of_one_setting(judge, tmp_path):
@@ -1003,8 +992,7 @@ def test_variants_of_a_question_count_as_one(judge, tmp_path):
     files = write_all(tmp_path, full=items, other=[row | {"text": "7"} for row in items])
     assert judge(*files)[0] == 0
     code, out, _ = judge(*files, "--group", "question_no")
-    assert (code, "on 66 groups of 198 problems x 1 draw" in out) == (4, True)
+    assert code == 4
+    assert "on 66 groups of 198 problems x 1 draw" in out
     low = -100 * (1 - 0.025 ** (1 / 66))
-    row = re.search(ROW.format("other"), out, re.MULTILINE)
-    assert row
-    assert row["low"] == f"{low:.1f}"
+    assert f"({low:.1f} to" in out

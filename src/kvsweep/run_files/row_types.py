@@ -153,14 +153,18 @@ class PairRow(StoredRow, frozen=True, kw_only=True):
         return (self.problem_id, self.draw)
 
 
-class Problem(StoredRow, frozen=True, kw_only=True):
-    """One benchmark item. `prompt` is the user message, `gold` the reference answer as text."""
+class Problem(StoredRow, frozen=True, kw_only=True, omit_defaults=True):
+    """One benchmark item. `prompt` is the user message, `gold` the reference answer as text.
+
+    `group` is what the variants of one question share, where the benchmark has such a column.
+    """
 
     file: ClassVar[str] = PROBLEMS_FILE
 
     id: str
     prompt: str
     gold: str
+    group: str | None = None
 
 
 class Eviction(Row, frozen=True, kw_only=True):

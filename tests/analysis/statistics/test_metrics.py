@@ -356,17 +356,29 @@ def test_lorenz_curves_of_different_lengths_are_averaged_at_each_percent():
     assert table.loc[[0, 25, 50, 100], "importance"].tolist() == pytest.approx([0, (0.25 + 0.45) / 2, 0.7, 1])
 
 
+def decided(rows, record):
+    """The decisions about cells of these names, problems, draws and grades; the first cell is the full cache."""
+    graded = pd.DataFrame(rows, columns=["cell_id", "problem_id", "draw", "correct"])
+    names = graded["cell_id"].unique()
+    cells = pd.DataFrame({"cell_id": names, "policy": names, "condition": "c", "status": "done", "variant": ""})
+    cells = cells.assign(keep_ratio=0.5, local_window=16, budget=64, engine="kvsweep")
+    return decide_cells(cells, graded, dict.fromkeys(names, record))
+
+
 def test_a_cell_that_has_later_draws_alone_is_decided_by_these():
     """A sweep in shards may have written a cell's later draws first."""
     sides = {"full": range(4), "cell": (2, 3), "first": (0, 1)}
     rows = [
         (name, f"p{p}", d, float(name == "full" or p > 0)) for name in sides for p in range(30) for d in sides[name]
     ]
-    graded = pd.DataFrame(rows, columns=["cell_id", "problem_id", "draw", "correct"])
-    cells = pd.DataFrame({"cell_id": list(sides), "policy": ["full", "dynts", "dynts"]})
-    cells = cells.assign(
-        condition="c", status="done", variant="", keep_ratio=0.5, local_window=16, budget=64, engine="kvsweep"
-    )
-    found = decide_cells(cells, graded, {})
+    found = decided(rows, {})
     assert found.loc["cell"].equals(found.loc["first"])
     assert found.loc["cell", "these_low"] < -1 / 30
+
+
+def test_the_labels_of_variants_test_their_questions():
+    """Of 66 questions with three equal variants each the interval is that of 66 problems."""
+    rows = [(name, f"p{p}", 0, 1.0) for name in ("full", "cell") for p in range(198)]
+    found = decided(rows, {"groups": {f"p{p}": str(p // 3) for p in range(198)}}).loc["cell"]
+    assert (found["decision"], found["population"]) == ("unclear", "groups")
+    assert found["these_low"] == pytest.approx(0.025 ** (1 / 66) - 1)

@@ -194,6 +194,9 @@ class TestFiles:
         mapped = load(write_jsonl(tmp_path / "m.jsonl", renamed), columns=columns)
         plain = load(write_jsonl(tmp_path / "p.jsonl", ROWS), columns=columns)
         assert mapped.problems == plain.problems
+        grouped = load(tmp_path / "p.jsonl", columns=columns | {"group": "id"})
+        assert [problem.group for problem in grouped.problems] == ["a", "b", "c"]
+        assert grouped.content_hash == plain.content_hash
 
     def test_ids_made_of_the_text_do_not_depend_on_the_order(self, tmp_path):
         rows = [{"problem": row["problem"], "answer": row["answer"]} for row in ROWS]
