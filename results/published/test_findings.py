@@ -92,6 +92,26 @@ def test_five_rules_on_the_same_answers() -> None:
         assert [float(share) for share in shares] == pytest.approx(expected, abs=0.06)
 
 
+def test_how_often_judge_errs_where_rows_are_odd() -> None:
+    table = pd.read_csv(PUBLISHED / "judge_errors.csv")
+    assert set(table["sets"]) == {1000}
+    section = rules_page().partition("## When rows are odd")[2].partition("\n## ")[0]
+    largest = table.groupby("case", sort=False)[["wrong_safe", "wrong_worse", "beyond_control"]].max() / 10
+    shown = re.findall(r"^\| [^|]+ \| ([\d.]+) \| ([\d.]+) \|$", section, re.M)
+    both = largest[["wrong_safe", "wrong_worse"]].drop("control")
+    assert [[float(safe), float(worse)] for safe, worse in shown] == both.to_numpy().tolist()
+    assert f"at most {largest.loc['control', 'beyond_control']}% are beyond" in section
+    # All cases but the one that judge does not promise.
+    promised = table[table["case"] != "no group"].set_index(["case", "n", "draws", "sets"]).stack().dropna()
+    assert (len(promised), (promised > 25).sum(), promised.max()) == (78, 6, 34)
+    chance = stats.binom.sf(promised.max() - 1, 1000, 0.025)
+    assert chance == pytest.approx(0.05, abs=0.005)
+    first_row = 2 * (table["case"] == "even").sum()
+    assert (first_row, 1 - (1 - chance) ** first_row) == (12, pytest.approx(0.44, abs=0.005))
+    without = table.loc[table["case"] == "no group", "wrong_safe"].max()
+    assert stats.binom.sf(without - 1, 1000, 0.025) < 1e-9
+
+
 def test_five_percent_lost_for_certain() -> None:
     """The chances of the numbers of lost problems are binomial, so each rule's shares can be computed exactly."""
     table = pd.read_csv(PUBLISHED / "valid_at_thirty.csv").set_index(["case", "n", "draws", "truth", "rule"])

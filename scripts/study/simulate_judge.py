@@ -1,6 +1,6 @@
 """How often `kvsweep judge` errs: made outputs whose truth is known, judged as files are.
 
-    python scripts/study/simulate_judge.py --runs 200
+    python scripts/study/simulate_judge.py --output results/published/judge_errors.csv
 
 A *safe* is wrong where 5 points are lost, a *worse* or *small loss* where nothing is. Each case has a share of both,
 and of equal servers that are called beyond their control. A case is how the loss lies or what is odd about the rows:
@@ -12,13 +12,16 @@ and of equal servers that are called beyond their control. A case is how the los
     greedy      5% of all problems are lost for certain, and all draws are copies
     clusters    5% of all questions are lost for certain, of which each has three variants: with --group
     no group    the same without --group, which is outside what judge promises
+    luck        like even, and the three variants of a question are right or wrong together: with --group
 
-Prints a line a case and, as its last line, one JSON object.
+Prints a line a case; the CSV file has the counts of wrong verdicts.
 """
 
 import argparse
-import json
+import time
 import zlib
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -42,20 +45,21 @@ def table(right: Scores, texts: list[list[str]], groups: bool = False) -> pd.Dat
 
 
 def even(rng: Rng, problems: int, draws: int, loss: float, case: str) -> list[pd.DataFrame]:
-    chance = rng.beta(0.6, 0.4, problems)
+    variants = 3 if case == "luck" else 1
+    chance = np.repeat(rng.beta(0.6, 0.4, problems // variants), variants)
     sides = []
     for number, share in enumerate((1, 1 - loss / chance.mean())):
         versions = np.arange(draws) + np.zeros((problems, 1), int)
         if case == "versions":
             versions = rng.integers(0, 2, (problems, draws))
-        luck = rng.random((problems, draws))
+        luck = np.repeat(rng.random((problems // variants, draws)), variants, axis=0)
         right = (np.take_along_axis(luck, versions, 1) < (share * chance)[:, None]).astype(float)
         if case == "gaps" and number == 1:
             right[(right == 0) & (rng.random(right.shape) < 1 / 3)] = np.nan
         names = [[f"{number} {p} {version}" for version in own] for p, own in enumerate(versions)]
         if case == "answers":
             names = [[f"{p} {grade}" for grade in own] for p, own in enumerate(right)]
-        sides.append(table(right, names))
+        sides.append(table(right, names, groups=case == "luck"))
     return sides
 
 
@@ -67,14 +71,17 @@ def lost_wholly(rng: Rng, problems: int, draws: int, loss: float, case: str) -> 
     return [table(one, texts, groups=case == "clusters") for one in (right, right * ~lost[:, None])]
 
 
+SEVERAL = [size for size in SIZES if size[1] > 1]
 CASES = {
     "even": (even, SIZES),
     "gaps": (even, SIZES),
-    "versions": (even, [size for size in SIZES if size[1] > 1]),
-    "answers": (even, [size for size in SIZES if size[1] > 1]),
-    "greedy": (lost_wholly, ((30, 4), (198, 4))),
-    "clusters": (lost_wholly, ((30, 1), (198, 1), (198, 4))),
-    "no group": (lost_wholly, ((198, 1),)),
+    "versions": (even, SEVERAL),
+    "answers": (even, SEVERAL),
+    "greedy": (lost_wholly, SEVERAL),
+    "clusters": (lost_wholly, SIZES),
+    "no group": (lost_wholly, [size for size in SIZES if size[1] == 1]),
+    "luck": (even, SIZES),
+    "control": (None, SIZES),
 }
 
 
@@ -92,29 +99,39 @@ def beyond(rng: Rng, problems: int, draws: int) -> bool:
     return judged(answers, "full", "again", margin=MARGIN)["cell"].beyond_control
 
 
+def wrong(case: str, problems: int, draws: int, sets: int) -> dict[str, int]:
+    """How many sets have a wrong verdict, of each kind."""
+    make, _ = CASES[case]
+    rng = np.random.default_rng(zlib.crc32(f"{case}, {problems} x {draws}".encode()))
+    if make is None:
+        return {"beyond_control": sum(beyond(rng, problems, draws) for _ in range(sets))}
+    lossy = Counter(label(make(rng, problems, draws, MARGIN, case)) for _ in range(sets))
+    equal = Counter(label(make(rng, problems, draws, 0, case)) for _ in range(sets))
+    return {
+        "wrong_safe": lossy["safe"] + lossy["small loss"] + lossy["better"],
+        "wrong_worse": equal["worse"] + equal["small loss"],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--only", choices=[*CASES, "control"])
+    parser.add_argument("--sets", type=int, default=1000, help="made sets of answers in each case")
+    parser.add_argument("--only", default="", help="cases whose name begins so, as 'even, 198 x 16'")
+    parser.add_argument("--output", type=Path, help="a CSV file for the counts")
     options = parser.parse_args()
-    shares = {}
-    for case, (make, sizes) in CASES.items():
-        for problems, draws in sizes if options.only in (None, case) else ():
+    rows = []
+    for case, (_, sizes) in CASES.items():
+        for problems, draws in sizes:
             name = f"{case}, {problems} x {draws}"
-            rng = np.random.default_rng(zlib.crc32(name.encode()))
-            lossy, equal = (
-                [label(make(rng, problems, draws, loss, case)) for _ in range(options.runs)] for loss in (MARGIN, 0)
-            )
-            safe = np.mean([one in ("safe", "small loss", "better") for one in lossy])
-            worse = np.mean([one in ("worse", "small loss") for one in equal])
-            shares[name] = {"wrong safe": round(float(safe), 4), "wrong worse": round(float(worse), 4)}
-            print(f"{name}: wrong safe {safe:.1%}, wrong worse {worse:.1%}", flush=True)
-    for problems, draws in SIZES if options.only in (None, "control") else ():
-        rng = np.random.default_rng(draws)
-        share = np.mean([beyond(rng, problems, draws) for _ in range(options.runs)])
-        shares[f"control, {problems} x {draws}"] = {"beyond control": round(float(share), 4)}
-        print(f"control, {problems} x {draws}: beyond control {share:.1%}", flush=True)
-    print(json.dumps(shares))
+            if not name.startswith(options.only):
+                continue
+            counts = wrong(case, problems, draws, options.sets)
+            rows.append({"case": case, "n": problems, "draws": draws, "sets": options.sets, **counts})
+            shares = ", ".join(f"{name} {count / options.sets:.1%}" for name, count in counts.items())
+            print(f"{name}: {shares}", flush=True)
+    print(f"{time.process_time():.0f} CPU seconds")
+    if options.output:
+        pd.DataFrame(rows).astype("Int64", errors="ignore").to_csv(options.output, index=False)
 
 
 if __name__ == "__main__":
