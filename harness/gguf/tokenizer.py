@@ -44,7 +44,7 @@ class _Cut(NamedTuple):
 
     piece: str | None = None  # regular expression of a piece; None: GPT-2's
     digits: bool = False  # True: each digit is a piece
-    whole: bool = False  # True: a piece that is a token is never cut, and a text begins with BOS by default
+    ignore_merges: bool = False  # True: a piece that is a token is never cut, and a text begins with BOS by default
     composed: bool = False  # True: characters are composed first (NFC)
 
 
@@ -52,8 +52,8 @@ class _Cut(NamedTuple):
 _CUTS = {
     "gpt-2": _Cut(),
     "smollm": _Cut(digits=True),
-    "llama-bpe": _Cut(_WORDS % "{1,3}", whole=True),
-    "tekken": _Cut(_TEKKEN, whole=True),
+    "llama-bpe": _Cut(_WORDS % "{1,3}", ignore_merges=True),
+    "tekken": _Cut(_TEKKEN, ignore_merges=True),
     "qwen2": _Cut(_WORDS % "", composed=True),
     "deepseek-r1-qwen": _Cut(_WORDS % "", composed=True),
 }
@@ -76,7 +76,7 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> PreTrainedTokenize
         raise UserError(f"its tokenizer.ggml.model={kind} is not known here, which gpt2 and llama are")
     _check_tokens(backend, tokens, fields["ggml.token_type"])
     ids = {role: fields.get(f"ggml.{name}_token_id") for role, name in _ROLES.items()}
-    begins = bool(fields.get("ggml.add_bos_token", kind == "llama" or _CUTS[fields["ggml.pre"]].whole))
+    begins = bool(fields.get("ggml.add_bos_token", kind == "llama" or _CUTS[fields["ggml.pre"]].ignore_merges))
     if begins and ids["bos_token"] is None:
         raise UserError("its texts begin with BOS, and it lacks the field tokenizer.ggml.bos_token_id")
     return PreTrainedTokenizerFast(
@@ -130,7 +130,7 @@ def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
             raise UserError(f"its token {token!r:.40} is spelled as no text of a byte-level vocabulary is")
     merges = [tuple(merge.split(" ")) for merge in fields["ggml.merges"]]
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.whole))
+    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.ignore_merges))
     pieces = [pre_tokenizers.Split(Regex(cut.piece), "isolated")] if cut.piece else []
     digits = [pre_tokenizers.Digits(individual_digits=True)] if cut.digits else []
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut.piece is None)

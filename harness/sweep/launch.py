@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -92,7 +92,8 @@ class Inline(Launcher):
         """Run all jobs, then raise the first error."""
         [(tasks, work)] = rounds
         queue(tasks)
-        if failures := work([share for task in tasks for share in task]):
+        failures = work(list(chain.from_iterable(tasks)))
+        if failures:
             raise failures[0]
 
 
@@ -111,14 +112,14 @@ class Local(Launcher):
             raise UserError(f"model.device={cuda[0]} {unseen}: make one visible, or set model.device=cpu.")
 
     def at_once(self, tasks: Sequence[Task]) -> int:
-        gpus = _gpus_for([share.job for task in tasks for share in task])
+        gpus = _gpus_for(jobs_of(tasks))
         return self.parallel or len(gpus) or granted_cores()
 
     def start(self, rounds: Sequence[Round]) -> None:
         """Run the tasks; raises FailedTasksError after the last one if any failed."""
         [(tasks, work)] = rounds
         queue(tasks)
-        with Board([share.job for task in tasks for share in task]):
+        with Board(jobs_of(tasks)):
             failed = self._run(tasks, work)
         if failed:
             raise FailedTasksError(f"{failed} of {len(tasks)} tasks failed: kvsweep status says which.")
@@ -127,13 +128,15 @@ class Local(Launcher):
         """Run the tasks; return how many failed."""
         executor = submitit.LocalExecutor(folder=logs(tasks))
         executor.update_parameters(timeout_min=60 * 24 * 365)
-        waiting, running, failed = list(tasks), dict[submitit.Job[None], tuple[str | None, Task]](), 0
-        gpus = _gpus_for([share.job for task in tasks for share in task])
-        parallel, cores = self.at_once(tasks), granted_cores()
+        waiting = list(tasks)
+        running: dict[submitit.Job[None], tuple[str | None, Task]] = {}
+        failed = 0
+        gpus = _gpus_for(jobs_of(tasks))
+        parallel = self.at_once(tasks)
         if gpus:
             print(f"launcher=local: {parallel} at once on {counted(len(gpus), 'GPU')}: {', '.join(gpus)}")
         # The processes share the cores; with more threads than cores a process is many times slower than one thread.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // min(parallel, len(tasks)))))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, granted_cores() // min(parallel, len(tasks)))))
         try:
             while waiting or running:
                 while waiting and len(running) < parallel:
@@ -155,6 +158,11 @@ class Local(Launcher):
                 _end(process)
             raise
         return failed
+
+
+def jobs_of(tasks: Sequence[Task]) -> list[Job]:
+    """Return the job of each share of the tasks."""
+    return [share.job for share in chain.from_iterable(tasks)]
 
 
 def _note_death(task: Task, output: Path) -> None:
@@ -237,8 +245,9 @@ class RunJobs(Checkpointable):
             os.environ[VISIBLE] = self.gpu  # before torch is imported
         sys.argv = self.command
         guard_streams()
-        if failed := self.work(task):
-            raise RuntimeError(f"{len(failed)} of {len(task)} jobs failed") from failed[0]
+        errors = self.work(task)
+        if errors:
+            raise RuntimeError(f"{len(errors)} of {len(task)} jobs failed") from errors[0]
 
 
 def _run_jobs(work: Work, gpu: str | None, command: Sequence[str], own: str | None) -> RunJobs:
@@ -248,12 +257,15 @@ def _run_jobs(work: Work, gpu: str | None, command: Sequence[str], own: str | No
 
 def start(rounds: Sequence[tuple[Sequence[Share], Work]], launcher: Launcher) -> bool:
     """Start the tasks that have work, round by round; return False if none has. A launcher's error passes."""
-    now = rounds[0][0]
-    if not any(map(lacking, now)):
+    first_shares, _ = rounds[0]
+    if not any(map(lacking, first_shares)):
         return False
-    launcher.check([share.job for share in now])
-    split_rounds = [(split(shares, launcher), work) for shares, work in rounds]
-    launcher.start([([task for task in tasks if any(map(lacking, task))], work) for tasks, work in split_rounds])
+    launcher.check([share.job for share in first_shares])
+    task_rounds = []
+    for shares, work in rounds:
+        tasks = [task for task in split(shares, launcher) if any(map(lacking, task))]
+        task_rounds.append((tasks, work))
+    launcher.start(task_rounds)
     return True
 
 
@@ -274,7 +286,7 @@ def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
 
     A job of more cells than files may be open becomes several.
     """
-    pieces, tasks = list[Share](), list[list[Share]]([[]])
+    pieces: list[Share] = []
     most = allow_open_cells()
     for share in shares:
         job = share.job
@@ -288,26 +300,33 @@ def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
             needed = f"with {len(job.cells)} cells needs a file open for each, and the limit allows {most}"
             mend = "raise `ulimit -n`, make the grid smaller, or leave out until=decided"
             raise UserError(f"until=decided {needed}: {mend}.")
-        parts = [replace(job, cells=job.cells[i : i + most]) for i in range(0, len(job.cells), most)]
-        pieces += [replace(share, job=replace(part, shard=shard)) for part, shard in product(parts, shards)]
+        for first, shard in product(range(0, len(job.cells), most), shards):
+            cells = job.cells[first : first + most]
+            pieces.append(replace(share, job=replace(job, cells=cells, shard=shard)))
     if launcher.cells_per_task is not None:  # shards of a job take about as long, so each task gets one of every job
-        pieces.sort(key=lambda one: one.job.shard.index)
+        pieces.sort(key=lambda piece: piece.job.shard.index)
+    tasks: list[list[Share]] = []
+    room = 0  # for cells, in the last task
     for piece in pieces:
-        if tasks[-1] and tasks[-1][-1].job.shard != piece.job.shard:
+        if room <= 0 or tasks[-1][-1].job.shard != piece.job.shard:
             tasks.append([])
+            room = launcher.cells_per_task or 1
         tasks[-1].append(piece)
-        if sum(len(one.job.cells) for one in tasks[-1]) >= (launcher.cells_per_task or 1):
-            tasks.append([])
-    return [task for task in tasks if task]
+        room -= len(piece.job.cells)
+    return tasks
 
 
 def queue(tasks: Sequence[Task], cluster: str = "") -> list[Path]:
     """Mark each share as queued, on a cluster if one is named, unless it runs or is finished; return the files."""
     written = []
-    for share in (share for task in tasks for share in task if lacking(share)):
-        job, status = share.job, status_of(share, "queued")
+    for share in chain.from_iterable(tasks):
+        cells = lacking(share)
+        if not cells:
+            continue
+        job = share.job
+        status = status_of(share, "queued")
         if not share.replays:
-            status.tokens_left = int(TokensLeft(share, {cell.cell_id: () for cell in lacking(share)}))
+            status.tokens_left = int(TokensLeft(share, {cell.cell_id: () for cell in cells}))
         status.sign()
         status.cluster = cluster
         path = task_status.TaskStatus.path(job.run_directory, status.task)

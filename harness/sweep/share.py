@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -48,7 +47,9 @@ class Share:
 
 def share_of(job: Job) -> Share:
     """Return the share that decodes a job's completions. A pair's shard does not depend on the job's draws."""
-    dealt = [(problem_id, draw) for draw in range(job.draws) for problem_id in job.problem_ids]
+    dealt = []
+    for draw in range(job.draws):
+        dealt += [(problem_id, draw) for problem_id in job.problem_ids]
     return Share(job=job, dealt=dealt, is_last=job.draws >= max(job.rounds, default=0))
 
 
@@ -60,21 +61,29 @@ def lacking(share: Share) -> list[Cell]:
     job = share.job
     if share.replays:
         return [cell for cell in job.cells if not job.stored(cell).pairs(share.rows).issuperset(share.pairs)]
-    ids, draws = job.problem_ids, job.draws
-    found = [cell for cell in job.cells if not job.stored(cell).covers(ids, draws, grading_rule(cell.describe()))]
-    return found if share.is_last else [cell for cell in found if np.isnan(job.scores(cell)).any()]
+    cells = []
+    for cell in job.cells:
+        is_covered = job.stored(cell).covers(job.problem_ids, job.draws, grading_rule(cell.describe()))
+        if not is_covered and (share.is_last or np.isnan(job.scores(cell)).any()):
+            cells.append(cell)
+    return cells
 
 
 def status_of(share: Share, state: State) -> TaskStatus:
     """Return a status with no completion counted; for a replay, the complete cells are counted."""
-    job, expected = share.job, len(share.pairs)
-    begun = {cell.cell_id for cell in (lacking(share) if share.replays else job.cells)}
-    whole: dict[str, Any] = {"model": job.model.name, "benchmark": job.benchmark.name, "expected": expected}
-    whole["random_weights"] = job.model.random_weights
+    job = share.job
+    expected = len(share.pairs)
+    incomplete = {cell.cell_id for cell in (lacking(share) if share.replays else job.cells)}
     cells = {}
     for cell in job.cells:
-        finished, label = 0 if cell.cell_id in begun else expected, policy_label(cell.policy.identity())
-        cells[cell.cell_id] = CellProgress(policy=label, finished=finished, **whole)
+        cells[cell.cell_id] = CellProgress(
+            model=job.model.name,
+            benchmark=job.benchmark.name,
+            policy=policy_label(cell.policy.identity()),
+            finished=0 if cell.cell_id in incomplete else expected,
+            expected=expected,
+            random_weights=job.model.random_weights,
+        )
     return TaskStatus(
         task=share.task, shard=str(job.shard), command=job.command, state=state, cells=cells, replays=share.replays
     )
