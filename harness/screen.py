@@ -43,24 +43,26 @@ def to_estimate(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> tu
     if not plan.wanted:
         return list(jobs), ""
     full = _full_caches(jobs, launcher, plan)
-    said = "Replaying passes each known text once through every cell, which is not counted."
+    note = "Replaying passes each known text once through every cell, which is not counted."
     if plan.replay == "only":
-        return full, f"{said} replay=only decodes {'the full cache alone' if full else 'nothing'}."
+        decoded = "the full cache alone" if full else "nothing"
+        return full, f"{note} replay=only decodes {decoded}."
     if plan.screen is not None:
-        said += f" screen={plan.screen} will leave out cells: this is the most that can come."
-    return list(jobs), said
+        note += f" screen={plan.screen} will leave out cells: this is the most that can come."
+    return list(jobs), note
 
 
 def replayed(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list[Job]:
     """Decode the full cache's completions, replay them through every cell; return the jobs of the cells to decode."""
-    if full := _full_caches(jobs, launcher, plan):
+    full = _full_caches(jobs, launcher, plan)
+    if full:
         start([([*map(share_of, full)], decode_all)], launcher)
     replays = [replay_share(job, ReplayConfig(texts=plan.texts)) for job in jobs]
     start_replay(replays, launcher)
     if plan.replay == "only":
         return []
-    chosen = [_screened(job, one, plan) for job, one in zip(jobs, replays, strict=True)]
-    return [job for job in chosen if job.cells]
+    passed = [_screened(job, share, plan) for job, share in zip(jobs, replays, strict=True)]
+    return [job for job in passed if job.cells]
 
 
 def _full(job: Job) -> tuple[Cell, ...]:
@@ -76,16 +78,21 @@ def _screened(job: Job, replay: ReplayShare, plan: ReplayPlan) -> Job:
     rows = rows[rows["problem_id"].isin([text.pair[0] for text in replay.texts])]
     table = fidelity(rows).sort_values("kl", kind="stable")
     table = table[~table["cell_id"].isin([cell.cell_id for cell in _full(job)])]
-    kept = table if plan.loss is None else table[-table["change"] <= plan.loss]
-    kept = kept if plan.most is None else kept[: plan.most]
-    out = table[~table["cell_id"].isin(kept["cell_id"])]
-    noted, rule = read_screen(job.run_directory), f"screen={plan.screen}"
-    known = {cell_id: note for cell_id, note in noted.items() if cell_id not in set(table["cell_id"])}
+    passing = table
+    if plan.loss is not None:
+        passing = passing[-passing["change"] <= plan.loss]
+    if plan.most is not None:
+        passing = passing[: plan.most]
+    out = table[~table["cell_id"].isin(passing["cell_id"])]
+    rule = f"screen={plan.screen}"
+    recorded = read_screen(job.run_directory)
+    screened = {cell_id: record for cell_id, record in recorded.items() if cell_id not in set(table["cell_id"])}
     left_out: Any = out.itertuples()
     for row in left_out:
-        known[row.cell_id] = row_types.Screened(rule=rule, texts=row.texts, kl=row.kl, loss=-row.change)
-    if known != noted:
-        replace_text(job.run_directory / row_types.SCREEN_FILE, json.dumps(msgspec.to_builtins(known), indent=1) + "\n")
+        screened[row.cell_id] = row_types.Screened(rule=rule, texts=row.texts, kl=row.kl, loss=-row.change)
+    if screened != recorded:
+        text = json.dumps(msgspec.to_builtins(screened), indent=1)
+        replace_text(job.run_directory / row_types.SCREEN_FILE, text + "\n")
     if plan.screen is not None:
         fewer = f"{len(out)} of {len(job.cells)} cells after {len(replay.texts)} replayed texts"
         print(f"{job.name}: {rule} leaves out {fewer}; a cell left out may still be safe.")

@@ -22,31 +22,41 @@ _TIMED = ("slots", "memory_gb", "rounds")
 
 def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
     """Replay completions through every cell of a run, or (`timed`) measure each cell's seconds."""
-    own: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    texts_path = ""
+    launching = []
+    unknown = []
     try:
         for word in overrides:
-            name, _, value = word.partition("=")
-            own[name] = yaml.safe_load(value)
+            name, _, text = word.partition("=")
+            values[name] = yaml.safe_load(text)
+            if name == "texts":
+                texts_path = text
+            elif word.startswith(("launcher=", "launcher.", "shard=")):
+                launching.append(word)
+            elif name not in _OWN + _TIMED:
+                unknown.append(word)
     except yaml.YAMLError as error:
         raise UserError(f"{' '.join(overrides)} cannot be read as KEY=VALUE: see kvsweep replay --help.") from error
-    if own.get("texts") is not None:  # a path, as the user typed it
-        own["texts"] = at_home([word for word in overrides if word.startswith("texts=")][-1].partition("=")[2])
-    rest = [word for word in overrides if word.partition("=")[0] not in (*_OWN, *_TIMED)]
-    known = [word for word in rest if word.startswith(("launcher=", "launcher.", "shard="))]
-    if unknown := sorted({*rest} - {*known}):
-        raise UserError(f"{unknown[0]} is unknown here: see kvsweep replay --help.")
-    if timed and known:
-        raise UserError(f"{known[0]} cannot go with --time, which measures one cell after the other in this process.")
+    if values.get("texts") is not None:
+        values["texts"] = at_home(texts_path)  # as the user typed it
+    if unknown:
+        raise UserError(f"{min(unknown)} is unknown here: see kvsweep replay --help.")
+    if timed and launching:
+        process = "which measures one cell after the other in this process"
+        raise UserError(f"{launching[0]} cannot go with --time, {process}.")
     with plain_config_errors():
-        config = compose_config(*known)
-    texts = checked(ReplayConfig, {name: own[name] for name in _OWN if name in own})
+        config = compose_config(*launching)
+    texts = checked(ReplayConfig, {name: values[name] for name in _OWN if name in values})
+    timing = {name: values[name] for name in _TIMED if name in values}
     jobs = read_jobs(directory)
     if timed:
         from kvsweep.harness.replay.seconds import TimeConfig, measure_seconds  # imports torch
 
-        measure_seconds(jobs, texts, checked(TimeConfig, {name: own[name] for name in _TIMED if name in own}))
+        measure_seconds(jobs, texts, checked(TimeConfig, timing))
         return
-    if given := [name for name in _TIMED if name in own]:
-        raise UserError(f"{given[0]}= goes with --time alone.")
-    shard, launcher = row_types.Shard.parse(str(config.shard)), build_target("launcher", config.launcher, Launcher)
+    if timing:
+        raise UserError(f"{next(iter(timing))}= goes with --time alone.")
+    shard = row_types.Shard.parse(str(config.shard))
+    launcher = build_target("launcher", config.launcher, Launcher)
     start_replay([replay_share(replace(job, shard=shard), texts) for job in jobs], launcher)
