@@ -22,7 +22,8 @@ def cgroup_cores(groups: Path = GROUPS, mount: Path = MOUNT) -> Iterator[int]:
     for folder, version in control_groups("cpu", groups, mount):
         with suppress(OSError, ValueError):  # a group without a limit says "max" or -1
             if version == 1:
-                quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+                quota = int((folder / "cpu.cfs_quota_us").read_text())
+                period = int((folder / "cpu.cfs_period_us").read_text())
             else:
                 quota, period = map(int, (folder / "cpu.max").read_text().split())
             if quota > 0:
@@ -31,9 +32,12 @@ def cgroup_cores(groups: Path = GROUPS, mount: Path = MOUNT) -> Iterator[int]:
 
 def slurm_cores(environment: Mapping[str, str]) -> Iterator[int]:
     """Yield the processors that SLURM gave this job on its node, and inside srun, this task."""
-    names = ["SLURM_CPUS_ON_NODE", *["SLURM_CPUS_PER_TASK"] * ("SLURM_STEP_ID" in environment)]
+    names = ["SLURM_CPUS_ON_NODE"]
+    if "SLURM_STEP_ID" in environment:
+        names.append("SLURM_CPUS_PER_TASK")
     for name in names:
-        if count := environment.get(name):
+        count = environment.get(name)
+        if count:
             if not re.fullmatch("[0-9]+", count):
                 raise UserError(f"{name}={count} is no number of processors: write a whole number, or unset it.")
             yield int(count)
@@ -42,10 +46,10 @@ def slurm_cores(environment: Mapping[str, str]) -> Iterator[int]:
 def cgroup_rooms(groups: Path = GROUPS, mount: Path = MOUNT) -> Iterator[int]:
     """Yield the bytes that each control group around this process still allows."""
     for folder, version in control_groups("memory", groups, mount):
-        names = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
+        limit, usage = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
         with suppress(OSError, ValueError):  # a group without a limit says "max"
-            limit, used = (int((folder / f"memory.{name}").read_text()) for name in names)
-            yield limit - used + _file_pages(folder)
+            room = int((folder / f"memory.{limit}").read_text()) - int((folder / f"memory.{usage}").read_text())
+            yield room + _file_pages(folder)
 
 
 def control_groups(controller: str, groups: Path, mount: Path) -> Iterator[tuple[Path, int]]:
@@ -59,15 +63,18 @@ def control_groups(controller: str, groups: Path, mount: Path) -> Iterator[tuple
             if controllers and controller not in controllers.split(","):
                 continue
             top = mount / controller if controllers else mount
-            own = top / name.lstrip("/")
-            yield from ((one, 1 if controllers else 2) for one in [own, *own.parents] if one.is_relative_to(top))
+            version = 1 if controllers else 2
+            group = top / name.lstrip("/")
+            for folder in (group, *group.parents):
+                if folder.is_relative_to(top):
+                    yield folder, version
 
 
 def _file_pages(group: Path) -> int:
     """Return the bytes of cached files in a group's memory; the kernel drops them when memory is short."""
     with suppress(OSError, ValueError):
-        found = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return int(found.get("total_inactive_file", found["inactive_file"]))
+        sizes = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(sizes.get("total_inactive_file", sizes["inactive_file"]))
     return 0
 
 
@@ -75,14 +82,15 @@ def slurm_rooms(environment: Mapping[str, str]) -> Iterator[int]:
     """Yield the bytes left by SLURM's memory limits of this job; a limit of 0 means all of the node's memory."""
     cores = min(slurm_cores({"SLURM_CPUS_ON_NODE": environment.get("SLURM_CPUS_ON_NODE", "")}), default=1)
     for name, count in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", cores)):
-        if granted := _slurm_bytes(name, environment.get(name) or "0"):
+        granted = _slurm_bytes(name, environment.get(name) or "0")
+        if granted:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             yield granted * count - pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _slurm_bytes(name: str, size: str) -> int:
     """Return the bytes of a size in srun's variables: a number of MiB, or of the unit behind it."""
-    found = re.fullmatch(r"([0-9]+)([KMGT]?)", size.strip().upper())
-    if found is None:
+    parsed = re.fullmatch(r"([0-9]+)([KMGT]?)", size.strip().upper())
+    if parsed is None:
         raise UserError(f"{name}={size} is no size of memory: write MiB, or a number with K, M, G or T, or unset it.")
-    return int(found[1]) << 10 * (1 + "KMGT".index(found[2] or "M"))
+    return int(parsed[1]) << 10 * (1 + "KMGT".index(parsed[2] or "M"))

@@ -75,27 +75,39 @@ class Thinking(NamedTuple):
 
 def _pattern(words: str, fixed: Sequence[tuple[str | None, str]] = ()) -> re.Pattern[str]:
     """Any tag; the group's name has the number of its pair behind `o` for an opening and `c` for a closing tag."""
-    shaped = [re.escape(tag).replace(r"\{\}", f"(?i:{words})") for pair in _SHAPES for tag in pair]
-    shaped = [re.sub("start_|end_", r"(?i:\g<0>)", tag) for tag in shaped]
-    named = enumerate([*shaped, *(tag and re.escape(tag) for pair in fixed for tag in pair)])
-    return re.compile("|".join(f"(?P<{'oc'[n % 2]}{n // 2}>{tag})" for n, tag in named if tag))
+    groups = []
+    for number, pair in enumerate([*_SHAPES, *fixed]):
+        for side, tag in zip("oc", pair, strict=True):
+            if tag:
+                pattern = re.escape(tag).replace(r"\{\}", f"(?i:{words})")
+                if number < len(_SHAPES):
+                    pattern = re.sub("start_|end_", r"(?i:\g<0>)", pattern)
+                groups.append(f"(?P<{side}{number}>{pattern})")
+    return re.compile("|".join(groups))
 
 
-_TAG, _ANY_TAG = _pattern(_THINKING, _FIXED), _pattern(r"(?!answer|box)\w{1,40}")
+_TAG = _pattern(_THINKING, _FIXED)
+_ANY_TAG = _pattern(r"(?!answer|box)\w{1,40}")
 
 
 @lru_cache
 def _tags(group: str, written: str) -> ThinkTags:
     """The pair of tags of which one, of this group of the pattern, is `written` so."""
-    number, opens = int(group[1:]), group[0] == "o"
+    number = int(group[1:])
     if number >= len(_SHAPES):
         start, end = _FIXED[number - len(_SHAPES)]
         return ThinkTags(start=start, end=end)
-    own, other = _SHAPES[number][:: 1 if opens else -1]
-    before, after = map(len, own.split("{}"))
-    tag = other.format(written[before : len(written) - after])
-    tag = tag.upper() if written.isupper() else tag
-    return ThinkTags(start=written, end=tag) if opens else ThinkTags(start=tag, end=written)
+    opening, closing = _SHAPES[number]
+    if group[0] == "o":
+        return ThinkTags(start=written, end=_other_tag(written, opening, closing))
+    return ThinkTags(start=_other_tag(written, closing, opening), end=written)
+
+
+def _other_tag(written: str, shape: str, other_shape: str) -> str:
+    """Return the tag of the other shape with the name that the written tag of `shape` has."""
+    before, after = map(len, shape.split("{}"))
+    tag = other_shape.format(written[before : len(written) - after])
+    return tag.upper() if written.isupper() else tag
 
 
 @lru_cache
@@ -109,20 +121,30 @@ def thinking_of(text: str, *, named: bool = True) -> Thinking | None:
     With `named=False` the tag may have any name: other texts of the same model tell if it is one of thinking. Then it
     closes if there are words within and something behind, which headings and marks around a whole text have not.
     """
-    matches = (_TAG if named else _ANY_TAG).finditer(text)
-    found = [(match.start(), match.lastgroup or "", _tags(match.lastgroup or "", match[0])) for match in matches]
-    if found and found[0][1][0] == "o" and not text[: found[0][0]].strip():
-        tags: ThinkTags | None = found[0][2]
-    else:
-        closing = (tags for _, group, tags in found if group[0] == "c" and (named or str(tags.start) not in text))
-        tags = next(closing, found[0][2] if named and found else None)
+    tags = _shown_tags(text, named=named)
     if tags is None:
         return None
-    end, opens = tags.closing(text), tags.start is not None and tags.start in text
+    opens = tags.start is not None and tags.start in text
+    end = tags.closing(text)
+    closes = end is not None
     if end is not None and not named:
         behind = text[end + len(tags.end or "") :].strip()
-        end = end if behind and len(text[:end].split()) >= _WORDS else None
-    return _thinking(tags, opens, end is not None, named)
+        closes = behind != "" and len(text[:end].split()) >= _WORDS
+    return _thinking(tags, opens, closes, named)
+
+
+def _shown_tags(text: str, *, named: bool) -> ThinkTags | None:
+    first = None
+    for match in (_TAG if named else _ANY_TAG).finditer(text):
+        group = match.lastgroup or ""
+        tags = _tags(group, match[0])
+        if first is None:
+            first = tags
+            if group[0] == "o" and not text[: match.start()].strip():
+                return tags
+        if group[0] == "c" and (named or str(tags.start) not in text):
+            return tags
+    return first if named else None
 
 
 def answer_part(text: str, tags: ThinkTags = DEFAULT_TAGS) -> str | None:
@@ -180,7 +202,9 @@ def ending(reason: object) -> Literal["stop", "length"] | None:
     words = set(re.findall("[a-z]+", named.lower())) if isinstance(named, str) else set[str]()
     if not words <= _CUT_OFF | _STOPPED | _NEITHER:
         return None
-    return "length" if words & _CUT_OFF else "stop" if words & _STOPPED else None
+    if words & _CUT_OFF:
+        return "length"
+    return "stop" if words & _STOPPED else None
 
 
 # A token that ends a text or a turn, by its signs or its name. What closes a box belongs to the answer.
@@ -193,4 +217,6 @@ _LONGEST = 2000  # characters of such tokens that are looked at
 def without_end(text: str) -> str:
     """Return the text without the special tokens that a server or program has left at its end."""
     tail = text[-_LONGEST:]
-    return text[: -len(tail)] + _END.sub("", tail) if tail.rstrip().endswith((">", "]")) else text
+    if not tail.rstrip().endswith((">", "]")):
+        return text
+    return text[: -len(tail)] + _END.sub("", tail)
