@@ -131,21 +131,29 @@ def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
     if cut or (order == "top_p_then_top_k" and config.decoding.top_k and config.decoding.top_p < 1):
         given = f"decoding.stop_on_loop={str(cut).lower()} and decoding.order={order}"
         raise UserError(f"{given} are nothing that a server can be asked for: set false and top_k_then_top_p.")
-    section, grid = plain(config.engine), plain(config.grid)["engine"]
-    if grid is not None and not (isinstance(grid, list) and grid and all(isinstance(one, dict) for one in grid)):
+    engine = plain(config.engine)
+    grid = plain(config.grid)["engine"]
+    if grid is None:
+        grid = [{}]
+    if not grid or not isinstance(grid, list) or not all(isinstance(setting, dict) for setting in grid):
         raise UserError("grid.engine is no list of settings: write grid.engine=[{url: URL, name: full}, ...].")
-    sections = [{k: v for k, v in {**section, **one}.items() if v is not None} for one in grid or [{}]]
-    servers = [build_target("engine", one, Server) for one in sections]
+    servers = []
+    for setting in grid:
+        section = {name: value for name, value in {**engine, **setting}.items() if value is not None}
+        servers.append(build_target("engine", section, Server))
     servers += [_asked_again(server) for server in servers if server.control and server.name == "full"]
     name, count = Counter(server.name for server in servers).most_common(1)[0]
     if count > 1:
         raise UserError(f"grid.engine has {count} settings of the name {name}: give each its own.")
     if len(servers) > 1 and "full" not in {server.name for server in servers}:
         raise UserError("grid.engine has no setting with name: full, the baseline of the others: name one so.")
-    said = [{**one.identity(), "name": None, "title": None} for one in servers if one.name in ("full", CONTROL)]
-    if len(said) == 2 and said[0] != said[1]:
-        other = ", ".join(name for name in said[0] if said[0][name] != said[1][name])
-        raise UserError(f"grid.engine: {CONTROL} and full differ in {other}, but a control is the full setting again.")
+    by_name = {server.name: server.identity() for server in servers}
+    if "full" in by_name and CONTROL in by_name:
+        full, control = by_name["full"], by_name[CONTROL]
+        different = [name for name in full if name not in ("name", "title") and full[name] != control[name]]
+        if different:
+            differ = f"{CONTROL} and full differ in {', '.join(different)}"
+            raise UserError(f"grid.engine: {differ}, but a control is the full setting again.")
     model = {**{key: config.model[key] for key in NAMES}, "revision": config.model.revision}
     return build(ServedModel, "model", model), [*servers]
 

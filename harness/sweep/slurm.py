@@ -28,6 +28,7 @@ from kvsweep.harness.sweep.launch import (
     Task,
     Work,
     environment,
+    jobs_of,
     log_folder,
     logs,
     queue,
@@ -94,7 +95,7 @@ class Slurm(Launcher):
         first, _ = rounds[0]
         _check_array(max(len(tasks) for tasks, _ in rounds))
         cluster = slurm_queue.cluster()
-        ahead = _jobs_ahead([share.job for task in first for share in task], cluster)
+        ahead = _jobs_ahead(jobs_of(first), cluster)
         queued = queue(first, cluster)
         for tasks, work in rounds:
             try:
@@ -103,7 +104,8 @@ class Slurm(Launcher):
                 for path in queued:
                     path.unlink(missing_ok=True)
                 raise
-            ahead, queued = [submitted[0].job_id.partition("_")[0]], []
+            ahead = [submitted[0].job_id.partition("_")[0]]
+            queued = []
             print(f"submitted {counted(len(tasks), 'task')} as job {ahead[0]}")
 
     def _submit(self, tasks: Sequence[Task], work: Work, ahead: Sequence[str]) -> list[submitit.Job[None]]:
@@ -188,17 +190,21 @@ class Slurm(Launcher):
         """The script that sbatch would get, the array's size and time, and a warning if the time is too short."""
         executor = _Preview(folder=log_folder(tasks), python=self._python())
         executor.update_parameters(**self._parameters(tasks[0][0].job.run_directory))
-        rounds = any(share.job.rounds for task in tasks for share in task)
-        told = f"{counted(len(tasks), 'task')}, {min(self.at_once(tasks), len(tasks))} at once"
-        time = f"each for at most {self.timeout_min} minutes"
-        array = f"sbatch would get {'for each round ' * rounds}one array of {told}, {time}:"
-        script = executor.script(len(tasks)).splitlines()
-        lines = [f"  {line}" for line in script if line and not line.startswith(("# ", "#!"))]
-        return [array, *lines, *self._too_short(hours)]
+        array = "one array"
+        if any(job.rounds for job in jobs_of(tasks)):
+            array = "for each round one array"
+        at_once = min(self.at_once(tasks), len(tasks))
+        size = f"{counted(len(tasks), 'task')}, {at_once} at once, each for at most {self.timeout_min} minutes"
+        lines = [f"sbatch would get {array} of {size}:"]
+        for line in executor.script(len(tasks)).splitlines():
+            if line and not line.startswith(("# ", "#!")):
+                lines.append(f"  {line}")
+        return [*lines, *self._too_short(hours)]
 
     def _too_short(self, hours: Sequence[float | None]) -> list[str]:
         """A warning if the longest task takes more hours than launcher.timeout_min allows."""
-        longest, limit = max(filter(None, hours), default=0.0), self.timeout_min / 60
+        longest = max(filter(None, hours), default=0.0)
+        limit = self.timeout_min / 60
         if longest <= limit:
             return []
         times = ceil(longest / limit) - 1
@@ -220,22 +226,26 @@ class _Preview(submitit.SlurmExecutor):
         return 1
 
     def script(self, tasks: int) -> str:
-        self.parameters.update({"map_count": tasks} if tasks > 1 else {})
+        if tasks > 1:
+            self.parameters["map_count"] = tasks
         return self._make_submission_file_text(self._submitit_command_str, "")
 
 
 def _names(options: Iterable[str]) -> list[str]:
     """The options with their other names."""
-    return [name for option in options for name in (option, *_OTHER_NAMES.get(option, []))]
+    names = []
+    for option in options:
+        names += [option, *_OTHER_NAMES.get(option, [])]
+    return names
 
 
 def _overruled(names: Iterable[str]) -> list[str]:
     """The variables by which sbatch would set these options otherwise than the script does; prints a note of each."""
     variables = [f"SBATCH_{name.upper()}" for name in _names(names)]
-    found = [variable for variable in variables if variable in os.environ]
-    for variable in found:
+    overruling = [variable for variable in variables if variable in os.environ]
+    for variable in overruling:
         print(f"note: {variable}={os.environ[variable]} does not count; the launcher's settings do.", file=sys.stderr)
-    return found
+    return overruling
 
 
 def _of_another_job() -> list[str]:
@@ -265,8 +275,11 @@ def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:
     ask = cache(slurm_queue.waiting_jobs)
     for directory in dict.fromkeys(job.run_directory for job in jobs):
         for task in slurm_queue.tasks_now(directory, ask):
-            ours = [job for job in jobs if job.run_directory == directory]
-            same = [job for job in ours if any(cell.cell_id in task.cells for cell in job.cells)]
+            same = []
+            for job in jobs:
+                has_cells = any(cell.cell_id in task.cells for cell in job.cells)
+                if job.run_directory == directory and has_cells:
+                    same.append(job)
             if task.state not in ("queued", "running") or not same:
                 continue
             noted = task_status.noted_jobs(directory, task.task)
