@@ -35,28 +35,34 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
         runs = f"{first.directory} and {second.directory}"
         named = "share no cell that cells.csv names alike (a run of several seeds names the seed)"
         raise UserError(f"{runs} {named}: give runs of the same settings and problems.")
-    graded = zip("ab", map(graded_rows, (first, second)), strict=True)
-    rows = pd.concat([own.assign(cell_id=side + own["cell_id"].astype("str")) for side, own in graded])
+    rows = pd.concat([_graded_rows(first, "a"), _graded_rows(second, "b")])
     # In one array, because the correction runs over all settings.
-    scores = score_array(rows, [side + name for side in "ab" for name in shared[f"cell_id_{side}"]])
-    ours, theirs = scores[: len(shared)], scores[len(shared) :]
-    sizes = {"graded": _graded(theirs - ours), "graded_a": _graded(ours), "graded_b": _graded(theirs)}
+    scores = score_array(rows, [*("a" + shared["cell_id_a"]), *("b" + shared["cell_id_b"])])
+    scores_a, scores_b = scores[: len(shared)], scores[len(shared) :]
+    sizes = {"graded": _graded(scores_b - scores_a), "graded_a": _graded(scores_a), "graded_b": _graded(scores_b)}
     if not sizes["graded"].any():
         none = f"{first.directory} and {second.directory} share no graded answer, of any problem and draw"
         raise UserError(f"{none}: grade both, or give runs of the same draws.")
-    tests = paired_tests(theirs - ours, np.zeros(scores.shape[1:]))
+    tests = paired_tests(scores_b - scores_a, np.zeros(scores.shape[1:]))
     pairs = zip(shared["cell_id_a"], shared["cell_id_b"], strict=True)
     other = [_other_settings(first.settings[a], second.settings[b]) for a, b in pairs]
     return shared.join(tests).assign(**sizes, other_settings=other)
 
 
+def _graded_rows(run: Run, side: str) -> pd.DataFrame:
+    rows = graded_rows(run)
+    return rows.assign(cell_id=side + rows["cell_id"].astype("str"))
+
+
 def _pairs(first: Run, second: Run) -> pd.DataFrame:
     """The cells that are the same one in both runs, which name it by what varies there, and those that `MATCH`."""
     columns = [*MATCH, "model_title", "benchmark_title", "cell_id"]
-    left, right = (_distinct(run)[columns] for run in (first, second))
-    same = left.merge(right[[*MATCH[:-1], "cell_id"]], on=[*MATCH[:-1], "cell_id"])
-    left, right = (side[~side["cell_id"].isin(same["cell_id"])] for side in (left, right))
-    alike = left.merge(right[[*MATCH, "cell_id"]], on=MATCH, suffixes=("_a", "_b"))
+    left = _distinct(first)[columns]
+    right = _distinct(second)[[*MATCH, "cell_id"]]
+    same = left.merge(right.drop(columns=MATCH[-1]), on=[*MATCH[:-1], "cell_id"])
+    left = left[~left["cell_id"].isin(same["cell_id"])]
+    right = right[~right["cell_id"].isin(same["cell_id"])]
+    alike = left.merge(right, on=MATCH, suffixes=("_a", "_b"))
     same = same.rename(columns={"cell_id": "cell_id_a"})
     return pd.concat([same.assign(cell_id_b=same["cell_id_a"]), alike], ignore_index=True)
 
@@ -72,9 +78,9 @@ def _graded(scores: np.ndarray) -> np.ndarray:
 
 def _other_settings(first: dict[str, Any], second: dict[str, Any]) -> str:
     """Return the settings that differ between two cells at one grid point, with A's and B's values."""
-    ours, theirs = settings_of(first), settings_of(second)
-    names = [name for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
-    return ", ".join(f"{name} ({ours.get(name, 'none')} and {theirs.get(name, 'none')})" for name in names)
+    a, b = settings_of(first), settings_of(second)
+    names = [name for name in sorted(a | b) if a.get(name) != b.get(name)]
+    return ", ".join(f"{name} ({a.get(name, 'none')} and {b.get(name, 'none')})" for name in names)
 
 
 def in_words(table: pd.DataFrame) -> str:
@@ -92,7 +98,8 @@ def in_words(table: pd.DataFrame) -> str:
 
 
 def _summary(table: pd.DataFrame) -> list[str]:
-    lines, compared = [], table[table["graded"] > 0]
+    lines = []
+    compared = table[table["graded"] > 0]
     for title, cells in compared.groupby(["model_title", "benchmark_title"], sort=False):
         differences = cells.loc[cells["p_holm"] < 0.05, "difference"]
         worse, better = (differences < 0).sum(), (differences > 0).sum()
@@ -102,13 +109,18 @@ def _summary(table: pd.DataFrame) -> list[str]:
     if len(lines) > MAX_LISTED:
         lines = [*lines[:MAX_LISTED], f"and {len(lines) - MAX_LISTED} more panels"]
     clear = int((table["p_holm"] < 0.05).sum())
-    shown = f", the {MAX_LISTED} largest above" if clear > MAX_LISTED else ""
+    differ = f"A and B differ in {clear} of {counted(len(compared), 'cell')} (B minus A, paired, Holm, 5%)"
+    if clear > MAX_LISTED:
+        differ += f", the {MAX_LISTED} largest above"
+    differ += "."
     others = len(compared) - clear
-    rest = f" {counted(others, 'cell')} {'is' if others == 1 else 'are'} not shown to differ." if others else ""
+    if others:
+        verb = "is" if others == 1 else "are"
+        differ += f" {counted(others, 'cell')} {verb} not shown to differ."
     apart = len(table) - len(compared)
-    rest += f" {counted(apart, 'cell')} {'has' if apart == 1 else 'have'} no common graded answer." if apart else ""
-    among = f"{clear} of {counted(len(compared), 'cell')}"
-    differ = f"A and B differ in {among} (B minus A, paired, Holm, 5%){shown}.{rest}"
+    if apart:
+        verb = "has" if apart == 1 else "have"
+        differ += f" {counted(apart, 'cell')} {verb} no common graded answer."
     settings = table["other_settings"].value_counts().drop("", errors="ignore")
     unlike = [f"settings differ in {counted(cells, 'cell')}: {names}" for names, cells in settings.items()]
     return [*lines, *unlike[:MAX_LISTED], *_partly(compared), differ]
@@ -119,10 +131,11 @@ def _partly(compared: pd.DataFrame) -> list[str]:
     cells = compared[compared["graded"] < compared[["graded_a", "graded_b"]].max(axis=1)]
     if cells.empty:
         return []
-    problems, both, ours, theirs = (_span(cells[name]) for name in ("problems", "graded", "graded_a", "graded_b"))
-    common = f"{counted(problems, 'problem')} and {counted(both, 'common answer')} (problem and draw)"
+    problems = counted(_span(cells["problems"]), "problem")
+    answers = counted(_span(cells["graded"]), "common answer")
     where = f"counts of answers differ in {counted(len(cells), 'cell')}"
-    return [f"{where}: compared on {common}; A has {ours}, B {theirs}"]
+    counts = f"A has {_span(cells['graded_a'])}, B {_span(cells['graded_b'])}"
+    return [f"{where}: compared on {problems} and {answers} (problem and draw); {counts}"]
 
 
 def _span(counts: pd.Series) -> str:
@@ -132,7 +145,7 @@ def _span(counts: pd.Series) -> str:
 
 def _unshared(first: Run, second: Run, table: pd.DataFrame) -> str:
     """Say how many cells only one run has; empty if none."""
-    alone = {side: len(_distinct(run)) - len(table) for side, run in (("A", first), ("B", second))}
+    alone = {"A": len(_distinct(first)) - len(table), "B": len(_distinct(second)) - len(table)}
     return "; ".join(f"{counted(count, 'cell')} only in {side}" for side, count in alone.items() if count)
 
 
@@ -143,8 +156,9 @@ def compare_runs(first: Path, second: Path, csv: Path | None = None) -> None:
         print(f"note: {notice}", file=sys.stderr)
     table = compare(ours, theirs)
     print(in_words(table))
-    if alone := _unshared(ours, theirs, table):
-        print(f"not compared: {alone}")
+    unshared = _unshared(ours, theirs, table)
+    if unshared:
+        print(f"not compared: {unshared}")
     if csv:
         replace_text(csv, notation.csv_text(table))
         print(f"all {len(table)} cells: {csv}")

@@ -52,15 +52,21 @@ _SIMPLE: dict[Any, pa.DataType] = {inspect.StrType: _TEXT, inspect.IntType: pa.i
 
 def row_type(*, ids: bool) -> Any:
     """The fields of a completion that are exported."""
-    names = {field.name for field in msgspec.structs.fields(Completion)} - {"seed", *(() if ids else ("token_ids",))}
+    names = {field.name for field in msgspec.structs.fields(Completion)} - {"seed"}
+    if not ids:
+        names.remove("token_ids")
     return row_types.view(Completion, *names, evictions=list[_LENGTHS])
 
 
 def schema_of(kind: Any) -> pa.Schema:
     """The columns of a file: settings of the cell, a completion's fields, its prompt, its grade."""
-    own, verdict = ({f.name: _arrow(f.type) for f in inspect.type_info(k).fields} for k in (kind, Grade))  # type: ignore[attr-defined]
-    graded = {name: verdict[name] for name in ("answer", "gold", "outcome")}
-    return pa.schema({**SETTINGS, "prompt": _TEXT, **own, **graded, "correct": pa.bool_()})
+    grade = _columns(Grade)
+    graded = {name: grade[name] for name in ("answer", "gold", "outcome")}
+    return pa.schema({**SETTINGS, "prompt": _TEXT, **_columns(kind), **graded, "correct": pa.bool_()})
+
+
+def _columns(kind: Any) -> dict[str, pa.DataType]:
+    return {field.name: _arrow(field.type) for field in inspect.type_info(kind).fields}  # type: ignore[attr-defined]
 
 
 def _arrow(info: Any) -> pa.DataType:
@@ -128,21 +134,21 @@ def _rows(
     prompts = {} if withheld else {name: problem.prompt for name, problem in load_problems(folder).items()}
     setting = {name: None if pd.isna(value) else value for name, value in cell.items()}
     for row in StoredCell(folder).rows(kind, on_bad=on_bad):
-        found = {**setting, **row.to_dict(), "text": _utf8(row.text), "prompt": prompts.get(row.problem_id)}
+        values = {**setting, **row.to_dict(), "text": _utf8(row.text), "prompt": prompts.get(row.problem_id)}
         grade = grades.get(row.key)
         if grade is not None:
-            answer = None if grade.answer is None else _utf8(grade.answer)
-            found |= {**grade.to_dict(), "answer": answer, "correct": grade.outcome == "correct"}
-        yield found
+            values |= {**grade.to_dict(), "correct": grade.outcome == "correct"}
+            if grade.answer is not None:
+                values["answer"] = _utf8(grade.answer)
+        yield values
 
 
 def _write_replays(directory: Path, cell_ids: Iterable[str], path: Path) -> None:
     """Write a row for each cell and text that was replayed (docs/report.md); no file where none was."""
-    rows = [
-        {"cell_id": cell_id, **row.to_dict()}
-        for cell_id in cell_ids
-        for row in StoredCell(directory / cell_id).rows(Replay, on_bad=row_types.ignore)
-    ]
+    rows = []
+    for cell_id in cell_ids:
+        for row in StoredCell(directory / cell_id).rows(Replay, on_bad=row_types.ignore):
+            rows.append({"cell_id": cell_id, **row.to_dict()})
     path.unlink(missing_ok=True)
     if rows:
         with replacing(path) as temporary:
@@ -240,13 +246,14 @@ def check_login() -> None:
 def push(folder: Path, name: str, *, public: bool) -> None:
     from huggingface_hub import HfApi
 
-    hub, ours = HfApi(), [CARD_FILE, f"{DATA_FOLDER}/*.parquet", REPLAYS_FILE]
+    hub = HfApi()
+    files = [CARD_FILE, f"{DATA_FOLDER}/*.parquet", REPLAYS_FILE]
     try:
         place = hub.create_repo(name, repo_type="dataset", private=not public, exist_ok=True).repo_id
         _claim_on_hub(hub, place, public=public)
         # What an earlier upload left there is deleted where this export lacks it.
         hub.upload_folder(
-            repo_id=place, repo_type="dataset", folder_path=folder, allow_patterns=ours, delete_patterns=ours
+            repo_id=place, repo_type="dataset", folder_path=folder, allow_patterns=files, delete_patterns=files
         )
     except UserError:
         raise
