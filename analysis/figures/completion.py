@@ -62,6 +62,8 @@ def by_step(scores: np.ndarray, steps: Sequence[int]) -> np.ndarray:
 def caption(scores: np.ndarray) -> str:
     """Write `Mean Score: 0.604; Ratio: 0.198`; a mean below a hundredth has three significant digits."""
     mean, ratio = mean_and_ratio(scores)
+    if np.isnan(mean):
+        return "no token has a score"
     form = ".3f" if mean >= 0.01 else ".3g"
     return f"Mean Score: {mean:{form}}; Ratio: {ratio:.3f}"
 
@@ -89,7 +91,7 @@ def importance_figure(
         _strip(axes, layout, scores)
         axes.set_title(name, loc="left", fontsize=8)
     # Only the thinking is drawn to scale, so only the thinking has ticks.
-    rows[-1].set_xticks([tick for tick in rows[-1].get_xticks() if 0 <= tick < layout.thinking])
+    rows[-1].set_xticks([tick for tick in rows[-1].get_xticks() if 0 <= tick < layout.thinking and tick % 1 == 0])
     rows[-1].set_xlabel("Reasoning Step (tokens of the thinking)")
     figure.set_label(title)
     bar = figure.colorbar(rows[-1].images[0], ax=rows, aspect=30, pad=0.01)
@@ -116,7 +118,7 @@ def _strip(axes: Axes, layout: Layout, scores: np.ndarray) -> None:
         aspect="auto",
         interpolation="nearest",
     )
-    axes.set_facecolor("#f7f7f7")
+    axes.patch.set(**UNSCORED)
     # The question and the answer stay visible beside a long thinking, and leave room for a short one.
     question, answer = np.clip([layout.question, layout.answer], 0.02 * layout.thinking, 0.15 * layout.thinking)
     ends = [(begin, begin - question, "question")]

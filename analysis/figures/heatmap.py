@@ -288,19 +288,23 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
     if max(width, high) > MOST:
         size = f"{len(panels[0].rows)} windows and {len(panels[0].columns)} ratios"
         raise UserError(f"a heatmap of {size} has no room for its numbers in {MOST} inches: report fewer cells.")
+    last_bars: dict[int, tuple[Colorbar, str]] = {}  # of each row of panels, with what its colours are
     figure, grid = style.panels(width, len(panels), columns, row=high, rest=0.6 if look.title else 0.4)
     for place, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         together = np.concatenate([other.cells["value"] for other in panels if other.scale == panel.scale])
         ends = limits(together, difference=panel.difference)
         bar = _heatmap(axes, panel, labels[place], ends, look.map or style.SEQUENTIAL)
         if bar is not None:
-            _finish_bar(bar, panel, together, is_last=place % columns == columns - 1 or place == len(panels) - 1)
+            _finish_bar(bar, panel, together)
+            last_bars[place // columns] = bar, panel.measure
         if place % columns == 0:
             axes.set_ylabel("Local Window Size")
         elif panel.rows == panels[place - 1].rows:
             axes.set_yticklabels([])
         if place + columns >= len(panels):
             axes.set_xlabel("Ratio")
+    for bar, measure in last_bars.values():
+        bar.set_label(measure)
     figure.set_label(caption)
     if look.title:
         figure.suptitle(look.title, fontsize=TITLE_SIZE)
@@ -376,21 +380,21 @@ def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, fl
     axes.set_title("\n".join(panel.lines), linespacing=1.3)
     if np.isnan(values).all():
         return None
-    bar = axes.figure.colorbar(mesh, ax=axes, aspect=15, pad=0.03)
+    # As wide beside many cells as beside few.
+    rows, columns = values.shape
+    bar = axes.figure.colorbar(mesh, ax=axes, aspect=max(15, 4 * rows), fraction=min(0.15, 0.75 / columns), pad=0.03)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, pad=1)
     return bar
 
 
-def _finish_bar(bar: Colorbar, panel: Panel, numbers: np.ndarray, *, is_last: bool) -> None:
-    """Say at the last bar of a row what the colours are, and let a bar show the colours of the data alone."""
+def _finish_bar(bar: Colorbar, panel: Panel, numbers: np.ndarray) -> None:
+    """Let a bar show the colours of the data alone."""
     low, high = np.nanmin(numbers), np.nanmax(numbers)
     if panel.difference and low < high:  # the colours lie evenly around zero
         bar.ax.set_ylim(min(0, low), max(0, high))
     elif low == high:
         bar.set_ticks([low])
-    if is_last:
-        bar.set_label(panel.measure)
 
 
 def attribution_table(values: np.ndarray, tokens: Sequence[str], steps: Sequence[str]) -> pd.DataFrame:
