@@ -408,7 +408,8 @@ def _id(value: Any) -> str:
         value = int(value)
     if type(value) not in (str, int):
         return ""
-    return _WHOLE_ID.sub(r"\1", " ".join(str(value).split()))
+    text = " ".join(str(value).split())
+    return _WHOLE_ID.sub(r"\1", text) if text.endswith(".0") else text
 
 
 def _draws(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Column:
