@@ -329,7 +329,11 @@ class Engine:
         if broken:
             ids.pop()  # a token drawn from logits that are not finite means nothing
         stopped = not broken and ids[-1] in self.model.stop_ids
-        cut_off: StopReason = "length" if len(ids) == self.decoding.max_new_tokens else "loop"
+        stop_reason: StopReason = "length" if len(ids) == self.decoding.max_new_tokens else "loop"
+        if broken:
+            stop_reason = "not_finite"
+        elif stopped:
+            stop_reason = "stop"
         shown = ids[:-1] if stopped else ids
         closing = self.model.dialogue.closing_tag(shown)
         unclosed = len(ids) if self.model.dialogue.thinks else 0
@@ -341,7 +345,7 @@ class Engine:
             num_tokens=len(ids),
             prompt_tokens=len(request.prompt_ids),
             thinking_tokens=unclosed if closing is None else closing.start,
-            stop_reason="not_finite" if broken else "stop" if stopped else cut_off,
+            stop_reason=stop_reason,
             evictions=evictions,
             fork_step=evictions[0].step if evictions else None,
             peak_length=max([int(self.cache.lengths[slot]), *(e.length_before for e in evictions)]),

@@ -72,7 +72,8 @@ def _rope_scaling(reader: GGUFReader, config: PreTrainedConfig) -> dict[str, Any
 
     llama.cpp stores linear and yarn scaling as fields, and Llama 3.1's as factors that divide the frequencies.
     """
-    kind, factor, original = (_value(reader, name) for name in _SCALING)
+    scaling = [_value(reader, name) for name in _SCALING]
+    kind, factor, original = scaling
     factors = next((tensor.data for tensor in reader.tensors if tensor.name == _ROPE_FREQUENCIES), None)
     if factors is not None and kind in (None, "none"):
         return _llama3(factors, config)

@@ -175,8 +175,11 @@ class Dialogue:
         behind = self._behind_question  # a question may contain a tag; the template's tag comes last
         if not text.endswith(behind):  # this part depends on the question
             behind = text.rpartition(prompt.strip() or text)[2]
-        opened, closed = (behind.rfind(tag) if tag else -1 for tag in (self.config.think_start, self.config.think_end))
-        return "unopened" if opened == closed == -1 else "closed" if closed > opened else "open"
+        opened = behind.rfind(self.config.think_start) if self.config.think_start else -1
+        closed = behind.rfind(self.config.think_end) if self.config.think_end else -1
+        if opened == closed == -1:
+            return "unopened"
+        return "closed" if closed > opened else "open"
 
     @cached_property
     def _behind_question(self) -> str:

@@ -203,9 +203,13 @@ def _masks(network: Any, shape: CacheShape) -> Any:
     evicted = later.clone()
     evicted[-1, [i for i in range(_CHECKED - 1) if i not in _KEPT]] = True
     beyond = later | ~later.new_ones(later.shape).triu(1 - shape.window)
-    zeros, lowest = later.new_zeros(1, 1, _CHECKED, _CHECKED, dtype=network.dtype), torch.finfo(network.dtype).min
-    full, window = (zeros.masked_fill(hidden, lowest) for hidden in (evicted, beyond))
-    masks: dict[LayerKind, Tensor | None] = {"full": full, "window": window, "linear": None}
+    zeros = later.new_zeros(1, 1, _CHECKED, _CHECKED, dtype=network.dtype)
+    lowest = torch.finfo(network.dtype).min
+    masks: dict[LayerKind, Tensor | None] = {
+        "full": zeros.masked_fill(evicted, lowest),
+        "window": zeros.masked_fill(beyond, lowest),
+        "linear": None,
+    }
     if len(set(shape.layer_kinds)) == 1:
         return masks[shape.layer_kinds[0]]
     return {name: masks[kind] for name, kind in zip(network.config.layer_types, shape.layer_kinds, strict=True)}

@@ -271,8 +271,10 @@ def trace_of_text(
 
     Raises UserError, which calls the text `where`, unless it thinks, closes its thinking and answers.
     """
-    thinking, answer = (text[part] for part in segment_text(text, tags, name=where))
-    (name, draw), prompt = key, model.dialogue.prompt_ids(question)
-    ids = list(model.dialogue.completion_ids(f"{thinking}{model.config.think_end}{answer}"))
+    thinking_part, answer_part = segment_text(text, tags, name=where)
+    answer = text[answer_part]
+    problem_id, draw = key
+    prompt = model.dialogue.prompt_ids(question)
+    ids = list(model.dialogue.completion_ids(f"{text[thinking_part]}{model.config.think_end}{answer}"))
     where_it_thinks = _parts(ids, len(prompt), model)
-    return Trace(problem_id=name, draw=draw, kept=True, token_ids=[*prompt, *ids], **where_it_thinks), answer
+    return Trace(problem_id=problem_id, draw=draw, kept=True, token_ids=[*prompt, *ids], **where_it_thinks), answer

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import operator
 import re
 import sys
 import time
@@ -219,8 +220,11 @@ class _Asker:
 
     async def check(self, pairs: list[Pair]) -> None:
         """Ask each of the pairs twice, and print how many completions were equal."""
-        texts = [[one and one.text for one in await asyncio.gather(*map(self.ask, pairs))] for _ in range(2)]
-        same = sum(first == second for first, second in zip(*texts, strict=True))
+        texts = []
+        for _ in range(2):
+            completions = await asyncio.gather(*map(self.ask, pairs))
+            texts.append([completion and completion.text for completion in completions])
+        same = sum(map(operator.eq, *texts))
         print(f"{self.server.name}: {same} of {len(pairs)} requests sent twice gave the same text", flush=True)
 
     async def ask(self, pair: Pair) -> Completion | None:

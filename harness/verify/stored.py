@@ -257,9 +257,12 @@ def _check_grades(cells: Sequence[CheckedCell]) -> Row:
                     lines = wrong if then.rule == row.rule else others
                     lines.append(f"{cell.stored.name}: {row.problem_id!r:.80} draw {row.draw}: {change}")
     text = f"{counted(made, 'completion')} graded again"
+    state: State = "holds"
     if missing:
         text += f", {missing} without a stored grade"
     if older:
         text += f", {older} stored by another rule"
-    state: State = "fails" if wrong else "differs" if older else "holds"
+        state = "differs"
+    if wrong:
+        state = "fails"
     return Row(name="grades", state=state, text=text, lines=[*wrong, *others])
