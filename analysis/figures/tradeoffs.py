@@ -141,7 +141,10 @@ def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
     names = compressed_benchmarks(ours)
     points = mean_over_benchmarks(ours, names).dropna(subset=["pass_at_1", "mean_cache_length"])
     series_of: dict[Any, list[pd.DataFrame]] = {}
-    for policy, rows in points[points["policy"] != "full"].groupby(POLICY, sort=False):
+    compressed = points[points["policy"] != "full"]
+    best_first = compressed.sort_values("pass_at_1", ascending=False, kind="stable").drop_duplicates(POLICY)
+    policies = list(zip(best_first["policy"], best_first["variant"], strict=True))
+    for policy, rows in compressed.groupby(POLICY, sort=False):
         series_of[policy] = series(rows)
     if not series_of:
         return "", []
@@ -149,7 +152,7 @@ def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
     all_series = list(itertools.chain.from_iterable(series_of.values()))
     fixed = _fixed_axes(all_series)
     shapes = list(dict.fromkeys(notation.axes(line.iloc[0][fixed]) for line in all_series))
-    for number, (policy, policy_look) in enumerate(style.policy_looks(series_of).items()):
+    for policy, policy_look in style.policy_looks(series_of).items():
         settings = pd.concat(series_of[policy])
         name = notation.policy_title(*policy)
         if (settings["status"] != "done").any():
@@ -161,7 +164,7 @@ def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
             if len(shapes) > 1:  # the shape says nothing of the policy, so the colour alone must
                 shape = shapes.index(notation.axes(line.iloc[0][fixed]))
                 look["marker"] = style.MARKERS[shape % len(style.MARKERS)]
-                look["color"] = style.LINE_COLORS[number % len(style.LINE_COLORS)]
+                look["color"] = style.LINE_COLORS[policies.index(policy) % len(style.LINE_COLORS)]
             best = f"best {100 * line['pass_at_1'].max():.1f}"
             lines.append((f"{label}, {best}", line, look))
     lines.sort(key=lambda line: -line[1]["pass_at_1"].max())
