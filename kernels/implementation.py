@@ -25,8 +25,10 @@ else:
 
 
 Implementation = Literal["torch", "triton"]
-# What the ids of cells call an implementation: another name as soon as its results have other bits.
-ARITHMETIC = {"torch": "torch", "triton": "triton 2"}
+# What rounds a cell's numbers: packed is torch with `kernels.packed`, openai a server's own.
+Rounding = Implementation | Literal["packed", "openai"]
+# What the ids of cells call it: another name as soon as its results have other bits.
+ARITHMETIC = {"torch": "torch", "packed": "torch packed", "triton": "triton 2", "openai": "openai"}
 # `kernels.reference` or `kernels.triton_kernels`: every operation, and RAGGED.
 Operations = ModuleType
 

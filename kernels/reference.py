@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.functional import avg_pool1d, max_pool1d, pad, scaled_dot_product_attention
 
 from kvsweep.kernels.fp8 import widened
+from kvsweep.kernels.packed import PackedProduct
 from kvsweep.kernels.packing import unpack_rows
 from kvsweep.kernels.pointwise import add_norm as add_norm
 from kvsweep.kernels.pointwise import gated as gated
@@ -86,6 +87,12 @@ def _across(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return products.t().contiguous()
 
 
+def _packed(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the product with the weight's packed copy (`kernels.packed`)."""
+    product: PackedProduct = weight.packed_product  # type: ignore[attr-defined]
+    return product(inputs, bias)
+
+
 def _in_blocks(product: Product, block: int, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     parts = [(len(part), pad(part, (0, 0, 0, block - len(part)))) for part in inputs.split(block)]
     return torch.cat([product(part, weight, bias)[:tokens] for tokens, part in parts])
@@ -102,9 +109,12 @@ def _product(tokens: int, weight: Tensor, bias: Tensor | None) -> Product:
     OpenBLAS's kernels do, AVX-512 kernels seldom. So each shape is tried once: with equal rows as inputs, all rows of
     the result must be equal, and equal to the rows of one block of tokens. One token at a time always passes.
     """
-    shape = (tokens, weight.shape, weight.stride(), weight.dtype, bias is None, torch.get_num_threads())
+    packed = hasattr(weight, "packed_product")
+    shape = (tokens, weight.shape, weight.stride(), weight.dtype, bias is None, torch.get_num_threads(), packed)
     if shape not in _products:
         forms: list[Product] = [functional.linear, _across]
+        if packed:
+            forms.insert(0, _packed)
         one_by_one: Product = partial(_in_blocks, functional.linear, 1)
         rounds_alike = (form for form in forms if _alike(form, form, TOKEN_BLOCK, weight, bias))
         in_a_block = next(rounds_alike, one_by_one)

@@ -42,7 +42,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "all_formats: of test_report.py, with pictures as PNG and PDF too")
     config.addinivalue_line("markers", "slow_unless(rule): slow are the cases that the rule does not accept")
     config.addinivalue_line("markers", "release_unless(rule): of the slow cases, the same for the release")
     config.addinivalue_line("markers", "covers(n): slow are cases beyond those that meet each combination of n values")

@@ -24,6 +24,8 @@ _SIZES = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("vocab_size", "max_position_embeddings"),
 )
+# Of a model whose weights are packed, at least. The embedded models have a twentieth, SmolLM2-135M eight times as many.
+_PACKED_PARAMETERS = 1 << 24
 # Families that tests/harness/models/test_families.py decodes like transformers' `generate`.
 FAMILIES = _PLAIN | {
     *("apertus", "arcee", "aria_text", "bitnet", "cohere", "cohere2", "dots1", "ernie4_5", "ernie4_5_moe"),
@@ -121,6 +123,10 @@ class ModelSpec:
     @property
     def layers(self) -> int:  # layers of full attention, where policies choose the rows
         return self.layer_kinds.count("full")
+
+    def packed(self, dtype: str) -> bool:
+        """Say if steps on a CPU multiply with packed weights (`kernels.packed`): those of small models gain nothing."""
+        return self.fusable and dtype == "float32" and (self.parameters or 0) >= _PACKED_PARAMETERS
 
     def cache_shape(self, dtype: str) -> CacheShape:
         import torch

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from kvsweep.compression.policy import Policy
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.kernels.implementation import ARITHMETIC, Implementation
+from kvsweep.kernels.implementation import ARITHMETIC, Rounding
 from kvsweep.run_files import row_types
 from kvsweep.run_files.run_reader import StoredCell
 
@@ -31,7 +31,7 @@ class Cell:
     policy: Policy
     decoding: DecodingConfig
     seed: int
-    impl: Implementation | Literal["openai"] = "torch"  # openai: the server's own
+    impl: Rounding = "torch"
     cache: CacheConfig = UNPACKED
 
     @cached_property
@@ -49,7 +49,7 @@ class Cell:
             "dataset": self.dataset_hash,
             "decoding": {**limits, **dataclasses.asdict(self.decoding.sampling)},
             "seed": self.seed,
-            "impl": ARITHMETIC.get(self.impl, self.impl),  # implementations round differently
+            "impl": ARITHMETIC[self.impl],  # implementations round differently
         }
 
     def describe(self) -> dict[str, Any]:

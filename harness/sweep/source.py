@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -17,7 +17,7 @@ from kvsweep.harness.models.spec import ModelSpec, read_spec
 from kvsweep.harness.settings import build
 from kvsweep.harness.sweep.checks import check_artifacts, check_cache, check_tags
 from kvsweep.harness.sweep.grid import build_policies
-from kvsweep.kernels.implementation import Implementation
+from kvsweep.kernels.implementation import Implementation, Rounding
 from kvsweep.messages.command_line import check_engine
 
 
@@ -55,7 +55,7 @@ class Source(ABC):
         """Read what the model's files say; UserError if they do not fit the settings. `tokens`: of a completion."""
 
     @abstractmethod
-    def impl(self, asked: Implementation) -> Implementation | Literal["openai"]:
+    def impl(self, asked: Implementation) -> Rounding:
         """The implementation in the cells' ids."""
 
     @abstractmethod
@@ -69,12 +69,13 @@ class Source(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Decoded(Source):
-    """kvsweep's own decoding. `spec`: what the model's config says."""
+    """kvsweep's own decoding. `spec`: what the model's config says; `packed`: steps on a CPU take packed weights."""
 
     filler = "kvsweep.harness.sweep.fill"
     local = True
     lent = "precision, tags and sizes"
     spec: ModelSpec
+    packed: bool
 
     @classmethod
     def check(cls, config: DictConfig) -> None:
@@ -90,10 +91,10 @@ class Decoded(Source):
         spec = read_spec(model)
         check_artifacts(model, spec, [*policies, cache])
         check_cache(cache, impl, tokens, model, spec, policies)
-        return cls(spec=spec)
+        return cls(spec=spec, packed=spec.packed(model.dtype))
 
-    def impl(self, asked: Implementation) -> Implementation:
-        return asked
+    def impl(self, asked: Implementation) -> Rounding:
+        return "packed" if self.packed and asked == "torch" else asked
 
     def first_eviction(self, policy: Policy, question: int) -> int | None:
         return first_eviction(policy, question)
