@@ -19,8 +19,8 @@ def load(family: str, **fields: Any) -> None:
 def doubled_scaling(monkeypatch: pytest.MonkeyPatch) -> None:
     of_network = FusedStep.__init__
 
-    def wrong(self, network):
-        of_network(self, network)
+    def wrong(self, network, packed):
+        of_network(self, network, packed)
         self.scaling *= 2
 
     monkeypatch.setattr(FusedStep, "__init__", wrong)
