@@ -142,8 +142,11 @@ class LoadedModel:
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         eos = self.network.generation_config.eos_token_id
-        eos = self.tokenizer.eos_token_id if eos is None else eos
-        return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+        if eos is None:
+            eos = self.tokenizer.eos_token_id
+        if eos is None:
+            return ()
+        return tuple(eos) if isinstance(eos, list) else (eos,)
 
     @cached_property
     def scaling(self) -> float:  # of the attention logits
@@ -217,8 +220,10 @@ class LoadedModel:
             assert len(ids) == 1, "a linear layer would read the padding of a shorter prompt"
             first = prefill.parts[0][0] if isinstance(prefill, PaddedPrefill) else prefill
             linears: list[Any] = [cache.layers[i] for i, kind in enumerate(self.shape.kinds) if kind == "linear"]
-            kept = [(layer.conv_states[0], layer.recurrent_states[0]) for layer in linears]
-            first.states = [[state[0] for state in states if state is not None] for states in kept]
+            first.states = []
+            for layer in linears:
+                states = (layer.conv_states[0], layer.recurrent_states[0])
+                first.states.append([state[0] for state in states if state is not None])
         return hidden
 
     def not_finite_in(self, ids: Sequence[int]) -> str:

@@ -334,7 +334,9 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     counts = [f"{states['done']} of {counted(len(sweep.cells), 'cell')} done"]
     panels = list(_panels(sweep.cells))
     if len(panels) > 1:
-        done_panels = sum(all(cell.state == "done" for cell in panel) for _, panel in panels)
+        done_panels = 0
+        for _, panel in panels:
+            done_panels += all(cell.state == "done" for cell in panel)
         counts.insert(0, f"{done_panels} of {len(panels)} panels")
     counts += [f"{states[state]} {state}" for state in ("running", "queued", "stopped", "failed") if states[state]]
     done, total = _stored(sweep)

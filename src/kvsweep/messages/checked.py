@@ -30,12 +30,13 @@ def checked(cls: type[_T], values: Mapping[str, Any], place: str = "", *, extra:
     a field of type `Annotated[int, Field(ge=1, description="a number of tokens")]` it says "<place><field>=0 is out of
     range: it is a number of tokens, at least 1." The text of a ValueError from `__post_init__` becomes the UserError's.
     """
-    known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    if not extra and (unknown := sorted(str(name) for name in values if name not in known)):
-        has = f"{place.rstrip('.')} has {', '.join(known)}"
-        raise UserError(f"{place}{unknown[0]} is not a setting: {did_you_mean(unknown[0], known)}{has}.")
+    fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    unknown = sorted(set(map(str, values)).difference(fields))
+    if unknown and not extra:
+        has = f"{place.rstrip('.')} has {', '.join(fields)}"
+        raise UserError(f"{place}{unknown[0]} is not a setting: {did_you_mean(unknown[0], fields)}{has}.")
     adapter: TypeAdapter[_T] = _adapter(cls)  # type: ignore[arg-type]
-    given = {name: value for name, value in values.items() if name in known}
+    given = {name: value for name, value in values.items() if name in fields}
     try:
         made = adapter.validate_python(given)
     except ValidationError as error:
@@ -54,10 +55,15 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
 def _sentence(place: str, adapter: TypeAdapter[Any], values: Mapping[str, Any], error: ValidationError) -> str:
     first = error.errors()[0]
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
-    value = value[:200] if isinstance(value, str) else value
-    if isinstance(own := context.get("error"), ValueError):
-        return str(own)
-    if missing := [".".join(map(str, one["loc"])) for one in error.errors() if one["type"] == "missing"]:
+    if isinstance(value, str):
+        value = value[:200]
+    if isinstance(context.get("error"), ValueError):  # of `__post_init__`
+        return str(context["error"])
+    missing = []
+    for fault in error.errors():
+        if fault["type"] == "missing":
+            missing.append(".".join(map(str, fault["loc"])))
+    if missing:
         verb = "is missing: give it" if len(missing) == 1 else "are missing: give each"
         return f"{place}{', '.join(missing)} {verb} a value."
     where = place + ".".join(_keys(values, first["loc"]))
@@ -92,10 +98,16 @@ def _range(adapter: TypeAdapter[Any], field: str) -> str:
     first, *others = schema.get("anyOf", [schema])
     number = first.get("items", first)
     what = schema.get("description", number.get("description"))
-    nouns = [one.get("const") or _NOUNS.get(one.get("type", "")) for one in (number, *others)]
-    if not all(nouns[1:]) or not (what or nouns[0]):
+    noun, *alternatives = map(_noun, (number, *others))
+    if not all(alternatives) or not (what or noun):
         return ""
-    allowed = f"it is {what}" if what else f"it must be {nouns[0]}"
-    if bounds := " and ".join(f"{words} {number[key]:,.16g}" for key, words in _BOUNDS.items() if key in number):
-        allowed += f", {bounds}"
-    return ", or ".join([allowed, *map(str, nouns[1:])])
+    allowed = f"it is {what}" if what else f"it must be {noun}"
+    bounds = [f"{words} {number[key]:,.16g}" for key, words in _BOUNDS.items() if key in number]
+    if bounds:
+        allowed += f", {' and '.join(bounds)}"
+    return ", or ".join([allowed, *alternatives])
+
+
+def _noun(schema: Mapping[str, Any]) -> str:
+    """Name a value of a JSON schema's type, or the only value that it allows; "" for another type."""
+    return str(schema.get("const") or _NOUNS.get(schema.get("type", ""), ""))

@@ -28,15 +28,21 @@ def in_one_line(value: Any) -> Any:
     """Return the value with each text `visible`, on one line, at most `LONGEST_TEXT` characters; lists may nest."""
     if isinstance(value, str):
         text = visible(" ".join(value[: 2 * LONGEST_TEXT].splitlines()))
-        return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
+        if len(text) > LONGEST_TEXT:
+            return f"{text[:LONGEST_TEXT]}…"
+        return text
     if isinstance(value, dict):
         return {in_one_line(name): in_one_line(item) for name, item in value.items()}
-    return [in_one_line(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [in_one_line(item) for item in value]
+    return value
 
 
 def csv_cell(value: Any) -> Any:
     """A CSV cell; a text that a spreadsheet would run as a formula (=, +, - or @, no number) gets an apostrophe."""
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+    if isinstance(value, str) and _FORMULA.match(value):
+        return f"'{value}"
+    return value
 
 
 def markdown_text(text: str) -> str:
@@ -48,7 +54,9 @@ def file_name(*parts: str) -> str:
     """Make a file name without suffix from texts of any characters; different texts give different names."""
     raw = "_".join(part for part in parts if part)
     safe = re.sub(r"[^A-Za-z0-9.-]+", "_", raw).strip("._")
-    return safe if safe == raw and len(safe) <= 80 else f"{safe[:80]}_{content_hash(raw)[:6]}"
+    if safe == raw and len(safe) <= 80:
+        return safe
+    return f"{safe[:80]}_{content_hash(raw)[:6]}"
 
 
 def folder_below(parent: str, name: str, setting: str) -> Path:

@@ -106,8 +106,10 @@ def _under(found: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:
         inner: Any = found
         for name in key.split("."):
             inner = inner.get(name) if isinstance(inner, dict) else None
-        if isinstance(inner, dict | list):
-            return list(inner.values()) if isinstance(inner, dict) else inner
+        if isinstance(inner, dict):
+            return list(inner.values())
+        if isinstance(inner, list):
+            return inner
     return None
 
 
@@ -147,8 +149,9 @@ def _object(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
-    if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"{where} has the {noun} {repeated!r:.60} twice; rename or delete one.")
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{where} has the {noun} {name!r:.60} twice; rename or delete one.")
 
 
 def _zip_rows(path: Path, folder: str) -> Iterator[FileRow]:
