@@ -218,11 +218,12 @@ def _complete(config: DictConfig) -> list[str]:
 def _not_swept() -> list[str]:
     """Return a note for each list of an experiment that only a multirun uses."""
     hydra_config = HydraConfig.get()
-    if hydra_config.mode != RunMode.RUN:
+    swept = OmegaConf.select(hydra_config, "sweeper.params")  # hydra.sweeper=3 has none, and only a multirun reads it
+    if hydra_config.mode != RunMode.RUN or not OmegaConf.is_dict(swept):
         return []
     keys = {word.partition("=")[0] for word in hydra_config.overrides.task}
     notes = []
-    for key, values in (hydra_config.sweeper.get("params") or {}).items():
+    for key, values in swept.items():
         if key not in keys:
             notes.append(f"note: {key}={values} needs -m; without it {key} is the default.")
     return notes
