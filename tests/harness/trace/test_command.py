@@ -96,7 +96,7 @@ def test_strips_are_the_label_pipelines_numbers(read, model, tiny_predictor_dir)
 def test_the_command_writes_pictures_and_the_same_numbers(texts, read, tiny_model_dir, tmp_path, capsys):
     out = tmp_path / "out"
     blank = r"--split=\n\s*\n"  # the toys' own separator is another
-    main([str(texts), "--out", str(out), "--by", "step", blank, f"model.path={tiny_model_dir}", "model.threads=1"])
+    main([*f"{texts} --out {out} --by step model.path={tiny_model_dir} model.threads=1".split(), blank])
     written = capsys.readouterr().out.split()
     assert sorted(p.rsplit(".", 1)[1] for p in written) == ["csv", "pdf", "png", "svg", "txt"]
     table = pd.read_csv(next(p for p in written if p.endswith(".csv")), keep_default_na=True)
@@ -138,7 +138,7 @@ def test_a_stored_completion_of_a_cell(decoded, tmp_path, capsys):
     assert text.trace.token_ids[text.trace.think_start :] == row["token_ids"]
     assert text.completion.num_tokens == row["num_tokens"]
     out = tmp_path / "looked_into" / "out"
-    main([str(folder), "--problem", row["problem_id"], "--show", "kept", "--out", str(out)])
+    main([*f"{folder} --show kept --out {out} --problem".split(), row["problem_id"]])
     table = table_of(out, "kept_*")
     for number, eviction in enumerate(row["evictions"], start=1):
         assert (table[f"held_{number}"] == 100).sum() == eviction["length_after"]
@@ -149,7 +149,7 @@ def test_a_stored_completion_of_a_cell(decoded, tmp_path, capsys):
     row["token_ids"] = [text.model.tokenizer.convert_tokens_to_ids("</think>")] * 2
     (folder / "completions.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(SystemExit):
-        main([str(folder), "--out", str(out)])
+        main(f"{folder} --out {out}".split())
     assert "has no thinking to look into" in capsys.readouterr().err
 
 
@@ -173,17 +173,7 @@ def test_a_cell_whose_model_has_moved(decoded, tiny_model_dir, model, tmp_path):
 
 @pytest.mark.slow
 def test_the_attribution_of_equations(texts, read, tiny_model_dir, model, tmp_path):
-    main(
-        [
-            str(texts),
-            "--show",
-            "attribution",
-            "--out",
-            str(tmp_path),
-            f"model.path={tiny_model_dir}",
-            "model.split=null",
-        ]
-    )
+    main(f"{texts} --show attribution --out {tmp_path} model.path={tiny_model_dir} model.split=null".split())
     table = pd.read_csv(next(tmp_path.glob("*.csv")), dtype={"token": str})
     assert table.columns[1:].tolist() == ["So a is 4, b is 7, 4+7=1.\n\n", "Check 4+7=1 ok. So c is 1. "]
     assert "".join(table["token"]) == TEXT.split("</think>")[1]
@@ -209,7 +199,7 @@ def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsy
     row = {"problem": question, "text": f"{thinking}</think>d is 7, c is 9, h is 0. 7+9=6, 6+0=6. \\boxed{{6}}"}
     path = tmp_path / "text.jsonl"
     path.write_text(json.dumps(row))
-    main([str(path), "--show", "attribution", "--out", str(tmp_path), "model=toy_qwen", "model.threads=1"])
+    main(f"{path} --show attribution --out {tmp_path} model=toy_qwen model.threads=1".split())
     effects = table_of(tmp_path).drop(columns="token").abs().max()
     darkest = effects[effects > 1].index.tolist()
     assert darkest == ["c=a+b: a is 1, b is 8, 1+8=9. So c is 9. ", "h=g+b: g is 2, b is 8, 2+8=0. So h is 0. "]
@@ -280,7 +270,7 @@ def test_retention_of_a_run(decoded, model, tmp_path, capsys):
     run = decoded("policy=random").parent
     out = tmp_path / "out"
     capsys.readouterr()
-    main([str(run), "--show", "retention", "--label", "far_max", "--out", str(out)])
+    main(f"{run} --show retention --label far_max --out {out}".split())
     table = pd.read_csv(out / "retention_far_max.csv")
     assert {name.split()[0] for name in table["policy"]} == {"window", "random"}
     assert table["retained"].between(0, 1).all()
@@ -336,7 +326,7 @@ def test_a_live_completion_has_the_cells_cache(decoded, settings, model):
 
 @pytest.mark.slow
 def test_all_goes_on_where_a_picture_is_not_in_the_text(texts, tiny_model_dir, tmp_path, capsys):
-    main([str(texts), "--show", "all", "--out", str(tmp_path), f"model.path={tiny_model_dir}"])
+    main(f"{texts} --show all --out {tmp_path} model.path={tiny_model_dir}".split())
     said = capsys.readouterr()
     assert "kept is left out: a text from a file does not tell what its cache kept" in said.err
     assert {Path(p).name.partition("_")[0] for p in said.out.split()} == {"importance", "attribution"}
@@ -351,7 +341,7 @@ def test_all_goes_on_where_a_picture_is_not_in_the_text(texts, tiny_model_dir, t
 @pytest.mark.slow
 def test_policies_scores_are_strips_beside_the_labels(texts, read, tiny_model_dir, tmp_path):
     tiny = [f"model.path={tiny_model_dir}", "policy.budget=64", "policy.local_window=8"]
-    main([str(texts), *tiny, "--scores", "window", "--scores", "h2o", "--out", str(tmp_path)])
+    main([*f"{texts} --scores window --scores h2o --out {tmp_path}".split(), *tiny])
     table = table_of(tmp_path)
     assert table.columns[-3:].tolist() == ["true: answer", "scores: window", "scores: h2o, mean of layers and heads"]
     np.testing.assert_array_equal(table["scores: window"], table["position"])
@@ -361,17 +351,7 @@ def test_policies_scores_are_strips_beside_the_labels(texts, read, tiny_model_di
 def test_columns_are_paragraphs_where_there_is_no_equation(texts, tiny_model_dir, tmp_path, capsys):
     text = "a is 4.\n\nSo a is 4.\n\nDone. </think>4"
     texts.write_text(json.dumps({"problem": "a=4", "text": text}) + "\n")
-    main(
-        [
-            str(texts),
-            "--show",
-            "attribution",
-            "--out",
-            str(tmp_path),
-            f"model.path={tiny_model_dir}",
-            "model.split=null",
-        ]
-    )
+    main(f"{texts} --show attribution --out {tmp_path} model.path={tiny_model_dir} model.split=null".split())
     assert "its columns are 3 paragraphs" in capsys.readouterr().err
     assert "".join(table_of(tmp_path).columns[1:]) == text.partition("</think>")[0]
 
@@ -379,7 +359,7 @@ def test_columns_are_paragraphs_where_there_is_no_equation(texts, tiny_model_dir
 @pytest.mark.slow
 def test_given_steps_are_columns_and_are_averaged(texts, read, tiny_model_dir, tmp_path):
     steps = ["--steps", "2-4,7-7", "--by", "step", "--show", "all"]
-    main([str(texts), *steps, "--out", str(tmp_path), f"model.path={tiny_model_dir}"])
+    main([*f"{texts} --out {tmp_path} model.path={tiny_model_dir}".split(), *steps])
     thinking = read().thinking
     heads = table_of(tmp_path, "attribution*").columns[1:].tolist()
     assert heads == ["".join(thinking[2:5]), thinking[7]]
