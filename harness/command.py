@@ -156,7 +156,7 @@ def _no_full_cache(jobs: Sequence[Job], stored: Sequence[Mapping[str, Any]]) -> 
 
 def _without_others_settings(config: DictConfig) -> dict[str, str]:
     """Remove a multirun policy's settings that only other policies have; return the keys and the reason."""
-    hydra_config = HydraConfig.get()
+    hydra_config: Any = HydraConfig.get()
     if hydra_config.mode != RunMode.MULTIRUN:
         return {}
     of_class = {field.name for field in fields(settings.target_class("policy", config.policy, Policy))}
@@ -217,7 +217,7 @@ def _complete(config: DictConfig) -> list[str]:
 
 def _not_swept() -> list[str]:
     """Return a note for each list of an experiment that only a multirun uses."""
-    hydra_config = HydraConfig.get()
+    hydra_config: Any = HydraConfig.get()
     swept = OmegaConf.select(hydra_config, "sweeper.params")  # hydra.sweeper=3 has none, and only a multirun reads it
     if hydra_config.mode != RunMode.RUN or not OmegaConf.is_dict(swept):
         return []
