@@ -393,7 +393,7 @@ def test_columns_of_other_names(tmp_path):
     found = answers_of(path, correct="ok", columns={"id": "question", "draw": "run"})
     assert [*found] == [("q0", 0), ("q1", 0), ("q2", 0)]
     with pytest.raises(UserError, match=r"a\.jsonl has no column name: it has question, run, ok"):
-        read_outputs(path, Reading(columns={"id": "name"}))
+        read_outputs(path, Reading(columns={"id": "question", "draw": "run", "prompt": "name"}, correct="ok"))
     with pytest.raises(UserError, match="--column colour="):
         Reading(columns={"colour": "run"})
 
