@@ -176,11 +176,11 @@ def read_kept(pieces: Sequence[str], prompt: int, evictions: Sequence[Eviction])
         raise UserError(
             "this completion was never evicted: all of it stayed; choose another, or a smaller policy.budget."
         )
-    held = np.full((len(evictions), len(pieces)), np.nan)
-    for row, eviction in zip(held, evictions, strict=True):
+    percent_held = np.full((len(evictions), len(pieces)), np.nan)  # an eviction says nothing of tokens written later
+    for number, eviction in enumerate(evictions):
         percents = held_percents(eviction.held)[: len(pieces)]
-        row[: len(percents)] = percents
-    return Kept(pieces=pieces, prompt=prompt, steps=[eviction.step for eviction in evictions], held=held)
+        percent_held[number, : len(percents)] = percents
+    return Kept(pieces=pieces, prompt=prompt, steps=[eviction.step for eviction in evictions], held=percent_held)
 
 
 def kept_html(kept: Kept, *, title: str) -> str:

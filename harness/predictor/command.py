@@ -15,8 +15,8 @@ from kvsweep.harness.provenance import describe_process
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
 
+# What `all` runs; no predictor needs the stages oracle, statistics and scales.
 STAGES = ("traces", "labels", "train", "eval")
-ALONE = ("oracle", "statistics", "scales")  # no predictor needs these stages, so `all` leaves them out
 
 
 def make(stage: str, overrides: Sequence[str]) -> None:
@@ -74,10 +74,11 @@ def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], Loaded
     recipe = settings.recipe
     if stage == "traces":
         return {"kept": make_traces(settings, load)}
-    of_rows = stage in ("statistics", "scales")
-    from_text = of_rows and recipe.text is not None
-    traces = read_traces(settings) if stage in ("labels", *ALONE) and not from_text else []
-    manifest = read_manifest(settings, recipe.manifest, "labels") if stage != "labels" and not of_rows else {}
+    measures_rows = stage in ("statistics", "scales")
+    needs_traces = stage in ("labels", "oracle") or (measures_rows and recipe.text is None)
+    needs_manifest = stage in ("oracle", "train", "eval")
+    traces = read_traces(settings) if needs_traces else []
+    manifest = read_manifest(settings, recipe.manifest, "labels") if needs_manifest else {}
     from kvsweep.harness.predictor.labels import make_labels, write_oracle
     from kvsweep.harness.predictor.train import evaluate, train
 

@@ -271,10 +271,11 @@ def trace_of_text(
 
     Raises UserError, which calls the text `where`, unless it thinks, closes its thinking and answers.
     """
-    thinking_part, answer_part = segment_text(text, tags, name=where)
-    answer = text[answer_part]
+    thinking_slice, answer_slice = segment_text(text, tags, name=where)
+    answer = text[answer_slice]
     problem_id, draw = key
     prompt = model.dialogue.prompt_ids(question)
-    ids = list(model.dialogue.completion_ids(f"{text[thinking_part]}{model.config.think_end}{answer}"))
-    where_it_thinks = _parts(ids, len(prompt), model)
-    return Trace(problem_id=problem_id, draw=draw, kept=True, token_ids=[*prompt, *ids], **where_it_thinks), answer
+    completion = f"{text[thinking_slice]}{model.config.think_end}{answer}"
+    ids = list(model.dialogue.completion_ids(completion))
+    spans = _parts(ids, len(prompt), model)
+    return Trace(problem_id=problem_id, draw=draw, kept=True, token_ids=[*prompt, *ids], **spans), answer

@@ -46,16 +46,21 @@ _MOST_TEXTS = 20
 def draw_importance(
     options: inspected.TraceOptions, text: inspected.InspectedText, policies: Sequence[BudgetPolicy] = ()
 ) -> Iterator[Path]:
+    """Draw a text's importance: a strip for each label, predictor and policy, of tokens or the means of steps."""
     trace = text.trace
-    sizes = {"question": trace.think_start, "answer": len(trace.token_ids) - trace.think_end}
-    steps = inspected.numbers(averaged_steps(options, text), len(text.thinking))
-    layout = Layout(thinking=len(text.thinking), steps=steps, pieces=text.thinking, **sizes)
+    layout = Layout(
+        question=trace.think_start,
+        thinking=len(text.thinking),
+        answer=len(trace.token_ids) - trace.think_end,
+        steps=inspected.numbers(averaged_steps(options, text), len(text.thinking)),
+        pieces=text.thinking,
+    )
     labels: Sequence[LabelKind] = options.label or ["answer"]
     strips = importance(text, labels, options.head, policies)
     name = _name("importance", text)
     yield _table(importance_table(layout, strips), options.out, name)
-    named = {strip_title(column): scores for column, scores in strips.items()}
-    figure = importance_figure(layout, named, title=text.title, average_steps=options.by == "step")
+    scores_by_title = {strip_title(column): scores for column, scores in strips.items()}
+    figure = importance_figure(layout, scores_by_title, title=text.title, average_steps=options.by == "step")
     yield from save_figure(figure, options.out, name).values()
 
 
