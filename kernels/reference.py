@@ -113,12 +113,14 @@ def _product(tokens: int, weight: Tensor, bias: Tensor | None) -> Product:
     shape = (tokens, weight.shape, weight.stride(), weight.dtype, bias is None, torch.get_num_threads(), packed)
     if shape not in _products:
         forms: list[Product] = [functional.linear, _across]
-        if packed:
-            forms.insert(0, _packed)
+        fastest: list[Product] = [_packed] if packed else []
+        if weight.dtype == torch.float32:  # in 16 bits packed products are taken where they have the bits of plain ones
+            forms = fastest + forms
         one_by_one: Product = partial(_in_blocks, functional.linear, 1)
         rounds_alike = (form for form in forms if _alike(form, form, TOKEN_BLOCK, weight, bias))
         in_a_block = next(rounds_alike, one_by_one)
-        whole = (form for form in dict.fromkeys([in_a_block, *forms]) if _alike(form, in_a_block, tokens, weight, bias))
+        tried = dict.fromkeys([*fastest, in_a_block, *forms])
+        whole = (form for form in tried if _alike(form, in_a_block, tokens, weight, bias))
         _products[shape] = next(whole, partial(_in_blocks, in_a_block, TOKEN_BLOCK))
     return _products[shape]
 

@@ -25,6 +25,7 @@ from kvsweep.harness.models.notes import warnings_as_notes
 from kvsweep.harness.models.probe import check_steps, merge, text_part
 from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec, rope_parts, text_of
 from kvsweep.harness.provenance import VISIBLE, named_gpus
+from kvsweep.kernels.packed import multiplies_bfloat16
 from kvsweep.messages.errors import UserError
 from kvsweep.processes.granted import granted_cores
 
@@ -126,7 +127,7 @@ def _check_no_adapter(config: ModelConfig) -> None:
 def _warn_of_slow_precision(config: ModelConfig) -> None:
     """Print a note, before weights are loaded, if this processor has no instructions for bfloat16."""
     on_cpu = config.dtype == "bfloat16" and device_of(config).type == "cpu"
-    if on_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if on_cpu and not multiplies_bfloat16():
         slow = "has no instructions for model.dtype=bfloat16, which is slow on it"
         print(f"note: this processor {slow}: take model.dtype=float32 if the memory suffices.", file=sys.stderr)
 

@@ -175,7 +175,7 @@ class LoadedModel:
     def fused_step(self) -> FusedStep | None:
         if not self.spec.fusable:
             return None
-        return FusedStep(self.network, self.spec.packed(self.config.dtype))
+        return FusedStep(self.network, self.spec.packed)
 
     @cached_property
     def _step_products(self) -> StepProducts:

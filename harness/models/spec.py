@@ -124,9 +124,10 @@ class ModelSpec:
     def layers(self) -> int:  # layers of full attention, where policies choose the rows
         return self.layer_kinds.count("full")
 
-    def packed(self, dtype: str) -> bool:
-        """Say if steps on a CPU multiply with packed weights (`kernels.packed`): those of small models gain nothing."""
-        return self.fusable and dtype == "float32" and (self.parameters or 0) >= _PACKED_PARAMETERS
+    @property
+    def packed(self) -> bool:
+        """Whether steps on a CPU multiply with packed weights (`kernels.packed`): small models gain nothing."""
+        return self.fusable and (self.parameters or 0) >= _PACKED_PARAMETERS
 
     def cache_shape(self, dtype: str) -> CacheShape:
         import torch

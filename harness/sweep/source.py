@@ -69,7 +69,7 @@ class Source(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Decoded(Source):
-    """kvsweep's own decoding. `spec`: what the model's config says; `packed`: steps on a CPU take packed weights."""
+    """kvsweep's own decoding. `spec`: what the model's config says; `packed`: packed weights change its bits."""
 
     filler = "kvsweep.harness.sweep.fill"
     local = True
@@ -91,7 +91,7 @@ class Decoded(Source):
         spec = read_spec(model)
         check_artifacts(model, spec, [*policies, cache])
         check_cache(cache, impl, tokens, model, spec, policies)
-        return cls(spec=spec, packed=spec.packed(model.dtype))
+        return cls(spec=spec, packed=spec.packed and model.dtype == "float32")
 
     def impl(self, asked: Implementation) -> Rounding:
         return "packed" if self.packed and asked == "torch" else asked
