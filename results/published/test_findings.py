@@ -836,7 +836,7 @@ def test_sizes_of_files_and_commands() -> None:
     sizes = json.loads((PUBLISHED / "sizes.json").read_text())
     report, judge = sizes["report of 200,000 completions"], sizes["judge of two files of 200,000 rows"]
     words = f"made in {report['cpu_seconds']:.0f} CPU seconds with {report['peak_gb']:.1f} GB; an export of"
-    text = page("docs/faq.md")
+    text = page("docs/limits.md")
     assert f"{words} a million rows in {sizes['export of 1,000,000 rows']['cpu_seconds']:.0f} CPU seconds" in text
     assert sizes["sweep of 2,000 cells, ulimit -n 256"]["code"] == 0
     words = f"200,000 rows took {judge['cpu_seconds']:.0f} CPU seconds and {judge['peak_gb']:.2f} GB"
@@ -991,7 +991,7 @@ def test_the_policies_on_gsm8k() -> None:
     grades = rows.pivot(index="cell_id", columns="problem_id", values="grades").astype(float)
     cells = pd.read_csv(folder / "settings.csv").set_index("cell_id")
     grades = grades.loc[cells.index]
-    assert grades.shape == (19, 96)
+    assert grades.shape == (20, 96)
     assert grades.notna().all(axis=None)
     [full] = cells.index[cells["policy"] == "full"]
     scores = {cell: grades.loc[cell].to_numpy()[:, None] for cell in grades.index}
@@ -999,7 +999,7 @@ def test_the_policies_on_gsm8k() -> None:
     page = (folder / "README.md").read_text()
     text = " ".join(page.split())
     lines = re.findall(r"^\| (\S.*) \| (\S+) \| (\S+) \| (\d+), (\d+) \| (.+) \((.+) to (.+)\) \| (.+) \|$", page, re.M)
-    assert len(lines) == 18
+    assert len(lines) == 19
     for name, _, score, lost, won, *interval, label in lines:
         if name.startswith("all rows"):
             [cell] = cells.index[cells["stored"] == name.removeprefix("all rows, packed, ")]
@@ -1014,15 +1014,21 @@ def test_the_policies_on_gsm8k() -> None:
         assert [float(score), *map(float, interval)] == pytest.approx([100 * number for number in numbers], abs=0.051)
         assert label == decision.label
         assert (label == "worse") == (
-            "0.2" in name or "0.5" in name or "fp8" in name or name.endswith("=4, scheme=rotated")
+            "0.2" in name or "0.5" in name or name.endswith(("=4, scheme=rotated", "whole_layers=0"))
         )
     evicting = cells[cells["keep_ratio"].notna()]
     losses = -100 * evicting["difference"]
     assert f"it loses {losses.min():.1f} to {losses.max():.1f} points" in text
     by_format = (-100 * cells.set_index("stored")["difference"]).map("{:.1f}".format)
     assert f"4 rotated bits lose {by_format['bits=4, scheme=rotated']} points (*worse*)" in text
-    plain, scaled = by_format["bits=8, scheme=fp8, scale=none"], by_format["bits=8, scheme=fp8, scale=tensor"]
+    plain, scaled = (by_format[f"bits=8, scheme=fp8, scale={scale}, whole_layers=0"] for scale in ("none", "tensor"))
     assert f"loses {plain} without scales and {scaled} with a layer's" in text
+    fp8, whole = (
+        grades.loc[cells["stored"] == f"bits=8, scheme=fp8, scale=none, whole_layers={n}"].iloc[0] for n in (0, 2)
+    )
+    won, lost = ((whole - fp8) > 0).sum(), ((whole - fp8) < 0).sum()
+    assert f"it wins {won} problems and loses {lost} (p = .002, a sign test)" in text
+    assert stats.binomtest(int(won), int(won + lost)).pvalue == pytest.approx(0.0023, abs=5e-5)
     kl = pd.read_csv(folder / "key_rounding.csv").set_index("layer")
     schemes = ["4 bits, rotated", "fp8", "8 bits, rotated", "4 bits, KIVI"]
     numbers = [f"{n:.2g}".removeprefix("0") if n < 1 else f"{n:.1f}" for n in kl.loc[0, schemes]]
