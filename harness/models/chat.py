@@ -20,8 +20,9 @@ from kvsweep.harness.models.hub import lines_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# These characters stand for a control token before a text: one that leaves the blanks behind it, one that takes them.
-_STAND_BEFORE = ("\ue000", "\ue001")
+# These characters stand for a control token before a text.
+_LEAVES_BLANKS = "\ue000"  # for a token that leaves the blanks behind it
+_TAKES_BLANKS = "\ue001"  # for a token that takes them
 _BRACKETED = re.compile(r"<\S.*>|\[\S.*\]", re.DOTALL)  # such as <tool_call> and [INST]
 
 
@@ -126,11 +127,17 @@ class ControlTokens:
 
         A tokenizer may write a space only in front of a whole text, and a token may take the blanks behind it.
         """
-        if not set(_STAND_BEFORE).isdisjoint(text):
+        if _LEAVES_BLANKS in text or _TAKES_BLANKS in text:
             raise ValueError("the text holds a character of Unicode's private use")
-        stands = _STAND_BEFORE[before in self._strips] if before else ""
-        encoding = self._plain_tokenizer.encode(stands + text, add_special_tokens=False)
-        encoding.truncate(len(encoding) - len(stands), direction="left")
+        if not before:
+            stand_in = ""
+        elif before in self._strips:
+            stand_in = _TAKES_BLANKS
+        else:
+            stand_in = _LEAVES_BLANKS
+        encoding = self._plain_tokenizer.encode(stand_in + text, add_special_tokens=False)
+        # A stand-in is one character and one token: as many tokens as it has characters are cut off from the left.
+        encoding.truncate(len(encoding) - len(stand_in), direction="left")
         if self._control_ids(encoding.ids):
             raise ValueError("the tokenizer makes control tokens of plain text")
         return encoding
@@ -141,7 +148,7 @@ class ControlTokens:
 
     def encode_behind(self, text: str) -> list[int]:
         """Token ids of a text with its control tokens, as it is read behind another control token."""
-        return list(self._whole_tokenizer.encode(_STAND_BEFORE[False] + text, add_special_tokens=False).ids[1:])
+        return list(self._whole_tokenizer.encode(_LEAVES_BLANKS + text, add_special_tokens=False).ids[1:])
 
     @cached_property
     def _whole_tokenizer(self) -> Tokenizer:
@@ -157,6 +164,7 @@ class ControlTokens:
         whole = json.loads(self._tokenizer.backend_tokenizer.to_str())
         kept = [token for token in whole["added_tokens"] if token["id"] not in without]
         copy = Tokenizer.from_str(json.dumps({**whole, "added_tokens": kept, "truncation": None, "padding": None}))
-        stand = (AddedToken(text, normalized=False, rstrip=text == _STAND_BEFORE[True]) for text in _STAND_BEFORE)
-        copy.add_special_tokens(list(stand))
+        leaves_blanks = AddedToken(_LEAVES_BLANKS, normalized=False)
+        takes_blanks = AddedToken(_TAKES_BLANKS, normalized=False, rstrip=True)
+        copy.add_special_tokens([leaves_blanks, takes_blanks])
         return copy

@@ -168,16 +168,17 @@ class Dialogue:
             return "template"
         return "forced" if self.config.force_think else "model"
 
-    def thinking_behind(self, prompt: str, text: str) -> Literal["open", "closed", "unopened"]:
-        """Return whether the prompt behind its question leaves the thinking open, closes it, or neither."""
+    def thinking_behind(self, question: str, prompt: str) -> Literal["open", "closed", "unopened"]:
+        """Return whether a templated prompt leaves the thinking open behind its question, closes it, or neither."""
         if not self.thinks:
             return "unopened"
-        behind = self._behind_question  # a question may contain a tag; the template's tag comes last
-        if not text.endswith(behind):  # this part depends on the question
-            behind = text.rpartition(prompt.strip() or text)[2]
-        opened = behind.rfind(self.config.think_start) if self.config.think_start else -1
-        closed = behind.rfind(self.config.think_end) if self.config.think_end else -1
-        if opened == closed == -1:
+        tail = self._behind_question  # a question may contain a tag; the template's tag comes last
+        if not prompt.endswith(tail):  # what the template writes here depends on the question
+            # The tail of an empty question is empty.
+            tail = prompt.rpartition(question.strip() or prompt)[2]
+        opened = tail.rfind(self.config.think_start) if self.config.think_start else -1
+        closed = tail.rfind(self.config.think_end) if self.config.think_end else -1
+        if opened == -1 and closed == -1:
             return "unopened"
         return "closed" if closed > opened else "open"
 

@@ -278,9 +278,10 @@ def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
 def _check_template(config: ModelConfig, template: str) -> None:
     """Refuse another chat template beside the adapter, where trainers save the tokenizer of the training."""
     file = Path(str(config.adapter)) / "chat_template.jinja"
-    trained = json_of(str(config.adapter), None, "tokenizer_config.json").get("chat_template")
-    trained = file.read_text(encoding="utf-8") if file.is_file() else trained
-    if trained is not None and str(trained).strip() != template.strip():
+    adapter_template = json_of(str(config.adapter), None, "tokenizer_config.json").get("chat_template")
+    if file.is_file():  # the template's own file wins
+        adapter_template = file.read_text(encoding="utf-8")
+    if adapter_template is not None and str(adapter_template).strip() != template.strip():
         other = f"model.adapter={config.adapter} has another chat template than {config.place}"
         raise UserError(f"{other}: put its template into the model's folder, or delete it beside the adapter.")
 
@@ -292,15 +293,17 @@ def _stand_in_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(dict.fromkeys(special[role] for role in ROLES)))
-    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in (config.think_start, config.think_end) if tag])
-    roles = {role: special[role] for role in ("user", "assistant")}
+    distinct_tokens = list(dict.fromkeys(special[role] for role in ROLES))  # roles may share a token
+    tokenizer.add_special_tokens(distinct_tokens)
+    think_tags = [tag for tag in (config.think_start, config.think_end) if tag]
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in think_tags])
+    template_fields = {role: special[role] for role in ("user", "assistant")}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=special["bos"],
         eos_token=special["eos"],
         pad_token=special["eos"],
-        chat_template=_CHAT_TEMPLATE.substitute(roles, think=config.think_start or ""),
+        chat_template=_CHAT_TEMPLATE.substitute(template_fields, think=config.think_start or ""),
         clean_up_tokenization_spaces=False,
     )
 
