@@ -258,14 +258,14 @@ def _check_shape(scores: Any, view: CacheView) -> None:
 
 
 def _checked(scores: Tensor, view: CacheView, outside: int) -> Tensor:
-    """Return the scores of the `outside` rows that compete; raises SelectionError if a score is missing or NaN."""
+    """Return the scores of the `outside` rows that compete; raises SelectionError if there are fewer or one is NaN."""
     if scores.shape[-1] < outside:
         named = f"scores name {scores.shape[-1]} of the {view.length} cached tokens, of which {outside} compete"
         raise SelectionError(f"{named}: return a score for each of these.")
     scores = scores[..., :outside]
-    missing = int(scores.isnan().sum())  # the only wait for the device here
-    if missing:
-        numbers = f"{missing} of {scores.numel()} scores are NaN"
+    nan_count = int(scores.isnan().sum())  # the only wait for the device here
+    if nan_count:
+        numbers = f"{nan_count} of {scores.numel()} scores are NaN"
         raise SelectionError(f"{numbers}: return numbers; infinity keeps a token, and -infinity drops it first.")
     return scores
 

@@ -19,8 +19,9 @@ _INSTALLED = {"site-packages", "dist-packages"}
 # Files that were split or written in other words, with no change to what they decide: the earlier hash, and the hashes
 # of the same code.
 _SAME = {
-    "51e013485bbff8fd": "09c8cd9aa89ce74f 44d2eba5b7a97b03 2993f3293bcb2583 452f378643dc5ddc",
-    "44d2eba5b7a97b03": "09c8cd9aa89ce74f",
+    "51e013485bbff8fd": "09c8cd9aa89ce74f f828c59c70e61850 44d2eba5b7a97b03 2993f3293bcb2583 452f378643dc5ddc",
+    "44d2eba5b7a97b03": "09c8cd9aa89ce74f f828c59c70e61850",
+    "09c8cd9aa89ce74f": "f828c59c70e61850",
     "d27f22bd378465eb": "456a7ecc2e035784 53bf084413eccf99 c2b51fa733339c00 ce6e1a6c7fe98bb7 d2b83b105bfb24a9",
     "cdd0d552a6d2afd8": "2a771c5e726fe683 507b3454a1180959 78890b0ee6709594 9ef7e94a7bce02ee "
     "f717b8de402a864c fb74280df4ec4cb8 fe176eed77e4358d",

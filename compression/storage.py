@@ -206,7 +206,8 @@ class Fp8Rows(WholeRows):
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
         """Return the stored numbers in the model's precision."""
         keys, values, *scales = self._rows(layer, slot, length)
-        key_scale, value_scale = scales or (None, None)
+        key_scale = scales[0] if scales else None
+        value_scale = scales[1] if scales else None
         dtype = self.cache.shape.dtype
         keys = widened(keys, key_scale, torch.float32).to(dtype)
         return keys, widened(values, value_scale, torch.float32).to(dtype)
@@ -218,17 +219,19 @@ class _Packing(Storage):
     def __init__(self, cache: Slots, config: CacheConfig) -> None:
         super().__init__(cache)
         shape = cache.shape
-        self.room = config.whole_rows
-        self.forms: Any = config.forms(shape.head_dim)
-        # A chunk has at most `residual` tokens, so that no row of the chunk is quantized before the next chunk.
-        self.residual = self.longest_chunk = config.residual
+        self.room = config.whole_rows  # rows of `newest`
+        self.forms: Any = config.forms(shape.head_dim)  # how keys, then values, are quantized
+        self.residual = config.residual
+        self.longest_chunk = config.residual  # so that no row of a chunk is quantized before the next chunk
         size = (cache.slots, shape.layers, 2, shape.kv_heads, self.room, shape.head_dim)
         self.newest = torch.zeros(size, dtype=shape.dtype, device=cache.device)
+        # [head_dim, head_dim] that rotate rows for storing, and back; None if rows are stored as they are.
         self._forth: Tensor | None = None
         self._back: Tensor | None = None
         if config.scheme in ("rotated", "kvarn"):
             forth, back = rotation(shape.head_dim)
-            self._forth, self._back = forth.to(cache.device, shape.dtype), back.to(cache.device, shape.dtype)
+            self._forth = forth.to(cache.device, shape.dtype)
+            self._back = back.to(cache.device, shape.dtype)
 
     def attend(self, layer: int, query: Tensor, how: Mapping[str, Any]) -> tuple[Tensor, list[Tensor | None]]:
         """Attend over the packed and the newest rows; if rows are rotated, rotate the query and the output too."""

@@ -6,9 +6,7 @@ from typing import Any, ClassVar
 
 from kvsweep.compression import artifacts
 from kvsweep.compression.policies.dynts import DynTS
-from kvsweep.compression.policy import (
-    CacheView,
-)
+from kvsweep.compression.policy import CacheView
 from kvsweep.kernels.implementation import Tensor, torch
 
 
@@ -32,12 +30,15 @@ class Oracle(DynTS):
         if f"ids/{pair}" not in tensors:
             return predicted
         ids = tensors[f"ids/{pair}"].to(predicted.device)
-        label = tensors[f"labels/{pair}"].to(predicted.device)
-        common = min(len(ids), len(view.text_ids))
-        same = int((ids[:common] == view.text_ids[:common]).long().cumprod(dim=0).sum())
-        true = label[view.positions.clamp(max=len(label) - 1)].to(predicted.dtype)
-        known = (view.positions < same) & ~true.isnan()
-        return torch.where(known, true, predicted)
+        labels = tensors[f"labels/{pair}"].to(predicted.device)
+        shorter = min(len(ids), len(view.text_ids))
+        agrees = ids[:shorter] == view.text_ids[:shorter]
+        # The product is 1 before the first difference and 0 from there on.
+        same_tokens = int(agrees.long().cumprod(dim=0).sum())
+        # The clamped positions, beyond the labels, lie beyond the same tokens too.
+        true = labels[view.positions.clamp(max=len(labels) - 1)].to(predicted.dtype)
+        is_labelled = (view.positions < same_tokens) & ~true.isnan()
+        return torch.where(is_labelled, true, predicted)
 
 
 def save_labels(place: str, traces: Mapping[str, tuple[Tensor, Tensor]], card: Mapping[str, Any]) -> None:
