@@ -73,19 +73,21 @@ class Values:
         """Return at how many points of their common domain two forms agree, None if they differ at one."""
         from sympy import Abs
 
-        says_signs = self._is_real and left.has(Abs) != right.has(Abs)  # \ln|x| is more than \ln x
+        only_one_has_abs = self._is_real and left.has(Abs) != right.has(Abs)  # \ln|x| is more than \ln x
         count = 0
         for point in points:
             left_value = self._at(left, point, _DIGITS[0])
             right_value = self._at(right, point, _DIGITS[0])
-            if left_value is None or right_value is None:
-                if says_signs and left_value is not right_value:
+            left_undefined = left_value is None
+            right_undefined = right_value is None
+            if left_undefined or right_undefined:
+                if only_one_has_abs and left_undefined != right_undefined:
                     return None
                 continue
             agree = self._agree(left, right, point, slack)
             if agree is False:
                 return None
-            if agree:
+            if agree:  # at None the digits do not suffice, so the point says nothing
                 count += 1
         return count
 

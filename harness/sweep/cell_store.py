@@ -99,7 +99,8 @@ class CellStore:
         return self
 
     def _open(self) -> None:
-        with suppress(FileNotFoundError, BrokenCell):  # a broken file is rewritten; a file of another schema is refused
+        # Read only so that a file of another schema is refused; a missing or a broken one is written below.
+        with suppress(FileNotFoundError, BrokenCell):
             _ = self.stored.settings
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # both write the same bytes
         replace_text(
@@ -108,7 +109,8 @@ class CellStore:
         problems = [problem.to_line(self.directory).encode() for problem in self.problems]
         path = self.directory / row_types.PROBLEMS_FILE
         # A smaller limit takes the first of the same problems; the stored rows still need the others.
-        if not (path.exists() and [*islice(read_lines(path), len(problems))] == problems):
+        starts_same = path.exists() and list(islice(read_lines(path), len(problems))) == problems
+        if not starts_same:
             replace_text(path, b"".join(problems).decode())
         row_types.drop_torn_line(self._path)
         quarantine_broken_lines(self._path)
@@ -191,6 +193,7 @@ class CellStore:
 
     def _check_code(self, code: str, passes: Sequence[Mapping[str, Any]]) -> None:
         for earlier in passes:
+            # A pass without it is from a version that recorded no code: nothing shows that its code was another.
             earlier_code = earlier.get("policy_code", code)
             if not is_same_code(earlier_code, code):
                 begun = f"cell {self.cell.cell_id} was begun by other code of policy={self.cell.policy.name}"

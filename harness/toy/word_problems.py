@@ -122,15 +122,18 @@ BENCHMARKS = {"words": ("compare", "schedule"), "records": ("records",)}
 
 def problems(benchmark: str, count: int) -> list[ToyProblem]:
     """Return a benchmark's problems: distinct, in wordings that no training uses, the same on every machine."""
-    rng, kinds = Random(f"kvsweep-{benchmark}-eval"), [KINDS[name] for name in BENCHMARKS[benchmark]]
-    found: dict[str, ToyProblem] = {}
-    while len(found) < count:
-        turn, place = divmod(len(found), len(kinds))
-        kind = kinds[place]
-        size = kind.eval_sizes[turn % len(kind.eval_sizes)]
+    rng = Random(f"kvsweep-{benchmark}-eval")
+    kinds = [KINDS[name] for name in BENCHMARKS[benchmark]]
+    by_question: dict[str, ToyProblem] = {}
+    while len(by_question) < count:
+        number = len(by_question)
+        kind = kinds[number % len(kinds)]  # kinds take turns
+        round_number = number // len(kinds)
+        size = kind.eval_sizes[round_number % len(kind.eval_sizes)]
         question, _, answer = kind.write(rng, size, True)
-        found.setdefault(question, ToyProblem(f"{benchmark}-{len(found):03d}", question, answer, size))
-    return list(found.values())
+        if question not in by_question:  # else draw again
+            by_question[question] = ToyProblem(f"{benchmark}-{number:03d}", question, answer, size)
+    return list(by_question.values())
 
 
 def training_problems(kind: str, rng: Random) -> Iterator[ToyProblem]:

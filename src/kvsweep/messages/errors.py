@@ -32,10 +32,11 @@ def plain_disk_errors(directory: Path) -> Iterator[None]:
     """Turn an error of an unwritable disk into one sentence."""
     try:
         yield
-    except UserError:
+    except UserError:  # an UnusableFileError is an OSError too, and already one sentence
         raise
     except OSError as error:
         place = error.filename2 or error.filename or directory
-        mend = "make room or set results_dir= elsewhere, then run the same command again"
-        stays = "what is stored stays and is not made anew"
-        raise UserError(f"{place} cannot be written to ({error.strerror}): {mend}; {stays}.") from error
+        hint = "make room or set results_dir= elsewhere, then run the same command again"
+        raise UserError(
+            f"{place} cannot be written to ({error.strerror}): {hint}; what is stored stays and is not made anew."
+        ) from error
