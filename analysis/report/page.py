@@ -191,10 +191,11 @@ def _column_values(panel: heatmap.Panel, grid_values: list[float]) -> list[list[
     """Return the numbers that each benchmark's colours span: its compressed settings', or all differences."""
     values = panel.matrix("value")
     if panel.difference:
-        return [grid_values or list(values.flat)] * len(panel.columns)
-    if panel.rows[0] == notation.policy_title("full"):
-        values = values[1:]
-    return list(values.T)
+        shared_scale = grid_values or list(values.flat)
+        return [shared_scale] * len(panel.columns)
+    first_is_full = panel.rows[0] == notation.policy_title("full")
+    compressed = values[1:] if first_is_full else values
+    return list(compressed.T)
 
 
 def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:

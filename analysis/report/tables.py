@@ -46,12 +46,15 @@ def summary_table(directory: Path | str) -> str:
     """Return Pass@1 ± standard error in percent as text, per model: settings by benchmarks, and the KV budget."""
     run = load_run(directory)
     scores = cell_scores(run)
-    models = scores["model"].unique()
-    tables = [_aligned(score_table(scores, model).assign(**_caches(scores, model))) for model in models]
+    tables = []
+    for model in scores["model"].unique():
+        table = score_table(scores, model).assign(**_caches(scores, model))
+        tables.append(_aligned(table))
+    any_stopped = any(STOPPED in table for table in tables)
+    key_line = f"{NOTE}; {_STOPPED_EARLY}" if any_stopped else NOTE
     sentences = itertools.chain(run.notices, *warnings(run).values())
-    notes = [f"note: {sentence}" for sentence in sentences]
-    note = f"{NOTE}; {_STOPPED_EARLY}" if any(STOPPED in table for table in tables) else NOTE
-    return "\n\n".join([*tables, "\n".join([note, *_legend(scores), *notes])])
+    footer = [key_line, *_legend(scores), *(f"note: {sentence}" for sentence in sentences)]
+    return "\n\n".join([*tables, "\n".join(footer)])
 
 
 def _legend(scores: pd.DataFrame) -> list[str]:

@@ -219,11 +219,13 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
 
 
 def _recommendation(chosen: pd.Series) -> str:
-    cost = ", a small loss that is shown" if chosen["decision"] == "small loss" else ""
+    setting = notation.axes(chosen[POINT])
+    count = f"{chosen['family']:.0f}"  # of the settings that were searched
+    remark = ", a small loss that is shown" if chosen["decision"] == "small loss" else ""
+    saved = notation.percent(1 - chosen["kept_memory"])
     return (
-        f"Recommended: {notation.axes(chosen[POINT])}, the smallest cache that is safe in a search through all "
-        f"{chosen['family']:.0f} settings. It loses {_less(chosen)} ({_difference(chosen)}{cost}) and saves "
-        f"{notation.percent(1 - chosen['kept_memory'])}% of the memory."
+        f"Recommended: {setting}, the smallest cache that is safe in a search through all {count} settings. "
+        f"It loses {_less(chosen)} ({_difference(chosen)}{remark}) and saves {saved}% of the memory."
     )
 
 

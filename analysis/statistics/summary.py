@@ -41,15 +41,18 @@ def read_summary(path: Path) -> pd.DataFrame:
     if not rows:
         raise UserError(f"{path} holds no score; give a row for each setting.")
     _refuse_fractions(path, rows)
-    places = dict[Any, str]()
+    first_places = dict[Any, str]()
     first_rows = dict[Any, FileRow]()
     for row in rows:
         setting = tuple(row.values.get(name) for name in SETTING)
-        place = places.setdefault(setting, row.where)
-        if place != row.where:
-            raise UserError(f"{row.where} has the setting of {place}; delete one of the two.")
+        if setting in first_places:
+            raise UserError(f"{row.where} has the setting of {first_places[setting]}; delete one of the two.")
+        first_places[setting] = row.where
+        panel = (row.values["model"], row.values["benchmark"])
+        if panel not in first_rows:
+            first_rows[panel] = row
+        first = first_rows[panel]
         # A noise floor needs one count of answers.
-        first = first_rows.setdefault((row.values["model"], row.values["benchmark"]), row)
         for name in ("problems", "draws"):
             if row.values[name] != first.values[name]:
                 counts = f"{row.where} has {name} {row.values[name]}, and {first.where} has {first.values[name]}"
