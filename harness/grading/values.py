@@ -84,10 +84,11 @@ class Values:
                 if only_one_has_abs and left_undefined != right_undefined:
                     return None
                 continue
+            # True: the values agree. False: they differ. None: the digits do not suffice, so the point says nothing.
             agree = self._agree(left, right, point, slack)
             if agree is False:
                 return None
-            if agree:  # at None the digits do not suffice, so the point says nothing
+            if agree:
                 count += 1
         return count
 
