@@ -2,7 +2,7 @@
 # The DynTS paper (arXiv 2601.18383) on one model, from the head to the table; docs/paper.md describes each line.
 #
 #     scripts/paper.sh r1_qwen_7b OUT               # or r1_llama_8b; OUT gets head, run, report and table.md
-#     scripts/paper.sh r1_qwen_7b OUT --dry-run     # the tokens and hours of each sweep on CARD; nothing is run
+#     scripts/paper.sh r1_qwen_7b OUT --dry-run     # hours of each sweep on CARD, and with PRICE=2.5 its price; nothing is run
 #     scripts/paper.sh r1_qwen_7b OUT --rehearse    # the same lines on an embedded model and its toy problems, in minutes
 #
 # Each line that is printed can be pasted, and the same command goes on where an earlier one stopped. MATH=FILE names the
@@ -15,7 +15,7 @@ MODEL=$1 OUT=$2 MODE=${3:-}
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
 BIN=$ROOT/.venv/bin
 KVSWEEP=${KVSWEEP:-$BIN/kvsweep} PYTHON=${PYTHON:-$BIN/python} HF=${HF:-$BIN/hf}
-DATA=${DATA:-} LAUNCHER=${LAUNCHER:-} CARD=${CARD:-h100} LIMIT=${LIMIT:-6}
+DATA=${DATA:-} LAUNCHER=${LAUNCHER:-} CARD=${CARD:-h100} PRICE=${PRICE:-} LIMIT=${LIMIT:-6}
 case $MODEL in
     r1_qwen_7b) FAMILY=r1_qwen RATIO=0.4 TOY=toy_qwen ;;
     r1_llama_8b) FAMILY=r1_llama RATIO=0.3 TOY=toy_llama ;;
@@ -56,7 +56,7 @@ sweep() { # EXPERIMENT BENCHMARKS WORD...: one sweep into the run, or its hours
             "${WORDS[@]}" "$@" $LAUNCHER)
         [ -z "$DATA" ] || [ ! -f "$DATA/$name.jsonl" ] || words+=("benchmark.path=$DATA/$name.jsonl")
         if [ "$MODE" = --dry-run ]; then
-            run "${words[@]}" "card=$CARD" --dry-run | grep -E '^\$|in all|completions,|does not fit'
+            run "${words[@]}" "card=$CARD" ${PRICE:+"cost.per_hour=$PRICE"} --dry-run | grep -E '^\$|^ +completions|in all|completions,|does not fit'
         else
             run "${words[@]}" "model.predictor=$HEAD/answer"
             [ -z "$LAUNCHER" ] || run status "$RUN" --watch

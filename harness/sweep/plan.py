@@ -287,7 +287,7 @@ def _row(name: str, parts: Sequence[Part], hours: float | None, gpus: int, price
         "": name,
         "completions": f"{sum(part.completions for part in parts):,}",
         "tokens at most": _rounded(sum(part.most for part in parts)),
-        "expected": _rounded(_sum(part.expected for part in parts)),
+        "tokens expected": _rounded(_sum(part.expected for part in parts)),
         "hours": _hundredths(hours, 1),
     }
     task_hours = _sum(part.hours for part in parts)

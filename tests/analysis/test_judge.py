@@ -156,7 +156,7 @@ def test_the_state_of_llama_eval(judge, tmp_path):
     last = answers_of(tmp_path / "f16")["29", 7]
     assert (math.isnan(last.correct), last.text) == (True, None)
     code, out, _ = judge(tmp_path / "f16", tmp_path / "q4")
-    assert (code, "q4: worse. 100.0% -> 90.0%" in out, "q4: 1 of 240 pairs with f16 lack" in out) == (1, True, True)
+    assert (code, "q4: worse. 100.0% -> 90.0%" in out, "q4: 1 of 240 pairs with f16 have no grade" in out) == (1, True, True)
     # Files of one name have their folders' names.
     f16, q4 = (tmp_path / name / "llama-eval-state.json" for name in ("f16", "q4"))
     assert f"note: q4 is read from {q4}." in out
@@ -525,7 +525,7 @@ def test_an_engine_that_fails_where_it_would_be_wrong_is_not_safe(way, judge, tm
         other = [*other[:40], *(row | {"correct": row["id"] > "p4"} for row in other[40:])]
     code, out, _ = judge(*write_all(tmp_path, full=full, other=other))
     assert code == (1 if way == "worse" else 4)
-    assert "note: other: 40 of 400 pairs with full lack. An engine may fail where it would be wrong" in out
+    assert "note: other: 40 of 400 pairs with full have no grade: ask these again" in out
 
 
 def test_one_answer_that_lacks_leaves_a_file_safe(judge, tmp_path):
@@ -539,7 +539,7 @@ def test_one_answer_that_lacks_leaves_a_file_safe(judge, tmp_path):
     ("full", "other", "code", "said"),
     [
         # Two other draws of each problem lack: an engine that fails where it would be wrong.
-        ({}, lambda p, d: {"left out": (p + d) % 4 == 0}, 4, "other: 80 of 320 pairs with full lack"),
+        ({}, lambda p, d: {"left out": (p + d) % 4 == 0}, 4, "other: 80 of 320 pairs with full have no grade"),
         (
             lambda p, d: {"text": f"{p} {d}"},
             lambda p, d: {"text": f"{p}!"},
@@ -735,7 +735,7 @@ def test_what_is_lost_is_counted_where_points_are(judge, tmp_path):
     code, out, _ = judge(*write_all(tmp_path, full=full, other=other))
     line = row_of(out, "other")
     assert (code, line["points"], line["lost"], line["won"]) == (1, "-35.0", "84", "0")
-    assert "note: other: 7 of 240 pairs with full lack." in out
+    assert "note: other: 7 of 240 pairs with full have no grade" in out
 
 
 def test_a_sample_that_ended_in_an_error_has_no_grade(tmp_path):

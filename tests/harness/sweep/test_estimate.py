@@ -24,7 +24,7 @@ def table_of(output: str) -> list[dict[str, str]]:
     """The rows of the table, whose columns are two spaces or more apart or have no space in their heads."""
     lines = output.splitlines()
     start = next(i for i, line in enumerate(lines) if line.strip().startswith("completions"))
-    heads = re.findall(r"tokens at most|disk, MiB|\S+", lines[start])
+    heads = re.findall(r"tokens at most|tokens expected|disk, MiB|\S+", lines[start])
     rows = lines[start + 1 : lines.index("", start)]
     found = [line.rsplit(maxsplit=len(heads)) for line in rows]
     plain = ([name, *(value.replace(",", "") for value in values)] for name, *values in found)
@@ -91,7 +91,7 @@ def test_what_is_assumed_gives_tokens_hours_a_price_and_the_hours_of_all_tasks(k
     *groups, whole = table_of(ended.out)
     assert [group["completions"] for group in groups] == ["6"] * 4
     # The full cache writes its texts whole, and the window the 72 or 272 tokens behind its fork.
-    assert [float(group["expected"]) for group in groups] == [6 * 200, 6 * 72] * 2
+    assert [float(group["tokens expected"]) for group in groups] == [6 * 200, 6 * 72] * 2
     most = [float(group["tokens at most"]) for group in groups]
     assert most == pytest.approx([6 * 400, 6 * 272] * 2, rel=0.01)
     hours = 2 * 6 * (200 + 72) / 10 / 3600
@@ -185,7 +185,7 @@ def test_the_command_measures_what_is_there(kvsweep, tiny, tmp_path):
     [rows] = tmp_path.glob("default/*/completions.jsonl")
     written = sum(row["num_tokens"] for row in read_rows(rows))
     last = table_of(ended.out)[-1]
-    assert float(last["expected"]) == pytest.approx(written, rel=0.01), "one of two draws is stored"
+    assert float(last["tokens expected"]) == pytest.approx(written, rel=0.01), "one of two draws is stored"
     assert last["completions"] == "3"
     size = rows.stat().st_size
     assert float(last["disk, MiB"]) == pytest.approx(size / 2**20, abs=0.05)
@@ -226,7 +226,7 @@ def test_a_sweep_is_estimated_before_its_head_is_made(card, kvsweep, tmp_path):
     assert float(whole["tokens at most"]) == pytest.approx(
         sum(float(group["tokens at most"]) for group in groups), rel=0.01
     )
-    assert whole["expected"] == "?", "nothing is stored, and nothing assumed"
+    assert whole["tokens expected"] == "?", "nothing is stored, and nothing assumed"
     assert "in 2 tasks" in lines[-1]
     ended = kvsweep(*words[:-2], "model.predictor=null")
     assert ended.code == 2
