@@ -171,7 +171,7 @@ def test_figures_of_a_grid_fit(tmp_path, make_cell, monkeypatch, width, marks, i
             make_cell([[1]] * 30, policy="dynts", keep_ratio=0.3, local_window=2000, budget=budget, **place)
     drawn: dict[str, Figure] = {}
 
-    def keep(figure, _, name):
+    def keep(figure, _, name, **kinds):
         drawn[name.split("_")[0]] = figure
         return {"svg": Path(__file__)}
 
