@@ -508,8 +508,8 @@ def _notes_on_pairs(name: str, verdict: Verdict, baseline: str) -> Iterator[str]
         yield f"{name}: {counted(verdict.unused, 'pair')} are unused, of draws that few problems have."
     if missing:
         yield (
-            f"{name}: {missing:,} of {counted(pairs.size, 'pair')} with {baseline} have no grade: ask these again. Until "
-            "then they count as lost in the lower end of the interval and as won in the upper one."
+            f"{name}: {missing:,} of {counted(pairs.size, 'pair')} with {baseline} have no grade: ask these again. "
+            "Until then they count as lost in the lower end of the interval and as won in the upper one."
         )
     differ, both = verdict.texts
     if both and not differ:
