@@ -96,7 +96,8 @@ class ModelConfig:
     @property
     def checkpoint(self) -> str:
         """The folder or hub id of weights and tokenizer; a GGUF file is converted to a folder."""
-        return self.place if self._gguf_file is None else str(annex("gguf").converted(self._gguf_file))
+        file = self._gguf_file
+        return self.place if file is None else str(annex("gguf").converted(file))
 
     @property
     def _gguf_file(self) -> Path | None:

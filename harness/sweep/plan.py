@@ -8,7 +8,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -277,8 +276,11 @@ def _table(parts: Sequence[Part], hours: Sequence[float | None], at_once: int, g
     align = str.ljust
     for texts in zip(rows[0], *map(dict.values, rows), strict=True):
         width = max(map(len, texts))
-        columns.append(map(align, texts, repeat(width)))
-        align = str.rjust
+        column = []
+        for text in texts:
+            column.append(align(text, width))
+        columns.append(column)
+        align = str.rjust  # numbers, behind the column of names
     return "\n".join(map(" ".join, zip(*columns, strict=True)))
 
 

@@ -297,7 +297,7 @@ def test_several_policies_a_title_and_an_order(run, make_cell, kvsweep, monkeypa
     figure = drawn["difference_toy_qwen_h2o_128"]
     assert figure.axes[-1].get_ylabel() == "points against the full cache"
     ended = kvsweep("report", str(run), "--order", "aime24")
-    assert (ended.code, "choose among" in ended.err) == (2, True)
+    assert (ended.code, "choose among Chain, Add" in ended.err) == (2, True)
 
 
 @pytest.mark.slow
