@@ -27,7 +27,7 @@ from kvsweep.harness.decode.request import DecodingConfig, Request, needed_capac
 from kvsweep.harness.decode.sampling import cuts, sequence_key
 from kvsweep.harness.decode.slots import Prefiller, SlotState, SlotTable, view_slot
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.models.probe import check_steps
+from kvsweep.harness.models.probe import prepare_steps
 from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.kernels.implementation import Implementation
 from kvsweep.messages.errors import UserError
@@ -88,8 +88,8 @@ class Engine:
     ) -> None:
         self.model, self.decoding, self.seed = model, decoding, seed
         device = model.device
-        if impl != "torch":  # loading has compared torch's steps
-            check_steps(model, impl)
+        if impl != "torch" or model.spec.packed:  # loading has compared torch's steps of unpacked weights
+            prepare_steps(model, impl)
         self.clock = Clock(device)
         self.cache = slot_cache(
             model.shape,

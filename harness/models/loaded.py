@@ -46,25 +46,28 @@ class _Layer:
 
 
 class FusedStep:
-    """The decode step of a network with a `fusable` spec. Weights are fused in place and become views.
-
-    `packed`: on a CPU the weights are multiplied in oneDNN's order (`kernels.packed`).
-    """
+    """The decode step of a network with a `fusable` spec. Weights are fused in place and become views."""
 
     # The engine calls this in inference mode. Tensors made in inference mode can never be used with autograd again.
     @torch.inference_mode(False)
-    def __init__(self, network: Any, packed: bool = False) -> None:
+    def __init__(self, network: Any) -> None:
         base = network.base_model
         attention = base.layers[0].self_attn
         self.embedding, self.rotary, self.norm = base.embed_tokens, base.rotary_emb, _norm(base.norm)
         self.head_dim, self.scaling = attention.head_dim, float(attention.scaling)
         self.q_heads = network.config.num_attention_heads
         self.layers = [_Layer(layer) for layer in base.layers]
-        if packed:
-            for layer in self.layers:
-                for weight in (layer.qkv, layer.out.weight, layer.gate_up, layer.down.weight):
-                    pack(weight)
-            pack(network.get_output_embeddings().weight)
+        self.output_weight = network.get_output_embeddings().weight
+        self.packed = False
+
+    @torch.inference_mode(False)
+    def pack_weights(self) -> None:
+        """Multiply later steps on a CPU in oneDNN's order (`kernels.packed`)."""
+        for layer in self.layers:
+            for weight in (layer.qkv, layer.out.weight, layer.gate_up, layer.down.weight):
+                pack(weight)
+        pack(self.output_weight)
+        self.packed = True
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states [tokens, hidden_size] of tokens at positions [tokens]; `cache` has begun the step."""
@@ -175,7 +178,7 @@ class LoadedModel:
     def fused_step(self) -> FusedStep | None:
         if not self.spec.fusable:
             return None
-        return FusedStep(self.network, self.spec.packed)
+        return FusedStep(self.network)
 
     @cached_property
     def _step_products(self) -> StepProducts:

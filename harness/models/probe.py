@@ -29,6 +29,15 @@ _WINDOW = 4  # the longest window during the check
 _ALLOWED = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
+def prepare_steps(model: LoadedModel, impl: Implementation) -> None:
+    """Pack weights for torch's steps, and compare those steps that loading has not; raises UserError if they differ."""
+    step = model.fused_step
+    if step is not None and impl == "torch" and model.spec.packed and not step.packed:
+        step.pack_weights()
+        model.compared.discard("torch")  # loading compared steps of unpacked weights
+    check_steps(model, impl)
+
+
 @torch.inference_mode()
 def check_steps(model: LoadedModel, impl: Implementation = "torch") -> None:
     """Compare two decode steps, one after an eviction, with the network's own code; raises UserError if they differ.
@@ -147,7 +156,9 @@ def _first_position(model: LoadedModel) -> int:
 
 def _steps(model: LoadedModel, ids: Tensor, at: Tensor, prefill: Prefill, impl: Implementation) -> Tensor:
     """Return logits [2, vocabulary] of the last two tokens, each one step over a slot cache, an eviction in between."""
-    cache = SlotCache(model.shape, slots=1, capacity=_CHECKED, device=model.device, impl=impl)
+    # Only an invariant cache multiplies packed weights.
+    packed = model.fused_step is not None and model.fused_step.packed
+    cache = SlotCache(model.shape, slots=1, capacity=_CHECKED, device=model.device, impl=impl, invariant=packed)
     model.read(ids[:, :_PROMPT], int(at[0]), prefill, model.new_cache())
     _check_rows(model, prefill)
     cache.admit(prefill)

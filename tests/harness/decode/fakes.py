@@ -125,7 +125,7 @@ class FakeModel:
     device = torch.device("cpu")
     stop_ids = (0,)
     dialogue = FakeDialogue()
-    spec = SimpleNamespace(experts=False, fusable=True)
+    spec = SimpleNamespace(experts=False, fusable=True, packed=False)
     shape = CacheShape(layers=1, q_heads=1, kv_heads=1, head_dim=4, dtype=torch.float64)
 
     def check_length(self, tokens):

@@ -6,21 +6,24 @@ import pytest
 import torch
 
 from kvsweep.compression.cache import slot_attention
+from kvsweep.harness.models import spec
 from kvsweep.harness.models.load import load_model
-from kvsweep.harness.models.loaded import FusedStep, OwnHead
+from kvsweep.harness.models.loaded import FusedStep, LoadedModel, OwnHead
+from kvsweep.harness.models.probe import prepare_steps
+from kvsweep.kernels import packed
 from kvsweep.messages.errors import UserError
 from tests.harness.models.test_families import described
 
 
-def load(family: str, **fields: Any) -> None:
-    load_model(described(family, {"initializer_range": 0.5, **fields}))
+def load(family: str, **fields: Any) -> LoadedModel:
+    return load_model(described(family, {"initializer_range": 0.5, **fields}))
 
 
 def doubled_scaling(monkeypatch: pytest.MonkeyPatch) -> None:
     of_network = FusedStep.__init__
 
-    def wrong(self, network, packed):
-        of_network(self, network, packed)
+    def wrong(self, network):
+        of_network(self, network)
         self.scaling *= 2
 
     monkeypatch.setattr(FusedStep, "__init__", wrong)
@@ -55,6 +58,15 @@ def test_a_step_that_differs_is_refused(change, message, monkeypatch):
     with pytest.raises(UserError, match=message) as refused:
         load("llama")
     assert "\n" not in str(refused.value)
+
+
+def test_packed_weights_are_compared_before_the_first_step(monkeypatch):
+    """Loading compares steps of unpacked weights, so that a model loads as fast as without packed ones."""
+    monkeypatch.setattr(spec, "_PACKED_PARAMETERS", 0)
+    monkeypatch.setattr(packed, "packed_product", lambda weight: lambda inputs, bias: inputs @ weight.T * 2)
+    model = load("llama")
+    with pytest.raises(UserError, match="has other logits"):
+        prepare_steps(model, "torch")
 
 
 @pytest.mark.parametrize(("family", "fields"), [("granite", {"logits_scaling": 8.0}), ("nanochat", {})])
