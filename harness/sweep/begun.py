@@ -1,6 +1,7 @@
 """The configurations that a stored run was made with, also where the run lies in a bundle (`bundle.py`)."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ def begun_configs(
 
     `on_other` gets each folder whose provenance names no such configuration, with the reason.
     """
-    found: dict[str, tuple[dict[str, Any], set[str]]] = {}
+    configs: dict[str, dict[str, Any]] = {}  # by their hashes
+    cell_ids = defaultdict[str, set[str]](set)
     for cell, _ in read_cells(directory):
         for file in cell.files(PROVENANCE_FILE).values():
             try:
@@ -33,8 +35,10 @@ def begun_configs(
             config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
             config |= {"shard": "1/1", "until": None, "finish": False}
             # Jobs that differ only in their policies are one grid; policies' own settings keep them apart.
-            found.setdefault(content_hash(config), (config, set()))[1].add(cell.name)
-    return list(found.values())
+            key = content_hash(config)
+            configs[key] = config
+            cell_ids[key].add(cell.name)
+    return [(config, cell_ids[key]) for key, config in configs.items()]
 
 
 def in_bundle(config: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -46,13 +50,17 @@ def in_bundle(config: dict[str, Any], directory: Path) -> dict[str, Any]:
         return config
     except (ValueError, TypeError) as error:
         raise UserError(f"{folder / PLACES_FILE} is broken ({error}): unpack the bundle again.") from error
-    here = {str(place): (folder / str(where)).resolve() for place, where in places.items()}
-    # A stranger's file may name only what lies beside it.
-    inside = {place: str(path) for place, path in here.items() if path.is_relative_to(folder) and path.exists()}
-    return _replaced(config, inside)
+    paths: dict[str, str] = {}  # in the bundle, by the paths that the configuration names
+    for original, place in places.items():
+        path = (folder / str(place)).resolve()
+        # A stranger's file may name only what lies beside it.
+        if path.is_relative_to(folder) and path.exists():
+            paths[str(original)] = str(path)
+    return _replaced(config, paths)
 
 
-def _replaced(value: Any, by: Mapping[str, str]) -> Any:
+def _replaced(value: Any, paths: Mapping[str, str]) -> Any:
+    """Return a setting, or a section of settings, with other paths in place of those that `paths` has as keys."""
     if isinstance(value, Mapping):
-        return {name: _replaced(item, by) for name, item in value.items()}
-    return by.get(value, value) if isinstance(value, str) else value
+        return {name: _replaced(item, paths) for name, item in value.items()}
+    return paths.get(value, value) if isinstance(value, str) else value

@@ -42,13 +42,18 @@ These weights are not among the files; put a folder of your own into `weights/`,
 
 
 def write_bundle(directory: Path, file: Path, *, problems: bool) -> str:
-    """Write the bundle of a run's folder, and return what it holds in words."""
+    """Write the bundle of a run's folder to the zip `file`, and return what it holds in words.
+
+    Raises UserError for gated problems, unless `problems` says that they may be passed on.
+    """
     directory = directory.resolve()
-    provenances = [cell.files(PROVENANCE_FILE).values() for cell, _ in read_cells(directory)]
-    configs = [stored_config(path) for paths in provenances for path in paths]
+    configs = []
+    for cell, _ in read_cells(directory):
+        configs += [stored_config(path) for path in cell.files(PROVENANCE_FILE).values()]
     if not configs:
         raise UserError(f"{directory} holds no cell: give the folder of a run, such as results/runs/demo.")
-    gated = {config["benchmark"]["name"] for config in configs if GATED in (config["benchmark"]["licence"] or "")}
+    benchmarks = [config["benchmark"] for config in configs]
+    gated = {benchmark["name"] for benchmark in benchmarks if GATED in (benchmark["licence"] or "")}
     if gated and not problems:
         name = min(gated)
         raise UserError(f"the problems of {name} are gated: add --with-problems if their terms let you pass them on.")
@@ -57,18 +62,19 @@ def write_bundle(directory: Path, file: Path, *, problems: bool) -> str:
     for original, place in places.items():
         members |= _files_below(Path(original), place)
     members |= _own_files()
-    texts = {
-        PLACES_FILE: json.dumps(places | {one: f"weights/{Path(one).name}" for one in weights if Path(one).exists()}),
-        "README.md": README.format(run=directory.name, weights="\n".join(f"- {one}" for one in sorted(weights))),
-    }
-    sums = [f"{_sha256(path)}  {name}" for name, path in members.items()]
+    for original in weights:
+        if Path(original).exists():
+            places[original] = f"weights/{Path(original).name}"
+    listed_weights = "\n".join(f"- {original}" for original in sorted(weights))
+    hashes = [f"{_sha256(path)}  {name}\n" for name, path in members.items()]
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name, path in members.items():
             bundle.write(path, name)
-        for name, text in {**texts, HASHES_FILE: "\n".join(sums) + "\n"}.items():
-            bundle.writestr(name, text)
-    left = f"; without the weights {', '.join(sorted(weights))}" if weights else ""
-    return f"{file}\n{counted(len(members), 'file')} with their hashes{left}; there: kvsweep verify {directory.name}"
+        bundle.writestr(PLACES_FILE, json.dumps(places))
+        bundle.writestr("README.md", README.format(run=directory.name, weights=listed_weights))
+        bundle.writestr(HASHES_FILE, "".join(hashes))
+    without = f"; without the weights {', '.join(sorted(weights))}" if weights else ""
+    return f"{file}\n{counted(len(members), 'file')} with their hashes{without}; there: kvsweep verify {directory.name}"
 
 
 def _sha256(path: Path) -> str:
@@ -83,12 +89,14 @@ def _inputs(configs: list[dict[str, Any]]) -> tuple[dict[str, str], set[str]]:
         for name, value in leaves(config):
             if not isinstance(value, str) or not name.startswith(_NAMES_FILES) or value in places:
                 continue
-            if Path(value).is_relative_to(WEIGHTS) or not ("/" in value or Path(value).suffix):
+            path = Path(value)
+            looks_like_path = "/" in value or path.suffix
+            if path.is_relative_to(WEIGHTS) or not looks_like_path:
                 continue
             if name in _WEIGHTS:
                 weights.add(value)
-            elif Path(value).exists() and not Path(value).resolve().is_relative_to(CONF):
-                places[value] = f"inputs/{len(places)}/{Path(value).name}"
+            elif path.exists() and not path.resolve().is_relative_to(CONF):
+                places[value] = f"inputs/{len(places)}/{path.name}"
     return places, weights
 
 
@@ -107,8 +115,11 @@ def _own_files() -> dict[str, Path]:
 
 
 def _files_below(place: Path, name: str) -> dict[str, Path]:
-    """Return the files of a folder, or a file itself, by their names in the bundle."""
+    """Return the files of a folder, or a file itself, by their names in the bundle, which begin with `name`."""
     if place.is_file():
         return {name: place}
-    below = [path for path in sorted(place.rglob("*")) if path.is_file() and not path.is_symlink()]
-    return {f"{name}/{path.relative_to(place).as_posix()}": path for path in below if "__pycache__" not in path.parts}
+    files = {}
+    for path in sorted(place.rglob("*")):
+        if path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts:
+            files[f"{name}/{path.relative_to(place).as_posix()}"] = path
+    return files

@@ -83,18 +83,25 @@ def card_here() -> Card | None:
 
 def card_of(name: str) -> Card | None:
     """Return the card with a device's name, such as "NVIDIA H100 80GB HBM3"."""
-    return next((card for card in CARDS.values() if card.title in name), None)
+    for card in CARDS.values():
+        if card.title in name:
+            return card
+    return None
 
 
 def _first_gpu() -> str:
     """Return the name of this machine's first GPU; "" without one."""
-    if shutil.which("nvidia-smi") is None or not (gpus := visible_gpus()):
+    if shutil.which("nvidia-smi") is None:
         return ""
-    asked = ["nvidia-smi", f"--id={gpus[0]}", "--query-gpu=name", "--format=csv,noheader"]
+    gpus = visible_gpus()
+    if not gpus:
+        return ""
+    query = ["nvidia-smi", f"--id={gpus[0]}", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=False, timeout=SECONDS).stdout.strip()
+        answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=SECONDS)
     except (OSError, subprocess.SubprocessError):
         return ""
+    return answer.stdout.strip()
 
 
 def weights_bytes(spec: ModelSpec, dtype: str) -> tuple[int, int] | None:
@@ -126,11 +133,13 @@ def mean_rows(policies: Sequence[Policy], question: int, length: float) -> float
 
 
 def _rows(policy: Policy, question: int, length: float) -> float:
+    """Return the mean cached tokens of one policy, over the steps of a completion of `length` tokens."""
     trigger = policy.trigger(question)
-    if trigger is None or trigger >= question + length:
+    if trigger is None or trigger >= question + length:  # never evicts: the rows grow by one a step
         return question + length / 2
     if not isinstance(policy, BudgetPolicy):
         return policy.capacity(question, round(length))
-    before = max(0, trigger - question)  # generated tokens until the first eviction
-    after = (trigger + policy.length_after(trigger + 1, question)) / 2
-    return ((question + before / 2) * before + after * (length - before)) / length
+    steps_before = max(0, trigger - question)  # until the first eviction
+    rows_before = question + steps_before / 2
+    rows_after = (trigger + policy.length_after(trigger + 1, question)) / 2  # between trigger and KV budget
+    return (rows_before * steps_before + rows_after * (length - steps_before)) / length

@@ -13,7 +13,6 @@ import platform
 import resource
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -99,19 +98,19 @@ class CellStore:
         return self
 
     def _open(self) -> None:
+        """Write the cell's settings and problems, clean its rows file, and read which pairs are stored."""
         # Read only so that a file of another schema is refused; a missing or a broken one is written below.
         with suppress(FileNotFoundError, BrokenCell):
             _ = self.stored.settings
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # both write the same bytes
-        replace_text(
-            self.directory / row_types.CELL_FILE, yaml.dump(self.cell.describe(), None, dumper, sort_keys=False)
-        )
-        problems = [problem.to_line(self.directory).encode() for problem in self.problems]
+        settings = yaml.dump(self.cell.describe(), None, dumper, sort_keys=False)
+        replace_text(self.directory / row_types.CELL_FILE, settings)
+        lines = [problem.to_line(self.directory).encode() for problem in self.problems]
         path = self.directory / row_types.PROBLEMS_FILE
         # A smaller limit takes the first of the same problems; the stored rows still need the others.
-        starts_same = path.exists() and list(islice(read_lines(path), len(problems))) == problems
+        starts_same = path.exists() and list(islice(read_lines(path), len(lines))) == lines
         if not starts_same:
-            replace_text(path, b"".join(problems).decode())
+            replace_text(path, b"".join(lines).decode())
         row_types.drop_torn_line(self._path)
         quarantine_broken_lines(self._path)
         open_file(self._path, "ab").close()
@@ -142,9 +141,11 @@ class CellStore:
         self.listener(row)
 
     def _sync(self) -> None:
-        for path in filter(Path.exists, (self._path, self.directory / self.shard.file(row_types.GRADES_FILE))):
-            with open_file(path) as file:
-                os.fsync(file.fileno())
+        """Let the disk write what this shard has appended to its rows and grades."""
+        for path in (self._path, self.directory / self.shard.file(row_types.GRADES_FILE)):
+            if path.exists():
+                with open_file(path) as file:
+                    os.fsync(file.fileno())
         self._synced = time.monotonic()
 
     def append_grade(self, grade: Grade) -> None:
@@ -159,25 +160,25 @@ class CellStore:
     def begin_pass(self, provenance: dict[str, Any], decoding_pass: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Record the origin of the rows to come, beside earlier decoding passes, and delete DONE.
 
-        Return the earlier passes of all shards.
-        Raises UserError if other code of the policy has made rows of this cell.
+        `provenance` is the same for all passes of the cell, `decoding_pass` is of this process. Return the earlier
+        passes of all shards. Raises UserError if other code of the policy has made rows of this cell.
         """
         path = self.directory / self.shard.file(row_types.PROVENANCE_FILE)
         code = code_hash(type(self.cell.policy))
         with plain_disk_errors(self.directory):
             passes = _earlier_passes(path)
-            # Another shard's damaged file is not ours.
-            stored = self.stored.provenances(lambda part, error: None)
             passes_of_others = []
-            for file, record in stored:
+            # Another shard's damaged file is not ours.
+            for file, record in self.stored.provenances(lambda part, error: None):
                 if file != path:
                     passes_of_others += record.get("decoding_passes", [])
-            self._check_code(code, [*passes, *passes_of_others])
+            earlier = [*passes, *passes_of_others]
+            self._check_code(code, earlier)
             new_pass = {**decoding_pass, "policy_code": code}
             (self.directory / row_types.DONE_FILE).unlink(missing_ok=True)
             self._provenance = {"schema": row_types.SCHEMA, **provenance, "decoding_passes": [*passes, new_pass]}
             self._write_provenance()
-        return [*passes, *passes_of_others]
+        return earlier
 
     def note(self, **facts: Any) -> None:
         """Record what this process's pass has learned since it began; facts that stand there are not written again."""
@@ -192,6 +193,7 @@ class CellStore:
         replace_text(path, json.dumps(self._provenance, indent=2) + "\n")
 
     def _check_code(self, code: str, passes: Sequence[Mapping[str, Any]]) -> None:
+        """Raise UserError if a pass was made by code of the policy with another hash than `code`."""
         for earlier in passes:
             # A pass without it is from a version that recorded no code: nothing shows that its code was another.
             earlier_code = earlier.get("policy_code", code)
@@ -229,16 +231,17 @@ class CellStore:
         return True
 
     def _take_lock(self) -> None:
+        """Take the shard's lock and leave this process's name beside it; raises CellLockedError if another has it."""
         try:
             self._lock.acquire()
             for other in _locks_of_other_counts(self.directory, self.shard):
-                with other:
+                with other:  # only shows that no process holds it
                     pass
-        except Timeout as held:
+        except Timeout as timeout:
             self._lock.release()
             owner = "another process"
             with suppress(OSError):
-                owner = read_file(Path(f"{held.lock_file}.owner")).decode(errors="replace")
+                owner = read_file(Path(f"{timeout.lock_file}.owner")).decode(errors="replace")
             hint = "wait for it to end, stop it, or split the cell with shard=i/n, the same n for all"
             name = f"cell {self.cell.cell_id}, shard {self.shard}"
             raise CellLockedError(f"{name}, is being written by {owner}: {hint}.") from None
@@ -278,15 +281,18 @@ def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
 def quarantine_broken_lines(path: Path) -> None:
     """Move invalid lines to `<file>.quarantine`, and print a note that their rows are made again."""
     bad: list[row_types.BadLine] = []
-    deque(row_types.read_rows(path, PairRow, on_bad=bad.append), maxlen=0)
+    for _ in row_types.read_rows(path, PairRow, on_bad=bad.append):
+        pass  # only the bad lines count
     if not bad:
         return
     quarantine = path.with_name(f"{path.name}.quarantine")
     with open_file(quarantine, "ab") as file:
         file.writelines(line.text for line in bad)
-    numbers = {line.number for line in bad}
+    bad_numbers = {line.number for line in bad}
     with replacing(path) as temporary, temporary.open("wb") as file:
-        file.writelines(line for number, line in enumerate(read_lines(path), start=1) if number not in numbers)
+        for number, line in enumerate(read_lines(path), start=1):
+            if number not in bad_numbers:
+                file.write(line)
     moved = f"{counted(len(bad), 'broken line')} (first: line {bad[0].number}), now in {quarantine.name}"
     print(f"note: {path} had {moved}; the run makes their completions again.", file=sys.stderr)
 
@@ -310,6 +316,7 @@ class OpenCells:
             self.left.know(pair, tokens)
 
     def append(self, cell_id: str, row: PairRow) -> None:
+        """Store a row of a cell, and count it in the status and in the remaining tokens."""
         self.stores[cell_id].append(row)
         self.reporter.stored(cell_id)
         if self.left is not None and isinstance(row, Completion):

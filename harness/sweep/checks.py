@@ -1,7 +1,6 @@
 """Check a job's settings and files against each other; each contradiction is a UserError."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +49,11 @@ def check_tags(model: ModelConfig, policies: Sequence[Policy]) -> None:
 
 
 def check_artifacts(model: ModelConfig, spec: ModelSpec, users: Sequence[Policy | CacheConfig]) -> None:
-    """Refuse artifacts made for another model."""
-    for kind, place in sorted(set(chain(*(user.placed.items() for user in users)))):
+    """Refuse artifacts made for another model; `users` are the policies and the cache that name artifacts."""
+    artifacts_used = set[tuple[str, str]]()  # kind and place
+    for user in users:
+        artifacts_used.update(user.placed.items())
+    for kind, place in sorted(artifacts_used):
         card = artifacts.read_card(kind, place)
         other = other_model(card, model, spec) or other_sizes(kind, place, model, spec)
         if other:
@@ -63,25 +65,31 @@ def check_artifacts(model: ModelConfig, spec: ModelSpec, users: Sequence[Policy 
 
 def other_model(card: Mapping[str, Any], model: ModelConfig, spec: ModelSpec) -> str:
     """Return the other model named in an artifact's card, and this one, as text; "" if it may be this one."""
-    weights = model.identity()["weights"]
-    made_for = card.get("model_weights", weights)
     if card["hidden_size"] != spec.hidden_size:
         return f"hidden size {card['hidden_size']}, but model={model.name} has {spec.hidden_size}"
+    weights = model.identity()["weights"]
+    made_for = card.get("model_weights", weights)
+    if made_for == weights:
+        return ""
     # A hub id cannot be told apart from a local copy of the same weights, which is identified by a hash: there the name
     # says that they are the same.
-    if made_for != weights and (("@" in made_for) == ("@" in weights) or card.get("model", model.name) != model.name):
+    both_on_hub_or_neither = ("@" in made_for) == ("@" in weights)
+    if both_on_hub_or_neither or card.get("model", model.name) != model.name:
         return f"{card.get('model')} ({made_for}), but model={model.name} is {weights}"
     return ""
 
 
 def other_sizes(kind: str, place: str, model: ModelConfig, spec: ModelSpec) -> str:
     """Return the first size of an artifact's tensors that is not the model's, and the model's, as text."""
-    if kind not in ("statistics", "scales"):
-        return ""
     sizes = {"layers": spec.layers}
     if kind == "statistics":
         sizes |= {"query heads": spec.q_heads, "pairs": spec.head_dim // 2}
-    shape, _ = artifacts.tensors_of(kind, place)["mean_real" if kind == "statistics" else "keys"]
+        tensor = "mean_real"
+    elif kind == "scales":
+        tensor = "keys"
+    else:
+        return ""
+    shape, _ = artifacts.tensors_of(kind, place)[tensor]
     for stored, (name, size) in zip(shape, sizes.items(), strict=True):
         if stored != size:
             return f"{stored} {name}, but model={model.name} has {size}"
@@ -96,10 +104,12 @@ def check_cache(
     if not spec.layers and evicting:
         no_rows = f"no layer of full attention, whose rows policy={evicting[0]} could evict"
         raise UserError(f"model={model.name} has {no_rows}: choose policy=full.")
-    sizes = {"layers": spec.layers or 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": BYTES[model.dtype]}
     cache.forms(spec.head_dim)
     cache.check_implementation(impl)
-    for policy in policies if cache.is_packed else ():
+    if not cache.is_packed:
+        return
+    sizes = {"layers": spec.layers or 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": BYTES[model.dtype]}
+    for policy in policies:
         rows = policy.capacity(1, max_new_tokens)
         if cache.bytes_per_slot(**sizes, capacity=rows) >= UNPACKED.bytes_per_slot(**sizes, capacity=rows):
             saves_nothing = f"the {rows} rows of policy={policy.name} take no less memory than unpacked"

@@ -27,10 +27,13 @@ def forked_tokens(
     the completions to decode, by default all.
     """
     length = np.asarray(lengths, float)[:, None]
-    shared = np.minimum(length, [math.inf if fork is None else fork for fork in forks])
-    wanted = np.ones(shared.shape, bool) if lacking is None else lacking
-    alone = np.where(wanted, length - shared, 0).sum()
-    return round(alone + np.where(wanted, shared, 0).max(axis=1, initial=0).sum())
+    first_steps_apart = [math.inf if fork is None else fork for fork in forks]
+    shared = np.minimum(length, first_steps_apart)  # tokens of each completion before its fork, [lengths, forks]
+    if lacking is None:
+        lacking = np.ones(shared.shape, bool)
+    branches = np.where(lacking, length - shared, 0)
+    trunks = np.where(lacking, shared, 0).max(axis=1, initial=0)  # the longest shared part is decoded once
+    return round(branches.sum() + trunks.sum())
 
 
 class TokensLeft:
@@ -47,10 +50,10 @@ class TokensLeft:
         self._rows = {pair: row for row, pair in enumerate(pairs)}
         self._columns = {cell_id: column for column, cell_id in enumerate(stored)}
         self._forks = [job.source.first_eviction(policies[cell_id], question) for cell_id in stored]
-        self._missing = np.ones((len(pairs), len(stored)), bool)
-        for column, finished in enumerate(stored.values()):
-            self._missing[:, column] = [pair not in finished for pair in pairs]
-        self._lengths = np.full(len(pairs), np.nan)
+        self._missing = np.ones((len(pairs), len(stored)), bool)  # of a completion, by row and column
+        for column, stored_pairs in enumerate(stored.values()):
+            self._missing[:, column] = [pair not in stored_pairs for pair in pairs]
+        self._lengths = np.full(len(pairs), np.nan)  # NaN until a completion of the pair is stored
         self._limit = job.decoding.max_new_tokens
 
     def know(self, pair: row_types.Pair, tokens: int) -> None:
@@ -64,8 +67,9 @@ class TokensLeft:
             self.know(pair, tokens)
 
     def __int__(self) -> int:
-        known = self._lengths[~np.isnan(self._lengths)]
-        lengths = np.where(np.isnan(self._lengths), known.mean() if len(known) else self._limit, self._lengths)
+        is_unknown = np.isnan(self._lengths)
+        mean_length = self._limit if is_unknown.all() else self._lengths[~is_unknown].mean()
+        lengths = np.where(is_unknown, mean_length, self._lengths)
         return forked_tokens(lengths, self._forks, self._missing)
 
 
@@ -78,7 +82,9 @@ def question_tokens(job: Job) -> int:
     """Return the tokens of the longest prompt: counted with the tokenizer if it is here, else from characters."""
     longest = max((problem.prompt for problem in job.benchmark.problems), key=len)
     file = Path(job.model.path or "", "tokenizer.json")  # a GGUF file would have to be converted first
-    return len(_tokenizer(file).encode(longest).ids) if file.is_file() else len(longest) // _CHARACTERS_PER_TOKEN + 1
+    if file.is_file():
+        return len(_tokenizer(file).encode(longest).ids)
+    return len(longest) // _CHARACTERS_PER_TOKEN + 1
 
 
 @cache
