@@ -29,8 +29,9 @@ def work_through(shares: Sequence[_S], run: Callable[[_S, OpenCells], None]) -> 
     """Open the cells that lack rows, and run each share. One failure stops no other share. Return the errors."""
     failures: list[Exception] = []
     allow_open_cells()  # each cell has a lock, and the limit may be low
+    by_model = sorted(shares, key=lambda share: str(share.job.model))  # so that each model is loaded once
     with Board([share.job for share in shares]):
-        for share in sorted(shares, key=lambda share: str(share.job.model)):  # each model is loaded once
+        for share in by_model:
             try:
                 cells = lacking(share)
                 if cells:

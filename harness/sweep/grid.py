@@ -44,10 +44,14 @@ def build_policies(config: DictConfig) -> list[Policy]:
     _check_names()
     _refuse_other_axes(config)
     grid = settings.build(GridAxes, "grid", config.grid)
-    return list(dict.fromkeys(itertools.chain(*(_policies(axes, config) for axes in (grid, *grid.beside)))))
+    policies: list[Policy] = []
+    for axes in (grid, *grid.beside):
+        policies += _policies(axes, config)
+    return list(dict.fromkeys(policies))
 
 
 def _hashable(policy: Policy) -> Policy:
+    """Return the policy; raises UserError if a setting has a value that may change, such as a list."""
     for field in fields(policy):
         value = getattr(policy, field.name)
         if not isinstance(value, Hashable):
@@ -70,15 +74,18 @@ def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
         else:
             values = _policy_of_grid(name, config, composed)
         for point in itertools.product(*axes.values()):
-            setting = {axis: value for axis, value in zip(axes, point, strict=True) if axis in values}
-            yield _hashable(settings.build_target("policy", _sized({**values, **setting}), Policy))
+            on_axes = {axis: value for axis, value in zip(axes, point, strict=True) if axis in values}
+            sized = _sized({**values, **on_axes})
+            yield _hashable(settings.build_target("policy", sized, Policy))
 
 
 def _refuse_other_axes(config: DictConfig) -> None:
     """Refuse a policy's own setting among the axes of a grid beside."""
     names = sorted(axis.name for axis in fields(GridAxes))
     for axes in settings.plain(config.grid).get("beside") or ():
-        for name in sorted(axes.keys() - {*names} if isinstance(axes, dict) else ()):
+        if not isinstance(axes, dict):
+            continue
+        for name in sorted(axes.keys() - {*names}):
             way = f"`-m policy=NAME policy.{name}=A,B` sweeps a policy's own setting"
             raise UserError(f"grid.beside names {name}, and a grid's lists are {', '.join(names)}: {way}.")
 
@@ -104,27 +111,28 @@ def _check_class(policy: Mapping[str, Any]) -> None:
             hint = "leave policy.name out, or give a policy of your own a file in conf/policy"
             raise UserError(f"policy.name={name} {differs}: {hint}.")
         return
-    classes = (settings.target_class("policy", policy_file(other), Policy) for other in names)
-    if not name.isidentifier() or cls in classes:
+    classes_with_file = (settings.target_class("policy", policy_file(other), Policy) for other in names)
+    if not name.isidentifier() or cls in classes_with_file:
         fault = f"is no file of conf/policy, and {cls.__qualname__} has one"
         raise UserError(f"policy.name={name} {fault}: leave policy.name out.")
 
 
 def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictConfig) -> None:
+    """Refuse keep_ratio or budget beside rows and every, unless it is the default value."""
     if composed.get("rows") is None and composed.get("every") is None:
         return
-    usual = _policy_section("base/budget", config)
+    defaults = _policy_section("base/budget", config)
     for name in ("keep_ratio", "budget"):
         axis = getattr(grid, name)
         given = f"grid.{name}={axis}" if axis else f"policy.{name}={composed[name]}"
-        if axis or composed[name] not in (None, usual[name]):
+        if axis or composed[name] not in (None, defaults[name]):
             both = "contradicts policy.rows and policy.every, which say the same"
             raise UserError(f"{given} {both}: leave one of them out.")
 
 
-def _sized(composed: Mapping[str, Any]) -> dict[str, Any]:
+def _sized(policy: Mapping[str, Any]) -> dict[str, Any]:
     """Return a policy's settings, with keep_ratio and budget instead of rows and every, if these are given."""
-    rest = dict(composed)
+    rest = dict(policy)
     rows, every = rest.pop("rows", None), rest.pop("every", None)
     if rows is None and every is None:
         return rest
@@ -136,10 +144,14 @@ def _sized(composed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a policy that a grid names: those of its file, shared ones from the composed policy."""
     if name not in settings.choices("policy"):
         raise UserError(settings.unknown_choice("policy", name, "grid.policy"))
     values = settings.plain(_policy_section(name, config))
-    return values | {k: composed[k] for k in BudgetPolicy.SHARED if composed.get(k) is not None and k in values}
+    for shared in BudgetPolicy.SHARED:
+        if shared in values and composed.get(shared) is not None:
+            values[shared] = composed[shared]
+    return values
 
 
 def _policy_section(name: str, config: DictConfig) -> DictConfig:
@@ -150,7 +162,8 @@ def _policy_section(name: str, config: DictConfig) -> DictConfig:
 
 def policy_file(name: str) -> DictConfig:
     """Return a policy's YAML merged over the files of its defaults list, as Hydra composes it."""
-    values = OmegaConf.load(settings.conf_files("policy").get(name, settings.CONF / "policy" / f"{name}.yaml"))
+    path = settings.conf_files("policy").get(name, settings.CONF / "policy" / f"{name}.yaml")
+    values = OmegaConf.load(path)
     assert isinstance(values, DictConfig)
-    bases = [base for base in values.pop("defaults", []) if base != "_self_"]
-    return OmegaConf.unsafe_merge(*map(policy_file, bases), values)  # type: ignore[return-value]
+    bases = [policy_file(base) for base in values.pop("defaults", []) if base != "_self_"]
+    return OmegaConf.unsafe_merge(*bases, values)  # type: ignore[return-value]

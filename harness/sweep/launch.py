@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -136,17 +136,19 @@ class Local(Launcher):
         if gpus:
             print(f"launcher=local: {parallel} at once on {counted(len(gpus), 'GPU')}: {', '.join(gpus)}")
         # The processes share the cores; with more threads than cores a process is many times slower than one thread.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, granted_cores() // min(parallel, len(tasks)))))
+        threads = max(1, granted_cores() // min(parallel, len(tasks)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         try:
             while waiting or running:
                 while waiting and len(running) < parallel:
-                    gpu = min(gpus, key=[used for used, _ in running.values()].count, default=None)
+                    gpu = _least_used(gpus, [used_gpu for used_gpu, _ in running.values()])
                     # A task is `python -m`, which would import a random.py from the working directory.
                     safe_path = environment({"PYTHONSAFEPATH": "1"})
                     with _stderr_in(logs(tasks) / "launcher.err"), safe_path:
                         process = executor.submit(RunJobs(work, gpu), waiting[0])
                     running[process] = gpu, waiting.pop(0)
-                for process in [process for process in running if process.done()]:
+                ended = [process for process in running if process.done()]
+                for process in ended:
                     _, task = running.pop(process)
                     if process.exception() is not None:
                         failed += 1
@@ -158,6 +160,11 @@ class Local(Launcher):
                 _end(process)
             raise
         return failed
+
+
+def _least_used(gpus: Sequence[str], used: Sequence[str | None]) -> str | None:
+    """Return the GPU that the fewest running tasks use; `used` has the GPU of each of them. None without GPUs."""
+    return min(gpus, key=used.count, default=None)
 
 
 def jobs_of(tasks: Sequence[Task]) -> list[Job]:
@@ -270,14 +277,17 @@ def start(rounds: Sequence[tuple[Sequence[Share], Work]], launcher: Launcher) ->
 
 
 def show_results(jobs: Sequence[Job], *, are_there: bool, table: bool = True) -> None:
-    """Print a table of each run's results, or the command that shows its progress."""
+    """Print a table of each run's results, if they `are_there`, or the command that shows its progress."""
     for directory in dict.fromkeys(job.run_directory for job in jobs):
-        if are_there and table:
-            from kvsweep.analysis.report.tables import summary_table  # imports pandas
-
-            print(summary_table(directory))
         quoted = shlex.quote(str(directory))
-        print(f"results: {directory}" if are_there else f"progress: kvsweep status {quoted} --watch")
+        if not are_there:
+            print(f"progress: kvsweep status {quoted} --watch")
+        else:
+            if table:
+                from kvsweep.analysis.report.tables import summary_table  # imports pandas
+
+                print(summary_table(directory))
+            print(f"results: {directory}")
         print(f"report:  kvsweep report {quoted}")
 
 
@@ -287,22 +297,18 @@ def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
     A job of more cells than files may be open becomes several.
     """
     pieces: list[Share] = []
-    most = allow_open_cells()
+    most_cells = allow_open_cells()
     for share in shares:
         job = share.job
-        shards = [Shard(index=i, count=launcher.shards) for i in range(1, launcher.shards + 1)]
-        if job.shard.count > 1:
-            if len(shards) > 1:
-                both = f"shard={job.shard} and launcher.shards={launcher.shards}"
-                raise UserError(f"{both} both split the cells: give one of them.")
-            shards = [job.shard]
-        if job.rounds and len(job.cells) > most:
-            needed = f"with {len(job.cells)} cells needs a file open for each, and the limit allows {most}"
-            mend = "raise `ulimit -n`, make the grid smaller, or leave out until=decided"
-            raise UserError(f"until=decided {needed}: {mend}.")
-        for first, shard in product(range(0, len(job.cells), most), shards):
-            cells = job.cells[first : first + most]
-            pieces.append(replace(share, job=replace(job, cells=cells, shard=shard)))
+        shards = _shards(job, launcher.shards)
+        if job.rounds and len(job.cells) > most_cells:
+            needed = f"with {len(job.cells)} cells needs a file open for each, and the limit allows {most_cells}"
+            hint = "raise `ulimit -n`, make the grid smaller, or leave out until=decided"
+            raise UserError(f"until=decided {needed}: {hint}.")
+        for first in range(0, len(job.cells), most_cells):
+            cells = job.cells[first : first + most_cells]
+            for shard in shards:
+                pieces.append(replace(share, job=replace(job, cells=cells, shard=shard)))
     if launcher.cells_per_task is not None:  # shards of a job take about as long, so each task gets one of every job
         pieces.sort(key=lambda piece: piece.job.shard.index)
     tasks: list[list[Share]] = []
@@ -316,8 +322,21 @@ def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
     return tasks
 
 
+def _shards(job: Job, count: int) -> list[Shard]:
+    """Return the shards of a launcher that makes `count` of each job, or the job's shard, which has no more parts."""
+    if job.shard.count == 1:
+        return [Shard(index=index, count=count) for index in range(1, count + 1)]
+    if count > 1:
+        both = f"shard={job.shard} and launcher.shards={count}"
+        raise UserError(f"{both} both split the cells: give one of them.")
+    return [job.shard]
+
+
 def queue(tasks: Sequence[Task], cluster: str = "") -> list[Path]:
-    """Mark each share as queued, on a cluster if one is named, unless it runs or is finished; return the files."""
+    """Mark each share as queued, on a cluster if one is named, unless it runs or is finished.
+
+    Return the status files that were written.
+    """
     written = []
     for share in chain.from_iterable(tasks):
         cells = lacking(share)
@@ -326,7 +345,7 @@ def queue(tasks: Sequence[Task], cluster: str = "") -> list[Path]:
         job = share.job
         status = status_of(share, "queued")
         if not share.replays:
-            status.tokens_left = int(TokensLeft(share, {cell.cell_id: () for cell in cells}))
+            status.tokens_left = int(TokensLeft(share, {cell.cell_id: () for cell in cells}))  # as if none were stored
         status.sign()
         status.cluster = cluster
         path = task_status.TaskStatus.path(job.run_directory, status.task)

@@ -151,24 +151,15 @@ class Slurm(Launcher):
             "time": self.timeout_min,
         }
         options = {name: value for name, value in settings.items() if value is not None}
-        taken = _names([*options, *_FIXED])
-        for key, value in self.additional.items():
-            name = key.replace("-", "_")
-            is_taken = any(option.startswith(name) for option in taken)  # sbatch takes the start of a name, too
-            if name == "gres" and "gpu" not in str(value):  # such as a node's disk
-                is_taken = False
-            if is_taken or not re.fullmatch(r"\w+", name):
-                own = "kvsweep sets its own: leave it out; conf/launcher/slurm.yaml has the settings"
-                raise UserError(f"launcher.additional.{key}={value} is no option to add, {own}.")
-            if value is not None and value is not False:
-                options[name] = value
+        options |= self._additional_options(_names([*options, *_FIXED]))
         if ahead:
-            dependencies = [options.get("dependency"), f"afterany:{':'.join(ahead)}"]
-            options["dependency"] = ",".join(filter(None, dependencies))
+            wait = f"afterany:{':'.join(ahead)}"
+            given = options.get("dependency")
+            options["dependency"] = f"{given},{wait}" if given else wait
         for name, value in {**options, "results_dir": run_directory.absolute().parent}.items():
             if _NO_VALUE.search(str(value)):
-                mend = "take another, without control characters, % and \\"
-                raise UserError(f"SLURM does not read {name}={value} as it stands there: {mend}.")
+                hint = "take another, without control characters, % and \\"
+                raise UserError(f"SLURM does not read {name}={value} as it stands there: {hint}.")
         return {
             "time": self.timeout_min,
             "signal_delay_s": self.signal_delay_s,
@@ -178,6 +169,21 @@ class Slurm(Launcher):
             "srun_args": ["--ntasks=1", *self.srun_args],
             "additional_parameters": options,
         }
+
+    def _additional_options(self, taken: Sequence[str]) -> dict[str, Any]:
+        """The options of launcher.additional that are set; refuses names of the options that are `taken`."""
+        options = {}
+        for key, value in self.additional.items():
+            name = key.replace("-", "_")
+            is_taken = any(option.startswith(name) for option in taken)  # sbatch takes the start of a name, too
+            if name == "gres" and "gpu" not in str(value):  # such as a node's disk
+                is_taken = False
+            if is_taken or not re.fullmatch(r"\w+", name):
+                hint = "leave it out; conf/launcher/slurm.yaml has the settings"
+                raise UserError(f"launcher.additional.{key}={value} is no option to add, kvsweep sets its own: {hint}.")
+            if value is not None and value is not False:
+                options[name] = value
+        return options
 
     @property
     def gpus_of_a_task(self) -> int:
@@ -272,29 +278,36 @@ def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:
     No job can wait for a job of another cluster.
     """
     ahead: dict[str, None] = {}
-    ask = cache(slurm_queue.waiting_jobs)
+    read_queue = cache(slurm_queue.waiting_jobs)
     for directory in dict.fromkeys(job.run_directory for job in jobs):
-        for task in slurm_queue.tasks_now(directory, ask):
-            same = []
-            for job in jobs:
-                has_cells = any(cell.cell_id in task.cells for cell in job.cells)
-                if job.run_directory == directory and has_cells:
-                    same.append(job)
-            if task.state not in ("queued", "running") or not same:
+        jobs_here = [job for job in jobs if job.run_directory == directory]
+        for task in slurm_queue.tasks_now(directory, read_queue):
+            sharing = [job for job in jobs_here if _has_cells_of(job, task)]
+            if task.state not in ("queued", "running") or not sharing:
                 continue
-            noted = task_status.noted_jobs(directory, task.task)
-            listed = ask(slurm_queue.owner_of(directory, task.task)) or {}
+            submitted = task_status.noted_jobs(directory, task.task)
+            in_queue = read_queue(slurm_queue.owner_of(directory, task.task)) or {}
             is_elsewhere = task.cluster not in ("", cluster)
-            if task.scheduler_job in {*noted, *listed} and not is_elsewhere:
-                waiting = [job for job in noted if job in listed] or [task.scheduler_job]
-                ahead |= dict.fromkeys(job.partition("_")[0] for job in waiting)
-            elif any(not task.shard.endswith(f"/{job.shard.count}") or task.shard == str(job.shard) for job in same):
+            if task.scheduler_job in {*submitted, *in_queue} and not is_elsewhere:
+                waiting = [job_id for job_id in submitted if job_id in in_queue] or [task.scheduler_job]
+                ahead |= dict.fromkeys(job_id.partition("_")[0] for job_id in waiting)
+            elif any(_may_write_same_rows(task, job) for job in sharing):
                 path = task_status.TaskStatus.path(directory, task.task)
-                mend = f"wait until it has ended, or stop it; if its machine is gone, delete {path}"
+                hint = f"wait until it has ended, or stop it; if its machine is gone, delete {path}"
                 worker = f"process {task.pid} on {task.host}"
                 if is_elsewhere:
                     worker = f"job {task.scheduler_job} of the cluster {task.cluster}"
-                raise CellLockedError(f"{worker} works on the same cells: {mend}.")
+                raise CellLockedError(f"{worker} works on the same cells: {hint}.")
     if ahead:
         print(f"note: job {', '.join(ahead)} works on the same cells; the new tasks wait until it has ended.")
     return [*ahead]
+
+
+def _has_cells_of(job: Job, task: task_status.TaskStatus) -> bool:
+    return any(cell.cell_id in task.cells for cell in job.cells)
+
+
+def _may_write_same_rows(task: task_status.TaskStatus, job: Job) -> bool:
+    """Whether a task has the job's shard, or a shard of another split of the cells."""
+    is_same_split = task.shard.endswith(f"/{job.shard.count}")
+    return not is_same_split or task.shard == str(job.shard)

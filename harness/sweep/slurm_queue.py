@@ -32,6 +32,7 @@ REASONS = {
 }
 
 
+# State and reason of each job, by its id.
 Queue = dict[str, tuple[str, str]]
 
 
@@ -42,17 +43,17 @@ def owner_of(run_directory: Path, task: str) -> int:
 
 def waiting_jobs(owner: int) -> Queue | None:
     """Return a user's jobs in SLURM's queue by id, such as 12_3: state and reason; None if SLURM does not answer."""
-    said = said_by("squeue", "--noheader", "--all", "--array", "--format=%i|%T|%r", f"--user={owner}")
-    if said is None:
+    output = said_by("squeue", "--noheader", "--all", "--array", "--format=%i|%T|%r", f"--user={owner}")
+    if output is None:
         return None
-    rows = re.findall(r"^(.+?)\|(.+?)\|(.*)", said, re.MULTILINE)
+    rows = re.findall(r"^(.+?)\|(.+?)\|(.*)", output, re.MULTILINE)
     return {job: (state, reason) for job, state, reason in rows}
 
 
 def settings() -> dict[str, str]:
     """Return SLURM's own settings, such as ClusterName; empty where it does not answer."""
-    said = said_by("scontrol", "show", "config") or ""
-    return dict(re.findall(r"^(\w+) *= *(.*\S)", said, re.MULTILINE))
+    output = said_by("scontrol", "show", "config") or ""
+    return dict(re.findall(r"^(\w+) *= *(.*\S)", output, re.MULTILINE))
 
 
 def cluster() -> str:
@@ -63,13 +64,14 @@ def cluster() -> str:
 def said_by(*words: str) -> str | None:
     """Return what a SLURM program prints; None if it is missing, fails or hangs."""
     # A user's variables for squeue, such as SQUEUE_STATES, would hide jobs.
-    own = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
-        return subprocess.run(
-            words, env=own, capture_output=True, text=True, errors="replace", timeout=20, check=True
-        ).stdout
+        process = subprocess.run(
+            words, env=environment, capture_output=True, text=True, errors="replace", timeout=20, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
+    return process.stdout
 
 
 def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_jobs) -> list[TaskStatus]:
@@ -80,50 +82,63 @@ def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_
     """
     tasks = read_tasks(run_directory)
     unfinished = [task for task in tasks if task.state not in ("done", "failed")]
-    jobs = {task.task: scheduler_jobs(run_directory, task) for task in unfinished}
+    jobs_of_task = {task.task: scheduler_jobs(run_directory, task) for task in unfinished}
     ask = cache(ask)
-    here = cache(cluster)
+    this_cluster = cache(cluster)
     for task in unfinished:
-        noted = jobs[task.task]
-        if noted and task.cluster and task.cluster != here():
-            task.scheduler_job = noted[-1]
+        jobs = jobs_of_task[task.task]
+        if not jobs:
+            continue
+        if task.cluster and task.cluster != this_cluster():
+            task.scheduler_job = jobs[-1]
             if task.state == "queued":
                 task.error = f"on the cluster {task.cluster}, whose queue this machine does not see: ask there."
-        elif noted:
-            owner = owner_of(run_directory, task.task)
-            queue = ask(owner)
-            task.scheduler_job = next((job for job in noted if job in (queue or {})), noted[-1])
-            if (listed := (queue or {}).get(task.scheduler_job)) is not None:
-                _show_queue(run_directory, task, *listed)
-            # SLURM may hide other users' jobs.
-            elif queue is not None and (task.state == "stopped" or (task.state == "queued" and owner == os.getuid())):
-                _show_left(run_directory, task, task.scheduler_job)
+            continue
+        owner = owner_of(run_directory, task.task)
+        queue = ask(owner)
+        entries = queue or {}
+        task.scheduler_job = next((job for job in jobs if job in entries), jobs[-1])
+        if task.scheduler_job in entries:
+            state, reason = entries[task.scheduler_job]
+            _show_queue(run_directory, task, state, reason)
+        # SLURM may hide other users' jobs.
+        elif queue is not None and (task.state == "stopped" or (task.state == "queued" and owner == os.getuid())):
+            _show_left(run_directory, task, task.scheduler_job)
     return tasks
 
 
 def _show_left(run_directory: Path, task: TaskStatus, job: str) -> None:
+    """Set a task to stopped whose job has left the queue, with the end of its output; to its state, if it has ended."""
     with suppress(ValueError, OSError):  # the task may have ended since its file was read
-        if (now := TaskStatus.read(TaskStatus.path(run_directory, task.task))).state not in ("queued", "running"):
+        now = TaskStatus.read(TaskStatus.path(run_directory, task.task))
+        if now.state not in ("queued", "running"):
             task.state, task.error = now.state, now.error
             return
     began = "while it ran" if task.started else "before it began"
     reason = f"job {job} left SLURM's queue {began}: cancelled, killed, out of time or memory, or its node is gone."
-    said = end_of(run_directory / LOGS / f"{job}_0_log.err")
-    task.state, task.error = "stopped", f"{reason} Its output ends:\n{said}" if said else reason
+    output = end_of(run_directory / LOGS / f"{job}_0_log.err")
+    task.state = "stopped"
+    task.error = f"{reason} Its output ends:\n{output}" if output else reason
 
 
 def _show_queue(run_directory: Path, task: TaskStatus, state: str, reason: str) -> None:
-    """Set a task that is not at work to the state of its job; a requeued job is not at its end."""
-    is_own = task.scheduler_job in noted_jobs(run_directory, task.task)  # else a shell's job, which may be over
-    if state == "SUSPENDED" and is_own:
-        task.state, task.error = "queued", "suspended in SLURM: scontrol resume lets it go on."
+    """Set a task that is not at work to the state of its job, in words; a requeued job is not at its end.
+
+    `state` and `reason` are those that squeue prints of the job.
+    """
+    is_job_of_task = task.scheduler_job in noted_jobs(run_directory, task.task)  # else a shell's job, which may be over
+    if state == "SUSPENDED" and is_job_of_task:
+        error = "suspended in SLURM: scontrol resume lets it go on."
     elif task.state == "running":
         return
     elif state == "COMPLETING":
-        task.state, task.error = "queued", "completing in SLURM: the job ends, or it is queued again."
+        error = "completing in SLURM: the job ends, or it is queued again."
     elif state in ("PENDING", "REQUEUED"):
         words = REASONS.get(reason.partition(",")[0].strip("()"), reason)
-        task.state, task.error = "queued", f"{state.lower()} in SLURM: {words}."
-    elif is_own:
+        error = f"{state.lower()} in SLURM: {words}."
+    elif is_job_of_task:
         silent = "and the task gives no sign of life: it begins, or its machine stands still"
-        task.state, task.error = "queued", f"{state.lower()} in SLURM, {silent}."
+        error = f"{state.lower()} in SLURM, {silent}."
+    else:
+        return
+    task.state, task.error = "queued", error
