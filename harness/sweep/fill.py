@@ -1,6 +1,5 @@
 """Decode the missing completions of a job's cells, and store each one as it ends."""
 
-import itertools
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -70,10 +69,11 @@ def fill(work: OpenCells) -> None:
         texts = _furthest_texts(work.stores.values(), missing)
         for pair, completion in texts.items():
             work.know(pair, completion.num_tokens)
-        for cell, (pair, completion) in itertools.product(group, texts.items()):
-            # Neither cell evicts, so both would write the same completion.
-            if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
-                work.append(cell.cell_id, completion)
+        for cell in group:
+            for pair, completion in texts.items():
+                # Neither cell evicts, so both would write the same completion.
+                if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
+                    work.append(cell.cell_id, completion)
         _decode_group(work, model, group, texts)
 
 
@@ -98,6 +98,7 @@ def unload() -> None:
 
 
 def _begin_passes(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, decoding_pass: Mapping[str, Any]) -> None:
+    """Record in each cell's provenance what its rows will come from; `decoding_pass` describes this process."""
     job = work.share.job
     sizes = _sizes(job, model)
     tokenizer = _store_tokenizer(job.run_directory, model)
@@ -132,13 +133,17 @@ def _sizes(job: Job, model: LoadedModel) -> dict[str, float]:
 
 
 def _store_tokenizer(run: Path, model: LoadedModel) -> str:
-    """Write the model's tokenizer beside the cells, so that a report on any machine knows the token boundaries."""
+    """Write the model's tokenizer beside the cells, so that a report on any machine knows the token boundaries.
+
+    Return the file's name in the run directory.
+    """
     text = model.tokenizer.backend_tokenizer.to_str()
     name = f"tokenizers/{content_hash(text)}.json"
-    if not (run / name).exists():
+    path = run / name
+    if not path.exists():
         with plain_disk_errors(run):
-            make_folder((run / name).parent)
-            replace_text(run / name, text)
+            make_folder(path.parent)
+            replace_text(path, text)
     return name
 
 
@@ -147,22 +152,26 @@ def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dic
     texts: dict[Pair, Completion] = {}
     for store in stores:
         for row in store.read_completions(pairs):
-            texts[row.key] = max(texts.get(row.key, row), row, key=lambda completion: len(completion.shared_ids))
+            furthest = texts.get(row.key)
+            if furthest is None or len(row.shared_ids) > len(furthest.shared_ids):
+                texts[row.key] = row
     return texts
 
 
 def _requests(
     work: OpenCells, model: LoadedModel, cells: Sequence[Cell], texts: Mapping[Pair, Completion]
 ) -> Iterator[Request]:
+    """Yield a request for each pair that some of the cells lack; `texts` have the tokens that they share."""
     prompts = {problem.id: problem.prompt for problem in work.share.job.benchmark.problems}
     for pair in work.share.pairs:
+        problem_id, draw = pair
         missing = [cell for cell in cells if work.lacks(cell.cell_id, pair)]
         if not missing:
             continue
         yield Request(
-            problem_id=pair[0],
-            draw=pair[1],
-            prompt_ids=model.dialogue.prompt_ids(prompts[pair[0]]),
+            problem_id=problem_id,
+            draw=draw,
+            prompt_ids=model.dialogue.prompt_ids(prompts[problem_id]),
             branches=tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in missing),
             forced=tuple(texts[pair].shared_ids) if pair in texts else (),
         )
@@ -262,16 +271,21 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
 
 
 def _not_finite(work: OpenCells, model: LoadedModel, completion: Completion) -> NotFiniteError:
+    """Return the error that names the first part of the network that computes no number for a completion."""
     job = work.share.job
     [prompt] = [problem.prompt for problem in job.benchmark.problems if problem.id == completion.problem_id]
     texts = f"{counted(len(work.not_finite), 'text')} ended because logits were NaN or infinite"
-    place = f"first in {model.not_finite_in([*model.dialogue.prompt_ids(prompt), *completion.token_ids])}"
+    token_ids = [*model.dialogue.prompt_ids(prompt), *completion.token_ids]
+    place = f"first in {model.not_finite_in(token_ids)}"
     hint = "take model.dtype=bfloat16 or float32, or look at the weights"
     return NotFiniteError(f"{job.name}: {texts}, {place}, for problem {completion.problem_id!r:.80}: {hint}.")
 
 
 def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -> None:
-    """Refuse a prompt longer than the model's context; print a note if completions may exceed it."""
+    """Refuse a prompt longer than the model's context; print a note if completions may exceed it.
+
+    `lengths` are the prompts' tokens, by problem_id; `limit` is the most tokens of a completion.
+    """
     context = model.spec.positions
     longest = max(lengths.values()) + limit
     name = model.config.name
@@ -286,7 +300,8 @@ def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -
 
 
 def _warn_of_lost_questions(cells: Sequence[Cell], longest: int) -> None:
-    rooms = []
+    """Print a note if a pinned question of `longest` tokens does not fit beside the newest rows of some cells."""
+    rooms = []  # for the question, of the cells where it is too small
     for cell in cells:
         policy = cell.policy
         if isinstance(policy, BudgetPolicy) and policy.question_rule == "pinned":

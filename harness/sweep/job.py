@@ -187,11 +187,6 @@ class Job:
 
 def changed_code(job: Job) -> str | None:
     """Return a message that names cells that are new because a policy's code has changed; None without any."""
-
-    def without_code(described: Mapping[str, Any]) -> tuple[str, str]:
-        policy = {name: value for name, value in described["policy"].items() if name != "class"}
-        return described["condition"], content_hash([policy, described.get("cache")])
-
     new_cells = []
     for cell in job.cells:
         if is_own(type(cell.policy)) and not (job.run_directory / cell.cell_id).exists():
@@ -199,13 +194,19 @@ def changed_code(job: Job) -> str | None:
     if not new_cells:
         return None
     ids = {cell.cell_id for cell in job.cells}
-    earlier = {without_code(settings) for stored, settings in read_cells(job.run_directory) if stored.name not in ids}
-    changed = [cell for cell in new_cells if without_code(cell.describe()) in earlier]
+    earlier = {_without_code(settings) for stored, settings in read_cells(job.run_directory) if stored.name not in ids}
+    changed = [cell for cell in new_cells if _without_code(cell.describe()) in earlier]
     if not changed:
         return None
     names = ", ".join(sorted({cell.policy.name for cell in changed}))
     count = f"new, beside those of the earlier code: {counted(len(changed), 'cell')}"
     return f"note: the code of policy={names} has changed; {count}."
+
+
+def _without_code(settings: Mapping[str, Any]) -> tuple[str, str]:
+    """Return hashes of a cell's settings (cell.yaml) that stay equal if only the policy's code changes."""
+    policy = {name: value for name, value in settings["policy"].items() if name != "class"}
+    return settings["condition"], content_hash([policy, settings.get("cache")])
 
 
 def make_job(config: DictConfig) -> Job:
@@ -224,23 +225,26 @@ def make_job(config: DictConfig) -> Job:
     rounds = rounds_until(run.draws, cache, policies) if run.until else ()
     benchmark = load_problems(benchmark_config, only_estimated=artifacts.is_planning())
     inputs = input_files(model, policies, cache)
-    _refuse_leaks({policy.placed.get("predictor") for policy in policies if isinstance(policy, Policy)}, benchmark)
+    predictors = {policy.placed.get("predictor") for policy in policies if isinstance(policy, Policy)}
+    _refuse_leaks(predictors, benchmark)
     source = kind.read(cache, run.impl, decoding.max_new_tokens, model, policies)
     shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": run.seed}
     dataset: dict[str, Any] = {"benchmark": benchmark_config, "dataset_hash": benchmark.content_hash}
     impl = source.impl(run.impl)
     cells = [Cell(**shared, **dataset, policy=policy, impl=impl, cache=cache) for policy in policies]
+    # The revision is now the commit that the branch names.
+    model_settings = plain(config.model) | {"revision": model.revision}
     job = Job(
         **shared,
         **sections,
         source=source,
         benchmark=benchmark,
-        cells=tuple({cell.cell_id: cell for cell in cells}.values()),
+        cells=tuple({cell.cell_id: cell for cell in cells}.values()),  # each once
         impl=run.impl,
         draws=run.draws,
         slots=None if run.slots == "auto" else run.slots,
         run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
-        resolved=plain(config) | {"model": plain(config.model) | {"revision": model.revision}} | named_protocol(config),
+        resolved={**plain(config), "model": model_settings, **named_protocol(config)},
         invariant=None if run.invariant == "auto" else run.invariant,
         shard=run.shard,
         rounds=rounds,
@@ -261,7 +265,10 @@ def make_job(config: DictConfig) -> Job:
 
 
 def _refuse_leaks(predictors: set[str | None], benchmark: Benchmark) -> None:
-    """Raise UserError if a predictor was trained on texts that answer one of the benchmark's questions."""
+    """Raise UserError if a predictor was trained on texts that answer one of the benchmark's questions.
+
+    `predictors` are the policies' artifacts of this kind, None for a policy without one.
+    """
     for place in predictors - {None}:
         trained = set(artifacts.read_card("predictor", str(place)).get("questions", ()))
         leaked = [question for question in benchmark.questions if question_hash(question) in trained]
@@ -278,22 +285,25 @@ def named_protocol(config: DictConfig) -> dict[str, Any]:
         return {}
     protocol = OmegaConf.load(conf_files("protocol")[chosen["name"]])
     as_published = OmegaConf.merge(config, protocol)
-    changed = [] if config.benchmark.name in chosen["benchmarks"] else ["benchmark.name"]
-    for key, _ in leaves(cast(dict[str, Any], OmegaConf.to_container(protocol))):
-        if key.startswith("protocol."):
-            continue
-        if OmegaConf.select(config, key) != OmegaConf.select(as_published, key):
-            changed.append(key)
-    return {"protocol": chosen | {"changed": [f"{key}={OmegaConf.select(config, key)}" for key in changed]}}
+    keys = [key for key, _ in leaves(cast(dict[str, Any], OmegaConf.to_container(protocol)))]
+    changed = []
+    if config.benchmark.name not in chosen["benchmarks"]:
+        changed.append(f"benchmark.name={config.benchmark.name}")
+    for key in keys:
+        value = OmegaConf.select(config, key)
+        if not key.startswith("protocol.") and value != OmegaConf.select(as_published, key):
+            changed.append(f"{key}={value}")
+    return {"protocol": {**chosen, "changed": changed}}
 
 
 def _refuse_moved(job: Job, branch: str) -> None:
     """Refuse to resume a run if its cells come from another commit than the branch names now."""
     place = job.model.place
     weights = f"{place}@{job.model.revision}"
-    for _, cell in read_cells(job.run_directory):
-        earlier = str(cell["model"]["weights"])
-        if earlier.startswith(f"{place}@") and cell["model"]["name"] == job.model.name and earlier != weights:
+    for _, settings in read_cells(job.run_directory):
+        model = settings["model"]
+        earlier = str(model["weights"])
+        if earlier.startswith(f"{place}@") and model["name"] == job.model.name and earlier != weights:
             commit = earlier.rpartition("@")[2]
             moved = f"{branch} of {place} names commit {job.model.revision} now"
             hint = f"give model.revision={commit} to go on, or another run_name for the new commit"
@@ -332,6 +342,6 @@ def stored_config(path: Path) -> dict[str, Any]:
 
 def _embedded_here(value: Any) -> Any:
     """Replace a path into another installation's embedded weights, which is gone, by this installation's path."""
-    name = str(value).rpartition("/harness/toy/weights/")[2]
-    is_lost = name != str(value) and not Path(value).exists() and (WEIGHTS / name).exists()
-    return str(WEIGHTS / name) if is_lost else value
+    _, folder, name = str(value).rpartition("/harness/toy/weights/")
+    is_gone = folder and not Path(value).exists()
+    return str(WEIGHTS / name) if is_gone and (WEIGHTS / name).exists() else value

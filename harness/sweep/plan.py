@@ -116,8 +116,10 @@ def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
     lines: list[str] = []
     cells = set[tuple[Path, str]]()
     for key, plan in plans.items():
-        block = _describe(plan, share_of_job[key])
-        lines += [line for line in block if not (line.startswith(_SHOWN_ONCE) and line in lines)]
+        for line in _describe(plan, share_of_job[key]):
+            is_repeated = line.startswith(_SHOWN_ONCE) and line in lines
+            if not is_repeated:
+                lines.append(line)
         cells.update((plan.job.run_directory, cell.cell_id) for cell in plan.job.cells)
     at_once = min(launcher.at_once(tasks), len(tasks))
     lines += ["", _table(parts, hours, at_once, launcher.gpus_of_a_task, shares[0].job.cost.per_hour), ""]
@@ -127,11 +129,6 @@ def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
 
 
 def _job_key(job: Job) -> tuple[Any, ...]:
-    """The same for the shards of a job."""
-    return job.run_directory, *(cell.cell_id for cell in job.cells)
-
-
-def _key(job: Job) -> tuple[Any, ...]:
     """The same for the shards of a job."""
     return job.run_directory, *(cell.cell_id for cell in job.cells)
 
@@ -147,6 +144,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def _plan(job: Job, here: Card | None) -> Plan:
+    """The plan of a job, on the card that it names, or else on the one of this machine, `here`."""
     question = question_tokens(job)
     groups = groups_of(job, question)
     lengths, text_bytes = stored_texts(job)
@@ -272,19 +270,23 @@ def _table(parts: Sequence[Part], hours: Sequence[float | None], at_once: int, g
         until_last_ends = max(until_last_ends / at_once, *(task_hours or 0 for task_hours in hours))
     rows.append(_row(f"in all, {counted(at_once, 'task')} at once", parts, until_last_ends, gpus, price))
     # pandas would write the same, but takes longer to load than all else takes.
-    columns = []
-    align = str.ljust
-    for texts in zip(rows[0], *map(dict.values, rows), strict=True):
-        width = max(map(len, texts))
-        column = []
-        for text in texts:
-            column.append(align(text, width))
-        columns.append(column)
-        align = str.rjust  # numbers, behind the column of names
-    return "\n".join(map(" ".join, zip(*columns, strict=True)))
+    heads = dict(zip(rows[0], rows[0], strict=True))
+    table = [heads, *rows]
+    widths = {}
+    for head in heads:
+        widths[head] = max(len(row[head]) for row in table)
+    lines = []
+    for row in table:
+        texts = []
+        for head, text in row.items():
+            align = str.rjust if head else str.ljust  # the column of names has no head
+            texts.append(align(text, widths[head]))
+        lines.append(" ".join(texts))
+    return "\n".join(lines)
 
 
 def _row(name: str, parts: Sequence[Part], hours: float | None, gpus: int, price: float | None) -> dict[str, str]:
+    """A row of the table, its texts by their columns' heads."""
     row = {
         "": name,
         "completions": f"{sum(part.completions for part in parts):,}",
@@ -307,6 +309,7 @@ def _rounded(value: float | None) -> str:
 
 
 def _hundredths(value: float | None, factor: float) -> str:
+    """The product with two decimals, "?" for None."""
     return "?" if value is None else f"{value * factor:,.2f}"
 
 
@@ -350,8 +353,8 @@ def _decoded_on(card: Card, stored: StoredCell) -> bool:
     cards = []
     try:
         for _, origin in stored.provenances(lambda path, _: unread.append(path)):
-            gpus = origin["hardware"]["gpus"] or [""]
-            cards.append(card_of(gpus[0]))
+            gpus = origin["hardware"]["gpus"]
+            cards.append(card_of(gpus[0]) if gpus else None)
     except (KeyError, TypeError):
         return False
     return not unread and set(cards) == {card}
@@ -375,6 +378,10 @@ def _tokens_of(groups: Sequence[Group], lengths: Sequence[int], missing: Mapping
 
 
 def _slots_on(job: Job, card: Card, weights: int, group: Group, question: int) -> int:
+    """The slots of a group on a card: as many as fit, or as slots= says; a UserError where they do not fit.
+
+    `weights` are the bytes of the weights, `question` the tokens of the longest question.
+    """
     from kvsweep.harness.decode.memory import slot_bytes, step_bytes  # with torch
 
     branches = tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in group.cells)
@@ -480,6 +487,7 @@ def _notes(plan: Plan) -> list[str]:
 
 
 def _memory(job: Job, question: int) -> str:
+    """What a slot of each capacity takes, how that is computed from the model's sizes, and the number of slots."""
     if not job.source.local:
         return "that of the servers"
     spec, itemsize = job.spec, BYTES[job.model.dtype]

@@ -57,6 +57,7 @@ class Board:
             self._is_shown.set()  # also after an error, so that the sweep does not wait
 
     def _show(self) -> None:
+        """Print a line per minute, or redraw the bar and the table on a terminal, until the block ends."""
         if not sys.stderr.isatty():
             self._is_shown.set()
             while not self._end.wait(LINE_S):
@@ -66,12 +67,15 @@ class Board:
         with _terminal() as file, Live(console=VisibleConsole(file=file), auto_refresh=False) as live:
             guard_streams()  # around the streams that `Live` has put in place of stdout and stderr
             self._is_shown.set()
-            ended, pause = False, LOOK_S
-            while not ended:
-                ended, began = self._end.wait(pause), time.monotonic()
+            pause = LOOK_S
+            while True:
+                has_ended = self._end.wait(pause)
+                start = time.monotonic()
                 live.update(Group(*map(render, self._sweeps())), refresh=True)
+                if has_ended:
+                    return
                 # Reading many cells takes seconds of the decoding process.
-                pause = max(LOOK_S, (time.monotonic() - began) / SHARE)
+                pause = max(LOOK_S, (time.monotonic() - start) / SHARE)
 
     def _sweeps(self) -> Iterator[SweepStatus]:
         for directory, cells in self._cells.items():

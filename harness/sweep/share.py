@@ -30,8 +30,8 @@ class Share:
     @cached_property
     def pairs(self) -> list[Pair]:
         """(problem_id, draw) of this shard's rows, problem by problem."""
-        place = {problem_id: number for number, (problem_id, _) in enumerate(self.dealt)}
-        return sorted(self.job.shard.of(self.dealt), key=lambda pair: place[pair[0]])
+        last_places = {problem_id: place for place, (problem_id, _) in enumerate(self.dealt)}
+        return sorted(self.job.shard.of(self.dealt), key=lambda pair: last_places[pair[0]])
 
     @property
     def replays(self) -> bool:
@@ -59,12 +59,16 @@ def lacking(share: Share) -> list[Cell]:
     For a replay, which has no DONE: the cells that lack a row of this shard.
     """
     job = share.job
-    if share.replays:
-        return [cell for cell in job.cells if not job.stored(cell).pairs(share.rows).issuperset(share.pairs)]
     cells = []
     for cell in job.cells:
-        is_covered = job.stored(cell).covers(job.problem_ids, job.draws, grading_rule(cell.describe()))
-        if not is_covered and (share.is_last or np.isnan(job.scores(cell)).any()):
+        stored = job.stored(cell)
+        if share.replays:
+            is_complete = stored.pairs(share.rows).issuperset(share.pairs)
+        else:
+            is_complete = stored.covers(job.problem_ids, job.draws, grading_rule(cell.describe()))
+            if not is_complete and not share.is_last:
+                is_complete = not np.isnan(job.scores(cell)).any()
+        if not is_complete:
             cells.append(cell)
     return cells
 
@@ -73,14 +77,15 @@ def status_of(share: Share, state: State) -> TaskStatus:
     """Return a status with no completion counted; for a replay, the complete cells are counted."""
     job = share.job
     expected = len(share.pairs)
-    incomplete = {cell.cell_id for cell in (lacking(share) if share.replays else job.cells)}
+    incomplete = lacking(share) if share.replays else job.cells
+    incomplete_ids = {cell.cell_id for cell in incomplete}
     cells = {}
     for cell in job.cells:
         cells[cell.cell_id] = CellProgress(
             model=job.model.name,
             benchmark=job.benchmark.name,
             policy=policy_label(cell.policy.identity()),
-            finished=0 if cell.cell_id in incomplete else expected,
+            finished=0 if cell.cell_id in incomplete_ids else expected,
             expected=expected,
             random_weights=job.model.random_weights,
         )

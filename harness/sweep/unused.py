@@ -24,26 +24,29 @@ def refuse_unused(given: Sequence[str], unused: Sequence[Mapping[str, str]]) -> 
     A size that no policy takes, or the margin, is named in a note and not refused, because a script may pass the same
     settings to every job, also to the full cache's.
     """
-    for word in dict.fromkeys(given):
-        key, _, value = word.partition("=")
+    for argument in dict.fromkeys(given):
+        key, _, value = argument.partition("=")
         if not all(key in settings for settings in unused):
             continue
         reason = unused[0][key]
-        vain = f"{word} has no effect, because {reason}"
+        no_effect = f"{argument} has no effect, because {reason}"
         if reason.endswith(_GIVES):
             grid_key = reason.removesuffix(_GIVES)
-            raise UserError(f"{vain}: leave it out, or write '{grid_key}=[{value.strip('[]')}]'.")
+            raise UserError(f"{no_effect}: leave it out, or write '{grid_key}=[{value.strip('[]')}]'.")
         if key not in _NAMED:
-            raise UserError(f"{vain}: leave it out.")
-        print(f"note: {vain}.", file=sys.stderr)
+            raise UserError(f"{no_effect}: leave it out.")
+        print(f"note: {no_effect}.", file=sys.stderr)
 
 
 def unused_settings(config: DictConfig, job: Job) -> dict[str, str]:
     """Return the keys of a configuration that its job does not use, each with the reason."""
     source = job.source
     if source.unused:
-        keys = [key for key in [*config_keys(config), "policy"] if key.startswith(source.unused)]
-        return {key: source.why for key in keys if key not in source.used and not key.startswith("model.sizes.")}
+        unused = {}
+        for key in [*config_keys(config), "policy"]:
+            if key.startswith(source.unused) and key not in source.used and not key.startswith("model.sizes."):
+                unused[key] = source.why
+        return unused
     grid = plain(config.grid)
     unused = {f"cache.{name}": reason for name, reason in job.cache.unused().items()}
     unused["grid.engine"] = "engine=openai alone takes it"
@@ -55,21 +58,25 @@ def unused_settings(config: DictConfig, job: Job) -> dict[str, str]:
 def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield the composed policy's settings, and the first grid's axes, that no policy of any grid takes."""
     chosen = composed["name"]
-    policies = [grid.get("policy") or [chosen] for grid in grids]
-    names = list(dict.fromkeys(chain(*policies)))
+    policies_of_grids = [grid.get("policy") or [chosen] for grid in grids]
+    names = list(dict.fromkeys(chain(*policies_of_grids)))
     fields = {name: set(composed if name == chosen else policy_file(name)) for name in names}
+    first_policies = policies_of_grids[0]
     # A grid beside the first may have it for another reason than the user's choice.
-    if chosen not in policies[0] and all(grid.get("policy") for grid in grids):
+    if chosen not in first_policies and all(grid.get("policy") for grid in grids):
         yield "policy", f"grid.policy{_GIVES}"
     for key in composed.keys() - {"name", "_target_"}:
         takers = {chosen}
         if key in BudgetPolicy.SHARED:
             takers.update(name for name in names if key in fields[name])
-        taking_grids = [grid for grid, listed in zip(grids, policies, strict=True) if takers.intersection(listed)]
+        taking_grids = []
+        for grid, policies in zip(grids, policies_of_grids, strict=True):
+            if takers.intersection(policies):
+                taking_grids.append(grid)
         if not taking_grids:
             yield f"policy.{key}", f"no policy of the job ({', '.join(names)}) takes it"
         elif all(grid.get(key) for grid in taking_grids):
             yield f"policy.{key}", f"grid.{key}{_GIVES}"
     for axis in AXES:
-        if grids[0].get(axis) and not any(axis in fields[name] for name in policies[0]):
-            yield f"grid.{axis}", f"no policy of the grid ({', '.join(policies[0])}) takes it"
+        if grids[0].get(axis) and not any(axis in fields[name] for name in first_policies):
+            yield f"grid.{axis}", f"no policy of the grid ({', '.join(first_policies)}) takes it"
