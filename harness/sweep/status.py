@@ -89,10 +89,12 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     cells = _cells_of_tasks(directory, [task for task in tasks if not task.replays])
     # A cell that is only replayed expects no completion; its state is its replay's.
     for cell_id, cell in _cells_of_tasks(directory, replaying).items():
-        state = cell.state if cell.finished < cell.expected else "done"
-        cells.setdefault(cell_id, replace(cell, state=state, finished=0, expected=0))
+        if cell_id not in cells:
+            state = cell.state if cell.finished < cell.expected else "done"
+            cells[cell_id] = replace(cell, state=state, finished=0, expected=0)
     for stored in stored_cells(directory):
-        if stored.name not in {*cells, *attempts.cells} and (only is None or stored.name in only):
+        is_asked_for = only is None or stored.name in only
+        if is_asked_for and stored.name not in {*cells, *attempts.cells}:
             with suppress(BrokenCell, OSError, KeyError, TypeError):
                 cells[stored.name] = _cell_without_task(stored)
     if only is not None:
@@ -108,16 +110,18 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     states = {cell.state for cell in cells.values()}
     states.update(task.state for task in replaying if task.state in AT_WORK)
     state = _state(states)
-    resting = _resting(tasks, {cell_id for cell_id, cell in cells.items() if cell.state == "done"})
+    done_cells = {cell_id for cell_id, cell in cells.items() if cell.state == "done"}
+    resting = _resting(tasks, done_cells)
     failed = [task for task in resting if task.state != "done"]
-    retry = set[str]()
     # Between two rounds nothing has failed, and the same command resumes.
-    for task in failed if state in AT_WORK else resting:
-        retry.update(_resuming(task, tasks))
+    to_resume = failed if state in AT_WORK else resting
+    commands = set[str]()
+    for task in to_resume:
+        commands.update(_resuming(task, tasks))
     return SweepStatus(
         directory=directory,
         state=state,
-        cells=sorted(cells.values(), key=lambda c: (c.model, c.benchmark, c.policy != "full", c.policy, c.cell_id)),
+        cells=sorted(cells.values(), key=_place_in_table),
         tasks=tasks,
         finished=finished,
         expected=expected,
@@ -128,8 +132,13 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
         seconds_left=seconds_left,
         failed=failed,
         notes=attempts.notes,
-        retry=sorted(retry),
+        retry=sorted(commands),
     )
+
+
+def _place_in_table(cell: CellStatus) -> tuple[Any, ...]:
+    """Return what sorts cells by model and benchmark, the full cache first."""
+    return cell.model, cell.benchmark, cell.policy != "full", cell.policy, cell.cell_id
 
 
 def _resting(tasks: Sequence[TaskStatus], done: Collection[str]) -> list[TaskStatus]:
@@ -137,7 +146,7 @@ def _resting(tasks: Sequence[TaskStatus], done: Collection[str]) -> list[TaskSta
 
     `done`: the ids of the cells that are done.
     """
-    newest: dict[tuple[bool, str, str], TaskStatus] = {}
+    newest: dict[tuple[bool, str, str], TaskStatus] = {}  # by replay or not, shard and cell
     for task in sorted(tasks, key=_last_sign):
         for cell_id in task.cells:
             newest[task.replays, task.shard, cell_id] = task
@@ -145,8 +154,8 @@ def _resting(tasks: Sequence[TaskStatus], done: Collection[str]) -> list[TaskSta
     for task in tasks:
         if task.state in AT_WORK:
             continue
-        for cell_id, row in task.cells.items():
-            is_complete = row.finished >= row.expected if task.replays else cell_id in done
+        for cell_id, progress in task.cells.items():
+            is_complete = progress.finished >= progress.expected if task.replays else cell_id in done
             if not is_complete and newest[task.replays, task.shard, cell_id] is task:
                 resting.append(task)
                 break
@@ -156,11 +165,12 @@ def _resting(tasks: Sequence[TaskStatus], done: Collection[str]) -> list[TaskSta
 def _resuming(task: TaskStatus, tasks: Sequence[TaskStatus]) -> list[str]:
     """The commands that do what a task lacks: its own, or of a shard that has ended those of shards without a task."""
     shard = row_types.Shard.parse(task.shard)
-    begun = {other.shard for other in tasks if not other.cells.keys().isdisjoint(task.cells)}
-    rest = {f"{index}/{shard.count}" for index in range(1, shard.count + 1)} - begun
-    if task.state != "done" or not rest:
+    shards_with_task = {other.shard for other in tasks if not other.cells.keys().isdisjoint(task.cells)}
+    shards = {f"{index}/{shard.count}" for index in range(1, shard.count + 1)}
+    without_task = shards - shards_with_task
+    if task.state != "done" or not without_task:
         return [task.command]
-    return [task.command.replace(f"shard={shard}", f"shard={other}") for other in rest]
+    return [task.command.replace(f"shard={shard}", f"shard={missing}") for missing in without_task]
 
 
 def _pace(tasks: Sequence[TaskStatus]) -> tuple[float, float | None]:
@@ -168,31 +178,29 @@ def _pace(tasks: Sequence[TaskStatus]) -> tuple[float, float | None]:
 
     A task that has just started counts with the mean pace of the earlier tasks.
     """
+    at_work = [task for task in tasks if task.state in AT_WORK]
+    running = [task for task in at_work if task.state == "running"]
     mean_pace = fmean([task.pace for task in tasks if task.pace] or [0.0])
-    tokens = token_pace = row_pace = 0.0  # per second
-    tokens_left = 0
-    for task in tasks:
-        if task.state not in AT_WORK:
-            continue
-        tokens_left += task.tokens_left
-        if task.state == "queued":
-            continue
-        tokens += task.pace
+    token_pace = row_pace = 0.0  # of decoding and of replaying tasks, per second
+    for task in running:
         if task.replays:
             row_pace += task.made / max(task.heartbeat - task.started, 1e-9)
         else:
             token_pace += task.pace or mean_pace
-    replayed, to_replay = _counts_of_replays([task for task in tasks if task.state in AT_WORK])
+    tokens_left = sum(task.tokens_left for task in at_work)
+    replayed, to_replay = _counts_of_replays(at_work)
+    tokens_per_second = sum((task.pace for task in running), start=0.0)
     seconds = 0.0
     for left, pace in ((tokens_left, token_pace), (to_replay - replayed, row_pace)):
         if left > 0:
             if not pace:
-                return tokens, None
+                return tokens_per_second, None
             seconds += left / pace
-    return tokens, seconds
+    return tokens_per_second, seconds
 
 
 def _counts(rows: Collection[CellProgress]) -> tuple[int, int]:
+    """Return the stored rows of cells, and how many there will be."""
     return sum(row.finished for row in rows), sum(row.expected for row in rows)
 
 
@@ -205,41 +213,52 @@ def _counts_of_replays(tasks: Sequence[TaskStatus]) -> tuple[int, int]:
 
 
 def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, CellStatus]:
-    by_cell: dict[str, list[TaskStatus]] = defaultdict(list)
+    """Return the progress of each cell that tasks name, by cell_id, over all shards of the newest split."""
+    tasks_of_cell: dict[str, list[TaskStatus]] = defaultdict(list)
     for task in tasks:
         for cell_id in task.cells:
-            by_cell[cell_id].append(task)
+            tasks_of_cell[cell_id].append(task)
     cells = {}
-    for cell_id, entries in by_cell.items():
-        # If a sweep was split differently later, status files of both splits exist; the newest is current.
-        newest = max(entries, key=lambda task: task.heartbeat)
-        count = row_types.Shard.parse(newest.shard).count
-        # Several experiments may share a cell; each counts the completions that it needs.
-        finished, expected, not_finite = Counter[str](), Counter[str](), Counter[str]()
-        states = set[State]()
-        for task in entries:
-            if row_types.Shard.parse(task.shard).count == count:
-                row = task.cells[cell_id]
-                finished |= {task.shard: row.finished}
-                expected |= {task.shard: row.expected}
-                not_finite |= {task.shard: row.not_finite}
-                states.add(task.state)
-        named = msgspec.structs.asdict(newest.cells[cell_id])
-        named |= {"expected": expected.total(), "not_finite": not_finite.total()}
-        if StoredCell(directory / cell_id).is_done:
-            named |= {"state": "done", "finished": expected.total()}
-        else:
-            named |= {"state": _first(WORST_FIRST, states) or "stopped", "finished": finished.total()}
-        cells[cell_id] = CellStatus(cell_id=cell_id, **named)
+    for cell_id, tasks_here in tasks_of_cell.items():
+        cells[cell_id] = _cell_of_tasks(directory, cell_id, tasks_here)
     return cells
+
+
+def _cell_of_tasks(directory: Path, cell_id: str, tasks: Sequence[TaskStatus]) -> CellStatus:
+    """Return the progress of a cell, which all these tasks name."""
+    # If a sweep was split differently later, status files of both splits exist; the newest is current.
+    newest = max(tasks, key=lambda task: task.heartbeat)
+    count = row_types.Shard.parse(newest.shard).count
+    # Several experiments may share a cell; each counts the completions that it needs. Of a shard the highest count is
+    # taken (`|=`), and the shards are added up.
+    finished, expected, not_finite = Counter[str](), Counter[str](), Counter[str]()
+    states = set[State]()
+    for task in tasks:
+        if row_types.Shard.parse(task.shard).count == count:
+            progress = task.cells[cell_id]
+            finished |= {task.shard: progress.finished}
+            expected |= {task.shard: progress.expected}
+            not_finite |= {task.shard: progress.not_finite}
+            states.add(task.state)
+    fields = msgspec.structs.asdict(newest.cells[cell_id])
+    fields |= {"expected": expected.total(), "not_finite": not_finite.total()}
+    if StoredCell(directory / cell_id).is_done:
+        fields |= {"state": "done", "finished": expected.total()}
+    else:
+        fields |= {"state": _first(WORST_FIRST, states) or "stopped", "finished": finished.total()}
+    return CellStatus(cell_id=cell_id, **fields)
 
 
 def _first(order: Sequence[State], states: Collection[State]) -> State | None:
     """Return the first state of an order that is among the states."""
-    return next((state for state in order if state in states), None)
+    for state in order:
+        if state in states:
+            return state
+    return None
 
 
 def _cell_without_task(stored: StoredCell) -> CellStatus:
+    """Return the progress of a cell that no status file names: its DONE and cell.yaml say all that is known."""
     settings, done = stored.settings, stored.done
     count = done.completions if done else 0
     return CellStatus(
@@ -256,8 +275,11 @@ def _cell_without_task(stored: StoredCell) -> CellStatus:
 
 def _add_grades(cell: CellStatus, folder: Path) -> None:
     """Fill in Pass@1 so far. A killed task has stored and graded more than its status file says."""
-    files = StoredCell(folder).files(row_types.GRADES_FILE).values()
-    score = _score(folder, tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+    stamps = []
+    for path in StoredCell(folder).files(row_types.GRADES_FILE).values():
+        stat = path.stat()
+        stamps.append((stat.st_size, stat.st_mtime_ns))
+    score = _score(folder, tuple(stamps))
     cell.graded = score.graded
     cell.finished = max(cell.finished, min(cell.graded, cell.expected))
     if not cell.random_weights:
@@ -276,10 +298,12 @@ def _last_sign(task: TaskStatus) -> float:
 
 
 def _state(states: set[State]) -> State:
+    """Return a sweep's state of the states of its cells."""
     return _first(AT_WORK, states) or ("done" if states == {"done"} else "stopped")
 
 
 def _seconds_at_work(tasks: Sequence[TaskStatus]) -> float:
+    """Return the seconds in which at least one task worked; seconds of several tasks count once."""
     total = until = 0.0
     for task in sorted(tasks, key=lambda task: task.started):
         if task.started:
@@ -312,6 +336,7 @@ class VisibleConsole(Console):
 
 
 def _watch(console: Console, directory: Path, interval: float, *, per_cell: bool) -> SweepStatus:
+    """Redraw the progress every `interval` seconds until no task is at work; return the last progress."""
     with Live(console=console, refresh_per_second=4) as live:
         while True:
             sweep = read_sweep(directory)
@@ -322,10 +347,11 @@ def _watch(console: Console, directory: Path, interval: float, *, per_cell: bool
 
 
 def to_json(sweep: SweepStatus) -> dict[str, Any]:
-    values = msgspec.to_builtins(sweep, enc_hook=str)
-    values["states"] = dict(Counter(cell.state for cell in sweep.cells))
-    del values["failed"]
-    return values
+    """Return the sweep as `kvsweep status --json` prints it: its fields, and how many cells have each state."""
+    fields = msgspec.to_builtins(sweep, enc_hook=str)
+    fields["states"] = dict(Counter(cell.state for cell in sweep.cells))
+    del fields["failed"]
+    return fields
 
 
 def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
@@ -366,6 +392,7 @@ def _stored(sweep: SweepStatus) -> tuple[int, int]:
 
 
 def _share(sweep: SweepStatus) -> str:
+    """Return what is stored, as in "50%, 48 of 96 completions"."""
     done, total = _stored(sweep)
     pieces = [f"{percent(done / total)}%", f"{sweep.finished} of {counted(sweep.expected, 'completion')}"]
     if sweep.to_replay:
@@ -378,6 +405,7 @@ def _share(sweep: SweepStatus) -> str:
 
 
 def _left(sweep: SweepStatus) -> str:
+    """Return the time that is left and the pace, as in "left 0:02:10, 812 tokens/s"."""
     if sweep.state == "stopped":
         return "nothing runs"
     left = "left unknown"
@@ -388,13 +416,16 @@ def _left(sweep: SweepStatus) -> str:
 
 def _scores(panel: Sequence[CellStatus]) -> tuple[str, str]:
     """Return Pass@1 so far of a panel's full cache, and the lowest and highest of its other cells."""
-    full, rest = [], []
+    full_texts, scores = [], []
     for cell in panel:
         if cell.policy == "full":
-            full.append(_percent(cell))
+            full_texts.append(_percent(cell))
         elif cell.pass_at_1 is not None:
-            rest.append(cell.pass_at_1)
-    return ", ".join(filter(None, full)), f"{percent(min(rest))} to {percent(max(rest))}" if rest else ""
+            scores.append(cell.pass_at_1)
+    full = ", ".join(filter(None, full_texts))
+    if not scores:
+        return full, ""
+    return full, f"{percent(min(scores))} to {percent(max(scores))}"
 
 
 def _cell_table(cells: Sequence[CellStatus]) -> Table:
@@ -419,10 +450,11 @@ def _panel_table(cells: Sequence[CellStatus]) -> Table:
 
 
 def _table(*heads: str) -> Table:
+    """Return an empty table with these columns: words stand left, numbers right."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
     for head in heads:
-        names = head in ("model", "benchmark", "policy", "state", "cell")
-        table.add_column(head, justify="left" if names else "right", overflow="fold")
+        has_words = head in ("model", "benchmark", "policy", "state", "cell")
+        table.add_column(head, justify="left" if has_words else "right", overflow="fold")
     return table
 
 
@@ -433,24 +465,28 @@ def _panels(cells: Sequence[CellStatus]) -> Iterator[tuple[tuple[str, str], list
 
 
 def _percent(cell: CellStatus) -> str:
+    """Return a cell's Pass@1 so far with its error, "no grade", or "" if nothing is stored."""
     if cell.pass_at_1 is None:
         return "no grade" if cell.ungraded else ""
-    return percent_pm(cell.pass_at_1, float("nan") if cell.error is None else cell.error)
+    error = float("nan") if cell.error is None else cell.error
+    return percent_pm(cell.pass_at_1, error)
 
 
 def _print_failures(sweep: SweepStatus) -> None:
+    """Print what needs the user: missing grades, broken texts, waiting and failed tasks, and commands to go on with."""
     ungraded = sum(cell.ungraded for cell in sweep.cells)
     if ungraded and sweep.state in ("stopped", "done"):
         print(f"\nNot graded yet: {counted(ungraded, 'completion')}. This command grades the rest:")
         print(f"    kvsweep grade {shlex.quote(str(sweep.directory))}")
-    broken = [cell.not_finite for cell in sweep.cells if cell.not_finite]
-    if broken:
-        texts = counted(sum(broken), "text")
-        print(f"\n{texts} of {counted(len(broken), 'cell')} ended because logits were NaN or infinite (not_finite).")
+    not_finite = [cell.not_finite for cell in sweep.cells if cell.not_finite]
+    if not_finite:
+        texts, cells = counted(sum(not_finite), "text"), counted(len(not_finite), "cell")
+        print(f"\n{texts} of {cells} ended because logits were NaN or infinite (not_finite).")
     waiting, notes = Counter[str](), Counter[str]()
     for task in sweep.tasks:
         if task.state == "queued" and task.error:
-            waiting[f"queued as job {str(task.scheduler_job).partition('_')[0]}, {task.error}"] += 1
+            job_id = str(task.scheduler_job).partition("_")[0]
+            waiting[f"queued as job {job_id}, {task.error}"] += 1
         if task.note:
             notes[task.note] += 1
     for reason, count in waiting.items():

@@ -54,6 +54,7 @@ def _note(kind: str, reason: str, run_directory: Path, status: TaskStatus) -> No
 def _follow(
     config: TrackerConfig, run_directory: Path, status: TaskStatus, cells: list[str], ended: threading.Event
 ) -> None:
+    """Send the cells' progress every `interval_s` until the block has ended, then their results."""
     try:
         runs = {cell_id: _open(config, run_directory, status, cell_id) for cell_id in cells}
         for step in count(1):
@@ -63,13 +64,15 @@ def _follow(
                 break
         shard = row_types.Shard.parse(status.shard)
         for cell_id, run in runs.items():
-            run.log(_progress(status, cell_id) | cell_result(run_directory / cell_id, shard), step + 1)
+            result = cell_result(run_directory / cell_id, shard)
+            run.log({**_progress(status, cell_id), **result}, step + 1)
             run.finish(status.state == "done")
     except (Exception, SystemExit) as error:
         _note(config.kind, f"{type(error).__name__}: {error}", run_directory, status)
 
 
 def _open(config: TrackerConfig, run_directory: Path, status: TaskStatus, cell_id: str) -> "TrackerRun":
+    """Start a cell's run at the tracker; after an error try again, twice."""
     settings = {**StoredCell(run_directory / cell_id).settings, "shard": status.shard, "command": status.command}
     cell = status.cells[cell_id]
     name = f"{cell.model} {cell.benchmark} {cell.policy} {status.shard}".removesuffix(f" {row_types.WHOLE}")
@@ -117,9 +120,9 @@ def mlflow_run(*, project: str, group: str, name: str, config: dict[str, Any]) -
     import mlflow
 
     client = mlflow.MlflowClient()
-    found = client.get_experiment_by_name(project)
-    experiment = client.create_experiment(project) if found is None else found.experiment_id
-    run_id = client.create_run(experiment, run_name=name, tags={"group": group}).info.run_id
+    experiment = client.get_experiment_by_name(project)
+    experiment_id = client.create_experiment(project) if experiment is None else experiment.experiment_id
+    run_id = client.create_run(experiment_id, run_name=name, tags={"group": group}).info.run_id
     for name, value in row_types.leaves(config):
         client.log_param(run_id, name, str(value)[:MLFLOW_CHARACTERS])
 
