@@ -1,9 +1,7 @@
 """Ask servers for the missing completions of one job's cells, and store each as it arrives."""
 
 import asyncio
-import itertools
 import json
-import operator
 import re
 import sys
 import time
@@ -122,15 +120,16 @@ def fill(work: OpenCells) -> None:
 
 async def _ask_all(work: OpenCells) -> None:
     lacking = [store for store in work.stores.values() if not store.finished_pairs.issuperset(work.share.pairs)]
-    logs = [_said_in_log(store.cell.policy) for store in lacking]  # a log that says nothing ends the sweep here
-    written = dict.fromkeys((store.cell.cell_id for store in lacking), 0)
+    caches = [_cache_in_log(store.cell.policy) for store in lacking]  # a log that says nothing ends the sweep here
+    tokens = {store.cell.cell_id: 0 for store in lacking}  # of the completions that arrive
     beat = asyncio.create_task(_beat())
-    work.reporter.counters.append(lambda: sum(written.values()))
-    fills = (_fill(work, store, written, log) for store, log in zip(lacking, logs, strict=True))
-    ended = await asyncio.gather(*fills, return_exceptions=True)
+    work.reporter.counters.append(lambda: sum(tokens.values()))
+    fills = [_fill(work, store, tokens, cache) for store, cache in zip(lacking, caches, strict=True)]
+    results = await asyncio.gather(*fills, return_exceptions=True)
     beat.cancel()
-    if failures := [one for one in ended if one is not None]:
-        raise failures[0]
+    for failure in results:
+        if failure is not None:
+            raise failure
 
 
 async def _beat() -> None:
@@ -139,7 +138,8 @@ async def _beat() -> None:
         await asyncio.sleep(_BEAT_S)
 
 
-async def _fill(work: OpenCells, store: CellStore, written: dict[str, int], log: dict[str, str]) -> None:
+async def _fill(work: OpenCells, store: CellStore, tokens: dict[str, int], cache_in_log: dict[str, str]) -> None:
+    """Ask a cell's server for the missing completions; `tokens` counts those of each cell that arrive."""
     job, server, cell_id = work.share.job, store.cell.policy, store.cell.cell_id
     assert isinstance(server, Server)
     started = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "code": describe_code()}
@@ -147,9 +147,9 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int], log:
     # Without these the client would send those of another place, from the environment.
     names: Any = {"api_key": server.key or "none", "organization": "", "project": ""}
     async with openai.AsyncOpenAI(base_url=server.url, max_retries=RETRIES, timeout=timeout, **names) as client:
-        cache = {**await _said_on_pages(client, server.url), **log}
-        said = {"url": server.url, "cache": cache}
-        record = record_of(store.begin_pass(job.provenance(store.cell), {**started, **said}))
+        cache = {**await _cache_on_pages(client, server.url), **cache_in_log}
+        decoding_pass = {**started, "url": server.url, "cache": cache}
+        record = record_of(store.begin_pass(job.provenance(store.cell), decoding_pass))
         asker = _Asker(job=job, server=server, client=client, cache=cache_of(cache), record=record)
 
         async def answer(pair: Pair) -> None:
@@ -157,33 +157,36 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int], log:
             if completion is not None:
                 store.note(**{name: asker.record[name] for name in ("model", *ROUTED) if name in asker.record})
                 work.append(cell_id, completion)
-                written[cell_id] += completion.num_tokens
+                tokens[cell_id] += completion.num_tokens
                 asker.taken += 1
 
         try:
             if server.check:
                 await asker.check(work.share.pairs[: server.check])
             async with asyncio.TaskGroup() as tasks:
-                for pair in (pair for pair in work.share.pairs if work.lacks(cell_id, pair)):
-                    tasks.create_task(answer(pair))
+                for pair in work.share.pairs:
+                    if work.lacks(cell_id, pair):
+                        tasks.create_task(answer(pair))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         if asker.refused:
             raise asker.refusal
 
 
-async def _said_on_pages(client: openai.AsyncOpenAI, url: str) -> dict[str, str]:
+async def _cache_on_pages(client: openai.AsyncOpenAI, url: str) -> dict[str, str]:
     """What a server says of its cache and its limit, by its own names; empty for many."""
-    once = client.with_options(max_retries=0, timeout=CONNECT_S)
-    roots = [urljoin(url, "/"), url.removesuffix("/").removesuffix("/v1") + "/"]
-    said = dict[str, str]()
-    for root, page in itertools.product(dict.fromkeys(roots), _PAGES):
-        with suppress(openai.APIError):
-            said |= _ON_PAGES.findall(await once.get(root + page, cast_to=str))
-    return said
+    impatient = client.with_options(max_retries=0, timeout=CONNECT_S)
+    roots = dict.fromkeys([urljoin(url, "/"), url.removesuffix("/").removesuffix("/v1") + "/"])
+    values: dict[str, str] = {}
+    for root in roots:
+        for page in _PAGES:
+            with suppress(openai.APIError):
+                text = await impatient.get(root + page, cast_to=str)
+                values |= _ON_PAGES.findall(text)
+    return values
 
 
-def _said_in_log(server: Policy) -> dict[str, str]:
+def _cache_in_log(server: Policy) -> dict[str, str]:
     """What llama.cpp's server says of its cache in its log, several values of a name joined; empty without a log."""
     assert isinstance(server, Server)
     if server.log is None:
@@ -193,15 +196,15 @@ def _said_in_log(server: Policy) -> dict[str, str]:
         raise UserError(f"engine.log={server.log} is no file: name the server's log.")
     with open_file(path, linked=True) as file:
         text = file.read(_LOG_START).decode(errors="replace")
-    said = defaultdict[str, dict[str, None]](dict)
+    values = defaultdict[str, dict[str, None]](dict)  # of each name, in their order
     for match in _OF_LOG.finditer(text):
         for name, value in match.groupdict().items():
             if value:
-                said[name][value] = None
-    if not said:
-        what = f"engine.log={server.log} says nothing of a cache"
-        raise UserError(f"{what}: start llama-server with -lv 4, or give none.")
-    return {name: ", ".join(values) for name, values in said.items()}
+                values[name][value] = None
+    if not values:
+        silent = f"engine.log={server.log} says nothing of a cache"
+        raise UserError(f"{silent}: start llama-server with -lv 4, or give none.")
+    return {name: ", ".join(distinct) for name, distinct in values.items()}
 
 
 @dataclass(kw_only=True)
@@ -220,11 +223,11 @@ class _Asker:
 
     async def check(self, pairs: list[Pair]) -> None:
         """Ask each of the pairs twice, and print how many completions were equal."""
-        texts = []
-        for _ in range(2):
-            completions = await asyncio.gather(*map(self.ask, pairs))
-            texts.append([completion and completion.text for completion in completions])
-        same = sum(map(operator.eq, *texts))
+        first = await asyncio.gather(*map(self.ask, pairs))
+        second = await asyncio.gather(*map(self.ask, pairs))
+        same = 0
+        for completion, again in zip(first, second, strict=True):
+            same += (completion and completion.text) == (again and again.text)  # also if the server gives none twice
         print(f"{self.server.name}: {same} of {len(pairs)} requests sent twice gave the same text", flush=True)
 
     async def ask(self, pair: Pair) -> Completion | None:
@@ -246,26 +249,31 @@ class _Asker:
 
     @property
     def refusal(self) -> ServerError:
-        first, *others = self.refused.values()
-        lacking = 1 + len(others)
-        return ServerError(f"{first} Answers that lack: {lacking} of {lacking + self.taken}.")
+        """The first refusal, with the number of answers that are missing."""
+        first = next(iter(self.refused.values()))
+        missing = len(self.refused)
+        return ServerError(f"{first} Answers that lack: {missing} of {missing + self.taken}.")
 
     async def _post(self, pair: Pair) -> bytes:
+        """Send a pair's question, and return the answer's bytes; raises ServerError for any other answer, or none."""
         question = self.prompts[pair[0]]
-        api: Any = self.client.completions
-        given: dict[str, Any] = {"prompt": question}
-        if self.server.api == "chat":
-            api, given = self.client.chat.completions, {"messages": [{"role": "user", "content": question}]}
         fields = self._fields(pair)
-        given |= {"model": self.server.model, "extra_body": fields}
+        request: dict[str, Any] = {"model": self.server.model, "extra_body": fields}
+        api: Any = self.client.completions
+        if self.server.api == "chat":
+            api = self.client.chat.completions
+            request["messages"] = [{"role": "user", "content": question}]
+        else:
+            request["prompt"] = question
         try:
-            return (await api.with_raw_response.create(**given)).content
+            return (await api.with_raw_response.create(**request)).content
         except openai.APIStatusError as error:
             status, answer = error.status_code, error.response.text
             what = f"answers {status}: {answer}"
-            if status in _OF_ONE_QUESTION or (status == 500 and _OF_LENGTH.search(answer)):  # as llama.cpp says it
+            is_too_long = status == 500 and _OF_LENGTH.search(answer)  # as llama.cpp says it
+            if status in _OF_ONE_QUESTION or is_too_long:
                 raise self._error(what, _RefusedError, self._remedy(answer, fields)) from None
-            raise self._error(what, mend=_WAYS_OUT.get(status, _GOES_ON)) from None
+            raise self._error(what, hint=_WAYS_OUT.get(status, _GOES_ON)) from None
         except openai.APIConnectionError as error:
             raise self._error(f"does not answer: {error.__cause__ or error}") from None
 
@@ -295,13 +303,14 @@ class _Asker:
 
     def _completion(self, pair: Pair, data: bytes, seconds: float) -> Completion:
         """Return an answer's completion. The ending decides first, then the text, then the counts."""
-        said = data.decode(errors="replace")
-        if self.server.key and self.server.key in said:
+        body = data.decode(errors="replace")
+        if self.server.key and self.server.key in body:
             raise self._error("sends the key back in an answer, which is not stored", _RefusedError)
         try:
             answer = decode(data, _Answer)
             [choice] = answer.choices
-            if fault := answer.error or choice.error:
+            fault = answer.error or choice.error
+            if fault:
                 raise ValueError(f"it has the error {fault}")
             ended = ending(choice.finish_reason)
             if ended is None:
@@ -311,7 +320,7 @@ class _Asker:
             if tokens < bool(text) or tokens > limit + MISCOUNTED:
                 raise ValueError(f"it counts {tokens} tokens, where 1 to {limit} are possible")
         except (ValueError, RecursionError) as error:
-            raise self._error(f"sends what is no completion ({error}): {said}", _RefusedError) from None
+            raise self._error(f"sends what is no completion ({error}): {body}", _RefusedError) from None
         self._check_record(answer)
         thinking = answer.usage.thinking
         return Completion(
@@ -345,7 +354,7 @@ class _Asker:
         for name, value in {"model": answer.model, **self.cache}.items():
             if name != BYTES and self.record.setdefault(name, value) != value:
                 what = f"says {name} {value}, and other answers of this cell say {self.record[name]}"
-                raise self._error(what, mend="take another run_name, or start the server that gave those")
+                raise self._error(what, hint="take another run_name, or start the server that gave those")
         for name in ROUTED:
             value = getattr(answer, name)
             if value and value not in self.record.setdefault(name, []):
@@ -361,11 +370,12 @@ class _Asker:
         if thinking is None or (thinking == "" and (tags.end is None or tags.end in content)):
             return content
         if tags.end is None:
-            raise self._error("splits thinking off", mend="name the tags of the model by model.think_end")
+            raise self._error("splits thinking off", hint="name the tags of the model by model.think_end")
         return joined(thinking, content, tags, ended=ended == "stop")
 
-    def _error(self, what: str, kind: type[ServerError] = ServerError, mend: str = _GOES_ON) -> ServerError:
+    def _error(self, what: str, kind: type[ServerError] = ServerError, hint: str = _GOES_ON) -> ServerError:
         """Return an error of one sentence, without a key, whatever the server has said."""
-        said = what.replace(self.server.key, "***") if self.server.key else what
-        said = visible(" ".join(said.split()))[:_SHOWN]
-        return kind(f"{self.server.url} ({self.server.name}) {said}; {mend}.")
+        if self.server.key:
+            what = what.replace(self.server.key, "***")
+        shown = visible(" ".join(what.split()))[:_SHOWN]
+        return kind(f"{self.server.url} ({self.server.name}) {shown}; {hint}.")

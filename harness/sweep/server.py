@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, Self
@@ -61,8 +61,10 @@ class Server(FullCache):
 
     def identity(self) -> dict[str, Any]:
         """Everything that is declared and sent. A server that is restarted elsewhere continues the same cell."""
-        aside = ("url", "key_env", "parallel", "check", "log", "control")
-        return {k: v for k, v in dataclasses.asdict(self).items() if k not in aside} | {"kind": "declared"}
+        fields = dataclasses.asdict(self)
+        for name in ("url", "key_env", "parallel", "check", "log", "control"):
+            del fields[name]
+        return {**fields, "kind": "declared"}
 
 
 def _check_address(url: str) -> None:
@@ -101,27 +103,30 @@ def fill_models(config: DictConfig) -> None:
     grid = OmegaConf.select(config, "grid.engine")
     settings = grid if OmegaConf.is_list(grid) else [config.engine]
     with open_dict(config):
-        for setting in filter(OmegaConf.is_dict, settings):
-            given = {**config.engine, **setting}
-            if given["model"] is None and given["url"] is not None:
-                setting.model = _only_model(str(given["url"]), given["key_env"])
+        for setting in settings:
+            if not OmegaConf.is_dict(setting):
+                continue  # refused by `build_servers`
+            complete = {**config.engine, **setting}
+            if complete["model"] is None and complete["url"] is not None:
+                setting.model = _only_model(str(complete["url"]), complete["key_env"])
             if config.engine.model is None:
                 config.engine.model = setting.get("model")
 
 
 def _only_model(url: str, key_env: str | None) -> str:
+    """Return the model that a server lists; raises UserError if it lists none or several."""
     import openai  # takes a second
 
     _check_address(url)
     key = os.environ.get(key_env or "") or "none"
     try:
-        listed = openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=10).models.list()
-        models = [model.id for model in listed]
+        client = openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=10)
+        models = [model.id for model in client.models.list()]
     except openai.OpenAIError:
         models = []
     if len(models) != 1:
-        what = f"engine.model is missing, and the server lists {len(models)} models"
-        raise UserError(f"{what}: start it, or give one of its models. {', '.join(models[:10])}")
+        missing = f"engine.model is missing, and the server lists {len(models)} models"
+        raise UserError(f"{missing}: start it, or give one of its models. {', '.join(models[:10])}")
     return models[0]
 
 
@@ -142,24 +147,31 @@ def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
         section = {name: value for name, value in {**engine, **setting}.items() if value is not None}
         servers.append(build_target("engine", section, Server))
     servers += [_asked_again(server) for server in servers if server.control and server.name == "full"]
+    _check_names(servers)
+    model = {key: config.model[key] for key in (*NAMES, "revision")}
+    return build(ServedModel, "model", model), [*servers]
+
+
+def _check_names(servers: Sequence[Server]) -> None:
+    """Refuse two settings of one name, settings without a baseline, and a control that is another setting."""
     name, count = Counter(server.name for server in servers).most_common(1)[0]
     if count > 1:
         raise UserError(f"grid.engine has {count} settings of the name {name}: give each its own.")
-    if len(servers) > 1 and "full" not in {server.name for server in servers}:
+    identities = {server.name: server.identity() for server in servers}
+    if len(servers) > 1 and "full" not in identities:
         raise UserError("grid.engine has no setting with name: full, the baseline of the others: name one so.")
-    by_name = {server.name: server.identity() for server in servers}
-    if "full" in by_name and CONTROL in by_name:
-        full, control = by_name["full"], by_name[CONTROL]
+    if "full" in identities and CONTROL in identities:
+        full, control = identities["full"], identities[CONTROL]
         different = [name for name in full if name not in ("name", "title") and full[name] != control[name]]
         if different:
             differ = f"{CONTROL} and full differ in {', '.join(different)}"
             raise UserError(f"grid.engine: {differ}, but a control is the full setting again.")
-    model = {**{key: config.model[key] for key in NAMES}, "revision": config.model.revision}
-    return build(ServedModel, "model", model), [*servers]
 
 
 def _asked_again(full: Server) -> Server:
-    return dataclasses.replace(full, name=CONTROL, title=", ".join(filter(None, (full.title, "asked again"))))
+    """Return the control of the full setting: the same server, asked a second time."""
+    title = f"{full.title}, asked again" if full.title else "asked again"
+    return dataclasses.replace(full, name=CONTROL, title=title)
 
 
 class Served(Source):
