@@ -37,11 +37,12 @@ _EPSILON = 1e-9
 def score_array(graded: pd.DataFrame, cell_ids: Sequence[str]) -> Floats:
     """Arrange graded rows (cell_id, problem_id, draw, correct) of some cells as [cells, problems, ascending draws]."""
     rows = graded[graded["cell_id"].isin(cell_ids)]
-    cells = pd.Categorical(rows["cell_id"].astype("object"), categories=list(cell_ids)).codes
-    problems, names = pd.factorize(rows["problem_id"])
-    draws, numbers = pd.factorize(rows["draw"], sort=True)
-    scores = np.full((len(cell_ids), len(names), len(numbers)), np.nan)
-    scores[cells, problems, draws] = rows["correct"]
+    # The place of each row along each axis of the array.
+    cell = pd.Categorical(rows["cell_id"].astype("object"), categories=list(cell_ids)).codes
+    problem, problem_ids = pd.factorize(rows["problem_id"])
+    draw, draws = pd.factorize(rows["draw"], sort=True)
+    scores = np.full((len(cell_ids), len(problem_ids), len(draws)), np.nan)
+    scores[cell, problem, draw] = rows["correct"]
     return scores
 
 
@@ -65,22 +66,23 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
     from scipy import stats
     from statsmodels.stats.multitest import multipletests
 
-    differences = problem_means(scores - reference)
-    count = (~np.isnan(differences)).sum(-1)
-    table = pd.DataFrame({"problems": count})
-    has_pair = count > 0
+    differences = problem_means(scores - reference)  # [cells, problems]
+    problems = (~np.isnan(differences)).sum(-1)
+    table = pd.DataFrame({"problems": problems})
+    has_pair = problems > 0
     with np.errstate(invalid="ignore", divide="ignore"):
-        table["difference"] = np.where(has_pair, np.nansum(differences, -1) / count, np.nan)
+        table["difference"] = np.where(has_pair, np.nansum(differences, -1) / problems, np.nan)
         centred = differences - table["difference"].to_numpy()[:, None]
-        table["se"] = np.sqrt(np.nansum(centred**2, -1) / (count - 1) / count)
-    half = stats.t.ppf(1 - LEVEL / 2, np.maximum(count - 1, 1)) * table["se"]
-    table["low"] = table["difference"] - half
-    table["high"] = table["difference"] + half
+        table["se"] = np.sqrt(np.nansum(centred**2, -1) / (problems - 1) / problems)
+    half_width = stats.t.ppf(1 - LEVEL / 2, np.maximum(problems - 1, 1)) * table["se"]
+    table["low"] = table["difference"] - half_width
+    table["high"] = table["difference"] + half_width
     table["p"] = np.where(has_pair, sign_flip_p(differences), np.nan)
-    for name, method in (("p_holm", "holm"), ("p_bh", "fdr_bh")):
-        table[name] = np.nan
+    for column, method in (("p_holm", "holm"), ("p_bh", "fdr_bh")):
+        table[column] = np.nan
         if has_pair.any():
-            table.loc[has_pair, name] = multipletests(table.loc[has_pair, "p"], method=method)[1]
+            _, adjusted, *_ = multipletests(table.loc[has_pair, "p"], method=method)
+            table.loc[has_pair, column] = adjusted
     return table
 
 
@@ -89,13 +91,16 @@ def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 
     values = np.nan_to_num(differences)
     observed = np.abs(values.sum(-1))
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(resamples, values.shape[1]))
-    drawn = np.abs(signs @ values.T)
-    p = (1 + (drawn >= observed - _EPSILON).sum(0)) / (resamples + 1)
-    for row, cell in enumerate(values):
-        changed = cell[np.abs(cell) > _EPSILON]
-        if len(changed) <= EXACT_PROBLEMS:
-            patterns = 1 - 2.0 * ((np.arange(2 ** len(changed))[:, None] >> np.arange(len(changed))) & 1)
-            p[row] = (np.abs(patterns @ changed) >= observed[row] - _EPSILON).mean()
+    resampled = np.abs(signs @ values.T)  # [resamples, cells]
+    p = (1 + (resampled >= observed - _EPSILON).sum(0)) / (resamples + 1)
+    for cell, cell_values in enumerate(values):
+        changed = cell_values[np.abs(cell_values) > _EPSILON]
+        if len(changed) > EXACT_PROBLEMS:
+            continue
+        # Each number from 0 has a pattern of signs: its bit 0 stands for +1, its bit 1 for -1.
+        numbers = np.arange(2 ** len(changed))[:, None]
+        patterns = 1 - 2.0 * ((numbers >> np.arange(len(changed))) & 1)
+        p[cell] = (np.abs(patterns @ changed) >= observed[cell] - _EPSILON).mean()
     return p
 
 
@@ -152,30 +157,33 @@ def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int =
     common = np.where(np.isnan(scores).any(0), np.nan, scores)
     means = problem_means(common)
     compared = ~np.isnan(means).any(0)
+    common = common[:, compared]
     means = means[:, compared]
     cells, problems = means.shape
     if cells < 2 or problems < 2:
         return None
     observed = means.mean(-1)
     residuals = (means - observed[:, None]) * np.sqrt(problems / (problems - 1))
-    draws = float((~np.isnan(common[0])).sum(-1)[compared].mean())
+    draws_of_problem = np.isfinite(common[0]).sum(-1)
     null = _permuted(means, resamples, seed)
     centred = _permuted(residuals, resamples, seed + 1)
-    partial = np.isfinite(scores).sum() > np.isfinite(common[:, compared]).sum()
-    return replace(_floor(observed, null, problems, draws, centred), partial=bool(partial))
+    floor = _floor(observed, null, problems, float(draws_of_problem.mean()), centred)
+    partial = np.isfinite(scores).sum() > np.isfinite(common).sum()
+    return replace(floor, partial=bool(partial))
 
 
 def _permuted(means: Floats, resamples: int, seed: int) -> Floats:
-    """Shuffle the cells of each problem; return the cells' means [resamples, cells]."""
+    """Shuffle the cells of each problem in `means` [cells, problems]; return the cells' means [resamples, cells]."""
     rng = np.random.default_rng(seed)
     cells, problems = means.shape
-    size = max(1, _CHUNK // means.size)
-    parts = []
-    for start in range(0, resamples, size):
-        count = min(size, resamples - start)
+    most_at_once = max(1, _CHUNK // means.size)
+    chunks = []
+    for start in range(0, resamples, most_at_once):
+        count = min(most_at_once, resamples - start)
         order = rng.random((count, cells, problems)).argsort(1)
-        parts.append(np.take_along_axis(means[None], order, 1).mean(-1))
-    return np.concatenate(parts)
+        shuffled = np.take_along_axis(means[None], order, 1)
+        chunks.append(shuffled.mean(-1))
+    return np.concatenate(chunks)
 
 
 def summary_noise_floor(
@@ -189,9 +197,10 @@ def summary_noise_floor(
     rng = np.random.default_rng(seed)
     # If all answers are right (or all wrong), all simulated answers are too.
     mean = float(np.clip(np.mean(scores), _EPSILON, 1 - _EPSILON))
-    size = (1 - between) / between
-    chance = rng.beta(mean * size, (1 - mean) * size, (resamples, 1, problems))
-    null = rng.binomial(draws, np.broadcast_to(chance, (resamples, len(scores), problems))).mean(-1) / draws
+    concentration = (1 - between) / between  # the sum of the distribution's two parameters
+    chance_right = rng.beta(mean * concentration, (1 - mean) * concentration, (resamples, 1, problems))
+    right = rng.binomial(draws, np.broadcast_to(chance_right, (resamples, len(scores), problems)))
+    null = right.mean(-1) / draws
     return _floor(np.asarray(scores), null, problems, draws, null)
 
 
@@ -199,6 +208,7 @@ def _floor(observed: Floats, null: Floats, problems: int, draws: float, centred:
     """Compare the cells' means with identical cells' means, `null` and (for `critical`) `centred`: [grids, cells]."""
     spread = float(observed.std(ddof=1))
     null_spreads = null.std(-1, ddof=1)
+    as_wide = (null_spreads >= spread - _EPSILON).sum()
     low, middle, high = np.quantile(np.ptp(null, axis=-1), [0.025, 0.5, 0.975]).tolist()
     return NoiseFloor(
         scores=observed,
@@ -209,7 +219,7 @@ def _floor(observed: Floats, null: Floats, problems: int, draws: float, centred:
         range=float(np.ptp(observed)),
         expected_spread=float(null_spreads.mean()),
         expected_range=(low, middle, high),
-        p=float((1 + (null_spreads >= spread - _EPSILON).sum()) / (len(null) + 1)),
+        p=float((1 + as_wide) / (len(null) + 1)),
         critical=float(np.quantile(np.ptp(centred, axis=-1), 1 - LEVEL)),
     )
 
@@ -221,24 +231,26 @@ def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
     the paired differences replaces it. Returns the number (infinite for equal scores), and True for an upper bound.
     """
     pairs = first - second
-    means = problem_means(pairs[None])[0]
-    problems = int((~np.isnan(means)).sum())
+    [means] = problem_means(pairs[None])
+    problems = int(np.isfinite(means).sum())
     if problems < 2:
         return float("nan"), False
-    counts = (~np.isnan(pairs)).sum(-1)
-    several = counts > 1
-    bound = not several.any()
-    variances = np.nanvar(means, ddof=1) if bound else np.nanvar(pairs[several], axis=-1, ddof=1)
-    variance = float(variances.mean())
+    has_several_draws = np.isfinite(pairs).sum(-1) > 1
+    is_bound = not has_several_draws.any()
+    if is_bound:
+        variance = float(np.nanvar(means, ddof=1))
+    else:
+        variance = float(np.nanvar(pairs[has_several_draws], axis=-1, ddof=1).mean())
     difference = abs(float(np.nanmean(means)))
     if difference < _EPSILON:
-        return float("inf"), bound
+        return float("inf"), is_bound
     if variance < _EPSILON:
-        return 1.0, bound
+        return 1.0, is_bound
     from statsmodels.stats.power import NormalIndPower
 
-    size = NormalIndPower().solve_power(difference / np.sqrt(variance), alpha=LEVEL, power=POWER, ratio=0)
-    return float(np.ceil(size / problems)), bound
+    # ratio=0: a test of one sample, the differences.
+    answers = NormalIndPower().solve_power(difference / np.sqrt(variance), alpha=LEVEL, power=POWER, ratio=0)
+    return float(np.ceil(answers / problems)), is_bound
 
 
 def pass_at_k(right: Any, draws: Any, k: int) -> Floats:

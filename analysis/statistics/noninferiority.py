@@ -126,6 +126,7 @@ def decide_tests(
 def _decision(
     test: "PairedTest", margin: float, level: float, divisor: int, looks: int, p_loses: float, losable: bool
 ) -> Decision:
+    """Decide about a cell by its test. `divisor` is Holm's for the level of a loss, `p_loses` is adjusted by Holm."""
     low = test.bound(level, side=-1)
     high = test.bound(level / divisor, side=1)
     is_safe = losable and low > -margin
@@ -223,15 +224,17 @@ def beyond_test(like: Mapping[Id, "PairedTest"], cells: Mapping[Id, Floats], ful
 def power(problems: int, draws: int, differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
     """Return the chance that a lossless cell is called safe, if a pair differs with chance `differ`: 10,000 draws."""
     pairs = problems * draws
-    rates = (differ / 2, 1 - differ, differ / 2)
-    won, _, lost = np.random.default_rng(0).multinomial(pairs, rates, 10_000).T.astype(float)
-    return float((p_these(won, lost, margin * pairs) <= level).mean())
+    chances = (differ / 2, 1 - differ, differ / 2)  # that a pair is won, alike, lost
+    won, _, lost = np.random.default_rng(0).multinomial(pairs, chances, 10_000).T.astype(float)
+    p = p_these(won, lost, margin * pairs)
+    return float((p <= level).mean())
 
 
 def pairs_to_hold(differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
     """Return about how many pairs of answers give `PLANNED_POWER`, by the normal approximation of `power`."""
     from scipy import special
 
+    # The margin has to cover the error of a lossless cell's lead, and that of the lead under the hypothesis.
     errors = special.ndtri(PLANNED_POWER) * math.sqrt(differ)
     errors -= special.ndtri(level) * math.sqrt(constrained_variance(differ, margin, margin))
     return float((errors / margin) ** 2)
@@ -241,7 +244,8 @@ def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: 
     """Return the draws per problem that make a lossless cell safe with 90% chance, for `these` problems."""
     pairs = paired(cell, full)
     differing = max(1.0, float(np.nansum(np.abs(pairs))))
-    needed = pairs_to_hold(differing / np.isfinite(pairs).sum(), margin=margin, level=level)
+    share = differing / np.isfinite(pairs).sum()
+    needed = pairs_to_hold(share, margin=margin, level=level)
     return max(1, math.ceil(needed / len(pairs)))
 
 
@@ -282,7 +286,10 @@ class PairedTest:
     def means(self) -> Floats:
         """The mean difference of each problem, or group of problems, that has a pair."""
         has_pair = np.isfinite(self.pairs).any(1)
-        return group_means(np.nanmean(self.pairs[has_pair], 1), None if self.groups is None else self.groups[has_pair])
+        problem_means = np.nanmean(self.pairs[has_pair], 1)
+        if self.groups is None:
+            return problem_means
+        return group_means(problem_means, self.groups[has_pair])
 
     @property
     def difference(self) -> float:
@@ -303,7 +310,9 @@ class PairedTest:
     def _won_and_lost(self) -> tuple[int, int]:
         """The numbers of answers won and lost that count, a missing pair as lost, rounded to the side of less."""
         pairs = np.nan_to_num(self.pairs, nan=-1.0)
-        return math.floor(self.share * (pairs > 0).sum()), math.ceil(self.share * (pairs < 0).sum())
+        won = math.floor(self.share * (pairs > 0).sum())
+        lost = math.ceil(self.share * (pairs < 0).sum())
+        return won, lost
 
     @cached_property
     def _distinct_means(self) -> tuple[Floats, NDArray[Any]]:

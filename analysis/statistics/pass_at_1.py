@@ -28,19 +28,21 @@ def mean_and_error(means: Sequence[float]) -> tuple[float, float]:
     means, divided by sqrt(n) (Miller 2024, "Adding error bars to evals", arXiv 2411.00640, section 2.2). It describes a
     new choice of problems like these, not a new run on the same problems.
     """
-    count, score = len(means), math.fsum(means) / len(means)
+    count = len(means)
+    score = math.fsum(means) / count
     if count == 1:
         return score, math.nan
-    return score, math.sqrt(math.fsum((mean - score) ** 2 for mean in means) / (count - 1) / count)
+    squares = math.fsum((mean - score) ** 2 for mean in means)
+    return score, math.sqrt(squares / (count - 1) / count)
 
 
 def read_score(folder: Path, shard: Shard | None = None) -> Score:
     """Return Pass@1 of a cell's grades, of one shard or all; every outcome but "correct" counts 0."""
-    problems: dict[str, list[int]] = defaultdict(list)
-    for row in StoredCell(folder).grades(_Verdict, shard=shard, on_bad=ignore).values():
-        problems[row.problem_id].append(row.correct)
-    if not problems:
+    draws_of: dict[str, list[int]] = defaultdict(list)  # 1 right, 0 wrong, by problem
+    for grade in StoredCell(folder).grades(_Verdict, shard=shard, on_bad=ignore).values():
+        draws_of[grade.problem_id].append(grade.correct)
+    if not draws_of:
         return Score(graded=0)
-    score, error = mean_and_error([sum(draws) / len(draws) for draws in problems.values()])
-    graded = sum(map(len, problems.values()))
+    score, error = mean_and_error([sum(draws) / len(draws) for draws in draws_of.values()])
+    graded = sum(map(len, draws_of.values()))
     return Score(graded=graded, pass_at_1=score, error=None if math.isnan(error) else error)
