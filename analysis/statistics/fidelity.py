@@ -24,9 +24,11 @@ def replay_rows(run: Run, file: str = row_types.REPLAY_FILE) -> pd.DataFrame:
     A completion that another replayed cell of the condition lacks is left out, so that all means are comparable.
     """
     rows = rows_of_cells(run.directory, run.cells["cell_id"], file)
-    condition = rows["cell_id"].map(run.cells.set_index("cell_id")["condition"])
+    condition_of_cell = run.cells.set_index("cell_id")["condition"]
+    condition = rows["cell_id"].map(condition_of_cell)
     cells = rows.groupby(condition)["cell_id"].transform("nunique")
-    return rows[rows.groupby([condition, "problem_id"])["cell_id"].transform("nunique") == cells]
+    cells_with_problem = rows.groupby([condition, "problem_id"])["cell_id"].transform("nunique")
+    return rows[cells_with_problem == cells]
 
 
 def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.DataFrame:
@@ -40,6 +42,12 @@ def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.Dat
 
 def _numbers(row: Replay) -> dict[str, Any]:
     """Return the numbers per token of a replayed completion."""
+    answer_change = np.nan
+    if row.answer_change is not None:
+        answer_change = row.answer_change / row.answer_tokens
+    first_other = row.first_other
+    if first_other is None:
+        first_other = row.tokens  # a completion that never differs counts as differing right behind its end
     return {
         "problem_id": row.problem_id,
         "tokens": row.tokens,
@@ -47,9 +55,8 @@ def _numbers(row: Replay) -> dict[str, Any]:
         "kl": row.kl_mean,
         "change": row.change / row.tokens,
         "flips": 1 - row.top1,
-        "answer_change": np.nan if row.answer_change is None else row.answer_change / row.answer_tokens,
-        # A completion that never differs counts as differing right behind its end.
-        "first_other": row.tokens if row.first_other is None else row.first_other,
+        "answer_change": answer_change,
+        "first_other": first_other,
     }
 
 
@@ -64,32 +71,39 @@ def fidelity(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def paired_fidelity(rows: pd.DataFrame, reference: str, number: str = "kl") -> pd.DataFrame:
-    """Compare each cell with a reference cell, paired by completion: difference, interval, p, Holm's p."""
-    wide = rows.pivot(index="cell_id", columns="problem_id", values=number)
-    others = [cell_id for cell_id in wide.index if cell_id != reference]
-    tests = paired_tests(wide.loc[others].to_numpy()[..., None], wide.loc[reference].to_numpy()[:, None])
-    return tests.assign(cell_id=others)
+    """Compare each cell with a reference cell, paired by completion: difference, interval, p, Holm's p.
+
+    `rows` are `replay_rows`, `reference` is a cell_id, `number` a column.
+    """
+    by_cell = rows.pivot(index="cell_id", columns="problem_id", values=number)
+    others = [cell_id for cell_id in by_cell.index if cell_id != reference]
+    # [cells, problems, one draw] and [problems, one draw]
+    values = by_cell.loc[others].to_numpy()[..., None]
+    reference_values = by_cell.loc[reference].to_numpy()[:, None]
+    return paired_tests(values, reference_values).assign(cell_id=others)
 
 
 def fidelity_bins(run: Run, file: str = row_types.REPLAY_FILE) -> pd.DataFrame:
-    """KL, change and top-1 agreement per token, by distance since the last eviction and by the full cache's entropy."""
+    """KL, change and top-1 agreement per token, by distance since the last eviction and by the full cache's entropy.
+
+    A row per cell_id, `by` ("distance" or "entropy") and `from`, the lower bound of a bin.
+    """
     names = ["cell_id", "by", "from"]
-    sums = ["tokens", "kl", "change", "top1"]
+    numbers = ["kl", "change", "top1"]
     compared = set(replay_rows(run, file)[["cell_id", "problem_id"]].itertuples(index=False, name=None))
-    rows = []
+    rows: list[list[Any]] = []
     for cell_id in run.cells["cell_id"]:
         for row in StoredCell(run.directory / cell_id).rows(Replay, file=file, on_bad=row_types.ignore):
             if (cell_id, row.problem_id) not in compared:
                 continue
-            bins: list[tuple[str, float, Any]] = [
-                ("distance", *pair) for pair in zip(REPLAY_DISTANCES, row.by_distance, strict=True)
-            ]
-            bins += [("entropy", *pair) for pair in zip(REPLAY_ENTROPIES, row.by_entropy, strict=True)]
-            for kind, bound, part in bins:
-                rows.append((cell_id, kind, float(bound), part.tokens, part.kl, part.change, part.top1))
-    table = pd.DataFrame(rows, columns=[*names, *sums]).groupby(names, sort=False, as_index=False).sum()
+            for distance, sums in zip(REPLAY_DISTANCES, row.by_distance, strict=True):
+                rows.append([cell_id, "distance", float(distance), sums.tokens, sums.kl, sums.change, sums.top1])
+            for entropy, sums in zip(REPLAY_ENTROPIES, row.by_entropy, strict=True):
+                rows.append([cell_id, "entropy", float(entropy), sums.tokens, sums.kl, sums.change, sums.top1])
+    bins = pd.DataFrame(rows, columns=[*names, "tokens", *numbers])
+    table = bins.groupby(names, sort=False, as_index=False).sum()
     table = table[table["tokens"] > 0].reset_index(drop=True)
-    table[sums[1:]] = table[sums[1:]].div(table["tokens"], axis=0)
+    table[numbers] = table[numbers].div(table["tokens"], axis=0)
     return table
 
 
@@ -111,13 +125,15 @@ def timings(run: Run) -> pd.DataFrame:
     # A repeated command, perhaps with other slots, starts again with round 0; only the last command counts.
     batch = [table["cell_id"], table["why"]]
     command = (table["round"] == 0).groupby(batch).cumsum()
-    table = table[command == command.groupby(batch).transform("max")]
-    beside = ["condition", "why", "round"]
-    full = table[table["full"]].drop_duplicates(beside).set_index(beside)["tokens_per_second"]
-    table["times_full"] = table["tokens_per_second"] / full.reindex(pd.MultiIndex.from_frame(table[beside])).to_numpy()
-    grouped = table.groupby(["cell_id", "why"], sort=False)
-    medians = grouped[averaged].median()
-    return medians.assign(rounds=grouped["round"].nunique()).reset_index()
+    last_command = command.groupby(batch).transform("max")
+    table = table[command == last_command]
+    same_round = ["condition", "why", "round"]
+    full_speeds = table[table["full"]].drop_duplicates(same_round).set_index(same_round)["tokens_per_second"]
+    beside = full_speeds.reindex(pd.MultiIndex.from_frame(table[same_round]))
+    table["times_full"] = table["tokens_per_second"] / beside.to_numpy()
+    batches = table.groupby(["cell_id", "why"], sort=False)
+    medians = batches[averaged].median()
+    return medians.assign(rounds=batches["round"].nunique()).reset_index()
 
 
 def _speeds(cell_id: str, row: Timing) -> dict[str, Any]:

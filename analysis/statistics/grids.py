@@ -38,44 +38,50 @@ class PolicyGrid:
 
 
 def find_grids(metrics: pd.DataFrame) -> list[PolicyGrid]:
-    """Return the grids that are large enough for a picture: two values on both axes, or three on one."""
-    gridded = metrics.dropna(subset=["keep_ratio", "local_window"])
+    """Return the grids that are large enough for a picture: two values on both axes, or three on one.
+
+    `metrics` has the columns of cells.csv.
+    """
+    on_both_axes = metrics.dropna(subset=["keep_ratio", "local_window"])
     grids = []
-    groups: Any = gridded.groupby(["policy", "budget", "variant"], dropna=False, sort=False)
+    groups: Any = on_both_axes.groupby(["policy", "budget", "variant"], dropna=False, sort=False)
     for (policy, budget, variant), cells in groups:
         ratios = sorted(cells["keep_ratio"].unique())
         windows = sorted(cells["local_window"].unique(), reverse=True)
-        if min(len(ratios), len(windows)) >= 2 or max(len(ratios), len(windows)) >= 3:
-            in_grid = set(cells["benchmark"])
-            grid = PolicyGrid(
-                policy=policy,
-                budget=budget,
-                variant=variant,
-                ratios=ratios,
-                windows=windows,
-                models=list(cells["model"].unique()),
-                benchmarks=[name for name in metrics["benchmark"].unique() if name in in_grid],
-                cells=cells,
-            )
-            grids.append(grid)
+        shorter, longer = sorted([len(ratios), len(windows)])
+        if shorter < 2 and longer < 3:
+            continue
+        benchmarks = set(cells["benchmark"])
+        grid = PolicyGrid(
+            policy=policy,
+            budget=budget,
+            variant=variant,
+            ratios=ratios,
+            windows=windows,
+            models=list(cells["model"].unique()),
+            benchmarks=[name for name in metrics["benchmark"].unique() if name in benchmarks],
+            cells=cells,
+        )
+        grids.append(grid)
     several_policies = len({(grid.policy, grid.variant) for grid in grids}) > 1
     several_triggers = len({grid.budget for grid in grids}) > 1
     labelled = []
     for grid in grids:
-        label = []
+        names = []
         if several_policies:
-            label.append(policy_title(grid.policy, grid.variant))
+            names.append(policy_title(grid.policy, grid.variant))
         if several_triggers:
-            label.append(notation.axes({"budget": grid.budget}))
-        labelled.append(replace(grid, label=", ".join(label)))
+            names.append(notation.axes({"budget": grid.budget}))
+        labelled.append(replace(grid, label=", ".join(names)))
     return labelled
 
 
 def missing_cells(grid: PolicyGrid) -> pd.DataFrame:
     """Return the points of the grid without a cell: model, benchmark, keep_ratio, local_window."""
     names = ["model", "benchmark", "keep_ratio", "local_window"]
-    every = pd.MultiIndex.from_product([grid.models, grid.benchmarks, grid.ratios, grid.windows], names=names)
-    return every.difference(pd.MultiIndex.from_frame(grid.cells[names]), sort=False).to_frame(index=False)
+    points = pd.MultiIndex.from_product([grid.models, grid.benchmarks, grid.ratios, grid.windows], names=names)
+    points_with_cell = pd.MultiIndex.from_frame(grid.cells[names])
+    return points.difference(points_with_cell, sort=False).to_frame(index=False)
 
 
 def has_results(cells: pd.DataFrame, model: str) -> bool:
@@ -108,8 +114,11 @@ class SharedSetting:
     def file_part(self) -> str:
         """The setting as part of a file's name, as "ratio0.3_window48_budget128"."""
         sizes = {"ratio": self.keep_ratio, "window": self.local_window, "budget": self.budget}
-        size = "_".join(f"{name}{notation.number(n)}" for name, n in sizes.items() if not notation.missing(n))
-        return f"{size}_question_{self.question}" if self.question else size
+        parts = [f"{name}{notation.number(size)}" for name, size in sizes.items() if not notation.missing(size)]
+        file_part = "_".join(parts)
+        if self.question:
+            file_part += f"_question_{self.question}"
+        return file_part
 
     @property
     def policies(self) -> int:
@@ -125,19 +134,24 @@ def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
         point = dict(zip(AXES, values, strict=True))
         if _is_part_of_another(point, points):
             continue
-        fits = [metrics[name].isna() | (metrics[name] == value) for name, value in point.items()]
-        for place, cells in by_question(metrics[fits[0] & fits[1] & fits[2]]):
-            setting = SharedSetting(**point, cells=cells, question=place)
+        at_point = metrics
+        for axis, value in point.items():
+            at_point = at_point[at_point[axis].isna() | (at_point[axis] == value)]
+        for question, cells in by_question(at_point):
+            setting = SharedSetting(**point, cells=cells, question=question)
             if setting.policies > 1:
                 settings.append(setting)
     return sorted(settings, key=lambda setting: -setting.policies)
 
 
 def _is_part_of_another(point: dict[str, float], points: pd.DataFrame) -> bool:
-    """True if another point agrees on all axes of this one: the other's picture then shows this one's policies."""
-    axes = {name: value for name, value in point.items() if not notation.missing(value)}
-    agree = (points[list(axes)] == pd.Series(axes)).all(axis=1)
-    return int(agree.sum()) > 1
+    """True if another point agrees on all axes of this one: the other's picture then shows this one's policies.
+
+    `points` has a row per point and a column per axis, NaN on an axis that a point lacks.
+    """
+    axes = {axis: value for axis, value in point.items() if not notation.missing(value)}
+    agrees = (points[list(axes)] == pd.Series(axes)).all(axis=1)  # the point with itself too
+    return int(agrees.sum()) > 1
 
 
 # Beside this package's folder, both in the repository and in an installed wheel.
@@ -150,10 +164,11 @@ MATCH = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget"]
 def published_grid(grid: PolicyGrid, model: str) -> pd.DataFrame | None:
     """Published scores at the points of a model's grid, in percent; None unless they have two rows and two columns."""
     table = pd.read_csv(REFERENCE / GRID_FILE)
-    alike = (table["model"] == model) & (table["policy"] == grid.policy) & (table["budget"] == grid.budget)
+    of_policy = (table["model"] == model) & (table["policy"] == grid.policy) & (table["budget"] == grid.budget)
     on_axes = table["keep_ratio"].isin(grid.ratios) & table["local_window"].isin(grid.windows)
-    published = table[alike & on_axes & table["benchmark"].isin(grid.benchmarks)]
-    return published if published[["keep_ratio", "local_window"]].nunique().min() >= 2 else None
+    published = table[of_policy & on_axes & table["benchmark"].isin(grid.benchmarks)]
+    columns, rows = published[["keep_ratio", "local_window"]].nunique()
+    return published if min(columns, rows) >= 2 else None
 
 
 def beside_published(metrics: pd.DataFrame) -> pd.DataFrame | None:
@@ -199,8 +214,8 @@ def question_title(cells: pd.DataFrame) -> str:
     if not others:
         return f"question {title}"
     policies = placed["policy"].map(policy_title).groupby(placed["question"]).agg(_listed)
-    exceptions = ", ".join(f"{TITLES.get(place, place)} for {policies[place]}" for place in others)
-    return f"question {exceptions}, {title} for the others"
+    exceptions = [f"{TITLES.get(place, place)} for {policies[place]}" for place in others]
+    return f"question {', '.join(exceptions)}, {title} for the others"
 
 
 def _listed(names: pd.Series) -> str:
@@ -212,7 +227,12 @@ def _listed(names: pd.Series) -> str:
 def by_question(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Split cells by the question's place, with the full cache in each part; one part, "", if no policy has several."""
     has_place = cells["question"] != ""
-    if not has_place.any() or cells[has_place].groupby("policy")["question"].nunique().max() <= 1:
+    places_per_policy = cells[has_place].groupby("policy")["question"].nunique()
+    if not (places_per_policy > 1).any():
         return [("", cells)]
-    places = [place for place in TITLES if (cells["question"] == place).any()]
-    return [(place, cells[~has_place | (cells["question"] == place)]) for place in places]
+    parts = []
+    for place in TITLES:
+        is_placed = cells["question"] == place
+        if is_placed.any():
+            parts.append((place, cells[~has_place | is_placed]))
+    return parts

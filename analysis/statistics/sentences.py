@@ -1,5 +1,6 @@
 """Sentences about a grid: which settings are safe, whether settings matter, where eviction acted."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,18 +44,18 @@ class PanelVerdict:
 def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]:
     """Return the verdict on each panel of a grid that has at least three cells in the `graded` rows."""
     verdicts = []
-    for _, cells in grid.cells.groupby("condition", sort=False):
-        cells = cells[cells["graded"] > 0].drop_duplicates(["keep_ratio", "local_window"])
+    for _, panel in grid.cells.groupby("condition", sort=False):
+        cells = panel[panel["graded"] > 0].drop_duplicates(POINT)
         if len(cells) < 3:
             continue
         scores = inference.score_array(graded, list(cells["cell_id"]))
         floor = inference.noise_floor(scores)
-        unfinished = bool((cells["status"] != "done").any())
-        lines = [_unfinished(cells)] if unfinished else _against_full(cells)
+        is_finished = cells["status"].eq("done").all()
+        lines = _against_full(cells) if is_finished else [_unfinished(cells)]
         if floor is not None:
             matter = "Settings matter" if floor.signal else "No setting is shown to matter"
             lines.append(f"{matter}: scores {', '.join(floor.words)}.")
-            if not unfinished:
+            if is_finished:
                 lines.append(_best(cells, scores, floor))
         lines += [_eviction(cells), *_loops(cells)]
         verdicts.append(PanelVerdict(title=_title(cells, grid.title), cells=cells, floor=floor, lines=lines))
@@ -64,15 +65,18 @@ def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]
 def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
     """Return the verdict on each model and benchmark of a setting: its policies beside the full cache."""
     verdicts = []
-    for _, cells in setting.cells[setting.cells["decision"].notna()].groupby("condition", sort=False):
-        unfinished = (cells["status"] != "done").any()
-        lines = [_unfinished(cells) if unfinished else _counts(cells, "policies")]
-        ranked = cells.sort_values("diff_to_full", ascending=False)
-        for decision, (_, heading) in LABELS.items():
-            rows = notation.rows(ranked[ranked["decision"] == decision])
-            policies = "; ".join(f"{_policy(row)} ({_signed(row.diff_to_full)})" for row in rows)
+    decided = setting.cells[setting.cells["decision"].notna()]
+    for _, cells in decided.groupby("condition", sort=False):
+        is_finished = cells["status"].eq("done").all()
+        lines = [_counts(cells, "policies") if is_finished else _unfinished(cells)]
+        best_first = cells.sort_values("diff_to_full", ascending=False)
+        for label, (_, heading) in LABELS.items():
+            policies = []
+            for row in notation.rows(best_first[best_first["decision"] == label]):
+                policies.append(f"{_policy(row)} ({_signed(row.diff_to_full)})")
             if policies:
-                lines.append(f"{heading.capitalize()}, with the difference to the full cache in points: {policies}.")
+                what = f"{heading.capitalize()}, with the difference to the full cache in points"
+                lines.append(f"{what}: {'; '.join(policies)}.")
         verdicts.append(PanelVerdict(title=_title(cells, setting.title), cells=cells, lines=lines))
     return verdicts
 
@@ -101,67 +105,72 @@ def policy_pairs(settings: Sequence[SharedSetting], graded: pd.DataFrame) -> lis
     Three policies or more have a table for each setting, two have a table of all settings that these two share.
     """
     tables: list[PolicyPairs] = []
-    duels: dict[Any, list[tuple[SharedSetting, pd.DataFrame]]] = {}
+    # Of each condition and two policies: the settings that they share, with the two cells of each.
+    duels = defaultdict[Any, list[tuple[SharedSetting, pd.DataFrame]]](list)
     for setting in settings:
         cells = setting.cells[(setting.cells["policy"] != "full") & (setting.cells["graded"] > 0)]
-        for condition, rows in cells.groupby("condition", sort=False):
-            if len(rows) == 2:
-                ordered = rows.sort_values(["policy", "variant"])
-                both = tuple(_policy(row) for row in ordered.itertuples())
-                duels.setdefault((condition, both), []).append((setting, ordered))
-            elif len(rows) > 2:
-                tables.append(_pairs(setting, rows, graded))
-    for sizes in duels.values():
-        tables.append(_duel(sizes, graded))
+        for condition, rivals in cells.groupby("condition", sort=False):
+            if len(rivals) == 2:
+                ordered = rivals.sort_values(["policy", "variant"])
+                names = tuple(_policy(row) for row in ordered.itertuples())
+                duels[condition, names].append((setting, ordered))
+            elif len(rivals) > 2:
+                tables.append(_pairs(setting, rivals, graded))
+    for shared in duels.values():
+        tables.append(_duel(shared, graded))
     return tables
 
 
-def _pairs(setting: SharedSetting, rows: pd.DataFrame, graded: pd.DataFrame) -> PolicyPairs:
-    rows = rows.sort_values("pass_at_1", ascending=False, kind="stable")
-    scores = inference.score_array(graded, list(rows["cell_id"]))
-    above, below = np.triu_indices(len(rows), 1)
+def _pairs(setting: SharedSetting, rivals: pd.DataFrame, graded: pd.DataFrame) -> PolicyPairs:
+    """Compare three cells or more of one setting, each with each: the better one minus the other."""
+    ranked = rivals.sort_values("pass_at_1", ascending=False, kind="stable")
+    scores = inference.score_array(graded, list(ranked["cell_id"]))
+    above, below = np.triu_indices(len(ranked), 1)  # of each pair the places in the ranking
     tests = inference.paired_tests(scores[above] - scores[below], np.zeros(scores.shape[1:]))
     differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
-    names = [_policy(row) for row in rows.itertuples()]
-    texts = np.full((len(rows), len(rows)), "", dtype=object)
-    for row, column, test, shown in zip(above, below, notation.rows(tests), differ, strict=True):
-        label = f"{BETTER} " if shown else ""
+    names = [_policy(row) for row in ranked.itertuples()]
+    texts = np.full((len(ranked), len(ranked)), "", dtype=object)
+    for row, column, test, differs in zip(above, below, notation.rows(tests), differ, strict=True):
+        label = f"{BETTER} " if differs else ""
         texts[row, column] = f"{label}{_signed(test.difference)} ({notation.p_value(test.p_holm)})"
-    alike = "; ".join(names[place] for place in below[(above == 0) & ~differ])
+    with_best = above == 0
+    alike = "; ".join(names[place] for place in below[with_best & ~differ])
     best = f"not shown to be better than {alike}" if alike else "shown to be better than every other"
     table = pd.DataFrame(texts[:, 1:], index=names, columns=names[1:])
-    table.insert(0, "Pass@1", _scored(rows))
-    table.insert(1, "rows, % of full", rows["kept_rows"].map(notation.percent).to_list())
+    table.insert(0, "Pass@1", _scored(ranked))
+    table.insert(1, "rows, % of full", ranked["kept_rows"].map(notation.percent).to_list())
     line = f"{differ.sum()} of {len(tests)} pairs differ. The best, {names[0]}, is {best}."
-    title = _title(rows, setting.title)
+    title = _title(ranked, setting.title)
     return PolicyPairs(title=title, line=line, table=table, pairs=len(tests), differ=int(differ.sum()))
 
 
-def _duel(sizes: list[tuple[SharedSetting, pd.DataFrame]], graded: pd.DataFrame) -> PolicyPairs:
+def _duel(shared: list[tuple[SharedSetting, pd.DataFrame]], graded: pd.DataFrame) -> PolicyPairs:
     """Compare two policies at all settings that they share: the better one in the mean minus the other."""
-    first = pd.concat([rows.head(1) for _, rows in sizes])
-    second = pd.concat([rows.tail(1) for _, rows in sizes])
+    first = pd.concat([cells.head(1) for _, cells in shared])
+    second = pd.concat([cells.tail(1) for _, cells in shared])
     if first["pass_at_1"].mean() < second["pass_at_1"].mean():
         first, second = second, first
+    size = len(shared)
     scores = inference.score_array(graded, [*first["cell_id"], *second["cell_id"]])
-    tests = inference.paired_tests(scores[: len(sizes)] - scores[len(sizes) :], np.zeros(scores.shape[1:]))
+    tests = inference.paired_tests(scores[:size] - scores[size:], np.zeros(scores.shape[1:]))
     differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
     labels = np.where(differ, np.where(tests["difference"] > 0, BETTER, "worse"), ALIKE)
-    names = [_policy(first.iloc[0]), _policy(second.iloc[0])]
+    first_name = _policy(first.iloc[0])
+    second_name = _policy(second.iloc[0])
     table = pd.DataFrame(
         {
-            names[0]: _scored(first),
-            names[1]: _scored(second),
+            first_name: _scored(first),
+            second_name: _scored(second),
             "difference": tests["difference"].map(_signed).to_list(),
             "95% interval": [notation.interval(row.low, row.high, signed=True) for row in notation.rows(tests)],
             "p": tests["p_holm"].map(notation.p_value).to_list(),
-            names[0] + " is": labels,
+            f"{first_name} is": labels,
         },
-        index=[setting.title for setting, _ in sizes],
+        index=[setting.title for setting, _ in shared],
     )
     counts = ", ".join(f"{count} {label}" for label, count in pd.Series(labels).value_counts().items())
-    line = f"at {counted(len(sizes), 'size')}: {counts}."
-    title = _title(first, " minus ".join(names))
+    line = f"at {counted(size, 'size')}: {counts}."
+    title = _title(first, f"{first_name} minus {second_name}")
     return PolicyPairs(title=title, line=line, table=table, pairs=len(tests), differ=int(differ.sum()))
 
 
@@ -189,8 +198,11 @@ def best_setting(cells: pd.DataFrame) -> pd.Series:
     smallest = recommended(cells)
     if smallest is not None:
         return smallest
-    label = next(name for name in LABELS if (cells["decision"] == name).any())
-    return cells[cells["decision"] == label].sort_values("diff_to_full", ascending=False, kind="stable").iloc[0]
+    for label in LABELS:
+        of_label = cells[cells["decision"] == label]
+        if len(of_label):
+            break
+    return of_label.sort_values("diff_to_full", ascending=False, kind="stable").iloc[0]
 
 
 def _signed(difference: float) -> str:
@@ -198,10 +210,12 @@ def _signed(difference: float) -> str:
 
 
 def _unfinished(cells: pd.DataFrame) -> str:
-    stored, expected = cells["completions"].sum(), cells["expected"].sum(skipna=False)
-    of = "" if notation.missing(expected) else f" of {expected:,.0f}"
+    completions = f"{cells['completions'].sum():,}"
+    expected = cells["expected"].sum(skipna=False)
+    if not notation.missing(expected):
+        completions += f" of {expected:,.0f}"
     why = "Short texts end first, so the scores will move, and no setting is recommended yet."
-    return f"Unfinished: {stored:,}{of} completions are stored. {why}"
+    return f"Unfinished: {completions} completions are stored. {why}"
 
 
 def _against_full(cells: pd.DataFrame) -> list[str]:
@@ -219,6 +233,7 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
 
 
 def _recommendation(chosen: pd.Series) -> str:
+    """Name the recommended cell, a row of cells.csv."""
     setting = notation.axes(chosen[POINT])
     count = f"{chosen['family']:.0f}"  # of the settings that were searched
     remark = ", a small loss that is shown" if chosen["decision"] == "small loss" else ""
@@ -230,6 +245,7 @@ def _recommendation(chosen: pd.Series) -> str:
 
 
 def _no_recommendation(decided: pd.DataFrame, nearest: pd.Series) -> str:
+    """Say why none of the `decided` cells is recommended, and what the nearest one lacks."""
     safe = int(decided["decision"].isin(["safe", "small loss"]).sum())
     less = _less(nearest)
     headline = f"No setting is shown to be safe, that is, to lose {less}."
@@ -249,6 +265,7 @@ def _less(row: pd.Series) -> str:
 
 
 def _counts(cells: pd.DataFrame, what: str = "settings") -> str:
+    """Count the cells with each label: "24 settings on ...: 3 are safe, 21 are unclear."."""
     counts = []
     for label, (singular, plural) in LABELS.items():
         count = int((cells["decision"] == label).sum())
@@ -273,8 +290,10 @@ def _interval(row: Any) -> str:
 
 
 def _size(cells: pd.DataFrame, what: str = "settings") -> str:
+    """Say how many cells there are, on how many problems, with how many draws, and in which rounds."""
     draws = (cells["graded"] / cells["problems"]).round().astype("int64")
-    each = f"{draws.min()}" if draws.min() == draws.max() else f"{draws.min()} to {draws.max()}"
+    fewest, most = draws.min(), draws.max()
+    each = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     size = f"{len(cells)} {what} on {cells['problems'].max()} problems, {counted(each, 'draw')} each"
     rounds = cells["rounds"].iloc[0].split()
     if len(rounds) < 2:
@@ -318,38 +337,41 @@ def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
     others = int(floor.tied.sum()) - 1
     tied = "No other setting is"
     if others:
-        tied = f"{counted(others, 'other setting')} {'is' if others == 1 else 'are'}"
+        verb = "is" if others == 1 else "are"
+        tied = f"{counted(others, 'other setting')} {verb}"
     sentence = (
         f"The best score is {notation.percent(floor.scores[best])} ({notation.axes(cells.iloc[best][POINT])}). {tied} "
         f"statistically tied with the best: a setting within {notation.percent(floor.critical)} points of the best "
         "cannot be told from it."
     )
-    draws, bound = inference.draws_to_separate(scores[best], scores[second])
+    draws, is_bound = inference.draws_to_separate(scores[best], scores[second])
     if np.isnan(draws):
         return sentence
     if np.isinf(draws):
         return f"{sentence} The second best scores the same."
-    need = f"{'up to' if bound else 'about'} {counted(f'{draws:,.0f}', 'draw')} per problem would show it (80% power)"
+    about = "up to" if is_bound else "about"
+    need = f"{about} {counted(f'{draws:,.0f}', 'draw')} per problem would show it (80% power)"
     return f"{sentence} If the gap between the best two is real, {need}."
 
 
 def _eviction(cells: pd.DataFrame) -> str:
+    """Say in which share of a panel's completions eviction acted, and how many differ that lost no token."""
     share = float(np.average(cells["evicted"], weights=cells["completions"]))
     completions = f"{notation.percent(share)}% of the completions"
     if share < HARDLY_FIRES:
         return f"Eviction acted in only {completions}: this panel mostly compares the full cache with itself."
     sentence = f"Eviction acted in {completions}, {cells['mean_evictions'].mean():.1f} times each on average."
-    differ = cells["untouched_differ"].sum()
-    if not differ:
+    untouched_differ = cells["untouched_differ"].sum()
+    if not untouched_differ:
         return sentence
-    untouched = f"{differ:.0f} completions differ from the full cache's although nothing was evicted from theirs."
-    return f"{sentence} {untouched}"
+    differ = "completions differ from the full cache's although nothing was evicted from theirs."
+    return f"{sentence} {untouched_differ:.0f} {differ}"
 
 
 def _loops(cells: pd.DataFrame) -> list[str]:
     """Say how many truncated completions loop at the smallest keep ratio, and what stopping loops would save."""
     ratio = cells["keep_ratio"].min()
-    smallest = cells[cells["keep_ratio"] == ratio]
+    smallest = cells[cells["keep_ratio"] == ratio]  # several windows
     truncated = smallest["truncated_texts"].sum()
     looping = smallest["looping_texts"].sum()
     if not truncated:
@@ -417,8 +439,9 @@ def analyse(run: Run, margin: float | None = None, order: Sequence[str] = ()) ->
         verdicts += panel_verdicts(grid, graded)
     settings = shared_settings(metrics[~is_control(metrics)])
     policies = []
-    for setting in settings if not verdicts else ():
-        policies += policy_verdicts(setting)
+    if not verdicts:
+        for setting in settings:
+            policies += policy_verdicts(setting)
     return Findings(
         run=run,
         metrics=metrics,
@@ -436,7 +459,8 @@ def analyse_scores(path: Path, order: Sequence[str] = ()) -> Findings:
     table = read_summary(path)
     run = run_of_scores(table, path.with_suffix(""))
     scores = table.reindex(columns=["pass_at_1", "problems", "draws", "sure", "doubt"])
-    scores = scores.assign(pass_at_1=table["pass_at_1"] / 100, graded=scores["problems"] * scores["draws"])
-    metrics = cell_metrics(run).drop(columns=scores.columns, errors="ignore").join(scores)
-    metrics = benchmarks_first(metrics, order)
+    scores["pass_at_1"] /= 100
+    scores["graded"] = scores["problems"] * scores["draws"]
+    without_scores = cell_metrics(run).drop(columns=scores.columns, errors="ignore")
+    metrics = benchmarks_first(without_scores.join(scores), order)
     return Findings(run=run, metrics=metrics, grids=find_grids(metrics), verdicts=summary_verdicts(metrics))

@@ -61,20 +61,23 @@ def read_summary(path: Path) -> pd.DataFrame:
 
 
 def _checked(row: FileRow) -> FileRow:
-    """Return the row with its numbers as numbers."""
-    values = {name: "" if value is None else str(value).strip() for name, value in row.values.items()}
-    filled = {name: text for name, text in values.items() if text}
-    if filled.get("policy") == "full" and not {"keep_ratio", "local_window"} <= filled.keys():
+    """Return the row with its numbers as numbers, and all else as text."""
+    texts = {name: "" if value is None else str(value).strip() for name, value in row.values.items()}
+    filled = {name: text for name, text in texts.items() if text}
+    has_grid_axes = "keep_ratio" in filled and "local_window" in filled
+    if filled.get("policy") == "full" and not has_grid_axes:
         raise UserError(f"{row.where} is the full cache, which no grid of scores has; delete the row.")
     score = dataclasses.asdict(checked(Score, filled, f"{row.where} ", extra=True))
-    return FileRow(row.where, values | {name: score[name] for name in score.keys() & values.keys()})
+    values = {name: score.get(name, text) for name, text in texts.items()}
+    return FileRow(row.where, values)
 
 
 def _refuse_fractions(path: Path, rows: list[FileRow]) -> None:
     """Refuse scores that are fractions: they would pass as percents, all below 1%."""
     way_out = "pass_at_1 is in percent; multiply by 100."
     scores = [row.values["pass_at_1"] for row in rows]
-    if max(scores) <= 1 and any(score % 1 for score in scores):
+    has_fraction = any(score % 1 for score in scores)
+    if has_fraction and max(scores) <= 1:
         raise UserError(f"{path} has no pass_at_1 above 1, and {way_out}")
     for row in rows:
         score, problems, draws = row.values["pass_at_1"], row.values["problems"], row.values["draws"]
