@@ -58,9 +58,11 @@ def cell_scores(run: Run) -> pd.DataFrame:
     """
     graded = graded_rows(run)
     scores = run.cells.set_index("cell_id").join(pass_at_1(graded))
-    if any(record.get("rounds") for record in run.provenance.values()):
+    has_rounds = any(record.get("rounds") for record in run.provenance.values())
+    if has_rounds:
         scores = scores.join(decide_cells(run.cells, graded, run.provenance)["stopped_early"])
-    return scores.join(_completion_means(run)[["evicted", "mean_length_after", "packed"]]).reset_index()
+    effect = _completion_means(run)[["evicted", "mean_length_after", "packed"]]
+    return scores.join(effect).reset_index()
 
 
 def model_title(metrics: pd.DataFrame, model: str) -> str:
@@ -75,9 +77,13 @@ def graded_rows(run: Run) -> pd.DataFrame:
 
 
 def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
-    """Return Pass@1 per cell: the mean over problems of the mean over draws, with the error of `mean_and_error`."""
+    """Return Pass@1 per cell: the mean over problems of the mean over draws, with the error of `mean_and_error`.
+
+    Columns, by cell_id: graded (completions), problems, pass_at_1, se.
+    """
     draws = graded.groupby(["cell_id", "problem_id"], observed=True, sort=False)["correct"]
-    cells = draws.agg(["mean", "size"]).groupby("cell_id", observed=True)
+    problems = draws.agg(["mean", "size"])
+    cells = problems.groupby("cell_id", observed=True)
     table = pd.DataFrame({"graded": cells["size"].sum(), "problems": cells["mean"].size()})
     scores = [mean_and_error(means.to_list()) for _, means in cells["mean"]]
     return table.join(pd.DataFrame(scores, table.index, ["pass_at_1", "se"], dtype="float64"))
@@ -119,29 +125,31 @@ def effective_size(table: pd.DataFrame) -> pd.Series:
 
 def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
     """Return each cell's scores over several draws: pass_at_2, pass_at_4, ..., pass@k of all draws, and maj_at_n."""
-    key = ["cell_id", "problem_id"]
-    counts = graded.groupby(key, observed=True, sort=False)["correct"].agg(["sum", "size"])
-    most = int(counts["size"].max()) if len(counts) else 1
-    table = pd.DataFrame(index=pd.Index(counts.index.unique("cell_id"), name="cell_id"))
-    powers = {2**exponent for exponent in range(1, most.bit_length())}
-    for k in sorted(powers | ({most} - {1})):
-        counts["value"] = pass_at_k(counts["sum"], counts["size"], k)
+    problems = graded.groupby(["cell_id", "problem_id"], observed=True, sort=False)["correct"].agg(["sum", "size"])
+    table = pd.DataFrame(index=pd.Index(problems.index.unique("cell_id"), name="cell_id"))
+    draws = problems["size"].max() if len(problems) else 1
+    if draws == 1:
+        return table
+    ks = {draws} | {2**exponent for exponent in range(1, int(draws).bit_length())}
+    for k in sorted(ks):
+        problems["value"] = pass_at_k(problems["sum"], problems["size"], k)
         # A problem with fewer draws makes the mean missing: without it, cells would be compared on different problems.
-        table[f"pass_at_{k}"] = counts.groupby("cell_id", observed=True)["value"].agg(lambda v: v.mean(skipna=False))
-    if most > 1:
-        table["maj_at_n"] = majority(graded).groupby("cell_id", observed=True).mean()
+        of_cell = problems.groupby("cell_id", observed=True)["value"]
+        table[f"pass_at_{k}"] = of_cell.agg(lambda values: values.mean(skipna=False))
+    table["maj_at_n"] = majority(graded).groupby("cell_id", observed=True).mean()
     return table
 
 
 def majority(graded: pd.DataFrame) -> pd.Series:
     """Chance per (cell, problem) that the most frequent answer is right; ties share it, a missing answer never wins."""
-    key = ["cell_id", "problem_id"]
+    problem = ["cell_id", "problem_id"]
     votes = graded.assign(answer=graded["answer"].astype("str").where(graded["answer"].notna()))
-    tally = votes.groupby([*key, "answer"], observed=True)["correct"].agg(["size", "max"]).reset_index()
-    top = tally[tally["size"] == tally.groupby(key, observed=True)["size"].transform("max")]
-    won = top.groupby(key, observed=True)["max"].mean()
-    every = graded.groupby(key, observed=True).size().index
-    return won.reindex(every, fill_value=0.0)
+    answers = votes.groupby([*problem, "answer"], observed=True)["correct"].agg(["size", "max"]).reset_index()
+    most_votes = answers.groupby(problem, observed=True)["size"].transform("max")
+    winners = answers[answers["size"] == most_votes]
+    chance_right = winners.groupby(problem, observed=True)["max"].mean()
+    all_problems = graded.groupby(problem, observed=True).size().index
+    return chance_right.reindex(all_problems, fill_value=0.0)
 
 
 def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFrame:
@@ -153,38 +161,45 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
     pairs = beside_full(cells, graded, ["correct", "num_tokens"])
     pairs = pairs[pairs["cell_id"] != pairs["full"]]
     difference = pairs["correct"] - pairs["correct_full"]
-    acted = pairs["evictions"] > 0
-    untouched = pairs["evictions"] == 0  # a server reports neither
+    is_evicted = pairs["evictions"] > 0
+    is_untouched = pairs["evictions"] == 0  # a server reports neither
     changed = (difference != 0) | (pairs["num_tokens"] != pairs["num_tokens_full"])
+    untouched_differ = (changed & is_untouched).where(pairs["evictions"].notna())
     pairs = pairs.assign(
         difference=difference,
         regressions=difference < 0,
         gains=difference > 0,
-        diff_evicted=difference.where(acted),
-        diff_untouched=difference.where(untouched),
-        untouched_differ=(changed & untouched).where(pairs["evictions"].notna()).astype("float64"),
+        diff_evicted=difference.where(is_evicted),
+        diff_untouched=difference.where(is_untouched),
+        untouched_differ=untouched_differ.astype("float64"),
     )
-    means = pairs.groupby(["cell_id", "problem_id"], observed=True)["difference"].mean()
-    table = means.groupby("cell_id").agg(["mean", "sem", "count"])
+    problem_means = pairs.groupby(["cell_id", "problem_id"], observed=True)["difference"].mean()
+    table = problem_means.groupby("cell_id").agg(["mean", "sem", "count"])
     table.columns = ["diff_to_full", "diff_se", "diff_problems"]
-    groups = pairs.groupby("cell_id")
-    sums = groups[["regressions", "gains", "untouched_differ", "num_tokens", "num_tokens_full"]].sum(min_count=1)
+    of_cell = pairs.groupby("cell_id")
+    sums = of_cell[["regressions", "gains", "untouched_differ", "num_tokens", "num_tokens_full"]].sum(min_count=1)
     sums["tokens_to_full"] = sums["num_tokens"] / sums["num_tokens_full"]
-    return table.join(groups[["diff_evicted", "diff_untouched"]].mean().join(sums)[PAIR_SUMS])
+    means = of_cell[["diff_evicted", "diff_untouched"]].mean()
+    return table.join(means.join(sums)[PAIR_SUMS])
 
 
 def texts_differ(run: Run) -> pd.Series:
     """Count each server's completions that differ from the baseline's of the same problem and draw; by cell_id."""
     counts = dict[str, int]()
-    for _, cells in run.cells[run.cells["engine"] == "server"].groupby("condition", sort=False):
+    served = run.cells[run.cells["engine"] == "server"]
+    for _, cells in served.groupby("condition", sort=False):
         is_full = cells["policy"] == "full"
         if not is_full.any():
             continue
         baseline, *others = [*cells.loc[is_full, "cell_id"], *cells.loc[~is_full, "cell_id"]]
-        full = _text_hashes(run, baseline)
-        for cell_id in others if full else ():
-            texts = _text_hashes(run, cell_id)
-            counts[cell_id] = sum(full[pair] != text for pair, text in texts.items() if pair in full)
+        baseline_texts = _text_hashes(run, baseline)
+        if not baseline_texts:
+            continue
+        for cell_id in others:
+            counts[cell_id] = 0
+            for pair, text in _text_hashes(run, cell_id).items():
+                if pair in baseline_texts and text != baseline_texts[pair]:
+                    counts[cell_id] += 1
     return pd.Series(counts, name="texts_differ", dtype="float64").rename_axis("cell_id")
 
 
@@ -194,16 +209,22 @@ def _text_hashes(run: Run, cell_id: str) -> dict[tuple[str, int], int]:
 
 
 def beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """Join cells with full caches: `full` (its cell_id) and the full cache's `names`, for the same pair."""
-    key = ["problem_id", "draw"]
+    """Join completions with the full cache's of the same problem and draw; without one, a completion is left out.
+
+    `rows` has a row per completion. Adds `full`, the full cache's cell_id, and its columns of these `names`, NAME_full.
+    """
+    pair = ["problem_id", "draw"]
     is_full = cells["policy"] == "full"
-    baseline = cells[is_full].drop_duplicates("condition").set_index("condition")["cell_id"]
-    others = cells[~is_full].set_index("cell_id")["condition"].map(baseline).dropna()
-    twins = pd.concat([others, pd.Series(others.unique(), index=others.unique(), dtype="object")])
+    full_of_condition = cells[is_full].drop_duplicates("condition").set_index("condition")["cell_id"]
+    full_of_cell = cells[~is_full].set_index("cell_id")["condition"].map(full_of_condition).dropna()
+    # A full cache beside which a cell lies is its own full cache.
+    used = full_of_cell.unique()
+    full_of_cell = pd.concat([full_of_cell, pd.Series(used, index=used, dtype="object")])
     rows = rows.assign(cell_id=rows["cell_id"].astype("object"))
-    full = rows[["cell_id", *key, *names]].rename(columns={"cell_id": "full"})
-    rows = rows.assign(full=rows["cell_id"].map(twins).astype("object")).dropna(subset="full")
-    return rows.merge(full, on=["full", *key], suffixes=("", "_full"))
+    full_rows = rows[["cell_id", *pair, *names]].rename(columns={"cell_id": "full"})
+    full = rows["cell_id"].map(full_of_cell).astype("object")
+    compared = rows.assign(full=full).dropna(subset="full")
+    return compared.merge(full_rows, on=["full", *pair], suffixes=("", "_full"))
 
 
 def _kept_of_full(run: Run) -> pd.DataFrame:
@@ -211,21 +232,23 @@ def _kept_of_full(run: Run) -> pd.DataFrame:
     completions = with_fixed_rows(run)
     held = cache_rows(completions)["held"]
     sizes = _sizes(completions["cell_id"], run.provenance)
-    beside = sizes["newest"] + sizes["fixed"]
+    rest_bytes = sizes["newest"] + sizes["fixed"]  # at each step, beside the cached rows
     rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(
         held=held,
         peak_length=completions["peak_length"] + completions["fixed_rows"],
-        bytes=completions["peak_length"] * sizes["row"] + beside,
-        held_bytes=held * sizes["row"] + completions["num_tokens"] * beside,
+        bytes=completions["peak_length"] * sizes["row"] + rest_bytes,
+        held_bytes=held * sizes["row"] + completions["num_tokens"] * rest_bytes,
     )
     summed = ["bytes", "peak_length", "num_tokens", "held", "held_bytes"]
     pairs = beside_full(run.cells, rows, summed)
-    total = pairs.groupby("cell_id")[summed + [f"{name}_full" for name in summed]].sum(min_count=1)
-    per_step = total["num_tokens_full"] / total["num_tokens"]
-    memory = (total["bytes"] / total["bytes_full"]).fillna(total["peak_length"] / total["peak_length_full"])
-    kept_rows = total["held"] / total["held_full"] * per_step
-    mean = (total["held_bytes"] / total["held_bytes_full"] * per_step).fillna(kept_rows)
-    return pd.DataFrame({"kept_memory": memory, "kept_memory_mean": mean, "kept_rows": kept_rows})
+    sums = pairs.groupby("cell_id")[summed + [f"{name}_full" for name in summed]].sum(min_count=1)
+    # Means over steps are compared, and the two caches may have written texts of different lengths.
+    steps_ratio = sums["num_tokens_full"] / sums["num_tokens"]
+    kept_peak = sums["peak_length"] / sums["peak_length_full"]
+    kept_rows = sums["held"] / sums["held_full"] * steps_ratio
+    kept_memory = (sums["bytes"] / sums["bytes_full"]).fillna(kept_peak)
+    kept_memory_mean = (sums["held_bytes"] / sums["held_bytes_full"] * steps_ratio).fillna(kept_rows)
+    return pd.DataFrame({"kept_memory": kept_memory, "kept_memory_mean": kept_memory_mean, "kept_rows": kept_rows})
 
 
 def with_fixed_rows(run: Run) -> pd.DataFrame:
@@ -239,11 +262,11 @@ def _tokens_spent(graded: pd.DataFrame) -> pd.DataFrame:
     """Return tokens written per answer and per right answer; wrong answers' tokens count too."""
     rows = graded.assign(answered=graded["outcome"].isin(["correct", "wrong"]))
     sums = rows.groupby("cell_id", observed=True)[["num_tokens", "answered", "correct"]].sum().astype("float64")
-    answers = sums[["answered", "correct"]].where(lambda counts: counts > 0)
+    counts = sums.where(sums > 0)  # nothing per none
     return pd.DataFrame(
         {
-            "tokens_per_answer": sums["num_tokens"] / answers["answered"],
-            "tokens_per_solved": sums["num_tokens"] / answers["correct"],
+            "tokens_per_answer": sums["num_tokens"] / counts["answered"],
+            "tokens_per_solved": sums["num_tokens"] / counts["correct"],
         }
     )
 
@@ -320,6 +343,7 @@ def pareto_front(points: pd.DataFrame, memory: str) -> pd.DataFrame:
 
 
 def _completion_means(run: Run) -> pd.DataFrame:
+    """Return by cell_id the means over its completions: shares that were cut or evicted, lengths, and cached rows."""
     completions = with_fixed_rows(run)
     fixed_rows = completions["fixed_rows"]
     unpacked_rows = run.cells.set_index("cell_id")["unpacked_rows"]
@@ -333,17 +357,17 @@ def _completion_means(run: Run) -> pd.DataFrame:
         full_length=completions["prompt_tokens"] + completions["num_tokens"] - 1 + fixed_rows,
         own_length=completions["peak_length"] + fixed_rows,
     ).join(cache_rows(completions))
-    groups = rows.groupby("cell_id", observed=True)
+    of_cell = rows.groupby("cell_id", observed=True)
     shares = ["evicted", "packed", "full_length", "own_length"]
     counts = [*COUNTS[2:], "evictions"]  # no mean of the prompt; the mean of all tokens has another name
-    table = groups[["hit_limit", "not_finite", "num_tokens", *counts, *shares]].mean()
+    table = of_cell[["hit_limit", "not_finite", "num_tokens", *counts, *shares]].mean()
     table = table.rename(columns={"num_tokens": "mean_tokens", **{name: f"mean_{name}" for name in counts}})
-    table.insert(5, "max_peak_length", groups["peak_length"].max())
+    table.insert(5, "max_peak_length", of_cell["peak_length"].max())
     table["kept_memory_own"] = (table.pop("own_length") / table.pop("full_length")).clip(upper=1.0)
-    peaks = rows.groupby(["cell_id", "problem_id"], observed=True)["peak_length"].mean()
-    table["peak_rows_together"] = peaks.groupby("cell_id", observed=True).sum(min_count=1)
-    counted = ["num_tokens", "evictions", "length_before_sum", "length_after_sum", "full", "held"]
-    sums = groups[counted].sum()
+    problem_peaks = rows.groupby(["cell_id", "problem_id"], observed=True)["peak_length"].mean()
+    table["peak_rows_together"] = problem_peaks.groupby("cell_id", observed=True).sum(min_count=1)
+    summed = ["num_tokens", "evictions", "length_before_sum", "length_after_sum", "full", "held"]
+    sums = of_cell[summed].sum()
     sums = sums.where(sums > 0)  # a mean over nothing is missing
     table["mean_length_before"] = sums["length_before_sum"] / sums["evictions"]
     table["mean_length_after"] = sums["length_after_sum"] / sums["evictions"]
@@ -352,12 +376,12 @@ def _completion_means(run: Run) -> pd.DataFrame:
     return table
 
 
-def _throughput(stat_rows: pd.DataFrame) -> pd.DataFrame:
-    table = stat_rows.set_index("cell_id")
-    seconds = table["prefill_seconds"] + table["decode_seconds"]
-    speed = table["tokens_total"] / seconds.where(seconds > 0)
-    together = table[["kv_bytes_allocated", "kv_bytes_analytic"]].assign(decoded_together=table["cells"])
-    return together.assign(tokens_per_second=speed)
+def _throughput(stats: pd.DataFrame) -> pd.DataFrame:
+    """Return KV bytes, cells decoded together and tokens per second by cell_id, from `Run.stats`."""
+    by_cell = stats.set_index("cell_id")
+    seconds = by_cell["prefill_seconds"] + by_cell["decode_seconds"]
+    table = by_cell[["kv_bytes_allocated", "kv_bytes_analytic"]].assign(decoded_together=by_cell["cells"])
+    return table.assign(tokens_per_second=by_cell["tokens_total"] / seconds.where(seconds > 0))
 
 
 def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:
@@ -372,6 +396,7 @@ def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd
 
 
 def _sizes(cell_ids: "pd.Series[str]", provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:
+    """Return the bytes of a cached row, of the newest rows, of a slot's fixed part and of the weights, for each id."""
     records = [record.get("bytes", {}) for record in provenance.values()]
     sizes = pd.DataFrame(records, index=[*provenance], columns=["row", "newest", "fixed", "weights"], dtype="float64")
     return sizes.reindex(cell_ids).set_axis(cell_ids.index)
@@ -383,12 +408,11 @@ def size(count: float) -> str:
         return notation.MISSING
     if count < 1024:
         return f"{notation.decimal(count, 0)} bytes"
-    units = ["KiB", "MiB", "GiB"]
-    count /= 1024
-    while count >= 1024 and len(units) > 1:
+    for unit in ("KiB", "MiB"):
         count /= 1024
-        units.pop(0)
-    return f"{notation.decimal(count, 1)} {units[0]}"
+        if count < 1024:
+            return f"{notation.decimal(count, 1)} {unit}"
+    return f"{notation.decimal(count / 1024, 1)} GiB"
 
 
 def by_eviction(held: pd.DataFrame) -> pd.DataFrame:
@@ -401,13 +425,13 @@ def by_eviction(held: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_policy(held: pd.DataFrame, correct: Mapping[str, Sequence[int]]) -> pd.DataFrame:
-    """Return the mean share of importance kept over all evictions, and Pass@1: policy, retained, texts, pass1."""
+    """Return the mean share of importance kept over all evictions, and Pass@1: policy, retained, texts, pass1.
+
+    `held` is as in `by_eviction`; `correct` has each policy's grades, 1 or 0.
+    """
     table = held.groupby("policy", as_index=False).agg(retained=("retained", "mean"), texts=("text", "nunique"))
-    scores = []
-    for policy in table["policy"]:
-        grades = correct.get(policy)
-        scores.append(float(np.mean(grades)) if grades else np.nan)
-    return table.assign(pass1=scores)
+    scores = {policy: np.mean(grades) for policy, grades in correct.items() if grades}
+    return table.assign(pass1=[float(scores.get(policy, np.nan)) for policy in table["policy"]])
 
 
 def mean_lorenz(curves: Iterable[tuple[np.ndarray, np.ndarray]]) -> pd.DataFrame:
@@ -426,24 +450,31 @@ def looping(run: Run) -> pd.DataFrame:
 
     Then the loops' median period in tokens and copies, and the tokens that decoding.stop_on_loop would have saved.
     """
-    cut_off = run.completions["stop_reason"] != "stop"
-    truncated = set(run.completions.loc[cut_off, "cell_id"])
+    is_truncated = run.completions["stop_reason"] != "stop"
+    cells_with_truncated = set(run.completions.loc[is_truncated, "cell_id"])
     rows: dict[str, list[float]] = {}
     # A server sends no token ids to search.
     for cell_id in run.cells.loc[run.cells["engine"] == "kvsweep", "cell_id"]:
-        rows[cell_id] = _loops(run, cell_id) if cell_id in truncated else [0, 0, np.nan, np.nan, 0]
+        rows[cell_id] = _loops(run, cell_id) if cell_id in cells_with_truncated else [0, 0, np.nan, np.nan, 0]
     return pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).rename_axis("cell_id")
 
 
 def _loops(run: Run, cell_id: str) -> list[float]:
-    ends = StoredCell(run.directory / cell_id).rows(_Ends, on_bad=ignore)
-    truncated = [find_loop(row.token_ids) for row in ends if row.stop_reason != "stop"]
-    loops = [loop for loop in truncated if loop is not None]
+    """Return a cell's numbers in the order of `COLUMNS`."""
+    truncated = 0
+    loops = []
+    for row in StoredCell(run.directory / cell_id).rows(_Ends, on_bad=ignore):
+        if row.stop_reason == "stop":
+            continue
+        truncated += 1
+        loop = find_loop(row.token_ids)
+        if loop is not None:
+            loops.append(loop)
     if not loops:
-        return [len(truncated), 0, np.nan, np.nan, 0]
+        return [truncated, 0, np.nan, np.nan, 0]
     saved = sum(loop.tokens - max(LEAST_REPEATS * loop.period, LEAST_TOKENS) for loop in loops)
     period, count = np.median([(loop.period, loop.count) for loop in loops], axis=0)
-    return [len(truncated), len(loops), period, count, saved]
+    return [truncated, len(loops), period, count, saved]
 
 
 def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
@@ -464,10 +495,10 @@ def cheapest_in_words(settings: pd.DataFrame) -> str:
     safe = settings[settings["safe"] & ~is_full]
     if safe.empty:
         return "By bytes, no setting is shown to be safe in a search."
-    row: Any = next(safe.itertuples())
-    mean = f"{size(row.kv_bytes_mean)} of keys and values a text in the mean over its steps"
+    cheapest = safe.iloc[0]
+    mean = f"{size(cheapest.kv_bytes_mean)} of keys and values a text in the mean over its steps"
     if is_full.any():
-        share = row.kv_bytes_mean / settings.loc[is_full, "kv_bytes_mean"].iloc[0]
+        share = cheapest.kv_bytes_mean / settings.loc[is_full, "kv_bytes_mean"].iloc[0]
         mean += f", {notation.percent(share)}% of the full's"
-    peak = f"{size(row.kv_bytes_peak)} at the peak, beside {size(row.weight_bytes)} of weights"
-    return f"By bytes, the cheapest safe setting is {notation.setting(row)}: {mean}, {peak}."
+    peak = f"{size(cheapest.kv_bytes_peak)} at the peak, beside {size(cheapest.weight_bytes)} of weights"
+    return f"By bytes, the cheapest safe setting is {notation.setting(cheapest)}: {mean}, {peak}."
