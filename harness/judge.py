@@ -3,7 +3,6 @@
 The grader and the page load slowly, and few files need them: functions import them.
 """
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,15 +80,19 @@ def judge(
     """Print a verdict on each setting beside the baseline; return the exit status of the worst verdict.
 
     `files` are FILE or NAME=FILE, a folder in a file's place; files of one name are one setting. `kind` is the grader's
-    `AnswerKind`, by which texts are graded again.
+    `AnswerKind`, by which texts are graded again. What was at `markdown` and `html` is removed first, so that a refusal
+    leaves no verdict of an earlier run.
     """
     if gold is not None and reading.graded:
         raise UserError(f"--gold {gold} is read by --grades ours alone: give both.")
-    paths = _settings(files)
+    names, sources = _names_and_files(files)
     targets = [*filter(None, [markdown, html])]
-    read = {path.resolve() for path in itertools.chain(*paths.values(), filter(None, [gold]))}
+    read = {path.resolve() for path in [*sources, *filter(None, [gold])]}
     if len({path.resolve() for path in targets} - read) < len(targets):
         raise UserError("--markdown and --html each write a file: name one that is none of the others.")
+    for target in targets:
+        target.unlink(missing_ok=True)
+    paths = _settings(names, sources)
     baseline = next(iter(paths)) if full is None else full
     if control == baseline:
         raise UserError(f"--control {control} is the baseline: name the file of the baseline asked again.")
@@ -103,7 +106,7 @@ def judge(
         answers = _regraded(answers, gold, kind)
     verdicts = judged(answers, baseline, control, margin=margin / 100, sizes=sizes)
     sentences = {name: _sentence(name, verdict, control) for name, verdict in verdicts.items()}
-    notes = [*_notes_on_files(paths, outputs, baseline, reading), *_notes_on_answers(answers, baseline)]
+    notes = [*_notes_on_files(paths, outputs, reading), *_notes_on_answers(answers, baseline)]
     if answers[baseline]["correct"].mean() <= margin / 100:
         notes.insert(0, f"{baseline} is right in at most {notation.number(margin)}%: nothing is safe beside it.")
     for name, verdict in verdicts.items():
@@ -131,8 +134,8 @@ def judge(
 # --- files ---------------------------------------------------------------------------------------------------
 
 
-def _settings(words: Sequence[str]) -> dict[str, list[Path]]:
-    """The files of each setting, by its name: the one before an equals sign, or else the file's."""
+def _names_and_files(words: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """The name before each word's equals sign, empty if there is none, and the file."""
     names = []
     files = []
     for word in words:
@@ -141,6 +144,17 @@ def _settings(words: Sequence[str]) -> dict[str, list[Path]]:
             name, path = _NAME.findall(word)[0]
         names.append(name)
         files.append(Path(at_home(path)))
+    return names, files
+
+
+def _settings(names: Sequence[str], files: Sequence[Path]) -> dict[str, list[Path]]:
+    """The files of each setting, by its name, or else the file's."""
+    counts = Counter(map(Path.resolve, files))
+    for file, count in counts.items():
+        if count > 1:
+            raise UserError(
+                f"{file} is given {count} times: beside itself a file shows nothing, so give each file once."
+            )
     # Programs name the outputs of each run alike, in a folder for each.
     titles = [path.name if path.is_dir() else path.stem for path in files]
     folders = [path.absolute().parent.name for path in files]
@@ -428,7 +442,7 @@ def _table(verdicts: Mapping[str, Verdict], sizes: Mapping[str, float]) -> pd.Da
 
 
 def _notes_on_files(
-    paths: Mapping[str, Sequence[Path]], outputs: Mapping[str, Outputs], baseline: str, reading: Reading
+    paths: Mapping[str, Sequence[Path]], outputs: Mapping[str, Outputs], reading: Reading
 ) -> Iterator[str]:
     """What a reader has to know of the files that were read."""
     if reading.graded:
@@ -446,8 +460,6 @@ def _notes_on_files(
     for name, sources in paths.items():
         if any(map(Path.is_dir, sources)):
             yield f"{name} is read from {' and '.join(map(str, outputs[name].files))}."
-        if name != baseline and {*map(Path.resolve, sources)} == {*map(Path.resolve, paths[baseline])}:
-            yield f"{name} is the file of {baseline}, read twice."
 
 
 def _notes_on_answers(answers: Answers, baseline: str) -> Iterator[str]:

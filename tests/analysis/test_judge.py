@@ -661,9 +661,9 @@ def test_other_questions_under_the_same_ids(name, judge, tmp_path):
         str(year): [row | {name: column(int(row["id"][1:]), year)} for row in rows(80, draws)] for year in (2031, 2032)
     }
     full, other = write_all(tmp_path, **sides)
-    code, out, _ = judge(full, f"other={full}")
-    assert (code, "note: other is the file of 2031, read twice." in out) == (0, True)
-    assert f"2031 and 2032 differ in {name} for problem 'p0'" in judge(full, other)[2]
+    earlier = write(tmp_path / "earlier.md", [])
+    assert f"2031 and 2032 differ in {name} for problem 'p0'" in judge(full, other, "--markdown", earlier)[2]
+    assert not earlier.exists()
     assert judge(full, other, "--ignore", name)[0] == 0
 
 
@@ -895,7 +895,8 @@ def test_a_zip_that_is_a_bomb_or_no_log(tmp_path):
     ("words", "said"),
     [
         ("FULL", "1 file and the names full: give two files"),
-        ("x=missing x=missing", "2 files and the names x: give"),
+        ("x=missing x=other", "2 files and the names x: give"),
+        ("FULL FULL", "full.jsonl is given 2 times"),
         ("FULL OTHER --full none", "none names none of the files: choose from full, other."),
         ("FULL OTHER --control full", "--control full is the baseline"),
         ("FULL OTHER --bytes other=half", "--bytes other=half must be a number above 0"),
