@@ -41,6 +41,26 @@ def refuse_unlike(outputs: Mapping[str, Outputs], baseline: str, ignored: Sequen
             )
 
 
+def refuse_unpaired(outputs: Mapping[str, Outputs], baseline: str) -> None:
+    """Raise UserError for settings that share no problem, or whose draws are the same but for their first number."""
+    full = outputs[baseline].answers
+    for name, setting in outputs.items():
+        answers = setting.answers
+        if not answers["problem_id"].isin(full["problem_id"]).any():
+            ids = f"{baseline} has {_first_ids(full)} and {name} {_first_ids(answers)}"
+            raise UserError(f"{ids}, and they share no problem: --column id=NAME names the problem's id.")
+        first, other_first = full["draw"].min(), answers["draw"].min()
+        if first != other_first and {*full["draw"] - first} == {*answers["draw"] - other_first}:
+            raise UserError(
+                f"{baseline} counts draws from {first} and {name} from {other_first}: count them alike, or give "
+                "--draws rows, which pairs them in the order of their rows."
+            )
+
+
+def _first_ids(answers: pd.DataFrame) -> str:
+    return visible(", ".join([*answers["problem_id"].unique()[:2], "..."]))
+
+
 def one_per_problem(questions: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFrame:
     """The columns that have one value in all draws of each problem, a row a problem.
 

@@ -16,7 +16,7 @@ import pandas as pd
 from kvsweep.analysis import notation
 from kvsweep.analysis.answers import GREEDY_BELOW, counted_shares
 from kvsweep.analysis.outputs import PAIR, Outputs, Reading, read_outputs
-from kvsweep.analysis.questions import one_per_problem, refuse_unlike
+from kvsweep.analysis.questions import one_per_problem, refuse_unlike, refuse_unpaired
 from kvsweep.analysis.statistics import noninferiority
 from kvsweep.analysis.statistics.metrics import pareto_front
 from kvsweep.analysis.statistics.noninferiority import LEVEL, Decision, Floats, Groups, PairedTest
@@ -27,6 +27,7 @@ from kvsweep.run_files.safe_files import at_home, replace_text
 from kvsweep.run_files.thinking import Thinking, ThinkTags, thinking_of, without_end
 
 _NAMED = 4  # problems or answers that a note names
+_OFTEN = 0.05  # of the problems have one text, which may be no answer
 _ENDS = ("stop", "length")
 _NAME = re.compile(r"^(?:([^=/]+)=)?(.*)$", re.DOTALL)
 # The labels of a file that is safe by itself: one of several, and one that surely wins.
@@ -101,6 +102,7 @@ def judge(
             raise UserError(f"{visible(name)} names none of the files: choose from {', '.join(paths)}.")
     outputs = {name: read_outputs(source, reading) for name, source in paths.items()}
     refuse_unlike(outputs, baseline, reading.ignored)
+    refuse_unpaired(outputs, baseline)
     answers: Answers = {name: setting.answers for name, setting in outputs.items()}
     if not reading.graded:
         answers = _regraded(answers, gold, kind)
@@ -388,6 +390,9 @@ def _sentence(name: str, verdict: Verdict, control: str | None) -> str:
     parts = [f"{visible(name)}: {verdict.label}. {change}, {_difference(verdict, ' points')} on {size}"]
     if test.population == "these":
         parts.append(f"on new problems {notation.interval(*verdict.elsewhere, signed=True)}")
+    missing = np.isnan(test.pairs).all(axis=1).sum()
+    if missing:
+        parts.append(f"{missing} of {counted(len(test.pairs), 'problem')} have no graded pair")
     if verdict.shows_nothing:
         parts.append("this can show nothing")
     if verdict.to_decide:
@@ -480,6 +485,7 @@ def _notes_on_answers(answers: Answers, baseline: str) -> Iterator[str]:
                 yield f"{ended}: the text alone says if it was cut off."
         if "theirs" in table:
             yield from _disagreements(name, table)
+        yield from _errors_as_texts(name, table)
         yield from _unused(answers, name, baseline)
         yield from _unused(answers, baseline, name)
 
@@ -492,7 +498,8 @@ def _unused(answers: Answers, has: str, lacks: str) -> Iterator[str]:
     problems = sorted({*table["problem_id"]} - {*answers[lacks]["problem_id"]})
     if problems:
         shown = ", ".join(repr(visible(problem)) for problem in problems[:_NAMED])
-        yield f"{has} alone has {counted(len(problems), 'problem')} beside {lacks}: {shown}."
+        total = counted(table["problem_id"].nunique(), "problem")
+        yield f"{lacks} lacks {len(problems)} of the {total} of {has}: {shown}."
 
 
 def _disagreements(name: str, table: pd.DataFrame) -> Iterator[str]:
@@ -503,6 +510,16 @@ def _disagreements(name: str, table: pd.DataFrame) -> Iterator[str]:
         words.append(f"{visible(row.problem_id)} draw {row.draw} (ours {'right' if row.correct else 'wrong'})")
     if len(both):
         yield f"{name}: {len(differ)} of {len(both):,} grades differ from the file's own: {'; '.join(words) or 'none'}."
+
+
+def _errors_as_texts(name: str, table: pd.DataFrame) -> Iterator[str]:
+    """A program that catches its errors may write one text in place of many answers; it is right in none."""
+    texts = table.groupby("text")
+    problems = texts["problem_id"].nunique()[texts["correct"].max() == 0]
+    total = table["problem_id"].nunique()
+    for text, count in problems[problems >= max(3, _OFTEN * total)].items():
+        repeated = f"{name}: {visible(text)!r:.60} is the text of {count:,} of {total:,} problems and never right"
+        yield f"{repeated}: if it says that a request failed, leave these rows out, so that they count as missing."
 
 
 def _notes_on_pairs(name: str, verdict: Verdict, baseline: str) -> Iterator[str]:
