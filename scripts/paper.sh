@@ -2,20 +2,24 @@
 # The DynTS paper (arXiv 2601.18383) on one model, from the head to the table; docs/paper.md describes each line.
 #
 #     scripts/paper.sh r1_qwen_7b OUT               # or r1_llama_8b; OUT gets head, run, report and table.md
-#     scripts/paper.sh r1_qwen_7b OUT --dry-run     # hours of each sweep on CARD, and with PRICE=2.5 its price; nothing is run
+#     scripts/paper.sh r1_qwen_7b OUT --dry-run     # hours of each sweep on CARD, with PRICE=2.5 its price; what is missing
 #     scripts/paper.sh r1_qwen_7b OUT --rehearse    # the same lines on an embedded model and its toy problems, in minutes
 #
 # Each line that is printed can be pasted, and the same command goes on where an earlier one stopped. MATH=FILE names the
 # problems that the head learns from (rows with problem and answer); without it they are MATH's 7,500 training problems.
-# DATA=DIR takes the problems from DIR/BENCHMARK.jsonl, where that file exists, in place of the hub.
+# DATA=DIR takes the problems from DIR/BENCHMARK.jsonl, where that file exists, and WEIGHTS=DIR the model from a folder,
+# in place of the hub.
 # LAUNCHER="launcher=slurm launcher.partition=gpu launcher.shards=8" submits the sweeps.
 set -eu -o pipefail
-[ $# -ge 2 ] || { sed -n '2,12p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,13p' "$0"; exit 2; }
 MODEL=$1 OUT=$2 MODE=${3:-}
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
 BIN=$ROOT/.venv/bin
 KVSWEEP=${KVSWEEP:-$BIN/kvsweep} PYTHON=${PYTHON:-$BIN/python} HF=${HF:-$BIN/hf}
-DATA=${DATA:-} LAUNCHER=${LAUNCHER:-} CARD=${CARD:-h100} PRICE=${PRICE:-} LIMIT=${LIMIT:-6}
+DATA=${DATA:-} WEIGHTS=${WEIGHTS:-} MATH=${MATH:-}
+LAUNCHER=${LAUNCHER:-} CARD=${CARD:-h100} PRICE=${PRICE:-} LIMIT=${LIMIT:-6}
+STANDS_IN='The dry run counts'  # so begins what a dry run says of a data set that it cannot have
+TRACE_TOKENS=$((7100 * 4000))   # of the head's texts (conf/predictor/r1.yaml)
 case $MODEL in
     r1_qwen_7b) FAMILY=r1_qwen RATIO=0.4 TOY=toy_qwen ;;
     r1_llama_8b) FAMILY=r1_llama RATIO=0.3 TOY=toy_llama ;;
@@ -23,10 +27,16 @@ case $MODEL in
 esac
 case $MODE in '' | --dry-run | --rehearse) ;; *) echo "paper.sh: $MODE is unknown: --dry-run, --rehearse or nothing." >&2; exit 2 ;; esac
 RUN=$OUT/runs/paper HEAD=$OUT/head
+WEIGHTS_ID=$(sed -n 's/^path: //p' "$ROOT/conf/model/$MODEL.yaml")
+WEIGHTS_COMMIT=$(sed -n 's/^revision: //p' "$ROOT/conf/model/$MODEL.yaml")
 # GPQA-Diamond is gated, so it comes last: the other benchmarks do not wait for its owner.
 THREE=aime24,aime25,amc23 TWO=math500,gaokao2023en LAST=gpqa_diamond
 WORDS=(impl=triton)
 RECIPE=(recipe=r1 "model=$MODEL" recipe.impl=triton)
+if compgen -G "$WEIGHTS/*.safetensors" >/dev/null; then
+    WORDS+=("model.path=$WEIGHTS")
+    RECIPE+=("model.path=$WEIGHTS")
+fi
 SIZE=() GRID=() CHOSEN=() NO_WINDOW=() BUDGET=() TABLE=()
 if [ "$MODE" = --rehearse ]; then
     THREE=toy_chain,toy_add,toy_regs TWO='' LAST=toy_groups
@@ -56,12 +66,41 @@ sweep() { # EXPERIMENT BENCHMARKS WORD...: one sweep into the run, or its hours
             "${WORDS[@]}" "$@" $LAUNCHER)
         [ -z "$DATA" ] || [ ! -f "$DATA/$name.jsonl" ] || words+=("benchmark.path=$DATA/$name.jsonl")
         if [ "$MODE" = --dry-run ]; then
-            run "${words[@]}" "card=$CARD" ${PRICE:+"cost.per_hour=$PRICE"} --dry-run | grep -E '^\$|^ +completions|in all|completions,|does not fit'
+            # What cannot be had is named once, at the end.
+            run "${words[@]}" "card=$CARD" ${PRICE:+"cost.per_hour=$PRICE"} --dry-run 2> >(grep -v "$STANDS_IN" >&2) |
+                grep -E '^\$|^ +completions|in all|completions,|does not fit'
         else
             run "${words[@]}" "model.predictor=$HEAD/answer"
             [ -z "$LAUNCHER" ] || run status "$RUN" --watch
         fi
     done
+}
+
+missing_sets() { # BENCHMARK...: a line for each data set that is neither in DATA nor to be had, and for any other error
+    local name hub=()
+    for name; do [ -f "$DATA/$name.jsonl" ] || hub+=("$name"); done
+    [ ${#hub[@]} -gt 0 ] || return 0
+    { "$KVSWEEP" -m policy=full "benchmark=$(IFS=,; echo "${hub[*]}")" --dry-run 2>&1 >/dev/null || true; } |
+        sed "s/ $STANDS_IN.*//"
+}
+
+missing_files() { # a line for each file that was named and does not exist
+    [ -z "$WEIGHTS" ] || compgen -G "$WEIGHTS/*.safetensors" >/dev/null || echo "WEIGHTS=$WEIGHTS has no *.safetensors."
+    [ -z "$MATH" ] || [ -f "$MATH" ] || echo "MATH=$MATH is no file."
+}
+
+to_make() { # a line for each part that the run itself fetches or makes, with what it takes
+    local stored=${HF_HUB_CACHE:-${HF_HOME:-$HOME/.cache/huggingface}/hub}/models--${WEIGHTS_ID//\//--} bytes
+    if [ -z "$WEIGHTS" ] && ! compgen -G "$stored/snapshots/$WEIGHTS_COMMIT/*.safetensors" >/dev/null; then
+        sed -n '1s/^# \(.*\)\.$/Weights \1, or WEIGHTS=DIR names their folder./p' "$ROOT/conf/model/$MODEL.yaml"
+    fi
+    if [ ! -e "$HEAD/answer/predictor.safetensors" ]; then
+        [ -n "$MATH" ] || [ -e "$OUT/MATH.jsonl" ] ||
+            echo "The head's problems: MATH's training problems from the hub, or MATH=FILE names rows with problem and answer."
+        bytes=$((TRACE_TOKENS * 2 * $(sed -n 's/^  hidden_size: //p' "$ROOT/conf/model/$MODEL.yaml")))
+        echo "The head $HEAD/answer: about $(((bytes + 500000000) / 1000000000)) GB of disk for hidden states; by estimate, not" \
+            "measured, 2 to 4 hours of one GPU for texts, a prefill of each for labels, and 15 readings of the states."
+    fi
 }
 
 sweeps() { # ALL FOUR: the paper's sweeps; its table and its selections have ALL benchmarks, its other figures FOUR
@@ -74,12 +113,15 @@ sweeps() { # ALL FOUR: the paper's sweeps; its table and its selections have ALL
 
 mkdir -p "$OUT"
 if [ "$MODE" = '' ]; then
-    if [ ! -f "$DATA/$LAST.jsonl" ]; then # without a login the hub refuses GPQA: better said now than after days
-        "$KVSWEEP" policy=full "benchmark=$LAST" --dry-run 2>&1 >/dev/null | grep 'Dataset' >&2 || true
+    # Better said now than after days. Without a login the hub refuses GPQA, for which the others do not wait.
+    missing=$(missing_files; missing_sets ${THREE//,/ } ${TWO//,/ })
+    missing_sets "$LAST" >&2
+    if [ -n "$missing" ]; then
+        printf 'paper.sh: missing (DATA=DIR takes DIR/BENCHMARK.jsonl for a data set):\n%s\n' "$missing" >&2
+        exit 2
     fi
-    "$HF" download "$(sed -n 's/^path: //p' "$ROOT/conf/model/$MODEL.yaml")" \
-        --revision "$(sed -n 's/^revision: //p' "$ROOT/conf/model/$MODEL.yaml")"
-    [ -n "${MATH:-}" ] || [ -e "$OUT/MATH.jsonl" ] || "$PYTHON" "$ROOT/scripts/math_problems.py" "$OUT/MATH.jsonl"
+    [ -n "$WEIGHTS" ] || "$HF" download "$WEIGHTS_ID" --revision "$WEIGHTS_COMMIT"
+    [ -n "$MATH" ] || [ -e "$OUT/MATH.jsonl" ] || "$PYTHON" "$ROOT/scripts/math_problems.py" "$OUT/MATH.jsonl"
     RECIPE+=("benchmark.path=${MATH:-$OUT/MATH.jsonl}")
 fi
 if [ "$MODE" != --dry-run ]; then
@@ -90,7 +132,13 @@ if [ "$MODE" != --dry-run ]; then
 fi
 sweeps "$THREE${TWO:+,$TWO}" "$THREE"
 sweeps "$LAST" "$LAST"
-[ "$MODE" != --dry-run ] || exit 0
+if [ "$MODE" = --dry-run ]; then
+    fetched=$(to_make)
+    missing=$(missing_files; missing_sets ${THREE//,/ } ${TWO//,/ } "$LAST")
+    printf '\nThe run fetches or makes first:\n%s\n' "${fetched:-nothing}"
+    printf '\nMissing (DATA=DIR takes DIR/BENCHMARK.jsonl for a data set):\n%s\n' "${missing:-nothing}"
+    exit 0
+fi
 run verify "$RUN"
 run report "$RUN" --columns 4 --width 14 --pdf
 "$PYTHON" "$ROOT/scripts/study/paper_table.py" "$RUN" "${TABLE[@]}" | tee "$OUT/table.md"

@@ -57,17 +57,25 @@ def test_other_words_are_refused(words, sentence, paper, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("mode", [(), ("--dry-run",)])
+def test_what_is_missing_is_named_at_once(mode, paper):
+    """A data set that only GPQA's sweeps read does not stop the others, and is named by itself."""
+    program = 'echo "in all"; echo "Dataset $3 is gated. The dry run counts 30 questions." >&2'
+    ended = paper("r1_qwen_7b", "out", *mode, program=program, WEIGHTS="w", MATH="m")
+    words = ended.stdout + ended.stderr
+    assert (ended.returncode, words.count("Dataset "), "204 GB" in words) == ((0, 1, True) if mode else (2, 2, False))
+    assert "The dry run counts" not in words
+    assert "WEIGHTS=w has no *.safetensors.\nMATH=m is no file.\nDataset" in words
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["r1_qwen_7b", "r1_llama_8b"])
 @pytest.mark.parametrize("mode", [(), ("--rehearse",)], ids=["whole", "rehearsal"])
 @pytest.mark.slow_covers(1)
 def test_every_line_can_be_planned(model, mode, lines, kvsweep, tmp_path):
-    problem = {"id": "a", "Record ID": "a", "problem": "1+1", "question": "1+1", "Question": "1+1", "answer": 2}
-    options = {"Correct Answer": "2"} | {f"Incorrect Answer {i}": f"{2 + i}" for i in (1, 2, 3)}
-    for name in ("aime24", "aime25", "amc23", "gpqa_diamond"):
-        row = problem | options if name == "gpqa_diamond" else problem
-        (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n")
-    found = lines(model, *mode, **({} if mode else {"DATA": str(tmp_path), "MATH": "MATH.jsonl"}))
+    (tmp_path / "aime24.jsonl").write_text(json.dumps({"id": "a", "problem": "1+1", "answer": 2}))
+    given = {} if mode else {"DATA": str(tmp_path), "MATH": "aime24.jsonl"}
+    found = [words for words in lines(model, *mode, **given) if "policy=full" not in words]
     assert [words[:2] for words in found[:4]] == [["predictor", one] for one in ("traces", "labels", "train", "eval")]
     assert [words[0] for words in found[-2:]] == ["verify", "report"]
     sweeps = found[4:-2]
