@@ -518,7 +518,7 @@ def _errors_as_texts(name: str, table: pd.DataFrame) -> Iterator[str]:
     problems = texts["problem_id"].nunique()[texts["correct"].max() == 0]
     total = table["problem_id"].nunique()
     for text, count in problems[problems >= max(3, _OFTEN * total)].items():
-        repeated = f"{name}: {visible(text)!r:.60} is the text of {count:,} of {total:,} problems and never right"
+        repeated = f"{name}: {visible(str(text))!r:.60} is the text of {count:,} of {total:,} problems and never right"
         yield f"{repeated}: if it says that a request failed, leave these rows out, so that they count as missing."
 
 
