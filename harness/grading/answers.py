@@ -62,11 +62,11 @@ def judge(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict[s
         return Verdict(None, "no_answer", "no thinking that ends, no last box that closes, and no statement")
     place, answer = stated
     try:
-        equal, why, *forms = _compared(answer, canonical_gold(gold, kind) or "", kind)
+        is_equal, why, answer_form, gold_form = _compared(answer, canonical_gold(gold, kind) or "", kind)
     except TooMuchWork:
         return Verdict(answer, "grader_timeout", "no verdict: it takes more work than a pair may", place=place)
-    outcome: Outcome = "correct" if equal else "wrong"
-    return Verdict(answer[:_MAX_ANSWER_CHARS], outcome, why, (forms[0], forms[1]), place)
+    outcome: Outcome = "correct" if is_equal else "wrong"
+    return Verdict(answer[:_MAX_ANSWER_CHARS], outcome, why, (answer_form, gold_form), place)
 
 
 def _compared(answer: str, gold: str, kind: AnswerKind) -> tuple[bool, str, str, str]:
@@ -95,7 +95,13 @@ def _shifted(answer: str) -> str:
     r"""The answer with a decimal's point moved into its power of ten: `1.5 \times 10^3` as `15 \cdot 10^{2}`."""
     if "." not in answer:
         return answer
-    return _DECIMAL_POWER.sub(lambda m: rf"{m[1]}{m[2]} \cdot 10^{{{int(m[4]) - len(m[2])}}}", readable(answer)[0])
+    text, _ = readable(answer)
+    return _DECIMAL_POWER.sub(_shift_point, text)
+
+
+def _shift_point(decimal: re.Match[str]) -> str:
+    whole, places, _, power = decimal.groups()
+    return rf"{whole}{places} \cdot 10^{{{int(power) - len(places)}}}"
 
 
 def stated_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> Statement | None:
@@ -108,15 +114,18 @@ def stated_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> Statement
         return None
     stated = find_statement(part, kind)
     if stated is None and rule.answer_from == "anywhere" and kind != "letter":
-        stated = Statement("the last number", re.findall(r"-?[0-9][0-9,.]*+|$", part)[-2:][0])
+        numbers = re.findall(r"-?[0-9][0-9,.]*+|$", part)  # the last of them is the empty text at the end
+        stated = Statement("the last number", numbers[-2:][0])
     if stated is None or not stated.value:
         return None
     if kind == "integer":
         number = parse_integer(stated.value)
-        boxed = {parse_integer(value) for value in stated.value.split(", ")}  # 70 and 070 in two boxes are one answer
-        if number is None and len(boxed) == 1:
-            number = boxed.pop()
-        stated = stated._replace(value=number or stated.value)
+        if number is None:
+            boxed = {parse_integer(value) for value in stated.value.split(", ")}
+            if len(boxed) == 1:  # 70 and 070 in two boxes are one answer
+                number = boxed.pop()
+        if number is not None:
+            return stated._replace(value=number)
     return stated
 
 
@@ -126,8 +135,10 @@ def canonical_gold(gold: str, kind: AnswerKind) -> str | None:
         return parse_integer(gold)
     if kind == "letter":
         letter = re.fullmatch(r"\s*\(?([A-D])\)?\s*", gold)
-        return letter and letter[1]
-    return gold.strip() if readable(gold)[0] and len(gold.strip()) <= _MAX_GOLD_CHARS else None
+        return letter[1] if letter else None
+    text, _ = readable(gold)
+    stripped = gold.strip()
+    return stripped if text and len(stripped) <= _MAX_GOLD_CHARS else None
 
 
 _INTEGER = re.compile(r"(?:\([A-F]\))?[\s{]*(?:[A-Za-z](?: ?\+ ?[A-Za-z])* ?=)?\s*(-? ?[0-9]+)(?:\.0*)?\s*\}*")
@@ -152,10 +163,14 @@ def parse_integer(text: str) -> str | None:
         return None
     for pattern, new, _ in INTEGER_FORMS:
         text = re.sub(pattern, new, text)
-    if (named := number_of_words(TEXT_COMMAND.sub(r"\1", text).strip(" ."))) is not None:
-        return str(named)
-    text = readable(text)[0]
-    if (number := number_of_base(text)) is not None:
-        return str(number)
-    match = _INTEGER.fullmatch(text)
-    return str(int(match[1].replace(" ", ""))) if match else None
+    words = TEXT_COMMAND.sub(r"\1", text).strip(" .")
+    number = number_of_words(words)
+    if number is None:
+        text, _ = readable(text)
+        number = number_of_base(text)
+    if number is None:
+        digits = _INTEGER.fullmatch(text)
+        if not digits:
+            return None
+        number = int(digits[1].replace(" ", ""))
+    return str(number)

@@ -40,8 +40,8 @@ def compare(answer: str, gold: str) -> tuple[bool, str, str, str]:
         verdict = _same_percent(left, right, by_answer=True)
     elif "%" in gold and "%" not in answer:
         verdict = _same_percent(right, left, by_answer=False)
-    equal, rule = verdict or _same(left, right)
-    return equal, rule, left, right
+    is_equal, rule = verdict or _same(left, right)
+    return is_equal, rule, left, right
 
 
 _PLAIN_NUMBER = re.compile(r"(?:[A-Za-z] ?= ?)?(-?(?:\d+(?:\.\d+)?|\\frac\s*(?:\d\d|\{\d+\}\{\d+\})|\d+/\d+))")
@@ -50,14 +50,16 @@ _PLAIN_NUMBER = re.compile(r"(?:[A-Za-z] ?= ?)?(-?(?:\d+(?:\.\d+)?|\\frac\s*(?:\
 def _same_percent(signed: str, bare: str, *, by_answer: bool) -> tuple[bool, str] | None:
     """What a percent sign on one side alone decides; None where the numbers without it decide.
 
-    Many golds are percentages without their sign, but one below 1 is a share: 0.05% is not 0.05.
+    `signed` is the side with the sign, which `by_answer` calls the answer's. Many golds are percentages without their
+    sign, but one below 1 is a share: 0.05% is not 0.05.
     """
-    number = _PLAIN_NUMBER.fullmatch(signed)
-    if number is None:
+    match = _PLAIN_NUMBER.fullmatch(signed)
+    if match is None:
         return None
-    size = abs(_form(number[1], False, True).evalf())
-    # 500% may be 5, but a gold of 5 may also be 5%.
-    if (size <= 100 or not by_answer) and _same(rf"\frac{{{number[1]}}}{{100}}", bare)[0]:
+    number = match[1]
+    size = abs(_form(number, False, True).evalf())
+    may_be_hundredth = size <= 100 or not by_answer  # 500% may be 5, but a gold of 5 may also be 5%
+    if may_be_hundredth and _same(rf"\frac{{{number}}}{{100}}", bare)[0]:
         return True, "a percent is a hundredth"
     if by_answer and size < 1:
         return False, "a share is no percentage"
@@ -65,12 +67,13 @@ def _same_percent(signed: str, bare: str, *, by_answer: bool) -> tuple[bool, str
 
 
 def _squeezed(text: str) -> str:
+    """The text without spaces and without braces around one character."""
     spaced = re.sub(r"(?<=\d)\s+(?=\d)", "~", text)  # 1 2 is not 12
     return re.sub(r"\{(\w)\}", r"\1", re.sub(r"\s", "", spaced))
 
 
 def _same(answer: str, gold: str) -> tuple[bool, str]:
-    """Take both sides apart as long as they have the same structure."""
+    """Whether two texts are equal, and the rule that decided: texts of the same structure are taken apart."""
     if _squeezed(answer) == _squeezed(gold):
         return True, "written the same"
     if max(len(answer), len(gold)) > _MAX_CHARS:
@@ -84,7 +87,8 @@ def _same(answer: str, gold: str) -> tuple[bool, str]:
         return _same_expression(answer, gold)
     if kind.split()[0] in _RELATIONS:
         return _same_relation(kind, parts, gold_parts)
-    return _same_parts(parts, gold_parts, ordered=not kind.startswith(("list", r"\{")))
+    is_unordered = kind.startswith(("list", r"\{"))
+    return _same_parts(parts, gold_parts, ordered=not is_unordered)
 
 
 _BRACKETS = ("()", "(]", "[]", "[)", r"\{\}")
@@ -92,22 +96,24 @@ _BRACKETS = ("()", "(]", "[]", "[)", r"\{\}")
 
 def _structure(text: str) -> tuple[str, list[str]]:
     r"""What a text is made of, and its parts: "list", the relation signs, the brackets, or "expression"."""
-    for separators in (",;", (r"\land", r"\lor")):
-        items, signs = split(text, separators)
-        if signs:
-            words = sorted({*signs} - {*",;"})
-            return " ".join(("list", *words)), items
+    items, commas = split(text, ",;")
+    if commas:
+        return "list", items
+    items, words = split(text, (r"\land", r"\lor"))
+    if words:
+        return " ".join(("list", *sorted({*words}))), items
     sides, signs = split(text, _RELATIONS)
     if signs:
-        if signs[0] in _TURNED:
+        if signs[0] in _TURNED:  # a > b as b < a
             sides.reverse()
             signs.reverse()
         return " ".join(_TURNED.get(sign, sign) for sign in signs), sides
     opening = text[:2] if text.startswith("\\") else text[:1]
-    (inside, *after), closers = split(text, (")", "]", r"\}"))
+    (inside, *after), closings = split(text, (")", "]", r"\}"))
     items, commas = split(inside[len(opening) :], ",;")
-    if after == [""] and opening + closers[0] in _BRACKETS and (commas or opening == r"\{"):
-        return opening + closers[0], items
+    is_closed_at_end = after == [""]
+    if is_closed_at_end and opening + closings[0] in _BRACKETS and (commas or opening == r"\{"):
+        return opening + closings[0], items
     return "expression", [text]
 
 
@@ -115,14 +121,20 @@ def _same_parts(answer: list[str], gold: list[str], *, ordered: bool) -> tuple[b
     """Find for every part of the answer one of the gold's, in order or in any order; no part serves twice."""
     remaining = list(gold)
     for part in answer:
-        for candidate in remaining[:1] if ordered else remaining:
-            if _same(part, candidate)[0]:
-                remaining.remove(candidate)
-                break
-        else:
+        equal_part = _first_equal(part, remaining[:1] if ordered else remaining)
+        if equal_part is None:
             return False, f"nothing equals the part {part}"
+        remaining.remove(equal_part)
     order = "order" if ordered else "any order"
     return not remaining, f"parts equal in {order}, {len(remaining)} left over"
+
+
+def _first_equal(part: str, candidates: list[str]) -> str | None:
+    for candidate in candidates:
+        is_equal, _ = _same(part, candidate)
+        if is_equal:
+            return candidate
+    return None
 
 
 _INDICES = re.compile(r"_\w|_\{[^{}]*\}|\([A-Za-z0-9](?:, ?[A-Za-z])*\)|'|\^[a-z]$|\^\{-1\}(?=\()")
@@ -138,46 +150,71 @@ _SUM = re.compile(
 
 
 def _same_otherwise(answer: str, gold: str, also_named: re.Pattern[str] = _NAME) -> tuple[bool, str] | None:
-    r"""Two structures that may say the same: `x = 5` and 5, `x > 2` and (2, \infty), a list with and without braces."""
+    r"""Two structures that may say the same: `x = 5` and 5, `x > 2` and (2, \infty), a list with and without braces.
+
+    `also_named` is what may stand on the left of an equation beside a single name. None: nothing here decides.
+    """
     kind, parts = _structure(answer)
     gold_kind, gold_parts = _structure(gold)
     signs = set(kind.split())
+    if signs in ({"="}, {r"\in"}):
+        return _same_equation(signs, parts, gold, also_named)
+    if signs == {r"\neq"} and len(parts) == 2 and r"\cup" in gold:
+        return _same(rf"(-\infty, {parts[1]}) \cup ({parts[1]}, \infty)", gold)
+    if signs <= {"<", r"\leq"} and gold_kind in _BRACKETS:
+        return _same_expression(answer, gold)
+    if kind == "()":
+        return _same_tuple(parts, gold)
+    if kind == r"\{\}":
+        if gold == r"\emptyset":
+            return None
+        members = gold_parts if gold_kind == "list" else [gold]
+        return _same_parts(parts, members, ordered=False)
+    if kind == "list" and gold_kind == "()" and all(re.match(r"[a-z] ?=", part) for part in parts):
+        equations = [part.split("=", 1) for part in parts]
+        distinct_names = {name for name, _ in equations}
+        if parts == sorted(parts) and len(distinct_names) == len(parts):  # x = 1, y = 2 is (1, 2)
+            return _same_parts([value.strip() for _, value in equations], gold_parts, ordered=True)
+    if kind == r"list \land" and len(parts) == 2:
+        chain = _chained(*parts) or _chained(*reversed(parts))
+        if chain:
+            return _same(chain, gold)
+    is_union = kind in ("list", r"list \lor") and r"\cup" in gold
+    if is_union or (kind == "list" and gold_kind.startswith("list")):
+        pieces, _ = split(gold, (r"\cup", r"\land", r"\lor"))
+        return _same_parts(parts, pieces, ordered=False)
+    return None
+
+
+def _same_equation(
+    signs: set[str], parts: list[str], gold: str, also_named: re.Pattern[str]
+) -> tuple[bool, str] | None:
+    """Whether an equation, or a name in a set, says the same as something that has another structure."""
+    gold_kind, gold_parts = _structure(gold)
     left = parts[0].strip()
     is_named = bool(_NAME.fullmatch(_INDICES.sub("", left).strip()) or also_named.fullmatch(left))
     if signs == {"="} == set(gold_kind.split()) and is_named:
         parts = [f"{parts[0]} = {part}" for part in parts]
     if signs == {"="} and len(parts) == 2 and parts[0].startswith("(") and gold_kind == "list":  # (n, k) = (2, 3)
-        names = _structure(parts[0])[1]
-        values = _structure(parts[1])[1]
+        _, names = _structure(parts[0])
+        _, values = _structure(parts[1])
         if len(names) != len(values):
             return None
         equations = [f"{name} = {value}" for name, value in zip(names, values, strict=True)]
         return _same_parts(equations, gold_parts, ordered=False)
-    if kind == "list" and gold_kind == "()" and all(re.match(r"[a-z] ?=", part) for part in parts):
-        sides = [part.split("=", 1) for part in parts]
-        distinct_names = {name for name, _ in sides}
-        if parts == sorted(parts) and len(distinct_names) == len(parts):  # x = 1, y = 2 is (1, 2)
-            return _same_parts([value.strip() for _, value in sides], gold_parts, ordered=True)
-    if signs == {r"\neq"} and len(parts) == 2 and r"\cup" in gold:
-        return _same(rf"(-\infty, {parts[1]}) \cup ({parts[1]}, \infty)", gold)
-    if signs in ({"="}, {r"\in"}):
-        values = parts[1:] if is_named else parts
-        equal = all(_same(value, gold)[0] for value in values)
-        return equal, "the value of a name: an equation is a value only if its left side is a single name"
-    if kind == r"list \land" and len(parts) == 2:
-        chain = _chained(*parts) or _chained(*reversed(parts))
-        if chain:
-            return _same(chain, gold)
-    if (kind == "list" and gold_kind.startswith("list")) or (kind in ("list", r"list \lor") and r"\cup" in gold):
-        return _same_parts(parts, split(gold, (r"\cup", r"\land", r"\lor"))[0], ordered=False)
+    values = parts[1:] if is_named else parts
+    equal = all(_same(value, gold)[0] for value in values)
+    return equal, "the value of a name: an equation is a value only if its left side is a single name"
+
+
+def _same_tuple(parts: list[str], gold: str) -> tuple[bool, str] | None:
+    """Whether a tuple says the same as a column or a list."""
+    gold_kind, gold_parts = _structure(gold)
     column = re.fullmatch(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}", gold)
-    if kind == "()" and column:
-        return _same_parts(parts, split(column[1], (r"\\",))[0], ordered=True)
-    if (kind == r"\{\}" and gold != r"\emptyset") or (kind == "()" and gold_kind == "list"):
-        return _same_parts(parts, gold_parts if gold_kind == "list" else [gold], ordered=kind == "()")
-    if signs <= {"<", r"\leq"} and gold_kind in _BRACKETS:
-        return _same_expression(answer, gold)
-    return None
+    if column:
+        entries, _ = split(column[1], (r"\\",))
+        return _same_parts(parts, entries, ordered=True)
+    return _same_parts(parts, gold_parts, ordered=True) if gold_kind == "list" else None
 
 
 def _chained(lower: str, upper: str) -> str | None:
@@ -196,7 +233,8 @@ def _same_relation(kind: str, parts: list[str], gold: list[str]) -> tuple[bool, 
         return True, "relations with equal sides"
     if len(parts) == 2 and kind != r"\in" and not _AS_WRITTEN.search("".join((*parts, *gold))):
         with _reading():
-            left, right, values = _parsed(f"({parts[0]}) - ({parts[1]})", f"({gold[0]}) - ({gold[1]})")
+            difference, gold_difference = f"({parts[0]}) - ({parts[1]})", f"({gold[0]}) - ({gold[1]})"
+            left, right, values = _parsed(difference, gold_difference)
             ratio = values.ratio(left, right) or 0.0
             # 4x = 8 for x = 2 is not in lowest terms.
             is_lowest = abs(ratio) < 1.000001 or any(re.search(r"\\frac|/|\.", side) for side in gold)
@@ -228,27 +266,31 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
     if gold_words or (words and len(answer) > 3):
         same = words and gold_words and _squeezed(words[1]).lower() == _squeezed(gold_words[1]).lower()
         return bool(same), "words are compared letter by letter"
-    if (number := number_of_base(answer)) is not None and gold.isdecimal():
+    number = number_of_base(answer)
+    if number is not None and gold.isdecimal():
         return number == int(gold), "the value of a number with a base"
-    if _AS_WRITTEN.search(f"{answer};{gold}"):
+    both = f"{answer};{gold}"
+    if _AS_WRITTEN.search(both):
         return False, "bases, primes, angles, dots, ratios, !! and numbers side by side must be written the same"
     # A decimal beside none may be rounded to six places, as the library has it.
-    is_rounded = ("." in answer) != ("." in gold) and re.search(r"\.\d{6}", f"{answer};{gold}")
+    is_rounded = ("." in answer) != ("." in gold) and re.search(r"\.\d{6}", both)
+    slack = 1.001e-6 if is_rounded else 1e-18
     with _reading():
         left, right, values = _parsed(answer, gold)
-        return _same_form(left, right, values, 1.001e-6 if is_rounded else 1e-18)
+        return _same_form(left, right, values, slack)
     return False, "the library cannot read it, or a part of it is too large"
 
 
 def _same_form(left: Any, right: Any, values: Values, slack: float) -> tuple[bool, str]:
+    """Whether two forms of sympy are equal, and what decided; `slack` as in `Values.equal`."""
     from math_verify import verify
     from sympy import Expr, MatrixBase, MatrixExpr
 
     left = left.as_explicit() if isinstance(left, MatrixExpr) else left
     right = right.as_explicit() if isinstance(right, MatrixExpr) else right
     if isinstance(left, MatrixBase) and isinstance(right, MatrixBase):
-        pairs = zip(left.flat(), right.flat(), strict=False)
-        same = left.shape == right.shape and all(_same_form(*pair, values, slack)[0] for pair in pairs)
+        entries = zip(left.flat(), right.flat(), strict=False)
+        same = left.shape == right.shape and all(_same_form(*pair, values, slack)[0] for pair in entries)
         return same, "matrices are compared entry by entry"
     if isinstance(left, Expr) and isinstance(right, Expr):
         with suppress(NoValue):
@@ -281,11 +323,14 @@ def _parsed(answer: str, gold: str) -> tuple[Any, Any, Values]:
 
 def _has_one_case(answer: str, gold: str) -> bool:
     """Whether no letter occurs both small and large in a text, nor a name such as `\\theta` or `m_a` in one of both."""
-    names = [set(re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))) for text in (answer, gold)]
-    names.append(set(re.findall(r"(?:(?<=_)|(?<=_\{)|\\)[A-Za-z]+", f"{answer} {gold}")))
-    for spellings in names:
-        small = {name.lower() for name in spellings}
-        if len(small) < len(spellings):
+    spellings = []
+    for text in (answer, gold):
+        without_commands = re.sub(r"\\[A-Za-z]+", "", text)
+        spellings.append(set(re.findall("[A-Za-z]", without_commands)))
+    spellings.append(set(re.findall(r"(?:(?<=_)|(?<=_\{)|\\)[A-Za-z]+", f"{answer} {gold}")))
+    for names in spellings:
+        small = {name.lower() for name in names}
+        if len(small) < len(names):
             return False
     return True
 

@@ -67,58 +67,65 @@ class Grader(Workers):
         completions have grades of their own. A grade whose gold has changed since is made
         anew; a grade without a completion is dropped. `regrade` grades every row, `shard` the completions of one shard.
         """
-        parts = [part for part in StoredCell(directory).files(row_types.COMPLETIONS_FILE) if shard in (None, part)]
-        summaries = (self._grade_shard(directory, part, regrade=regrade) for part in parts)
-        return sum(summaries, start=CellSummary(graded=0))
+        summary = CellSummary(graded=0)
+        for stored_shard in StoredCell(directory).files(row_types.COMPLETIONS_FILE):
+            if shard in (None, stored_shard):
+                summary += self._grade_shard(directory, stored_shard, regrade=regrade)
+        return summary
 
     def _grade_shard(self, directory: Path, shard: Shard, *, regrade: bool) -> CellSummary:
+        """Grade one shard's completions as `grade_cell` does, and write its grades if they differ from those stored."""
         stored = StoredCell(directory)
         completions = {row.key: row for row in stored.rows(Completion, shard=shard)}
         if not completions:
             return CellSummary(graded=0)
         standard = read_standard(directory)
         golds = standard.golds
-        for problem_id in (completion.problem_id for completion in completions.values()):
-            if problem_id not in golds:
-                mend = "restore it, or delete the folder and run the cell again"
-                held = directory / shard.file(row_types.COMPLETIONS_FILE)
-                raise UserError(f"{held} holds problem {problem_id!r}, and {row_types.PROBLEMS_FILE} does not; {mend}.")
-        path = directory / shard.file(row_types.GRADES_FILE)
-        old, is_whole = _stored_grades(stored, shard)
-
-        def counts(row: Grade) -> bool:
-            fits = row.key in completions and row.rule == standard.id and row.gold == golds[row.problem_id]
-            return fits and not regrade
-
-        grades = {key: row for key, row in old.items() if counts(row)}
+        for completion in completions.values():
+            if completion.problem_id not in golds:
+                hint = "restore it, or delete the folder and run the cell again"
+                holds = f"{directory / shard.file(row_types.COMPLETIONS_FILE)} holds problem {completion.problem_id!r}"
+                raise UserError(f"{holds}, and {row_types.PROBLEMS_FILE} does not; {hint}.")
+        old_grades, is_clean = _stored_grades(stored, shard)
+        grades = {}
+        if not regrade:
+            for key, grade in old_grades.items():
+                is_current = key in completions and grade.rule == standard.id and grade.gold == golds[grade.problem_id]
+                if is_current:
+                    grades[key] = grade
         missing = [completion for key, completion in completions.items() if key not in grades]
-        grades |= {row.key: row for row in self.grade(missing, standard)}
+        grades |= {grade.key: grade for grade in self.grade(missing, standard)}
         ordered = [grades[key] for key in completions]
-        known = [row for row in ordered if row.outcome != "grader_timeout"]
-        if not is_whole or known != list(old.values()):
+        in_time = [grade for grade in ordered if grade.outcome != "grader_timeout"]
+        if not is_clean or in_time != list(old_grades.values()):
             make_folder(directory)
+            path = directory / shard.file(row_types.GRADES_FILE)
             with locked(path):
                 # A sweep that runs may have graded more completions meanwhile.
-                found = _stored_grades(stored, shard)[0]
-                newer = [row for key, row in found.items() if key not in grades and old.get(key) != row]
-                replace_text(path, "".join(row.to_line(directory) for row in (*known, *newer)))
-        return CellSummary(graded=len(missing), outcomes=Counter(row.outcome for row in ordered))
+                grades_now, _ = _stored_grades(stored, shard)
+                newer = []
+                for key, grade in grades_now.items():
+                    if key not in grades and old_grades.get(key) != grade:
+                        newer.append(grade)
+                replace_text(path, "".join(grade.to_line(directory) for grade in [*in_time, *newer]))
+        return CellSummary(graded=len(missing), outcomes=Counter(grade.outcome for grade in ordered))
 
     def grade(self, completions: Sequence[Completion], standard: Standard) -> list[Grade]:
         """Grade completions of a cell, in their order; no row is read from a file or written to one."""
-        jobs = [standard.job(row) for row in completions]
-        return [
-            Grade(
-                problem_id=row.problem_id,
-                draw=row.draw,
+        verdicts = self.judge([standard.job(completion) for completion in completions])
+        grades = []
+        for completion, verdict in zip(completions, verdicts, strict=True):
+            grade = Grade(
+                problem_id=completion.problem_id,
+                draw=completion.draw,
                 answer=verdict.answer,
-                gold=job.gold,
+                gold=standard.golds[completion.problem_id],
                 outcome=verdict.outcome,
                 correct=1 if verdict.outcome == "correct" else 0,
                 rule=standard.id,
             )
-            for row, job, verdict in zip(completions, jobs, self.judge(jobs), strict=True)
-        ]
+            grades.append(grade)
+        return grades
 
     def explain_problem(self, directory: Path, problem_id: str) -> Iterator[str]:
         """A text for every completion of one problem of a cell: what was read, compared, and decided by what."""
@@ -127,11 +134,13 @@ class Grader(Workers):
         if gold is None:
             return
         rows = [row for row in StoredCell(directory).rows(Completion) if row.problem_id == problem_id]
-        for row, verdict in zip(rows, self.judge([standard.job(row) for row in rows]), strict=True):
+        verdicts = self.judge([standard.job(row) for row in rows])
+        for row, verdict in zip(rows, verdicts, strict=True):
+            answer_form, gold_form = verdict.forms
             yield (
                 f"{problem_id} draw {row.draw}: {verdict.outcome}\n"
                 f"  stated in  {verdict.place}\n  extracted  {verdict.answer}\n  gold       {gold}\n"
-                f"  compared   {verdict.forms[0]}\n  with       {verdict.forms[1]}\n  decided by {verdict.rule}"
+                f"  compared   {answer_form}\n  with       {gold_form}\n  decided by {verdict.rule}"
             )
 
 
@@ -146,8 +155,12 @@ def _stored_grades(stored: StoredCell, shard: Shard) -> tuple[dict[row_types.Pai
 
 
 def standard_of(cell: Mapping[str, Any], golds: dict[str, str]) -> Standard:
+    """The standard that a cell's settings (`cell.yaml`) name, with these golds by problem_id."""
     benchmark, model = cell["benchmark"], cell.get("model", {})
-    tags = {name: model[f"think_{name}"] for name in ("start", "end") if f"think_{name}" in model}
+    tags = {}
+    for name in ("start", "end"):
+        if f"think_{name}" in model:
+            tags[name] = model[f"think_{name}"]
     rule = {"answer_from": benchmark.get("answer_from", "after_think"), "tags": tags}
     return Standard(golds=golds, kind=benchmark["answer_kind"], rule=rule, id=row_types.grading_rule(cell))
 
@@ -168,6 +181,7 @@ def read_standard(directory: Path) -> Standard:
 
 
 def _read_golds(cell: StoredCell, kind: AnswerKind) -> dict[str, str]:
+    """The golds of a cell's problems by problem_id; raises UserError for one that is not of the kind."""
     path = cell.folder / PROBLEMS_FILE
     if not path.exists():
         raise UserError(f"{path} is missing, and with it the reference answers; run the cell again.")
@@ -188,37 +202,42 @@ def grade(directory: Path, *, workers: int, timeout: float, regrade: bool, why: 
 
 
 def _cells(root: Path) -> list[Path]:
+    """The cells' folders below a folder, with a note of each broken one; raises UserError if there is no cell."""
     if not root.is_dir():
         raise UserError(f"{root} is no folder; give the folder of a run, such as results/runs/demo.")
-    cells, others = list[Path](), list[BrokenCell]()
+    cells, errors = list[Path](), list[BrokenCell]()
     for path in sorted(root.rglob(CELL_FILE)):
         try:
             _ = StoredCell(path.parent).settings
         except BrokenCell as error:  # as a copy beside the cell is one, which no reader counts
-            others.append(error)
+            errors.append(error)
         else:
             cells.append(path.parent)
     if not cells:
-        missing = UserError(f"{root} holds no folder with a {CELL_FILE}, so no cell; give the folder of a run.")
-        raise others[0] if others else missing
-    for other in others:
-        print(f"note: left out: {other}", file=sys.stderr)
+        if errors:
+            raise errors[0]
+        raise UserError(f"{root} holds no folder with a {CELL_FILE}, so no cell; give the folder of a run.")
+    for left_out in errors:
+        print(f"note: left out: {left_out}", file=sys.stderr)
     return cells
 
 
-def _explain(grader: Grader, root: Path, why: str) -> None:
-    found = False
+def _explain(grader: Grader, root: Path, problem_id: str) -> None:
+    """Print what decided each completion of a problem, in all cells below a folder; a UserError if there is none."""
+    has_texts = False
     for directory in _cells(root):
-        for text in grader.explain_problem(directory, why):
-            found = True
+        for text in grader.explain_problem(directory, problem_id):
+            has_texts = True
             print(f"{_name(directory, root)}: {text}")
-    if not found:
-        unknown = f"{root} holds no completion of a problem {why!r}"
+    if not has_texts:
+        unknown = f"{root} holds no completion of a problem {problem_id!r}"
         raise UserError(f"{unknown}; give an id of its {PROBLEMS_FILE}.")
 
 
 def _grade_run(grader: Grader, root: Path, *, regrade: bool) -> None:
-    cells, total = _cells(root), CellSummary(graded=0)
+    """Grade every cell below a folder, and print a line for each and one for all."""
+    cells = _cells(root)
+    total = CellSummary(graded=0)
     for directory in cells:
         summary = grader.grade_cell(directory, regrade=regrade)
         print(_summary_line(_name(directory, root), summary))

@@ -94,10 +94,9 @@ def declarations() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
     With a pattern come the kind of answer ("" for all), a pattern of the language's words that deny it, and words of
     which each text that it fits has one, in small letters: most texts have none, which is seen at once.
     """
-    for language in (*LANGUAGES.values(), *UNSPACED.values()):
-        gap, begin, end = r"\s+", r"(?<!\w)", r"(?!\w)"
-        if language in UNSPACED.values():
-            gap, begin, end = r"\s*", "", ""
+    spaced = [(language, r"\s+", r"(?<!\w)", r"(?!\w)") for language in LANGUAGES.values()]
+    unspaced = [(language, r"\s*", "", "") for language in UNSPACED.values()]
+    for language, gap, begin, end in [*spaced, *unspaced]:  # between, before and behind words
         option = language.option
         wrong = rf"{begin}(?:{language.wrong}){end}"
         verb = rf"(?:{gap}(?:{language.be}){end}(?:\s*:)?|\s*:|\s+[–—](?=\s))"
@@ -128,10 +127,13 @@ class _Plain(dict[int, str]):
     """
 
     def __missing__(self, code: int) -> str:
-        char = plain = chr(code)
-        form, *codes = unicodedata.decomposition(char).split() or [""]
+        """Find the plain text of the character with this code, and keep it."""
+        char = chr(code)
+        plain = char
+        decomposition = unicodedata.decomposition(char).split()  # such as <wide> 0041
+        form = decomposition[0] if decomposition else ""
         if form in ("<wide>", "<narrow>", "<font>", "<circle>") and not 0x2100 <= code < 0x2150:
-            plain = "".join(chr(int(code, 16)) for code in codes)
+            plain = "".join(chr(int(hexadecimal, 16)) for hexadecimal in decomposition[1:])
             if plain == "(":
                 plain = " ("
             elif plain in {*":;!?"}:
@@ -165,6 +167,7 @@ _SHAPED = re.compile(
 
 
 def _latex(match: re.Match[str]) -> str:
+    """The LaTeX of what `_SHAPED` matches: raised or lowered characters, or a fraction."""
     text = unicodedata.normalize("NFKC", match[0]).replace("\u2212", "-")
     if match["up"]:
         return f"^{{{text}}}"
@@ -202,15 +205,16 @@ def number_of_words(text: str) -> int | None:
     text = " ".join(text.lower().split())
     if text == "zero":
         return 0
-    text = re.sub(r"(hundred|thousand|illion) and (?=\w)", r"\1 ", re.sub(r"(?<=ty)-", " ", text))
+    text = re.sub(r"(?<=ty)-", " ", text)  # forty-two
+    text = re.sub(r"(hundred|thousand|illion) and (?=\w)", r"\1 ", text)
     number = 0
-    for scale, size in _SCALES.items():
+    for scale, size in _SCALES.items():  # trillion before billion, and so on
         before, name, behind = f"{text} ".partition(f" {scale} ")
         if name:
             if before not in _BELOW:
                 return None
             number += size * _BELOW[before]
             text = behind.strip()
-    if text not in _BELOW:
-        return number if number and not text else None
-    return number + _BELOW[text]
+    if text in _BELOW:
+        return number + _BELOW[text]
+    return number if number and not text else None

@@ -42,7 +42,9 @@ for _new, _spelled in _SPELLED_AS.items():
 
 def _degrees(match: re.Match[str]) -> str:
     """The function of an angle in degrees as that of the angle in radians."""
-    return rf"{match[1]}(\frac{{{match[2] or match[3] or match[4]}\pi}}{{180}})"
+    function, *angles = match.groups()
+    angle = "".join(filter(None, angles))  # in round brackets, in braces, or in none
+    return rf"{function}(\frac{{{angle}\pi}}{{180}})"
 
 
 def _without_point(match: re.Match[str]) -> str:
@@ -52,8 +54,10 @@ def _without_point(match: re.Match[str]) -> str:
 
 def _repeating(decimal: re.Match[str]) -> str:
     r"""`0.1\overline{6}` as a fraction, (16 - 1) / 90."""
-    once, again = decimal[1] + decimal[2], decimal[3]
-    return rf"\frac{{{int(once + again) - int(once)}}}{{{'9' * len(again)}{'0' * len(decimal[2])}}}"
+    whole, places, period = decimal.groups()
+    numerator = int(whole + places + period) - int(whole + places)
+    denominator = "9" * len(period) + "0" * len(places)
+    return rf"\frac{{{numerator}}}{{{denominator}}}"
 
 
 _SINE = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|ln|log)"
@@ -195,10 +199,17 @@ def readable(answer: str) -> tuple[str, str]:
     answer = peeled(in_latex(plain_characters(answer)))
     for pattern, new, _ in SPELLINGS:
         answer = re.sub(pattern, new, answer)
-    items, units = zip(*map(_without_unit, split(answer, ",;")[0]), strict=True)
-    text = re.sub(r"\s+", " ", TEXT_COMMAND.sub(r" \1 ", ", ".join(items))).strip(" .")
+    items, _ = split(answer, ",;")
+    texts, units = [], []
+    for item in items:
+        text, unit = _without_unit(item)
+        texts.append(text)
+        units.append(unit)
+    text = TEXT_COMMAND.sub(r" \1 ", ", ".join(texts))
+    text = re.sub(r"\s+", " ", text).strip(" .")
     text = _NOTHING.sub(r"\\emptyset ", _LEAD.sub("", text))
-    if len({*units, ""}) > 2:
+    different_units = {*units} - {""}
+    if len(different_units) > 1:
         return text, ";".join(units)
     return text, max(units)  # one unit may stand for all items
 
@@ -206,11 +217,12 @@ def readable(answer: str) -> tuple[str, str]:
 def _without_unit(item: str) -> tuple[str, str]:
     """A single item without its final words, multiplied as they say, and its unit; with them if one is not known."""
     item = _BARE_UNITS.sub(r"\1\\text{\2}", item)
-    match = _FINAL_UNITS.search(item)
-    if match is None:
+    final_words = _FINAL_UNITS.search(item)
+    if final_words is None:
         return item, ""
-    number = item[: match.start()]
-    words = read_words(TEXT_COMMAND.sub(r" \1", match[1]), single=number.strip() == "1")
+    number = item[: final_words.start()]
+    text = TEXT_COMMAND.sub(r" \1", final_words[1])
+    words = read_words(text, single=number.strip() == "1")
     if words is None:
         return item, ""
     if words.factor > 1:
@@ -223,9 +235,13 @@ _BASED = re.compile(r"([0-9A-Z]{2,})\s*_\s*\{?\s*(\d{1,2})\s*\}?")
 
 def number_of_base(text: str) -> int | None:
     """The value of a number with its base, `2A_{16}`; None for anything else."""
-    if (based := _BASED.fullmatch(text)) and 2 <= int(based[2]) <= 36:
+    match = _BASED.fullmatch(text)
+    if not match:
+        return None
+    digits, base = match[1], int(match[2])
+    if 2 <= base <= 36:
         with suppress(ValueError):  # a digit that the base lacks
-            return int(based[1], int(based[2]))
+            return int(digits, base)
     return None
 
 

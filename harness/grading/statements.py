@@ -191,9 +191,10 @@ _MARKS = " \t\n*-✅✓✔"
 
 
 def _declared(text: str, kind: AnswerKind) -> Statement | None:
+    """The value of the last declaration, such as "the answer is 72", unless the text goes on to doubt it."""
     start = 0 if kind == "letter" else max(0, len(text) - _TAIL_CHARS)
     small = text.lower()
-    end, value = -1, ""
+    end, value = -1, ""  # of the last declaration
     for declaration in _DECLARED:
         fits = declaration.kind in ("", "letter" if kind == "letter" else "number")
         if not fits or not any(stem in small for stem in declaration.stems):
@@ -205,8 +206,10 @@ def _declared(text: str, kind: AnswerKind) -> Statement | None:
     if not value:
         return None
     after = text[end:].strip(_MARKS)
+    if _TAKES_BACK.search(after):
+        return None
     breaks_off = "\n" in after and not after.endswith(_ENDS)
-    if _TAKES_BACK.search(after) or (kind != "letter" and (breaks_off or _CHECKS.search(after))):
+    if kind != "letter" and (breaks_off or _CHECKS.search(after)):
         return None
     return Statement("a declaration", value)
 
@@ -232,16 +235,24 @@ def _declared_value(text: str, match: re.Match[str], wrong: re.Pattern[str], kin
     value = re.sub(rf"\s*{COPULA}(?=[.。]?$)", "", value)
     if kind == "letter":
         return letter_of(value)
-    if bold := re.match(r"\*\*([^*]+)\*\*(?!\s*(?:\w|[-+*/=^]))", value):
+    bold = re.match(r"\*\*([^*]+)\*\*(?!\s*(?:\w|[-+*/=^]))", value)
+    if bold:
         value = bold[1]
-    elif re.match(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+ ", value) and number_of_words(_bare(value)) is None:
+    elif re.match(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+ ", value) and not _names_number(value):
         states = _STATES.fullmatch(value.rstrip(".! "))
         value = _stated(states) if states else ""
     value = _GOES_ON.split(value)[0]
     if kind == "integer":
         value = re.split(r",\s+[a-z]{2,}", value)[0]
-    names_it = _FORMULA.search(value) or number_of_words(_bare(value)) is not None or re.search(r"[:=]\W*$", match[0])
-    return _fitting(value, kind) if names_it else None
+    ends_in_sign = re.search(r"[:=]\W*$", match[0])
+    if not ends_in_sign and not _FORMULA.search(value) and not _names_number(value):
+        return None
+    return _fitting(value, kind)
+
+
+def _names_number(value: str) -> bool:
+    """Whether a value is a number in English words."""
+    return number_of_words(_bare(value)) is not None
 
 
 # --- What the end of the text concludes ------------------------------------------------------------------------
@@ -269,10 +280,13 @@ def last_conclusion(text: str) -> str | None:
     """
     tail = re.sub(r"\n\s*(?:-{3,}|\*{3,})\s*$", "", text[-_TAIL_CHARS:].rstrip())
     tail = re.sub(r"[\s✅✓✔\ufe0f\U0001f000-\U0001faff]+$", "", tail)
-    if shown := _DISPLAY.search(tail):
+    shown = _DISPLAY.search(tail)
+    if shown:
         return shown[1]
-    for sentence in map(str.strip, reversed(_SENTENCE_END.split(tail)[-8:])):
-        is_denied = _HEDGE.search(sentence) or _DENIES.search(_LAST_CLAUSE.split(sentence)[-1])
+    last_sentences = _SENTENCE_END.split(tail)[-8:]
+    for sentence in map(str.strip, reversed(last_sentences)):
+        last_clause = _LAST_CLAUSE.split(sentence)[-1]
+        is_denied = _HEDGE.search(sentence) or _DENIES.search(last_clause)
         if is_denied or sentence.count("}") > sentence.count("{"):
             return None
         if _FORMULA.search(sentence):
@@ -281,8 +295,9 @@ def last_conclusion(text: str) -> str | None:
 
 
 def _conclusion_of(sentence: str, tail: str) -> str | None:
-    """The value that the last sentence with a formula states."""
-    states = _STATES.fullmatch(re.split(r", (?:which|because|since|where|not)\b", sentence)[0].rstrip(".! "))
+    """The value that the last sentence with a formula states; `tail` is the text that ends with this sentence."""
+    main_clause = re.split(r", (?:which|because|since|where|not)\b", sentence)[0]
+    states = _STATES.fullmatch(main_clause.rstrip(".! "))
     concludes = bool(_CONCLUDES.match(tail, tail.rindex(sentence)))
     value = None
     if states and (concludes or not states["result"]):
@@ -290,17 +305,25 @@ def _conclusion_of(sentence: str, tail: str) -> str | None:
     bold = _BOLD.findall(sentence if value is None else value)
     if len(bold) == 1:
         value = bold[0]
-    if value is None or not (tail.endswith(_ENDS) or (concludes and _CLEAN.fullmatch(value))):
+    if value is None:
         return None
-    return _bare(re.sub(r"^[A-Za-z][A-Za-z ]{0,30}:\s+", "", value)) or None
+    is_complete = tail.endswith(_ENDS) or (concludes and _CLEAN.fullmatch(value))
+    if not is_complete:
+        return None
+    without_label = re.sub(r"^[A-Za-z][A-Za-z ]{0,30}:\s+", "", value)
+    return _bare(without_label) or None
 
 
 def _stated(states: re.Match[str]) -> str:
-    """The group of `_STATES` that holds the value."""
-    return next(filter(None, states.groups()))
+    """The group of `_STATES` that holds the value: the pattern has one for each way to state it."""
+    for value in states.groups():
+        if value:
+            return value
+    raise AssertionError("a match without a value")
 
 
 def _concluded(text: str, kind: AnswerKind) -> Statement | None:
+    """The letter in bold type at the end, or what the last sentence states."""
     if kind == "letter":
         return _bold_letter(text[-_TAIL_CHARS:])
     value = last_conclusion(text)
@@ -308,6 +331,7 @@ def _concluded(text: str, kind: AnswerKind) -> Statement | None:
 
 
 def _bare(value: str) -> str:
+    """The value without dollar signs, brackets of formulas, bold type, and marks at its ends."""
     return re.sub(r"\\[()\[\]]|(?<!\\)\$+|\*\*|`", "", value).strip(" .。\n\t_✅✓✔")
 
 
@@ -334,7 +358,8 @@ def letter_of(value: str, *, option: bool = False) -> str | None:
     word, or, as an `option`, before a mark and a text.
     """
     value = re.sub(r"\\q?quad|\\[ ,;]|~", "  ", value.strip())
-    value = re.sub(r"\\[()\[\]]|\$+", "", TEXT_COMMAND.sub(r"\1", peeled(value))).strip(" .。\n\t*_\\")
+    value = TEXT_COMMAND.sub(r"\1", peeled(value))
+    value = re.sub(r"\\[()\[\]]|\$+", "", value).strip(" .。\n\t*_\\")
     if _SEVERAL.fullmatch(value):
         return value
     match = _LETTER.fullmatch(value) or _SMALL_LETTER.fullmatch(value)
@@ -354,7 +379,7 @@ _LINKS = re.compile(r"\b(?:is|be|so|thus|therefore|hence|option|choice|answer)\b
 def _bold_letter(tail: str) -> Statement | None:
     """The letter that alone is bold, or the bold letter at the end."""
     letters = list[str]()
-    last = None
+    last = None  # match of the last bold letter
     for match in re.finditer(r"\*\*([^*\n]{1,200})\*\*", tail):
         letter = letter_of(match[1])
         if letter:
@@ -362,39 +387,57 @@ def _bold_letter(tail: str) -> Statement | None:
             last = match
     if last is None:
         return None
-    line = tail[tail.rfind("\n", 0, last.start()) + 1 :].split("\n")[0]
-    counts = len({*letters}) == 1 or not tail[last.end() :].strip(" .!\n")
-    return Statement("bold type", letters[-1]) if counts and not _WRONG.search(line) else None
+    start_of_line = tail.rfind("\n", 0, last.start()) + 1
+    line = tail[start_of_line:].split("\n")[0]
+    is_only_letter = len({*letters}) == 1
+    is_at_end = not tail[last.end() :].strip(" .!\n")
+    if _WRONG.search(line) or not (is_only_letter or is_at_end):
+        return None
+    return Statement("bold type", letters[-1])
 
 
 def _mentioned(text: str, kind: AnswerKind) -> Statement | None:
     """What is the whole text, or a letter that the last line or its last sentence names without doubt."""
     whole = text.strip(_MARKS)
-    if kind != "letter":
-        is_value = (
-            len(whole) <= 100
-            and "\n" not in whole
-            and not re.search(r"[A-Za-z]{2}\W+[A-Za-z]{2}|[^\W\d_A-Za-z]{2}|\?", whole)
-        )
-        return Statement("the whole text", whole) if is_value and _FORMULA.search(whole) else None
-    lines = [line.strip() for line in whole.splitlines() if line.strip()]
+    if kind == "letter":
+        return _mentioned_letter(whole)
+    has_words = re.search(r"[A-Za-z]{2}\W+[A-Za-z]{2}|[^\W\d_A-Za-z]{2}|\?", whole)
+    is_value = len(whole) <= 100 and "\n" not in whole and not has_words
+    return Statement("the whole text", whole) if is_value and _FORMULA.search(whole) else None
+
+
+def _mentioned_letter(text: str) -> Statement | None:
+    """The letter that the last line is, if no line shortly before is another one, or that its last sentence names."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return None
+    last_line = lines[-1]
     letters = [letter_of(line, option=True) for line in lines[-6:]]
-    if lines and letters[-1] and not _WRONG.search(lines[-1]) and len({*letters} - {None}) == 1:
+    different = {*letters} - {None}
+    if letters[-1] and len(different) == 1 and not _WRONG.search(last_line):
         return Statement("the last line", letters[-1])
-    sentence = _SENTENCE_END.split(lines[-1])[-1] if lines else ""
+    sentence = _SENTENCE_END.split(last_line)[-1]
+    if not _LINKS.search(sentence) or _WRONG.search(sentence) or _HEDGE.search(sentence):
+        return None
     named = {*re.findall(r"(?<=\()[A-D](?=\))", sentence), *re.findall(r"\b(?:option|choice) ([A-D])\b", sentence)}
-    if len(named) == 1 and _LINKS.search(sentence) and not (_WRONG.search(sentence) or _HEDGE.search(sentence)):
-        return Statement("the last sentence", named.pop())
-    return None
+    return Statement("the last sentence", named.pop()) if len(named) == 1 else None
 
 
 def _fitting(value: str, kind: AnswerKind, *, in_box: bool = False) -> str | None:
-    """The value if it can be an answer of the kind: a letter, a number with a digit, or any expression."""
+    """The value if it can be an answer of the kind: a letter, a number with a digit, or any expression.
+
+    Around a value that is not `in_box`, signs of formulas and of bold type are left out.
+    """
     if kind == "letter":
         return letter_of(value)
-    value = value if in_box else _bare(value)
-    worded = number_of_words(TEXT_COMMAND.sub(r"\1", value)) is not None
-    return value if value and (kind == "expression" or worded or re.search(r"\d", value)) else None
+    if not in_box:
+        value = _bare(value)
+    if not value:
+        return None
+    if kind == "expression" or re.search(r"\d", value):
+        return value
+    is_number_word = number_of_words(TEXT_COMMAND.sub(r"\1", value)) is not None
+    return value if is_number_word else None
 
 
 _NOT_BUT = re.compile(
@@ -408,10 +451,13 @@ RANKS: tuple[Callable[[str, AnswerKind], Statement | None], ...] = (_boxed, _key
 def find_statement(text: str, kind: AnswerKind) -> Statement | None:
     """The answer that a text states, or None; a last box that is never closed breaks the text off."""
     text = _NOT_BUT.sub("", plain_characters(text))
-    box = next(boxes(text), None)
-    if box and box.content is None:
+    last_box = next(boxes(text), None)
+    if last_box and last_box.content is None:
         return None
     for find in RANKS:
-        if statement := find(text, kind):
+        statement = find(text, kind)
+        if statement:
             return statement
-    return Statement(f"a box that holds no {kind}", box.content) if box and box.content else None
+    if last_box and last_box.content:
+        return Statement(f"a box that holds no {kind}", last_box.content)
+    return None

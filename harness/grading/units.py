@@ -47,14 +47,18 @@ class Words(NamedTuple):
 def read_words(text: str, *, single: bool = False) -> Words | None:
     """What the words behind a number say, or None if one of them is not known; `single` if the number is 1."""
     text = re.sub(r"[{}^]|\\cdot|\\[,;: ]|[()]", " ", text).replace(".", "")
-    text = re.sub(r"\bdeg(?:ree)?s?\s+(C|F)[a-z]*(?![a-z])", r"deg\1", text)
+    text = re.sub(r"\bdeg(?:ree)?s?\s+(C|F)[a-z]*(?![a-z])", r"deg\1", text)  # degrees Celsius
     text = re.sub(r"\bdeg(?:ree)?s?\s+K[a-z]*(?![a-z])", "K", text)
     tokens = _TOKEN.findall(text)
     factor = 1
-    while tokens and (scale := _scale(tokens[0])):
+    first_other = 0  # token behind the multiplying words, such as "thousand"
+    for token in tokens:
+        scale = _scale(token)
+        if not scale:
+            break
         factor *= scale
-        del tokens[0]
-    unit = _unit(tokens, single)
+        first_other += 1
+    unit = _unit(tokens[first_other:], single)
     return None if unit is None else Words(factor, unit)
 
 
@@ -122,10 +126,18 @@ def _says_of_what(kinds_before: list[str]) -> bool:
 
 
 def _spelled(parts: list[tuple[str, int]]) -> str:
-    """The unit in base units, "9.8 meter / second ** 2"; counted things and currencies by their names."""
+    """The unit in base units, "9.8 meter / second ** 2"; counted things and currencies by their names.
+
+    `parts` are names, as `_name` gives them, with their powers.
+    """
     registry = _registry()
-    units = [registry.Unit(name[1:]) ** power for name, power in parts if name.startswith(" ")]
-    others = sorted(f"{name}{power}" for name, power in parts if not name.startswith(" "))
+    units, others = [], []
+    for name, power in parts:
+        if name.startswith(" "):
+            units.append(registry.Unit(name[1:]) ** power)
+        else:
+            others.append(f"{name}{power}")
+    others.sort()
     if not units:
         return " ".join(others)
     unit = prod(units, start=registry.dimensionless)
@@ -153,8 +165,9 @@ def _name(token: str) -> str | None:
 def _unit_name(word: str) -> str | None:
     """A unit that a word names, behind a space; physical constants are no units, nor is `units` a micronit."""
     for prefix, unit, _ in _registry().parse_unit_name(word):
-        is_symbol = len(word) < 5 or word.startswith(prefix) or not word.endswith("s")
-        if is_symbol and unit not in _constants():
+        # A long word in the plural has no prefix that is a mere sign, as the u of `units` would be.
+        is_allowed = len(word) < 5 or word.startswith(prefix) or not word.endswith("s")
+        if is_allowed and unit not in _constants():
             return f" {word}"
     return None
 
@@ -190,7 +203,8 @@ def _counts(word: str) -> bool:
     """Whether a word is a number, a part of one, or joins numbers: "two", "tenths", "Millionen", "plus"."""
     if _COUNTS.fullmatch(word.lower()):
         return True
-    stem = re.sub("ths?$", "", re.sub("ie(ths?)$", r"y\1", word))
+    with_y = re.sub("ie(ths?)$", r"y\1", word)  # twentieth as twentyth
+    stem = re.sub("ths?$", "", with_y)
     return number_of_words(stem.removesuffix("s")) is not None or _scale(stem) is not None
 
 
@@ -200,13 +214,18 @@ def _scale(word: str) -> int | None:
         return None
     small = word.casefold()
     english = _scales(_ENGLISH, "short")
-    singular = small.removesuffix("s")
-    if scale := english.get(small) or english.get(singular) or _scales(_OTHER_LOCALES, "long").get(small):
-        return scale
+    for name in (small, small.removesuffix("s")):
+        if name in english:
+            return english[name]
+    in_other_languages = _scales(_OTHER_LOCALES, "long")
+    if small in in_other_languages:
+        return in_other_languages[small]
     values = [int(unicodedata.numeric(char, 0)) for char in small]
-    if small and all(values):
+    if small and all(values):  # of signs that are numbers, such as 万
         return prod(values)
-    return None if _unit_name(word) else _scales(_OTHER_LOCALES, "short").get(small)
+    if _unit_name(word):
+        return None
+    return _scales(_OTHER_LOCALES, "short").get(small)
 
 
 @cache
@@ -214,13 +233,16 @@ def _scales(locales: tuple[str, ...], form: str) -> dict[str, int]:
     """The multiplying words of CLDR's compact numbers, long ones or also short ones, and ours for English."""
     scales = dict(_OTHER_SCALES) if locales == _ENGLISH else {}
     for size, pattern in _patterns(locales, form):
+        # The pattern of 10,000 may be "00 thousand": two digits stand before the word, which then means 1,000.
         word = re.sub(r"[0'.\s\u200f\u200e]", "", pattern).casefold()
+        digits = pattern.count("0")
         if len(word) > 1 or (word and not word.isascii()):
-            scales.setdefault(word, size // 10 ** (pattern.count("0") - 1))
+            scales.setdefault(word, size // 10 ** (digits - 1))
     return scales
 
 
 def _patterns(locales: tuple[str, ...], form: str) -> Iterator[tuple[int, str]]:
+    """Yield size and pattern of CLDR's compact numbers, as 1000 and "0 thousand"; for `short` also the long ones."""
     from babel import Locale
 
     lengths = ("long", "short") if form == "short" else ("long",)

@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 _DIGITS = (50, 200, 800)
+_BITS_PER_DIGIT = 3.33
 _MOST_BITS = 700_000  # of an exact number
 _MOST_ARGUMENT = 10**6  # of a function that grows
 _MOST_WORK = 100_000  # parts of forms at 50 digits, about 2 s
@@ -55,14 +56,17 @@ class Values:
         self._size, self._digits, self._is_real = 0.0, _DIGITS[0], True
 
     def equal(self, left: Any, right: Any, slack: float = 1e-18) -> bool:
-        """Whether two forms agree within `slack` of the right one, or of 1 where that is larger."""
+        """Whether two forms agree within `slack` of the right one, or of 1 where that is larger.
+
+        Raises NoValue or TooLarge if they agree at too few points to tell.
+        """
         if left == right:
             return True
         names = self._names(left, right)
         fewest = _FEWEST if names else 1
-        for with_real in (True, False):
-            self._is_real = with_real and not self._has_i
-            points = self._points_of_agreement(left, right, _points(names, is_real=with_real), slack)
+        for only_real in (True, False):
+            self._is_real = only_real and not self._has_i
+            points = self._points_of_agreement(left, right, _points(names, is_real=only_real), slack)
             if points is None:
                 return False
             if points >= fewest:
@@ -102,11 +106,14 @@ class Values:
             below = self._at(right, point, _DIGITS[1])
             if above is not None and below is not None and abs(below) > 1e-30:
                 ratios.append(above / below)
-        if len(ratios) < (_FEWEST if names else 1) or ratios[0] == 0:
+        fewest = _FEWEST if names else 1
+        if len(ratios) < fewest or ratios[0] == 0:
             return None
-        if any(abs(ratio - ratios[0]) > 1e-15 * abs(ratios[0]) for ratio in ratios):
-            return None
-        return float(ratios[0].real)
+        first = ratios[0]
+        for ratio in ratios:
+            if abs(ratio - first) > 1e-15 * abs(first):
+                return None
+        return float(first.real)
 
     def check(self, form: Any) -> None:
         """Raise TooLarge if the ends of an interval, or the members of a set, are too large."""
@@ -122,6 +129,7 @@ class Values:
             raise self._too_large
 
     def _names(self, *forms: Any) -> list[str]:
+        """The names in some forms, also those of functions, without the imaginary unit."""
         from sympy.core.function import AppliedUndef
 
         names = set[str]()
@@ -164,13 +172,13 @@ class Values:
             return value if isfinite(value) else None
 
     def _part(self, form: Any, point: Mapping[str, Any]) -> Any:
-        """The value of a part of a form: a Fraction, or a number of mpmath."""
+        """The value of a part of a form: a Fraction, or a number of mpmath. Counts its work and its size."""
         self._work += self._digits // _DIGITS[0]
         if self._work > _MOST_WORK:
             raise TooMuchWork(f"more than {_MOST_WORK:,} parts")
         value = self._calculated(form, point)
         if isinstance(value, Fraction):
-            self._size = max(self._size, _bits(value) / 3.33)
+            self._size = max(self._size, _bits(value) / _BITS_PER_DIGIT)
             return value
         from mpmath import mag, mpc
 
@@ -178,13 +186,16 @@ class Values:
             value = value.real
         if isinstance(value, mpc) and self._is_real:
             raise _Undefined
-        if value and math.isfinite(size := float(mag(value))):
+        if value:
+            bits = float(mag(value))
             if form.func.__name__ == "exp":
-                size = abs(size)
-            self._size = max(self._size, size / 3.33)
+                bits = abs(bits)
+            if math.isfinite(bits):
+                self._size = max(self._size, bits / _BITS_PER_DIGIT)
         return value
 
     def _calculated(self, form: Any, point: Mapping[str, Any]) -> Any:
+        """The value of a form by its kind; raises NoValue for a kind without one, _Undefined without one here."""
         import mpmath
         from sympy.core.function import AppliedUndef
 
@@ -213,28 +224,29 @@ class Values:
 
     def _repeated(self, form: Any, point: Mapping[str, Any], *, is_sum: bool) -> Any:
         """The value of a sum or a product over one name with whole ends."""
-        term, (name, *ends), *others = form.args
-        if others or len(ends) != 2:
+        term, (name, *ends), *other_names = form.args
+        if other_names or len(ends) != 2:
             raise NoValue("sums over several names")
         low = self._part(ends[0], point)
         high = self._part(ends[1], point)
         if not _is_whole(low) or not _is_whole(high) or high < low - 1:
             raise _Undefined
-        value: Any = Fraction(0 if is_sum else 1)
+        total: Any = Fraction(0 if is_sum else 1)
         for number in range(int(low), int(high) + 1):
-            part = self._part(term, {**point, str(name): Fraction(number)})
-            value = value + part if is_sum else value * part
-        return value
+            value = self._part(term, {**point, str(name): Fraction(number)})
+            total = total + value if is_sum else total * value
+        return total
 
     def _power(self, form: Any, base: Any, exponent: Any) -> Any:
+        """The value of a power; real where the form is real at real points, as the cube root of -8 is -2."""
         import mpmath
 
         if not base:
             if exponent.real < 0:
                 raise _Undefined
             return Fraction(1 if exponent == 0 else 0)
-        size = _bits(base) if isinstance(base, Fraction) else abs(float(mpmath.mag(base)))
-        if abs(exponent) * max(size, 1) > _MOST_BITS:
+        bits = _bits(base) if isinstance(base, Fraction) else abs(float(mpmath.mag(base)))
+        if abs(exponent) * max(bits, 1) > _MOST_BITS:
             raise TooLarge("a power")
         if isinstance(base, Fraction) and _is_whole(exponent):
             return base ** int(exponent)
@@ -249,25 +261,27 @@ class Values:
         return number ** mpmath.convert(exponent)
 
     def _function(self, name: str, values: list[Any]) -> Any:
+        """The value of sympy's function of this name, with the values of its arguments; exact where it can be."""
         import mpmath
         from sympy.utilities.lambdify import MPMATH_TRANSLATIONS
 
         if name not in _FLAT and any(abs(value) > _MOST_ARGUMENT for value in values):
             raise TooLarge(name)
-        if all(map(_is_whole, values)) and name in ("factorial", "binomial") and min(values) >= 0:
+        are_whole = all(map(_is_whole, values))
+        if name in ("factorial", "binomial") and are_whole and min(values) >= 0:
             if values[0] > _MOST_BITS // 16:
                 raise TooLarge(name)
             numbers = map(int, values)
             return Fraction(math.factorial(*numbers) if name == "factorial" else math.comb(*numbers))
         if name == "Mod":
-            if not all(map(_is_whole, values)):
+            if not are_whole:
                 raise _Undefined
             return values[0] % values[1]
         if name in ("floor", "ceiling") and isinstance(values[0], Fraction):
             return Fraction(math.floor(values[0]) if name == "floor" else math.ceil(values[0]))
         extremes = {"Max": max, "Min": min}
-        named = "fac2" if name == "factorial2" else MPMATH_TRANSLATIONS.get(name, name)
-        calculate: Any = extremes.get(name) or getattr(mpmath, named, None)
+        name_in_mpmath = "fac2" if name == "factorial2" else MPMATH_TRANSLATIONS.get(name, name)
+        calculate: Any = extremes.get(name) or getattr(mpmath, name_in_mpmath, None)
         if calculate is None:
             raise NoValue(name)
         return calculate(*map(mpmath.convert, values))
@@ -297,12 +311,13 @@ def _points(names: Sequence[str], *, is_real: bool) -> Iterator[dict[str, Any]]:
     def complex_number() -> Any:
         return mpc(float(2 * broken() - 1), float(2 * broken() - 1))
 
-    for count in range(_TRIES if names else 1):
+    tries = _TRIES if names else 1
+    for count in range(tries):
         if not is_real and count % 2:
             yield {name: complex_number() for name in names}
         elif count % 3 == 0:
-            first = count // 3 + 1
-            yield {name: Fraction(random.randint(1, 8) if place else first) for place, name in enumerate(names)}
+            first = {name: Fraction(count // 3 + 1) for name in names[:1]}
+            yield first | {name: Fraction(random.randint(1, 8)) for name in names[1:]}
         elif count % 3 == 1:
             yield {name: broken() * 10 ** (count // 8) for name in names}
         else:
