@@ -83,29 +83,32 @@ def importance_figure(
 
     A strip is a named score of thinking tokens, [thinking], NaN where unknown, or its steps' means, on its own scale.
     """
-    figure, rows = style.panels(PAGE_WIDTH, len(strips), 1, row=1.2, rest=0.88, sharex=True)
-    for axes, (name, scores) in zip(rows, strips.items(), strict=True):
+    figure, panels = style.panels(PAGE_WIDTH, len(strips), 1, row=1.2, rest=0.88, sharex=True)
+    for axes, (name, scores) in zip(panels, strips.items(), strict=True):
         if average_steps:
             name = f"{name}, mean of each step"
             scores = by_step(scores, layout.steps)
         _strip(axes, layout, scores)
         axes.set_title(name, loc="left", fontsize=8)
     # Only the thinking is drawn to scale, so only the thinking has ticks.
-    rows[-1].set_xticks([tick for tick in rows[-1].get_xticks() if 0 <= tick < layout.thinking and tick % 1 == 0])
-    rows[-1].set_xlabel("Reasoning Step (tokens of the thinking)")
+    lowest = panels[-1]
+    lowest.set_xticks([tick for tick in lowest.get_xticks() if 0 <= tick < layout.thinking and tick % 1 == 0])
+    lowest.set_xlabel("Reasoning Step (tokens of the thinking)")
     figure.set_label(title)
-    bar = figure.colorbar(rows[-1].images[0], ax=rows, aspect=30, pad=0.01)
-    bar.set_ticks(list(rows[-1].images[0].get_clim()), labels=["Low", "High"])
+    image = lowest.images[0]
+    bar = figure.colorbar(image, ax=panels, aspect=30, pad=0.01)
+    bar.set_ticks(list(image.get_clim()), labels=["Low", "High"])
     note = "red: the mean of what is drawn; Ratio: the share of it above the mean; hatched: not scored; "
     style.footnote(figure, note + "the colours end at the 1st and the 99th percentile of each strip")
     return figure
 
 
 def _strip(axes: Axes, layout: Layout, scores: np.ndarray) -> None:
+    """Draw one text's scores [thinking] as colours, with their mean as a line, between question and answer."""
     known = scores[~np.isnan(scores)]
     low, high = np.percentile(known, PERCENTILES).tolist() if len(known) else (0.0, 1.0)
     # The line of the mean lies on the scale of the colours, so the scale must reach it.
-    mean = mean_and_ratio(scores)[0]
+    mean, _ = mean_and_ratio(scores)
     low = min(low, mean)
     high = max(high, mean, low + 1e-12)
     begin, end = -0.5, layout.thinking - 0.5
@@ -121,17 +124,18 @@ def _strip(axes: Axes, layout: Layout, scores: np.ndarray) -> None:
     axes.patch.set(**UNSCORED)
     # The question and the answer stay visible beside a long thinking, and leave room for a short one.
     question, answer = np.clip([layout.question, layout.answer], 0.02 * layout.thinking, 0.15 * layout.thinking)
-    ends = [(begin, begin - question, "question")]
+    left, right = begin - question, end
+    unscored = [("question", begin, left)]
     if layout.answer:
-        ends.append((end, end + answer, "answer"))
-    for edge, outer, label in ends:
-        axes.axvspan(edge, outer, **UNSCORED)
-        box = {"boxstyle": "round,pad=0.2", "facecolor": "0.95", "edgecolor": "none"}
-        axes.text(
-            (edge + outer) / 2, (low + high) / 2, label, rotation=90, ha="center", va="center", fontsize=6.5, bbox=box
-        )
-        axes.axvline(edge, color="0.3", linewidth=1)
-    axes.set(xlim=(begin - question, end + answer if layout.answer else end), ylim=(low, high))
+        right = end + answer
+        unscored.append(("answer", end, right))
+    box = {"boxstyle": "round,pad=0.2", "facecolor": "0.95", "edgecolor": "none"}
+    look: Any = {"rotation": 90, "ha": "center", "va": "center", "fontsize": 6.5, "bbox": box}
+    for name, inner, outer in unscored:
+        axes.axvspan(inner, outer, **UNSCORED)
+        axes.text((inner + outer) / 2, (low + high) / 2, name, **look)
+        axes.axvline(inner, color="0.3", linewidth=1)
+    axes.set(xlim=(left, right), ylim=(low, high))
     axes.plot([begin, end], [mean, mean], color=MEAN_COLOR, linestyle="--", linewidth=1)
     axes.set_title(caption(scores), loc="right", fontsize=8, color=MEAN_COLOR)
     axes.set_ylabel("Importance\nScore", fontsize=8)
@@ -148,9 +152,11 @@ def pooled(scores: np.ndarray, most: int) -> np.ndarray:
 
 def lorenz(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return shares of tokens, most important first, and their shares of all importance; both from 0 to 1."""
-    ordered = np.sort(scores[~np.isnan(scores)])[::-1]
-    carried = np.concatenate([[0.0], np.cumsum(ordered)])
-    return np.linspace(0, 1, len(carried)), carried / max(carried[-1], 1e-300)
+    known = scores[~np.isnan(scores)]
+    most_first = np.sort(known)[::-1]
+    carried = np.concatenate([[0.0], np.cumsum(most_first)])
+    total = max(carried[-1], 1e-300)
+    return np.linspace(0, 1, len(carried)), carried / total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,28 +183,29 @@ def read_kept(pieces: Sequence[str], prompt: int, evictions: Sequence[Eviction])
             "this completion was never evicted: all of it stayed; choose another, or a smaller policy.budget."
         )
     percent_held = np.full((len(evictions), len(pieces)), np.nan)  # an eviction says nothing of tokens written later
-    for number, eviction in enumerate(evictions):
-        percents = held_percents(eviction.held)[: len(pieces)]
-        percent_held[number, : len(percents)] = percents
-    return Kept(pieces=pieces, prompt=prompt, steps=[eviction.step for eviction in evictions], held=percent_held)
+    for percents, eviction in zip(percent_held, evictions, strict=True):
+        written = held_percents(eviction.held)[: len(pieces)]
+        percents[: len(written)] = written
+    steps = [eviction.step for eviction in evictions]
+    return Kept(pieces=pieces, prompt=prompt, steps=steps, held=percent_held)
 
 
 def kept_html(kept: Kept, *, title: str) -> str:
     """Write a page of the whole text, evicted tokens shaded by eviction."""
-    # Of each eviction: percent, number of tokens that it holds for, and so on.
-    runs = []
-    for held in kept.held:
+    # Of each eviction, for each stretch of tokens that are held alike: their percent and their number, in one list.
+    stretches = []
+    for percents in kept.held:
         numbers = []
-        for percent, equal in groupby(held[~np.isnan(held)].tolist()):
-            numbers += [int(percent), len(list(equal))]
-        runs.append(numbers)
+        for percent, alike in groupby(percents[~np.isnan(percents)].tolist()):
+            numbers += [int(percent), len(list(alike))]
+        stretches.append(numbers)
     data = {
         "text": "".join(kept.pieces),
         "lengths": [len(piece.encode("utf-16-le")) // 2 for piece in kept.pieces],
         "prompt": 0,
         "question": kept.prompt,
         "steps": list(kept.steps),
-        "held": runs,
+        "held": stretches,
     }
     return render("kept.html.jinja", title=title, data=script_json(data))
 
@@ -215,10 +222,11 @@ def retention(kept: Kept, importance: np.ndarray, start: int) -> np.ndarray:
 
     `importance`, [thinking], is that of the thinking tokens from position `start` on, none below 0; NaN counts as 0.
     """
-    held = kept.held[:, start : start + len(importance)]
-    weight = np.where(np.isnan(held) | np.isnan(importance), 0.0, importance)
-    total = weight.sum(axis=1)
-    return (np.nan_to_num(held) / 100 * weight).sum(axis=1) / np.where(total > 0, total, np.nan)
+    percents = kept.held[:, start : start + len(importance)]  # [evictions, thinking], NaN before a token is written
+    weights = np.where(np.isnan(percents) | np.isnan(importance), 0.0, importance)
+    held = (np.nan_to_num(percents) / 100 * weights).sum(axis=1)
+    total = weights.sum(axis=1)
+    return held / np.where(total > 0, total, np.nan)
 
 
 def rank_correlation(table: pd.DataFrame) -> tuple[float, float, int]:
@@ -250,18 +258,19 @@ def retention_figure(
 
     `curves` and `table` come from `metrics.by_eviction` and `by_policy`; `lorenz` has shares of tokens and importance.
     """
-    rest: dict[str, Any] = {"color": "0.8", "marker": ".", "zorder": 1}
+    unnamed_look: dict[str, Any] = {"color": "0.8", "marker": ".", "zorder": 1}
     best = table.nlargest(MAX_NAMED, "pass1")["policy"]
-    looks = {name: {**style.look_of(n), "linestyle": "-", "zorder": 2} for n, name in enumerate(best)}
+    looks = {}
+    for place, policy in enumerate(best):
+        looks[policy] = {**style.look_of(place), "linestyle": "-", "zorder": 2}
     figure, (left, middle, right) = style.panels(PAGE_WIDTH, 3, 3, row=2.3, rest=0.4)
-    for name, rows in curves.groupby("policy", sort=False):
-        left.plot(
-            rows["eviction"], rows["retained"], **{"markersize": 3.5, "linewidth": 1, **looks.get(str(name), rest)}
-        )
+    for policy, rows in curves.groupby("policy", sort=False):
+        look = {"markersize": 3.5, "linewidth": 1, **looks.get(policy, unnamed_look)}
+        left.plot(rows["eviction"], rows["retained"], **look)
     left.set(xlabel="eviction", ylabel="true importance held", ylim=(0, 1.02))
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     for row in notation.rows(table):
-        look = {**looks.get(row.policy, rest), "linestyle": "none"}
+        look = {**looks.get(row.policy, unnamed_look), "linestyle": "none"}
         if row.policy in looks:
             look["label"] = row.policy
         middle.plot(row.retained, 100 * row.pass1, markersize=5, **look)

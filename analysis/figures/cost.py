@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -38,20 +37,21 @@ def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarra
     `rows` are one cell's completions, indexed by their number in the run; `events` are their evictions. Returns live,
     held, full, each [steps]: the count, the mean length, and the mean length without evictions.
     """
-    tokens = rows["num_tokens"].to_numpy()
-    begin = np.zeros(len(rows), int)
-    steps = int(tokens.max())
-    live = _sums(begin, tokens, np.ones(len(rows)), steps)
-    full = _sums(begin, tokens, rows["prompt_tokens"].to_numpy(), steps) + live * np.arange(steps)
-    ends = rows["num_tokens"].reindex(events["completion"]).to_numpy()
-    gone = _sums(events["step"].to_numpy() + 1, ends, events["freed"].to_numpy(), steps)
+    ends = rows["num_tokens"].to_numpy()
+    starts = np.zeros(len(rows), int)
+    steps = int(ends.max())
+    live = _sums(starts, ends, np.ones(len(rows)), steps)
+    full = _sums(starts, ends, rows["prompt_tokens"].to_numpy(), steps) + live * np.arange(steps)
+    # Freed tokens are missing from the step after their eviction to the end of their completion.
+    event_ends = rows["num_tokens"].reindex(events["completion"]).to_numpy()
+    freed = _sums(events["step"].to_numpy() + 1, event_ends, events["freed"].to_numpy(), steps)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return live, (full - gone) / live, full / live
+        return live, (full - freed) / live, full / live
 
 
-def _sums(begins: np.ndarray, ends: np.ndarray, amounts: np.ndarray, steps: int) -> np.ndarray:
-    """Sum at each step the amounts that are active there: each from its begin to just before its end."""
-    changes = np.bincount(begins, amounts, steps)[:steps] - np.bincount(ends, amounts, steps)[:steps]
+def _sums(starts: np.ndarray, ends: np.ndarray, amounts: np.ndarray, steps: int) -> np.ndarray:
+    """Sum at each step the amounts that are active there, [steps]: each from its start to just before its end."""
+    changes = np.bincount(starts, amounts, steps)[:steps] - np.bincount(ends, amounts, steps)[:steps]
     return np.cumsum(changes)
 
 
@@ -62,29 +62,31 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     FLOPs (2 per weight, and 4 per layer, head dimension and row) need the config.json that the provenance names;
     without it they have no panel. Returns None without a compressed cell.
     """
-    ours = metrics[(metrics["model"] == model) & (metrics["completions"] >= MIN_LIVE)]
-    compressed = ours[(ours["policy"] != "full") & (ours["evicted"] > 0)]
+    cells = metrics[(metrics["model"] == model) & (metrics["completions"] >= MIN_LIVE)]
+    compressed = cells[(cells["policy"] != "full") & (cells["evicted"] > 0)]
     if compressed.empty:
         return None
     longest = compressed["condition"].iloc[int(compressed["mean_tokens"].to_numpy().argmax())]
     compared = compressed[compressed["condition"] == longest]
     full_cells = metrics.loc[(metrics["condition"] == longest) & (metrics["policy"] == "full"), "cell_id"]
-    shape = flops(run, compared["cell_id"].iloc[0])
-    titles = TITLES if shape else TITLES[:2]
+    full_cell = "" if full_cells.empty else full_cells.iloc[0]
+    token_flops = flops(run, compared["cell_id"].iloc[0])
+    titles = TITLES if token_flops else TITLES[:2]
     columns = len(titles) if look.width > 5 else 1
     figure, panels = style.panels(look.width, len(titles), columns, row=1.9, rest=0.6)
-    texts: list[np.ndarray] = []
+    longest_full = np.array([])
     chosen = _chosen(compared)
     for place, (name, cell) in enumerate(chosen):
         held, full = _lengths(run, cell)
-        texts.append(full)
-        drawn = [held, _memory_ratio(run, cell, next(iter(full_cells), ""), held, full)]
-        if shape:
-            token, cached_token = shape
-            drawn.append((token + cached_token * full) / (token + cached_token * held))
-        for axes, values in zip(panels, drawn, strict=True):
+        if len(full) > len(longest_full):
+            longest_full = full
+        curves = [held, _memory_ratio(run, cell, full_cell, held, full)]
+        if token_flops:
+            token, cached_token = token_flops
+            curves.append((token + cached_token * full) / (token + cached_token * held))
+        for axes, values in zip(panels, curves, strict=True):
             axes.plot(values, label=name, color=style.LINE_COLORS[place], linestyle=style.DASHES[place], linewidth=1.2)
-    panels[0].plot(max(texts, key=len), color="0.4", linewidth=1, label=notation.policy_title("full"), zorder=1)
+    panels[0].plot(longest_full, color="0.4", linewidth=1, label=notation.policy_title("full"), zorder=1)
     for axes, title in zip(panels, titles, strict=True):
         axes.set(title=style.wrapped(title, 0.8 * look.width / columns), xlabel="decoding step")
         style.tidy(axes)
@@ -125,31 +127,35 @@ def _chosen(cells: pd.DataFrame) -> list[tuple[str, str]]:
 
     Of cells with equal bits and similar lengths, the first is taken, and its name counts the others.
     """
+    # Lengths that differ by a factor of 1 + `ALIKE` differ by one here.
     lengths = (np.log(cells["mean_cache_length"]) / np.log1p(ALIKE)).round()
     groups = [rows for _, rows in cells.groupby([lengths, "bits"])]
     places = np.unique(np.linspace(0, len(groups) - 1, MAX_LINES).round().astype(int))
     chosen = []
     for place in places:
-        first: Any = next(groups[place].itertuples())
+        alike = groups[place]
+        first = alike.iloc[0]
         name = notation.setting(first)
-        if len(groups[place]) > 1:
-            name += f" and {len(groups[place]) - 1} alike"
+        if len(alike) > 1:
+            name += f" and {len(alike) - 1} alike"
         chosen.append((name, first.cell_id))
     return chosen
 
 
 def flops(run: Run, cell_id: str) -> tuple[float, float] | None:
     """FLOPs of a token without cached tokens (full windows included), and per cached token; None if unknown."""
-    path = ((run.provenance.get(cell_id, {}).get("config") or {}).get("model") or {}).get("path")
+    record = run.provenance.get(cell_id, {}).get("config") or {}
+    path = (record.get("model") or {}).get("path")
     try:
         config = json.loads(read_file(Path(str(path)) / "config.json", linked=True))
         hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
-        size = config.get("head_dim") or hidden // heads
-        layer = hidden * size * 2 * (heads + config["num_key_value_heads"]) + 3 * hidden * config["intermediate_size"]
-        kinds = config.get("layer_types") or ["full_attention"] * layers
-        row = 4.0 * heads * size
-        windows = kinds.count("sliding_attention") * (config.get("sliding_window") or 0)
-        weights = 2.0 * (layers * layer + hidden * config["vocab_size"])
-        return weights + row * windows, row * kinds.count("full_attention")
+        head_dim = config.get("head_dim") or hidden // heads
+        attention_weights = hidden * head_dim * 2 * (heads + config["num_key_value_heads"])
+        layer_weights = attention_weights + 3 * hidden * config["intermediate_size"]
+        weights = layers * layer_weights + hidden * config["vocab_size"]
+        row_flops = 4.0 * heads * head_dim  # of attention over one cached token in one layer
+        layer_types = config.get("layer_types") or ["full_attention"] * layers
+        window_rows = layer_types.count("sliding_attention") * (config.get("sliding_window") or 0)
+        return 2.0 * weights + row_flops * window_rows, row_flops * layer_types.count("full_attention")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return None

@@ -60,10 +60,10 @@ def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataF
     `error` has the standard error of Pass@1, with the number of graded completions if more will come.
     """
     columns = ["diff_to_full", "these_low", "these_high"] if difference else ["pass_at_1", "ci_low", "ci_high"]
-    read = rows.reindex(columns=READ)
-    read[["value", "low", "high"]] = read[columns]
+    numbers = rows.reindex(columns=READ)
+    numbers[["value", "low", "high"]] = numbers[columns]
     shown = []
-    for row in notation.rows(read):
+    for row in notation.rows(numbers):
         texts = {"label": MISSING, "mark": "", "error": "", "interval": ""}
         if not notation.missing(row.value):
             texts["label"] = notation.percent(row.value, signed=difference)
@@ -147,8 +147,8 @@ def grid_panels(
     panels = []
     for benchmark in grid.benchmarks:
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
-        title = metrics.loc[metrics["benchmark"] == benchmark, "benchmark_title"].iloc[0]
-        title = ", ".join(filter(None, (f"{model_title(metrics, model)} | {title}", grid.label)))
+        benchmark_title = metrics.loc[metrics["benchmark"] == benchmark, "benchmark_title"].iloc[0]
+        title = _labelled(grid, f"{model_title(metrics, model)} | {benchmark_title}")
         panel = _panel(grid, rows, _full_cells(rows, metrics), title, look)
         if not panel.difference:
             panel = replace(panel, floor=_floor(panel, verdicts))
@@ -180,10 +180,16 @@ def grid_figure(
     return _heatmaps(panels, f"{model_title(metrics, model)}, {grid.title}", look, notes)
 
 
+def _labelled(grid: PolicyGrid, title: str) -> str:
+    """A panel's title, with the grid's label if it has one."""
+    return f"{title}, {grid.label}" if grid.label else title
+
+
 def _floor(panel: Panel, verdicts: Sequence[PanelVerdict]) -> NoiseFloor | None:
-    shown = set(panel.cells["cell_id"])
+    """The noise floor of the verdict on these cells; None without one."""
+    cells_of_panel = set(panel.cells["cell_id"])
     for verdict in verdicts:
-        if verdict.floor and shown >= set(verdict.cells["cell_id"]):
+        if verdict.floor and cells_of_panel >= set(verdict.cells["cell_id"]):
             return verdict.floor
     return None
 
@@ -191,12 +197,12 @@ def _floor(panel: Panel, verdicts: Sequence[PanelVerdict]) -> NoiseFloor | None:
 def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
     """Draw one panel, a model's Pass@1 averaged over the grid's benchmarks; a cell without one of them is missing."""
     rows = grid.cells[grid.cells["model"] == model]
-    full = mean_over_benchmarks(_full_cells(rows, metrics), grid.benchmarks)
+    full_mean = mean_over_benchmarks(_full_cells(rows, metrics), grid.benchmarks)
     mean = mean_over_benchmarks(rows, grid.benchmarks).dropna(subset="pass_at_1")
-    title = f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks"
-    title = ", ".join(filter(None, (title, grid.label)))
+    title = _labelled(grid, f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks")
     look = replace(look, columns=None, scale="own", interval=False)
-    panel = replace(_panel(grid, mean, full, title, look), rows=_windows(grid, rows))
+    panel = _panel(grid, mean, full_mean, title, look)
+    panel = replace(panel, rows=_windows(grid, rows))  # the mean has no column of doubts
     return _heatmaps([panel], f"{title}, {grid.title}", look, ["Pass@1 in %"])
 
 
@@ -207,20 +213,21 @@ def published_figure(
     panels: list[Panel] = []
     look = replace(look, columns=3 if look.row > 5 else 1, scale="own", interval=False)
     for benchmark, rows in published.groupby("benchmark", sort=False):
-        ours = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
-        name = f"{model_title(metrics, model)} | {ours['benchmark_title'].iloc[0]}"
-        own = _panel(grid, ours, _full_cells(ours, metrics), f"{name}, ours", look)
+        scale = str(benchmark)
+        our_cells = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
+        name = f"{model_title(metrics, model)} | {our_cells['benchmark_title'].iloc[0]}"
+        ours = _panel(grid, our_cells, _full_cells(our_cells, metrics), f"{name}, ours", look)
         scores = rows.assign(pass_at_1=rows["pass_at_1"] / 100, status="done", completions=0)
-        theirs = _panel(grid, scores, ours.head(0), f"{name}, published", look)
-        gaps = own.cells["value"] - theirs.cells["value"]
+        theirs = _panel(grid, scores, our_cells.head(0), f"{name}, published", look)
+        gaps = ours.cells["value"] - theirs.cells["value"]  # in points
         labels = (gaps / 100).map(lambda gap: notation.percent(gap, signed=True))
-        points = own.cells.assign(value=gaps, label=labels, mark="")
-        note = f"typical standard error of ours {notation.percent(ours['se'].mean())}"
-        gap = replace(own, title="ours minus published", note=note, cells=points, difference=True)
-        gap = replace(gap, scale="", measure="points")
-        panels += [replace(theirs, scale=str(benchmark)), replace(own, scale=str(benchmark)), gap]
-    scale = "published and ours have one colour scale per row, the differences one for all rows"
-    notes = ["Pass@1 in % beside the published scores, differences in points", scale]
+        gap_cells = ours.cells.assign(value=gaps, label=labels, mark="")
+        note = f"typical standard error of ours {notation.percent(our_cells['se'].mean())}"
+        difference = replace(ours, title="ours minus published", note=note, cells=gap_cells, difference=True)
+        difference = replace(difference, scale="", measure="points")
+        panels += [replace(theirs, scale=scale), replace(ours, scale=scale), difference]
+    scales = "published and ours have one colour scale per row, the differences one for all rows"
+    notes = ["Pass@1 in % beside the published scores, differences in points", scales]
     return _heatmaps(panels, f"{model_title(metrics, model)}, {grid.title}", look, notes)
 
 
@@ -229,15 +236,21 @@ def _full_cells(rows: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def _panel(grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str, look: Look) -> Panel:
+    """The panel of one benchmark: `rows` of metrics of its cells, and of its full cache, which may be none."""
     difference = look.scale == "diff_from_full"
     axes = ["local_window", "keep_ratio"]
     places = pd.MultiIndex.from_product([grid.windows, grid.ratios])
     full = full.head(1)
-    note = "".join(f"full cache {notation.percent_pm(row.pass_at_1, row.se)}" for row in notation.rows(full))
-    mark = UNFINISHED if note and full["status"].iloc[0] != "done" else ""
+    note = ""
+    for row in notation.rows(full):
+        score = notation.percent_pm(row.pass_at_1, row.se)
+        if score == MISSING:
+            note = "no full-cache score"
+        else:
+            note = f"full cache {score}{'' if row.status == 'done' else UNFINISHED}"
     return Panel(
         title=title,
-        note="no full-cache score" if note.endswith(MISSING) else note + mark,
+        note=note,
         cells=cells(rows.set_index(axes), places, difference=difference),
         rows=_windows(grid, rows),
         columns=[notation.number(ratio) for ratio in grid.ratios],
@@ -258,8 +271,8 @@ def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]
     """Return the ends of a colour scale for some numbers, without NaN; centred on zero for differences."""
     known = [number for number in numbers if number == number]
     if difference:
-        most = max([1.0, *map(abs, known)])
-        return -most, most
+        largest = max([1.0, *map(abs, known)])
+        return -largest, largest
     if not known:
         return 0.0, 100.0
     low, high = min(known), max(known)
@@ -277,34 +290,26 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
         panels = [panel.plain for panel in panels]
     labels = [_labels(panel, look) for panel in panels]
     columns = min(look.columns or _fitting_columns(panels, labels, look.row), len(panels))
-    lines = 1 + max(text.count("\n") for texts in labels for text in texts.flat)
-    width = min(look.row, columns * WIDEST)
-    if columns == 1:  # in a narrower figure the numbers would lie on one another
-        width = max(width, _edge(panels) + _panel_width(panels, labels))
-    above = 0.15 * max(len(panel.lines) for panel in panels) + 0.32
-    cell = 0.75 * (width / columns - BESIDE) / len(panels[0].columns)
-    most = HIGH if columns == len(panels) else LOW  # several rows of panels share a page
-    high = (0.12 * (lines - 1) + min(max(cell, LOW), most)) * len(panels[0].rows) + above
-    if max(width, high) > MOST:
-        size = f"{len(panels[0].rows)} windows and {len(panels[0].columns)} ratios"
-        raise UserError(f"a heatmap of {size} has no room for its numbers in {MOST} inches: report fewer cells.")
-    last_bars: dict[int, tuple[Colorbar, str]] = {}  # of each row of panels, with what its colours are
-    figure, grid = style.panels(width, len(panels), columns, row=high, rest=0.6 if look.title else 0.4)
+    width, height = _panel_row_size(panels, labels, columns, look.row)
+    figure, grid = style.panels(width, len(panels), columns, row=height, rest=0.6 if look.title else 0.4)
+    last_bars: dict[int, Colorbar] = {}  # of each row of panels
     for place, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
-        together = np.concatenate([other.cells["value"] for other in panels if other.scale == panel.scale])
-        ends = limits(together, difference=panel.difference)
+        scale_values = np.concatenate([other.cells["value"] for other in panels if other.scale == panel.scale])
+        ends = limits(scale_values, difference=panel.difference)
         bar = _heatmap(axes, panel, labels[place], ends, look.map or style.SEQUENTIAL)
+        row, column = divmod(place, columns)
         if bar is not None:
-            _finish_bar(bar, panel, together)
-            last_bars[place // columns] = bar, panel.measure
-        if place % columns == 0:
+            _finish_bar(bar, panel, scale_values)
+            if row in last_bars:
+                last_bars[row].set_label("")
+            bar.set_label(panel.measure)
+            last_bars[row] = bar
+        if column == 0:
             axes.set_ylabel("Local Window Size")
         elif panel.rows == panels[place - 1].rows:
             axes.set_yticklabels([])
         if place + columns >= len(panels):
             axes.set_xlabel("Ratio")
-    for bar, measure in last_bars.values():
-        bar.set_label(measure)
     figure.set_label(caption)
     if look.title:
         figure.suptitle(look.title, fontsize=TITLE_SIZE)
@@ -313,16 +318,39 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
     return figure
 
 
+def _panel_row_size(
+    panels: list[Panel], labels: list[np.ndarray], columns: int, most_width: float
+) -> tuple[float, float]:
+    """Return the width and height in inches of a row of so many panels; UserError if no room would be enough."""
+    width = min(most_width, columns * WIDEST)
+    if columns == 1:  # in a narrower figure the numbers would lie on one another
+        width = max(width, _edge(panels) + _panel_width(panels, labels))
+    windows, ratios = len(panels[0].rows), len(panels[0].columns)
+    title_height = 0.15 * max(len(panel.lines) for panel in panels) + 0.32
+    text_lines = 1 + max(text.count("\n") for texts in labels for text in texts.flat)
+    cell_width = (width / columns - BESIDE) / ratios
+    highest = HIGH if columns == len(panels) else LOW  # several rows of panels share a page
+    cell_height = 0.12 * (text_lines - 1) + min(max(0.75 * cell_width, LOW), highest)
+    height = cell_height * windows + title_height
+    if max(width, height) > MOST:
+        size = f"{windows} windows and {ratios} ratios"
+        raise UserError(f"a heatmap of {size} has no room for its numbers in {MOST} inches: report fewer cells.")
+    return width, height
+
+
 def _caption(panels: list[Panel], name: str, notes: list[str]) -> str:
     """Return the name, the notes, each panel's full cache and chance span, and how many cells have each mark."""
     sentences = [f"{name}: {'; '.join(notes)}"]
     texts: list[str] = []
     total = 0
     for panel in panels:
-        if panel.lines[1:]:
-            sentences.append(f"{panel.title.rpartition(' | ')[2]}: {', '.join(panel.lines[1:])}")
-        marked = np.where([[window.endswith(UNSURE)] for window in panel.rows], UNSURE, "")
-        texts += (panel.matrix("label") + panel.matrix("mark") + marked).ravel().tolist()
+        _, *facts = panel.lines
+        if facts:
+            _, _, benchmark = panel.title.rpartition(" | ")
+            sentences.append(f"{benchmark}: {', '.join(facts)}")
+        # A doubtful window counts for each of its cells.
+        doubts = np.where([[window.endswith(UNSURE)] for window in panel.rows], UNSURE, "")
+        texts += (panel.matrix("label") + panel.matrix("mark") + doubts).ravel().tolist()
         total += len(panel.cells)
     for mark, count in notation.marks(texts).items():
         sentences.append(f"{count} of {total} cells: {notation.MARKS[mark]}")
@@ -344,15 +372,19 @@ def _write_marks(figure: Figure, panels: list[Panel], labels: list[np.ndarray], 
 def _labels(panel: Panel, look: Look) -> np.ndarray:
     """Return the texts in the cells, [windows, ratios]: labels with marks, and with intervals if wanted."""
     texts = panel.matrix("label") + panel.matrix("mark")
+    if not look.interval:
+        return texts
     intervals = panel.matrix("interval")
-    return np.where(intervals != "", texts + "\n" + intervals, texts) if look.interval else texts
+    return np.where(intervals != "", texts + "\n" + intervals, texts)
 
 
 def _fitting_columns(panels: list[Panel], labels: list[np.ndarray], width: float) -> int:
     """Return how many panels fit into a row, so that rows have about the same length."""
-    title = max(_longest(panel.lines) for panel in panels)
-    fits = max(1, int((width - _edge(panels)) / max(_panel_width(panels, labels), TITLE * title)))
-    return ceil(len(panels) / ceil(len(panels) / fits))
+    title_width = TITLE * max(_longest(panel.lines) for panel in panels)
+    panel_width = max(_panel_width(panels, labels), title_width)
+    fitting = max(1, int((width - _edge(panels)) / panel_width))
+    rows = ceil(len(panels) / fitting)
+    return ceil(len(panels) / rows)
 
 
 def _longest(texts: Iterable[str]) -> int:
@@ -373,6 +405,7 @@ def _edge(panels: list[Panel]) -> float:
 
 
 def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, float], cmap: str) -> Colorbar | None:
+    """Draw one panel, with colours between these ends; return its colour bar, None without a value."""
     values = panel.matrix("value").astype(float)
     mesh = style.heat_table(axes, values, labels, cmap=panel.colors(cmap), limits=ends, size=SIZE)
     axes.set_xticks(np.arange(len(panel.columns)) + 0.5, panel.columns)
@@ -389,7 +422,7 @@ def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, fl
 
 
 def _finish_bar(bar: Colorbar, panel: Panel, numbers: np.ndarray) -> None:
-    """Let a bar show the colours of the data alone."""
+    """Let a bar show the colours of the data alone; `numbers` are those of all panels on its scale."""
     low, high = np.nanmin(numbers), np.nanmax(numbers)
     if panel.difference and low < high:  # the colours lie evenly around zero
         bar.ax.set_ylim(min(0, low), max(0, high))
@@ -425,13 +458,16 @@ def attribution_figure(
     notes = ["effect of a step on each answer token's log-probability, by removal; the colours end at -1 and 1"]
     others = len(steps) - len(columns)
     if others:
-        shown = np.column_stack([shown, values.sum(axis=1) - shown.sum(axis=1)])
+        sum_of_others = values.sum(axis=1) - shown.sum(axis=1)
+        shown = np.column_stack([shown, sum_of_others])
         names.append(f"sum of {counted(others, 'other')}")
         notes.append(f"the {len(columns)} of {len(steps)} steps with the largest effects")
     shown = shown[rows]
     if len(rows) < len(tokens):
         notes.append(f"the {len(rows)} of {len(tokens)} tokens with the largest effects")
-    figure = style.new_figure((min(PAGE_WIDTH, max(5.2, 1.6 + 0.55 * len(names))), 2.6 + 0.165 * len(rows)))
+    width = min(PAGE_WIDTH, max(5.2, 1.6 + 0.55 * len(names)))
+    height = 2.6 + 0.165 * len(rows)
+    figure = style.new_figure((width, height))
     axes = figure.subplots()
     labels = np.vectorize("{:z.4f}".format)(shown)  # z: no minus sign before zero
     mesh = style.heat_table(axes, shown, labels, cmap=cmap or style.DIVERGING, limits=(-1.0, 1.0), size=6)
@@ -466,8 +502,9 @@ def shortened(step: str) -> str:
     line = " ".join(step.split())
     if len(line) <= STEP_LETTERS:
         return line
-    before, equation = line, ""
-    for match in re.finditer(notation.EQUATION, line):
+    before = line
+    equation = ""
+    for match in re.finditer(notation.EQUATION, line):  # the last one stays
         equation = match.group()
         before = line[: match.start()]
     room = STEP_LETTERS - len(equation)

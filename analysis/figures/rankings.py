@@ -40,28 +40,33 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     The first panel is the mean over benchmarks, missing if one of them is. Each further panel is a benchmark, with
     verdict marks unless the figure is narrow. The length is the mean over benchmarks and steps (`metrics.cache_rows`).
     """
-    ours = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
-    ours = ours[ours["benchmark"].isin(compressed_benchmarks(ours))]
-    views = benchmark_views(ours)
-    ranked = views[0][1].assign(other=lambda rows: rows["policy"] != "full", loss=lambda rows: -rows["pass_at_1"])
+    cells = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
+    cells = cells[cells["benchmark"].isin(compressed_benchmarks(cells))]
+    views = benchmark_views(cells)
+    _, mean = views[0]
+    ranked = mean.assign(other=mean["policy"] != "full", loss=-mean["pass_at_1"])
     bars = in_order(ranked, by=["other", "loss", "policy"])[POLICY].drop_duplicates(ignore_index=True)
-    unfinished = set(ours.loc[ours["status"] != "done", POLICY].itertuples(index=False, name=None))
-    keys = list(bars.itertuples(index=False, name=None))
-    names = [notation.policy_title(*key) + UNFINISHED * (key in unfinished) for key in keys]
+    unfinished = set(cells.loc[cells["status"] != "done", POLICY].itertuples(index=False, name=None))
+    names = []
+    for policy in bars.itertuples(index=False, name=None):
+        mark = UNFINISHED if policy in unfinished else ""
+        names.append(notation.policy_title(*policy) + mark)
     columns = int((look.width - LETTER * max(map(len, names)) - 0.2) / PANEL)
     if columns < min(FEWEST_IN_A_ROW, len(views) + 1):
-        views, columns = views[:1], 2
+        views = views[:1]
+        columns = 2
     columns = min(columns, len(views) + 1)
     height = BAR * len(bars) + 0.55
-    figure, axes = style.panels(look.width, len(views) + 1, columns, row=height, rest=0.8, sharey=True)
-    # Each panel has all policies, in the same places.
-    views = [(title, bars.merge(rows, on=POLICY, how="left")) for title, rows in views]
-    numbers = [_bars(one, title, rows) for one, (title, rows) in zip(axes, views, strict=False)]
-    _lengths(axes[-1], views[0][1])
-    axes[0].set_yticks(bars.index, names)
-    axes[0].set_ylim(len(bars) - 0.4, -0.6)
-    for mark in style.marks(text.replace("±", "") for text in sum(numbers, names)):
-        axes[0].plot([], [], " ", label=mark)
+    figure, panels = style.panels(look.width, len(views) + 1, columns, row=height, rest=0.8, sharey=True)
+    texts = list(names)
+    for axes, (title, rows) in zip(panels, views, strict=False):
+        # Each panel has all policies, in the same places.
+        texts += _bars(axes, title, bars.merge(rows, on=POLICY, how="left"))
+    _lengths(panels[-1], bars.merge(mean, on=POLICY, how="left"))
+    panels[0].set_yticks(bars.index, names)
+    panels[0].set_ylim(len(bars) - 0.4, -0.6)
+    for mark in style.marks(text.replace("±", "") for text in texts):
+        panels[0].plot([], [], " ", label=mark)
     style.legend_below(figure)
     figure.set_label(f"{model_title(metrics, model)}: Pass@1 per policy at {setting.title}")
     return figure
@@ -70,16 +75,18 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
 def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> list[str]:
     """Draw the bars of a benchmark, or of the mean, which has no verdicts; return the numbers beside them."""
     score, ends = style.percent_errors(rows)
-    look: dict[str, Any] = {"color": [FULL_COLOR if policy == "full" else BAR_COLOR for policy in rows["policy"]]}
-    look |= {"edgecolor": "0.45", "linewidth": 0.5, "error_kw": {"ecolor": "0.25", "elinewidth": 0.8}}
-    axes.barh(rows.index, score, xerr=ends, **look)
+    colors = [FULL_COLOR if policy == "full" else BAR_COLOR for policy in rows["policy"]]
+    error_look = {"ecolor": "0.25", "elinewidth": 0.8}
+    axes.barh(rows.index, score, xerr=ends, color=colors, edgecolor="0.45", linewidth=0.5, error_kw=error_look)
     axes.fill_between([], [], color=BAR_COLOR, label="Pass@1 (%) ± standard error over problems")
-    if len(zero := score[score == 0]):  # a bar of length zero is drawn as a stroke
+    zero = score[score == 0]
+    if len(zero):  # a bar of length zero is drawn as a stroke
         axes.plot(zero, zero.index, "|", color="0.25", markersize=7, markeredgewidth=1.6, clip_on=False)
-    numbers = [notation.percent_pm(*pair) for pair in zip(rows["pass_at_1"], rows["se"], strict=True)]
     if "decision" in rows:
         marks = rows["decision"].map(notation.DECISION_MARKS).fillna("")
         numbers = list(rows["pass_at_1"].map(notation.percent) + marks)
+    else:
+        numbers = [notation.percent_pm(row.pass_at_1, row.se) for row in notation.rows(rows)]
     _numbers(axes, numbers, 100)
     axes.set_title(title.replace(" benchmarks", "\nbenchmarks"))
     axes.set_xticks([0, 50, 100])
@@ -87,23 +94,24 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> list[str]:
 
 
 def _lengths(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw the mean cache lengths as dots, in the places of the bars, with numbers beside them."""
     lengths = rows["mean_cache_length"]
-    most = 1.1 * lengths.fillna(1).max()
-    what = "mean cache length over the decoding steps (tokens)"
-    axes.plot(lengths, rows.index, "o", color=LENGTH_COLOR, markersize=3.2, label=what)
-    _numbers(axes, [notation.decimal(length, 0) for length in lengths], most)
+    end = 1.1 * lengths.fillna(1).max()
+    label = "mean cache length over the decoding steps (tokens)"
+    axes.plot(lengths, rows.index, "o", color=LENGTH_COLOR, markersize=3.2, label=label)
+    _numbers(axes, [notation.decimal(length, 0) for length in lengths], end)
     axes.set_title("cache\nlength")
     axes.xaxis.set_major_locator(MaxNLocator(2))
-    axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= most])
+    axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= end])
 
 
-def _numbers(axes: Axes, numbers: list[str], most: float) -> None:
-    """Write a number before each bar, and end the axis at `most`."""
-    for line, number in enumerate(numbers):
+def _numbers(axes: Axes, numbers: list[str], end: float) -> None:
+    """Write a number before each bar, and end the axis at `end`."""
+    for place, number in enumerate(numbers):
         axes.annotate(
-            number, (0, line), fontsize=6.5, xytext=(-3, 0), textcoords="offset points", ha="right", va="center"
+            number, (0, place), fontsize=6.5, xytext=(-3, 0), textcoords="offset points", ha="right", va="center"
         )
-    axes.set_xlim(0, most)
+    axes.set_xlim(0, end)
     style.tidy(axes, grid="x")
     # The names stand left of the numbers.
     axes.tick_params(axis="y", length=0, pad=72 * LETTER * max(map(len, numbers)) + 7)
@@ -119,20 +127,24 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
     columns = min(2 if look.width > 5 else 1, len(verdicts))
     figure, grid = style.panels(look.width, len(verdicts), columns, row=1.8, rest=0.38, most=MOST_HIGH)
     floors = [verdict.floor for verdict in verdicts if verdict.floor is not None]
-    tied = [max(0.0, 100 * (floor.scores.max() - floor.critical)) for floor in floors]
+    bands = []  # lowest tied and best score of each panel, in percent
+    spans = []  # lowest and highest that each panel shows
+    for floor in floors:
+        best = 100 * floor.scores.max()
+        lowest_tied = max(0.0, 100 * (floor.scores.max() - floor.critical))
+        bands.append((lowest_tied, best))
+        spans.append((min(lowest_tied, 100 * floor.scores.min()), best))
     # Each axis has the same length, so that spans can be compared by eye.
-    bottoms = [min(start, 100 * floor.scores.min()) for start, floor in zip(tied, floors, strict=True)]
-    lengths = [100 * floor.scores.max() - low for low, floor in zip(bottoms, floors, strict=True)]
-    length = min(1.16 * max([*lengths, 1.0]), 104.0)
+    longest = max(high - low for low, high in spans)
+    length = min(1.16 * max(longest, 1.0), 104.0)
     for place, (axes, verdict, floor) in enumerate(zip(grid, verdicts, floors, strict=True)):
-        scores, tied_from = 100 * np.sort(floor.scores), tied[place]
-        best = scores[-1]
-        axes.axhspan(tied_from, best, color=BAND_COLOR, linewidth=0)
+        scores = 100 * np.sort(floor.scores)
+        axes.axhspan(*bands[place], color=BAND_COLOR, linewidth=0)
         color = SIGNAL_COLOR if floor.signal else NOISE_COLOR
         axes.plot(np.arange(1, len(scores) + 1), scores, "o", markersize=3.5, color=color)
         title = style.wrapped(f"{verdict.title}\nscores {', '.join(floor.words)}", look.width / columns)
         axes.set_title(title, fontsize=7, linespacing=1.3)
-        middle = np.clip((bottoms[place] + best) / 2, length / 2 - 2, 102 - length / 2)
+        middle = np.clip(np.mean(spans[place]), length / 2 - 2, 102 - length / 2)
         axes.set_ylim(middle - length / 2, middle + length / 2)
         style.percent_axis(axes)
         axes.set_xticks([])
@@ -142,11 +154,11 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
     figure.supylabel("Pass@1 (%)", fontsize=8)
     note = "one dot per setting, on axes of one length: blue where they span more than chance, orange where not;"
     style.footnote(figure, f"{note} grey: tied with the best")
-    told = ["Each grid's scores in ascending order, and which are statistically tied with the best"]
+    caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
     for verdict, floor in zip(verdicts, floors, strict=True):
         if floor.partial:
-            told.append(f"{verdict.title}: {floor.words[-1]}")
-    figure.set_label(". ".join(told))
+            caption += f". {verdict.title}: {floor.words[-1]}"
+    figure.set_label(caption)
     return figure
 
 
@@ -157,36 +169,52 @@ def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: L
     budgets = table["budget"].dropna().unique()
     named = table.assign(setting=[notation.setting(row, trigger=len(budgets) > 1) for row in table.itertuples()])
     wide = look.width > 5
-    nearest = named.groupby("setting")["kl"].mean().sort_values().index[: MOST if wide else MOST_IN_A_COLUMN]
-    high = 0.13 * len(nearest) + 0.9
-    parts: Any = [["cells", "distance"], ["cells", "entropy"]] if wide else [["cells"], ["distance"], ["entropy"]]
-    figure = style.new_figure((look.width, max(high, 3.4) if wide else high + 3.2))
-    axes = figure.subplot_mosaic(parts, height_ratios=None if wide else [high, 1.6, 1.6])
-    for place, (benchmark, rows) in enumerate(named.groupby("benchmark_title", sort=False)):
-        rows = rows[rows["setting"].isin(nearest)]
-        own = style.look_of(place) | {"linestyle": "none", "label": benchmark, "markersize": 3, "elinewidth": 0.8}
-        heights = nearest.get_indexer(pd.Index(rows["setting"]))
-        axes["cells"].errorbar(rows["kl"], heights, xerr=1.96 * rows["kl_se"].fillna(0), **own)
-    axes["cells"].set_yticks(range(len(nearest)), list(nearest), fontsize=6)
-    axes["cells"].set(ylim=(len(nearest) - 0.4, -0.6), xlabel="KL (nats per token)")
-    style.tidy(axes["cells"], grid="both")
-    ranked = named.sort_values("kl", ascending=False)["cell_id"].tolist()
+    settings = named.groupby("setting")["kl"].mean().sort_values().index
+    nearest = settings[: MOST if wide else MOST_IN_A_COLUMN]
+    height = 0.13 * len(nearest) + 0.9
+    if wide:
+        figure = style.new_figure((look.width, max(height, 3.4)))
+        panels: Any = figure.subplot_mosaic([["cells", "distance"], ["cells", "entropy"]])
+    else:
+        figure = style.new_figure((look.width, height + 3.2))
+        panels = figure.subplot_mosaic([["cells"], ["distance"], ["entropy"]], height_ratios=[height, 1.6, 1.6])
+    _kl_of_settings(panels["cells"], named, nearest)
+    darkest_last = named.sort_values("kl", ascending=False)["cell_id"].tolist()
     for kind, label in {"distance": "tokens since last eviction", "entropy": "entropy of full cache (nats)"}.items():
-        ours = bins[(bins["by"] == kind) & (bins["kl"] > 0)]
-        bounds = pd.Index(sorted(ours["from"].unique()))
-        for place, cell_id in enumerate(ranked):
-            one = ours[ours["cell_id"] == cell_id]
-            color = matplotlib.colormaps["viridis"](1 - place / max(1, len(ranked) - 1))
-            at = bounds.get_indexer(pd.Index(one["from"]))
-            axes[kind].plot(at, one["kl"], marker=".", markersize=3, linewidth=0.6, color=color)
-        axes[kind].set_xticks(range(len(bounds)), [f"{bound:g}" for bound in bounds])
-        axes[kind].set(xlabel=label, ylabel="KL (nats per token)", yscale="log")
-        axes[kind].yaxis.set_major_formatter(style.PlainLogFormatter())
-        axes[kind].yaxis.set_minor_formatter(style.PlainLogFormatter())
-        style.tidy(axes[kind], grid="both")
+        _kl_of_bins(panels[kind], bins[bins["by"] == kind], darkest_last)
+        panels[kind].set_xlabel(label)
     style.legend_below(figure)
-    shared = f", trigger {notation.number(budgets[0])}" if len(budgets) == 1 else ""
-    most = "" if len(nearest) == named["setting"].nunique() else f", the {len(nearest)} nearest settings"
-    said = f"{title}{shared}: KL of replayed texts with 95% intervals{most}; the darker a line, the nearer its cell"
-    figure.set_label(said)
+    trigger = f", trigger {notation.number(budgets[0])}" if len(budgets) == 1 else ""
+    most = "" if len(nearest) == len(settings) else f", the {len(nearest)} nearest settings"
+    what = f"KL of replayed texts with 95% intervals{most}; the darker a line, the nearer its cell"
+    figure.set_label(f"{title}{trigger}: {what}")
     return figure
+
+
+def _kl_of_settings(axes: Axes, table: pd.DataFrame, settings: pd.Index) -> None:
+    """Draw the KL of these settings with its interval, a line per setting, a marker per benchmark."""
+    shown = table[table["setting"].isin(settings)]
+    for place, benchmark in enumerate(table["benchmark_title"].unique()):
+        rows = shown[shown["benchmark_title"] == benchmark]
+        look = style.look_of(place) | {"linestyle": "none", "label": benchmark, "markersize": 3, "elinewidth": 0.8}
+        heights = settings.get_indexer(pd.Index(rows["setting"]))
+        axes.errorbar(rows["kl"], heights, xerr=1.96 * rows["kl_se"].fillna(0), **look)
+    axes.set_yticks(range(len(settings)), list(settings), fontsize=6)
+    axes.set(ylim=(len(settings) - 0.4, -0.6), xlabel="KL (nats per token)")
+    style.tidy(axes, grid="both")
+
+
+def _kl_of_bins(axes: Axes, bins: pd.DataFrame, cell_ids: list[str]) -> None:
+    """Draw the KL of each cell over the lower bounds of its bins, the last cell darkest."""
+    drawn = bins[bins["kl"] > 0]  # on a logarithmic axis
+    bounds = pd.Index(sorted(drawn["from"].unique()))
+    for place, cell_id in enumerate(cell_ids):
+        cell_bins = drawn[drawn["cell_id"] == cell_id]
+        color = matplotlib.colormaps["viridis"](1 - place / max(1, len(cell_ids) - 1))
+        places = bounds.get_indexer(pd.Index(cell_bins["from"]))
+        axes.plot(places, cell_bins["kl"], marker=".", markersize=3, linewidth=0.6, color=color)
+    axes.set_xticks(range(len(bounds)), [f"{bound:g}" for bound in bounds])
+    axes.set(ylabel="KL (nats per token)", yscale="log")
+    axes.yaxis.set_major_formatter(style.PlainLogFormatter())
+    axes.yaxis.set_minor_formatter(style.PlainLogFormatter())
+    style.tidy(axes, grid="both")

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache, partial
-from itertools import count
 from math import ceil
 from pathlib import Path
 from textwrap import fill
@@ -75,12 +74,17 @@ def new_figure(size: tuple[float, float]) -> Figure:
 
 def wrapped(text: str, width: float) -> str:
     """Break lines of a note that are wider than `width` inches into lines of about the same length."""
-    most, found = round(LETTERS * width), []
+    letters = round(LETTERS * width)
+    broken = []
     for line in text.splitlines():
-        longest = max(map(len, line.split(" ")))
-        tried = [fill(line, size) for size in range(min(longest, most), most + 1)]
-        found.append(next(lines for lines in tried if lines.count("\n") == tried[-1].count("\n")))
-    return "\n".join(found)
+        fewest_breaks = fill(line, letters).count("\n")
+        # The narrowest lines that are as few make their lengths about the same.
+        for narrower in range(min(letters, max(map(len, line.split(" ")))), letters + 1):
+            lines = fill(line, narrower)
+            if lines.count("\n") == fewest_breaks:
+                break
+        broken.append(lines)
+    return "\n".join(broken)
 
 
 def footnote(figure: Figure, text: str) -> None:
@@ -94,7 +98,8 @@ def marks(texts: Iterable[str]) -> list[str]:
     """Explain the marks in these texts, and the sign of the standard error."""
     shown = list(texts)
     meanings = {mark: notation.MARKS[mark] for mark in notation.marks(shown)}
-    meanings |= {"±": "standard error over problems"} if any("±" in text for text in shown) else {}
+    if "±" in "".join(shown):
+        meanings["±"] = "standard error over problems"
     return [f"{mark}\N{NO-BREAK SPACE}{meaning}" for mark, meaning in meanings.items()]
 
 
@@ -130,32 +135,39 @@ class PlainLogFormatter(LogFormatter):
 def percent_axis(axes: Axes) -> None:
     """End a vertical axis of percents at 0 and 100, with room for a marker beyond."""
     low, high = axes.get_ylim()
-    low, high = max(low, -2.0), min(high, 102.0)
-    axes.set_yticks([tick for tick in axes.get_yticks() if max(low, 0) <= tick <= min(high, 100)])
-    axes.set_ylim(low, high)
-    axes.spines["left"].set_bounds(max(low, 0), min(high, 100))
+    first = max(low, 0)
+    last = min(high, 100)
+    axes.set_yticks([tick for tick in axes.get_yticks() if first <= tick <= last])
+    axes.set_ylim(max(low, -2.0), min(high, 102.0))
+    axes.spines["left"].set_bounds(first, last)
 
 
 def percent_errors(rows: Any) -> tuple[Any, list[Any]]:
     """Return scores in percent, and the lengths of their error bars to either side, cut at 0 and 100."""
-    score, error = 100 * rows["pass_at_1"], 100 * rows["se"].fillna(0)
-    return score, [np.minimum(error, score), np.minimum(error, 100 - score)]
+    scores = 100 * rows["pass_at_1"]
+    errors = 100 * rows["se"].fillna(0)
+    return scores, [np.minimum(errors, scores), np.minimum(errors, 100 - scores)]
 
 
 def full_cache_level(axes: Axes, rows: pd.DataFrame, label: str = "full cache") -> None:
     """Draw the full cache's Pass@1 in percent, if the rows have one, as a dashed line over a band of its error."""
     for full in notation.rows(rows[rows["policy"] == "full"].head(1)):
-        level, error = 100 * full.pass_at_1, 0 if notation.missing(full.se) else 100 * full.se
+        level = 100 * full.pass_at_1
+        error = 0 if notation.missing(full.se) else 100 * full.se
         axes.axhspan(level - error, min(level + error, 100), color="0.25", alpha=0.1, linewidth=0)
         axes.axhline(level, color="0.25", linestyle="--", linewidth=0.9, label=label)
 
 
 def legend_below(figure: Figure) -> None:
     """Explain below a figure what its panels show, each label once, and make the figure higher for it."""
-    drawn = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
-    handles = {label: handle for pairs in drawn for handle, label in pairs}
-    columns = max(1, int(figure.get_figwidth() / (LETTER * (max(map(len, handles)) + 7))))
-    figure.set_figheight(figure.get_figheight() + 0.13 * ceil(len(handles) / columns))
+    handles = {}  # what is drawn, by its label
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles[label] = handle
+    column_width = LETTER * (max(map(len, handles)) + 7)
+    columns = max(1, int(figure.get_figwidth() / column_width))
+    lines = ceil(len(handles) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.13 * lines)
     figure.legend(
         list(handles.values()),
         list(handles),
@@ -168,35 +180,42 @@ def legend_below(figure: Figure) -> None:
 
 
 def look_of(place: int) -> dict[str, Any]:
-    """Return the colour, marker and dashes of the line or policy with this number."""
+    """Return the colour, marker and dashes of the line or policy with this number, from 0."""
     choices: dict[str, Any] = {"color": LINE_COLORS, "marker": MARKERS, "linestyle": DASHES}
     return {name: values[place % len(values)] for name, values in choices.items()}
 
 
 def policy_looks(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:
     """Return colour, marker and dashes by policy and variant; a known policy looks the same in every figure."""
-    names = [name for name in notation.POLICY_TITLES if name != "full"]
-    others = count(len(names))
-    return {
-        (policy, variant): look_of(names.index(policy) if policy in names and not variant else next(others))
-        for policy, variant in keys
-    }
+    known = [policy for policy in notation.POLICY_TITLES if policy != "full"]
+    next_place = len(known)
+    looks = dict[tuple[str, str], dict[str, Any]]()
+    for policy, variant in keys:
+        if policy in known and not variant:
+            looks[policy, variant] = look_of(known.index(policy))
+        else:
+            looks[policy, variant] = look_of(next_place)
+            next_place += 1
+    return looks
 
 
 def faded(cmap: str) -> Colormap:
     """Return a colour map at a third of its strength, for scores that may differ by chance alone."""
-    return ListedColormap(1 - (1 - matplotlib.colormaps[cmap](np.linspace(0, 1, 256))[:, :3]) / 3)
+    colors = matplotlib.colormaps[cmap](np.linspace(0, 1, 256))[:, :3]
+    return ListedColormap(1 - (1 - colors) / 3)
 
 
 def shade(value: float, limits: tuple[float, float], cmap: str | Colormap) -> tuple[str, str]:
     """Return a value's colour on a scale between two limits, and black or white, whichever has more contrast."""
-    color = matplotlib.colormaps.get_cmap(cmap)((value - limits[0]) / (limits[1] - limits[0]))
+    low, high = limits
+    color = matplotlib.colormaps.get_cmap(cmap)((value - low) / (high - low))
     channels = np.asarray(to_rgb(color))
     # WCAG 2's relative luminance, from 0 (black) to 1 (white), and contrast (lighter + 0.05) / (darker + 0.05).
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     luminance = float(linear @ [0.2126, 0.7152, 0.0722])
     # Black and white have equal contrasts, 4.58, to a colour of this luminance.
-    return to_hex(color), "#000000" if luminance > (1.05 * 0.05) ** 0.5 - 0.05 else "#ffffff"
+    equal_contrasts = (1.05 * 0.05) ** 0.5 - 0.05
+    return to_hex(color), "#000000" if luminance > equal_contrasts else "#ffffff"
 
 
 def heat_table(
@@ -209,7 +228,8 @@ def heat_table(
     size: float,
 ) -> QuadMesh:
     """Draw values [rows, columns] as coloured cells with their labels, the first row on top; hatched where missing."""
-    missing, (low, high) = np.isnan(values), limits
+    missing = np.isnan(values)
+    low, high = limits
     seaborn.heatmap(
         values,
         ax=axes,
@@ -228,7 +248,10 @@ def heat_table(
     # We draw the labels, because seaborn's choice of black or white leaves some with too little contrast.
     box = {"boxstyle": "round,pad=0.15", "facecolor": "0.96", "edgecolor": "none"}
     for (row, column), value in np.ndenumerate(values):
-        look = {"color": "0.2", "bbox": box} if missing[row, column] else {"color": shade(value, limits, cmap)[1]}
+        look: dict[str, Any] = {"color": "0.2", "bbox": box}
+        if not missing[row, column]:
+            _, text_color = shade(value, limits, cmap)
+            look = {"color": text_color}
         axes.text(column + 0.5, row + 0.5, str(labels[row, column]), fontsize=size, ha="center", va="center", **look)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
@@ -237,7 +260,7 @@ def heat_table(
     return mesh
 
 
-_TOLD = set[str]()
+_BOXES = set[str]()  # characters without a font that a note has named
 
 
 def draw_glyphs(figure: Figure, draw: Callable[[], object]) -> None:
@@ -245,27 +268,33 @@ def draw_glyphs(figure: Figure, draw: Callable[[], object]) -> None:
 
     Characters without any font become boxes. A note names them once; matplotlib would warn of each at each drawing.
     """
-    lacking = _lacking(draw)
-    if lacking and (families := _families_with("".join(sorted(lacking)))):
+    missing = _draw_and_list_missing(draw)
+    families = _families_with("".join(sorted(missing)))
+    if families:
         for text in figure.findobj(Text):
             assert isinstance(text, Text)
             text.set_fontfamily([*text.get_fontfamily(), *families])
-        lacking = _lacking(draw)
-    if new := "".join(sorted(lacking - _TOLD)):
-        _TOLD.update(new)
-        mend = "install one, such as Noto Sans CJK for Chinese, Japanese and Korean, or write another title"
-        print(f"note: no font of this machine has {new}, which the figures show as boxes: {mend}.", file=sys.stderr)
+        missing = _draw_and_list_missing(draw)
+    new = "".join(sorted(missing - _BOXES))
+    if new:
+        _BOXES.update(new)
+        hint = "install one, such as Noto Sans CJK for Chinese, Japanese and Korean, or write another title"
+        print(f"note: no font of this machine has {new}, which the figures show as boxes: {hint}.", file=sys.stderr)
 
 
-def _lacking(draw: Callable[[], object]) -> set[str]:
+def _draw_and_list_missing(draw: Callable[[], object]) -> set[str]:
     """Draw; return the characters for which no font has a glyph. Other warnings pass."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         draw()
-    found = {warning: re.match(r"Glyph (\d+) .*missing from", str(warning.message)) for warning in caught}
-    for warning in (warning for warning, glyph in found.items() if glyph is None):
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return {chr(int(glyph[1])) for glyph in found.values() if glyph}
+    missing = set()
+    for warning in caught:
+        glyph = re.match(r"Glyph (\d+) .*missing from", str(warning.message))
+        if glyph:
+            missing.add(chr(int(glyph[1])))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return missing
 
 
 @cache
@@ -274,28 +303,36 @@ def _families_with(characters: str) -> list[str]:
 
     The fonts are searched again, because matplotlib's own list may be old.
     """
-    lacking, families, glyphs = set(map(ord, characters)), list[str](), dict[str, set[int]]()
+    missing = set(map(ord, characters))
+    if not missing:
+        return []
+    glyphs = dict[str, set[int]]()  # of the characters, by a font's file
     for path in sorted(findSystemFonts()):
         with suppress(OSError, RuntimeError):  # not a font file
             font = FT2Font(path)
-            glyphs[path] = lacking & font.get_charmap().keys() if font.scalable else set()
-    while best := max(glyphs, key=lambda path: len(glyphs[path] & lacking), default=None):
-        if not glyphs[best] & lacking:
-            break
-        lacking -= glyphs[best]
+            if font.scalable:
+                glyphs[path] = missing & font.get_charmap().keys()
+    families = list[str]()
+    while True:
+        best, most = "", set[int]()
+        for path, of_font in glyphs.items():
+            if len(of_font & missing) > len(most):
+                best, most = path, of_font & missing
+        if not most:
+            return families
+        missing -= most
         fontManager.addfont(best)
         families.append(fontManager.ttflist[-1].name)
-    return families
 
 
 def save_figure(figure: Figure, directory: Path, name: str, *, pdf: bool = True) -> dict[str, Path]:
     """Write a figure as PNG (200 dpi), SVG and PDF, always the same bytes, and its caption (its label) as text."""
     paths = {suffix: directory / f"{name}.{suffix}" for suffix in FORMATS if pdf or suffix != "pdf"}
-    dates: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    no_date: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context(STYLE):
         for suffix, path in paths.items():
             with replacing(path) as temporary:
-                draw_glyphs(figure, partial(figure.savefig, temporary, format=suffix, metadata=dates[suffix]))
+                draw_glyphs(figure, partial(figure.savefig, temporary, format=suffix, metadata=no_date[suffix]))
             # Layout is the slow part: the first format computes it, and the other formats reuse it. With an engine, or
             # a placeholder of one, matplotlib would draw once more before it writes.
             figure.set_layout_engine(None)

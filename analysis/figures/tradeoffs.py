@@ -59,35 +59,37 @@ def tradeoff(
     one panel shows means over benchmarks with the Pareto front and the names of the policies on it. The speed needs
     `timed`, the table of `fidelity.timings`.
     """
-    ours = metrics[metrics["model"] == model]
-    if x == "speed" and timed is not None:
-        ours = ours.merge(timed, on="cell_id", suffixes=("_together", ""))
+    cells = metrics[metrics["model"] == model]
     column, label, panels_of = COSTS[x]
-    if x == "speed" and timed is not None and timed["peak_bytes"].isna().all():  # only a GPU counts them
-        label = label.replace("the whole batch", "a batch on a CPU")
-    title, panels = panels_of(ours)
+    if x == "speed" and timed is not None:
+        cells = cells.merge(timed, on="cell_id", suffixes=("_together", ""))
+        if timed["peak_bytes"].isna().all():  # only a GPU counts them
+            label = label.replace("the whole batch", "a batch on a CPU")
+    title, panels = panels_of(cells)
     if not panels:
         return None
     has_front = x != "budget"
-    most = max(points[column].max() for _, points, _ in panels)
-    columns = min(len(panels), look.columns or (1 if x == "speed" else 2) + (look.width > 5))
-    heights = {"row": 1.9 if x in ("budget", "speed") else 2.7, "rest": 0.7, "most": MOST_HIGH}
-    figure, grid = style.panels(look.width, len(panels), columns, sharey=True, **heights)
+    costs = pd.concat([points[column] for _, points, _ in panels])
+    columns = look.columns
+    if columns is None:
+        columns = (1 if x == "speed" else 2) + (1 if look.width > 5 else 0)
+    columns = min(len(panels), columns)
+    height = 1.9 if x in ("budget", "speed") else 2.7
+    figure, grid = style.panels(look.width, len(panels), columns, row=height, rest=0.7, most=MOST_HIGH, sharey=True)
     for place, (axes, (name, points, lines)) in enumerate(zip(grid, panels, strict=True)):
         for line_name, rows, line_look in lines:
-            score, ends = style.percent_errors(rows)
-            axes.errorbar(
-                rows[column], score, ends, label=line_name, **{"markersize": 4, "elinewidth": 0.7, **line_look}
-            )
+            scores, errors = style.percent_errors(rows)
+            looks = {"markersize": 4, "elinewidth": 0.7, **line_look}
+            axes.errorbar(rows[column], scores, errors, label=line_name, **looks)
         axes.set(title=name, xlabel=label, ylabel="" if place % columns else "Pass@1 (%)")
         style.tidy(axes, grid="both")
         if x == "budget":
-            axes.set_xticks(np.unique(pd.concat([rows["budget"] for _, rows, _ in panels]).dropna()))
+            axes.set_xticks(np.unique(costs.dropna()))
         if x == "bytes":
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(lambda value, _: size(value))
         if has_front:
-            _draw_front(axes, points, column, most)
+            _draw_front(axes, points, column, costs.max())
         else:
             style.full_cache_level(axes, points)
     for axes in grid:
@@ -101,13 +103,13 @@ def tradeoff(
     return figure
 
 
-def _triggers(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
+def _triggers(cells: pd.DataFrame) -> tuple[str, list[Panel]]:
     """Return a line for each setting that ran at two or more triggers, for those with the most."""
-    scored = ours[ours["pass_at_1"].notna()]
+    scored = cells[cells["pass_at_1"].notna()]
     compressed = scored[scored["budget"].notna()]
-    budgets = compressed.groupby(LINE, dropna=False, sort=False)["budget"].nunique()
-    budgets = budgets[budgets >= 2].sort_values(ascending=False, kind="stable").head(MAX_LINES)
-    chosen = compressed.merge(budgets.index.to_frame(index=False), on=LINE)
+    triggers = compressed.groupby(LINE, dropna=False, sort=False)["budget"].nunique()
+    most_triggers = triggers[triggers >= 2].sort_values(ascending=False, kind="stable").head(MAX_LINES)
+    chosen = compressed.merge(most_triggers.index.to_frame(index=False), on=LINE)
     full = scored[(scored["policy"] == "full") & scored["condition"].isin(chosen["condition"])]
     panels: list[Panel] = []
     if chosen.empty:
@@ -116,13 +118,14 @@ def _triggers(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
     for title, rows in benchmark_views(pd.concat([chosen, full])):
         points = rows.dropna(subset="pass_at_1")
         # Points at one trigger are shifted sideways, so that no error bar hides another.
-        aside = 0.02 * np.ptp(points["budget"].dropna()) * (np.arange(len(names)) - (len(names) - 1) / 2)
-        setting = np.array(_settings(points))
+        step = 0.02 * np.ptp(points["budget"].dropna())
+        shifts = step * (np.arange(len(names)) - (len(names) - 1) / 2)
+        settings = np.array(_settings(points))
         lines: list[Line] = []
         for place, name in enumerate(names):
-            line = points[setting == name].drop_duplicates("budget").sort_values("budget")
+            line = points[settings == name].drop_duplicates("budget").sort_values("budget")
             look = {"linewidth": 1.2, **style.look_of(place)}
-            lines.append((name, line.assign(budget=line["budget"] + aside[place]), look))
+            lines.append((name, line.assign(budget=line["budget"] + shifts[place]), look))
         panels.append((title, points, lines))
     return "trigger of evictions", panels
 
@@ -131,42 +134,41 @@ def _settings(rows: pd.DataFrame) -> list[str]:
     return [notation.setting(row, trigger=False) for row in rows.itertuples()]
 
 
-def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
+def _memory(cells: pd.DataFrame) -> tuple[str, list[Panel]]:
     """Return a line per policy through its settings, the policy with the best score first.
 
     A policy with settings along several axes (a grid) has a line for each series of the axis with the most values. Its
     lines share the policy's colour, and a shape stands for the window (or what else is fixed along a line). Settings
     without all benchmarks are left out.
     """
-    names = compressed_benchmarks(ours)
-    points = mean_over_benchmarks(ours, names).dropna(subset=["pass_at_1", "mean_cache_length"])
-    series_of: dict[Any, list[pd.DataFrame]] = {}
+    benchmarks = compressed_benchmarks(cells)
+    points = mean_over_benchmarks(cells, benchmarks).dropna(subset=["pass_at_1", "mean_cache_length"])
     compressed = points[points["policy"] != "full"]
+    if compressed.empty:
+        return "", []
     best_first = compressed.sort_values("pass_at_1", ascending=False, kind="stable").drop_duplicates(POLICY)
-    policies = list(zip(best_first["policy"], best_first["variant"], strict=True))
+    ranking = list(zip(best_first["policy"], best_first["variant"], strict=True))
+    series_of: dict[Any, list[pd.DataFrame]] = {}
     for policy, rows in compressed.groupby(POLICY, sort=False):
         series_of[policy] = series(rows)
-    if not series_of:
-        return "", []
-    lines: list[Line] = []
     all_series = list(itertools.chain.from_iterable(series_of.values()))
     fixed = _fixed_axes(all_series)
     shapes = list(dict.fromkeys(notation.axes(line.iloc[0][fixed]) for line in all_series))
+    lines: list[Line] = []
     for policy, policy_look in style.policy_looks(series_of).items():
         settings = pd.concat(series_of[policy])
-        name = notation.policy_title(*policy)
+        title = notation.policy_title(*policy)
         if (settings["status"] != "done").any():
-            name += UNFINISHED
+            title += UNFINISHED
         telling = [axis for axis in _fixed_axes(series_of[policy]) if settings[axis].nunique() > 1]
         for place, line in enumerate(series_of[policy]):
-            label = ", ".join(filter(None, (name, notation.axes(line.iloc[0][telling]))))
+            label = f"{title}, {notation.axes(line.iloc[0][telling])}".removesuffix(", ")
             look = policy_look | WHITE_EDGE | {"linestyle": style.DASHES[place % len(style.DASHES)]}
             if len(shapes) > 1:  # the shape says nothing of the policy, so the colour alone must
                 shape = shapes.index(notation.axes(line.iloc[0][fixed]))
                 look["marker"] = style.MARKERS[shape % len(style.MARKERS)]
-                look["color"] = style.LINE_COLORS[policies.index(policy) % len(style.LINE_COLORS)]
-            best = f"best {100 * line['pass_at_1'].max():.1f}"
-            lines.append((f"{label}, {best}", line, look))
+                look["color"] = style.LINE_COLORS[ranking.index(policy) % len(style.LINE_COLORS)]
+            lines.append((f"{label}, best {100 * line['pass_at_1'].max():.1f}", line, look))
     lines.sort(key=lambda line: -line[1]["pass_at_1"].max())
     others = lines[MAX_NAMED:]
     if len(others) > 1:
@@ -174,12 +176,12 @@ def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
         for place, (_, line, look) in enumerate(others, start=MAX_NAMED):
             lines[place] = label, line, look | {"color": "0.75", "zorder": 1}
             label = "_"  # one for the legend
-    over = f"mean of {len(names)} benchmarks" if len(names) > 1 else ours["benchmark_title"].iloc[0]
-    mark = f" ({UNFINISHED} not finished)" if any(UNFINISHED in name for name, _, _ in lines) else ""
-    title = f"memory{mark}, {over}, {question_title(ours)}".removesuffix(", ")
+    over = f"mean of {len(benchmarks)} benchmarks" if len(benchmarks) > 1 else cells["benchmark_title"].iloc[0]
+    mark = f" ({UNFINISHED} not finished)" if any(UNFINISHED in label for label, _, _ in lines) else ""
+    caption = f"memory{mark}, {over}, {question_title(cells)}".removesuffix(", ")
     if len(shapes) > 1:
-        title += f"; a colour for each policy, a shape for each of: {'; '.join(shapes)}"
-    return title, [("", points, lines)]
+        caption += f"; a colour for each policy, a shape for each of: {'; '.join(shapes)}"
+    return caption, [("", points, lines)]
 
 
 def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
@@ -187,12 +189,12 @@ def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
 
     One series if an axis tells all settings apart, else one along the axis with most values per value of the others.
     """
-    values = settings[list(AXES)].nunique()
+    counts = settings[list(AXES)].nunique()  # of each axis's values
     ordered = settings.sort_values("mean_cache_length", kind="stable")
-    if values.max() >= len(settings):
+    if counts.max() >= len(settings):
         return [ordered]
-    others = [name for name in AXES if name != values.idxmax()]
-    return [rows for _, rows in ordered.groupby(others, dropna=False)]
+    others = [axis for axis in AXES if axis != counts.idxmax()]
+    return [line for _, line in ordered.groupby(others, dropna=False)]
 
 
 def _fixed_axes(lines: list[pd.DataFrame]) -> list[str]:
@@ -201,29 +203,36 @@ def _fixed_axes(lines: list[pd.DataFrame]) -> list[str]:
     return list(counts.index[counts < 2])
 
 
-def _bytes(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
-    """A colour per number of bits, a marker per policy; None with only one number of bits."""
-    points = settings_by_bytes(ours, next(iter(ours["model"]), ""))
+def _bytes(cells: pd.DataFrame) -> tuple[str, list[Panel]]:
+    """A colour per number of bits, a marker per policy; no panel with only one number of bits."""
+    model = cells["model"].iloc[0] if len(cells) else ""
+    points = settings_by_bytes(cells, model)
     if points["bits"].nunique() < 2:
         return "", []
-    bits = sorted(points["bits"].unique(), reverse=True)
-    policies = [name for name in points["policy"].unique() if name not in ALL_ROWS]
+    all_bits = sorted(points["bits"].unique(), reverse=True)
+    policies = [policy for policy in points["policy"].unique() if policy not in ALL_ROWS]
+    scheme_of = points["variant"].str.extract(r"scheme=(\w+)", expand=False).fillna("")
+    schemes = sorted(set(scheme_of))
     lines: list[Line] = []
-    schemes = points["variant"].str.extract(r"scheme=(\w+)", expand=False).fillna("")
-    for (policy, width, scheme), line in points.groupby(["policy", "bits", schemes], sort=False):
-        all_rows = policy in ALL_ROWS
-        look: dict[str, Any] = {"color": style.LINE_COLORS[bits.index(width)], "linewidth": 1, "capsize": 1.5}
-        way = ALL_ROWS_MARKERS[sorted(set(schemes)).index(str(scheme)) % len(ALL_ROWS_MARKERS)]
-        look["marker"] = way if all_rows else style.MARKERS[policies.index(policy) % len(style.MARKERS)]
-        name = "all rows" if all_rows else notation.policy_title(str(policy))
-        lines.append((", ".join(filter(None, (name, f"{width:g} bits", str(scheme)))), line, look))
+    groups: Any = points.groupby(["policy", "bits", scheme_of], sort=False)
+    for (policy, bits, scheme), line in groups:
+        if policy in ALL_ROWS:
+            title = "all rows"
+            marker = ALL_ROWS_MARKERS[schemes.index(scheme) % len(ALL_ROWS_MARKERS)]
+        else:
+            title = notation.policy_title(policy)
+            marker = style.MARKERS[policies.index(policy) % len(style.MARKERS)]
+        label = f"{title}, {bits:g} bits, {scheme}".removesuffix(", ")
+        color = style.LINE_COLORS[all_bits.index(bits)]
+        lines.append((label, line, {"color": color, "linewidth": 1, "capsize": 1.5, "marker": marker}))
     weights = f"the weights take {size(points['weight_bytes'].max())} beside them"
     return f"bytes; {weights}", [("", points, lines)]
 
 
-def _speeds(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
-    """A marker per policy on each benchmark, at the largest batch that was timed."""
-    cells = ours[ours["pass_at_1"].notna() & (ours["slots"] == ours.groupby("cell_id")["slots"].transform("max"))]
+def _speeds(timed: pd.DataFrame) -> tuple[str, list[Panel]]:
+    """A marker per policy on each benchmark, at the largest batch that was timed; a row per cell and batch."""
+    largest_batch = timed.groupby("cell_id")["slots"].transform("max")
+    cells = timed[timed["pass_at_1"].notna() & (timed["slots"] == largest_batch)]
     looks = style.policy_looks(cells[POLICY].drop_duplicates().itertuples(index=False, name=None))
     looks["full", ""] = {"color": "0.25", "marker": "*"}
     panels: list[Panel] = []
@@ -260,16 +269,22 @@ def _draw_front(axes: Axes, points: pd.DataFrame, column: str, most: float) -> N
     The axis starts at 0; for logarithmic axes, or data in the upper half, it starts just before the data.
     """
     axes.margins(x=0.05)
+    is_speed = column == "tokens_per_second"
+    is_bytes = column == "kv_bytes_mean"
     least = points[column].min()
-    apart = column != "tokens_per_second" and most / 2 < least < most
-    start = least - 0.1 * (most - least) if apart else 0.0
-    axes.set_xlim(axes.get_xlim() if column == "kv_bytes_mean" else (start, most + 0.05 * (most - start)))
+    start = 0.0
+    if not is_speed and most / 2 < least < most:
+        start = least - 0.1 * (most - least)
+    if is_bytes:  # on a logarithmic axis
+        axes.set_xlim(axes.get_xlim())
+    else:
+        axes.set_xlim(start, most + 0.05 * (most - start))
     for row in notation.rows(points[points["policy"] == "full"].head(1)):
         cost = getattr(row, column)
         label = notation.policy_title("full")
-        if column != "tokens_per_second":
-            at = size(cost) if column == "kv_bytes_mean" else f"{notation.decimal(cost, 0)} tokens"
-            label += f": {notation.percent_pm(row.pass_at_1, row.se)} at {at}"
+        if not is_speed:
+            cost_text = size(cost) if is_bytes else f"{notation.decimal(cost, 0)} tokens"
+            label += f": {notation.percent_pm(row.pass_at_1, row.se)} at {cost_text}"
         style.full_cache_level(axes, points, label)
         if column == "mean_cache_length":
             axes.plot(cost, 100 * row.pass_at_1, "*", color="0.25", markersize=8)
@@ -288,27 +303,37 @@ def _draw_front(axes: Axes, points: pd.DataFrame, column: str, most: float) -> N
 
 def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
     """Write a front point's policy or setting beside it, unless the text covers a point, line or name."""
-    paths = []
-    for line in axes.get_lines():
-        xy = np.asarray(line.get_xydata())
-        if line.get_linestyle() != "None" and len(xy):
-            if line.get_drawstyle() == "steps-post":
-                xy = pts_to_poststep(*xy.T).T
-            paths.append(Path(line.get_transform().transform(xy)))
+    line_paths = _line_paths(axes)
     places = axes.transData.transform(np.column_stack([points[column], 100 * points["pass_at_1"]]))
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
     front = _front(points, column)
     front = front[front["policy"] != "full"]
     is_speed = column == "tokens_per_second"
-    for row in notation.rows(front if is_speed else front.drop_duplicates(POLICY, keep="last")):
+    if not is_speed:
+        front = front.drop_duplicates(POLICY, keep="last")
+    for row in notation.rows(front):
         name = notation.setting(row, trigger=False) if is_speed else notation.policy_title(row.policy, row.variant)
-        at = (getattr(row, column), 100 * row.pass_at_1)
+        point = (getattr(row, column), 100 * row.pass_at_1)
         for y, (x, side) in itertools.product(NAME_HEIGHTS, NAME_SIDES):
-            text = axes.annotate(name, at, (x, y), textcoords="offset points", ha=side, va="center", fontsize=6.5)
+            text = axes.annotate(name, point, (x, y), textcoords="offset points", ha=side, va="center", fontsize=6.5)
             text.set_in_layout(False)
             box = text.get_window_extent()
-            covers = box.count_overlaps(taken) or any(path.intersects_bbox(box, filled=False) for path in paths)
-            if not covers and all(axes.bbox.contains(*corner) for corner in box.get_points()):
+            is_inside = all(axes.bbox.contains(*corner) for corner in box.get_points())
+            crosses_line = any(path.intersects_bbox(box, filled=False) for path in line_paths)
+            if is_inside and not crosses_line and not box.count_overlaps(taken):
                 taken.append(box)
                 break
             text.remove()
+
+
+def _line_paths(axes: Axes) -> list[Path]:
+    """The paths of the lines that are drawn, in dots of the figure."""
+    paths = []
+    for line in axes.get_lines():
+        xy = np.asarray(line.get_xydata())
+        if line.get_linestyle() == "None" or not len(xy):
+            continue
+        if line.get_drawstyle() == "steps-post":
+            xy = pts_to_poststep(*xy.T).T
+        paths.append(Path(line.get_transform().transform(xy)))
+    return paths

@@ -69,7 +69,7 @@ def fonts(tmp_path, monkeypatch):
     """The folder of all fonts of a machine, which is empty."""
     listed = list(fontManager.ttflist)
     monkeypatch.setattr(style, "findSystemFonts", lambda: [str(path) for path in tmp_path.glob("*.ttf")])
-    monkeypatch.setattr(style, "_TOLD", set())
+    monkeypatch.setattr(style, "_BOXES", set())
     style._families_with.cache_clear()
     yield tmp_path
     fontManager.ttflist[:] = listed
