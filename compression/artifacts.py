@@ -18,6 +18,8 @@ from kvsweep.messages.errors import UserError
 from kvsweep.run_files.safe_files import digests, read_file, replace_text, replacing
 
 _PLANNING: ContextVar[bool] = ContextVar("planning", default=False)
+# The section that names a kind's place, where it is not the policy's: policies take what was made for the model.
+_SECTIONS = {"predictor": "model", "statistics": "model", "scales": "cache"}
 _FLOATS, _IDS = ("F16", "BF16", "F32", "F64"), ("I64",)
 
 
@@ -44,7 +46,7 @@ def is_planning() -> bool:
 
 def setting(kind: str) -> str:
     """Return the setting that names an artifact of a kind."""
-    return f"cache.{kind}" if kind == "scales" else f"policy.{kind}"
+    return f"{_SECTIONS.get(kind, 'policy')}.{kind}"
 
 
 def check(kind: str, place: str | None, maker: str) -> None:

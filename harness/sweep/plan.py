@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, pairs_to_hold, power
+from kvsweep.compression.artifacts import setting
 from kvsweep.compression.config import fixed_bytes
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.harness.decode.request import Branch, Request
@@ -240,7 +241,7 @@ def _describe(plan: Plan, share: Share) -> list[str]:
     cells, completions = counted(len(job.cells), "cell"), counted(len(share.dealt), "completion")
     lines = [f"{job.name}: {cells} ({done} done) of {completions}", *_borrowed(job), f"  policies: {', '.join(names)}"]
     for kind, command in sorted(artifacts):
-        lines.append(f"  lacking: policy.{kind}, which `{command}` makes; without it the sweep is refused")
+        lines.append(f"  lacking: {setting(kind)}, which `{command}` makes; without it the sweep is refused")
     lines += [f"  memory: {_memory(job, plan.question)}", *_sizes(job), *_notes(plan)]
     forks: list[int | None] = []
     for group in plan.groups:

@@ -218,7 +218,7 @@ def test_a_sweep_is_estimated_before_its_head_is_made(card, kvsweep, tmp_path):
     assert (known.code, lacking.code) == (0, 0)
     lines = lacking.out.splitlines()
     [said] = [line for line in lines if "lacking" in line]
-    assert "policy.predictor, which `kvsweep predictor all` makes" in said
+    assert "model.predictor, which `kvsweep predictor all` makes" in said
     assert [line for line in lines if line != said] == known.out.splitlines()
     assert "  policies: full, dynts (2)" in lines
     *groups, whole = table_of(lacking.out)

@@ -48,7 +48,7 @@ BAD_VALUES = {word: word.partition("=")[0] for word in OF_THE_KEY} | {
     "grid.keep_ratio=[0.1,1.5]": "keep_ratio=1.5",
     "grid.local_window=[8,200]": "local_window=200",
     "model.path=/no/such/model": "/no/such/model",
-    "model.predictor=null": "policy.predictor",
+    "model.predictor=null": "name its place by model.predictor=PLACE",
     "model.predictor=/no/such/predictor": "/no/such/predictor",
     "launcher.shards=0": "launcher.shards=0",
     "launcher.gpus=-1": "launcher.gpus=-1",
