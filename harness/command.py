@@ -278,4 +278,7 @@ def init(folder: Path) -> None:
     except OSError as error:
         raise UserError(f"{folder} cannot be written to ({error.strerror}): name another folder.") from error
     there = f"cd {shlex.quote(str(folder))}"
-    print(f"made {folder}; next:\n  {there}\n  kvsweep -m experiment=mine\n  kvsweep report results/runs/mine")
+    print(
+        f"made {folder}; next:\n  {there}\n  kvsweep policy check spread    # after each change of my_policies.py\n"
+        "  kvsweep -m experiment=mine\n  kvsweep report results/runs/mine"
+    )
