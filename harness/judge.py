@@ -515,7 +515,7 @@ def _disagreements(name: str, table: pd.DataFrame) -> Iterator[str]:
 def _errors_as_texts(name: str, table: pd.DataFrame) -> Iterator[str]:
     """A program that catches its errors may write one text in place of many answers; it is right in none."""
     texts = table.groupby("text")
-    problems = texts["problem_id"].nunique()[texts["correct"].max() == 0]
+    problems: Any = texts["problem_id"].nunique()[texts["correct"].max() == 0]
     total = table["problem_id"].nunique()
     for text, count in problems[problems >= max(3, _OFTEN * total)].items():
         repeated = f"{name}: {visible(str(text))!r:.60} is the text of {count:,} of {total:,} problems and never right"
