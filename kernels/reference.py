@@ -4,7 +4,6 @@ A slot's rows at or beyond its length are dead. Dead rows must be finite: attent
 zero times NaN is NaN. `compression.cache.SlotCache` keeps them finite.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, reduce
 from typing import Any, Literal
@@ -58,7 +57,7 @@ _UNPACKED_NUMBERS = 1 << 20
 
 def _wide(tensor: Tensor) -> Tensor:
     """Convert to float32. float64 stays float64, exact enough to test the Triton kernels."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return tensor if tensor.itemsize >= 4 else tensor.float()
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -143,11 +142,11 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 def attention_weights(logits: Tensor, sinks: Tensor | None) -> Tensor:
     """Return each query's probabilities [..., rows], float32 or wider; `sinks` [..., 1] is a logit beside the rows."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
+    logits = _wide(logits)
     if sinks is None:
-        return logits.softmax(dim=-1, dtype=wide)
+        return logits.softmax(dim=-1)
     beside = sinks.to(logits.dtype).expand(*logits.shape[:-1], 1)
-    return torch.cat([logits, beside], dim=-1).softmax(dim=-1, dtype=wide)[..., :-1]
+    return torch.cat([logits, beside], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def decode_attention(
@@ -223,21 +222,19 @@ def _attend_widened(
 def _logits(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
     """Return scaled products [..., queries, rows] of query [..., queries, head_dim] and keys [..., rows, head_dim].
 
-    float32 or wider. On a GPU the product of 16-bit numbers is written in float32, so that no row is copied.
+    Keys may be broadcast. float32 or wider: on a GPU the product of 16-bit numbers is written in float32, so that no
+    row is copied.
     """
-    columns = keys.transpose(-1, -2)
+    columns, batch = keys.transpose(-1, -2), query.shape[:-2]
     if keys.is_cuda and keys.itemsize == 2:
-        batch = torch.broadcast_shapes(query.shape[:-2], keys.shape[:-2])
-        queries = query.expand(*batch, -1, -1).flatten(0, -3)
         columns = columns.expand(*batch, -1, -1).flatten(0, -3)
-        return (torch.bmm(queries, columns, torch.float32) * scaling).unflatten(0, batch)
+        return (torch.bmm(query.flatten(0, -3), columns, torch.float32) * scaling).unflatten(0, batch)
     query, columns = _wide(query) * scaling, _wide(columns)
     copies = 1
     if keys.device.type == "cpu":
         # If there are fewer matrices than threads, threads share a product and split the rows at a place that depends
         # on their number. With one matrix per thread they do not split.
-        batch = torch.broadcast_shapes(query.shape[:-2], columns.shape[:-2])
-        copies = -(-torch.get_num_threads() // math.prod(batch))
+        copies = -(-torch.get_num_threads() // batch.numel())
     if copies == 1:
         return torch.matmul(query, columns)
     return torch.matmul(query.expand(copies, *query.shape), columns.expand(copies, *columns.shape))[0]
