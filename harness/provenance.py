@@ -47,7 +47,7 @@ def describe_hardware() -> dict[str, Any]:
     return {
         "host": platform.node(),
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": processor("model name") or platform.processor(),
         "cores": os.cpu_count(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
@@ -91,12 +91,14 @@ def _git(*arguments: str) -> str | None:
     return None
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
+def processor(field: str) -> str:
+    """Return what Linux says of the first processor in a field ("model name", "flags"); "" if it says nothing."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == field:
+                return value.strip()
+    return ""
 
 
 def command_line() -> str:

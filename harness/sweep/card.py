@@ -78,7 +78,7 @@ def known_card(name: str) -> Card:
 
 def card_here() -> Card | None:
     """Return this machine's first GPU; None if there is none or its figures are unknown."""
-    return card_of(_first_gpu())
+    return card_of(first_gpu())
 
 
 def card_of(name: str) -> Card | None:
@@ -89,7 +89,7 @@ def card_of(name: str) -> Card | None:
     return None
 
 
-def _first_gpu() -> str:
+def first_gpu() -> str:
     """Return the name of this machine's first GPU; "" without one."""
     if shutil.which("nvidia-smi") is None:
         return ""

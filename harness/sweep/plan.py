@@ -17,6 +17,7 @@ from kvsweep.compression.config import fixed_bytes
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.models.spec import BYTES
+from kvsweep.harness.provenance import processor
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.sweep.card import (
     GIB,
@@ -24,6 +25,7 @@ from kvsweep.harness.sweep.card import (
     Card,
     card_here,
     card_of,
+    first_gpu,
     mean_rows,
     slots_on,
     step_seconds,
@@ -45,6 +47,9 @@ _TOKEN_BYTES = 9
 _PACE_UNKNOWN = "not known until a cell has stored something; card=h100 or assume.tokens_per_second=N give an estimate"
 # Lines that a job's block leaves out where an earlier one has the same.
 _SHOWN_ONCE = ("  lacking", "  KV budget", "  note")
+# Instructions of a processor as Linux names them, and the parameters from which a model gains by them (docs/models.md).
+_MULTIPLY_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
+_FASTER_IN_BFLOAT16 = 1e9
 # Share of paired answers that differ between a lossless setting and the full cache: a high and a low value.
 DIFFER = (0.25, 0.1)
 
@@ -117,7 +122,10 @@ def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
     lines: list[str] = []
     cells = set[tuple[Path, str]]()
     for key, plan in plans.items():
-        for line in _describe(plan, share_of_job[key]):
+        block = _describe(plan, share_of_job[key])
+        if launcher.gpus_of_a_task == 0:  # else the tasks run on other machines
+            block += _precision(plan.job)
+        for line in block:
             is_repeated = line.startswith(_SHOWN_ONCE) and line in lines
             if not is_repeated:
                 lines.append(line)
@@ -485,6 +493,19 @@ def _notes(plan: Plan) -> list[str]:
         few = f"in {idle} {of_cells} nothing would be evicted"
         notes.append(f"  note: {few}, since texts have at most {longest} tokens: choose a smaller policy.budget")
     return notes
+
+
+def _precision(job: Job) -> list[str]:
+    """Name the faster precision where steps run on this machine's processor."""
+    if not job.source.local or job.card is not None or (job.model.device != "cpu" and first_gpu()):
+        return []
+    instructions = set(processor("flags").split())
+    multiplies = not _MULTIPLY_BFLOAT16.isdisjoint(instructions)
+    if job.model.dtype == "bfloat16" and instructions and not multiplies:
+        return ["  note: this processor has no instructions for bfloat16: model.dtype=float32 is faster"]
+    if job.model.dtype == "float32" and multiplies and (job.spec.parameters or 0) >= _FASTER_IN_BFLOAT16:
+        return ["  note: this processor multiplies bfloat16: model.dtype=bfloat16 is faster, in half of the memory"]
+    return []
 
 
 def _memory(job: Job, question: int) -> str:

@@ -138,8 +138,8 @@ def test_the_pace_of_a_group_on_the_card_replaces_its_estimate(kvsweep, tiny, tm
 
 @pytest.mark.slow
 def test_on_a_gpu_the_card_is_the_one_that_is_there(dry_run, monkeypatch):
-    monkeypatch.setattr(cards, "_first_gpu", lambda: "NVIDIA H200")
+    monkeypatch.setattr(cards, "first_gpu", lambda: "NVIDIA H200")
     assert "on one H200, by arithmetic" in dry_run(*HEATMAP).out
-    monkeypatch.setattr(cards, "_first_gpu", lambda: "Some GPU")
+    monkeypatch.setattr(cards, "first_gpu", lambda: "Some GPU")
     assert "speed: not known until a cell has stored something; card=h100 or assume" in dry_run(*HEATMAP).out
     assert all(10 * GIB < card.memory < 200 * GIB for card in CARDS.values())

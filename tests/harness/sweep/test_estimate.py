@@ -209,6 +209,16 @@ def test_a_dry_run_warns_of_caches_that_hold_no_question_or_the_whole_text(words
     assert not said or said in notes[0]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "flags", "faster"),
+    [("float32", "sse avx512_bf16", "bfloat16"), ("bfloat16", "sse avx2", "float32"), ("float32", "sse avx2", None)],
+)
+def test_a_dry_run_names_the_precision_that_is_faster_on_the_processor(dtype, flags, faster, kvsweep, monkeypatch):
+    monkeypatch.setattr(plan, "processor", lambda field: flags)
+    words = ["model=qwen3_1_7b", "model.random_weights=true", f"model.dtype={dtype}", "benchmark=toy_chain"]
+    assert (f"model.dtype={faster} is faster" in kvsweep(*words, "policy=full", "--dry-run").out) == bool(faster)
+
+
 @pytest.mark.parametrize("card", [[], ["card=h100"]])
 def test_a_sweep_is_estimated_before_its_head_is_made(card, kvsweep, tmp_path):
     """Without the head the estimate is that with the head; the sweep itself is refused."""
