@@ -193,7 +193,7 @@ def _same_equation(
     gold_kind, gold_parts = _structure(gold)
     left = parts[0].strip()
     is_named = bool(_NAME.fullmatch(_INDICES.sub("", left).strip()) or also_named.fullmatch(left))
-    if signs == {"="} == set(gold_kind.split()) and is_named:
+    if signs == {"="} == set(gold_kind.split()) and is_named and len(parts) > 2:
         parts = [f"{parts[0]} = {part}" for part in parts]
     if signs == {"="} and len(parts) == 2 and parts[0].startswith("(") and gold_kind == "list":  # (n, k) = (2, 3)
         _, names = _structure(parts[0])
