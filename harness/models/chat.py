@@ -41,16 +41,21 @@ def templated(
         template = tokenizer.get_chat_template()
     except ValueError as error:  # no template, or several without a default
         raise TemplateFault(str(error).splitlines()[0]) from error
-    if unread := [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", template)]:
+    unread = [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", template)]
+    if unread:
         raise TemplateFault(f"it reads no variable {', '.join(unread)}, which model.template sets")
     roles = itertools.cycle(("user", "assistant"))  # the template writes a system prompt itself
     messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
     values = {**tokenizer.special_tokens_map, **variables}
     try:
         with _dated(today):
-            return render_jinja_template([messages], chat_template=template, add_generation_prompt=asks, **values)[0][0]
+            result: Any = render_jinja_template(
+                [messages], chat_template=template, add_generation_prompt=asks, **values
+            )
     except Exception as error:  # a template may raise anything
         raise TemplateFault(lines_of(error)[0][:200]) from error
+    texts_of_chats, _ = result
+    return texts_of_chats[0]
 
 
 @contextmanager
@@ -79,26 +84,31 @@ class ControlTokens:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, tags: Collection[str | None] = ()) -> None:
         self._tokenizer = tokenizer
-        self._texts = {
-            i: token.content
-            for i, token in tokenizer.added_tokens_decoder.items()
-            if token.special or token.content in tags or _BRACKETED.fullmatch(token.content)
-        }
-        self._strips = {token.content for token in tokenizer.added_tokens_decoder.values() if token.rstrip}
+        self._texts: dict[int, str] = {}  # of the control tokens, by id
+        self._strips = set[str]()  # the tokens that take the blanks behind them
+        for token_id, token in tokenizer.added_tokens_decoder.items():
+            if token.special or token.content in tags or _BRACKETED.fullmatch(token.content):
+                self._texts[token_id] = token.content
+            if token.rstrip:
+                self._strips.add(token.content)
         longest_first = sorted(self._texts.values(), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # (?!) matches nothing
 
     def found_in(self, text: str) -> str | None:
         """Return a control token that the tokenizer reads in a text; None if there is none."""
-        if found := self._pattern.search(text):
-            return found.group()
+        match = self._pattern.search(text)
+        if match:
+            return match.group()
         # A tokenizer may also read other spellings of a token.
         ids = self._control_ids(self._tokenizer(text, add_special_tokens=False).input_ids)
         return str(self._tokenizer.convert_ids_to_tokens(min(ids))) if ids else None
 
     def first_in(self, ids: list[int]) -> int | None:
         """Return the first control token among the ids; None if there is none."""
-        return next((i for i in ids if i in self._texts), None)
+        for token_id in ids:
+            if token_id in self._texts:
+                return token_id
+        return None
 
     def encode_between(self, edges: list[str], question: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a template's texts with a question between them; no part of the question is a control token.
@@ -110,15 +120,21 @@ class ControlTokens:
         backend = self._tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
-        pieces, plain, before = list[Encoding](), "", ""
+        pieces = list[Encoding]()
+        plain = ""  # text since the last control token
+        before = ""  # the last control token
         for number, edge in enumerate(edges):
-            plain += question if number else ""
-            if found := list(self._pattern.finditer(edge)):
-                start, end = found[0].start(), found[-1].end()
+            if number:
+                plain += question
+            control_tokens = list(self._pattern.finditer(edge))
+            if control_tokens:
+                start, end = control_tokens[0].start(), control_tokens[-1].end()
                 pieces.append(self._plain(plain + edge[:start], before))
                 pieces.append(backend.encode(edge[start:end], add_special_tokens=False))
-                plain, before, edge = "", found[-1].group(), edge[end:]
-            plain += edge
+                before = control_tokens[-1].group()
+                plain = edge[end:]
+            else:
+                plain += edge
         merged = Encoding.merge([*pieces, self._plain(plain, before)])
         return list(backend.post_process(merged, add_special_tokens=add_special_tokens).ids)
 
@@ -161,9 +177,10 @@ class ControlTokens:
 
     def _copy(self, without: Collection[int]) -> Tokenizer:
         """Return the tokenizer without some added tokens, and with the characters that stand for one before a text."""
-        whole = json.loads(self._tokenizer.backend_tokenizer.to_str())
-        kept = [token for token in whole["added_tokens"] if token["id"] not in without]
-        copy = Tokenizer.from_str(json.dumps({**whole, "added_tokens": kept, "truncation": None, "padding": None}))
+        fields = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        fields["added_tokens"] = [token for token in fields["added_tokens"] if token["id"] not in without]
+        fields |= {"truncation": None, "padding": None}
+        copy = Tokenizer.from_str(json.dumps(fields))
         leaves_blanks = AddedToken(_LEAVES_BLANKS, normalized=False)
         takes_blanks = AddedToken(_TAKES_BLANKS, normalized=False, rstrip=True)
         copy.add_special_tokens([leaves_blanks, takes_blanks])

@@ -63,8 +63,9 @@ class ModelConfig:
             tag = getattr(self, name)
             if tag is not None and not tag.strip():
                 raise UserError(f"model.{name} is empty: name the tag that this model writes, or null for none.")
-        if set(self.template or ()) & _NOT_VARIABLES or (self.template and self.chat_template == "none"):
-            given = f"model.template={dict(self.template or {})} and model.chat_template={self.chat_template}"
+        variables = dict(self.template or {})
+        if _NOT_VARIABLES.intersection(variables) or (variables and self.chat_template == "none"):
+            given = f"model.template={variables} and model.chat_template={self.chat_template}"
             own = f"variables of the model's own chat template, and none of {', '.join(sorted(_NOT_VARIABLES))}"
             raise UserError(f"{given}: name {own}, or null.")
         try:
@@ -107,8 +108,9 @@ class ModelConfig:
     @property
     def commit(self) -> str | None:
         """The commit of a hub model, whatever `revision` names; None for a folder, a file or a built model."""
-        on_hub = self.gguf is None and not self.is_built and not Path(self.place).is_dir() and is_id(self.place)
-        return commit_of(self.place, self.revision) if on_hub else None
+        if self.gguf is not None or self.is_built or Path(self.place).is_dir() or not is_id(self.place):
+            return None
+        return commit_of(self.place, self.revision)
 
     def files(self) -> dict[Path, str]:
         """The files of checkpoint and adapter on this disk, each with the hash of its contents."""
@@ -126,21 +128,36 @@ class ModelConfig:
 
     def identity(self) -> dict[str, Any]:
         """Everything about the model that can change a completion: weights, precision, the closing thinking tag."""
+        identity = {
+            "weights": self._weights(),
+            "dtype": self.dtype,
+            "random_weights": self.random_weights,
+            "think_end": self.think_end,
+        }
+        # The others are named only if they act, so that cells from before these settings keep their cell_id.
+        if self.force_think:
+            identity |= {"force_think": True, "think_start": self.think_start}
+        if self.chat_template == "none":
+            identity["chat_template"] = "none"
+        if self.template:
+            identity["template"] = dict(self.template)
+        file = self._gguf_file
+        if file is not None:
+            identity |= annex("gguf").marks(file)
+        if self._may_read_the_date():
+            identity["today"] = self.today
+        return identity
+
+    def _weights(self) -> str:
+        """The weights' place with its commit, or a hash: of files on this disk, or of the config of a built model."""
         if self.is_built:
             weights = f"random@{content_hash([dict(self.config or {}), dict(self.special_tokens or {})])}"
         else:
-            weights = [f"{self.place}@{self.commit or self.revision}", *self._checkpoint_files().values()][-1]
-        if self.adapter is not None:
-            weights = content_hash([weights, digests(adapter_files(self.adapter))[-1]])
-        # Named only if it acts, so that cells from before this setting keep their cell_id.
-        forced = {"force_think": True, "think_start": self.think_start} if self.force_think else {}
-        file = self._gguf_file
-        marks = {} if file is None else annex("gguf").marks(file)
-        dated = {"today": self.today} if self._may_read_the_date() else {}
-        bare = {"chat_template": "none"} if self.chat_template == "none" else {}
-        given = {"template": dict(self.template)} if self.template else {}
-        run = {"dtype": self.dtype, "random_weights": self.random_weights, "think_end": self.think_end}
-        return {"weights": weights, **run, **forced, **bare, **given, **marks, **dated}
+            hashes = [*self._checkpoint_files().values()]
+            weights = hashes[-1] if hashes else f"{self.place}@{self.commit or self.revision}"
+        if self.adapter is None:
+            return weights
+        return content_hash([weights, digests(adapter_files(self.adapter))[-1]])
 
     def _may_read_the_date(self) -> bool:
         """True if the chat template asks for today's date, or lies on the hub and another date is set."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvsweep.harness.models.chat import ControlTokens, TemplateFault, templated
 from kvsweep.harness.models.config import ModelConfig
@@ -41,19 +41,23 @@ class Dialogue:
         start = self.config.tags.closing(text)
         if start is None:
             return None
-        begin = stop = self._tokens_within(ids, text, start)
-        length, end = 0, start + len(str(self.config.think_end))
+        end = start + len(str(self.config.think_end))
+        first = self._tokens_within(ids, text, start)
+        stop, length = first, 0
         while length < end:  # a tag has few tokens
             stop, length = self._whole(ids, text, stop + 1)
-        return range(begin, stop)
+        return range(first, stop)
 
     def _tokens_within(self, ids: list[int], text: str, chars: int) -> int:
         """Return the most tokens from the start of a text that cover at most its first `chars` characters."""
         low, high = 0, len(ids)
-        while low < high:
+        while low < high:  # by halves: `low` tokens fit, more than `high` do not
             middle = (low + high + 1) // 2
             count, length = self._whole(ids, text, middle)
-            low, high = (count, high) if length <= chars else (low, middle - 1)
+            if length <= chars:
+                low = count
+            else:
+                high = middle - 1
         return low
 
     def _whole(self, ids: list[int], text: str, count: int) -> tuple[int, int]:
@@ -61,8 +65,11 @@ class Dialogue:
 
         A character may take several tokens; some of these tokens decode to other text than the character.
         """
-        parts = ((size, self.decode(ids[:size])) for size in range(count, len(ids) + 1))
-        return next((size, len(part)) for size, part in parts if text.startswith(part))
+        decoded = self.decode(ids[:count])
+        while not text.startswith(decoded):
+            count += 1
+            decoded = self.decode(ids[:count])
+        return count, len(decoded)
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
         """Return token ids of one user message in the chat template, up to where the model starts to think.
@@ -72,10 +79,10 @@ class Dialogue:
         # A stored question may hold half a character, which a tokenizer refuses.
         prompt = prompt.encode(errors="replace").decode()
         text = self.asked(prompt)
-        bare = self.config.chat_template == "none"
-        ids = self._prompt_ids(prompt, text, add_special_tokens=bare)
-        around = self.encode("", add_special_tokens=bare)
-        self._check_said(text, [i for i in ids if i not in around])
+        has_no_template = self.config.chat_template == "none"
+        ids = self._prompt_ids(prompt, text, add_special_tokens=has_no_template)
+        added = self.encode("", add_special_tokens=has_no_template)
+        self._check_said(text, [token for token in ids if token not in added])
         return ids
 
     def completion_ids(self, text: str) -> tuple[int, ...]:
@@ -85,16 +92,18 @@ class Dialogue:
         return ids
 
     def _prompt_ids(self, prompt: str, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Return token ids of `text`, the templated prompt, in which the prompt itself has no control token."""
         # One call wherever that is right, since a tokenizer may merge characters across the question's edges.
-        if (found := self._control_tokens.found_in(prompt)) is None:
+        control_token = self._control_tokens.found_in(prompt)
+        if control_token is None:
             return self.encode(text, add_special_tokens=add_special_tokens)
         try:
             edges, question = self._edges(prompt, text)
             ids = self._control_tokens.encode_between(edges, question, add_special_tokens=add_special_tokens)
         except Exception as error:  # each kind of tokenizer fails in its own way
-            held = f"the question {prompt!r:.60} holds {found!r:.40}, a control token of {self.config.place}"
+            holds = f"the question {prompt!r:.60} holds {control_token!r:.40}, a control token of {self.config.place}"
             cannot = "which its tokenizer or chat template cannot take as plain text"
-            raise UserError(f"{held}, {cannot}: correct the problem, or leave the problem out.") from error
+            raise UserError(f"{holds}, {cannot}: correct the problem, or leave the problem out.") from error
         return self._embedded(ids)
 
     def _check_said(self, text: str, ids: list[int]) -> None:
@@ -103,16 +112,17 @@ class Dialogue:
         A token for unknown characters stands for any.
         """
         decoded = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        expected, found = self._normal(text), self._normal(str(decoded))
-        if found == expected:
+        expected, actual = self._normal(text), self._normal(str(decoded))
+        if actual == expected:
             return
         unknown = self.tokenizer.unk_token
-        if unknown is not None and unknown in found:
-            pieces = [re.escape("".join(piece.split())) for piece in found.split(unknown)]
-            known = "".join(f"(?>.*?{piece})" for piece in pieces[1:-1])
-            if re.fullmatch(f"{pieces[0]}{known}.*{pieces[-1]}", "".join(expected.split()), re.DOTALL):
+        if unknown is not None and unknown in actual:
+            pieces = [re.escape("".join(piece.split())) for piece in actual.split(unknown)]
+            first, *middle, last = pieces
+            between = "".join(f"(?>.*?{piece})" for piece in middle)
+            if re.fullmatch(f"{first}{between}.*{last}", "".join(expected.split()), re.DOTALL):
                 return
-        lost = ", ".join(sorted({*expected} - {*found})) or "characters"
+        lost = ", ".join(sorted({*expected} - {*actual})) or "characters"
         dropped = f"the tokenizer of {self.config.place} drops or changes {lost} of the text {text!r:.60}"
         raise UserError(f"{dropped}: take the tokenizer of the model's own folder, or leave the text out.")
 
@@ -128,9 +138,10 @@ class Dialogue:
     @cached_property
     def _beside_added(self) -> re.Pattern[str]:
         """Match an added token with the blanks around it, which a tokenizer may take, or write by itself."""
-        added = {self._normalised(token.content) for token in self.tokenizer.added_tokens_decoder.values()}
-        longest_first = sorted(added - {"", self.tokenizer.unk_token}, key=len, reverse=True)
-        return re.compile(rf"\s*({'|'.join(map(re.escape, longest_first)) or '(?!)'})\s*")
+        texts = {self._normalised(token.content) for token in self.tokenizer.added_tokens_decoder.values()}
+        longest_first = sorted(texts - {"", self.tokenizer.unk_token}, key=len, reverse=True)
+        any_token = "|".join(map(re.escape, longest_first)) or "(?!)"  # (?!) matches nothing
+        return re.compile(rf"\s*({any_token})\s*")
 
     @cached_property
     def _control_tokens(self) -> ControlTokens:
@@ -152,6 +163,7 @@ class Dialogue:
         return self._embedded(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
 
     def _embedded(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the ids as a tuple; raises UserError for one beyond the model's embedding."""
         rows = self.embedded
         if ids and max(ids) >= rows:
             token = self.tokenizer.convert_ids_to_tokens(max(ids))
@@ -176,8 +188,9 @@ class Dialogue:
         if not prompt.endswith(tail):  # what the template writes here depends on the question
             # The tail of an empty question is empty.
             tail = prompt.rpartition(question.strip() or prompt)[2]
-        opened = tail.rfind(self.config.think_start) if self.config.think_start else -1
-        closed = tail.rfind(self.config.think_end) if self.config.think_end else -1
+        start, end = self.config.think_start, self.config.think_end
+        opened = tail.rfind(start) if start else -1
+        closed = tail.rfind(end) if end else -1
         if opened == -1 and closed == -1:
             return "unopened"
         return "closed" if closed > opened else "open"
@@ -191,14 +204,16 @@ class Dialogue:
         """The control token that the chat template writes behind an answer; None if it writes none."""
         if self.config.chat_template == "none":
             return None
-        turn = (OTHER_QUESTION, _OTHER_ANSWER)
+        turn = [OTHER_QUESTION, _OTHER_ANSWER]
         try:
             always_asks = self._templated(OTHER_QUESTION, asks=False) == self._templated(OTHER_QUESTION)
-            text = self._templated(*turn, *turn[:always_asks], asks=False)
+            if always_asks:  # then the text ends with what opens an answer: a second question follows the turn
+                turn.append(OTHER_QUESTION)
+            text = self._templated(*turn, asks=False)
         except UserError:  # the template takes no answer
             return None
         before, _, behind = text.partition(_OTHER_ANSWER)
-        if always_asks:  # then the text ends with what opens an answer: look between two turns instead
+        if always_asks:  # look between the two turns
             behind = behind.partition(OTHER_QUESTION)[0]
             if before.partition(OTHER_QUESTION)[0].endswith(behind):
                 return None  # this token opens a turn
@@ -210,24 +225,32 @@ class Dialogue:
         Raises UserError for a template that leaves out or changes the question: all problems would be one prompt.
         """
         text = self._templated(prompt)
+        name = self.config.name
         if prompt.strip() not in text:
-            left_out = f"model={self.config.name} has a chat template that leaves the question out or changes it"
-            mend = "correct the template, name another model, or give model.chat_template=none for a base model"
-            raise UserError(f"{left_out}, and the question must stand in the text as it is: {mend}.")
-        if (thinking := self.thinking_behind(prompt, text)) == "closed":
-            name, tag = self.config.name, self.config.think_end
-            closes = f"the chat template of model={name} closes the thinking ({tag}) itself"
-            mend = "give model.think_end=null, or a variable as model.template={enable_thinking: true} to leave it open"
-            raise UserError(f"{closes}, so that a text is an answer alone: {mend}.")
-        forced = self.config.force_think and thinking == "unopened"
-        return f"{text}{self.config.think_start}\n" if forced else text
+            left_out = f"model={name} has a chat template that leaves the question out or changes it"
+            hint = "correct the template, name another model, or give model.chat_template=none for a base model"
+            raise UserError(f"{left_out}, and the question must stand in the text as it is: {hint}.")
+        thinking = self.thinking_behind(prompt, text)
+        if thinking == "closed":
+            closes = f"the chat template of model={name} closes the thinking ({self.config.think_end}) itself"
+            hint = "give model.think_end=null, or a variable as model.template={enable_thinking: true} to leave it open"
+            raise UserError(f"{closes}, so that a text is an answer alone: {hint}.")
+        must_open = self.config.force_think and thinking == "unopened"
+        return f"{text}{self.config.think_start}\n" if must_open else text
 
     def _templated(self, prompt: str, *texts: str, asks: bool = True) -> str:
+        """Return a prompt, and texts of the turns behind it, in the chat template; at its end it `asks` for more."""
         if self.config.chat_template == "none":
             return prompt
-        how: dict[str, Any] = {"today": self.config.today, "variables": self.config.template or {}, "asks": asks}
         try:
-            return templated(self.tokenizer, prompt, *texts, **how)
+            return templated(
+                self.tokenizer,
+                prompt,
+                *texts,
+                today=self.config.today,
+                variables=self.config.template or {},
+                asks=asks,
+            )
         except TemplateFault as fault:
             lacks = f"model={self.config.name} has no chat template that takes a question ({str(fault).rstrip('.')})"
             raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from fault

@@ -30,12 +30,14 @@ def is_reachable() -> bool:
     from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE:
+        request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
         try:
-            urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=5.0).close()
+            urllib.request.urlopen(request, timeout=5.0).close()
         except HTTPError:
             pass
         except OSError as error:
-            constants.HF_HUB_OFFLINE = not isinstance(getattr(error, "reason", error), ssl.SSLError)
+            is_certificate = isinstance(getattr(error, "reason", error), ssl.SSLError)
+            constants.HF_HUB_OFFLINE = not is_certificate
         except (HTTPException, ValueError):  # the server does not speak HTTP, or the address is none
             constants.HF_HUB_OFFLINE = True
     if constants.HF_HUB_OFFLINE and "datasets" in sys.modules:
@@ -60,19 +62,21 @@ def commit_of(place: str, revision: str | None) -> str:
     from huggingface_hub import HfApi, constants
 
     name = revision or "main"
+    commit = ""
     if is_reachable():
         try:
-            found = HfApi().model_info(place, revision=revision, timeout=10.0).sha or ""
-        except Exception as raised:  # the hub's library may raise anything
-            raise UserError(f"model.path={place}: {reason(place, revision, raised)}.") from raised
+            commit = HfApi().model_info(place, revision=revision, timeout=10.0).sha or ""
+        except Exception as error:  # the hub's library may raise anything
+            raise UserError(f"model.path={place}: {reason(place, revision, error)}.") from error
     else:
         ref = Path(constants.HF_HUB_CACHE) / f"models--{place.replace('/', '--')}" / "refs" / name
-        found = ref.read_text().strip() if ref.is_file() else ""
-    if not _COMMIT.fullmatch(found):
+        if ref.is_file():
+            commit = ref.read_text().strip()
+    if not _COMMIT.fullmatch(commit):
         unknown = OSError("the hub and its cache on this disk name no commit of it")
         raise UserError(f"model.path={place}: {reason(place, revision, unknown)}.")
-    print(f"note: {place} is taken at commit {found}, which {name} names now.", file=sys.stderr)
-    return found
+    print(f"note: {place} is taken at commit {commit}, which {name} names now.", file=sys.stderr)
+    return commit
 
 
 def from_place(load: Callable[..., Loaded], place: str, revision: str | None) -> Loaded:
@@ -84,10 +88,13 @@ def from_place(load: Callable[..., Loaded], place: str, revision: str | None) ->
         raise UserError(f"model.path={place} {neither}: name the one or the other.")
     from huggingface_hub import try_to_load_from_cache
 
-    # The cache knows the last file that loading a model asks for, even if the hub does not have it.
-    is_pinned = revision is not None and _COMMIT.fullmatch(revision) is not None
-    known = try_to_load_from_cache(place, "generation_config.json", revision=revision) if is_pinned else None
-    return load(local_files_only=True) if known is not None or not is_reachable() else load()
+    is_cached = False
+    if revision is not None and _COMMIT.fullmatch(revision):
+        # The cache knows the last file that loading a model asks for, even if the hub does not have it.
+        is_cached = try_to_load_from_cache(place, "generation_config.json", revision=revision) is not None
+    if is_cached or not is_reachable():
+        return load(local_files_only=True)
+    return load()
 
 
 def cached_file(place: str, revision: str | None, name: str) -> Path | None:
@@ -96,8 +103,8 @@ def cached_file(place: str, revision: str | None, name: str) -> Path | None:
         return Path(place) / name
     from huggingface_hub import try_to_load_from_cache
 
-    found: Any = try_to_load_from_cache(place, name, revision=revision)
-    return Path(found) if isinstance(found, str) else None
+    path: Any = try_to_load_from_cache(place, name, revision=revision)
+    return Path(path) if isinstance(path, str) else None
 
 
 def json_of(place: str, revision: str | None, name: str) -> dict[str, Any]:
@@ -128,10 +135,11 @@ def lines_of(error: BaseException) -> list[str]:
 
 def reason(place: str, revision: str | None, error: BaseException) -> str:
     """Return why a model or data set at `place` could not be read, and what to do."""
-    chain, names = error, set[str]()
-    while chain is not None:
-        names |= {kind.__name__ for kind in type(chain).__mro__}
-        chain = chain.__cause__ or chain.__context__  # type: ignore[assignment]
+    causes: BaseException | None = error
+    names = set[str]()  # of the classes of the error and its causes
+    while causes is not None:
+        names.update(kind.__name__ for kind in type(causes).__mro__)
+        causes = causes.__cause__ or causes.__context__
     if not Path(place).is_dir():
         if "GatedRepoError" in names:
             return "it is gated: accept its terms on its hub page and run `hf auth login`"
@@ -140,10 +148,10 @@ def reason(place: str, revision: str | None, error: BaseException) -> str:
         if "RepositoryNotFoundError" in names:
             return "it is not on the hub or not open to you: check the name, or run `hf auth login` if it is private"
         if isinstance(error, OSError) and not is_reachable():
-            mend = "check the network, or the path, since no such folder is here"
-            return f"the hub cannot be reached, and its cache on this disk lacks it: {mend}"
-    mend = "correct its files, or name another" if (Path(place) / "config.json").is_file() else _NAME
-    return f"{lines_of(error)[0].rstrip('.')}: {mend}"
+            hint = "check the network, or the path, since no such folder is here"
+            return f"the hub cannot be reached, and its cache on this disk lacks it: {hint}"
+    hint = "correct its files, or name another" if (Path(place) / "config.json").is_file() else _NAME
+    return f"{lines_of(error)[0].rstrip('.')}: {hint}"
 
 
 def is_lfs_pointer(file: Path) -> bool:
@@ -161,19 +169,24 @@ def lack_of(folder: Path, *, safetensors_only: bool) -> str | None:
     files = list[Path]()
     with suppress(OSError):  # not a folder, or not readable
         files = sorted(folder.iterdir())
+    for file in files:
+        if is_lfs_pointer(file):
+            return f"its {file.name} is a Git LFS pointer in place of the file: run `git lfs pull` in the clone"
     names = {file.name for file in files}
-    pickled = any(file.match("pytorch_model*.bin") for file in files)
-    if pointer := next((file.name for file in files if is_lfs_pointer(file)), None):
-        return f"its {pointer} is a Git LFS pointer in place of the file: run `git lfs pull` in the clone"
     if "config.json" in names:
         if "tokenizer.json" not in names:
             return "it has no tokenizer.json: add the file, which the tokenizer's save_pretrained writes"
-        if safetensors_only and not any(file.suffix == ".safetensors" for file in files):
-            alone = "it has its weights as .bin alone: set model.safetensors_only=false, or convert them to safetensors"
-            return alone if pickled else f"it has no weights: {_NAME}"
-    elif "adapter_config.json" in names:
+        has_safetensors = any(file.suffix == ".safetensors" for file in files)
+        if not safetensors_only or has_safetensors:
+            return None
+        if any(file.match("pytorch_model*.bin") for file in files):
+            alone = "it has its weights as .bin alone"
+            return f"{alone}: set model.safetensors_only=false, or convert them to safetensors"
+        return f"it has no weights: {_NAME}"
+    if "adapter_config.json" in names:
         return "it is a LoRA adapter: name it as model.adapter, and the model that it was trained on as model.path"
-    elif commits := sorted(snapshot.name for snapshot in folder.glob("snapshots/*")):
+    commits = sorted(snapshot.name for snapshot in folder.glob("snapshots/*"))
+    if commits:
         return f"it is a model's folder in the hub's cache: name its snapshot of a commit, snapshots/{commits[0]}"
     return None
 

@@ -74,12 +74,12 @@ def load_model(config: ModelConfig) -> LoadedModel:
             how |= {"revision": config.commit, "trust_remote_code": False, "config": architecture}
             how |= {"use_safetensors": config.safetensors_only or None, "output_loading_info": True}
             is_text = text_of(architecture) is architecture
-            own_class: Any = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
+            auto_class: Any = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
             # With `output_loading_info` transformers returns a pair; its type hints do not say so.
-            load = partial(own_class.from_pretrained, config.checkpoint, **how)
-            whole, told = from_place(load, config.checkpoint, config.commit)
-            missing = [name for name in told["missing_keys"] if not name.startswith(_SEEING)]
-            check_tensors(missing, told["unexpected_keys"])
+            load = partial(auto_class.from_pretrained, config.checkpoint, **how)
+            whole, loading = from_place(load, config.checkpoint, config.commit)
+            missing = [name for name in loading["missing_keys"] if not name.startswith(_SEEING)]
+            check_tensors(missing, loading["unexpected_keys"])
         whole = whole.to(device_of(config))
         network = text_part(whole)
     except (UserError, MemoryError, torch.OutOfMemoryError):
@@ -97,16 +97,18 @@ def load_model(config: ModelConfig) -> LoadedModel:
         add_adapter(network, config.adapter, whole)
     network = network.eval().requires_grad_(False)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    worth = 1 + parameters // _PARAMETERS_PER_THREAD
+    worthwhile = 1 + parameters // _PARAMETERS_PER_THREAD
     # torch counts the machine's cores, and a container may grant fewer.
-    torch.set_num_threads(config.threads or min(_MOST_THREADS, granted_cores(), worth))
+    threads = min(_MOST_THREADS, granted_cores(), worthwhile)
+    torch.set_num_threads(config.threads or threads)
     use_slot_attention(network)
     model = LoadedModel(config, network, tokenizer)
     _check_planned(model)
     _check_files(model)
     check_steps(model)
     _check_text(model)
-    if unapplied := unapplied_settings(network.generation_config):
+    unapplied = unapplied_settings(network.generation_config)
+    if unapplied:
         named = f"the generation_config of model={config.name} sets {', '.join(unapplied)}"
         print(f"note: {named}; transformers' generate applies this, and kvsweep does not.", file=sys.stderr)
     return model
@@ -162,9 +164,9 @@ def _check_planned(model: LoadedModel) -> None:
     config = model.config
     if config.config is None or config.is_built or config.gguf is not None or Path(config.place).is_dir():
         return
-    said, found = read_spec(replace(config, random_weights=True)), model.spec
-    if said.cache_shape(config.dtype) != model.shape or said.hidden_size != found.hidden_size:
-        other = f"model.config describes another model than {config.place} has ({said} and {found})"
+    planned, loaded = read_spec(replace(config, random_weights=True)), model.spec
+    if planned.cache_shape(config.dtype) != model.shape or planned.hidden_size != loaded.hidden_size:
+        other = f"model.config describes another model than {config.place} has ({planned} and {loaded})"
         raise UserError(f"{other}: correct model.config, or set it to null.")
 
 
@@ -174,41 +176,49 @@ def _check_files(model: LoadedModel) -> None:
     if config.is_built:
         return
     read = partial(json_of, config.checkpoint, config.commit)
-    ends = read("generation_config.json").get("eos_token_id")
-    stated = [("eos_token_id", end) for end in (ends if isinstance(ends, list) else [ends])]
-    loaded = [("eos_token_id", end) for end in model.stop_ids]
-    if rope := getattr(model.network.config, "rope_parameters", None):
+    end = read("generation_config.json").get("eos_token_id")
+    ends = end if isinstance(end, list) else [end]
+    # Settings as the files state them, and as the network has them: pairs of name and value.
+    stated = [("eos_token_id", end_id) for end_id in ends]
+    loaded = [("eos_token_id", end_id) for end_id in model.stop_ids]
+    rope = getattr(model.network.config, "rope_parameters", None)
+    if rope:
         fields = read("config.json")
         stated += _rope_settings(fields.get("text_config") or fields)
         loaded += _rope_settings({"rope_parameters": rope})
     for name, value in stated:
         if value is not None and (name, value) not in loaded:
-            reads = ", ".join(str(other) for key, other in loaded if key == name)
-            said = f"the files of model={config.name} say {name}={value}, and transformers reads {reads or 'nothing'}"
-            raise UserError(f"{said}: correct config.json or generation_config.json, where settings may contradict.")
+            reads = ", ".join(str(other) for key, other in loaded if key == name) or "nothing"
+            differs = f"the files of model={config.name} say {name}={value}, and transformers reads {reads}"
+            raise UserError(f"{differs}: correct config.json or generation_config.json, where settings may contradict.")
 
 
 def _rope_settings(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the settings of rotary embeddings, without their types, which transformers may rename."""
     outside = {name: fields.get(name) for name in ("rope_theta", "partial_rotary_factor")}
-    parts = [outside, *rope_parts(fields.get("rope_scaling")), *rope_parts(fields.get("rope_parameters"))]
-    settings = [setting for part in parts for setting in part.items()]
-    return [(name, value) for name, value in settings if name not in ("type", "rope_type")]
+    settings = []
+    for part in (outside, *rope_parts(fields.get("rope_scaling")), *rope_parts(fields.get("rope_parameters"))):
+        for name, value in part.items():
+            if name not in ("type", "rope_type"):
+                settings.append((name, value))
+    return settings
 
 
 def _check_text(model: LoadedModel) -> None:
     """Refuse tags that the tokenizer cannot write, a missing end token, and a missing or failing chat template."""
+    name = model.config.name
     tag = model.config.think_end
     if tag is not None and model.dialogue.closing_tag(list(model.dialogue.encode(tag))) is None:
         unknown = f"model.think_end={tag} cannot be written by the tokenizer of {model.config.place}"
-        mend = "name the tag that this model closes its thinking with, or null if it thinks nothing aloud"
-        raise UserError(f"{unknown}: {mend}.")
+        hint = "name the tag that this model closes its thinking with, or null if it thinks nothing aloud"
+        raise UserError(f"{unknown}: {hint}.")
     if not model.stop_ids:
-        endless = f"model={model.config.name} names no end token, so that no text would end before its limit"
+        endless = f"model={name} names no end token, so that no text would end before its limit"
         raise UserError(f"{endless}: give eos_token_id in its generation_config.json, or name another model.")
     _check_ends(model)
-    if drawn := _DRAWN.search(str(model.tokenizer.chat_template or "")):
-        random = f"the chat template of model={model.config.name} draws at random ({drawn.group()})"
+    drawing = _DRAWN.search(str(model.tokenizer.chat_template or ""))
+    if drawing:
+        random = f"the chat template of model={name} draws at random ({drawing.group()})"
         raise UserError(f"{random}, so a question would differ each time: name another model, or correct the template.")
     _check_spaces(model)
     model.dialogue.asked(OTHER_QUESTION)  # a template may contain a shorter question by chance
@@ -217,23 +227,24 @@ def _check_text(model: LoadedModel) -> None:
     except UserError:
         raise
     except Exception as error:  # each kind of tokenizer fails in its own way
-        lacks = f"model={model.config.name} has no chat template that takes a question ({_first_line(error)})"
+        lacks = f"model={name} has no chat template that takes a question ({_first_line(error)})"
         raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from error
 
 
 def _check_ends(model: LoadedModel) -> None:
     """Refuse end tokens that no model writes; print a note if only the tokenizer or only the template names one."""
-    known, rows, name = model.stop_ids, model.spec.vocab_size, model.config.name
-    if beyond := [i for i in known if type(i) is not int or not 0 <= i < rows]:
-        never = f"model={name} names the end tokens {list(known)}, and no model of {rows:,} tokens writes {beyond}"
+    ends, rows, name = model.stop_ids, model.spec.vocab_size, model.config.name
+    impossible = [end for end in ends if type(end) is not int or not 0 <= end < rows]
+    if impossible:
+        never = f"model={name} names the end tokens {list(ends)}, and no model of {rows:,} tokens writes {impossible}"
         raise UserError(f"{never}: correct eos_token_id in its generation_config.json.")
-    write = model.tokenizer.convert_ids_to_tokens
-    own = {"tokenizer": model.tokenizer.eos_token_id, "chat template": model.dialogue.turn_end}
-    for place, end in own.items():
-        if end is not None and end not in known:
-            ends = f"texts of model={name} end at {' or '.join(map(str, write(list(known))))} alone"
-            mend = f"if the model ends its answers so, add {end} to eos_token_id in its generation_config.json"
-            print(f"note: {ends}, and its {place} ends an answer with {write(end)}: {mend}.", file=sys.stderr)
+    text_of_ids = model.tokenizer.convert_ids_to_tokens
+    other_ends = {"tokenizer": model.tokenizer.eos_token_id, "chat template": model.dialogue.turn_end}
+    for place, end in other_ends.items():
+        if end is not None and end not in ends:
+            alone = f"texts of model={name} end at {' or '.join(map(str, text_of_ids(list(ends))))} alone"
+            hint = f"if the model ends its answers so, add {end} to eos_token_id in its generation_config.json"
+            print(f"note: {alone}, and its {place} ends an answer with {text_of_ids(end)}: {hint}.", file=sys.stderr)
 
 
 def _check_spaces(model: LoadedModel) -> None:
@@ -241,30 +252,35 @@ def _check_spaces(model: LoadedModel) -> None:
 
     transformers writes the space only at the start of a text, llama.cpp also behind each control token.
     """
-    cut = model.tokenizer.backend_tokenizer.pre_tokenizer
-    if model.config.gguf is None or not isinstance(cut, pre_tokenizers.Metaspace) or cut.prepend_scheme != "first":
+    splitter = model.tokenizer.backend_tokenizer.pre_tokenizer
+    if model.config.gguf is None or not isinstance(splitter, pre_tokenizers.Metaspace):
+        return
+    if splitter.prepend_scheme != "first":
         return
     text = model.dialogue.asked("?")
-    found = model.dialogue.encode(text)
-    cut.prepend_scheme = "always"
+    ids = model.dialogue.encode(text)
+    splitter.prepend_scheme = "always"
     try:
-        if model.dialogue.encode(text) == found:
+        if model.dialogue.encode(text) == ids:
             return
     finally:
-        cut.prepend_scheme = "first"
+        splitter.prepend_scheme = "first"
     unsaid = f"model.gguf={model.config.gguf} leaves open whether a space stands before text behind a control token"
     raise UserError(f"{unsaid}: take the model's own folder as model.path.")
 
 
 def _keep_freed_memory() -> None:
     """Let glibc keep 64 MiB of freed memory: page faults otherwise take half of a quantized cache's time."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # else another library than glibc
         mallopt(_TRIM_THRESHOLD, 2 * _MOST_MMAP)
         mallopt(_MMAP_THRESHOLD, _MOST_MMAP)
 
 
 def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
+    """Return the checkpoint's tokenizer, or the stand-in of a built model."""
     if config.is_built:
         return _stand_in_tokenizer(config)
     # AutoTokenizer gives every Qwen2 model Qwen2's pre-tokenizer, even if its tokenizer.json names another.
@@ -309,11 +325,13 @@ def _stand_in_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
 
 
 def device_of(config: ModelConfig) -> torch.device:
+    """Return the device that model.device names, for `auto` a GPU if there is one; UserError without the GPU."""
+    is_auto = config.device == "auto"
     if torch.cuda.is_available():
-        return torch.device("cuda" if config.device == "auto" else config.device)
+        return torch.device("cuda" if is_auto else config.device)
     if config.device.startswith("cuda"):
         raise UserError(f"model.device={config.device} needs a GPU, and this process sees none: set model.device=cpu.")
-    if config.device == "auto" and named_gpus():
+    if is_auto and named_gpus():
         unseen = f"this process was given a GPU ({VISIBLE}={os.environ[VISIBLE]}), and torch finds none"
         raise UserError(f"{unseen}: mend the driver or torch's build, or set model.device=cpu.")
-    return torch.device("cpu" if config.device == "auto" else config.device)
+    return torch.device("cpu" if is_auto else config.device)

@@ -144,12 +144,13 @@ class LoadedModel:
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
-        eos = self.network.generation_config.eos_token_id
-        if eos is None:
-            eos = self.tokenizer.eos_token_id
-        if eos is None:
+        """The end tokens of generation_config, or else the tokenizer's; empty without any."""
+        end = self.network.generation_config.eos_token_id
+        if end is None:
+            end = self.tokenizer.eos_token_id
+        if end is None:
             return ()
-        return tuple(eos) if isinstance(eos, list) else (eos,)
+        return tuple(end) if isinstance(end, list) else (end,)
 
     @cached_property
     def scaling(self) -> float:  # of the attention logits
@@ -161,13 +162,17 @@ class LoadedModel:
     @cached_property
     def separators(self) -> Tensor:
         """[vocabulary] true at SepLLM's separators: one punctuation mark or line break, spaces, the text's start."""
-        start, marks = getattr(self.tokenizer, "bos_token_id", None), {"", *".,?!;:\n"}
+        start_token = getattr(self.tokenizer, "bos_token_id", None)
+        marks = {"", *".,?!;:\n"}
         # Encode behind another token, since a tokenizer may drop a space at a text's start.
         first = self.tokenizer.encode("a", add_special_tokens=False)
-        before, every = self.dialogue.decode(first), range(self.spec.vocab_size)
-        texts = [self.dialogue.decode([*first, i]).removeprefix(before) for i in every]
-        separate = [i == start or (bool(text) and text.strip(" ") in marks) for i, text in enumerate(texts)]
-        return torch.tensor(separate, device=self.device)
+        before = self.dialogue.decode(first)
+        are_separators = []
+        for token in range(self.spec.vocab_size):
+            text = self.dialogue.decode([*first, token]).removeprefix(before)
+            is_mark = text != "" and text.strip(" ") in marks
+            are_separators.append(is_mark or token == start_token)
+        return torch.tensor(are_separators, device=self.device)
 
     def forget_spec(self) -> None:
         """Read the network's config again, after it has changed."""
@@ -188,10 +193,10 @@ class LoadedModel:
         """Last hidden states [tokens, hidden_size] of a step that the cache has begun; more tokens may fill a block."""
         if self.fused_step is not None:
             return self.fused_step(tokens, positions, cache)
-        ids, at = tokens[:, None], positions[:, None]
-        given = {"past_key_values": cache, "slot_cache": cache, "use_cache": True}
+        inputs = {"input_ids": tokens[:, None], "position_ids": positions[:, None]}
+        caches = {"past_key_values": cache, "slot_cache": cache, "use_cache": True}
         with self._step_products.by(cache.linear):
-            return self.network.base_model(input_ids=ids, position_ids=at, **given).last_hidden_state[:, 0]
+            return self.network.base_model(**inputs, **caches).last_hidden_state[:, 0]
 
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self._cache_config)
@@ -217,8 +222,10 @@ class LoadedModel:
         next; it may be None for a model without linear layers.
         """
         positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand(len(ids), -1)
-        given = {"past_key_values": cache, "prefill": prefill, "slot_shape": self.shape, "use_cache": cache is not None}
-        hidden: Tensor = self.network.base_model(input_ids=ids, position_ids=positions, **given).last_hidden_state
+        inputs = {"input_ids": ids, "position_ids": positions}
+        caches = {"past_key_values": cache, "use_cache": cache is not None}
+        observer = {"prefill": prefill, "slot_shape": self.shape}
+        hidden: Tensor = self.network.base_model(**inputs, **caches, **observer).last_hidden_state
         if cache is not None and "linear" in self.shape.kinds:
             assert len(ids) == 1, "a linear layer would read the padding of a shorter prompt"
             first = prefill.parts[0][0] if isinstance(prefill, PaddedPrefill) else prefill
@@ -231,15 +238,12 @@ class LoadedModel:
 
     def not_finite_in(self, ids: Sequence[int]) -> str:
         """Name the first part of the network with an output that is not finite for this text, for a message."""
-        layers = next(
-            module
-            for module in self.network.modules()
-            if isinstance(module, nn.ModuleList) and len(module) == len(self.shape.layer_kinds)
-        )
+        layers = self._decoder_layers()
         broken = list[int]()
 
         def look(index: int, _: nn.Module, __: Any, output: Any) -> None:
-            if not (output[0] if isinstance(output, tuple) else output).isfinite().all():
+            states = output[0] if isinstance(output, tuple) else output
+            if not states.isfinite().all():
                 broken.append(index)
 
         hooks = [layer.register_forward_hook(partial(look, index)) for index, layer in enumerate(layers)]
@@ -253,6 +257,13 @@ class LoadedModel:
         if broken:
             return f"layer {broken[0] + 1} of {len(layers)}"
         return "the cache" if logits.isfinite().all() else "the product behind the last layer"
+
+    def _decoder_layers(self) -> nn.ModuleList:
+        """Return the network's list of decoder layers, which each family names otherwise."""
+        for module in self.network.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == len(self.shape.layer_kinds):
+                return module
+        raise AssertionError("a network without a list of layers")
 
     def check_finite(self, hidden: Tensor, ids: Sequence[int], text: str) -> None:
         """Raise UserError, naming the layer, if last hidden states of a text are NaN or infinite."""
@@ -302,10 +313,12 @@ class OwnHead:
 
     def __init__(self, network: Any) -> None:
         head = network.get_output_embeddings()
-        name = next(name for name, module in network.named_children() if module is head)
-        self._given, self._product, self._network = _GivenStates(), _Product(head), copy.copy(network)
-        parts = {network.base_model_prefix: self._given, name: self._product}
-        self._network.__dict__["_modules"] = {**network._modules, **parts}
+        [name] = [name for name, module in network.named_children() if module is head]
+        self._given, self._product = _GivenStates(), _Product(head)
+        # The same network, with these in place of its layers and of its last product.
+        self._network = copy.copy(network)
+        stand_ins = {network.base_model_prefix: self._given, name: self._product}
+        self._network.__dict__["_modules"] = {**network._modules, **stand_ins}
 
     def __call__(self, hidden: Tensor, linear: Linear) -> Tensor:
         """Return logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""

@@ -4,6 +4,7 @@ The text is short but reaches the limits: during the check the network's windows
 start so late that the steps lie beyond the model's original length.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,15 +56,15 @@ def check_steps(model: LoadedModel, impl: Implementation = "torch") -> None:
     prefill = Prefill()
     try:
         with _short_windows(model):
-            at = torch.arange(_CHECKED, device=model.device) + _first_position(model)
-            found = _steps(model, ids, at, prefill, impl)
-            expected = _own_logits(model, ids, at, prefill)
+            positions = torch.arange(_CHECKED, device=model.device) + _first_position(model)
+            logits = _steps(model, ids, positions, prefill, impl)
+            expected = _own_logits(model, ids, positions, prefill)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # each architecture fails in its own way
         fails = f"fails over a slot cache ({lines_of(error)[0].rstrip('.')[:200]})"
         raise _refused(model, fails, impl) from error
-    difference = _difference(found, expected)
+    difference = _difference(logits, expected)
     if not difference <= _ALLOWED[model.config.dtype]:
         other = f"has other logits over a slot cache, by {difference:.3g} of their standard deviation"
         raise _refused(model, other, impl)
@@ -102,6 +103,7 @@ def _logits(network: Any) -> Tensor:
 
 
 def _check_same(network: Any, expected: Tensor, how: str) -> None:
+    """Raise ValueError if the network's logits are not the expected ones; `how` says how it was changed."""
     difference = _difference(_logits(network), expected)
     if not difference <= _ALLOWED[str(network.dtype).removeprefix("torch.")]:
         tied = f"tie_word_embeddings is {network.config.tie_word_embeddings}"
@@ -109,6 +111,7 @@ def _check_same(network: Any, expected: Tensor, how: str) -> None:
 
 
 def _text(device: torch.device, rows: int) -> Tensor:
+    """Return the token ids [1, tokens] of the check's text, below the embedding's rows."""
     return torch.arange(3, 3 + 7 * _CHECKED, 7, device=device)[None] % rows
 
 
@@ -118,6 +121,7 @@ def _difference(found: Tensor, expected: Tensor) -> Tensor:
 
 
 def _refused(model: LoadedModel, what: str, impl: Implementation = "torch") -> UserError:
+    """Return the error that says what this model, with this implementation, has or does."""
     other = "impl=torch" if "torch" in model.compared else "a model that `kvsweep models` lists"
     by = "" if impl == "torch" else f" with impl={impl}"
     return UserError(f"model type {model.spec.family} {what}{by}: choose {other}.")
@@ -128,15 +132,18 @@ def _short_windows(model: LoadedModel) -> Iterator[None]:
     """Shrink the windows in the network's config and modules, and read the model's spec again."""
     _ = model.fused_step  # decide on the fused step by the model's original spec
     holders: list[Any] = [model.network.config, *model.network.modules()]
-    windows = [(holder, getattr(holder, "sliding_window", None)) for holder in holders]
-    long = [(holder, window) for holder, window in windows if isinstance(window, int) and window > _WINDOW]
+    long_windows = []
+    for holder in holders:
+        window = getattr(holder, "sliding_window", None)
+        if isinstance(window, int) and window > _WINDOW:
+            long_windows.append((holder, window))
     try:
-        for holder, _ in long:
+        for holder, _ in long_windows:
             holder.sliding_window = _WINDOW
         model.forget_spec()
         yield
     finally:
-        for holder, window in long:
+        for holder, window in long_windows:
             holder.sliding_window = window
         model.forget_spec()
 
@@ -148,24 +155,33 @@ def _first_position(model: LoadedModel) -> int:
     if model.spec.limited:
         return 0
     rope = getattr(config, "rope_parameters", None) or {}
-    parts = [vars(config), rope, *rope_parts(rope)]
-    lengths = [part.get("original_max_position_embeddings") for part in parts]
-    made_for = min([length for length in lengths if length is not None], default=model.spec.positions or 0)
-    return -(-max(0, int(made_for) - _PROMPT) // window) * window
+    lengths = []
+    for part in (vars(config), rope, *rope_parts(rope)):
+        length = part.get("original_max_position_embeddings")
+        if length is not None:
+            lengths.append(length)
+    original_length = min(lengths, default=model.spec.positions or 0)
+    first = max(0, int(original_length) - _PROMPT)
+    windows = math.ceil(first / window)
+    return windows * window
 
 
-def _steps(model: LoadedModel, ids: Tensor, at: Tensor, prefill: Prefill, impl: Implementation) -> Tensor:
-    """Return logits [2, vocabulary] of the last two tokens, each one step over a slot cache, an eviction in between."""
+def _steps(model: LoadedModel, ids: Tensor, positions: Tensor, prefill: Prefill, impl: Implementation) -> Tensor:
+    """Return logits [2, vocabulary] of the last two tokens, each one step over a slot cache, an eviction in between.
+
+    `ids` is [1, tokens], `positions` [tokens]; `prefill` observes the prompt.
+    """
     # Only an invariant cache multiplies packed weights.
     packed = model.fused_step is not None and model.fused_step.packed
     cache = SlotCache(model.shape, slots=1, capacity=_CHECKED, device=model.device, impl=impl, invariant=packed)
-    model.read(ids[:, :_PROMPT], int(at[0]), prefill, model.new_cache())
+    model.read(ids[:, :_PROMPT], int(positions[0]), prefill, model.new_cache())
     _check_rows(model, prefill)
     cache.admit(prefill)
     logits = []
     for step in range(_PROMPT, _CHECKED):
-        cache.begin_step(at[step : step + 1])
-        hidden = model.step_hidden(ids[0, step : step + 1], at[step : step + 1], cache)
+        position = positions[step : step + 1]
+        cache.begin_step(position)
+        hidden = model.step_hidden(ids[0, step : step + 1], position, cache)
         logits.append(model.logits(hidden, cache.linear)[0].float())
         if step < _CHECKED - 1 and cache.slot_layers:
             cache.evict(0, Selection(keep=torch.tensor(_KEPT, device=model.device)))
@@ -174,36 +190,40 @@ def _steps(model: LoadedModel, ids: Tensor, at: Tensor, prefill: Prefill, impl: 
 
 def _check_rows(model: LoadedModel, prefill: Prefill) -> None:
     """Refuse a network with layers that compute rows of other shapes than its config says."""
-    heads = {"q": model.shape.q_heads, "k": model.shape.kv_heads, "v": model.shape.kv_heads}
-    rows = [("q", query) for query in prefill.queries]
-    rows += [pair for layer in (*prefill.rows, *prefill.windows) for pair in zip("kv", layer, strict=True)]
-    for name, tensor in rows:
-        found, expected = (tensor.shape[0], tensor.shape[2]), (heads[name], model.shape.head_dim)
-        if found != expected:
-            raise _refused(model, f"has {name} of (heads, width) {found}, not {expected}")
+    shape = model.shape
+    for query in prefill.queries:
+        _check_heads(model, "q", query, shape.q_heads)
+    for key, value in (*prefill.rows, *prefill.windows):
+        _check_heads(model, "k", key, shape.kv_heads)
+        _check_heads(model, "v", value, shape.kv_heads)
     kinds = ("full",) * len(prefill.rows) + ("window",) * len(prefill.windows) + ("linear",) * len(prefill.states)
-    if sorted(kinds) != sorted(model.shape.layer_kinds):
-        raise _refused(model, f"has layers {', '.join(kinds)}, not {', '.join(model.shape.layer_kinds)}")
-    wanted = [(*size, dtype) for size, dtype in zip(model.shape.states, model.shape.state_dtypes, strict=True)]
+    if sorted(kinds) != sorted(shape.layer_kinds):
+        raise _refused(model, f"has layers {', '.join(kinds)}, not {', '.join(shape.layer_kinds)}")
+    expected = [(*size, dtype) for size, dtype in zip(shape.states, shape.state_dtypes, strict=True)]
     for states in prefill.states:
-        given = [(*state.shape, state.dtype) for state in states]
-        if given != wanted:
-            raise _refused(model, f"has linear states of {given}, not {wanted}")
+        actual = [(*state.shape, state.dtype) for state in states]
+        if actual != expected:
+            raise _refused(model, f"has linear states of {actual}, not {expected}")
 
 
-def _own_logits(model: LoadedModel, ids: Tensor, at: Tensor, prefill: Prefill) -> Tensor:
+def _check_heads(model: LoadedModel, name: str, rows: Tensor, heads: int) -> None:
+    """Refuse rows [heads, tokens, width] with other heads or another width than the config says."""
+    actual, expected = (rows.shape[0], rows.shape[2]), (heads, model.shape.head_dim)
+    if actual != expected:
+        raise _refused(model, f"has {name} of (heads, width) {actual}, not {expected}")
+
+
+def _own_logits(model: LoadedModel, ids: Tensor, positions: Tensor, prefill: Prefill) -> Tensor:
     """Return the same logits from the network's own code: with its own masks, then with the evicted rows masked."""
     network, shape = model.network, model.shape
     # In 16 bits transformers' eager attention rounds logits and overflows; its sdpa does not, but has no softcap.
-    plain = type(network)._supports_sdpa and prefill.softcap is None
-    network.set_attn_implementation("sdpa" if plain else "eager")
-    reads = [(ids[:, :-1], at[None, :-1], None), (ids, at[None], _masks(network, shape))]
+    takes_sdpa = type(network)._supports_sdpa and prefill.softcap is None
+    network.set_attn_implementation("sdpa" if takes_sdpa else "eager")
+    before_last = {"input_ids": ids[:, :-1], "position_ids": positions[None, :-1], "attention_mask": None}
+    last = {"input_ids": ids, "position_ids": positions[None], "attention_mask": _masks(network, shape)}
     try:
-        found = [
-            network(input_ids=text, position_ids=positions, attention_mask=mask, use_cache=False).logits[0, -1].float()
-            for text, positions, mask in reads
-        ]
-        return torch.stack(found)
+        logits = [network(**inputs, use_cache=False).logits[0, -1].float() for inputs in (before_last, last)]
+        return torch.stack(logits)
     finally:
         network.set_attn_implementation(SLOT_ATTENTION)
 

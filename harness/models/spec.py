@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,19 +93,20 @@ class ModelSpec:
         parts = rope_parts(facts["rope_parameters"] or facts["rope_scaling"])
         ropes = {str(part.get("rope_type", part.get("type", "default"))) for part in parts}
         positions = _longest(facts, ropes)
-        named, window = _layers(facts, family)
+        named_kinds, window = _layers(facts, family)
         # A window as long as all positions is full attention, as long as no text is longer.
-        acts = window is not None and (positions is None or window < positions)
-        kinds = [kind if acts or kind != "window" else "full" for kind in named]
-        if unknown := sorted(ropes - _FIXED_ROPES - {"dynamic", "longrope"}):
+        window_acts = window is not None and (positions is None or window < positions)
+        kinds = [kind if window_acts or kind != "window" else "full" for kind in named_kinds]
+        unknown = sorted(ropes - _FIXED_ROPES - {"dynamic", "longrope"})
+        if unknown:
             raise _refused(family, f"rotary embeddings of type {', '.join(unknown)}")
         heads, hidden = facts.size("num_attention_heads"), facts.size("hidden_size")
         fusable = family in _PLAIN and facts["hidden_act"] in (None, "silu")
-        limited = not ropes <= _FIXED_ROPES or family in _TABLES or ("window" in named and not acts)
+        limited = not ropes <= _FIXED_ROPES or family in _TABLES or ("window" in named_kinds and not window_acts)
         return cls(
             family=family,
             layer_kinds=tuple(kinds),
-            window=window or 0 if "window" in kinds else 0,
+            window=window if window and "window" in kinds else 0,
             states=_states(facts) if "linear" in kinds else (),
             q_heads=heads,
             kv_heads=1 if facts["multi_query"] else facts.size("num_key_value_heads", heads),
@@ -167,6 +169,7 @@ class _Facts:
         return self._config.get(name) if isinstance(self._config, Mapping) else getattr(self._config, name, None)
 
     def size(self, name: str, default: int | None = None) -> int:
+        """Return a field, or the default if it is missing; raises UserError unless it is a positive whole number."""
         value = default if self[name] is None else self[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise _refused(str(self["model_type"]), f"{name}={value}, which must be a whole number of at least 1")
@@ -175,15 +178,15 @@ class _Facts:
 
 def _parameters(facts: _Facts) -> int | None:
     """Count the weights of a plain family's products and embedding; None if its config does not give all sizes."""
-    if not isinstance(inner := facts["intermediate_size"], int):
+    inner = facts["intermediate_size"]
+    if not isinstance(inner, int):
         return None
     hidden, heads = facts.size("hidden_size"), facts.size("num_attention_heads")
-    width = facts.size("head_dim", hidden // heads)
-    attention = 2 * hidden * width * (heads + facts.size("num_key_value_heads", heads))
+    head_dim = facts.size("head_dim", hidden // heads)
+    attention = 2 * hidden * head_dim * (heads + facts.size("num_key_value_heads", heads))
+    mlp = 3 * hidden * inner
     tables = 1 if facts["tie_word_embeddings"] else 2
-    return (
-        facts.size("num_hidden_layers") * (attention + 3 * hidden * inner) + tables * facts.size("vocab_size") * hidden
-    )
+    return facts.size("num_hidden_layers") * (attention + mlp) + tables * facts.size("vocab_size") * hidden
 
 
 def _layers(facts: _Facts, family: str) -> tuple[list[LayerKind], int | None]:
@@ -197,47 +200,62 @@ def _layers(facts: _Facts, family: str) -> tuple[list[LayerKind], int | None]:
         window = None
     if family == "olmoe" and window is not None:
         raise _refused(family, f"sliding_window={window}, which its attention takes and its masks ignore")
-    kinds = _FULL | (_WINDOW if family in _TYPED else {})
-    if family in _LINEAR:
-        kinds[_LINEAR[family]] = "linear"
-    named: list[LayerKind] = ["full" if family not in _WINDOWED or window is None else "window"] * count
     if family in _TYPED or family in _LINEAR:
-        types = [str(kind) for kind in facts["layer_types"] or ["full_attention"] * count]
-        if len(types) != count:
-            raise _refused(family, f"{len(types)} layer_types for {count} layers")
-        if others := sorted(set(types) - set(kinds)):
-            raise _refused(family, f"layers of kind {', '.join(others)}, and only {', '.join(kinds)} work")
-        named = [kinds[kind] for kind in types]
-    if "window" not in named:
-        return named, None
+        layers = _typed_layers(facts, family, count)
+    elif family in _WINDOWED and window is not None:
+        layers = ["window"] * count
+    else:
+        layers = ["full"] * count
+    if "window" not in layers:
+        return layers, None
     if window is None:
         off = "use_sliding_window=false" if family in _SWITCHED else "no sliding_window"
         raise _refused(family, f"layers of kind {', '.join(_WINDOW)}, and {off}")
-    return named, facts.size("sliding_window")
+    return layers, facts.size("sliding_window")
+
+
+def _typed_layers(facts: _Facts, family: str, count: int) -> list[LayerKind]:
+    """Return the kinds of the layers, of which there are `count`, as `layer_types` names them."""
+    kinds = _FULL | (_WINDOW if family in _TYPED else {})
+    if family in _LINEAR:
+        kinds[_LINEAR[family]] = "linear"
+    types = [str(name) for name in facts["layer_types"] or ["full_attention"] * count]
+    if len(types) != count:
+        raise _refused(family, f"{len(types)} layer_types for {count} layers")
+    others = sorted(set(types) - set(kinds))
+    if others:
+        raise _refused(family, f"layers of kind {', '.join(others)}, and only {', '.join(kinds)} work")
+    return [kinds[name] for name in types]
 
 
 def _states(facts: _Facts) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of a linear layer's states: a short convolution's inputs, or also a delta rule's sum."""
     if facts["conv_L_cache"]:
         return ((facts.size("hidden_size"), facts.size("conv_L_cache")),)
-    keys = facts.size("linear_num_key_heads") * facts.size("linear_key_head_dim")
-    heads, width = facts.size("linear_num_value_heads"), facts.size("linear_value_head_dim")
-    convolution = (2 * keys + heads * width, facts.size("linear_conv_kernel_dim"))
-    return convolution, (heads, facts.size("linear_key_head_dim"), width)
+    key_heads, key_dim = facts.size("linear_num_key_heads"), facts.size("linear_key_head_dim")
+    value_heads, value_dim = facts.size("linear_num_value_heads"), facts.size("linear_value_head_dim")
+    channels = 2 * key_heads * key_dim + value_heads * value_dim
+    return (channels, facts.size("linear_conv_kernel_dim")), (value_heads, key_dim, value_dim)
 
 
 def rope_parts(rope: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """Return the settings of rotary embeddings for all layers, or for each kind of layer."""
-    return [part for part in (rope or {}).values() if isinstance(part, Mapping)] or [rope or {}]
+    if rope is None:
+        return [{}]
+    of_kinds = [part for part in rope.values() if isinstance(part, Mapping)]
+    return of_kinds or [rope]
 
 
 def _longest(facts: _Facts, ropes: set[str]) -> int | None:
-    """Return the tokens of the longest text that the model embeds as in its authors' code."""
+    """Return the tokens of the longest text that the model embeds as in its authors' code.
+
+    `ropes` are the types of its rotary embeddings: some stretch the original length.
+    """
     rope = facts["rope_parameters"] or facts["rope_scaling"] or {}
-    numbers = [facts["max_position_embeddings"]]
+    lengths = [facts["max_position_embeddings"]]
     if not ropes <= _FIXED_ROPES:
-        numbers += [source["original_max_position_embeddings"] for source in (facts, _Facts(rope))]
-    return min((number for number in numbers if number is not None), default=None)
+        lengths += [source["original_max_position_embeddings"] for source in (facts, _Facts(rope))]
+    return min((length for length in lengths if length is not None), default=None)
 
 
 def read_spec(config: ModelConfig) -> ModelSpec:
@@ -247,10 +265,11 @@ def read_spec(config: ModelConfig) -> ModelSpec:
     `config`, which `load_model` compares with the download. If a config does not give all sizes, transformers reads it.
     Raises UserError for a config that cannot be read, or a model that no slot cache supports.
     """
-    if config.is_built:
-        return ModelSpec.of(text_of(read_architecture(config)))
-    found = json_of(config.checkpoint, config.commit, "config.json") or config.config
-    return ModelSpec.of(found if _is_plain(found) else text_of(read_architecture(config)))
+    if not config.is_built:
+        fields = json_of(config.checkpoint, config.commit, "config.json") or config.config
+        if _is_plain(fields):
+            return ModelSpec.of(fields)
+    return ModelSpec.of(text_of(read_architecture(config)))
 
 
 def _is_plain(fields: Any) -> bool:
@@ -273,9 +292,9 @@ def read_architecture(config: ModelConfig) -> Any:
         if config.is_built:
             architecture = _build_architecture(config)
         else:
-            place, revision = config.checkpoint, config.commit
-            how = {"revision": revision, "trust_remote_code": False}
-            architecture = from_place(lambda **more: AutoConfig.from_pretrained(place, **how, **more), place, revision)
+            place, commit = config.checkpoint, config.commit
+            load = partial(AutoConfig.from_pretrained, place, revision=commit, trust_remote_code=False)
+            architecture = from_place(load, place, commit)
         ModelSpec.of(text_of(architecture))
     except UserError:
         raise
@@ -294,6 +313,7 @@ def text_of(architecture: Any) -> Any:
 
 
 def _build_architecture(config: ModelConfig) -> Any:
+    """Return the transformers config with the fields of model.config; UserError if transformers refuses them."""
     from transformers import AutoConfig
 
     # transformers changes the dictionaries of rotary embeddings, and the model's identity hashes `config`.
