@@ -9,7 +9,7 @@ import pandas as pd
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, load_run, refuse_unlike_golds, settings_of
-from kvsweep.analysis.statistics.inference import paired_tests, score_array
+from kvsweep.analysis.statistics.inference import LEVEL, paired_tests, score_array
 from kvsweep.analysis.statistics.metrics import graded_rows
 from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
@@ -30,23 +30,27 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     graded_b: each), and as text the settings that differ. Raises UserError without a common setting or answer.
     """
     refuse_unlike_golds(first, second)
+    runs = f"{first.directory} and {second.directory}"
     shared = _pairs(first, second)
     if shared.empty:
-        runs = f"{first.directory} and {second.directory}"
         named = "share no cell that cells.csv names alike (a run of several seeds names the seed)"
         raise UserError(f"{runs} {named}: give runs of the same settings and problems.")
     rows = pd.concat([_graded_rows(first, "a"), _graded_rows(second, "b")])
     # In one array, because the correction runs over all settings.
     scores = score_array(rows, [*("a" + shared["cell_id_a"]), *("b" + shared["cell_id_b"])])
-    scores_a, scores_b = scores[: len(shared)], scores[len(shared) :]
-    sizes = {"graded": _graded(scores_b - scores_a), "graded_a": _graded(scores_a), "graded_b": _graded(scores_b)}
-    if not sizes["graded"].any():
-        none = f"{first.directory} and {second.directory} share no graded answer, of any problem and draw"
-        raise UserError(f"{none}: grade both, or give runs of the same draws.")
-    tests = paired_tests(scores_b - scores_a, np.zeros(scores.shape[1:]))
-    pairs = zip(shared["cell_id_a"], shared["cell_id_b"], strict=True)
-    other = [_other_settings(first.settings[a], second.settings[b]) for a, b in pairs]
-    return shared.join(tests).assign(**sizes, other_settings=other)
+    scores_a = scores[: len(shared)]
+    scores_b = scores[len(shared) :]
+    differences = scores_b - scores_a
+    graded = _graded(differences)
+    if not graded.any():
+        none = "share no graded answer, of any problem and draw"
+        raise UserError(f"{runs} {none}: grade both, or give runs of the same draws.")
+    tests = paired_tests(differences, np.zeros(scores.shape[1:]))
+    table = shared.join(tests).assign(graded=graded, graded_a=_graded(scores_a), graded_b=_graded(scores_b))
+    unlike = []
+    for pair in notation.rows(shared):
+        unlike.append(_other_settings(first.settings[pair.cell_id_a], second.settings[pair.cell_id_b]))
+    return table.assign(other_settings=unlike)
 
 
 def _graded_rows(run: Run, side: str) -> pd.DataFrame:
@@ -55,16 +59,20 @@ def _graded_rows(run: Run, side: str) -> pd.DataFrame:
 
 
 def _pairs(first: Run, second: Run) -> pd.DataFrame:
-    """The cells that are the same one in both runs, which name it by what varies there, and those that `MATCH`."""
-    columns = [*MATCH, "model_title", "benchmark_title", "cell_id"]
-    left = _distinct(first)[columns]
-    right = _distinct(second)[[*MATCH, "cell_id"]]
-    same = left.merge(right.drop(columns=MATCH[-1]), on=[*MATCH[:-1], "cell_id"])
-    left = left[~left["cell_id"].isin(same["cell_id"])]
-    right = right[~right["cell_id"].isin(same["cell_id"])]
-    alike = left.merge(right, on=MATCH, suffixes=("_a", "_b"))
+    """The cells that are the same one in both runs, which name it by what varies there, and those that `MATCH`.
+
+    Columns: `MATCH`, titles, cell_id_a and cell_id_b.
+    """
+    cells_a = _distinct(first)[[*MATCH, "model_title", "benchmark_title", "cell_id"]]
+    cells_b = _distinct(second)[[*MATCH, "cell_id"]]
+    # A cell with one id is the same one, even if the runs name its variant by other settings.
+    same = cells_a.merge(cells_b.drop(columns="variant"), on=[*MATCH[:-1], "cell_id"])
+    rest_a = cells_a[~cells_a["cell_id"].isin(same["cell_id"])]
+    rest_b = cells_b[~cells_b["cell_id"].isin(same["cell_id"])]
+    alike = rest_a.merge(rest_b, on=MATCH, suffixes=("_a", "_b"))
     same = same.rename(columns={"cell_id": "cell_id_a"})
-    return pd.concat([same.assign(cell_id_b=same["cell_id_a"]), alike], ignore_index=True)
+    same["cell_id_b"] = same["cell_id_a"]
+    return pd.concat([same, alike], ignore_index=True)
 
 
 def _distinct(run: Run) -> pd.DataFrame:
@@ -85,50 +93,60 @@ def _other_settings(first: dict[str, Any], second: dict[str, Any]) -> str:
 
 def in_words(table: pd.DataFrame) -> str:
     """Return the comparison as text; the largest differences and the summary are last, on the last screen."""
-    clear = table[table["p_holm"] < 0.05]
-    largest = clear.reindex(clear["difference"].abs().sort_values(ascending=False, kind="stable").index)
-    lines = [
-        f"{row.model_title} | {row.benchmark_title}: {notation.setting(row)}\n"
-        f"    {notation.percent_pm(row.difference, row.se, signed=True)} points on {row.problems} problems, 95% "
-        f"interval {notation.interval(row.low, row.high, signed=True)}, p {notation.p_value(row.p)}, "
-        f"Holm {notation.p_value(row.p_holm)}"
-        for row in notation.rows(largest.head(MAX_LISTED).iloc[::-1])
-    ]
+    differ = table[table["p_holm"] < LEVEL]
+    sizes = differ["difference"].abs().sort_values(kind="stable", ascending=False)
+    lines = []
+    for row in notation.rows(differ.reindex(sizes.index[:MAX_LISTED][::-1])):
+        difference = notation.percent_pm(row.difference, row.se, signed=True)
+        interval = notation.interval(row.low, row.high, signed=True)
+        p = f"p {notation.p_value(row.p)}, Holm {notation.p_value(row.p_holm)}"
+        lines.append(f"{row.model_title} | {row.benchmark_title}: {notation.setting(row)}")
+        lines.append(f"    {difference} points on {row.problems} problems, 95% interval {interval}, {p}")
     return "\n".join([*lines, "", *_summary(table)]).strip()
 
 
 def _summary(table: pd.DataFrame) -> list[str]:
-    lines = []
+    """A line per panel, per difference of settings and on answers that one run lacks; last, how many cells differ."""
     compared = table[table["graded"] > 0]
+    lines = _panel_lines(compared)
+    settings = table["other_settings"].value_counts().drop("", errors="ignore")
+    for names, cells in settings.head(MAX_LISTED).items():
+        lines.append(f"settings differ in {counted(cells, 'cell')}: {names}")
+    differing = int((table["p_holm"] < LEVEL).sum())
+    sentence = f"A and B differ in {differing} of {counted(len(compared), 'cell')} (B minus A, paired, Holm, 5%)"
+    if differing > MAX_LISTED:
+        sentence += f", the {MAX_LISTED} largest above"
+    sentence += "."
+    alike = len(compared) - differing
+    if alike:
+        verb = "is" if alike == 1 else "are"
+        sentence += f" {counted(alike, 'cell')} {verb} not shown to differ."
+    without_pair = len(table) - len(compared)
+    if without_pair:
+        verb = "has" if without_pair == 1 else "have"
+        sentence += f" {counted(without_pair, 'cell')} {verb} no common graded answer."
+    return [*lines, *_partly(compared), sentence]
+
+
+def _panel_lines(compared: pd.DataFrame) -> list[str]:
+    """A line for each model and benchmark, and for those beyond `MAX_LISTED` together."""
+    lines = []
     for title, cells in compared.groupby(["model_title", "benchmark_title"], sort=False):
-        differences = cells.loc[cells["p_holm"] < 0.05, "difference"]
-        worse, better = (differences < 0).sum(), (differences > 0).sum()
+        differences = cells.loc[cells["p_holm"] < LEVEL, "difference"]
+        worse = (differences < 0).sum()
+        better = (differences > 0).sum()
         mean = notation.percent(cells["difference"].mean(), signed=True)
         counts = f"{counted(len(cells), 'cell')}, B worse in {worse}, better in {better}, mean {mean} points"
         lines.append(f"{' | '.join(map(str, title))}: {counts}")
     if len(lines) > MAX_LISTED:
         lines = [*lines[:MAX_LISTED], f"and {len(lines) - MAX_LISTED} more panels"]
-    clear = int((table["p_holm"] < 0.05).sum())
-    differ = f"A and B differ in {clear} of {counted(len(compared), 'cell')} (B minus A, paired, Holm, 5%)"
-    if clear > MAX_LISTED:
-        differ += f", the {MAX_LISTED} largest above"
-    differ += "."
-    others = len(compared) - clear
-    if others:
-        verb = "is" if others == 1 else "are"
-        differ += f" {counted(others, 'cell')} {verb} not shown to differ."
-    apart = len(table) - len(compared)
-    if apart:
-        verb = "has" if apart == 1 else "have"
-        differ += f" {counted(apart, 'cell')} {verb} no common graded answer."
-    settings = table["other_settings"].value_counts().drop("", errors="ignore")
-    unlike = [f"settings differ in {counted(cells, 'cell')}: {names}" for names, cells in settings.items()]
-    return [*lines, *unlike[:MAX_LISTED], *_partly(compared), differ]
+    return lines
 
 
 def _partly(compared: pd.DataFrame) -> list[str]:
     """Say on how many problems and answers cells are compared, if A or B has more."""
-    cells = compared[compared["graded"] < compared[["graded_a", "graded_b"]].max(axis=1)]
+    most_graded = compared[["graded_a", "graded_b"]].max(axis=1)
+    cells = compared[compared["graded"] < most_graded]
     if cells.empty:
         return []
     problems = counted(_span(cells["problems"]), "problem")
@@ -145,18 +163,19 @@ def _span(counts: pd.Series) -> str:
 
 def _unshared(first: Run, second: Run, table: pd.DataFrame) -> str:
     """Say how many cells only one run has; empty if none."""
-    alone = {"A": len(_distinct(first)) - len(table), "B": len(_distinct(second)) - len(table)}
-    return "; ".join(f"{counted(count, 'cell')} only in {side}" for side, count in alone.items() if count)
+    counts = {"A": len(_distinct(first)) - len(table), "B": len(_distinct(second)) - len(table)}
+    return "; ".join(f"{counted(count, 'cell')} only in {run}" for run, count in counts.items() if count)
 
 
 def compare_runs(first: Path, second: Path, csv: Path | None = None) -> None:
     """Print how two runs' shared cells differ; with `csv`, write all of them to this file."""
-    ours, theirs = load_run(first), load_run(second)
-    for notice in dict.fromkeys([*ours.notices, *theirs.notices]):
+    run_a = load_run(first)
+    run_b = load_run(second)
+    for notice in dict.fromkeys([*run_a.notices, *run_b.notices]):
         print(f"note: {notice}", file=sys.stderr)
-    table = compare(ours, theirs)
+    table = compare(run_a, run_b)
     print(in_words(table))
-    unshared = _unshared(ours, theirs, table)
+    unshared = _unshared(run_a, run_b, table)
     if unshared:
         print(f"not compared: {unshared}")
     if csv:

@@ -70,6 +70,7 @@ def _columns(kind: Any) -> dict[str, pa.DataType]:
 
 
 def _arrow(info: Any) -> pa.DataType:
+    """The Parquet type of a msgspec type."""
     if isinstance(info, inspect.UnionType):  # with None, which every column may hold
         [info] = [part for part in info.types if not isinstance(part, inspect.NoneType)]
     if isinstance(info, inspect.ListType):
@@ -89,8 +90,9 @@ def export(
     """
     output = output.resolve() if output else directory / EXPORT_FOLDER
     if (directory / row_types.CELL_FILE).is_file():
-        directory = directory.resolve()
-        directory, cells = directory.parent, [*cells] or [directory.name]
+        folder = directory.resolve()
+        directory = folder.parent
+        cells = cells or [folder.name]
     notices: list[str] = []
     table = load_settings(directory, notices.append)
     unknown = sorted(set(cells) - set(table["cell_id"]))
@@ -101,14 +103,15 @@ def export(
     _claim(output)
     kind = row_type(ids=ids)
     schema = schema_of(kind)
-    cells_of_run: list[Any] = table.to_dict("records")
-    for cell in cells_of_run:
+    records: list[Any] = table.to_dict("records")
+    for cell in records:
         withheld = GATED in cell["licence"] and not problems
         rows = _rows(directory / cell["cell_id"], kind, cell, withheld, notices)
         _write(output / DATA_FOLDER / f"{cell['cell_id']}.parquet", rows, schema)
-    for stale in output.glob(f"{DATA_FOLDER}/*.parquet"):
-        if stale.stem not in set(table["cell_id"]):
-            stale.unlink()
+    exported = set(table["cell_id"])
+    for path in output.glob(f"{DATA_FOLDER}/*.parquet"):
+        if path.stem not in exported:
+            path.unlink()
     _write_replays(directory, table["cell_id"], output / REPLAYS_FILE)
     replace_text(output / CARD_FILE, card(table, output / DATA_FOLDER, schema, problems=problems))
     return output, notices
@@ -129,9 +132,12 @@ def _claim(output: Path) -> None:
 def _rows(
     folder: Path, kind: Any, cell: dict[str, Any], withheld: bool, notices: list[str]
 ) -> Iterator[dict[str, Any]]:
+    """Yield a cell's completions as rows of `schema_of`; `kind` is the `row_type`, without prompts if `withheld`."""
     on_bad = skipped(notices.append)
     grades = StoredCell(folder).grades(on_bad=on_bad)
-    prompts = {} if withheld else {name: problem.prompt for name, problem in load_problems(folder).items()}
+    prompts = {}
+    if not withheld:
+        prompts = {problem_id: problem.prompt for problem_id, problem in load_problems(folder).items()}
     setting = {name: None if pd.isna(value) else value for name, value in cell.items()}
     for row in StoredCell(folder).rows(kind, on_bad=on_bad):
         values = {**setting, **row.to_dict(), "text": _utf8(row.text), "prompt": prompts.get(row.problem_id)}
@@ -183,10 +189,12 @@ def card(table: pd.DataFrame, data: Path, schema: pa.Schema, *, problems: bool) 
         "language": ["en"],
         "task_categories": ["text-generation"],
         "tags": [TAG, "kv-cache", "reasoning"],
-        "size_categories": [next((name for size, name in SIZES.items() if rows < size), "n>10M")],
+        "size_categories": [_size_category(rows)],
         "configs": configs,
     }
-    commits = [f"commit {name}" for name in table["revision"].unique() if name]
+    commits = [f"commit {revision}" for revision in table["revision"].unique() if revision]
+    cell_lines = [_cell(row, data) for row in table.itertuples()]
+    column_lines = [(f"`{field.name}`", str(field.type)) for field in schema]
     return render(
         "card.md.jinja",
         front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
@@ -198,14 +206,19 @@ def card(table: pd.DataFrame, data: Path, schema: pa.Schema, *, problems: bool) 
         policies=", ".join(f"`{name}`" for name in table["policy"].unique()),
         decodings=_decodings(table),
         commits=", ".join(commits) or "commit unknown",
-        cell_table=formats.markdown([CELL_HEADS, *(_cell(row, data) for row in table.itertuples())]),
-        column_table=formats.markdown(
-            [("column", "type"), *((f"`{field.name}`", str(field.type)) for field in schema)]
-        ),
+        cell_table=formats.markdown([CELL_HEADS, *cell_lines]),
+        column_table=formats.markdown([("column", "type"), *column_lines]),
         licences=table.drop_duplicates("benchmark").itertuples(),
         gated=GATED,
         problems=problems,
     )
+
+
+def _size_category(rows: int) -> str:
+    for size, category in SIZES.items():
+        if rows < size:
+            return category
+    return "n>10M"
 
 
 def _named(table: pd.DataFrame, kind: str) -> str:
@@ -214,23 +227,29 @@ def _named(table: pd.DataFrame, kind: str) -> str:
 
 
 def _decodings(table: pd.DataFrame) -> Iterator[str]:
-    columns = [name for name in table.columns if name == "decoding" or name.startswith("decoding_")]
-    for row in table[columns].drop_duplicates().to_dict("records"):
-        name = row.pop("decoding")
-        settings = [f"{str(k).removeprefix('decoding_')} {v}" for k, v in row.items() if pd.notna(v)]
+    """Yield each decoding of the cells with its settings: "`sample` (temperature 0.6, top_p 0.95)"."""
+    columns = [column for column in table.columns if column == "decoding" or column.startswith("decoding_")]
+    for decoding in table[columns].drop_duplicates().to_dict("records"):
+        name = decoding.pop("decoding")
+        settings = []
+        for column, value in decoding.items():
+            if pd.notna(value):
+                settings.append(f"{str(column).removeprefix('decoding_')} {value}")
         yield f"`{name}` ({', '.join(settings)})"
 
 
 def _cell(cell: Any, data: Path) -> list[str]:
+    """A cell's line of the card's table, as `CELL_HEADS` name it."""
     rows = pd.read_parquet(data / f"{cell.cell_id}.parquet", columns=["problem_id", "stop_reason", "correct"])
     graded = rows.dropna(subset="correct").astype({"correct": "float64"})
     score = graded.groupby("problem_id")["correct"].mean().mean()
+    unfinished = "" if cell.status == "done" else " (unfinished)"
     return [
         f"`{cell.cell_id}`",
         f"`{cell.model}`",
         f"`{cell.benchmark}`",
         formats.setting(cell),
-        f"{len(rows):,}" + ("" if cell.status == "done" else " (unfinished)"),
+        f"{len(rows):,}{unfinished}",
         formats.MISSING if cell.random_weights else formats.percent(score),
         formats.percent((rows["stop_reason"] == "length").mean()),
     ]
@@ -244,16 +263,17 @@ def check_login() -> None:
 
 
 def push(folder: Path, name: str, *, public: bool) -> None:
+    """Upload an export's folder to the dataset of this name on the hub, a new one or an earlier export."""
     from huggingface_hub import HfApi
 
     hub = HfApi()
     files = [CARD_FILE, f"{DATA_FOLDER}/*.parquet", REPLAYS_FILE]
     try:
-        place = hub.create_repo(name, repo_type="dataset", private=not public, exist_ok=True).repo_id
-        _claim_on_hub(hub, place, public=public)
+        dataset = hub.create_repo(name, repo_type="dataset", private=not public, exist_ok=True).repo_id
+        _claim_on_hub(hub, dataset, public=public)
         # What an earlier upload left there is deleted where this export lacks it.
         hub.upload_folder(
-            repo_id=place, repo_type="dataset", folder_path=folder, allow_patterns=files, delete_patterns=files
+            repo_id=dataset, repo_type="dataset", folder_path=folder, allow_patterns=files, delete_patterns=files
         )
     except UserError:
         raise
@@ -262,17 +282,18 @@ def push(folder: Path, name: str, *, public: bool) -> None:
         raise UserError(f"--push-to-hub {name} failed ({reason}): the export in {folder} is complete.") from error
 
 
-def _claim_on_hub(hub: Any, place: str, *, public: bool) -> None:
+def _claim_on_hub(hub: Any, dataset: str, *, public: bool) -> None:
     """Refuse a dataset that everybody sees, unless it may be `public`, and one that holds something else."""
-    found = hub.repo_info(place, repo_type="dataset")
-    if not (public or found.private):
-        raise UserError(f"--push-to-hub {place} is a public dataset: add --public, or give another name.")
-    names = {file.rfilename for file in found.siblings} - {".gitattributes"}
-    is_marked = CARD_FILE in names and _MARK in read_file(
-        Path(hub.hf_hub_download(place, CARD_FILE, repo_type="dataset")), linked=True
-    )
+    info = hub.repo_info(dataset, repo_type="dataset")
+    if not (public or info.private):
+        raise UserError(f"--push-to-hub {dataset} is a public dataset: add --public, or give another name.")
+    names = {file.rfilename for file in info.siblings} - {".gitattributes"}
+    is_marked = False
+    if CARD_FILE in names:
+        card_path = Path(hub.hf_hub_download(dataset, CARD_FILE, repo_type="dataset"))
+        is_marked = _MARK in read_file(card_path, linked=True)
     if names and not is_marked:
-        raise UserError(f"--push-to-hub {place} holds something else: give an empty or a new dataset.")
+        raise UserError(f"--push-to-hub {dataset} holds something else: give an empty or a new dataset.")
 
 
 def export_run(directory: Path, output: Path | None, push_to_hub: str | None, *, public: bool, **what: Any) -> None:

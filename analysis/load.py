@@ -6,6 +6,7 @@ never wrong), and an unreadable line is skipped with a notice.
 
 import json
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -18,7 +19,6 @@ import pandas as pd
 
 from kvsweep.analysis.answers import GREEDY_BELOW, counted_share, plain
 from kvsweep.analysis.notation import AXES, POLICY_TITLES
-from kvsweep.analysis.notation import rows as rows_of
 from kvsweep.analysis.server_records import BYTES, record_of
 from kvsweep.messages.errors import BrokenCell, UserError
 from kvsweep.messages.escape import in_one_line
@@ -104,9 +104,10 @@ class Run:
             return "running"
         if "queued" in states:
             return "running" if "done" in states else "waiting"
-        planned = set[str]().union(*(task.cells for task in self.tasks))
-        all_begun = planned <= set(self.cells["cell_id"])
-        return "done" if all_begun and self.cells["status"].isin(["done", "replayed"]).all() else "stopped"
+        begun = set(self.cells["cell_id"])
+        all_begun = all(begun.issuperset(task.cells) for task in self.tasks)
+        all_ended = self.cells["status"].isin(["done", "replayed"]).all()
+        return "done" if all_begun and all_ended else "stopped"
 
 
 def load_texts(folder: Path, wanted: Container[Pair] | None = None) -> dict[Pair, Completion]:
@@ -132,28 +133,29 @@ def load_run(directory: Path | str) -> Run:
     tasks = read_tasks(directory, on_bad=lambda path: notices.append(_UNREAD_TASK.format(path)))
     attempts = failed_attempts(directory, tasks)
     notices += attempts.notes
-    read = [cell for cell in _read_cells(directory, notices.append) if cell.folder.name not in attempts.cells]
-    folders = [cell.folder for cell in read]
+    cells = [cell for cell in _read_cells(directory, notices.append) if cell.folder.name not in attempts.cells]
+    folders = [cell.folder for cell in cells]
     completions, events = _completion_table(folders, notices.append)
-    cells = _cell_table(read)
-    cells["completions"] = cells["cell_id"].map(completions["cell_id"].value_counts()).to_numpy()
-    notices += _same_settings(read)
-    for cell in filter(_has_copies, read):
-        cell.provenance["copies"] = True
-        same = "most problems have the same text in all draws, though the server was asked to sample"
-        notices.append(f"Cell {cell.folder.name}: {same}; each problem counts once, as greedy texts do.")
-    for cell in read:
-        if "group" in (cell.settings["benchmark"].get("columns") or ()):
+    table = _cell_table(cells)
+    table["completions"] = table["cell_id"].map(completions["cell_id"].value_counts()).to_numpy()
+    notices += _same_settings(cells)
+    for cell in cells:
+        if _has_copies(cell):
+            cell.provenance["copies"] = True
+            same = "most problems have the same text in all draws, though the server was asked to sample"
+            notices.append(f"Cell {cell.folder.name}: {same}; each problem counts once, as greedy texts do.")
+        columns = cell.settings["benchmark"].get("columns") or ()
+        if "group" in columns:
             problems = load_problems(cell.folder)
-            cell.provenance["groups"] = {name: problem.group for name, problem in problems.items()}
+            cell.provenance["groups"] = {problem_id: problem.group for problem_id, problem in problems.items()}
     run = Run(
         directory=directory,
-        cells=_in_order_of_run(cells, notices.append),
+        cells=_in_order_of_run(table, notices.append),
         completions=completions,
         events=events,
         stats=_stat_table(folders, notices.append),
-        settings={cell.folder.name: cell.settings for cell in read},
-        provenance={cell.folder.name: cell.provenance for cell in read},
+        settings={cell.folder.name: cell.settings for cell in cells},
+        provenance={cell.folder.name: cell.provenance for cell in cells},
         tasks=attempts.tasks,
         notices=notices,
     )
@@ -168,26 +170,32 @@ def refuse_unlike_golds(*runs: Run) -> None:
         graded = run.completions[["cell_id", "problem_id", "gold"]].dropna().drop_duplicates()
         cells = run.cells[["cell_id", "benchmark", "dataset_hash"]].astype({"cell_id": "object"})
         tables.append(graded.astype({"problem_id": "object"}).merge(cells, on="cell_id"))
-    rows = pd.concat(tables)
-    rows["gold"] = rows["gold"].map(plain)
-    problems = rows.groupby(["benchmark", "dataset_hash", "problem_id"])["gold"].unique().reset_index()
-    for row in rows_of(problems[problems["gold"].map(len) > 1].head(1)):
-        golds = " and ".join(row.gold)
-        problem = f"Problem {row.problem_id!r:.60} of {row.benchmark}"
-        raise UserError(f"{problem} was graded by the golds {golds:.120}: grade all cells with kvsweep grade.")
+    golds_of_cells = pd.concat(tables)
+    golds_of_cells["gold"] = golds_of_cells["gold"].map(plain)
+    golds_of: Any = golds_of_cells.groupby(["benchmark", "dataset_hash", "problem_id"])["gold"].unique()
+    for (benchmark, _, problem_id), golds in golds_of.items():
+        if len(golds) > 1:
+            problem = f"Problem {problem_id!r:.60} of {benchmark}"
+            listed = " and ".join(golds)
+            raise UserError(f"{problem} was graded by the golds {listed:.120}: grade all cells with kvsweep grade.")
 
 
 def run_of_scores(table: pd.DataFrame, directory: Path) -> Run:
     """Return a run without completions; its cells are the rows of a table of scores (`summary.read_summary`)."""
     cells = []
     for number, row in enumerate(table.to_dict("records")):
-        named = {kind: {"name": row[kind], "title": row.get(f"{kind}_title")} for kind in ("model", "benchmark")}
-        policy = {"name": row.get("policy") or "scores", **{axis: row.get(axis) for axis in AXES}}
-        settings = {"policy": policy, "decoding": {"name": ""}, "condition": f"{row['model']} {row['benchmark']}"}
-        cells.append(_Cell(directory / f"row-{number}", {**named, **settings}, {"draws": row["draws"]}))
+        settings = {
+            "model": {"name": row["model"], "title": row.get("model_title")},
+            "benchmark": {"name": row["benchmark"], "title": row.get("benchmark_title")},
+            "policy": {"name": row.get("policy") or "scores", **{axis: row.get(axis) for axis in AXES}},
+            "decoding": {"name": ""},
+            "condition": f"{row['model']} {row['benchmark']}",
+        }
+        cells.append(_Cell(directory / f"row-{number}", settings, {"draws": row["draws"]}))
     completions, events = _completion_table([], print)
-    table, stats = _cell_table(cells).assign(status="done"), _stat_table([], print)
-    return Run(directory=directory, cells=table, completions=completions, events=events, stats=stats)
+    stats = _stat_table([], print)
+    cell_table = _cell_table(cells).assign(status="done")
+    return Run(directory=directory, cells=cell_table, completions=completions, events=events, stats=stats)
 
 
 def is_live(directory: Path) -> bool:
@@ -196,10 +204,11 @@ def is_live(directory: Path) -> bool:
 
 def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
     """Like `load_run(...).cells`, without reading completions; adds licence and code revision ("" if unknown)."""
-    read = _read_cells(Path(directory), notify)
-    licences = [cell.settings["benchmark"].get("licence") or "" for cell in read]
-    revisions = [(cell.provenance.get("git") or {}).get("revision") or "" for cell in read]
-    return in_order(_cell_table(read).drop(columns="completions").assign(licence=licences, revision=revisions))
+    cells = _read_cells(Path(directory), notify)
+    table = _cell_table(cells).drop(columns="completions")
+    table["licence"] = [cell.settings["benchmark"].get("licence") or "" for cell in cells]
+    table["revision"] = [(cell.provenance.get("git") or {}).get("revision") or "" for cell in cells]
+    return in_order(table)
 
 
 class _Cell(NamedTuple):
@@ -252,6 +261,7 @@ class _Provenance(TypedDict, total=False):
 
 
 def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
+    """Return the cells that can be read; `notify` gets a sentence about each other folder. UserError without any."""
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
         raise UserError(f"{directory} {what}; give a run directory, <results_dir>/<run_name>.")
@@ -261,7 +271,8 @@ def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
     folders = [cell.folder for cell in stored_cells(directory) if cell.name.isprintable()]
     if not folders:
         raise UserError(f"{directory} holds no cells; give a run directory, <results_dir>/<run_name>.")
-    for folder in sorted({path.parent for path in directory.glob("*/completions*.jsonl")}.difference(folders)):
+    with_completions = {path.parent for path in directory.glob("*/completions*.jsonl")}
+    for folder in sorted(with_completions.difference(folders)):
         notify(f"{folder} holds completions and no {row_types.CELL_FILE}; it was left out, and a sweep makes it again.")
     cells = []
     for folder in folders:
@@ -274,11 +285,13 @@ def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
 
 
 def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
+    """Return the contents of a cell's cell.yaml; None, and a sentence to `notify`, if it describes no cell."""
     fault = f"{folder / row_types.CELL_FILE} does not describe a cell."
     try:
         cell = StoredCell(folder).settings
         msgspec.convert(cell, _Settings)
-        if all(isinstance(cell[name]["name"], str) for name in SECTIONS) and "condition" in cell:
+        names = [cell[section]["name"] for section in SECTIONS]
+        if "condition" in cell and all(isinstance(name, str) for name in names):
             return in_one_line(cell)
     except BrokenCell as error:
         fault = str(error)
@@ -311,11 +324,16 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
 
 
 def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
+    """Return a row per cell with the columns of `Run.cells`; completions are not counted yet."""
     rows = []
-    for cell, variant in zip(cells, _variants([cell.settings for cell in cells]), strict=True):
+    variants = _variants([cell.settings for cell in cells])
+    for cell, variant in zip(cells, variants, strict=True):
         model, benchmark = cell.settings["model"], cell.settings["benchmark"]
         policy, decoding = cell.settings["policy"], cell.settings["decoding"]
         served = is_served(cell.settings)
+        cache = _cache(cell.settings)
+        record = record_of(cell.provenance.get("decoding_passes", []))
+        variant_parts = [variant, policy.get("title"), policy.get("kind")]
         model_title = _title(model)
         if model.get("random_weights"):
             model_title += " (random weights)"
@@ -328,14 +346,14 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "benchmark": benchmark["name"],
                 "benchmark_title": _title(benchmark),
                 "policy": _policy_name(cell.settings),
-                "bits": None if served else _bits(_cache(cell.settings)),
-                "unpacked_rows": _unpacked_rows(_cache(cell.settings)),
-                **{name: policy.get(name) for name in AXES},
+                "bits": None if served else _bits(cache),
+                "unpacked_rows": _unpacked_rows(cache),
+                **{axis: policy.get(axis) for axis in AXES},
                 "question": str(policy.get("question") or ""),
-                "variant": ", ".join(map(str, filter(None, [variant, *map(policy.get, ("title", "kind"))]))),
+                "variant": ", ".join(str(part) for part in variant_parts if part),
                 "engine": "server" if served else "kvsweep",
                 "declared_bytes": policy.get("kept_bytes"),
-                "measured_bytes": record_of(cell.provenance.get("decoding_passes", [])).get(BYTES),
+                "measured_bytes": record.get(BYTES),
                 "decoding": decoding["name"],
                 "seed": cell.settings.get("seed"),
                 "random_weights": bool(model.get("random_weights")),
@@ -363,29 +381,29 @@ def _status(cell: _Cell) -> str:
 
 def _cache(cell: dict[str, Any]) -> dict[str, Any]:
     """Return bits (16, the model's precision, if cell.yaml names none; "4/2": keys, values), scheme and sizes."""
-    stored = cell.get("cache")
-    if not stored:
+    section = cell.get("cache")
+    if not section:
         return {"bits": 16}
-    bits = stored["bits"] if "bits" in stored else f"{stored['key_bits']}/{stored['value_bits']}"
-    sizes = {name: stored[name] for name in ("group", "residual", "format", "scale") if name in stored}
-    if stored.get("scheme") == "fp8":
-        sizes["whole_layers"] = stored.get("whole_layers", 0)  # always, so that two settings differ in it
-    return {"bits": bits, "scheme": stored.get("scheme", "rotated"), **sizes}
+    bits = section["bits"] if "bits" in section else f"{section['key_bits']}/{section['value_bits']}"
+    sizes = {name: section[name] for name in ("group", "residual", "format", "scale") if name in section}
+    if section.get("scheme") == "fp8":
+        sizes["whole_layers"] = section.get("whole_layers", 0)  # always, so that two settings differ in it
+    return {"bits": bits, "scheme": section.get("scheme", "rotated"), **sizes}
 
 
-def _bits(stored: dict[str, Any]) -> float:
-    """Bits of a stored number, mean over keys and values."""
-    widths = [int(width) for width in str(stored["bits"]).split("/")]
+def _bits(cache: dict[str, Any]) -> float:
+    """Bits of a stored number, mean over keys and values; `cache` is as `_cache` returns it."""
+    widths = [int(width) for width in str(cache["bits"]).split("/")]
     return sum(widths) / len(widths)
 
 
-def _unpacked_rows(stored: dict[str, Any]) -> int | None:
+def _unpacked_rows(cache: dict[str, Any]) -> int | None:
     """The longest cache in which no token is quantized; None without quantization."""
-    if stored["bits"] == 16:
+    if cache["bits"] == 16:
         return None
-    rows = int(stored.get("residual", 0))
-    if stored["scheme"] in ("kivi", "kvarn"):
-        rows += stored["group"] - 1
+    rows = int(cache.get("residual", 0))
+    if cache["scheme"] in ("kivi", "kvarn"):
+        rows += cache["group"] - 1
     return rows
 
 
@@ -405,22 +423,25 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
     The grid's own axes are left out, and so is what differs only between benchmarks or models (a longer token limit).
     Bits of a quantized cache, and fp8, are always named, because the full cache beside it may not be quantized.
     """
-    flat = [settings_of(cell) for cell in settings]
+    values_of_cells = [settings_of(cell) for cell in settings]
     models = pd.Series([cell["model"]["name"] for cell in settings], name="model")
     benchmarks = pd.Series([cell["benchmark"]["name"] for cell in settings], name="benchmark")
     policies = pd.Series(map(_policy_name, settings), name="policy")
-    varying = (pd.DataFrame(flat).groupby([models, benchmarks, policies]).nunique() > 1).groupby("policy").any()
+    counts = pd.DataFrame(values_of_cells).groupby([models, benchmarks, policies]).nunique()
+    varies = (counts > 1).groupby("policy").any()  # [policies, settings]
     # Bits and a policy's fields belong to that policy; any other setting that varies for one policy is named for all.
-    common = varying.columns[~varying.columns.str.startswith(_OF_A_POLICY)]
-    varying[common] |= varying[common].any()
+    common = varies.columns[~varies.columns.str.startswith(_OF_A_POLICY)]
+    varies[common] |= varies[common].any()
     variants = []
-    for policy, cell_settings in zip(policies, flat, strict=True):
-        words = []
-        for name, value in cell_settings.items():
-            if varying.at[policy, name] or (name == "cache.bits" and value != "16") or value == "fp8":
-                short = name.partition(".")[2] if name.startswith(_OF_A_POLICY) else name
-                words.append(f"{short}={value}")
-        variants.append(", ".join(words))
+    for policy, values in zip(policies, values_of_cells, strict=True):
+        fields = []
+        for name, value in values.items():
+            is_quantized = value == "fp8" or (name == "cache.bits" and value != "16")
+            if is_quantized or varies.at[policy, name]:
+                _, _, field_name = name.partition(".")
+                short = field_name if name.startswith(_OF_A_POLICY) else name
+                fields.append(f"{short}={value}")
+        variants.append(", ".join(fields))
     return variants
 
 
@@ -436,10 +457,13 @@ def settings_of(cell: dict[str, Any]) -> dict[str, str]:
 
 
 def _same_settings(cells: list[_Cell]) -> list[str]:
-    hashes = [row_types.content_hash(cell.settings | {"cell_id": None}) for cell in cells]
-    groups = pd.Series([cell.folder.name for cell in cells]).groupby(hashes, sort=False)
+    """A notice for each two cells or more that have the same settings."""
+    cells_of = defaultdict[str, list[str]](list)
+    for cell in cells:
+        settings_hash = row_types.content_hash(cell.settings | {"cell_id": None})
+        cells_of[settings_hash].append(cell.folder.name)
     same = "have the same settings; the pictures show the first of them."
-    return [f"Cells {', '.join(ids)} {same}" for _, ids in groups if len(ids) > 1]
+    return [f"Cells {', '.join(cell_ids)} {same}" for cell_ids in cells_of.values() if len(cell_ids) > 1]
 
 
 def is_control(cells: pd.DataFrame) -> "pd.Series[bool]":
@@ -449,38 +473,41 @@ def is_control(cells: pd.DataFrame) -> "pd.Series[bool]":
 
 def _has_copies(cell: _Cell) -> bool:
     """True if a server ignores seed or temperature: more draws then say nothing about chance."""
-    decoding = (cell.provenance.get("config") or {}).get("decoding") or {}
+    config = cell.provenance.get("config") or {}
+    decoding = config.get("decoding") or {}
     if not is_served(cell.settings) or decoding.get("temperature") == 0:
         return False
-    texts = [(problem, row.text) for (problem, _), row in load_texts(cell.folder).items()]
-    table = pd.DataFrame(texts, columns=["problem_id", "text"], dtype=object).assign(correct=np.nan)
-    share = counted_share(table)
-    return share < 1 and share * len(table) < GREEDY_BELOW * table["problem_id"].nunique()
+    texts = [(row.problem_id, row.text) for row in load_texts(cell.folder).values()]
+    answers = pd.DataFrame(texts, columns=["problem_id", "text"], dtype=object).assign(correct=np.nan)
+    share = counted_share(answers)
+    fewest_drawn = GREEDY_BELOW * answers["problem_id"].nunique()
+    return share < 1 and share * len(answers) < fewest_drawn
 
 
 def _in_order_of_run(cells: pd.DataFrame, notify: _Notify) -> pd.DataFrame:
     """Return the cells in display order, and of several baselines of a server's condition the fullest one first."""
-    is_full = cells["policy"].eq("full") & cells["engine"].eq("server")
-    places = cells.assign(fewer=-cells["completions"].where(is_full))
-    ordered = in_order(places, by=(*ORDER[:3], "fewer", *ORDER[3:]))
-    for _, full in ordered.dropna(subset="fewer").groupby("condition", sort=False):
-        first, *others = full["cell_id"]
-        if others:
-            notify(f"Cells {', '.join([first, *others])} are all named full: settings are compared with {first}.")
+    is_baseline = cells["policy"].eq("full") & cells["engine"].eq("server")
+    ranked = cells.assign(fewer=-cells["completions"].where(is_baseline))
+    ordered = in_order(ranked, by=(*ORDER[:3], "fewer", *ORDER[3:]))
+    for _, baselines in ordered.dropna(subset="fewer").groupby("condition", sort=False):
+        cell_ids = list(baselines["cell_id"])
+        if len(cell_ids) > 1:
+            names = ", ".join(cell_ids)
+            notify(f"Cells {names} are all named full: settings are compared with {cell_ids[0]}.")
     return ordered.drop(columns="fewer")
 
 
 def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
     """Return the cells in display order: known names first, then by name and by size."""
 
-    def rank(column: pd.Series) -> pd.Series:
-        first = KNOWN.get(str(column.name))
-        if first is None:
+    def ranks(column: pd.Series) -> pd.Series:
+        known = KNOWN.get(str(column.name))
+        if known is None:
             return column
-        names = [*first, *sorted(set(column) - set(first))]
+        names = [*known, *sorted(set(column) - set(known))]
         return column.map({name: place for place, name in enumerate(names)})
 
-    return cells.sort_values(list(by), key=rank, kind="stable", ignore_index=True)
+    return cells.sort_values(list(by), key=ranks, kind="stable", ignore_index=True)
 
 
 def benchmarks_first(cells: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -490,13 +517,15 @@ def benchmarks_first(cells: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     for place, name in enumerate(names):
         if name not in by_title and name not in by_title.values():
             raise UserError(f"--order names {name}, which is no benchmark here: choose among {', '.join(by_title)}.")
-        places[by_title.get(name, name)] = place
+        benchmark = by_title.get(name, name)
+        places[benchmark] = place
     order = cells["benchmark"].map(places).fillna(len(places))
     return cells.iloc[order.argsort(kind="stable")].reset_index(drop=True)
 
 
 def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFrame, pd.DataFrame]:
-    counts = attrgetter("problem_id", "draw", "stop_reason", *COUNTS)
+    """Return the tables `completions` and `events` of a `Run` from its cells' folders."""
+    counts_of = attrgetter("problem_id", "draw", "stop_reason", *COUNTS)
     on_bad = skipped(notify)
     rows: list[tuple[Any, ...]] = []
     events = array("q")
@@ -512,21 +541,25 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
                 after += eviction.length_after
                 freed_step += freed * eviction.step
                 events.extend((len(rows), eviction.step, freed))
-            # A server's completion has no lengths.
-            sums = (len(row.evictions), before, after, freed_step) if row.peak_length is not None else (None,) * 4
+            sums: list[int | None] = [len(row.evictions), before, after, freed_step]
+            if row.peak_length is None:  # a server's completion has no lengths
+                sums = [None] * 4
             grade = grades.get(row.key)
-            is_right = grade and float(grade.outcome == "correct")
-            verdict = (grade.outcome, is_right, grade.answer, grade.gold) if grade else (None,) * 4
-            rows.append((folder.name, *counts(row), *sums, *verdict))
-    names = pd.CategoricalDtype([folder.name for folder in folders])
+            verdict: list[Any] = [None] * 4
+            if grade is not None:
+                is_right = float(grade.outcome == "correct")
+                verdict = [grade.outcome, is_right, grade.answer, grade.gold]
+            rows.append((folder.name, *counts_of(row), *sums, *verdict))
+    cell_ids = pd.CategoricalDtype([folder.name for folder in folders])
     table = pd.DataFrame(rows, columns=["cell_id", *COMPLETION_DTYPES])
     # Unknown numbers of a server's completions are missing.
     gaps = {name: "float64" for name in (*COUNTS, *EVICTION_SUMS) if table[name].isna().any()}
-    table = table.astype({"cell_id": names, **COMPLETION_DTYPES, **gaps})
+    table = table.astype({"cell_id": cell_ids, **COMPLETION_DTYPES, **gaps})
     return table, pd.DataFrame(np.array(events).reshape(-1, 3), columns=["completion", "step", "freed"])
 
 
 def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:
+    """Return the table `stats` of a `Run` from its cells' folders."""
     rows = []
     for folder in folders:
         for row in StoredCell(folder).rows(_Costs, on_bad=skipped(notify)):

@@ -8,7 +8,7 @@ import hashlib
 import json
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,24 +40,31 @@ def export_as(name: str, directory: Path, output: Path | None, *, cells: Sequenc
     """
     run = load_run(directory)
     metrics = cell_metrics(run)
-    if unknown := sorted({*cells} - {*metrics["cell_id"]}):
+    unknown = sorted({*cells} - {*metrics["cell_id"]})
+    if unknown:
         raise UserError(f"--cell {unknown[0]} is not in {directory}: give the name of one of its folders.")
-    write: Callable[[Run, Any, bool], dict[str, Any]] = {"eee": _eee, "inspect": _inspect}[name]
     folder = make_folder(output.resolve() if output else directory.resolve() / f"export_{name}")
     for cell in rows(metrics[metrics["completions"] > 0]):
-        if not cells or cell.cell_id in cells:
-            record = write(run, cell, problems)
-            path = folder / (_place_in_eee(cell, record) if name == "eee" else f"{cell.cell_id}.json")
-            make_folder(path.parent)
-            replace_text(path, f"{json.dumps(record, indent=1, allow_nan=False)}\n")
+        if cells and cell.cell_id not in cells:
+            continue
+        if name == "eee":
+            record = _eee(run, cell)
+            path = folder / _place_in_eee(cell, record)
+        else:
+            record = _inspect(run, cell, problems)
+            path = folder / f"{cell.cell_id}.json"
+        make_folder(path.parent)
+        replace_text(path, f"{json.dumps(record, indent=1, allow_nan=False)}\n")
     return folder
 
 
-def _eee(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
-    """The record of a cell: its Pass@1 with the error and interval over problems, and its settings."""
-    settings, origin = run.settings[cell.cell_id], run.provenance[cell.cell_id]
-    engine, weights = {"name": "kvsweep", "version": version("kvsweep")}, str(settings["model"].get("weights"))
-    place = weights.partition("@")[0] if "@" in weights else cell.model
+def _eee(run: Run, cell: Any) -> dict[str, Any]:
+    """The record of a cell, a row of cells.csv: its Pass@1 with error and interval over problems, and its settings."""
+    settings = run.settings[cell.cell_id]
+    provenance = run.provenance[cell.cell_id]
+    engine = {"name": "kvsweep", "version": version("kvsweep")}
+    hub_id, at, _ = str(settings["model"].get("weights")).partition("@")
+    model_id = hub_id if at else cell.model
     uncertainty = {
         "standard_error": {"value": cell.se, "method": "clustered by problem"},
         "confidence_interval": {
@@ -72,8 +79,10 @@ def _eee(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
     arguments = {name: decoding.get(name) for name in ("temperature", "top_p")}
     arguments |= {"top_k": decoding.get("top_k"), "max_tokens": decoding.get("max_new_tokens")}
     source = {"dataset_name": cell.benchmark_title, "source_type": "other"}
-    if hub := settings["benchmark"].get("hub_id"):
-        source |= {"source_type": "hf_dataset", "hf_repo": hub, **_known(hf_split=settings["benchmark"].get("split"))}
+    dataset = settings["benchmark"].get("hub_id")
+    if dataset:
+        split = _known(hf_split=settings["benchmark"].get("split"))
+        source |= {"source_type": "hf_dataset", "hf_repo": dataset, **split}
     result = {
         "evaluation_result_id": cell.cell_id,
         "evaluation_name": cell.benchmark,
@@ -94,14 +103,14 @@ def _eee(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
             **({"uncertainty": uncertainty} if pd.notna(cell.se) else {}),
         },
         "generation_config": {
-            "generation_args": {**_known(**arguments), "execution_command": _command(origin)},
+            "generation_args": {**_known(**arguments), "execution_command": _command(provenance)},
             "additional_details": _texts(dict(leaves({"policy": settings["policy"], "seed": cell.seed}))),
         },
     }
     return {
         "schema_version": _SCHEMA,
         "evaluation_id": f"{cell.benchmark}/{cell.model}/{cell.cell_id}",
-        **_known(evaluation_timestamp=_started(origin)),
+        **_known(evaluation_timestamp=_started(provenance)),
         "retrieved_timestamp": str(int(time.time())),
         "source_metadata": {
             "source_name": "kvsweep",
@@ -112,8 +121,8 @@ def _eee(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
         "eval_library": engine,
         "model_info": {
             "name": cell.model_title,
-            "id": place,
-            "developer": place.rpartition("/")[0] or "unknown",
+            "id": model_id,
+            "developer": model_id.rpartition("/")[0] or "unknown",
             "inference_engine": engine,
             "additional_details": {
                 "deployment_type": "self_deployed",
@@ -128,25 +137,36 @@ def _eee(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
 def _place_in_eee(cell: Any, record: Mapping[str, Any]) -> str:
     """The path that its validator asks for; the same cell has the same name in every export."""
     model = record["model_info"]
+    _, _, model_name = model["id"].rpartition("/")
     number = UUID(bytes=hashlib.sha256(cell.cell_id.encode()).digest()[:16], version=4)
-    return f"data/{cell.benchmark}/{model['developer']}/{model['id'].rpartition('/')[2]}/{number}.json"
+    return f"data/{cell.benchmark}/{model['developer']}/{model_name}/{number}.json"
 
 
 def _inspect(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
     """The log of a cell: a sample per completion, with the grade as its score."""
-    folder, settings, origin = run.directory / cell.cell_id, run.settings[cell.cell_id], run.provenance[cell.cell_id]
-    model, texts = f"kvsweep/{cell.model}", load_texts(folder)
+    folder = run.directory / cell.cell_id
+    settings = run.settings[cell.cell_id]
+    provenance = run.provenance[cell.cell_id]
+    model = f"kvsweep/{cell.model}"
+    texts = load_texts(folder)
     grades = StoredCell(folder).grades(on_bad=row_types.ignore)
-    asked = {name: (problem.prompt, problem.gold) for name, problem in load_problems(folder).items()}
-    if GATED in str(settings["benchmark"].get("licence") or "") and not problems:
-        asked = {name: (_WITHHELD, gold) for name, (_, gold) in asked.items()}
-    ids = list(dict.fromkeys(name for name, _ in sorted(texts)))
-    started = _started(origin) or "1970-01-01T00:00:00+00:00"
-    scored = [grades[key].correct for key in texts if key in grades]
+    stored_problems = load_problems(folder)
+    withheld = GATED in str(settings["benchmark"].get("licence") or "") and not problems
+    samples = []
+    for pair in sorted(texts):
+        prompt = gold = ""
+        problem = stored_problems.get(texts[pair].problem_id)
+        if problem is not None:
+            prompt = _WITHHELD if withheld else problem.prompt
+            gold = problem.gold
+        samples.append(_sample(model, prompt, gold, texts[pair], grades.get(pair)))
+    ids = list(dict.fromkeys(sample["id"] for sample in samples))
+    started = _started(provenance) or "1970-01-01T00:00:00+00:00"
+    scored = sum(pair in grades for pair in texts)
     accuracy = {"name": "accuracy", "value": cell.pass_at_1, "params": {}}
     score = {
         **{"name": "kvsweep", "scorer": "kvsweep", "params": {}},
-        **{"scored_samples": len(scored), "unscored_samples": len(texts) - len(scored)},
+        **{"scored_samples": scored, "unscored_samples": len(texts) - scored},
         "metrics": {"accuracy": accuracy} if pd.notna(cell.pass_at_1) else {},
     }
     decoding = settings["decoding"]
@@ -166,7 +186,7 @@ def _inspect(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
             "model_args": {name: value for name, value in settings["model"].items() if value is not None},
             "config": {"epochs": 1 + max(draw for _, draw in texts)},
             "packages": {"kvsweep": version("kvsweep")},
-            "metadata": {"setting": setting(cell), "command": _command(origin)},
+            "metadata": {"setting": setting(cell), "command": _command(provenance)},
         },
         "plan": {
             "name": "kvsweep",
@@ -181,29 +201,31 @@ def _inspect(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
         },
         "results": {"total_samples": len(texts), "completed_samples": len(texts), "scores": [score]},
         "stats": {"started_at": started, "completed_at": started, "model_usage": {}},
-        "samples": [_sample(model, *asked.get(key[0], ("", "")), texts[key], grades.get(key)) for key in sorted(texts)],
+        "samples": samples,
     }
 
 
-def _sample(model: str, prompt: str, gold: str, text: Completion, grade: Grade | None) -> dict[str, Any]:
-    said = {"role": "assistant", "content": text.text, "source": "generate", "model": model}
-    usage = {"input_tokens": text.prompt_tokens, "output_tokens": text.num_tokens}
-    score = {}
+def _sample(model: str, prompt: str, gold: str, completion: Completion, grade: Grade | None) -> dict[str, Any]:
+    """A sample of the log: one completion, with its grade if it has one."""
+    message = {"role": "assistant", "content": completion.text, "source": "generate", "model": model}
+    usage = {"input_tokens": completion.prompt_tokens, "output_tokens": completion.num_tokens}
+    scores = {}
     if grade is not None:
-        score = {"value": "C" if grade.correct else "I", "explanation": grade.outcome}
+        value = "C" if grade.correct else "I"
+        scores["kvsweep"] = {"value": value, "explanation": grade.outcome, **_known(answer=grade.answer)}
     return {
-        "id": text.problem_id,
-        "epoch": text.draw + 1,
+        "id": completion.problem_id,
+        "epoch": completion.draw + 1,
         "input": prompt,
         "target": gold,
-        "messages": [{"role": "user", "content": prompt, "source": "input"}, said],
+        "messages": [{"role": "user", "content": prompt, "source": "input"}, message],
         "output": {
             "model": model,
-            "choices": [{"message": said, "stop_reason": _ENDS[text.stop_reason]}],
+            "choices": [{"message": message, "stop_reason": _ENDS[completion.stop_reason]}],
             "usage": {**usage, "total_tokens": sum(usage.values())},
         },
-        "scores": {"kvsweep": {**score, **_known(answer=grade.answer)}} if grade else {},
-        "metadata": {"evictions": len(text.evictions), "peak_length": text.peak_length},
+        "scores": scores,
+        "metadata": {"evictions": len(completion.evictions), "peak_length": completion.peak_length},
     }
 
 
@@ -216,12 +238,17 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in values.items() if pd.notna(value)}
 
 
-def _command(origin: Mapping[str, Any]) -> str:
-    words = [one["command"] for one in origin.get("decoding_passes", []) if isinstance(one.get("command"), list)]
-    return shlex.join(map(str, words[0])) if words else ""
+def _command(provenance: Mapping[str, Any]) -> str:
+    """The command of the first decoding pass that names one, or ""."""
+    for decoding_pass in provenance.get("decoding_passes", []):
+        words = decoding_pass.get("command")
+        if isinstance(words, list):
+            return shlex.join(map(str, words))
+    return ""
 
 
-def _started(origin: Mapping[str, Any]) -> str | None:
+def _started(provenance: Mapping[str, Any]) -> str | None:
     """When the first decoding pass began, as ISO 8601 has it."""
-    begun = [str(one["started"]) for one in origin.get("decoding_passes", []) if one.get("started")]
-    return min(begun, default=None)
+    passes = provenance.get("decoding_passes", [])
+    times = [str(decoding_pass["started"]) for decoding_pass in passes if decoding_pass.get("started")]
+    return min(times, default=None)

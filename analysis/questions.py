@@ -31,13 +31,13 @@ def refuse_unlike(outputs: Mapping[str, Outputs], baseline: str, ignored: Sequen
                 "the same grades, or choose by --correct NAME, --where filter=NAME."
             )
         draws = min(full.answers["draw"].nunique(), setting.answers["draw"].nunique())
-        differing = _differing(questions[baseline], questions[name], draws)
-        for column, problem in differing.items():
-            names = ", ".join(map(visible, differing))
-            other = f"{baseline} and {name} differ in {names:.200} for problem {visible(problem)!r:.60}"
+        problems = _differing(questions[baseline], questions[name], draws)  # by column
+        for column, problem in problems.items():
+            columns_text = ", ".join(map(visible, problems))
+            differ = f"{baseline} and {name} differ in {columns_text:.200} for problem {visible(problem)!r:.60}"
             raise UserError(
-                f"{other}: give outputs of the same questions, or --ignore {visible(column)} if that is no part of the "
-                "question (repeatable)."
+                f"{differ}: give outputs of the same questions, or --ignore {visible(column)} if that is no part of "
+                "the question (repeatable)."
             )
 
 
@@ -70,14 +70,14 @@ def one_per_problem(questions: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFr
     for name in questions:
         texts: Any = questions[name].dropna()
         by_problem = texts.groupby(answers["problem_id"])
-        varying = by_problem.nunique() > 1
-        if not varying.any():
+        varies = by_problem.nunique() > 1
+        if not varies.any():
             columns[name] = by_problem.first()
         elif name in OF_QUESTION:
-            problem = varying.idxmax()
+            problem = varies.idxmax()
             of_problem = texts[answers["problem_id"].eq(problem)]
-            other = of_problem[of_problem.ne(of_problem.iloc[0])]
-            has = f"{answers['place'][other.index[0]]} has another {name} ({visible(other.iloc[0])!r:.60})"
+            row = of_problem.ne(of_problem.iloc[0]).idxmax()  # the first with another text
+            has = f"{answers['place'][row]} has another {name} ({visible(texts[row])!r:.60})"
             raise UserError(
                 f"{has} than an earlier row of problem {visible(problem)!r:.60}: give one task's rows (--where "
                 f"KEY=VALUE), or --ignore {name} if it is no part of the question."
@@ -90,10 +90,10 @@ def _refuse_many_ids(table: pd.DataFrame, name: str) -> None:
 
     One question that all ids have says how to answer and not what is asked.
     """
-    asked = table.columns.intersection([*ASKED])
-    if asked.empty:
+    prompts = table.columns.intersection([*ASKED])
+    if prompts.empty:
         return
-    questions = table[table.columns.intersection([*OF_QUESTION])].dropna(how="all", subset=asked)
+    questions = table[table.columns.intersection([*OF_QUESTION])].dropna(how="all", subset=prompts)
     different = len(questions.drop_duplicates())
     if 1 < different <= len(questions) / 2:
         raise UserError(
@@ -111,12 +111,14 @@ def _differing(first: pd.DataFrame, second: pd.DataFrame, draws: int) -> dict[st
     """
     problems = {}
     for name in first.columns.intersection(second.columns, sort=False):
-        one, other = first[name].dropna().align(second[name].dropna(), join="inner")
+        texts, others = first[name].dropna(), second[name].dropna()
         if name not in OF_QUESTION:
-            sentences = first[name].dropna().str.count(" ").gt(1).mean() > 0.5
-            if (draws == 1 and not sentences) or 1 in (first[name].nunique(), second[name].nunique()):
+            has_sentences = texts.str.count(" ").gt(1).mean() > 0.5
+            describes_run = texts.nunique() == 1 or others.nunique() == 1
+            if describes_run or (draws == 1 and not has_sentences):
                 continue
-        differ = one.ne(other)
+        texts, others = texts.align(others, join="inner")
+        differ = texts.ne(others)
         if differ.any():
             problems[str(name)] = str(differ.idxmax())
     return problems

@@ -29,21 +29,22 @@ def record_of(passes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def cache_of(said: Mapping[str, Any]) -> dict[str, Any]:
+def cache_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return a cache's types by the server's names, whether it rotates, and the bytes of a token if they are known."""
-    cache = _kinds(said)
-    size = _bytes_per_token(said)
+    cache = _kinds(fields)
+    size = _bytes_per_token(fields)
     if size is not None:
         cache[BYTES] = size
     return cache
 
 
-def same_cache(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+def same_cache(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """True if two records show one cache: as many bytes, rotated alike; without bytes, the same types."""
-    if BYTES not in ours or BYTES not in theirs:
-        return bool(_kinds(ours)) and _kinds(ours) == _kinds(theirs)
-    alike = math.isclose(ours[BYTES], theirs[BYTES], rel_tol=_ROUNDED)
-    return alike and all(ours.get(name) == theirs.get(name) for name in ("rotated_k", "rotated_v"))
+    if BYTES not in first or BYTES not in second:
+        return bool(_kinds(first)) and _kinds(first) == _kinds(second)
+    same_size = math.isclose(first[BYTES], second[BYTES], rel_tol=_ROUNDED)
+    same_rotation = all(first.get(name) == second.get(name) for name in ("rotated_k", "rotated_v"))
+    return same_size and same_rotation
 
 
 def cache_words(record: Mapping[str, Any]) -> str:
@@ -53,16 +54,16 @@ def cache_words(record: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _kinds(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in said.items() if name.endswith("dtype") or name.startswith("rotated")}
+def _kinds(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name.endswith("dtype") or name.startswith("rotated")}
 
 
-def _bytes_per_token(said: Mapping[str, str]) -> float | None:
+def _bytes_per_token(fields: Mapping[str, str]) -> float | None:
     """Return the bytes of a token as a server says its cache's bytes and tokens; None if it does not say both."""
     for name, unit, factors in _SIZES:
         try:
-            tokens = math.prod(float(said[factor]) for factor in factors)
-            return unit * float(said[name]) / tokens
+            tokens = math.prod(float(fields[factor]) for factor in factors)
+            return unit * float(fields[name]) / tokens
         except (KeyError, ValueError, ZeroDivisionError):
             continue
     return None
