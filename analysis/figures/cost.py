@@ -94,6 +94,7 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     title = f"{model_title(metrics, model)} | {compared['benchmark_title'].iloc[0]}"
     few = f"{len(chosen)} of {counted(len(compared), 'setting')}, from the smallest cache to the largest"
     few += f"; of settings whose mean lengths differ by less than {ALIKE:.0%} the first stands for all"
+    few += f". Left out: benchmarks of shorter texts, settings that evict nothing, steps of fewer than {MIN_LIVE} texts"
     figure.set_label(f"{title}: the cost of a decoding step, mean over the texts that have not ended; {few}")
     return figure
 
