@@ -18,7 +18,7 @@ from kvsweep.analysis.report.rendering import render, script_json
 from kvsweep.analysis.report.warnings import warnings
 from kvsweep.analysis.statistics.grids import TITLES, beside_published, has_results, missing_cells
 from kvsweep.analysis.statistics.metrics import SETTING, cheapest_in_words, model_title, settings_by_bytes
-from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings
+from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings, better_policies
 from kvsweep.messages.command_line import counted
 from kvsweep.messages.escape import in_one_line, visible
 from kvsweep.run_files.row_types import Screened, content_hash
@@ -76,6 +76,7 @@ def run_page(
         "counts": _label_counts(metrics),
         "marks": _marks(boards["own"]),
         "made_of": _made_of(dict(facts)),
+        "better": better_policies(found.pairs),
         "matter": [title for title, floor in floors if floor.signal],
         # True if a heatmap's scores may differ by chance alone.
         "pale": not all(floor.signal for _, floor in floors),

@@ -1,8 +1,9 @@
 """Sentences about a grid: which settings are safe, whether settings matter, where eviction acted."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,29 @@ BETTER, ALIKE = "better", "no difference shown"
 class PolicyPairs:
     """Policies of one model and benchmark, compared with each other: a sentence, and a table of pairs.
 
-    `pairs` counts the compared pairs, `differ` those of them that are shown to differ.
+    `outcomes` has the names of each pair at each setting, and 1 or -1 if the first is shown to be better or worse.
     """
 
     title: str
     line: str
     table: pd.DataFrame
-    pairs: int
-    differ: int
+    outcomes: list[tuple[str, str, float]]
+
+
+def better_policies(tables: Sequence[PolicyPairs]) -> list[str]:
+    """Return of each policy than which it is shown to be better, and at how many of the settings that both share."""
+    shared = Counter[tuple[str, str]]()
+    better = Counter[tuple[str, str]]()
+    for first, second, sign in chain.from_iterable(table.outcomes for table in tables):
+        shared.update([(first, second), (second, first)])
+        if sign > 0:
+            better[first, second] += 1
+        if sign < 0:
+            better[second, first] += 1
+    rivals = defaultdict[str, list[str]](list)
+    for (first, second), count in better.most_common():
+        rivals[first].append(f"{second} ({count} of {shared[first, second]})")
+    return [f"{name} is better than {', '.join(worse)}" for name, worse in rivals.items()]
 
 
 def policy_pairs(settings: Sequence[SharedSetting], graded: pd.DataFrame) -> list[PolicyPairs]:
@@ -129,8 +145,10 @@ def _pairs(setting: SharedSetting, rivals: pd.DataFrame, graded: pd.DataFrame) -
     tests = inference.paired_tests(scores[above] - scores[below], np.zeros(scores.shape[1:]))
     differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
     names = [_policy(row) for row in ranked.itertuples()]
+    outcomes = []
     texts = np.full((len(ranked), len(ranked)), "", dtype=object)
     for row, column, test, differs in zip(above, below, notation.rows(tests), differ, strict=True):
+        outcomes.append((names[row], names[column], differs * np.sign(test.difference)))
         label = f"{BETTER} " if differs else ""
         texts[row, column] = f"{label}{_signed(test.difference)} ({notation.p_value(test.p_holm)})"
     with_best = above == 0
@@ -141,7 +159,7 @@ def _pairs(setting: SharedSetting, rivals: pd.DataFrame, graded: pd.DataFrame) -
     table.insert(1, "rows, % of full", ranked["kept_rows"].map(notation.percent).to_list())
     line = f"{differ.sum()} of {len(tests)} pairs differ. The best, {names[0]}, is {best}."
     title = _title(ranked, setting.title)
-    return PolicyPairs(title=title, line=line, table=table, pairs=len(tests), differ=int(differ.sum()))
+    return PolicyPairs(title=title, line=line, table=table, outcomes=outcomes)
 
 
 def _duel(shared: list[tuple[SharedSetting, pd.DataFrame]], graded: pd.DataFrame) -> PolicyPairs:
@@ -171,7 +189,8 @@ def _duel(shared: list[tuple[SharedSetting, pd.DataFrame]], graded: pd.DataFrame
     counts = ", ".join(f"{count} {label}" for label, count in pd.Series(labels).value_counts().items())
     line = f"at {counted(size, 'size')}: {counts}."
     title = _title(first, f"{first_name} minus {second_name}")
-    return PolicyPairs(title=title, line=line, table=table, pairs=len(tests), differ=int(differ.sum()))
+    outcomes = [(first_name, second_name, sign) for sign in differ * np.sign(tests["difference"])]
+    return PolicyPairs(title=title, line=line, table=table, outcomes=outcomes)
 
 
 def _scored(rows: pd.DataFrame) -> list[str]:
