@@ -34,12 +34,14 @@ class ImportancePredictor(nn.Module):
 
     def forward(self, hidden: Tensor, linear: Callable[..., Tensor] = functional.linear) -> Tensor:
         """Map hidden states [..., hidden_size] to positive importance scores [...]; `linear` computes the products."""
+        # Softplus of x is -logsigmoid(-x), and a product of -x is minus the product. torch's softplus rounds the last
+        # few numbers of a tensor differently from the others.
+        negative = -hidden
         for weight in self.parameters():
             # With one column the product rounds differently for each number of tokens; with 16 columns it does not.
             columns = weight if len(weight) > 1 else weight.expand(16, -1)
-            # Softplus. torch's softplus rounds the last few numbers of a tensor differently from the others.
-            hidden = -functional.logsigmoid(-linear(hidden, columns))
-        return hidden[..., 0]
+            negative = functional.logsigmoid(linear(negative, columns))
+        return -negative[..., 0]
 
 
 def save_predictor(predictor: ImportancePredictor, directory: Path, card: Mapping[str, Any]) -> None:

@@ -303,11 +303,12 @@ class Engine:
         written = self.table.append(drawn)
         self.clock.steps += 1
         self.clock.tokens += live
-        self.table.ends.flags[:live] = torch.isin(written, self.stop_ids)
+        broken = self.table.broken[:live]
+        broken |= ~logits.amax(dim=-1).isfinite()  # NaN is the largest
+        ends = broken | torch.isin(written, self.stop_ids)
         if self.decoding.stop_on_loop:
-            self.table.ends.flags[:live] |= self.table.looping()
-        self.table.broken[:live] |= ~logits.amax(dim=-1).isfinite()  # NaN is the largest
-        self.table.ends.flags[:live] |= self.table.broken[:live]
+            ends |= self.table.looping()
+        self.table.ends.flags[:live] = ends
 
     def _finish_ended(self, *, late: int) -> list[tuple[str, Completion]]:
         """Remove the completions that ended `late` steps ago, for each branch, and drop the tokens drawn since."""
