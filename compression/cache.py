@@ -17,7 +17,7 @@ from kvsweep.compression.cache_rows import CacheShape, PaddedPrefill, Prefill
 from kvsweep.compression.config import UNPACKED, CacheConfig, LayerKind, fixed_bytes
 from kvsweep.compression.layers import LinearLayer, SlotLayer, WindowLayer
 from kvsweep.compression.policy import Selection, Signal
-from kvsweep.compression.recorders import keep_columns, recorder_of
+from kvsweep.compression.recorders import Recorder, keep_columns, recorder_of
 from kvsweep.compression.slots import Piece, Slots
 from kvsweep.compression.storage import Fp8Rows, KiviRows, PackedRows, Storage, WholeRows
 from kvsweep.kernels.implementation import Implementation
@@ -54,6 +54,7 @@ class SlotCache(Slots, Cache):
         Slots.__init__(self, shape, slots, capacity, device, per_head, impl, invariant)
         self.recorders = {signal: recorder_of(signal, self) for signal in signals}
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
+        self._observing = [r for r in self.recorders.values() if type(r).on_attention is not Recorder.on_attention]
         packed = {"kivi": KiviRows, "kvarn": KiviRows, "fp8": Fp8Rows}.get(config.scheme, PackedRows)
         self.storage: Storage = packed(self, config) if config.is_packed else WholeRows(self)
         numbers = itertools.count()
@@ -125,11 +126,13 @@ class SlotCache(Slots, Cache):
             recorder.on_row(slots, write_at, positions)
 
     def observe(self, layer: int, piece: Piece, query: Tensor, mass: Tensor | None) -> None:
+        if not self._observing:
+            return
         by_slot = (-1, piece.count)
         positions = self.step_positions[piece.tokens].unflatten(0, by_slot)
         query = query.unflatten(0, by_slot)
         mass = None if mass is None else mass.unflatten(0, by_slot)
-        for recorder in self.recorders.values():
+        for recorder in self._observing:
             recorder.on_attention(layer, piece.slots, positions, query, mass)
 
     def end_step(self, hidden: Tensor) -> None:

@@ -36,13 +36,13 @@ def rotated(
     half of `sin` must be negated. `norms` (Qwen3) come before the rotation.
     """
     kv_heads = (heads.shape[1] - q_heads) // 2
-    turning, value = heads.split([q_heads + kv_heads, kv_heads], dim=1)
-    query, key = turning.split([q_heads, kv_heads], dim=1)
+    turning, value = heads.split_with_sizes([q_heads + kv_heads, kv_heads], dim=1)
     if norms is not None:
-        parts = zip((query, key), norms[:2], strict=True)
+        parts = zip(turning.split_with_sizes([q_heads, kv_heads], dim=1), norms[:2], strict=True)
         turning = cat([rms_norm(part, weight.shape, weight, norms[2]) for part, weight in parts], dim=1)
     turning = turning * cos + turning.roll(heads.shape[-1] // 2, dims=-1) * sin
-    return *turning.split([q_heads, kv_heads], dim=1), value
+    query, key = turning.split_with_sizes([q_heads, kv_heads], dim=1)
+    return query, key, value
 
 
 def rotate_and_write(
@@ -57,5 +57,5 @@ def rotate_and_write(
 
 def write_rows(rows: Tensor, new: Tensor, lines: Tensor) -> None:
     """Write rows [tokens or more, kv_heads, head_dim] to `lines` [tokens * kv_heads] of a memory [..., head_dim]."""
-    written = new[: len(lines) // new.shape[1]]
+    written = new[: lines.shape[0] // new.shape[1]]
     rows.view(-1, rows.shape[-1]).index_copy_(0, lines, written.flatten(0, 1))

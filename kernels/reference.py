@@ -68,7 +68,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """
     if inputs.device.type != "cpu":
         return functional.linear(inputs, weight, bias)
-    inputs, tokens = inputs.contiguous(), len(inputs)  # another memory layout would be added in another order
+    inputs, tokens = inputs.contiguous(), inputs.shape[0]  # another memory layout would be added in another order
     filled = filled_tokens(tokens)
     product = _product(filled, weight, bias)
     if filled == tokens:
@@ -299,7 +299,7 @@ def _row_sums(weights: Tensor, values: Tensor) -> Tensor:
     slots, kv_heads, rows, width = values.shape
     if values.stride(-1) != 1 or any(stride % width for stride in values.stride()[:-1]):
         values = values.contiguous()
-    per_slot, per_head, per_row = values.stride(0) // width, values.stride(1) // width, values.stride(2) // width
+    per_slot, per_head, per_row = [stride // width for stride in values.stride()[:3]]
     lines = 1 + (slots - 1) * per_slot + (kv_heads - 1) * per_head + (rows - 1) * per_row
     table = values.as_strided((lines, width), (width, 1))
     which, begins = _bags(slots, kv_heads, weights.shape[2], rows, per_slot, per_head, per_row)

@@ -72,9 +72,7 @@ class FusedStep:
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states [tokens, hidden_size] of tokens at positions [tokens]; `cache` has begun the step."""
         states, update = functional.embedding(tokens, self.embedding.weight), None
-        cos, sin = self.rotary(states, positions[:, None])  # [live, 1, head_dim]
-        # The rotation swaps the halves of a head and negates one half; here the sine gets the sign.
-        sin = torch.cat([-sin[..., : self.head_dim // 2], sin[..., self.head_dim // 2 :]], dim=-1)
+        cos, sin = self._turns(positions, states.dtype)
         operations = cache.operations
         for layer, memory in zip(self.layers, cache.layers, strict=True):
             states, normed = operations.add_norm(states, update, *layer.norm)
@@ -87,6 +85,16 @@ class FusedStep:
             update = cache.linear(gated, layer.down.weight, layer.down.bias)
         hidden: Tensor = operations.add_norm(states, update, *self.norm)[1]
         return hidden
+
+    def _turns(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the cosines and sines of `rotary`, [tokens, 1, head_dim] each.
+
+        The rotation swaps the halves of a head and negates one half; here the sine gets the sign.
+        """
+        angles = positions[:, None, None] * self.rotary.inv_freq.float()
+        cos = (angles.cos() * self.rotary.attention_scaling).to(dtype)
+        sin = (angles.sin() * self.rotary.attention_scaling).to(dtype)
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 def _shared(modules: list[nn.Linear], name: str) -> Tensor:
