@@ -33,7 +33,7 @@ ROUTINE = ("Screened out, not decoded", "The full setting asked again")
 MEANINGS = {
     "free": "its tokens compete with all others",
     "pinned": "its tokens are always kept and count to trigger and KV budget",
-    "on_top": "its tokens are always kept and do not count to the trigger",
+    "on_top": "its tokens are always kept and count to neither trigger nor KV budget",
 }
 
 

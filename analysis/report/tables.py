@@ -202,7 +202,7 @@ def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
         "largest peak": rows["max_peak_length"].map(notation.number),
         "mean peak": rows["mean_peak_length"].map(notation.decimal),
         "at an eviction": rows["mean_length_before"].map(notation.decimal),
-        "just after it (KV budget)": rows["mean_length_after"].map(notation.decimal),
+        "just after it": rows["mean_length_after"].map(notation.decimal),
         "mean over steps": rows["mean_cache_length"].map(notation.decimal),
         "peak memory, % of full": rows["kept_memory"].map(notation.percent),
         "mean memory, % of full": rows["kept_memory_mean"].map(notation.percent),

@@ -6,7 +6,7 @@ const COLUMNS = {
   "keep ratio": (cell) => number(cell.keep_ratio),
   window: (cell) => number(cell.local_window),
   trigger: (cell) => `${number(cell.budget)}${cell.question === "on_top" && cell.budget ? " + question" : ""}`,
-  "KV budget": (cell) => decimal(cell.mean_length_after, 1),
+  "KV budget": (cell) => `${decimal(cell.mean_length_after, 1)}${cell.question === "on_top" && cell.mean_length_after ? " with question" : ""}`,
   draws: (cell) => number(cell.draws),
   "Pass@1 ± SE": (cell) => plusMinus(cell.pass_at_1, cell.se),
   "95% interval": (cell) => (cell.graded ? `${percent(cell.ci_low)} to ${percent(cell.ci_high)}` : MISSING),
