@@ -18,11 +18,13 @@ def trace(source: Path, **asked: Any) -> None:
     """Draw the pictures of a completion or a run, and print their files; options as in `kvsweep trace --help`."""
     options = inspected.TraceOptions(source=str(source), **asked)
     check(options)
-    for path in draw_run(options) if options.show == "retention" else draw_text(options):
+    paths = draw_run(options) if options.show == "retention" else draw_text(options)
+    for path in paths:
         print(path)
 
 
 def check(options: inspected.TraceOptions) -> None:
+    """Refuse options that cannot be read, before anything is loaded."""
     inspected.paragraphs([], options.split or inspected.PARAGRAPHS)
     inspected.matches([], options.find or "")
     if options.steps:
@@ -64,9 +66,11 @@ def draw_text(options: inspected.TraceOptions) -> Iterator[Path]:
         print(f"{text.title}\n\n{text.summary}", file=sys.stderr)
     if not text.thinking:
         raise UserError(f"{text.trace.problem_id} has no thinking to look into: choose another text.")
-    importance = partial(draw_importance, policies=policies)
-    draw: dict[str, Callable[..., Iterator[Path]]]
-    draw = {"importance": importance, "attribution": draw_attribution, "kept": draw_kept}
+    draw: dict[str, Callable[..., Iterator[Path]]] = {
+        "importance": partial(draw_importance, policies=policies),
+        "attribution": draw_attribution,
+        "kept": draw_kept,
+    }
     for name in PICTURES if options.show == "all" else [options.show]:
         try:
             yield from draw[name](options, text)

@@ -4,6 +4,7 @@ Each function yields the files that it wrote, the table first, because computing
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -93,6 +94,7 @@ def averaged_steps(options: inspected.TraceOptions, text: inspected.InspectedTex
 
 
 def draw_attribution(options: inspected.TraceOptions, text: inspected.InspectedText) -> Iterator[Path]:
+    """Draw how much each step of the thinking supports each token of the answer."""
     trace, model = text.trace, text.model
     if not trace.answered:
         raise inspected.NotInText(f"{trace.problem_id} never answers: there is no answer token to attribute.")
@@ -100,8 +102,8 @@ def draw_attribution(options: inspected.TraceOptions, text: inspected.InspectedT
     start, start_of_answer = trace.think_start, trace.answer_start - 1
     steps = [range(start + step.start, start + step.stop) for step in attributed_steps(options, text)]
     print(cost(model, len(trace.token_ids), start_of_answer, len(steps)), file=sys.stderr)
-    found = removal(model, trace.token_ids, start_of_answer, steps)
-    values, tokens = found.double().numpy(force=True), text.pieces[trace.answer_start :]
+    support = removal(model, trace.token_ids, start_of_answer, steps)
+    values, tokens = support.double().numpy(force=True), text.pieces[trace.answer_start :]
     columns = ["".join(text.pieces[step.start : step.stop]) for step in steps]
     name = _name("attribution", text)
     yield _table(attribution_table(values, tokens, columns), options.out, name)
@@ -114,8 +116,9 @@ def attributed_steps(options: inspected.TraceOptions, text: inspected.InspectedT
     if options.steps:
         return averaged_steps(options, text)
     if options.find:
-        if found := inspected.matches(text.thinking, options.find):
-            return found
+        matches = inspected.matches(text.thinking, options.find)
+        if matches:
+            return matches
         raise UserError(f"--find {options.find} matches nothing in the thinking of {text.trace.problem_id}: change it.")
     steps = inspected.derivations(text.thinking, separator(options, text))
     if not inspected.matches(text.thinking):
@@ -125,6 +128,7 @@ def attributed_steps(options: inspected.TraceOptions, text: inspected.InspectedT
 
 
 def draw_kept(options: inspected.TraceOptions, text: inspected.InspectedText) -> Iterator[Path]:
+    """Write the text as a page that shows which tokens each eviction kept."""
     if text.completion is None:
         missing = "a text from a file does not tell what its cache kept: give a cell's folder, or live."
         raise inspected.NotInText(missing)
@@ -143,14 +147,18 @@ def draw_retention(options: inspected.TraceOptions, folders: Sequence[Path]) -> 
     kind: LabelKind = options.label[0] if options.label else "answer"
     rows: list[dict[str, Any]] = []
     curves: list[tuple[np.ndarray, np.ndarray]] = []
-    correct: dict[str, list[int]] = {}
-    loaded = cache(load_model)
+    correct = defaultdict[str, list[int]](list)
+    loaded = cache(load_model)  # each model once
     for folder in folders:
         policy = setting_of(StoredCell(folder).settings["policy"])
         stored = list(read_graded(folder))
-        correct.setdefault(policy, []).extend(grade.correct for _, _, grade in stored if grade)
-        evicted = sorted((row for row in stored if row[1].evictions), key=lambda row: row[1].key)
-        for question, completion, _ in evicted[:_MOST_TEXTS]:
+        correct[policy] += [grade.correct for _, _, grade in stored if grade]
+        evicted = {}
+        for question, completion, _ in stored:
+            if completion.evictions:
+                evicted[completion.key] = question, completion
+        for pair in sorted(evicted)[:_MOST_TEXTS]:
+            question, completion = evicted[pair]
             source = inspected.of_completion(folder, question, completion)
             text = source.read(loaded(source.model))
             if kind == "answer" and not text.trace.answered:
@@ -162,8 +170,9 @@ def draw_retention(options: inspected.TraceOptions, folders: Sequence[Path]) -> 
             curves.append(lorenz(scores))
     if not rows:
         raise UserError(f"{options.source} has no evicted completion with labels of {kind}: name another run.")
-    held = pd.DataFrame(rows)
-    evictions, policies, carried = by_eviction(held), by_policy(held, correct), mean_lorenz(curves)
+    retained = pd.DataFrame(rows)
+    evictions, policies = by_eviction(retained), by_policy(retained, correct)
+    carried = mean_lorenz(curves)
     twenty, thirty = carried["importance"][[20, 30]]
     print(f"true importance held ({kind}) and Pass@1 over policies: {correlation_text(policies)}")
     print(f"the most important 20% of the thinking tokens carry {twenty:.0%} of it, 30% {thirty:.0%}")

@@ -1,5 +1,6 @@
 """Importance of a completion's thinking tokens: true labels, predictors' predictions, and policies' scores."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from kvsweep.harness.decode.slots import view_slot
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import label_trace, read_whole
 from kvsweep.harness.predictor.recipe import LabelKind
+from kvsweep.harness.predictor.traces import Trace
 from kvsweep.harness.trace.inspected import InspectedText, NotInText
 
 # Tokens between a token and the nearest query that counts for its true labels `far_max` and `later`.
@@ -36,20 +38,22 @@ def importance(
     if nothing else is asked for. The kind `answer` costs only the answer's queries. The other kinds cost every query,
     so that 7,000 tokens take a minute on a CPU, not seconds.
     """
-    known = [kind for kind in kinds if text.trace.answered or kind != "answer"]
-    if not known and not heads and not policies:
+    possible = [kind for kind in kinds if text.trace.answered or kind != "answer"]
+    if not possible and not heads and not policies:
         unanswered = f"{text.trace.problem_id} never answers, so it has no labels of kind answer"
         raise NotInText(f"{unanswered}: give --label far_max or later, a --head or --scores.")
     strips: dict[str, Tensor] = {}
-    if known or heads:
-        hidden, labels = label_trace(text.model, text.trace, MIN_DISTANCE, known)
-        strips |= {f"true: {kind}": labels[kind] for kind in known}
+    if possible or heads:
+        hidden, labels = label_trace(text.model, text.trace, MIN_DISTANCE, possible)
+        for kind in possible:
+            strips[f"true: {kind}"] = labels[kind]
         for path in heads:
             head = load_predictor(path, dtype=text.model.shape.dtype).to(text.model.device)
             with torch.inference_mode():
                 strips[f"predicted: {path.parent.name}/{path.name}"] = head(hidden)
     for policy, scores in zip(policies, policy_scores(text, policies), strict=True):
-        strips[f"scores: {policy.name}{', mean of layers and heads' if policy.per_head else ''}"] = scores
+        mean = ", mean of layers and heads" if policy.per_head else ""
+        strips[f"scores: {policy.name}{mean}"] = scores
     return {title: scores.double().numpy(force=True) for title, scores in strips.items()}
 
 
@@ -64,14 +68,10 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
     if not policies:
         return []
     text.model.check_rows("policies score its rows")
-    model, trace, device, end = text.model, text.trace, text.model.device, text.trace.think_end
+    model, trace = text.model, text.trace
+    device, end = model.device, trace.think_end
     for policy in policies:
-        if any(isinstance(signal, LastUse) for signal in policy.signals):
-            by_use = f"{policy.name} scores by when each row was used while the text was written"
-            raise NotInText(f"{by_use}, which a text read at once does not tell: choose another policy.")
-        if isinstance(policy, ObservationPolicy) and policy.observation_window >= end:
-            from_newest = f"{policy.name} scores from the newest {policy.observation_window}"
-            raise NotInText(f"{trace.problem_id} thinks to token {end} and {from_newest}: choose a longer text.")
+        _check_scores(policy, trace)
     prefill = Prefill()
     hidden = read_whole(model, trace.token_ids[:end], prefill)
     signals = dict.fromkeys(signal for policy in policies for signal in policy.signals)
@@ -87,13 +87,26 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
     stream = sequence_key(seed, trace.problem_id, trace.draw, "select", 0)
     place: dict[str, Any] = {"problem_id": trace.problem_id, "draw": trace.draw, "text_ids": text_ids, "stream": stream}
     place |= {"question_length": trace.think_start, "answer_start": end}
-    found = []
+    scores_of_policies = []
     for policy in policies:
         view = view_slot(model, cache, slot, policy, **place)
         scores = _pinned_as_highest(policy.ranking(view)[..., trace.think_start :].double())
-        scores = scores.mean(dim=(0, 1)) if policy.per_head else scores
-        found.append(torch.cat([scores, torch.full((len(written) - len(scores),), torch.nan, device=device)]))
-    return found
+        if policy.per_head:
+            scores = scores.mean(dim=(0, 1))
+        unscored = torch.full((len(written) - len(scores),), torch.nan, device=device)
+        scores_of_policies.append(torch.cat([scores, unscored]))
+    return scores_of_policies
+
+
+def _check_scores(policy: BudgetPolicy, trace: Trace) -> None:
+    """Raise NotInText if a policy cannot score a trace that is read at once."""
+    if any(isinstance(signal, LastUse) for signal in policy.signals):
+        by_use = f"{policy.name} scores by when each row was used while the text was written"
+        raise NotInText(f"{by_use}, which a text read at once does not tell: choose another policy.")
+    if isinstance(policy, ObservationPolicy) and policy.observation_window >= trace.think_end:
+        from_newest = f"{policy.name} scores from the newest {policy.observation_window}"
+        thinks = f"{trace.problem_id} thinks to token {trace.think_end}"
+        raise NotInText(f"{thinks} and {from_newest}: choose a longer text.")
 
 
 def _pinned_as_highest(scores: Tensor) -> Tensor:
@@ -111,7 +124,7 @@ _FED, _SLOTS = 64, 32
 def cost(model: LoadedModel, length: int, answer_start: int, steps: int) -> str:
     """Return a sentence on the work and memory that `removal` will take."""
     slots = min(_SLOTS, steps + 1)
-    batches = -(-(steps + 1) // slots)
+    batches = math.ceil((steps + 1) / slots)
     mib = slots * SlotCache.bytes_per_slot(model.shape, length) / 2**20
     return (
         f"attribution: a prefill of {answer_start} tokens, then {batches} x {length - answer_start} decode steps over "
@@ -132,27 +145,31 @@ def removal(
     prefill = Prefill(keep_queries=False)
     read_whole(model, token_ids[:answer_start], prefill)
     positions = torch.arange(answer_start, device=model.device)
-    removed = [range(0), *steps]
+    removed = [range(0), *steps]  # the first of them removes nothing
     cache = SlotCache(model.shape, slots=min(slots, len(removed)), capacity=len(token_ids), device=model.device)
-    found = []
+    batches = []
     for start in range(0, len(removed), cache.slots):
         cache.live = 0
         for step in removed[start : start + cache.slots]:
             kept = (positions < step.start) | (positions >= step.stop)
             cache.evict(cache.admit(prefill), Selection(keep=positions[kept]))
-        found.append(_read_answer(model, token_ids, answer_start, cache))
-    scores = torch.cat(found, dim=1)
+        batches.append(_read_answer(model, token_ids, answer_start, cache))
+    scores = torch.cat(batches, dim=1)
     return scores[:, :1] - scores[:, 1:]
 
 
 def _read_answer(model: LoadedModel, token_ids: Sequence[int], answer_start: int, cache: SlotCache) -> Tensor:
     """Return the log-probability of each answer token in each live slot, [answer, live]."""
-    rows, answer = [], torch.tensor(token_ids[answer_start:], device=model.device)
+    rows = []
+    live = cache.live
+    answer = torch.tensor(token_ids[answer_start:], device=model.device)
     positions = torch.arange(answer_start, len(token_ids) - 1, device=model.device)
-    for at in positions.split(cache.longest_chunk or _FED):
-        cache.begin_chunks(dict.fromkeys(range(cache.live), len(at)), at.repeat(cache.live))
-        tokens = answer[at - answer_start].repeat(cache.live)
-        logits = model.logits(model.step_hidden(tokens, at.repeat(cache.live), cache)).float()
-        following = answer[at + 1 - answer_start].repeat(cache.live)
-        rows.append(logits.log_softmax(dim=-1).gather(-1, following[:, None]).view(cache.live, len(at)).T)
+    for chunk in positions.split(cache.longest_chunk or _FED):
+        chunk_of_slots = chunk.repeat(live)
+        cache.begin_chunks(dict.fromkeys(range(live), len(chunk)), chunk_of_slots)
+        tokens = answer[chunk - answer_start].repeat(live)
+        next_tokens = answer[chunk + 1 - answer_start].repeat(live)
+        logits = model.logits(model.step_hidden(tokens, chunk_of_slots, cache)).float()
+        scores = logits.log_softmax(dim=-1).gather(-1, next_tokens[:, None])
+        rows.append(scores.view(live, len(chunk)).T)
     return torch.cat(rows)

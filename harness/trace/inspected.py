@@ -27,7 +27,7 @@ from kvsweep.harness.sweep.checks import check_artifacts, check_tags, other_mode
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.job import Job, make_job, stored_config
 from kvsweep.messages.errors import UserError
-from kvsweep.run_files.other_rows import texts_of_file
+from kvsweep.run_files.other_rows import TextRow, texts_of_file
 from kvsweep.run_files.row_types import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem
 from kvsweep.run_files.run_reader import StoredCell
 
@@ -84,11 +84,13 @@ class InspectedText:
     @property
     def summary(self) -> str:
         """The completion as written, then answer, outcome, length and evictions; not for a text from a file."""
-        assert self.completion is not None
-        done, answer = self.completion, self.grade and self.grade.answer
-        gold = f" for {self.grade.gold}: {self.outcome}" if self.grade and self.outcome else ""
-        size = f"{done.num_tokens} tokens ({done.stop_reason}), {len(done.evictions)} evictions"
-        return f"{done.text}\n\nanswer {answer or 'none'}{gold}; {size}"
+        completion, grade = self.completion, self.grade
+        assert completion is not None
+        answer = grade.answer if grade else None
+        gold = f" for {grade.gold}: {self.outcome}" if grade and self.outcome else ""
+        evictions = f"{len(completion.evictions)} evictions"
+        size = f"{completion.num_tokens} tokens ({completion.stop_reason}), {evictions}"
+        return f"{completion.text}\n\nanswer {answer or 'none'}{gold}; {size}"
 
     @cached_property
     def pieces(self) -> list[str]:
@@ -116,21 +118,26 @@ class TextSource:
         """Return policies by name, with shared settings; refuses unknown, scoreless, and other models' policies."""
         if not names:
             return []
-        known = choices("policy")
-        if unknown := sorted(set(names) - set(known)):
-            raise UserError(f"--scores {unknown[0]} is no policy: choose from {', '.join(known)}.")
+        existing = choices("policy")
+        for name in sorted(set(names)):
+            if name not in existing:
+                raise UserError(f"--scores {name} is no policy: choose from {', '.join(existing)}.")
         values: Any = OmegaConf.to_container(self.config)
         policies = build_policies(DictConfig({**values, "grid": {"policy": list(names)}}))
         check_tags(self.model, policies)
         check_artifacts(self.model, read_spec(self.model), policies)
-        if others := [policy.name for policy in policies if not isinstance(policy, BudgetPolicy)]:
-            raise UserError(f"--scores {others[0]} cannot be drawn: it keeps everything and scores nothing.")
-        return [policy for policy in policies if isinstance(policy, BudgetPolicy)]
+        scoring = []
+        for policy in policies:
+            if not isinstance(policy, BudgetPolicy):
+                raise UserError(f"--scores {policy.name} cannot be drawn: it keeps everything and scores nothing.")
+            scoring.append(policy)
+        return scoring
 
     def check_head(self, path: Path) -> None:
+        """Refuse a predictor that is missing or was made for another model."""
         artifacts.check("predictor", str(path), "kvsweep predictor train")
-        card = artifacts.read_card("predictor", path)
-        if other := other_model(card, self.model, read_spec(self.model)):
+        other = other_model(artifacts.read_card("predictor", path), self.model, read_spec(self.model))
+        if other:
             raise UserError(f"--head {path} was made for {other}: name another head.")
 
 
@@ -142,19 +149,23 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
     """
     if not (folder / CELL_FILE).is_file():
         raise UserError(f"{folder} is no cell's folder: name one of a run, as `kvsweep status RUN --cells` shows them.")
-    if foreign := [o for o in overrides if not o.startswith(("model.", "policy."))]:
-        own = f"{foreign[0]} cannot be given with a cell's folder, because the cell has its own settings"
-        places = "model.path=DIR model.predictor=DIR policy.predictor=DIR"
-        raise UserError(f"{own}: give only where files lie now, as in {places}.")
+    for override in overrides:
+        if not override.startswith(("model.", "policy.")):
+            other = f"{override} cannot be given with a cell's folder, because the cell has its own settings"
+            places = "model.path=DIR model.predictor=DIR policy.predictor=DIR"
+            raise UserError(f"{other}: give only where files lie now, as in {places}.")
     stored = list(read_graded(folder))
-    found = [row for row in stored if problem_id in (None, row[1].problem_id) and row[1].draw == draw]
-    if not found:
-        some = ", ".join(sorted(f"{c.problem_id}/{c.draw}" for _, c, _ in stored)[:5]) or "none"
+    matching = []
+    for question, completion, grade in stored:
+        if problem_id in (None, completion.problem_id) and completion.draw == draw:
+            matching.append((question, completion, grade))
+    if not matching:
+        pairs = sorted(f"{completion.problem_id}/{completion.draw}" for _, completion, _ in stored)
         missing = f"--problem {problem_id} --draw {draw} is not among the completions of {folder}"
-        raise UserError(f"{missing}: it has {some} ...")
+        raise UserError(f"{missing}: it has {', '.join(pairs[:5]) or 'none'} ...")
     # Most pictures need an answer.
-    answered = (row for row in found if row[2] is not None and row[2].answer is not None)
-    question, completion, grade = next(answered, found[0])
+    with_answer = [row for row in matching if row[2] is not None and row[2].answer is not None]
+    question, completion, grade = (with_answer or matching)[0]
     source = of_completion(folder, question, completion, overrides, grade)
     check_cell(folder, source.model)
     return source
@@ -166,16 +177,19 @@ def of_completion(
     """Return a cell's completion, with the run's configuration and the size of the cell's policy."""
     cell = StoredCell(folder)
     files = cell.files(PROVENANCE_FILE)  # a cell of several shards has only theirs
-    stored, own = stored_config(next(iter(files.values()), folder / PROVENANCE_FILE)), cell.settings["policy"]
-    policy = stored["policy"] | {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in stored["policy"]}
+    config_of_run = stored_config(next(iter(files.values()), folder / PROVENANCE_FILE))
+    policy_of_cell = cell.settings["policy"]
+    policy = config_of_run["policy"]
+    policy |= {name: policy_of_cell[name] for name in BudgetPolicy.SHARED if name in policy_of_cell and name in policy}
     if "rows" in policy:  # rows and every set keep_ratio and budget in another form
         policy.update(rows=None, every=None)
-    sections = {"model": stored["model"], "policy": policy}
+    sections = {"model": config_of_run["model"], "policy": policy}
     config = DictConfig(OmegaConf.merge(sections, OmegaConf.from_dotlist(list(overrides))))
+    setting = setting_of(policy_of_cell)
 
     def read(loaded: LoadedModel) -> InspectedText:
         trace = trace_of(completion, loaded, loaded.dialogue.prompt_ids(question))
-        return InspectedText(model=loaded, trace=trace, completion=completion, setting=setting_of(own), grade=grade)
+        return InspectedText(model=loaded, trace=trace, completion=completion, setting=setting, grade=grade)
 
     return TextSource(model=build(ModelConfig, "model", config.model), config=config, read=read)
 
@@ -186,12 +200,7 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
 
     Raises UserError if the row or a field is missing; `read` raises UserError for a text that does not answer.
     """
-    texts = (text for text in texts_of_file(path) if problem_id in (None, text[1].id))
-    found = next((text for text in texts if (text[1].draw or 0) == draw), None)
-    if found is None:
-        missing = f"--problem {problem_id} --draw {draw} is not in {path}"
-        raise UserError(f"{missing}: name the id of a row, or its line number.")
-    where, row = found
+    where, row = _row_of_file(path, problem_id, draw)
 
     def read(loaded: LoadedModel) -> InspectedText:
         trace, _ = trace_of_text(row.problem, row.text, (row.id, draw), loaded.config.tags, loaded, where)
@@ -201,28 +210,42 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
     return TextSource(model=build(ModelConfig, "model", config.model), config=config, read=read)
 
 
+def _row_of_file(path: Path, problem_id: str | None, draw: int) -> tuple[str, TextRow]:
+    """Return the first row of a problem, or of any, and a draw, with its place in the file."""
+    for where, row in texts_of_file(path):
+        if problem_id in (None, row.id) and (row.draw or 0) == draw:
+            return where, row
+    missing = f"--problem {problem_id} --draw {draw} is not in {path}"
+    raise UserError(f"{missing}: name the id of a row, or its line number.")
+
+
 @plain_config_errors()
 def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: str | None = None) -> TextSource:
     """Return the completion that `read` will write as a cell would; refuses several cells, or an unknown problem."""
-    job = make_job(config := compose_config(*overrides))
+    config = compose_config(*overrides)
+    job = make_job(config)
     if len(job.cells) > 1:
         raise UserError(f"the grid has {len(job.cells)} cells and live writes one completion: leave out grid.*.")
-    found = [problem for problem in job.benchmark.problems if problem_id in (None, problem.id)]
     if question is not None:
-        found = [Problem(id=problem_id or "question", prompt=question, gold="")]
-    if not found:
+        matching = [Problem(id=problem_id or "question", prompt=question, gold="")]
+    else:
+        matching = [problem for problem in job.benchmark.problems if problem_id in (None, problem.id)]
+    if not matching:
         some = ", ".join(job.problem_ids[:5])
         raise UserError(f"--problem {problem_id} is not in {job.benchmark.name}: it has {some} ...")
-    return TextSource(model=job.model, config=config, read=lambda loaded: _written(job, found[0], draw, loaded))
+    problem = matching[0]
+    return TextSource(model=job.model, config=config, read=lambda loaded: _written(job, problem, draw, loaded))
 
 
 def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> InspectedText:
+    """Let the model write and grade one completion of the job's only cell."""
     from kvsweep.harness.sweep.fill import engine_of
 
-    [cell], prompt = job.cells, model.dialogue.prompt_ids(problem.prompt)
+    [cell] = job.cells
+    prompt = model.dialogue.prompt_ids(problem.prompt)
     branch = Branch(cell_id="", policy=cell.policy)
     request = Request(problem_id=problem.id, draw=draw, prompt_ids=prompt, branches=(branch,))
-    ((_, completion),) = engine_of(job, [request], model, slots=1).generate([request])
+    [(_, completion)] = engine_of(job, [request], model, slots=1).generate([request])
     with Grader(workers=1) as grader:
         [grade] = grader.grade([completion], standard_of(cell.describe(), {problem.id: problem.gold}))
     trace, setting = trace_of(completion, model, prompt), setting_of(cell.policy.identity())
@@ -247,51 +270,67 @@ def derivations(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
     text = "".join(pieces)
     cuts = [0, *(match.end() for match in re.finditer(SENTENCES, text)), len(text)]
     paragraph_ends = [match.end() for match in _pattern("--split", split).finditer(text)]
-    steps: list[list[int]] = []
+    steps: list[tuple[int, int]] = []  # first character of each, and the one behind its last
     goes_on = False
     for begin, end in pairwise(cuts):
         sentence = text[begin:end]
         if re.search(EQUATION, sentence):
-            steps.append([begin, end])
+            steps.append((begin, end))
             goes_on = True
-        elif goes_on := goes_on and begin not in paragraph_ends and re.search(r"\d", sentence) is not None:
-            steps[-1][1] = end
-    return [token_range(pieces, *step) for step in steps] if steps else _parts(pieces, paragraph_ends or cuts)
+            continue
+        has_number = re.search(r"\d", sentence) is not None
+        goes_on = goes_on and has_number and begin not in paragraph_ends
+        if goes_on:
+            first, _ = steps[-1]
+            steps[-1] = first, end
+    if not steps:
+        return _parts(pieces, paragraph_ends or cuts)
+    return [token_range(pieces, begin, end) for begin, end in steps]
 
 
 def _parts(pieces: Sequence[str], ends: Sequence[int]) -> list[range]:
     """Cut the tokens at characters of the text; a part begins with the first token completely behind the cut."""
-    begins = [0, *accumulate(map(len, pieces))][:-1]
-    numbers = np.searchsorted(ends, begins, side="right")
-    bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(pieces)]
-    return [range(*bound) for bound in pairwise(bounds)]
+    begins = [0, *accumulate(map(len, pieces))][:-1]  # the first character of each token
+    cuts_before = np.searchsorted(ends, begins, side="right")
+    first_tokens = (np.flatnonzero(np.diff(cuts_before)) + 1).tolist()
+    return [range(begin, end) for begin, end in pairwise([0, *first_tokens, len(pieces)])]
 
 
 def matches(pieces: Sequence[str], pattern: str = EQUATION) -> list[range]:
-    found = _pattern("--find", pattern).finditer("".join(pieces))
-    return [token_range(pieces, *match.span()) for match in found if match.group()]
+    """Tokens of each match of a pattern that is not empty."""
+    text = "".join(pieces)
+    return [token_range(pieces, *match.span()) for match in _pattern("--find", pattern).finditer(text) if match.group()]
 
 
 def given(text: str) -> list[range]:
     """Read `0-31,40-80`, first and last tokens of thinking steps; disorder or overlap raises UserError."""
-    words = [re.fullmatch(r"\s*(\d+)-(\d+)\s*", word) for word in text.split(",")]
-    steps = [range(int(word[1]), int(word[2]) + 1) for word in words if word]
-    if len(steps) < len(words) or not all(steps) or any(a.stop > b.start for a, b in pairwise(steps)):
-        raise UserError(f"--steps {text} cannot be used: write first and last tokens in order, as in 0-31,40-80.")
+    steps: list[range] = []
+    for word in text.split(","):
+        bounds = re.fullmatch(r"\s*(\d+)-(\d+)\s*", word)
+        step = range(int(bounds[1]), int(bounds[2]) + 1) if bounds else range(0)
+        is_behind = not steps or step.start >= steps[-1].stop
+        if not step or not is_behind:
+            raise UserError(f"--steps {text} cannot be used: write first and last tokens in order, as in 0-31,40-80.")
+        steps.append(step)
     return steps
 
 
 def numbers(steps: Sequence[range], tokens: int) -> list[int]:
     """Return the number of each token's step, ascending from 0. Tokens between two steps count as a step too."""
-    bounds = [bound for step in steps for bound in (step.start, step.stop)]
-    found = np.searchsorted(np.unique(bounds), np.arange(tokens), side="right")
-    return np.unique(found, return_inverse=True)[1].tolist()
+    bounds: list[int] = []
+    for step in steps:
+        bounds += [step.start, step.stop]
+    bounds_before = np.searchsorted(np.unique(bounds), np.arange(tokens), side="right")
+    _, numbers = np.unique(bounds_before, return_inverse=True)
+    return numbers.tolist()
 
 
 def token_range(pieces: Sequence[str], begin: int, end: int) -> range:
     """Return the tokens that hold any character from `begin` up to `end` of the joined pieces."""
     ends = list(accumulate(map(len, pieces)))
-    return range(int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(ends, end, side="left")) + 1)
+    first = int(np.searchsorted(ends, begin, side="right"))
+    last = int(np.searchsorted(ends, end, side="left"))
+    return range(first, last + 1)
 
 
 def _pattern(option: str, pattern: str) -> re.Pattern[str]:
