@@ -123,6 +123,7 @@ def _about(path: Path) -> str:
 
 
 def write_shard(path: Path, traces: Sequence[Trace], model: LoadedModel, recipe: Recipe, about: str) -> None:
+    """Write the traces' hidden states and labels, concatenated, with the length of each; `about` describes them."""
     parts: dict[str, list[Tensor]] = {name: [] for name in (*LABEL_KINDS, "hidden")}
     for trace in traces:
         longer = with_lead(trace, recipe.lead)
@@ -146,7 +147,11 @@ def shard_path(directory: Path, number: int) -> Path:
 
 
 def data_hash(traces: Sequence[Trace]) -> str:
-    return hashlib.sha256("".join(json.dumps(trace.to_dict()) for trace in traces).encode()).hexdigest()[:16]
+    """Return a hash of the traces' contents, in their order."""
+    digest = hashlib.sha256()
+    for trace in traces:
+        digest.update(json.dumps(trace.to_dict()).encode())
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -217,9 +222,12 @@ def target(labels: Labels, kinds: Sequence[LabelKind], scale: Target | None = "s
     10 / 0.3 * x ** 0.3 (`power`) for R1-Distill-Qwen-7B, and 10,000 * x (`linear`) for R1-Distill-Llama-8B.
     """
     if scale == "standardised":
-        return standardise(torch.stack([standardise(labels[kind].float()) for kind in kinds]).sum(dim=0))
+        standardised = [standardise(labels[kind].float()) for kind in kinds]
+        return standardise(torch.stack(standardised).sum(dim=0))
     [kind] = kinds
-    return labels[kind] * 10_000 if scale == "linear" else labels[kind] ** 0.3 / 0.3 * 10
+    if scale == "linear":
+        return labels[kind] * 10_000
+    return labels[kind] ** 0.3 / 0.3 * 10
 
 
 def standardise(label: Tensor) -> Tensor:

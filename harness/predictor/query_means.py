@@ -40,16 +40,17 @@ class QueryMeans(Prefill):
         """Add one full layer of one text, [1, heads, length, head_dim] each."""
         layer = self._layer
         self._layer += 1
+        length = query.shape[2]
         if layer == 0:
-            self.tokens += query.shape[2]
+            self.tokens += length
         sums = self.sums[layer] if layer < len(self.sums) else torch.zeros((), device=query.device)
-        for positions in torch.arange(query.shape[2], device=query.device).split(_BLOCK):
+        for positions in torch.arange(length, device=query.device).split(_BLOCK):
             angles = positions[:, None] * self.frequencies
-            turn = torch.polar(torch.full_like(angles, 1 / self.scaling_of_rotation), -angles)
+            turn_back = torch.polar(torch.full_like(angles, 1 / self.scaling_of_rotation), -angles)
             real, imaginary = query[0, :, positions].double().chunk(2, dim=-1)
-            before = torch.complex(real, imaginary) * turn
-            sums = sums + torch.stack([before.sum(dim=1), before.abs().sum(dim=1)])
-        self.sums[layer : layer + 1] = [sums]
+            unrotated = torch.complex(real, imaginary) * turn_back  # [heads, tokens, head_dim / 2]
+            sums = sums + torch.stack([unrotated.sum(dim=1), unrotated.abs().sum(dim=1)])
+        self.sums[layer : layer + 1] = [sums]  # replaces the layer's sums, or appends them
 
     def result(self) -> dict[str, Tensor]:
         """Return the mean query (complex) and a query's mean size, [layers, q_heads, head_dim / 2] each."""

@@ -91,11 +91,18 @@ def _question(trace: Trace) -> int | None:
 
 
 def is_stored(done: Mapping[row_types.Pair, int | None], key: row_types.Pair, question: int | None) -> bool:
-    """True if the pair is stored; raises UserError if that trace answers another question of the same id."""
-    if key in done and None not in (done[key], question) and done[key] != question:
+    """True if the pair is stored; raises UserError if that trace answers another question of the same id.
+
+    `question` is a hash of the question's tokens, as `done` has them of stored traces; None if it is not known.
+    """
+    if key not in done:
+        return False
+    stored_question = done[key]
+    are_known = stored_question is not None and question is not None
+    if are_known and stored_question != question:
         other = f"{TRACES_FILE} holds another question of the id {key[0]!r:.60}"
         raise UserError(f"{other}: delete it, set recipe.out=, or give the problems ids of their own.")
-    return key in done
+    return True
 
 
 def _origin(settings: PredictorSettings) -> dict[str, Any]:
@@ -150,6 +157,7 @@ def written(
 
 
 def trace_of(completion: Completion, model: LoadedModel, prompt: Sequence[int]) -> Trace:
+    """Return a completion's trace, behind the token ids of its prompt."""
     ids = completion.token_ids[:-1] if completion.stop_reason == "stop" else completion.token_ids
     parts = _parts(ids, len(prompt), model)
     return Trace(problem_id=completion.problem_id, draw=completion.draw, kept=True, token_ids=[*prompt, *ids], **parts)
@@ -164,10 +172,11 @@ def _parts(ids: list[int], start: int, model: LoadedModel) -> dict[str, int]:
 def graded_trace(completion: Completion, model: LoadedModel, prompt: Sequence[int], correct: bool) -> Trace:
     """Return a completion's trace, kept if it is correct, thinks, answers, and evicted nothing."""
     trace = trace_of(completion, model, prompt)
-    if correct and trace.answered and trace.think_end - trace.think_start > 1 and not completion.evictions:
+    thinks = trace.think_end - trace.think_start > 1
+    if correct and thinks and trace.answered and not completion.evictions:
         return trace
-    closed = trace.think_end < len(trace.token_ids)
-    think_end = trace.think_end if closed else trace.think_start
+    is_closed = trace.think_end < len(trace.token_ids)
+    think_end = trace.think_end if is_closed else trace.think_start
     return replace(trace, kept=False, token_ids=[], think_end=think_end)
 
 
@@ -205,20 +214,28 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], list[str
 
 
 def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
-    """Yield traces from a cell's folder or a file of problem, text, and gold or correct; UserError without them."""
+    """Return traces of a cell's folder or of a file of problem, text, and gold or correct; UserError without them."""
     source = Path(str(settings.recipe.import_from))
-    is_cell = (source / row_types.CELL_FILE).is_file()
-    if not is_cell and not source.is_file():
-        missing = f"recipe.import_from={source} does not exist, or has no {row_types.CELL_FILE}"
-        raise UserError(f"{missing}: give a cell's folder or a file of texts.")
-    if is_cell:
-        check_cell(source, settings.model)
-        model = load()
-        add_questions(settings.recipe.out, [problem.prompt for problem in StoredCell(source).problems().values()])
-        for question, completion, grade in read_graded(source):
-            if grade is not None:
-                yield graded_trace(completion, model, model.dialogue.prompt_ids(question), grade.correct == 1)
-        return
+    if (source / row_types.CELL_FILE).is_file():
+        return _imported_cell(source, settings, load)
+    if source.is_file():
+        return _imported_texts(source, settings, load)
+    missing = f"recipe.import_from={source} does not exist, or has no {row_types.CELL_FILE}"
+    raise UserError(f"{missing}: give a cell's folder or a file of texts.")
+
+
+def _imported_cell(folder: Path, settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
+    """Yield a trace of each graded completion of a cell."""
+    check_cell(folder, settings.model)
+    model = load()
+    add_questions(settings.recipe.out, [problem.prompt for problem in StoredCell(folder).problems().values()])
+    for question, completion, grade in read_graded(folder):
+        if grade is not None:
+            yield graded_trace(completion, model, model.dialogue.prompt_ids(question), grade.correct == 1)
+
+
+def _imported_texts(source: Path, settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
+    """Yield a trace of each text that thinks and answers; a note names each other one."""
     tags = ThinkTags(start=settings.recipe.open_tag, end=settings.recipe.close_tag)
     texts = _by_question(source)
     model = load()
@@ -248,19 +265,21 @@ def check_cell(folder: Path, model: ModelConfig) -> None:
 
 def _by_question(source: Path) -> dict[row_types.Pair, tuple[str, TextRow]]:
     """Return each row with its place. Rows of a question share the first row's id, to be held out together."""
-    ids: dict[str, str] = {}
+    ids: dict[str, str] = {}  # of the first row of each question
     counts: Counter[str] = Counter()
     rows: dict[row_types.Pair, tuple[str, TextRow]] = {}
     for where, row in texts_of_file(source):
         if row.gold is None and row.correct is None:
             raise UserError(f"{where} must name problem, text, and gold or correct.")
-        name = ids.setdefault(row.problem, row.id)
-        key = (name, counts[name] if row.draw is None else row.draw)
-        if key in rows:
-            again = f"{where} is the second row of problem {name!r} and draw {key[1]}"
+        if row.problem not in ids:
+            ids[row.problem] = row.id
+        name = ids[row.problem]
+        draw = counts[name] if row.draw is None else row.draw
+        if (name, draw) in rows:
+            again = f"{where} is the second row of problem {name!r} and draw {draw}"
             raise UserError(f"{again}: give the texts of one question different draws, or leave draw out.")
         counts[name] += 1
-        rows[key] = where, row
+        rows[name, draw] = where, row
     return rows
 
 

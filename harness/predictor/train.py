@@ -27,6 +27,8 @@ from kvsweep.run_files.safe_files import replacing
 
 # Eval counts how many of the true top 20% of tokens are in the predicted top 20%, 30%, ..., and compares the mean true
 # and predicted importance in ten equal parts of the thinking.
+# The settings of a recipe that decide a head's weights.
+_FIXED = ("label", "target", "widths", "epochs", "lr", "weight_decay", "batch", "rank_weight", "held_out", "seed")
 TOP, DEPTHS, BINS = 0.2, (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), 10
 
 
@@ -34,20 +36,9 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     """Fit the predictor; write a checkpoint after each epoch; return its folder."""
     recipe, model = settings.recipe, settings.model
     device = device_of(model)
+    # A checkpoint of other values is not continued.
     fixed = {name: manifest[name] for name in ("data", "min_distance")}
-    for name in (
-        "label",
-        "target",
-        "widths",
-        "epochs",
-        "lr",
-        "weight_decay",
-        "batch",
-        "rank_weight",
-        "held_out",
-        "seed",
-    ):
-        fixed[name] = getattr(recipe, name)
+    fixed |= {name: getattr(recipe, name) for name in _FIXED}
     fixed["model_weights"] = manifest["model"]["weights"]
     torch.manual_seed(recipe.seed)
     if recipe.whole_traces:
@@ -59,12 +50,13 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     recipe.head.mkdir(parents=True, exist_ok=True)
     path = recipe.head / "checkpoint.pt"
     parts: dict[str, Any] = {"head": head, "optimizer": fitting.optimizer, "schedule": fitting.schedule}
-    saved = dict(torch.load(path, weights_only=True, map_location=device)) if path.exists() else {}
     start = 0
-    if saved.get("settings") == fixed:
-        start = saved["epoch"]
-        for name, part in parts.items():
-            part.load_state_dict(saved[name])
+    if path.exists():
+        checkpoint = torch.load(path, weights_only=True, map_location=device)
+        if checkpoint.get("settings") == fixed:
+            start = checkpoint["epoch"]
+            for name, part in parts.items():
+                part.load_state_dict(checkpoint[name])
     for epoch in tqdm(range(start, recipe.epochs), desc=f"train {'+'.join(recipe.label)}"):
         torch.manual_seed(recipe.seed + epoch)
         fitted = fitting.fit_epoch(epoch)
@@ -151,33 +143,38 @@ def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError("recipe.held_out=null keeps no trace to measure on: choose one in so many, and train again.")
     head, card = load_predictor(recipe.head), read_card("predictor", recipe.head)
     # A predictor says nothing by ranking well a trace that it was fitted to.
-    if not {"data": manifest["data"], "held_out": recipe.held_out}.items() <= card.items():
+    if card.get("data") != manifest["data"] or card.get("held_out") != recipe.held_out:
         other = f"{recipe.head} was fitted to other traces, or with recipe.held_out={card.get('held_out')}"
         raise UserError(f"{other}: run kvsweep predictor train again.")
-    shares, correlations, bins = [], [], []
+    shares, correlations, tenths = [], [], []
     for number in range(manifest["shards"]):
         for held_out, hidden, labels in read_shard(recipe, manifest, number):
             goal = target(labels, recipe.label, recipe.target)
-            labelled = ~goal.isnan()
-            if not held_out or labelled.sum() < 2 * BINS:
+            has_label = ~goal.isnan()
+            if not held_out or has_label.sum() < 2 * BINS:
                 continue
-            goal, scores = goal[labelled], head(hidden[labelled].float())
-            top = goal.topk(max(1, int(len(goal) * TOP))).indices
-            rank = scores.argsort(descending=True, stable=True).argsort()
-            shares.append([float((rank[top] < depth * len(goal)).float().mean()) for depth in DEPTHS])
+            goal, scores = goal[has_label], head(hidden[has_label].float())
+            shares.append(shares_of_top(goal, scores))
             correlations.append(spearmanr(goal, scores).statistic)
-            pairs = zip(goal.tensor_split(BINS), scores.tensor_split(BINS), strict=True)
-            bins.append(torch.tensor([[float(true.mean()), float(score.mean())] for true, score in pairs]))
+            parts = zip(goal.tensor_split(BINS), scores.tensor_split(BINS), strict=True)
+            tenths.append(torch.tensor([[float(true.mean()), float(predicted.mean())] for true, predicted in parts]))
     if not correlations:
         raise UserError(f"{recipe.labels} holds out no trace of {2 * BINS} tokens: train with a lower recipe.held_out.")
-    mean_shares = zip(DEPTHS, np.mean(shares, axis=0), strict=True)
+    found_in_top = {}
+    for depth, share in zip(DEPTHS, np.mean(shares, axis=0), strict=True):
+        found_in_top[f"{depth:.0%}"] = round(float(share), 4)
     result = {
         "held_out_traces": len(correlations),
-        "true_top_20_percent_found_in_predicted_top": {
-            f"{depth:.0%}": round(float(share), 4) for depth, share in mean_shares
-        },
+        "true_top_20_percent_found_in_predicted_top": found_in_top,
         "rank_correlation": round(float(np.mean(correlations)), 4),
-        "calibration_by_tenth_of_thinking_true_predicted": torch.stack(bins).mean(dim=0).round(decimals=4).tolist(),
+        "calibration_by_tenth_of_thinking_true_predicted": torch.stack(tenths).mean(dim=0).round(decimals=4).tolist(),
     }
     (recipe.head / "eval.json").write_text(json.dumps(result, indent=2) + "\n")
     return result
+
+
+def shares_of_top(goal: Tensor, scores: Tensor) -> list[float]:
+    """Return, for each of DEPTHS, the share of a trace's true top tokens that are in this predicted top."""
+    true_top = goal.topk(max(1, int(len(goal) * TOP))).indices
+    predicted_rank = scores.argsort(descending=True, stable=True).argsort()
+    return [float((predicted_rank[true_top] < depth * len(goal)).float().mean()) for depth in DEPTHS]
