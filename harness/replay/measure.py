@@ -110,6 +110,7 @@ def replay(
 
 
 def _read(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> dict[Pair, Reference]:
+    """Return what the full cache computes for each request's completion."""
     states: dict[Pair, list[Tensor]] = defaultdict(list)
     for step in engine.replay(requests):
         for fed in step:
@@ -119,13 +120,15 @@ def _read(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> di
         hidden = torch.cat(states[request.key])
         text = f"text {request.problem_id!r:.80}, draw {request.draw}"
         model.check_finite(hidden, [*request.prompt_ids, *request.forced], f"the full cache's replay of {text}")
-        numbers = []
+        logliks, entropies = [], []
         size = _tokens_at_once(model)
-        taken = torch.tensor(request.forced, device=hidden.device)
-        for part, following in zip(hidden.split(size), taken.split(size), strict=True):
-            full = model.logits(part).float().log_softmax(dim=-1)
-            numbers.append(torch.stack([full.gather(-1, following[:, None])[:, 0], -(full.exp() * full).sum(dim=-1)]))
-        loglik, entropy = torch.cat(numbers, dim=1).double().numpy(force=True)
+        next_tokens = torch.tensor(request.forced, device=hidden.device)
+        for part, following in zip(hidden.split(size), next_tokens.split(size), strict=True):
+            logs = model.logits(part).float().log_softmax(dim=-1)
+            logliks.append(logs.gather(-1, following[:, None])[:, 0])
+            entropies.append(-(logs.exp() * logs).sum(dim=-1))
+        loglik = torch.cat(logliks).double().numpy(force=True)
+        entropy = torch.cat(entropies).double().numpy(force=True)
         references[request.key] = Reference(hidden, loglik, entropy)
     return references
 
@@ -135,23 +138,26 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
     """Add these parts of a step to the tallies of all cells that share them."""
     if not step:
         return
-    parts = [(fed, slice(fed.start, fed.start + len(fed.hidden))) for fed in step]
+    places = [slice(fed.start, fed.start + len(fed.hidden)) for fed in step]  # in each part's completion
+    parts = list(zip(step, places, strict=True))
     following: list[int] = []
-    for fed, at in parts:
+    for fed, place in parts:
         request = fed.request
         text = f"cell {fed.cell_ids[0]}'s replay of text {request.problem_id!r:.80}, draw {request.draw}"
-        model.check_finite(fed.hidden, [*request.prompt_ids, *request.forced[: at.stop]], text)
-        following += request.forced[at]
-    cell_states = torch.cat([fed.hidden for fed, _ in parts])
-    full_states = torch.cat([references[fed.request.key].hidden[at] for fed, at in parts])
+        model.check_finite(fed.hidden, [*request.prompt_ids, *request.forced[: place.stop]], text)
+        following += request.forced[place]
+    cell_states = torch.cat([fed.hidden for fed in step])
+    full_states = torch.cat([references[fed.request.key].hidden[place] for fed, place in parts])
     next_tokens = torch.tensor(following)
-    # Many cells read the same token in a step; the full cache's distribution is computed once for all of them.
+    # Many cells read the same token in a step; the full cache's distribution is computed once for all of them. A token
+    # has the number of its text in the upper bits and its place in the text in the lower ones.
     texts = {pair: number << 32 for number, pair in enumerate(references)}
-    tokens = [texts[fed.request.key] + np.arange(at.start, at.stop) for fed, at in parts]
+    tokens = [texts[fed.request.key] + np.arange(place.start, place.stop) for fed, place in parts]
+    # `first` is a row of each different token, `token_of` the number of each row's token.
     _, first, token_of = np.unique(np.concatenate(tokens), return_index=True, return_inverse=True)
     order = np.argsort(token_of, kind="stable")
     size = _tokens_at_once(model)
-    numbers = np.empty((3, len(order)))
+    numbers = np.empty((3, len(order)))  # divergence, log-likelihood and agreement of each row
     for begin in range(0, len(first), size):
         full = model.logits(full_states[first[begin : begin + size]]).float().log_softmax(dim=-1)
         low, high = np.searchsorted(token_of, [begin, begin + size], sorter=order)
@@ -160,16 +166,17 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
             cell = model.logits(cell_states[rows]).float().log_softmax(dim=-1)
             kl = (reference.exp() * (reference - cell)).sum(dim=-1).clamp(min=0)
             same = reference.argmax(dim=-1) == cell.argmax(dim=-1)
-            taken = cell.gather(-1, next_tokens[rows, None].to(cell.device))[:, 0]
-            numbers[:, rows] = torch.stack([kl, taken, same.float()]).double().numpy(force=True)
-    ends = np.cumsum([len(fed.hidden) for fed, _ in parts])
-    for (fed, at), (divergence, logliks, agree) in zip(parts, np.split(numbers, ends[:-1], axis=1), strict=True):
+            loglik = cell.gather(-1, next_tokens[rows, None].to(cell.device))[:, 0]
+            numbers[:, rows] = torch.stack([kl, loglik, same.float()]).double().numpy(force=True)
+    ends = np.cumsum([len(fed.hidden) for fed in step])
+    numbers_of_parts = np.split(numbers, ends[:-1], axis=1)
+    for (fed, place), (divergence, logliks, agree) in zip(parts, numbers_of_parts, strict=True):
         for cell_id in fed.cell_ids:
             tally = tallies[cell_id, fed.request.key]
-            tally.kl[at] = divergence
-            tally.loglik[at] = logliks
-            tally.same[at] = agree > 0
-            tally.since[at] = fed.since or 0
+            tally.kl[place] = divergence
+            tally.loglik[place] = logliks
+            tally.same[place] = agree > 0
+            tally.since[place] = fed.since or 0
             tally.evictions = fed.evictions
 
 
@@ -178,11 +185,13 @@ def _tokens_at_once(model: LoadedModel) -> int:
 
 
 def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: Reference) -> Replay:
+    """Return the stored row of a tally; `answer_start` is the answer's first token in the completion."""
     change = tally.loglik - full.loglik
     answer = slice(answer_start, None)
     other = np.flatnonzero(~tally.same)
 
     def bins(values: np.ndarray, bounds: Sequence[float]) -> list[ReplayBin]:
+        """Sum the numbers of tokens whose values lie between two bounds."""
         place = np.searchsorted(bounds, values, side="right") - 1
         tokens = np.bincount(place, minlength=len(bounds))
         kl = np.bincount(place, tally.kl, len(bounds))
@@ -193,11 +202,12 @@ def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: 
             for i in range(len(bounds))
         ]
 
-    answered = answer_start < len(change)
+    has_answer = answer_start < len(change)
     median, p99 = np.quantile(tally.kl, [0.5, 0.99])
+    problem_id, draw = pair
     return Replay(
-        problem_id=pair[0],
-        draw=pair[1],
+        problem_id=problem_id,
+        draw=draw,
         tokens=len(change),
         prompt_tokens=prompt_tokens,
         evictions=tally.evictions,
@@ -209,8 +219,8 @@ def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: 
         top1=float(tally.same.mean()),
         first_other=int(other[0]) if len(other) else None,
         answer_tokens=len(change) - answer_start,
-        answer_loglik=float(tally.loglik[answer].sum()) if answered else None,
-        answer_change=float(change[answer].sum()) if answered else None,
+        answer_loglik=float(tally.loglik[answer].sum()) if has_answer else None,
+        answer_change=float(change[answer].sum()) if has_answer else None,
         by_distance=bins(tally.since, REPLAY_DISTANCES),
         by_entropy=bins(full.entropy.clip(min=0), REPLAY_ENTROPIES),
     )

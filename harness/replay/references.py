@@ -38,10 +38,14 @@ class ReplayConfig:
     @property
     def file(self) -> str:
         """The name of the cells' file of rows. Each source has its own file, so that rows are never mixed."""
-        parts = [] if self.texts is None else [Path(self.texts).stem, digests([Path(self.texts)])[0][:8]]
-        parts += [] if self.tokens is None else [f"first{self.tokens}"]
         stem, suffix = row_types.REPLAY_FILE.split(".")
-        return f"{'_'.join([stem, *parts])}.{suffix}"
+        parts = [stem]
+        if self.texts is not None:
+            path = Path(self.texts)
+            parts += [path.stem, digests([path])[0][:8]]
+        if self.tokens is not None:
+            parts.append(f"first{self.tokens}")
+        return f"{'_'.join(parts)}.{suffix}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +114,11 @@ def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
 
 
 def _full_cell(job: Job) -> StoredCell:
+    """Return the stored cell of the full, unpacked cache under the job's conditions."""
     condition = job.cells[0].describe()["condition"]
     for cell, settings in read_cells(job.run_directory):
         if settings["condition"] == condition and settings["policy"]["name"] == "full" and "cache" not in settings:
             return cell
     lacking = "holds no full cache's cell of the same conditions, whose texts could be replayed"
-    mend = "run that cell first (policy=full), or give texts=FILE"
-    raise UserError(f"{job.name}: {job.run_directory} {lacking}: {mend}.")
+    hint = "run that cell first (policy=full), or give texts=FILE"
+    raise UserError(f"{job.name}: {job.run_directory} {lacking}: {hint}.")

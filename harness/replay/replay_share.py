@@ -84,20 +84,20 @@ def read_jobs(directory: Path) -> list[Job]:
     def refuse(folder: Path, reason: UserError) -> None:
         raise reason
 
-    found = begun_configs(directory, refuse)
-    if not found:
+    configs = begun_configs(directory, refuse)
+    if not configs:
         raise UserError(f"{directory} holds no cell that a sweep has begun: give the folder of a run.")
-    # Jobs with the same model, benchmark and precision become one job.
     begun = set[str]()
-    for _, ids in found:
+    for _, ids in configs:
         begun |= ids
+    # Jobs with the same model, benchmark and precision become one job.
     groups: dict[str, Job] = {}
-    for config, ids in found:
+    for config, ids in configs:
         job = make_job(OmegaConf.create(config))
         condition = row_types.content_hash([job.cells[0].describe()["condition"], job.cache.identity()])
         if not ids <= {cell.cell_id for cell in job.cells}:  # a cell that has changed would start again
             job = replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id in begun))
-        first = groups.setdefault(condition, job)
+        first = groups.get(condition, job)
         cells = {cell.cell_id: cell for cell in (*first.cells, *job.cells)}
         inputs = {**first.inputs, **job.inputs}
         groups[condition] = replace(first, cells=tuple(cells.values()), inputs=inputs, rounds=(), margin=None)

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -57,6 +58,7 @@ def measure_seconds(jobs: Sequence[Job], replayed: ReplayConfig, config: TimeCon
 
 
 def _turn(model: LoadedModel, share: ReplayShare, cell: Cell, config: TimeConfig, number: int) -> Iterator[Timing]:
+    """Yield the timings of one cell in one round: a text alone, `slots` texts, and as many as the memory holds."""
     job = share.job
     branches = [Branch(cell_id=cell.cell_id, policy=cell.policy)]
     requests = [text.request(model, share.tokens, branches) for text in share.texts]
@@ -81,23 +83,25 @@ def _time(engine: Engine, requests: Sequence[Request], why: Literal["one", "give
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    by_length: dict[int, list[float]] = {}
-    cpu, rows, steps, before = time.process_time(), 0, 0, 0.0
+    steps_at = Counter[int]()  # by rows of the longest slot
+    seconds_at = defaultdict[int, float](float)
+    cpu_before = time.process_time()
+    rows = steps_before = 0
+    seconds_before = 0.0
 
-    def note() -> float:
-        """Count the steps since the last call, all at about `rows` rows; return the engine's seconds so far."""
+    def note() -> None:
+        """Count the steps since the last call, all at about `rows` rows."""
         if on_gpu:
             torch.cuda.synchronize(device)
         clock.settle()
-        totals = by_length.setdefault(rows, [0, 0.0])  # steps and seconds
-        totals[0] += clock.steps - steps
-        totals[1] += clock.decode - before
-        return clock.decode
+        steps_at[rows] += clock.steps - steps_before
+        seconds_at[rows] += clock.decode - seconds_before
 
     for _ in engine.steps(requests):
-        now = engine.cache.longest // _ROWS * _ROWS
-        if now != rows:
-            before, rows, steps = note(), now, clock.steps
+        rows_now = engine.cache.longest // _ROWS * _ROWS
+        if rows_now != rows:
+            note()
+            rows, steps_before, seconds_before = rows_now, clock.steps, clock.decode
     note()
     return Timing(
         why=why,
@@ -105,9 +109,9 @@ def _time(engine: Engine, requests: Sequence[Request], why: Literal["one", "give
         slots=len(requests),
         tokens=clock.tokens,
         seconds=clock.decode,
-        cpu_seconds=time.process_time() - cpu,
+        cpu_seconds=time.process_time() - cpu_before,
         eviction_seconds=clock.eviction + clock.scoring,
         kv_bytes=engine.cache.kv_bytes,
         peak_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None,
-        by_length=[(rows, int(count), seconds) for rows, (count, seconds) in sorted(by_length.items()) if count],
+        by_length=[(rows, steps, seconds_at[rows]) for rows, steps in sorted(steps_at.items()) if steps],
     )
