@@ -93,7 +93,7 @@ def _lost_backslash(sign: str) -> str:
 
 def _fault(text: str) -> str | None:
     """Return why no answer can equal this expression; None if one can."""
-    spelled = readable(text)[0]
+    spelled, _ = readable(text)
     if text.strip() in _MISSING:
         return "it stands for a missing value"
     for pattern, fault, _ in _UNFIT:
@@ -107,12 +107,15 @@ def _fault(text: str) -> str | None:
     if any(unicodedata.category(sign) == "Cf" for sign in spelled):
         return "it has an invisible sign"
     for part, spelling in _in_latex(text):
-        if not compare(text.replace(part, spelling), text)[0]:
+        is_equal, *_ = compare(text.replace(part, spelling), text)
+        if not is_equal:
             hint = f"which LaTeX writes as {spelling}" if spelling else "so leave it out"
             return f"it has {part.strip()}, {hint}"
     first, *others = re.split(r"\s+or\s+", text.strip())
-    if any(compare(first, other)[0] for other in others):
-        return "it has one answer twice beside or"
+    for other in others:
+        is_equal, *_ = compare(first, other)
+        if is_equal:
+            return "it has one answer twice beside or"
     if _is_sentence(text):
         return "it is a sentence"
     return None
@@ -143,4 +146,6 @@ def _in_latex(text: str) -> Iterator[tuple[str, str]]:
 def _is_sentence(text: str) -> bool:
     r"""True for four words beside numbers or signs, or for many words. The contents of `\text{}` do not count."""
     bare = _COMMANDS.sub(" ", TEXT_COMMAND.sub(" ", text))
-    return len(_WORD.findall(bare)) > (3 if re.search(r"[\d=+*/^<>]", bare) else _MOST_WORDS)
+    has_numbers = re.search(r"[\d=+*/^<>]", bare)
+    most_words = 3 if has_numbers else _MOST_WORDS
+    return len(_WORD.findall(bare)) > most_words

@@ -4,9 +4,8 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -38,12 +37,15 @@ class Prompt(NamedTuple):
 
     def ask(self, problem: str, options: Mapping[str, str]) -> str:
         """Return a problem's prompt, with its options by letter; refuses a template that fails or does not fit."""
+        values: dict[str, Any] = {"problem": problem}
+        if options:
+            values["options"] = options
         try:
-            prompt = self.template.render({"problem": problem} | ({"options": options} if options else {}))
+            prompt = self.template.render(values)
         except Exception as error:  # a template is a program and can raise anything
             reason = f"cannot ask this benchmark ({type(error).__name__}: {str(error)[:80]!r})"
-            values = "problem and options" if options else "problem alone"
-            raise UserError(f"benchmark.prompt={self.name} {reason}; choose a prompt that uses {values}.") from None
+            usable = "problem and options" if options else "problem alone"
+            raise UserError(f"benchmark.prompt={self.name} {reason}; choose a prompt that uses {usable}.") from None
         if not is_text(prompt):
             fault = "writes half a character (a lone surrogate), which is no text"
             raise UserError(f"benchmark.prompt={self.name} {fault}; correct it.")
@@ -150,25 +152,24 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tupl
     _warn(rows, problem_column)
     ids = _ids(rows, texts, _find("id", config, rows))
     orders = option_orders(ids, config.option_seed, config.option_order) if config.has_options else {}
-    places = dict[tuple[str, ...], str]()
+    first_rows = dict[tuple[str, ...], str]()  # place of the first row of each problem with its options
     options_of_problems = list[dict[str, str]]()
     golds = list[str]()
     for row, text, problem_id in zip(rows, texts, ids, strict=True):
         options = dict[str, str]()
-        choices = list[str]()
         order = orders.get(problem_id)
         if order:
-            columns = (answer_column, *wrong_columns)
-            choices = [_whole_text(option_text(_value(row, column, "option"), row), row) for column in columns]
-            check_options(choices, row, problem_id)
-            options = {letter: choices[choice] for letter, choice in zip(LETTERS, order, strict=True)}
+            choices = _choices(row, [answer_column, *wrong_columns], problem_id)
+            for letter, number in zip(LETTERS, order, strict=True):
+                options[letter] = choices[number]
             gold = LETTERS[order.index(0)]
         else:
             check_lists(row, text, problem_id, named=config.answer_kind != "letter")
             gold = _gold(row, answer_column, config, problem_id)
-        earlier = places.setdefault((text, *sorted(choices)), row.where)
-        if earlier != row.where:
-            raise UserError(f"{row.where} has the problem of {earlier} again, under another id; delete one.")
+        asked = (text, *sorted(options.values()))
+        if asked in first_rows:
+            raise UserError(f"{row.where} has the problem of {first_rows[asked]} again, under another id; delete one.")
+        first_rows[asked] = row.where
         options_of_problems.append(options)
         golds.append(gold)
     template = read_prompt(config.prompt)
@@ -184,6 +185,16 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tupl
     for problem_id, prompt, gold, group in zip(ids, prompts, golds, groups, strict=True):
         problems.append(Problem(id=problem_id, prompt=prompt, gold=gold, group=group))
     return problems, texts
+
+
+def _choices(row: FileRow, columns: list[str], problem_id: str) -> list[str]:
+    """Return a question's options, the right one first, from their columns; refuses options that cannot be asked."""
+    choices = []
+    for column in columns:
+        text = option_text(_value(row, column, "option"), row)
+        choices.append(_whole_text(text, row))
+    check_options(choices, row, problem_id)
+    return choices
 
 
 def _with_comparable_answers(rows: list[FileRow], column: str, config: BenchmarkConfig) -> list[FileRow]:
@@ -204,11 +215,15 @@ def _with_comparable_answers(rows: list[FileRow], column: str, config: Benchmark
 
 
 def _names(rows: list[FileRow]) -> str:
-    names = dict.fromkeys(map(repr, chain.from_iterable(row.values for row in rows)))
+    """Return the names of all columns that rows have, for a message."""
+    names = dict[str, None]()
+    for row in rows:
+        names.update(dict.fromkeys(map(repr, row.values)))
     return ", ".join(names) or "(none)"
 
 
 def _find(name: FieldName, config: BenchmarkConfig, rows: list[FileRow]) -> str | None:
+    """Return the column that has a field: the configured one, or else one of the field's name; None without either."""
     configured = config.columns.get(name, name)
     if configured is None:
         return None
@@ -219,6 +234,7 @@ def _find(name: FieldName, config: BenchmarkConfig, rows: list[FileRow]) -> str 
 
 
 def _require(name: FieldName, config: BenchmarkConfig, rows: list[FileRow], origin: str) -> str:
+    """Return the column that has a field; raises UserError, with the columns that there are, if none has it."""
     column = _find(name, config, rows)
     if column is None:
         missing = f"no column {config.columns.get(name, name)!r}, its columns are {_names(rows)}"
@@ -227,18 +243,20 @@ def _require(name: FieldName, config: BenchmarkConfig, rows: list[FileRow], orig
 
 
 def _ids(rows: list[FileRow], texts: list[str], column: str | None) -> list[str]:
-    places = dict[str, str]()
+    """Return each row's id, without a column of ids a hash of its text; raises UserError if two rows have the same."""
+    first_rows = dict[str, str]()  # place of the row that has an id
     for row, text in zip(rows, texts, strict=True):
         problem_id = content_hash(text) if column is None else _id(row, column)
-        earlier = places.setdefault(problem_id, row.where)
-        if earlier != row.where:
+        if problem_id in first_rows:
             repeated = "problem text" if column is None else f"id {problem_id!r}"
-            again = f"{row.where} has the {repeated} of {earlier} again"
+            again = f"{row.where} has the {repeated} of {first_rows[problem_id]} again"
             raise UserError(f"{again}; ids must differ, so change or delete one.")
-    return list(places)
+        first_rows[problem_id] = row.where
+    return list(first_rows)
 
 
 def _id(row: FileRow, column: str) -> str:
+    """Return a row's id as text; refuses one that is neither text nor number."""
     value = _value(row, column, "id", "give every problem one, or none any")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UserError(f"{row.where} has the id {value!r:.60}, which is no text or number; correct it.")
@@ -265,24 +283,30 @@ def _warn(rows: list[FileRow], column: str) -> None:
 
 
 def _gold(row: FileRow, column: str, config: BenchmarkConfig, problem_id: str) -> str:
+    """Return a row's gold in comparable form, what stands behind `answer_after`; refuses one that none can equal."""
     value = _value(row, column, f"answer of problem {problem_id!r:.60}")
     place = f"{row.where} has the answer {value!r:.60} of problem {problem_id!r:.60}, which"
     after = config.answer_after
-    if after is not None and after not in str(value):
-        raise UserError(f"{place} lacks benchmark.answer_after={after!r}; correct the row or the setting.")
-    if after is None and SOLUTION_END in str(value):
-        hint = f"""set 'benchmark.answer_after="{SOLUTION_END}"' to take what follows"""
-        raise UserError(f"{place} is a worked solution with {SOLUTION_END} before its answer; {hint}.")
+    if after is None:
+        if SOLUTION_END in str(value):
+            hint = f"""set 'benchmark.answer_after="{SOLUTION_END}"' to take what follows"""
+            raise UserError(f"{place} is a worked solution with {SOLUTION_END} before its answer; {hint}.")
+    else:
+        _, sign, value = str(value).rpartition(after)
+        if not sign:
+            raise UserError(f"{place} lacks benchmark.answer_after={after!r}; correct the row or the setting.")
     try:
-        return read_gold(value if after is None else str(value).rpartition(after)[2], config.answer_kind)
+        return read_gold(value, config.answer_kind)
     except ValueError as error:
         hint = "write the answer alone, name what stands before it with benchmark.answer_after, or delete the row"
         raise UserError(f"{place} {error}; {hint}.") from None
 
 
 def _value(row: FileRow, column: str, meaning: str, way_out: str = "fill it in or delete the row") -> object:
+    """Return a row's value; raises UserError, which calls it by its `meaning`, if it is missing or blank."""
     value = row.values.get(column)
-    if value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip():
+    is_nan = isinstance(value, float) and math.isnan(value)
+    if value is None or is_nan or not str(value).strip():
         raise UserError(f"{row.where} has no {meaning} in column {column!r}; {way_out}.")
     return value
 

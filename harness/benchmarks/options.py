@@ -28,14 +28,16 @@ def option_orders(ids: Sequence[str], seed: int, rule: OptionOrder = "balanced")
         numbers = random.Random(seed)
         return {problem_id: _drawn_order(numbers, rule) for problem_id in ids}
     orders = {}
-    for rank, problem_id in enumerate(sorted(ids, key=lambda problem_id: _digest(seed, problem_id))):
-        wrong = sorted((1, 2, 3), key=lambda number: _digest(seed, problem_id, number))
-        place = rank % len(LETTERS)
-        orders[problem_id] = (*wrong[:place], 0, *wrong[place:])
+    by_hash = sorted(ids, key=lambda problem_id: _digest(seed, problem_id))
+    for rank, problem_id in enumerate(by_hash):
+        order = sorted((1, 2, 3), key=lambda number: _digest(seed, problem_id, number))
+        order.insert(rank % len(LETTERS), 0)
+        orders[problem_id] = tuple(order)
     return orders
 
 
 def _drawn_order(numbers: random.Random, rule: OptionOrder) -> tuple[int, ...]:
+    """Return the next order that another program's rule draws."""
     if rule == "simple_evals":
         return tuple(numbers.sample(range(4), 4))
     order = [1, 2, 3, 0]
@@ -48,17 +50,18 @@ def _digest(*parts: object) -> str:
 
 
 def check_options(choices: Sequence[str], row: FileRow, problem_id: str) -> None:
-    """Refuse equal options, options that carry their own letters, and a letter as the right option."""
+    """Refuse equal options, options that carry their own letters, and a letter as the right option, the first."""
     place = f"{row.where} has, for problem {problem_id!r:.60},"
     for choice in choices:
         if choices.count(choice) > 1:
             raise UserError(f"{place} the option {choice!r:.60} twice; options must differ, so correct one.")
-    if choices[0] in LETTERS and all(len(choice) > 1 for choice in choices[1:]):
-        fault = f"the right option {choices[0]!r}, a letter beside options that are texts"
+    right, *wrong = choices
+    if right in LETTERS and all(len(choice) > 1 for choice in wrong):
+        fault = f"the right option {right!r}, a letter beside options that are texts"
         raise UserError(f"{place} {fault}; give a column with the right option's text as benchmark.columns.answer.")
     labels = [label[1] for label in map(_LABEL.match, choices) if label]
     if sorted(labels) == [*LETTERS]:
-        fault = f"options with letters of their own, such as {choices[0]!r:.60}"
+        fault = f"options with letters of their own, such as {right!r:.60}"
         raise UserError(f"{place} {fault}; delete these letters, since kvsweep writes its own.")
 
 
@@ -71,7 +74,8 @@ def option_text(value: object, row: FileRow) -> str:
 
 def check_letter(row: FileRow, prompt: str, gold: str, problem_id: str) -> None:
     """Refuse a letter as the gold of a problem that is asked without options."""
-    for letter in LETTERS[: max(2, LETTERS.index(gold) + 1)]:
+    needed = LETTERS[: max(2, LETTERS.index(gold) + 1)]  # A and B, and those up to the gold
+    for letter in needed:
         # An article within a line is no label, but "A) 6 J", "\textbf{(B)}" and "A or B" contain labels.
         label = rf"^\s*{letter}\s|(?<![^\W_]){letter}(?=[^\w\s]|\s*$|\s{{2}}|\s(?:or|and)\b)"
         if not re.search(label, prompt, re.MULTILINE):
@@ -96,7 +100,9 @@ def _texts(value: object) -> list[str]:
     """Return the texts in a list, or in an object's values; none for any other value."""
     if isinstance(value, list):
         return [str(text).strip() for text in value]
+    if not isinstance(value, Mapping):
+        return []
     texts = []
-    for inner in value.values() if isinstance(value, Mapping) else ():
+    for inner in value.values():
         texts += _texts(inner) if isinstance(inner, list) else [str(inner).strip()]
     return texts

@@ -55,20 +55,19 @@ def _stand_ins(config: BenchmarkConfig, reason: UserError) -> tuple[list[FileRow
     counted = f"{config.expected_count} questions of {_STAND_IN_CHARS:,} characters (benchmark.expected_count)"
     print(f"{reason} The dry run counts {counted}, and no stored cell of theirs as done.", file=sys.stderr)
     names = FIELDS + WRONG_OPTIONS if config.has_options else FIELDS
+    options: dict[str, Any] = {name: str(number) for number, name in enumerate(WRONG_OPTIONS, start=1)}
     rows = []
     for number in range(int(config.expected_count or 0)):
         problem = f"{config.name} {number}".ljust(_STAND_IN_CHARS, "?")  # of two benchmarks no question is the same
-        values: dict[str, Any] = {"id": number, "problem": problem, "answer": "0"}
-        for place, name in enumerate(WRONG_OPTIONS, start=1):
-            values[name] = f"{place}"
+        values: dict[str, Any] = {"id": number, "problem": problem, "answer": "0", **options}
         rows.append(FileRow(f"{config.hub_id} row {number}", values))
-    fitting = replace(
-        config, columns=dict(zip(names, names, strict=True)), answer_after=None, keep_if=None, expected_hash=None
-    )
+    columns = {name: name for name in names}
+    fitting = replace(config, columns=columns, answer_after=None, keep_if=None, expected_hash=None)
     return rows, _hub_origin(config), fitting
 
 
 def _read_toy(config: BenchmarkConfig) -> list[FileRow]:
+    """Return rows of `count` problems of a toy task."""
     from kvsweep.harness.toy import tasks, word_problems
 
     task = str(config.task)
@@ -104,9 +103,11 @@ def _hub_origin(config: BenchmarkConfig) -> str:
 
 
 def _hub_message(config: BenchmarkConfig, error: Exception) -> str:
+    """Return why a hub dataset could not be loaded, and what to do."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    if fault := _cache_fault(error):
-        reason = f"did not load; {fault}"
+    cache_fault = _cache_fault(error)
+    if cache_fault:
+        reason = f"did not load; {cache_fault}"
     elif "GatedRepoError" in kinds or "gated" in str(error).lower():
         reason = "is gated; accept its terms on its hub page and run `hf auth login` (once `huggingface-cli login`)"
     elif "DatasetNotFoundError" in kinds:
@@ -138,6 +139,7 @@ def _dataset_rows(data: Any, name: str) -> list[FileRow]:
 
 
 def _read_path(path: Path, split: str | None) -> list[FileRow]:
+    """Return the rows of a file, or of a folder's `split`; raises UserError for what cannot be read."""
     try:
         if not path.exists():
             raise UserError(f"benchmark.path={path} does not exist; give a file of problems.")
@@ -167,17 +169,12 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
     """Return the rows of a folder that `datasets` saved, or of data files that `datasets` can load."""
     import datasets
 
-    for number, entry in enumerate(path.rglob("*")):
-        _refuse_pipe(entry)
-        if entry.suffix.lower() in _SUFFIXES:
-            _refuse_pointer(entry)  # else it would be read as a CSV
-        if number == MOST_ENTRIES:
-            raise UserError(f"benchmark.path={path} holds more than {MOST_ENTRIES:,} entries; give a file.")
-    saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
-    arguments = {} if saved else _arguments(path)
+    _check_entries(path)
+    is_saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
+    arguments = {} if is_saved else _arguments(path)
     files: dict[str, list[str]] = {}
     try:
-        if saved:
+        if is_saved:
             data: Any = datasets.load_from_disk(str(path))
         else:
             files = _files(datasets.load_dataset_builder(**arguments))
@@ -193,9 +190,22 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
     name = next(iter(data)) if len(data) == 1 else split
     if name not in data:
         raise UserError(f"benchmark.split={split} is not in {path}, which has {', '.join(data)}; choose one of these.")
-    if files:
-        return list(chain.from_iterable(rows_of_file(Path(file)) for file in files[str(name)]))
-    return _dataset_rows(data[name], str(path))
+    if not files:
+        return _dataset_rows(data[name], str(path))
+    rows: list[FileRow] = []
+    for file in files[str(name)]:
+        rows += rows_of_file(Path(file))
+    return rows
+
+
+def _check_entries(path: Path) -> None:
+    """Refuse a folder with too many entries, or with an entry that is no whole file of data."""
+    for number, entry in enumerate(path.rglob("*")):
+        _refuse_pipe(entry)
+        if entry.suffix.lower() in _SUFFIXES:
+            _refuse_pointer(entry)  # else it would be read as a CSV
+        if number == MOST_ENTRIES:
+            raise UserError(f"benchmark.path={path} holds more than {MOST_ENTRIES:,} entries; give a file.")
 
 
 def _files(builder: Any) -> dict[str, list[str]]:
