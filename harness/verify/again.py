@@ -6,7 +6,7 @@ import itertools
 import random
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -43,17 +43,24 @@ _CIRCUMSTANCES = {
 
 def drawn(stored: Mapping[str, Sequence[Pair]], count: int, seed: int) -> list[tuple[str, Pair]]:
     """Draw (cell_id, pair) of stored completions: cells in turn, and in each a problem and draw that came least yet."""
-    numbers, problems, draws = random.Random(seed), Counter[str](), Counter[int]()
-    left = {cell_id: numbers.sample(sorted(pairs), len(pairs)) for cell_id, pairs in sorted(stored.items()) if pairs}
-    order, chosen = numbers.sample(list(left), len(left)), list[tuple[str, Pair]]()
+    numbers = random.Random(seed)
+    left: dict[str, list[Pair]] = {}  # the pairs of each cell that are not drawn yet, in a drawn order
+    for cell_id, pairs in sorted(stored.items()):
+        if pairs:
+            left[cell_id] = numbers.sample(sorted(pairs), len(pairs))
+    order = numbers.sample(list(left), len(left))
+    most = min(count, sum(map(len, stored.values())))
+    problems, draws = Counter[str](), Counter[int]()
+    chosen = list[tuple[str, Pair]]()
     for cell_id in itertools.cycle(order):
-        if len(chosen) == min(count, sum(map(len, stored.values()))):
-            return chosen
+        if len(chosen) == most:
+            break
         if left[cell_id]:
             pair = min(left[cell_id], key=lambda pair: (problems[pair[0]], draws[pair[1]]))
             left[cell_id].remove(pair)
-            problems[pair[0]] += 1
-            draws[pair[1]] += 1
+            problem_id, draw = pair
+            problems[problem_id] += 1
+            draws[draw] += 1
             chosen.append((cell_id, pair))
     return chosen
 
@@ -64,21 +71,23 @@ def decoded_again(cells: Mapping[str, CheckedCell], count: int | None, seed: int
     jobs: dict[int, Job] = {}
     for cell_id, cell in cells.items():
         if cell.today is not None:
-            job = cell.today[0]
+            job, _ = cell.today
             jobs[id(job)] = job
-            asked = set(job.problem_ids)
-            stored[cell_id] = [pair for pair in cell.stored.pairs() if pair[0] in asked]
-    most = sum(map(len, stored.values()))
-    chosen: dict[str, set[Pair]] = {}
-    for cell_id, pair in drawn(stored, most if count is None else count, seed):
-        chosen.setdefault(cell_id, set()).add(pair)
-    for job in sorted(jobs.values(), key=lambda job: str(job.model)):
-        part = {cell_id: cell for cell_id, cell in cells.items() if cell_id in chosen and _is_of(cell, job)}
-        if part:
-            own = tuple(cell for cell in job.cells if cell.cell_id in part)
+            problem_ids = set(job.problem_ids)
+            stored[cell_id] = [pair for pair in cell.stored.pairs() if pair[0] in problem_ids]
+    if count is None:
+        count = sum(map(len, stored.values()))
+    chosen = defaultdict[str, set[Pair]](set)
+    for cell_id, pair in drawn(stored, count, seed):
+        chosen[cell_id].add(pair)
+    by_model = sorted(jobs.values(), key=lambda job: str(job.model))
+    for job in by_model:
+        cells_of_job = {cell_id: cell for cell_id, cell in cells.items() if cell_id in chosen and _is_of(cell, job)}
+        if cells_of_job:
+            cells_today = tuple(cell for cell in job.cells if cell.cell_id in cells_of_job)
             with tempfile.TemporaryDirectory() as folder:
-                again = replace(job, cells=own, run_directory=Path(folder, "verify"), tracker=UNTRACKED)
-                yield from _compared(again, part, chosen)
+                again = replace(job, cells=cells_today, run_directory=Path(folder, "verify"), tracker=UNTRACKED)
+                yield from _compared(again, cells_of_job, chosen)
 
 
 def _is_of(cell: CheckedCell, job: Job) -> bool:
@@ -137,17 +146,26 @@ def _decode(job: Job, chosen: Mapping[str, Collection[Pair]]) -> Exception | Non
 
 def differing(passes: Sequence[Mapping[str, Any]], today: Mapping[str, Any]) -> list[str]:
     """The circumstances of today's decoding pass that differ from any of a cell's passes, in words."""
-    now = dict(row_types.leaves(today))
+    values_now = dict(row_types.leaves(today))
     notes = dict[str, None]()
-    for name, then in itertools.chain.from_iterable(map(row_types.leaves, passes)):
-        beginning = next((begin for begin in _CIRCUMSTANCES if name.startswith(begin)), None)
-        if beginning is None or then in (None, now.get(name)):
-            continue
-        if name == "policy_code" and is_same_code(then, str(now.get(name))):
-            continue
-        title = _CIRCUMSTANCES[beginning] + name.removeprefix(beginning)
-        notes[f"another {title} ({then}, now {now.get(name)})"] = None
+    for earlier in passes:
+        for name, then in row_types.leaves(earlier):
+            title = _title_of(name)
+            now = values_now.get(name)
+            if title is None or then in (None, now):
+                continue
+            if name == "policy_code" and is_same_code(then, str(now)):
+                continue
+            notes[f"another {title} ({then}, now {now})"] = None
     return list(notes)
+
+
+def _title_of(name: str) -> str | None:
+    """What a value of a decoding pass is, in words; None for one on which no bits depend."""
+    for beginning, title in _CIRCUMSTANCES.items():
+        if name.startswith(beginning):
+            return title + name.removeprefix(beginning)
+    return None
 
 
 def _unexplained(today: Mapping[str, Any]) -> str:
@@ -170,11 +188,11 @@ def _difference(job: Job, cell: Cell, then: Completion, now: Completion) -> dict
     """
     fields = [name for name in then.__struct_fields__ if getattr(then, name) != getattr(now, name)]
     pairs = itertools.zip_longest(then.token_ids, now.token_ids)
-    first = next((index for index, (one, other) in enumerate(pairs) if one != other), None)
+    first = next((index for index, (stored, other) in enumerate(pairs) if stored != other), None)
     if first is None:
         return {"fields": fields}
     model, gap = loaded(job.model), None
-    ids, other_ids = then.token_ids[first : first + 1], now.token_ids[first : first + 1]
+    ids, other_ids = then.token_ids[first : first + 1], now.token_ids[first : first + 1]  # empty behind the end
     if ids and other_ids and ids[0] < model.network.config.vocab_size:
         [prompt] = [problem.prompt for problem in job.benchmark.problems if problem.id == then.problem_id]
         request = Request(
@@ -189,5 +207,6 @@ def _difference(job: Job, cell: Cell, then: Completion, now: Completion) -> dict
             if fed.start <= first < fed.start + len(fed.hidden):
                 logits = model.logits(fed.hidden[first - fed.start][None]).float()[0]
                 gap = float(logits[ids[0]] - logits[other_ids[0]])
-    tokens = [model.dialogue.decode(part) if part else None for part in (ids, other_ids)]
-    return {"fields": fields, "first_other": first, "stored_token": tokens[0], "token": tokens[1], "gap": gap}
+    stored_token = model.dialogue.decode(ids) if ids else None
+    token = model.dialogue.decode(other_ids) if other_ids else None
+    return {"fields": fields, "first_other": first, "stored_token": stored_token, "token": token, "gap": gap}

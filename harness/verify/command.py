@@ -72,9 +72,11 @@ def _again(cells: Mapping[str, CheckedCell], count: int | None, seed: int) -> It
 
 
 def _text(row: Row) -> str:
-    lines = [f"{row.state:8} {row.name:13} {row.text}", *(f"           {line}" for line in row.lines[:_MOST_LINES])]
+    """A row as it is printed, with its first lines."""
+    indent = " " * 11
+    lines = [f"{row.state:8} {row.name:13} {row.text}", *(f"{indent}{line}" for line in row.lines[:_MOST_LINES])]
     if len(row.lines) > _MOST_LINES:
-        lines.append(f"           and {len(row.lines) - _MOST_LINES} more")
+        lines.append(f"{indent}and {len(row.lines) - _MOST_LINES} more")
     return "\n".join(lines)
 
 
@@ -92,10 +94,13 @@ def _is_good(cells: Sequence[CheckedCell], rows: Sequence[Row], decoded: Sequenc
 
 
 def _summary(rows: Sequence[Row], decoded: Sequence[Row]) -> str:
-    same = sum(row.state == "same" for row in decoded)
-    again = f"{same} of {counted(len(decoded), 'completion')} decoded again with the same bits"
-    failed = ", ".join(row.name for row in rows if row.state == "fails")
-    return f"{again if decoded else 'no completion was decoded again'}; {failed or 'no check'} fails"
+    """How many completions had the same bits again, and which checks fail, in words."""
+    again = "no completion was decoded again"
+    if decoded:
+        same = sum(row.state == "same" for row in decoded)
+        again = f"{same} of {counted(len(decoded), 'completion')} decoded again with the same bits"
+    failed = ", ".join(row.name for row in rows if row.state == "fails") or "no check"
+    return f"{again}; {failed} fails"
 
 
 def _keep(directory: Path, text: str) -> None:

@@ -144,12 +144,16 @@ def stored_checks(cells: Sequence[CheckedCell]) -> Iterator[Row]:
 
 
 def _check_rows(cells: Sequence[CheckedCell]) -> Row:
+    """Whether the rows of all files are whole and have their seals."""
     bad = list[row_types.BadLine]()
     rows = unsealed = 0
-    for path in (path for cell in cells for path in sorted(cell.stored.folder.glob("*.jsonl"))):
-        if (kind := _KINDS.get(re.split(r"[-_.]", path.name)[0])) is not None:
-            rows += sum(1 for _ in row_types.read_rows(path, kind, on_bad=bad.append))
-            unsealed += sum(not row_types.is_sealed(line) for line in read_lines(path))
+    for cell in cells:
+        for path in sorted(cell.stored.folder.glob("*.jsonl")):
+            first_word = re.split(r"[-_.]", path.name)[0]
+            kind = _KINDS.get(first_word)
+            if kind is not None:
+                rows += sum(1 for _ in row_types.read_rows(path, kind, on_bad=bad.append))
+                unsealed += sum(not row_types.is_sealed(line) for line in read_lines(path))
     if bad:
         return Row(name="rows", state="fails", text=f"{counted(len(bad), 'row')} broken", lines=[*map(str, bad)])
     if unsealed:
@@ -159,8 +163,10 @@ def _check_rows(cells: Sequence[CheckedCell]) -> Row:
 
 
 def _check_files(cells: Sequence[CheckedCell]) -> Row:
+    """Whether each cell's settings have their seal, and its files the sizes that DONE names."""
     lines = []
-    for stored in (cell.stored for cell in cells):
+    for cell in cells:
+        stored = cell.stored
         try:
             _ = stored.settings
         except (OSError, BrokenCell) as error:
@@ -177,9 +183,9 @@ def _check_files(cells: Sequence[CheckedCell]) -> Row:
 def _check_part(cells: Sequence[CheckedCell], name: str) -> Row:
     """Whether the ids follow again from one part of what they are made of."""
     changes: Counter[str] = Counter()
-    for changed in (cell.changed for cell in cells if cell.changed):
-        for leaf, (then, now) in changed.items():
-            if name == next(part for part, prefix in _PARTS.items() if leaf.startswith(prefix)):
+    for cell in cells:
+        for leaf, (then, now) in (cell.changed or {}).items():
+            if _part_of(leaf) == name:
                 changes[f"{leaf} was {then} and is {now} now"] += 1
     if changes:
         lines = [f"{change}: {counted(count, 'cell')}" for change, count in changes.items()]
@@ -190,13 +196,19 @@ def _check_part(cells: Sequence[CheckedCell], name: str) -> Row:
     return Row(name=name, state="holds", text=f"those that {counted(compared, 'id')} were made of")
 
 
+def _part_of(leaf: str) -> str:
+    """The part, of those that an id is made of, to which a value of cell.yaml belongs."""
+    return next(part for part, prefix in _PARTS.items() if leaf.startswith(prefix))
+
+
 def _check_problems(cells: Sequence[CheckedCell]) -> Row:
     """Whether the problems beside the completions are those of the data."""
     lines, compared = [], 0
     for cell in cells:
         if cell.today is None:
             continue
-        problems = {problem.id: problem for problem in cell.today[0].benchmark.problems}
+        job, _ = cell.today
+        problems = {problem.id: problem for problem in job.benchmark.problems}
         for row in cell.stored.rows(row_types.Problem, on_bad=row_types.ignore):
             compared += row.id in problems
             if row != problems.get(row.id, row):
@@ -210,14 +222,16 @@ def _check_problems(cells: Sequence[CheckedCell]) -> Row:
 
 
 def _check_policy_code(cells: Sequence[CheckedCell]) -> Row:
+    """Whether the code of the policies is that which decoded."""
     changes: Counter[str] = Counter()
     compared = 0
     for cell in cells:
         if cell.today is None:
             continue
-        policy = cell.today[1].policy
+        _, cell_today = cell.today
+        policy = cell_today.policy
         now = code_hash(type(policy))
-        codes = {str(one["policy_code"]) for one in cell.passes if "policy_code" in one}
+        codes = {str(record["policy_code"]) for record in cell.passes if "policy_code" in record}
         compared += bool(codes)
         for then in codes:
             if not is_same_code(then, now):
@@ -232,8 +246,9 @@ def _check_policy_code(cells: Sequence[CheckedCell]) -> Row:
 
 def _check_grades(cells: Sequence[CheckedCell]) -> Row:
     """Whether the grades that are stored are those that the texts get again; another version may grade otherwise."""
-    wrong, others = list[str](), list[str]()
-    made = missing = older = 0
+    wrong: list[str] = []  # changed although the rule is the same
+    changed: list[str] = []  # by another rule
+    graded = missing = older = 0
     with Grader() as grader:
         for cell in cells:
             try:
@@ -242,21 +257,21 @@ def _check_grades(cells: Sequence[CheckedCell]) -> Row:
                 wrong.append(str(error))
                 continue
             texts = cell.stored.rows(Completion, on_bad=row_types.ignore)
-            stored = {row.key: row for row in cell.stored.rows(Grade, on_bad=row_types.ignore)}
-            for row in grader.grade([text for text in texts if text.problem_id in standard.golds], standard):
-                made += 1
-                then = stored.get(row.key)
+            stored_grades = {grade.key: grade for grade in cell.stored.rows(Grade, on_bad=row_types.ignore)}
+            for now in grader.grade([text for text in texts if text.problem_id in standard.golds], standard):
+                graded += 1
+                then = stored_grades.get(now.key)
                 if then is None:
                     missing += 1
                     continue
-                if "grader_timeout" in (row.outcome, then.outcome):
+                if "grader_timeout" in (now.outcome, then.outcome):
                     continue
-                older += then.rule != row.rule
-                if (then.answer, then.gold, then.outcome) != (row.answer, row.gold, row.outcome):
-                    change = f"{then.outcome} ({then.answer!r:.40}) is {row.outcome} ({row.answer!r:.40}) now"
-                    lines = wrong if then.rule == row.rule else others
-                    lines.append(f"{cell.stored.name}: {row.problem_id!r:.80} draw {row.draw}: {change}")
-    text = f"{counted(made, 'completion')} graded again"
+                older += then.rule != now.rule
+                if (then.answer, then.gold, then.outcome) != (now.answer, now.gold, now.outcome):
+                    change = f"{then.outcome} ({then.answer!r:.40}) is {now.outcome} ({now.answer!r:.40}) now"
+                    lines = wrong if then.rule == now.rule else changed
+                    lines.append(f"{cell.stored.name}: {now.problem_id!r:.80} draw {now.draw}: {change}")
+    text = f"{counted(graded, 'completion')} graded again"
     state: State = "holds"
     if missing:
         text += f", {missing} without a stored grade"
@@ -265,4 +280,4 @@ def _check_grades(cells: Sequence[CheckedCell]) -> Row:
         state = "differs"
     if wrong:
         state = "fails"
-    return Row(name="grades", state=state, text=text, lines=[*wrong, *others])
+    return Row(name="grades", state=state, text=text, lines=[*wrong, *changed])
