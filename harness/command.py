@@ -135,7 +135,10 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
 
 
 def _no_full_cache(jobs: Sequence[Job], stored: Sequence[Mapping[str, Any]]) -> str | None:
-    """A note on a multirun whose jobs, and whose stored cells, have no full cache to compare with; with its words."""
+    """A note on a multirun whose jobs, and whose stored cells, have no full cache to compare with; with its words.
+
+    `stored` are the settings (cell.yaml) of the cells that the jobs' folders have.
+    """
     policies = dict[str, None]()
     for job in jobs:
         if job.source.local:
@@ -143,15 +146,16 @@ def _no_full_cache(jobs: Sequence[Job], stored: Sequence[Mapping[str, Any]]) -> 
     has_full = "full" in policies or any(cell.get("policy", {}).get("name") == "full" for cell in stored)
     if has_full or not policies or {"-m", "--multirun"}.isdisjoint(sys.argv):
         return None
-    swept = "|".join(AXES)
-    lists = [word for word in sys.argv[1:] if re.fullmatch(rf"policy(\.({swept}))?=[^\[]*,[^\[]*", word)]
-    pairs = [word.removeprefix("policy.").split("=", 1) for word in lists if word.startswith("policy.")]
-    words = [f"'grid.{axis}=[{values}]'" for axis, values in pairs]
-    grid = " ".join([f"'grid.policy=[full,{','.join(policies)}]'", *words])
+    axes = "|".join(AXES)
+    lists = [word for word in sys.argv[1:] if re.fullmatch(rf"policy(\.({axes}))?=[^\[]*,[^\[]*", word)]
+    words = [f"'grid.policy=[full,{','.join(policies)}]'"]
+    for word in lists:
+        if word.startswith("policy."):
+            axis, _, values = word.removeprefix("policy.").partition("=")
+            words.append(f"'grid.{axis}=[{values}]'")
     instead = f" in place of {' '.join(lists)}" if lists else ""
-    return (
-        f"note: no full cache is among the cells to compare them with, and jobs share no texts: write {grid}{instead}."
-    )
+    none = "no full cache is among the cells to compare them with, and jobs share no texts"
+    return f"note: {none}: write {' '.join(words)}{instead}."
 
 
 def _without_others_settings(config: DictConfig) -> dict[str, str]:
@@ -171,19 +175,21 @@ def _without_shared_cells(jobs: Sequence[Job], plan: ReplayPlan) -> list[Job]:
     """Return the jobs without cells that an equal job before them has; refuse unequal jobs that share cells."""
     remaining: list[Job] = []
     for job in jobs:
-        for other in remaining:
-            if (job.run_directory, job.shard) != (other.run_directory, other.shard):
+        for earlier in remaining:
+            if (job.run_directory, job.shard) != (earlier.run_directory, earlier.shard):
                 continue
-            shared = {cell.cell_id for cell in other.cells}
-            rest = tuple(cell for cell in job.cells if cell.cell_id not in shared)
-            differing = job.differing(other) if len(rest) < len(job.cells) else []
+            earlier_ids = {cell.cell_id for cell in earlier.cells}
+            rest = tuple(cell for cell in job.cells if cell.cell_id not in earlier_ids)
+            if len(rest) == len(job.cells):
+                continue
+            differing = job.differing(earlier)
             if differing:
                 both = f"{job.name}: two jobs of this command have the same cells and differ in {', '.join(differing)}"
                 raise UserError(f"{both}: give one value, or start one command after the other.")
             # Rounds and replays compare a job's cells with its own full cache.
             if not rest or not (job.rounds or plan.wanted):
-                if len(rest) < len(job.cells) and job.benchmark.name != other.benchmark.name:
-                    alike = f"benchmark={job.benchmark.name} asks the problems of benchmark={other.benchmark.name}"
+                if job.benchmark.name != earlier.benchmark.name:
+                    alike = f"benchmark={job.benchmark.name} asks the problems of benchmark={earlier.benchmark.name}"
                     print(f"note: {alike}: their cells are the same, and are decoded once.", file=sys.stderr)
                 job = replace(job, cells=rest)
         if job.cells:
@@ -230,15 +236,19 @@ def _not_swept() -> list[str]:
 
 
 def _compose(collect: Callable[[DictConfig], None]) -> None:
+    """Let Hydra read the command line, and call `collect` with the configuration of each job.
+
+    An error of Hydra's in a setting of its own becomes a UserError; an error within `collect` passes.
+    """
     typed = sys.argv
-    inside = False
+    is_collecting = False
 
     def collect_typed(config: DictConfig) -> None:
-        nonlocal inside
+        nonlocal is_collecting
         sys.argv = typed
-        inside = True
+        is_collecting = True
         collect(config)
-        inside = False
+        is_collecting = False
 
     try:
         with settings.plain_config_errors():
@@ -250,13 +260,13 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
             sys.argv = [typed[0], *sorted(words, key=_is_option_or_its_value)]
             hydra.main(version_base="1.3", config_path=str(settings.CONF), config_name="config")(collect_typed)()
     except Exception as error:  # Hydra checks few of its own settings
-        own = [word for word in typed if word.lstrip("+~").startswith("hydra.")]
-        if inside or isinstance(error, UserError):
+        if is_collecting or isinstance(error, UserError):
             raise
-        if not own:
+        hydra_words = [word for word in typed if word.lstrip("+~").startswith("hydra.")]
+        if not hydra_words:
             with plain_disk_errors(Path()):  # of the folder of a multirun, which Hydra makes
                 raise
-        raise UserError(f"Hydra cannot use {', '.join(own)} ({error!r}): give it another value.") from error
+        raise UserError(f"Hydra cannot use {', '.join(hydra_words)} ({error!r}): give it another value.") from error
     finally:
         sys.argv = typed
 
@@ -269,16 +279,19 @@ def init(folder: Path) -> None:
     """Make a user's folder from the template, with a file of problems."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already: name a new folder, or an empty one.")
+    lines = []
+    for problem in problems("chain", 40):
+        row = {"id": problem.id, "problem": problem.question, "answer": problem.answer}
+        lines.append(f"{json.dumps(row)}\n")
     try:
         shutil.copytree(TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         for path in [folder, *folder.rglob("*")]:
             path.chmod(path.stat().st_mode | stat.S_IWUSR)  # a package may be read-only
-        rows = ({"id": p.id, "problem": p.question, "answer": p.answer} for p in problems("chain", 40))
-        (folder / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        (folder / "problems.jsonl").write_text("".join(lines))
     except OSError as error:
         raise UserError(f"{folder} cannot be written to ({error.strerror}): name another folder.") from error
-    there = f"cd {shlex.quote(str(folder))}"
+    enter = f"cd {shlex.quote(str(folder))}"
     print(
-        f"made {folder}; next:\n  {there}\n  kvsweep policy check spread    # after each change of my_policies.py\n"
+        f"made {folder}; next:\n  {enter}\n  kvsweep policy check spread    # after each change of my_policies.py\n"
         "  kvsweep -m experiment=mine\n  kvsweep report results/runs/mine"
     )

@@ -88,9 +88,9 @@ def generate(
     Raises UserError for an argument of another type, and for a policy or a cache that a sweep with this model refuses,
     such as another model's predictor.
     """
-    asked = {"model": model, "policy": policy, "prompts": prompts, "seed": seed, **options}
+    arguments = {"model": model, "policy": policy, "prompts": prompts, "seed": seed, **options}
     with _one_sentence():
-        given = checked(_Arguments, asked, extra=True)
+        given = checked(_Arguments, arguments, extra=True)
         Decoded.read(given.cache, given.impl, max_new_tokens, model.config, [policy])
     branches = (Branch(cell_id=policy.name, policy=policy),)
     settings = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
@@ -102,4 +102,5 @@ def generate(
     if not requests:
         return []
     engine = Engine.sized_for(requests, model, decoding=decoding, seed=seed, **options)
-    return sorted((found for _, found in engine.generate(requests)), key=lambda found: int(found.problem_id))
+    completions = [completion for _, completion in engine.generate(requests)]  # in the order in which they end
+    return sorted(completions, key=lambda completion: int(completion.problem_id))

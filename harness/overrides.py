@@ -43,16 +43,17 @@ def hydra_overrides(words: Sequence[str], targets: Callable[[str], Sequence[type
 
 
 def _hydra_override(word: str, hints: Hints, multirun: bool) -> str:
+    """A word for Hydra; raises UserError for one that Hydra would misread."""
     if word.endswith("\r"):  # of a script that Windows wrote
         raise UserError(f"{word[:-1]}\\r ends in a carriage return: save the script with the line ends of Unix.")
     if word.startswith("-"):
         return word
     if word.startswith("~"):
         raise UserError(f"{word} would remove a setting, and a sweep needs each of them: leave the word out.")
-    found = _WORD.fullmatch(word)
-    if found is None:  # the value of an option, such as that of --config-dir, or what Hydra refuses
+    match = _WORD.fullmatch(word)
+    if match is None:  # the value of an option, such as that of --config-dir, or what Hydra refuses
         return word
-    plus, key, value = found.groups()
+    plus, key, value = match.groups()
     if key != key.strip():
         raise UserError(f"{word} has spaces around the equals sign: write {key.strip()}={value.strip()}.")
     if not _KEY.fullmatch(key):
@@ -73,12 +74,15 @@ def _hydra_override(word: str, hints: Hints, multirun: bool) -> str:
     if multirun and not plus and _is_of_a_policy(key, hints):
         plus = "++"  # a policy of the list may lack it, whose job then goes without it
     is_null = value in ("", "???") or (value == "null" and kind == "text or null")
-    if not kind.startswith("text") or is_null or value[:1] in ("'", '"') or _FUNCTION.fullmatch(value):
+    is_hydras = value[:1] in ("'", '"') or _FUNCTION.fullmatch(value)  # Hydra's own quotes, or a function
+    if not kind.startswith("text") or is_null or is_hydras:
         return f"{plus}{key}={value}"
-    return f"{plus}{key}={','.join(map(quoted, value.split(',') if multirun else [value]))}"
+    texts = value.split(",") if multirun else [value]
+    return f"{plus}{key}={','.join(map(quoted, texts))}"
 
 
 def _is_of_a_policy(key: str, hints: Hints) -> bool:
+    """Whether a key is a setting that some policies have, and others have not."""
     section, _, name = key.partition(".")
     # No field of a class has the other spelling of a size.
     return section == "policy" and (name in ("rows", "every") or any(name in fields for fields in hints(section)))
@@ -105,6 +109,7 @@ _fields = cache(get_type_hints)
 
 
 def _hints(section: str, targets: Callable[[str], Sequence[type]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the types of the fields, by name, of each class that a section may be."""
     if section in _CLASSES:
         module, _, name = _CLASSES[section].rpartition(".")
         yield _fields(getattr(import_module(module), name))
@@ -113,13 +118,11 @@ def _hints(section: str, targets: Callable[[str], Sequence[type]]) -> Iterator[M
 
 
 def _kind(hint: Any) -> Kind:
-    parts = [part for part in get_args(hint) if part is not NoneType] if _is_union(hint) else [hint]
-    if parts in ([str], [Path]):
-        return "text or null" if _is_union(hint) else "text"
-    if len(parts) == 1 and get_origin(parts[0]) in (dict, Mapping):
+    """What a field of this type is."""
+    is_union = get_origin(hint) in (Union, UnionType)
+    types = [part for part in get_args(hint) if part is not NoneType] if is_union else [hint]
+    if types in ([str], [Path]):
+        return "text or null" if is_union else "text"
+    if len(types) == 1 and get_origin(types[0]) in (dict, Mapping):
         return "mapping"
     return "other"
-
-
-def _is_union(hint: Any) -> bool:
-    return get_origin(hint) in (Union, UnionType)

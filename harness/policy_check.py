@@ -15,12 +15,13 @@ def check_policy(name: str, overrides: Sequence[str]) -> None:
     """Print a line for each cache; a UserError names the policy's first fault."""
     with settings.plain_config_errors():
         [policy] = build_policies(settings.compose_config(f"policy={name}", *overrides))
-    if of_model := sorted(_OF_A_MODEL & policy.ARTIFACTS.keys()):
+    of_model = sorted(_OF_A_MODEL & policy.ARTIFACTS.keys())
+    if of_model:
         unfit = f"policy.{of_model[0]} is made for one model, whose layers these caches do not have"
         raise UserError(f"policy={name}: {unfit}: try the policy in a sweep with benchmark.limit=1.")
-    tried = trials(policy)
-    kept = check(tried)
-    for one in tried:
-        rows = f"keeps {kept[one.name].shape[-1]} of {one.length} cached tokens"
-        print(f"{one.name:<16} {one.layers} x {one.kv_heads} heads  {rows}")
+    caches = trials(policy)
+    kept = check(caches)
+    for trial in caches:
+        rows = f"keeps {kept[trial.name].shape[-1]} of {trial.length} cached tokens"
+        print(f"{trial.name:<16} {trial.layers} x {trial.kv_heads} heads  {rows}")
     print(f"policy={name}: no fault found.")

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,23 @@ _PACKAGES = "kvsweep", "torch", "transformers", "tokenizers", "datasets", "math-
 
 # Other programs get this long before they are ended, and file names that are not UTF-8 are read anyway.
 SECONDS = 10.0
-_ASKED: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace"}
+_CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace"}
 
 
 @cache
 def describe_code() -> dict[str, Any]:
     """Git revision, whether the tree differs from it (None outside a checkout), and versions of the main packages."""
+    revision = is_dirty = None
     # In a virtual environment inside another project's checkout, that checkout ignores this file, and its revision says
     # nothing about this code.
-    foreign = _git("check-ignore", "--quiet", __file__) is not None
-    revision = None if foreign else _git("rev-parse", "HEAD")
+    is_ignored = _git("check-ignore", "--quiet", __file__) is not None
+    if not is_ignored:
+        revision = _git("rev-parse", "HEAD")
+    if revision is not None:
+        is_dirty = bool(_git("status", "--porcelain"))
     return {
         "git_revision": revision,
-        "git_dirty": None if revision is None else bool(_git("status", "--porcelain")),
+        "git_dirty": is_dirty,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
     }
@@ -85,9 +89,11 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    words, here = ["git", *arguments], Path(__file__).parent
+    """Return what git prints about this file's folder; None if it fails."""
+    folder = Path(__file__).parent
     with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(words, cwd=here, check=True, timeout=SECONDS, **_ASKED).stdout.strip()
+        process = subprocess.run(["git", *arguments], cwd=folder, check=True, timeout=SECONDS, **_CAPTURED)
+        return process.stdout.strip()
     return None
 
 
@@ -112,10 +118,15 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 def named_gpus() -> list[str] | None:
     """Return the GPUs in CUDA_VISIBLE_DEVICES: numbers, or ids of a GPU or a part (MIG); None if it is unset."""
-    if (named := os.environ.get(VISIBLE)) is None:
+    variable = os.environ.get(VISIBLE)
+    if variable is None:
         return None
-    # CUDA ignores everything from the first name that is no GPU.
-    return list(takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), map(str.strip, named.split(","))))
+    gpus = []
+    for name in map(str.strip, variable.split(",")):
+        if name in ("", "-1", "NoDevFiles"):  # CUDA ignores everything from the first name that is no GPU
+            break
+        gpus.append(name)
+    return gpus
 
 
 def visible_gpus() -> list[str]:
@@ -123,17 +134,24 @@ def visible_gpus() -> list[str]:
 
     Raises UserError if nvidia-smi hangs or cannot be run; if it fails, there are no GPUs.
     """
-    if (named := named_gpus()) is not None:
+    named = named_gpus()
+    if named is not None:
         return named
     if shutil.which("nvidia-smi") is None:
         return []
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], check=False, timeout=SECONDS, **_ASKED)
+        process = subprocess.run(["nvidia-smi", "-L"], check=False, timeout=SECONDS, **_CAPTURED)
     except (OSError, subprocess.SubprocessError) as error:
-        late = isinstance(error, subprocess.TimeoutExpired)
-        why = f"gave no answer in {SECONDS:.0f} seconds" if late else f"does not run ({error})"
-        mend = f"set {VISIBLE} to the GPUs of this machine, or model.device=cpu"
-        raise UserError(f"nvidia-smi, which names the GPUs, {why}: {mend}.") from error
-    ids = re.findall(r"\(UUID: ([^)]+)\)", listed.stdout) if listed.returncode == 0 else []
-    # A divided GPU comes just before its parts.
-    return [one for one, after in pairwise([*ids, ""]) if one.startswith("MIG") or not after.startswith("MIG")]
+        is_late = isinstance(error, subprocess.TimeoutExpired)
+        why = f"gave no answer in {SECONDS:.0f} seconds" if is_late else f"does not run ({error})"
+        hint = f"set {VISIBLE} to the GPUs of this machine, or model.device=cpu"
+        raise UserError(f"nvidia-smi, which names the GPUs, {why}: {hint}.") from error
+    if process.returncode != 0:
+        return []
+    ids = re.findall(r"\(UUID: ([^)]+)\)", process.stdout)
+    gpus = []
+    for gpu, following in pairwise([*ids, ""]):
+        is_divided = not gpu.startswith("MIG") and following.startswith("MIG")  # its parts come just behind it
+        if not is_divided:
+            gpus.append(gpu)
+    return gpus

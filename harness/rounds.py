@@ -60,8 +60,9 @@ def _run_rounds(jobs: Sequence[Job], launcher: Launcher) -> bool:
     """
     started = False
     failures = list[Exception]()
-    # A round has one stage of each job that has this many stages.
-    rounds = [list(filter(None, column)) for column in zip_longest(*map(staged, jobs))]
+    rounds = list[list[StageShare]]()
+    for stages in zip_longest(*map(staged, jobs)):  # None for a job that has fewer stages
+        rounds.append([share for share in stages if share is not None])
     for number, shares in enumerate(rounds):
         parts, unfinished = _parts(shares)
         failures += [error for _, error in unfinished]
@@ -195,15 +196,17 @@ def decided_cells(job: Job) -> dict[str, int]:
 
 
 def _decided(job: Job) -> dict[str, int]:
+    """The cells that the stored grades of a job's round decide, and the draws after which each was decided."""
     from kvsweep.analysis.statistics.noninferiority import decide_rounds  # imports scipy
 
     [full] = [cell for cell in job.cells if cell.policy.name == "full"]
     controls = [cell for cell in job.cells if not job.source.local and cell.policy.name == CONTROL]
-    others = {cell.cell_id: job.scores(cell) for cell in job.cells if cell not in (full, *controls)}
+    not_compared = [full, *controls]
+    scores = {cell.cell_id: job.scores(cell) for cell in job.cells if cell not in not_compared}
     assert job.margin is not None
-    decisions = decide_rounds(others, job.scores(full), rounds=job.rounds, margin=job.margin / 100)
+    decisions = decide_rounds(scores, job.scores(full), rounds=job.rounds, margin=job.margin / 100)
     decided = {cell_id: decision.draws for cell_id, decision in decisions.items() if decision.settled}
-    if len(decided) == len(others):
+    if len(decided) == len(scores):
         last = max(decided.values(), default=0)
-        decided |= {cell.cell_id: last for cell in (full, *controls)}
+        decided |= {cell.cell_id: last for cell in not_compared}
     return decided

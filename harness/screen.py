@@ -75,7 +75,8 @@ def _screened(job: Job, replay: ReplayShare, plan: ReplayPlan) -> Job:
 
     rows = rows_of_cells(job.run_directory, [cell.cell_id for cell in job.cells], replay.rows)
     # An earlier replay may have given some cells more completions.
-    rows = rows[rows["problem_id"].isin([text.pair[0] for text in replay.texts])]
+    problem_ids = [text.pair[0] for text in replay.texts]
+    rows = rows[rows["problem_id"].isin(problem_ids)]
     table = fidelity(rows).sort_values("kl", kind="stable")
     table = table[~table["cell_id"].isin([cell.cell_id for cell in _full(job)])]
     passing = table
@@ -86,7 +87,8 @@ def _screened(job: Job, replay: ReplayShare, plan: ReplayPlan) -> Job:
     out = table[~table["cell_id"].isin(passing["cell_id"])]
     rule = f"screen={plan.screen}"
     recorded = read_screen(job.run_directory)
-    screened = {cell_id: record for cell_id, record in recorded.items() if cell_id not in set(table["cell_id"])}
+    replayed_ids = set(table["cell_id"])
+    screened = {cell_id: record for cell_id, record in recorded.items() if cell_id not in replayed_ids}
     left_out: Any = out.itertuples()
     for row in left_out:
         screened[row.cell_id] = row_types.Screened(rule=rule, texts=row.texts, kl=row.kl, loss=-row.change)
@@ -96,4 +98,5 @@ def _screened(job: Job, replay: ReplayShare, plan: ReplayPlan) -> Job:
     if plan.screen is not None:
         fewer = f"{len(out)} of {len(job.cells)} cells after {len(replay.texts)} replayed texts"
         print(f"{job.name}: {rule} leaves out {fewer}; a cell left out may still be safe.")
-    return replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id not in set(out["cell_id"])))
+    out_ids = set(out["cell_id"])
+    return replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id not in out_ids))

@@ -109,12 +109,13 @@ def _check_yaml(path: Path) -> None:
 
 
 def _yaml_fault(error: yaml.YAMLError, path: Path | None = None) -> str:
+    """Return the sentence for text that is no YAML, with the file and line where that is known."""
     mark = getattr(error, "problem_mark", None)
     place = str(path or getattr(mark, "name", None) or "a file")
     if mark:
         place += f":{mark.line + 1}"
-    what = getattr(error, "problem", None) or str(error)
-    return f"{place} is no YAML ({what}): correct that line; spaces alone indent."
+    problem = getattr(error, "problem", None) or str(error)
+    return f"{place} is no YAML ({problem}): correct that line; spaces alone indent."
 
 
 def compose_config(*overrides: str, name: str = "config") -> DictConfig:
@@ -196,10 +197,11 @@ def wrapped_choices(group: str) -> str:
 def completions(groups: Iterable[str], begun: str) -> list[str]:
     """Return Tab's completions of the text begun: GROUP=NAME, and keys up to their equals sign."""
     words = []
-    for group in groups:
-        words += [f"{group}={name}" for name in choices(group)] if "=" in begun else [f"{group}="]
-    if "=" not in begun:
-        words += [f"{name}=" for name in config_keys(compose_config())]
+    if "=" in begun:
+        for group in groups:
+            words += [f"{group}={name}" for name in choices(group)]
+    else:
+        words += [f"{name}=" for name in (*groups, *config_keys(compose_config()))]
     return [word for word in words if word.startswith(begun)]
 
 
@@ -246,9 +248,10 @@ def target_class(section: str, node: DictConfig | Mapping[str, Any], base: type)
 
 
 def plain(node: Any) -> dict[str, Any]:
+    """Return a section of the configuration as a dictionary of plain values; UserError if it is no section."""
     if not isinstance(node, Mapping | DictConfig):
-        mend = "name the setting with its value, such as cache.bits=4, or leave that word out"
-        raise UserError(f"{node or 'null'} stands where a group of settings is needed (grid, cache, report): {mend}.")
+        hint = "name the setting with its value, such as cache.bits=4, or leave that word out"
+        raise UserError(f"{node or 'null'} stands where a group of settings is needed (grid, cache, report): {hint}.")
     if not OmegaConf.is_config(node):
         return dict(node)
     return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
@@ -262,34 +265,44 @@ def plain_config_errors() -> Iterator[None]:
     except yaml.YAMLError as error:
         raise UserError(_yaml_fault(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
-        if isinstance(error, OverrideParseException):
-            word = error.override
-            name = word.partition("=")[0] if "=" in word else "KEY"
-            form = f"""'{name}="TEXT"' for a text, '{name}=[A,B]' for a list"""
-            raise UserError(f"{word} cannot be read: write {form}, within the shell's quotes.") from error
-        if several := re.match("Ambiguous value for argument '(.+?)=(.*)'\n", str(error)):
-            key, values = several.groups()
-            is_list = key.startswith(("grid.", "recipe."))
-            mend = f"write '{key}=[{values}]'" if is_list else "add -m for a job of each"
-            raise UserError(f"{key}={values} has several values: {mend}.") from error
-        if unset := re.search("Environment variable '(.+?)' not found", str(error)):
-            raise UserError(f"the environment variable {unset[1]} is not set: set it, or write the value.") from error
-        own, _, mistake = str(error).partition("UserError raised while resolving interpolation: ")
-        if mistake:
-            raise UserError(mistake.split("\n")[0]) from error
-        if mistyped := re.search("Could not override '(.+?)'", own):
-            if "@" in mistyped[1]:
-                mend = "begin the experiment's file with the line `# @package _global_`"
-                raise UserError(f"{mistyped[1]} is no setting: {mend}.") from error
-            raise UserError(_unknown_key(mistyped[1])) from error
-        if choice := re.search("Could not find '([^/']+)/(.*?)'", own):
-            raise UserError(unknown_choice(choice[1], choice[2])) from error
-        raise UserError(own.split("\nConfig search path:")[0]) from error
+        raise UserError(_sentence_of(error)) from error
     except ValueError as error:
         if not str(error).startswith("Config group override"):
             raise
         groups = "model, benchmark, policy and the other groups are chosen by name"
         raise UserError(f"{groups}, and not by a number or null: write model=toy_qwen.") from error
+
+
+def _sentence_of(error: HydraException | OmegaConfBaseException) -> str:
+    """Return what is wrong on the command line, from the text of an error of Hydra or OmegaConf."""
+    text = str(error)
+    if isinstance(error, OverrideParseException):
+        word = error.override
+        name = word.partition("=")[0] if "=" in word else "KEY"
+        form = f"""'{name}="TEXT"' for a text, '{name}=[A,B]' for a list"""
+        return f"{word} cannot be read: write {form}, within the shell's quotes."
+    several = re.match("Ambiguous value for argument '(.+?)=(.*)'\n", text)
+    if several:
+        key, values = several.groups()
+        is_list = key.startswith(("grid.", "recipe."))
+        hint = f"write '{key}=[{values}]'" if is_list else "add -m for a job of each"
+        return f"{key}={values} has several values: {hint}."
+    unset = re.search("Environment variable '(.+?)' not found", text)
+    if unset:
+        return f"the environment variable {unset[1]} is not set: set it, or write the value."
+    text, _, mistake = text.partition("UserError raised while resolving interpolation: ")
+    if mistake:
+        return mistake.split("\n")[0]
+    mistyped = re.search("Could not override '(.+?)'", text)
+    if mistyped:
+        key = mistyped[1]
+        if "@" in key:
+            return f"{key} is no setting: begin the experiment's file with the line `# @package _global_`."
+        return _unknown_key(key)
+    choice = re.search("Could not find '([^/']+)/(.*?)'", text)
+    if choice:
+        return unknown_choice(choice[1], choice[2])
+    return text.split("\nConfig search path:")[0]
 
 
 def unknown_choice(group: str, name: str, key: str | None = None) -> str:
@@ -313,16 +326,19 @@ def _unknown_key(key: str) -> str:
         return f"{key} cannot be set so: {shown}, and a key that is new there begins with a plus (+{key}.NAME=VALUE)."
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     chosen = [argument for argument in sys.argv[1:] if argument.split("=")[0] in groups and "," not in argument]
+    keys: list[str] = []
     with suppress(HydraException, OmegaConfBaseException):
         keys = list(config_keys(compose_config(*chosen)))
-        section = key.rpartition(".")[0]
-        same_name = [other for other in keys if other.rpartition(".")[2] == key]
-        if same_name:
-            return f"{key} is not a setting: did you mean {' or '.join(same_name)}?"
-        of_section = [other for other in keys if other.rpartition(".")[0] == section]
-        of_section = of_section or [other for other in keys if "." not in other]
-        return f"{key} is not a setting: {did_you_mean(key, keys)}Choose from {', '.join(of_section)}."
-    return f"{key} is not a setting: `kvsweep --help` names them."
+    if not keys:
+        return f"{key} is not a setting: `kvsweep --help` names them."
+    same_name = [other for other in keys if other.rpartition(".")[2] == key]
+    if same_name:
+        return f"{key} is not a setting: did you mean {' or '.join(same_name)}?"
+    section = key.rpartition(".")[0]
+    listed = [other for other in keys if other.rpartition(".")[0] == section]
+    if not listed:
+        listed = [other for other in keys if "." not in other]
+    return f"{key} is not a setting: {did_you_mean(key, keys)}Choose from {', '.join(listed)}."
 
 
 def config_keys(node: DictConfig, above: str = "") -> Iterator[str]:
