@@ -47,16 +47,18 @@ def auto_slots(
     """
     if model.device.type == "cuda":
         release_memory()
-    one, step = slot_bytes(model.shape, requests, decoding, config), step_bytes(model.spec)
-    free, most = free_memory(model.device), MOST_SLOTS
-    wanted = sum(len(request.branches) for request in requests) if wanted is None else wanted
-    fitting = fitting_slots(free, one + step)
-    sizes = f"{one / 2**20:.3g} MiB, and {step / 2**20:.3g} MiB more in a step"
+    slot = slot_bytes(model.shape, requests, decoding, config)
+    step = step_bytes(model.spec)
+    free = free_memory(model.device)
+    if wanted is None:
+        wanted = sum(len(request.branches) for request in requests)
+    fitting = fitting_slots(free, slot + step)
+    sizes = f"{slot / 2**20:.3g} MiB, and {step / 2**20:.3g} MiB more in a step"
     reason = (
         f"{fitting:,} of {sizes}, fit into {MEMORY_SHARE:.0%} of {free / 2**30:.1f} GiB free, "
-        f"{wanted:,} completions are wanted, more than {most} hardly help on {model.device.type}"
+        f"{wanted:,} completions are wanted, more than {MOST_SLOTS} hardly help on {model.device.type}"
     )
-    return AutoSlots(slots=max(1, min(fitting, wanted, most)), reason=reason)
+    return AutoSlots(slots=max(1, min(fitting, wanted, MOST_SLOTS)), reason=reason)
 
 
 def slot_bytes(shape: CacheShape, requests: Sequence[Request], decoding: DecodingConfig, config: CacheConfig) -> int:

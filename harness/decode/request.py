@@ -49,9 +49,12 @@ class DecodingConfig:
 
 def build_decoding(node: DictConfig | Mapping[str, Any]) -> DecodingConfig:
     """Build the decoding from its flat section, which also has the fields of the sampling."""
-    values = {str(name): value for name, value in node.items()}
-    own = {name: values.pop(name) for name in set(values) & {"name", "max_new_tokens", "stop_on_loop"}}
-    return build(DecodingConfig, "decoding", own | {"sampling": build(SamplingConfig, "decoding", values)})
+    decoding, sampling = dict[str, Any](), dict[str, Any]()
+    for name, value in node.items():
+        section = decoding if name in ("name", "max_new_tokens", "stop_on_loop") else sampling
+        section[str(name)] = value
+    decoding["sampling"] = build(SamplingConfig, "decoding", sampling)
+    return build(DecodingConfig, "decoding", decoding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +104,10 @@ def is_untouched(completion: Completion, policy: Policy) -> bool:
 def grows(policy: Policy, longest: int, limit: int) -> bool:
     """True if a completion of `limit` tokens after `longest` prompt tokens may need all rows, or more than at first."""
     capacity, trigger = policy.capacity(longest, limit), policy.trigger(longest)
-    return capacity == longest + limit or trigger is None or capacity > max(trigger, longest) + 1
+    if trigger is None or capacity == longest + limit:
+        return True
+    rows_at_first_eviction = max(trigger, longest) + 1
+    return capacity > rows_at_first_eviction
 
 
 def first_eviction(policy: Policy, question_length: int) -> int | None:

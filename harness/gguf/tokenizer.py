@@ -70,21 +70,27 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> PreTrainedTokenize
     tokens, kind = fields["ggml.tokens"], fields.get("ggml.model")
     if kind == "gpt2":
         backend = _byte_level(fields)
+        begins_by_default = _CUTS[fields["ggml.pre"]].ignore_merges
     elif kind == "llama":
         backend = _sentencepiece(fields, file)
+        begins_by_default = True
     else:
         raise UserError(f"its tokenizer.ggml.model={kind} is not known here, which gpt2 and llama are")
     _check_tokens(backend, tokens, fields["ggml.token_type"])
-    ids = {role: fields.get(f"ggml.{name}_token_id") for role, name in _ROLES.items()}
-    begins = bool(fields.get("ggml.add_bos_token", kind == "llama" or _CUTS[fields["ggml.pre"]].ignore_merges))
-    if begins and ids["bos_token"] is None:
+    special_tokens = {}
+    for role, name in _ROLES.items():
+        token_id = fields.get(f"ggml.{name}_token_id")
+        if token_id is not None:
+            special_tokens[role] = tokens[token_id]
+    begins = bool(fields.get("ggml.add_bos_token", begins_by_default))
+    if begins and "bos_token" not in special_tokens:
         raise UserError("its texts begin with BOS, and it lacks the field tokenizer.ggml.bos_token_id")
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         chat_template=fields.get("chat_template"),
         clean_up_tokenization_spaces=False,
         add_bos_token=begins,
-        **{role: tokens[i] for role, i in ids.items() if i is not None},
+        **special_tokens,
     )
 
 
@@ -95,10 +101,11 @@ def end_ids(fields: Mapping[str, Any]) -> list[int]:
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
+    """Refuse missing, unknown and contradictory fields; their names have no `tokenizer.` in front."""
     for name in ("ggml.tokens", "ggml.token_type"):
         if name not in fields:
             raise UserError(f"it lacks the field tokenizer.{name}")
-    tokens = fields["ggml.tokens"]
+    tokens, types = fields["ggml.tokens"], fields["ggml.token_type"]
     for name, value in fields.items():
         if name.endswith("_token_id"):
             if not 0 <= value < len(tokens):
@@ -107,38 +114,44 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
             continue
         elif name not in _WITHOUT_EFFECT or _WITHOUT_EFFECT[name] not in (None, value):
             raise UserError(f"its field tokenizer.{name} ({value!r:.60}) is not known here")
-    if len(set(tokens)) != len(tokens):
-        raise UserError(f"it has the token {Counter(tokens).most_common(1)[0][0]!r:.40} twice")
-    if (types := len(fields["ggml.token_type"])) != len(tokens):
-        raise UserError(f"it has {len(tokens):,} tokens and {types:,} of tokenizer.ggml.token_type")
+    if len(set(tokens)) < len(tokens):
+        token, _ = Counter(tokens).most_common(1)[0]
+        raise UserError(f"it has the token {token!r:.40} twice")
+    if len(types) != len(tokens):
+        raise UserError(f"it has {len(tokens):,} tokens and {len(types):,} of tokenizer.ggml.token_type")
 
 
 def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
+    """Return the tokenizer of a byte-level vocabulary, which cuts texts as the file's `pre` says."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     cut = _CUTS.get(fields.get("ggml.pre", ""))
     if cut is None:
-        known = f"is a cut of words that is not known here, which {', '.join(_CUTS)} are"
-        raise UserError(f"its tokenizer.ggml.pre={fields.get('ggml.pre')} {known}")
+        unknown = f"is a cut of words that is not known here, which {', '.join(_CUTS)} are"
+        raise UserError(f"its tokenizer.ggml.pre={fields.get('ggml.pre')} {unknown}")
     if fields.get("ggml.add_space_prefix"):
         raise UserError("its tokenizer.ggml.add_space_prefix=True is not known of a byte-level vocabulary")
     if "ggml.merges" not in fields:
         raise UserError("it lacks the field tokenizer.ggml.merges")
-    tokens, alphabet = fields["ggml.tokens"], set(pre_tokenizers.ByteLevel.alphabet())
-    for token, kind in zip(tokens, fields["ggml.token_type"], strict=True):
+    tokens, types = fields["ggml.tokens"], fields["ggml.token_type"]
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    for token, kind in zip(tokens, types, strict=True):
         if kind == _NORMAL and not alphabet.issuperset(token):
             raise UserError(f"its token {token!r:.40} is spelled as no text of a byte-level vocabulary is")
     merges = [tuple(merge.split(" ")) for merge in fields["ggml.merges"]]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.ignore_merges))
-    pieces = [pre_tokenizers.Split(Regex(cut.piece), "isolated")] if cut.piece else []
-    digits = [pre_tokenizers.Digits(individual_digits=True)] if cut.digits else []
-    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut.piece is None)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*digits, *pieces, by_bytes])
+    steps: list[Any] = []
+    if cut.digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if cut.piece:
+        steps.append(pre_tokenizers.Split(Regex(cut.piece), "isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut.piece is None))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     if cut.composed:
         backend.normalizer = normalizers.NFC()
-    _add_tokens(backend, tokens, fields["ggml.token_type"])
+    _add_tokens(backend, tokens, types)
     return backend
 
 
@@ -158,12 +171,14 @@ def _sentencepiece(fields: Mapping[str, Any], file: Path) -> Tokenizer:
     if fields.get("ggml.pre", "default") != "default":
         raise UserError(f"its tokenizer.ggml.pre={fields['ggml.pre']} is not known of a vocabulary of SentencePiece")
     backend: Tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).backend_tokenizer
-    said = fields.get("ggml.add_space_prefix")
-    if said is False and isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
+    adds_space = fields.get("ggml.add_space_prefix")
+    if adds_space is False and isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
         backend.pre_tokenizer.prepend_scheme = "never"
         backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    if said is not None and said != (backend.encode("a", add_special_tokens=False).tokens[0][0] == "▁"):
-        raise UserError(f"transformers does not read its field tokenizer.ggml.add_space_prefix ({said})")
+    if adds_space is not None:
+        first_token = backend.encode("a", add_special_tokens=False).tokens[0]
+        if adds_space != first_token.startswith("▁"):
+            raise UserError(f"transformers does not read its field tokenizer.ggml.add_space_prefix ({adds_space})")
     return backend
 
 

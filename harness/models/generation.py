@@ -22,6 +22,12 @@ _NEUTRAL_DRAWN: dict[str, Any] = {
 
 def unapplied_settings(generation: Any) -> list[str]:
     """Return the settings of a generation_config that would change what `generate` writes, as `name=value`."""
-    neutral = _NEUTRAL | (_NEUTRAL_DRAWN if getattr(generation, "do_sample", None) else {})
-    values = {name: getattr(generation, name, None) for name in neutral}
-    return [f"{name}={value!r:.60}" for name, value in values.items() if value not in (None, [], neutral[name])]
+    neutral = dict(_NEUTRAL)
+    if getattr(generation, "do_sample", None):
+        neutral |= _NEUTRAL_DRAWN
+    unapplied = []
+    for name, neutral_value in neutral.items():
+        value = getattr(generation, name, None)
+        if value not in (None, [], neutral_value):
+            unapplied.append(f"{name}={value!r:.60}")
+    return unapplied

@@ -32,16 +32,16 @@ def warnings_as_notes() -> Iterator[None]:
 
     library.warning_once.cache_clear()  # another model may have had the same warning
     logger, collector = logging.getLogger("transformers"), _Collector()
-    before = logger.handlers, logger.level
+    handlers, level = logger.handlers, logger.level
     logger.handlers, logger.level = [collector], logging.WARNING
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
     finally:
-        logger.handlers, logger.level = before
+        logger.handlers, logger.level = handlers, level
         collector.texts += [str(warning.message) for warning in caught]
         for text in dict.fromkeys(collector.texts):
             if not _HARMLESS.search(text):
-                told = " ".join(text.split())
-                print(f"note: a library warns of this model: {told:.500}", file=sys.stderr)
+                line = " ".join(text.split())
+                print(f"note: a library warns of this model: {line:.500}", file=sys.stderr)

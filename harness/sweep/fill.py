@@ -182,7 +182,10 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], te
     job = work.share.job
     slots = job.slots
     reason = "slots= asks for them"
-    while requests := list(_requests(work, model, cells, texts)):
+    while True:
+        requests = list(_requests(work, model, cells, texts))
+        if not requests:
+            return
         completions = sum(len(request.branches) for request in requests)
         cell_count = len(_cell_ids(requests))
         capacity = needed_capacity(requests, job.decoding)
