@@ -98,6 +98,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     mistakes: list[UserError] = []
 
     def collect(config: DictConfig) -> None:
+        """Check one job's configuration; a mistake is raised once Hydra has ended."""
         # Hydra prints its own lines about an error that passes through it.
         try:
             with settings.plain_config_errors():

@@ -46,6 +46,7 @@ def describe_code() -> dict[str, Any]:
 
 @cache
 def describe_hardware() -> dict[str, Any]:
+    """This machine: its name, system, processor, cores and GPUs."""
     import torch
 
     return {

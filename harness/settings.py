@@ -151,26 +151,31 @@ def _import(target: str) -> ModuleType:
     try:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        inside = []
-        for frame in traceback.extract_tb(error.__traceback__):
-            if not frame.filename.startswith(("<", __file__, importlib.__file__)):
-                inside.append(f"{frame.filename}:{frame.lineno}")
-        what = f"{type(error).__name__}: {error}"
-        if isinstance(error, SyntaxError):
-            what = error.msg
-            if error.filename:
-                inside.append(f"{error.filename}:{error.lineno}")
-            elif not inside:  # Python names no place of null bytes, as UTF-16 has
-                inside.append(str(getattr(find_spec(name), "origin", name)))
-        if not inside:  # there is no such module
+        place = _place_of(error, name)
+        if place is None:  # there is no such module
             raise ImportError(str(error)) from error
-        raise ImportError(f"{inside[-1]}: {what}", path=inside[-1]) from error
+        what = error.msg if isinstance(error, SyntaxError) else f"{type(error).__name__}: {error}"
+        raise ImportError(f"{place}: {what}", path=place) from error
     if folder:
         file = folder.parent / f"{name.replace('.', '/')}.py"
         taken = getattr(module, "__file__", None) or "Python's own"
         if file.is_file() and not taken.startswith(str(folder.parent)):
             raise ImportError(f"{taken} is taken in place of {file}, so rename that file")
     return module
+
+
+def _place_of(error: BaseException, module: str) -> str | None:
+    """Return file and line of a mistake that ended the import of a module; None if the module was not there."""
+    places = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith(("<", __file__, importlib.__file__)):
+            places.append(f"{frame.filename}:{frame.lineno}")
+    if isinstance(error, SyntaxError):
+        if error.filename:
+            return f"{error.filename}:{error.lineno}"
+        if not places:  # Python names no place of null bytes, as UTF-16 has
+            return str(getattr(find_spec(module), "origin", module))
+    return places[-1] if places else None
 
 
 def fill_homes(node: DictConfig | ListConfig) -> None:

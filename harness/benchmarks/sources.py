@@ -83,6 +83,7 @@ def _read_toy(config: BenchmarkConfig) -> list[FileRow]:
 
 
 def _read_hub(config: BenchmarkConfig) -> list[FileRow]:
+    """Return the rows of a hub dataset; raises UserError, with what to do, if it cannot be had."""
     is_reachable()  # before datasets, which then uses its cache at once if the hub does not answer
     import datasets
 

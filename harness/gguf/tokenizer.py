@@ -156,6 +156,7 @@ def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
 
 
 def _add_tokens(backend: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
+    """Add the control tokens and the added tokens among the vocabulary to a tokenizer."""
     from tokenizers import AddedToken
 
     pairs = list(zip(tokens, types, strict=True))

@@ -130,6 +130,7 @@ def _same_parts(answer: list[str], gold: list[str], *, ordered: bool) -> tuple[b
 
 
 def _first_equal(part: str, candidates: list[str]) -> str | None:
+    """The first candidate that equals a part of the answer."""
     for candidate in candidates:
         is_equal, _ = _same(part, candidate)
         if is_equal:

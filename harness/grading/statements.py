@@ -82,8 +82,8 @@ def _closing_brace(text: str, start: int) -> re.Match[str] | None:
 
 def _boxed(text: str, kind: AnswerKind) -> Statement | None:
     """The last box that holds an answer of the kind; boxes that signs, "and" or "or" join are one list."""
-    values = list[str]()
-    start = 0
+    values = list[str]()  # of the joined boxes, the last first
+    start = 0  # of the box that was read last
     for box in boxes(text):
         if _CALLED_WRONG.match(text, box.end):
             continue
@@ -101,8 +101,8 @@ def _boxed(text: str, kind: AnswerKind) -> Statement | None:
     name = _NAME_BEFORE.search(text, max(0, start - 20), start)
     if name and len(values) > 1:
         values[-1] = name[0] + values[-1]
-    different = dict.fromkeys(reversed(values))
-    return Statement("a box", ", ".join(different).replace("&=", "="))
+    in_order = dict.fromkeys(reversed(values))  # each once
+    return Statement("a box", ", ".join(in_order).replace("&=", "="))
 
 
 # --- JSON objects ---------------------------------------------------------------------------------------------

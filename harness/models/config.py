@@ -118,6 +118,7 @@ class ModelConfig:
         return {**self._checkpoint_files(), **dict(zip(adapter, digests(adapter), strict=True))}
 
     def _checkpoint_files(self) -> dict[Path, str]:
+        """The checkpoint's files on this disk, each with the hash of all files up to it; none of a hub model."""
         file = self._gguf_file
         if file is not None:
             return {file: digests([file])[0]}

@@ -305,6 +305,7 @@ class StepProducts:
 
     @contextmanager
     def by(self, linear: Linear) -> Iterator[None]:
+        """Let `linear` compute the products inside the block."""
         self._linear = linear
         try:
             yield

@@ -132,6 +132,7 @@ class ModelSpec:
         return self.fusable and (self.parameters or 0) >= _PACKED_PARAMETERS
 
     def cache_shape(self, dtype: str) -> CacheShape:
+        """Return the shape of a slot's cache, with rows in this precision."""
         import torch
 
         from kvsweep.compression.cache_rows import CacheShape

@@ -202,9 +202,9 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
     if manifest["data"] != data_hash(traces):
         raise UserError(f"{recipe.out} holds labels of other traces: run kvsweep predictor labels first.")
     lead = manifest.get("lead", 0)
-    rows = chain.from_iterable(read_shard(recipe, manifest, number) for number in range(manifest["shards"]))
+    shards = (read_shard(recipe, manifest, number) for number in range(manifest["shards"]))  # one open at a time
     targets = {}
-    for trace, (_, _, labels) in zip(traces, rows, strict=True):
+    for trace, (_, _, labels) in zip(traces, chain.from_iterable(shards), strict=True):
         scores = torch.full((len(trace.token_ids),), torch.nan)
         scores[trace.think_start : trace.think_end] = target(labels, recipe.label, recipe.target)[lead:]
         targets[f"{trace.problem_id}/{trace.draw}"] = torch.tensor(trace.token_ids), scores

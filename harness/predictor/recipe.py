@@ -84,6 +84,7 @@ class Recipe:
         self._check_target()
 
     def _check_target(self) -> None:
+        """Refuse a target that does not fit the labels, and settings that exclude each other."""
         if self.target is None:
             scales = "power (10 / 0.3 * x ** 0.3) and linear (10,000 * x)"
             named = "name model=r1_qwen_7b or r1_llama_8b, or choose the scale for another model"

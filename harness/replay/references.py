@@ -80,6 +80,7 @@ def read_texts(job: Job, config: ReplayConfig) -> list[Text]:
 
 
 def _of_file(path: Path) -> list[Text]:
+    """Return the texts of a file; raises UserError for a file without any."""
     if not path.is_file():
         raise UserError(f"texts={path} is no file: name a file of lines with id, problem and text.")
     texts = [Text(pair=(row.id, 0), prompt=row.problem, words=row.text) for _, row in texts_of_file(path)]

@@ -119,6 +119,7 @@ def fill(work: OpenCells) -> None:
 
 
 async def _ask_all(work: OpenCells) -> None:
+    """Ask for the missing completions of all cells at once."""
     lacking = [store for store in work.stores.values() if not store.finished_pairs.issuperset(work.share.pairs)]
     caches = [_cache_in_log(store.cell.policy) for store in lacking]  # a log that says nothing ends the sweep here
     tokens = {store.cell.cell_id: 0 for store in lacking}  # of the completions that arrive

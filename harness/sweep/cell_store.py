@@ -183,7 +183,8 @@ class CellStore:
     def note(self, **facts: Any) -> None:
         """Record what this process's pass has learned since it began; facts that stand there are not written again."""
         last_pass = self._provenance["decoding_passes"][-1]
-        if not facts.items() <= last_pass.items():
+        are_recorded = facts.items() <= last_pass.items()
+        if not are_recorded:
             last_pass |= facts
             with plain_disk_errors(self.directory):
                 self._write_provenance()

@@ -76,6 +76,7 @@ def graded_beside(grader: Grader, stores: Collection[CellStore]) -> Iterator[Non
     ended = threading.Event()
 
     def grade(store: CellStore, completion: Completion) -> None:
+        """Grade one completion; an error ends the grading beside the decoding, with a note."""
         if ended.is_set():
             return
         try:

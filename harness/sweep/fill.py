@@ -222,6 +222,7 @@ def _cell_ids(requests: Iterable[Request]) -> list[str]:
 
 
 def engine_of(job: Job, requests: Sequence[Request], model: LoadedModel, slots: int) -> Engine:
+    """Return an engine with a job's settings, and slots that are long enough for the requests."""
     return Engine.sized_for(
         requests,
         model,

@@ -438,16 +438,19 @@ def _power(job: Job) -> list[str]:
     problems, draws = len(job.benchmark.problems), max([job.draws, *job.rounds])
     margin = MARGIN if job.margin is None else job.margin / 100
     level = LEVEL / max(1, len(job.rounds))
-    chances = dict[str, None]()
-    needed = []
+    chances, needed_draws = [], []  # where many answers differ, and where few do
     for differ in DIFFER:
-        chances[f"{power(problems, draws, differ, margin=margin, level=level):.0%}"] = None
-        needed.append(math.ceil(pairs_to_hold(differ, margin=margin, level=level) / problems))
+        chance = power(problems, draws, differ, margin=margin, level=level)
+        chances.append(f"{chance:.0%}")
+        pairs = pairs_to_hold(differ, margin=margin, level=level)
+        needed_draws.append(math.ceil(pairs / problems))
+    if chances[0] == chances[1]:
+        del chances[1]
     return [
         f"  to expect: a setting that loses nothing is safe (margin {100 * margin:g} points) with a chance "
         f"of {' to '.join(chances)} on {counted(problems, 'problem')} with {counted(draws, 'draw')}, where "
-        f"{DIFFER[0]:.0%} to {DIFFER[1]:.0%} of the paired answers differ; {needed[1]} to {needed[0]} draws "
-        "would make the chance 95%"
+        f"{DIFFER[0]:.0%} to {DIFFER[1]:.0%} of the paired answers differ; {needed_draws[1]} to {needed_draws[0]} "
+        "draws would make the chance 95%"
     ]
 
 

@@ -49,6 +49,7 @@ class Board:
         self._thread.join()
 
     def _follow(self) -> None:
+        """Show the board in this thread; an error of the board does not reach the sweep."""
         try:
             # If memory runs out, the board may end; the sweep reports its own errors. A terminal may close meanwhile.
             with suppress(MemoryError, OSError):

@@ -92,6 +92,7 @@ class Slurm(Launcher):
             raise UserError(f"launcher=slurm finds no srun on this machine: {mend}.")
 
     def start(self, rounds: Sequence[Round]) -> None:
+        """Submit an array for each round, which waits for the round before and for earlier jobs on the same cells."""
         first, _ = rounds[0]
         _check_array(max(len(tasks) for tasks, _ in rounds))
         cluster = slurm_queue.cluster()

@@ -205,6 +205,7 @@ def _counts(rows: Collection[CellProgress]) -> tuple[int, int]:
 
 
 def _counts_of_replays(tasks: Sequence[TaskStatus]) -> tuple[int, int]:
+    """Return the rows that replays have stored, and how many there will be."""
     rows: list[CellProgress] = []
     for task in tasks:
         if task.replays:
@@ -429,6 +430,7 @@ def _scores(panel: Sequence[CellStatus]) -> tuple[str, str]:
 
 
 def _cell_table(cells: Sequence[CellStatus]) -> Table:
+    """Return a table with a line per cell, below the names of its model and benchmark."""
     table = _table("policy", "state", "completions", "Pass@1 so far", "cell")
     for names, panel in _panels(cells):
         table.add_row(" ".join(names), style="bold")
@@ -439,6 +441,7 @@ def _cell_table(cells: Sequence[CellStatus]) -> Table:
 
 
 def _panel_table(cells: Sequence[CellStatus]) -> Table:
+    """Return a table with a line per model and benchmark."""
     table = _table("model", "benchmark", "cells", "completions", "full cache", "other cells")
     for names, panel in _panels(cells):
         done = sum(cell.state == "done" for cell in panel)

@@ -38,6 +38,7 @@ def check(options: inspected.TraceOptions) -> None:
 
 
 def draw_run(options: inspected.TraceOptions) -> Iterator[Path]:
+    """Draw the pictures of a run's completions; yield the files."""
     folders = [cell.folder for cell in stored_cells(Path(options.source))]
     if not folders:
         raise UserError(f"{options.source} holds no cells: name a run's directory, such as results/runs/demo.")

@@ -128,16 +128,21 @@ def _compared(job: Job, cells: Mapping[str, CheckedCell], chosen: Mapping[str, C
 
 
 def _decode(job: Job, chosen: Mapping[str, Collection[Pair]]) -> Exception | None:
-    """Decode the chosen completions of a job's cells, as a sweep does; return the error that ended it."""
-    pairs = sorted({pair for cell in job.cells for pair in chosen[cell.cell_id]})
+    """Decode the chosen completions of a job's cells, as a sweep does; return the error that ended it.
+
+    `chosen` are the pairs of each cell, by cell_id.
+    """
+    pairs = set[Pair]()
+    for cell in job.cells:
+        pairs.update(chosen[cell.cell_id])
 
     def fill_chosen(share: Share, work: OpenCells) -> None:
         for cell_id, store in work.stores.items():
-            store.finished_pairs.update(pair for pair in pairs if pair not in chosen[cell_id])
+            store.finished_pairs |= pairs.difference(chosen[cell_id])  # as if these were decoded
         fill(work)
 
     with redirect_stdout(sys.stderr):
-        errors = work_through([Share(job=job, dealt=pairs)], fill_chosen)
+        errors = work_through([Share(job=job, dealt=sorted(pairs))], fill_chosen)
     for error in errors:
         if not isinstance(error, UserError):
             raise error
