@@ -118,15 +118,15 @@ def _of_lighteval(row: Row, graded: bool) -> Iterator[Row]:
     """The samples of one problem, which have one metric together."""
     doc = row["doc"]
     texts = _list(row["model_response"].get("text")) or [None]
-    answer = {"id": doc.get("id"), "prompt": doc.get("query")}
+    shared = {"id": doc.get("id"), "prompt": doc.get("query")}
     if len(texts) == 1:
-        answer["scores"] = row["metric"]
+        shared["scores"] = row["metric"]
     golds = _list(doc.get("choices"))
     place = doc.get("gold_index")
     if place in range(len(golds)):
-        answer["gold"] = golds[place]
+        shared["gold"] = golds[place]
     for draw, text in enumerate(texts):
-        yield {**answer, "draw": draw, "text": text}
+        yield {**shared, "draw": draw, "text": text}
 
 
 def _of_inspect_ai(row: Row, graded: bool) -> Iterator[Row]:
@@ -197,10 +197,12 @@ FORMATS = {
 
 
 def _format_of(row: Row) -> Format:
-    for known in FORMATS.values():
-        if all(isinstance(row.get(name), kind) for name, kind in known.marks.items()):
+    """The first format whose fields the row has; the last one has none."""
+    for program in FORMATS.values():
+        has_marks = all(isinstance(row.get(name), kind) for name, kind in program.marks.items())
+        if has_marks:
             break
-    return known
+    return program
 
 
 def _list(value: Any) -> list[Any]:
@@ -216,7 +218,10 @@ def _object(value: Any) -> Row:
 
 
 def _first_object(values: Any) -> Row:
-    return next(filter(None, map(_object, _list(values))), {})
+    for value in _list(values):
+        if _object(value):
+            return _object(value)
+    return {}
 
 
 def _metrics(names: Any) -> list[str]:
@@ -246,7 +251,8 @@ def _outputs_in(folder: Path, reading: Reading) -> list[Path]:
     """The one file of outputs below a folder, or its files of one draw each."""
     files = sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
     repeats = [path for path in files if _REPEAT.search(path.stem)]
-    if repeats and len({path.name for path in repeats}) == len(repeats):
+    names = {path.name for path in repeats}
+    if repeats and len(names) == len(repeats):
         return repeats
     outputs = repeats or [path for path in files if _begins_with_outputs(path, reading)]
     # NeMo Evaluator writes each answer into three files.
@@ -269,7 +275,7 @@ def _begins_with_outputs(path: Path, reading: Reading) -> bool:
 
 
 def _read(files: Sequence[Path], draws: Sequence[int], reading: Reading, most: int = MOST_ROWS) -> Outputs:
-    """The outputs of some files; at most so many rows of each."""
+    """The outputs of some files, each with the draw of its rows that name none; at most so many rows of each."""
     rows = []
     places = []
     formats = []
@@ -280,15 +286,15 @@ def _read(files: Sequence[Path], draws: Sequence[int], reading: Reading, most: i
             for row in formats[-1].read(values, reading.graded):
                 rows.append(row)
                 places.append((place, draw, _failure(row, reading.ignored)))
-    named = " and ".join(map(str, files))
+    names = " and ".join(map(str, files))
     if len(rows) >= MOST_ROWS:
-        raise UserError(f"{named} has {MOST_ROWS:,} rows or more: give a part of it.")
+        raise UserError(f"{names} has {MOST_ROWS:,} rows or more: give a part of it.")
     table = pd.DataFrame(rows, dtype=object)
     answers = pd.DataFrame(places, columns=["place", "draw", "sign"], dtype=object)
     try:
         return _outputs(files, table, answers, formats, reading)
     except _Refusal as refusal:
-        raise UserError(f"{named} {refusal}.") from None
+        raise UserError(f"{names} {refusal}.") from None
 
 
 class _Refusal(Exception):
@@ -301,6 +307,7 @@ class _Refusal(Exception):
 def _outputs(
     files: Sequence[Path], table: pd.DataFrame, answers: pd.DataFrame, formats: Sequence[Format], reading: Reading
 ) -> Outputs:
+    """Give each column of `table` its meaning; `answers` has the place, draw and sign of each of its rows."""
     rows = table
     for name, values in reading.where.items():
         rows = rows[each(_column(rows, name), str).isin([*values])]
@@ -379,18 +386,24 @@ def _meaning(
         if name in rows and rows[name].notna().any() and fits(rows[name]):
             fitting.append(name)
     for name in fitting[1:]:
-        both = rows[[fitting[0], name]].dropna()
-        if not each(both[fitting[0]], read).equals(each(both[name], read)):
+        first_name = fitting[0]
+        both = rows[[first_name, name]].dropna()
+        if not each(both[first_name], read).equals(each(both[name], read)):
             raise _Refusal(
-                f"has {fitting[0]} and {name}, which differ, and each may be the {meaning}: name it by --column "
+                f"has {first_name} and {name}, which differ, and each may be the {meaning}: name it by --column "
                 f"{meaning}=NAME"
             )
     return _first(rows, fitting)
 
 
 def _problems(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Column:
-    # A sentence is the question.
-    column = _meaning("id", rows, reading, lambda column: all(0 < len(_id(value).split()) < 4 for value in column))
+    """Each row's problem id as text."""
+
+    def has_ids(column: Column) -> bool:
+        # A sentence is the question.
+        return all(0 < len(_id(value).split()) < 4 for value in column)
+
+    column = _meaning("id", rows, reading, has_ids)
     if column.isna().all():
         column = _first(rows, _NAMES["id"])
     problems = each(column, _id)
@@ -398,8 +411,8 @@ def _problems(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Co
         if not problem or not is_text(problem):
             place = f"{answers['place'][row]} ({visible(str(column[row]))!r:.60})"
             has = visible(", ".join(map(str, rows)))
-            mend = f"name it {', '.join(_NAMES['id'][:3])}, or --column id=NAME"
-            raise _Refusal(f"has no problem's id in {place}, text or a whole number: {mend}; it has {has:.200}")
+            hint = f"name it {', '.join(_NAMES['id'][:3])}, or --column id=NAME"
+            raise _Refusal(f"has no problem's id in {place}, text or a whole number: {hint}; it has {has:.200}")
     return problems
 
 
@@ -414,12 +427,13 @@ def _id(value: Any) -> str:
 
 
 def _draws(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Column:
+    """Each row's draw, from 0: that of its column, else its file's."""
     if reading.by_rows:
         return answers.groupby("problem_id").cumcount()
     column = _meaning("draw", rows, reading, lambda column: _number_draws(column, answers["problem_id"]))
     numbers = each(column.dropna(), _whole)
-    if numbers.isna().any():
-        wrong = f"{reading.columns['draw']}={visible(str(column[numbers.isna()].iloc[0])):.40}"
+    for row in numbers.index[numbers.isna()]:
+        wrong = f"{reading.columns['draw']}={visible(str(column[row])):.40}"
         raise _Refusal(f"has {wrong}, which is no draw: write a whole number from 0, or give --draws rows")
     return numbers.reindex(answers.index).fillna(answers["draw"]).astype(int)
 
@@ -434,7 +448,10 @@ def _number_draws(column: Column, problems: Column) -> bool:
     numbers = each(column.dropna(), _whole)
     if numbers.isna().any():
         return False
-    return problems.nunique() == 1 or problems[numbers.index].groupby(numbers).nunique().max() > 1
+    if problems.nunique() == 1:
+        return True
+    problems_of_number = problems[numbers.index].groupby(numbers).nunique()
+    return problems_of_number.max() > 1
 
 
 def _endings(rows: pd.DataFrame, reading: Reading) -> Column:
@@ -442,16 +459,24 @@ def _endings(rows: pd.DataFrame, reading: Reading) -> Column:
     column = _meaning("stop_reason", rows, reading, lambda column: any(map(ending, column)), ending)
     if column.isna().all():
         column = _first(rows, _NAMES["stop_reason"])
-    return each(column, lambda reason: ending(reason) or (reason and visible(str(reason))[:40]))
+
+    def read(reason: Any) -> Any:
+        if not reason:
+            return reason
+        return ending(reason) or visible(str(reason))[:40]
+
+    return each(column, read)
 
 
 def _texts(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Column:
     """The texts, with the thinking in front that a server has split off."""
     names = [name for name in _NAMES["text"] if name in rows and str in {*map(type, rows[name])}]
     if len(names) > 1:
-        # A question has one text in all draws of its problem.
-        problems = answers["problem_id"]
-        varying = [name for name in names if each(rows[name], str).groupby(problems).nunique().max() > 1]
+        varying = []
+        for name in names:
+            texts_of_problem = each(rows[name], str).groupby(answers["problem_id"]).nunique()
+            if texts_of_problem.max() > 1:  # A question has one text in all draws of its problem.
+                varying.append(name)
         names = varying or names
     texts = _meaning("text", rows, reading, lambda column: column.name in names, str)
     texts = each(texts, lambda text: text if isinstance(text, str) else None)
@@ -472,38 +497,40 @@ def _grades(
     columns = {**rows, **scores}
     names = [*scores, *_GRADES] if reading.correct is None else [reading.correct]
     fitting = {}
-    words = {}
+    unfitting = {}
     for name in names:
         if name in columns:
             # What a failed request has as its grade is none.
             grades = each(columns[name].where(answers["sign"].isna()), _grade)
             if str in {*map(type, grades)}:
-                words[name] = grades
+                unfitting[name] = grades
             else:
                 fitting[name] = grades.astype(float).fillna(_NO_GRADE)
-    if len({*map(tuple, fitting.values())}) != 1:
+    different = {tuple(grades) for grades in fitting.values()}
+    if len(different) != 1:
         if answers["sign"].notna().all() or (not reading.graded and reading.correct is None):
             return pd.Series(float("nan"), index=rows.index), None, None
-        mend = "name one with --correct NAME (1 right, 0 wrong), or give --grades ours"
+        hint = "name one with --correct NAME (1 right, 0 wrong), or give --grades ours"
         if fitting:
-            raise _Refusal(f"has the grades {', '.join(map(visible, fitting))}, which differ: {mend}")
-        for name, grades in words.items():
+            raise _Refusal(f"has the grades {', '.join(map(visible, fitting))}, which differ: {hint}")
+        for name, grades in unfitting.items():
             row = grades.map(type).eq(str).idxmax()
             wrong = f"{visible(name)}={visible(grades[row]):.40} in {answers['place'][row]}"
             raise _Refusal(f"has {wrong}, which is neither right nor wrong: write 1 or 0, or give --grades ours")
-        raise _Refusal(f"has no grade: {mend}; it has {visible(', '.join(map(str, rows))):.200}")
-    [(grade, values), *_] = fitting.items()
-    parts = sorted({*map(str, _first(rows, ["filter"]).dropna())} - {"none"})
-    if grade in scores:
-        parts.insert(0, grade)
-    return values.where(values != _NO_GRADE), grade, " ".join(parts) or None
+        raise _Refusal(f"has no grade: {hint}; it has {visible(', '.join(map(str, rows))):.200}")
+    grade, *_ = fitting
+    grades = fitting[grade]
+    filters = sorted({*map(str, _first(rows, ["filter"]).dropna())} - {"none"})
+    score_parts = [grade, *filters] if grade in scores else filters
+    return grades.where(grades != _NO_GRADE), grade, " ".join(score_parts) or None
 
 
 def _scores(rows: pd.DataFrame) -> dict[str, Column]:
     """A column of each score that rows name, as inspect_ai and lighteval write them."""
     objects = each(_first(rows, ["scores"]), _object)
+    names = dict.fromkeys(itertools.chain(*objects))
     scores = {}
-    for name in dict.fromkeys(itertools.chain(*objects)):
+    for name in names:
         scores[name] = each(objects, methodcaller("get", name))
     return scores
 
@@ -541,6 +568,7 @@ def _failure(row: Row, ignored: Collection[str] = ()) -> str | None:
 
 
 def _says(value: Any) -> bool:
+    """Whether a field of a failure says something; a list or an object does if any of its values does."""
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, list):
@@ -553,17 +581,18 @@ def _refuse_repeated(rows: pd.DataFrame, answers: pd.DataFrame, no_question: Col
 
     Its values are those of the whole file: a text, a number or a time has others at other problems.
     """
-    sizes: Any = answers.groupby(PAIR).size()
-    way = "choose rows by --where KEY=VALUE, name the draw's column by --column draw=NAME, or give --draws rows"
-    if sizes.max() > 1:
-        problem, draw = sizes.idxmax()
-        rows_of_pair = rows[answers["problem_id"].eq(problem) & answers["draw"].eq(draw)]
-        for name in map(str, rows):
-            values = {*map(str, rows_of_pair[name])}
-            if name in no_question or len(values) < len(rows_of_pair) or values != {*map(str, rows[name])}:
-                continue
-            column = f"--column draw={visible(name):.60}, or " if all(map(str.isdecimal, values)) else ""
-            conditions = " or ".join(f"--where {visible(f'{name}={value}'):.80}" for value in sorted(values))
-            way = f"these rows differ in {visible(name):.40}: give {column}{conditions}"
-            break
-        raise _Refusal(f"has draw {draw} of problem {visible(problem)!r:.60} {sizes.max()} times: {way}")
+    counts: Any = answers.groupby(PAIR).size()
+    if counts.max() == 1:
+        return
+    problem, draw = counts.idxmax()
+    rows_of_pair = rows[answers["problem_id"].eq(problem) & answers["draw"].eq(draw)]
+    hint = "choose rows by --where KEY=VALUE, name the draw's column by --column draw=NAME, or give --draws rows"
+    for name in map(str, rows):
+        values = {*map(str, rows_of_pair[name])}
+        if name in no_question or len(values) < len(rows_of_pair) or values != {*map(str, rows[name])}:
+            continue
+        draw_column = f"--column draw={visible(name):.60}, or " if all(map(str.isdecimal, values)) else ""
+        conditions = " or ".join(f"--where {visible(f'{name}={value}'):.80}" for value in sorted(values))
+        hint = f"these rows differ in {visible(name):.40}: give {draw_column}{conditions}"
+        break
+    raise _Refusal(f"has draw {draw} of problem {visible(problem)!r:.60} {counts.max()} times: {hint}")
