@@ -168,16 +168,18 @@ def marks(texts: Iterable[str]) -> dict[str, int]:
     """Count how many texts have each mark, in the order of MARKS; a small loss's mark includes that of a safe cell."""
     counts = Counter[str]()
     for text in texts:
-        counts[SMALL_LOSS] += SMALL_LOSS in text
-        others = text.replace(SMALL_LOSS, "")
-        counts.update(mark for mark in MARKS if mark in others)
+        if SMALL_LOSS in text:
+            counts[SMALL_LOSS] += 1
+        rest = text.replace(SMALL_LOSS, "")
+        counts.update(mark for mark in MARKS if mark in rest)
     return {mark: counts[mark] for mark in MARKS if counts[mark]}
 
 
 def state_marks(row: Any) -> str:
     """Return the marks of a cell's score: nothing evicted, nothing quantized, unfinished, fewer draws than others."""
     marks = ""
-    if row.policy != "full" and getattr(row, "evicted", None) == 0 and row.bits == 16:
+    is_untouched = getattr(row, "evicted", None) == 0 and row.bits == 16
+    if row.policy != "full" and is_untouched:
         marks += UNTOUCHED
     if getattr(row, "packed", None) == 0:
         marks += UNPACKED
@@ -206,7 +208,8 @@ def policy_title(policy: str, variant: str = "") -> str:
     `variant` is as in cells.csv. A field called `variant` shows only its value, unless it is "original".
     """
     title = POLICY_TITLES.get(policy, policy)
-    variants = ", ".join(filter(None, map(_variant_title, variant.split(","))))
+    variant_titles = map(_variant_title, variant.split(","))
+    variants = ", ".join(filter(None, variant_titles))
     return f"{title} ({variants})" if variants else title
 
 

@@ -52,26 +52,32 @@ def build_report(
 
     directory = Path(directory)
     if directory.is_file():
-        found, own = analyse_scores(directory, order), Path(f"{directory.stem}_report").absolute()
+        findings = analyse_scores(directory, order)
+        usual_folder = Path(f"{directory.stem}_report").absolute()
     else:
-        found, own = analyse(load_run(directory), margin, order), directory.resolve() / REPORT_FOLDER
+        findings = analyse(load_run(directory), margin, order)
+        usual_folder = directory.resolve() / REPORT_FOLDER
     # The user may name a link; in a run's directory nothing is written through a link.
-    folder = make_folder(own if folder is None else folder.resolve())
-    replace_text(folder / "cells.csv", csv_text(found.metrics))
-    replace_text(folder / "tables.md", tables.markdown(found.metrics))
-    replace_text(folder / "tables.tex", tables.latex(found.metrics))
-    pictures = gallery.draw_all(found, folder, look)
-    embedded, files = drilldown.drill_data(found.run, completions, folder)
-    replace_text(folder / "card.json", json.dumps(card.card(found), indent=2) + "\n")
+    folder = make_folder(usual_folder if folder is None else folder.resolve())
+    replace_text(folder / "cells.csv", csv_text(findings.metrics))
+    replace_text(folder / "tables.md", tables.markdown(findings.metrics))
+    replace_text(folder / "tables.tex", tables.latex(findings.metrics))
+    pictures = gallery.draw_all(findings, folder, look)
+    embedded, files = drilldown.drill_data(findings.run, completions, folder)
+    replace_text(folder / "card.json", json.dumps(card.card(findings), indent=2) + "\n")
     path = folder / "report.html"
-    replace_text(path, page.run_page(found, pictures, embedded, files, reload))
+    replace_text(path, page.run_page(findings, pictures, embedded, files, reload))
     if tell:
-        notes = [*dict.fromkeys(found.run.notices)]
-        told = [f"note: {note}" for note in notes[:_NOTES]]
-        told += [f"note: {len(notes) - _NOTES} more notes are on the page."] if len(notes) > _NOTES else []
-        pairs = [f"{one.title}: {one.line}" for one in found.pairs[:_PAIRS]]
-        for text in filter(None, [*told, tables.headline_text(found.metrics), *pairs]):
-            tell(text)
+        notes = [*dict.fromkeys(findings.run.notices)]
+        for note in notes[:_NOTES]:
+            tell(f"note: {note}")
+        if len(notes) > _NOTES:
+            tell(f"note: {len(notes) - _NOTES} more notes are on the page.")
+        headline = tables.headline_text(findings.metrics)
+        if headline:
+            tell(headline)
+        for pairs in findings.pairs[:_PAIRS]:
+            tell(f"{pairs.title}: {pairs.line}")
     return path
 
 
@@ -79,15 +85,15 @@ def follow(directory: Path, seconds: float, make: Callable[[], Path]) -> None:
     """Make the report, and again every `seconds` if rows have come, until the sweep neither runs nor waits."""
     from kvsweep.analysis.load import is_live
 
-    seen = None
+    reported = None
     while True:
         # Read the state first: rows that come later belong to the next round.
         live = is_live(directory)
-        rows = [*directory.glob("*/*.jsonl"), *directory.glob(f"*/{DONE_FILE}")]
-        found = live, {path: path.stat().st_size for path in rows}
-        if found != seen:
+        files = [*directory.glob("*/*.jsonl"), *directory.glob(f"*/{DONE_FILE}")]
+        state = live, {path: path.stat().st_size for path in files}
+        if state != reported:
             print(make(), flush=True)
-            seen = found
+            reported = state
         if not live:
             return
         time.sleep(seconds)

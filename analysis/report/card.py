@@ -1,6 +1,7 @@
 """The reproducibility card: what a stranger needs to make a run's numbers again, read from the cells' files."""
 
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ def _facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
 
 
 def _pass_facts(decoding_pass: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the facts of one decoding pass: its command, code, packages, machine and arithmetic."""
     words = decoding_pass.get("command")
     if isinstance(words, list):
         yield "command", shlex.join(map(str, words))
@@ -94,12 +96,13 @@ def _cell_facts(settings: dict[str, Any], origin: Any) -> Iterator[tuple[str, An
 
 
 def _table_facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
+    """Yield the facts that the table of the cells has: what was run, how often, and the margin."""
     for name, column in (("models", "model_title"), ("policies", "policy"), ("seed", "seed")):
         for value in metrics[column].unique():
             yield name, value
-    stored = run.completions.groupby("cell_id", observed=True)["problem_id"].nunique()
-    counted = metrics.assign(count=metrics["cell_id"].map(stored).fillna(metrics["problems"]))
-    for title, most in counted.groupby("benchmark_title", sort=False)["count"].max().items():
+    stored_problems = run.completions.groupby("cell_id", observed=True)["problem_id"].nunique()
+    problems = metrics["cell_id"].map(stored_problems).fillna(metrics["problems"])
+    for title, most in problems.groupby(metrics["benchmark_title"], sort=False).max().items():
         yield "benchmarks", f"{title} ({most:g} problems)"
     yield "draws", _draws(metrics)
     yield "completions", f"{metrics['completions'].sum():,}"
@@ -110,13 +113,15 @@ def _table_facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
 
 def rows(facts: dict[str, list[str]], run: Run) -> list[tuple[str, str]]:
     """Return the facts for the page, one text each, then the other provenance of the cells."""
-    others: dict[str, list[Any]] = {}
+    others = defaultdict[str, list[Any]](list)
     for record in run.provenance.values():
         for name, value in leaves(record):
-            if name.partition(".")[0] not in _NOT_APART:
+            section, _, _ = name.partition(".")
+            if section not in _NOT_APART:
                 title = name.replace(".", " ").replace("_", " ")
-                others.setdefault(title, []).append(str(value)[:_LONGEST])
-    return [(name, _one_text(name, values)) for name, values in (facts | _different(others)).items()]
+                others[title].append(str(value)[:_LONGEST])
+    all_facts = facts | _different(others)
+    return [(name, _one_text(name, values)) for name, values in all_facts.items()]
 
 
 def _one_text(name: str, values: list[str]) -> str:
@@ -160,11 +165,13 @@ def _words(values: dict[str, Any], *prefixes: str, but: str = "") -> str:
     words = []
     for name, value in values.items():
         if name.startswith(prefixes) and name != but and value is not None:
-            words.append(f"{name.rpartition('.')[2].replace('_', ' ')} {value}")
+            _, _, field = name.rpartition(".")
+            words.append(f"{field.replace('_', ' ')} {value}")
     return ", ".join(words)
 
 
 def _draws(metrics: pd.DataFrame) -> str:
+    """Return the numbers of draws, and the rounds of a sequential sweep: "2, 8; sequential: in rounds of 2, 4, 8"."""
     draws = ", ".join(dict.fromkeys(metrics["draws"].sort_values().map(notation.number)))
     rounds = [text.replace(" ", ", ") for text in metrics["rounds"].dropna().unique() if " " in text]
     if not rounds:

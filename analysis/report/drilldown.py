@@ -9,7 +9,6 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,9 @@ UNGRADED, ABSENT = "u", "-"
 def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Return this many completions' compressed data for the page, by cell_id, and the files written beside it."""
     data = cells_data(run, completions)
-    size = sum(path.stat().st_size for path in run.directory.glob("*/completions*.jsonl"))
-    if size * min(1.0, completions / max(1, len(run.completions))) <= MAX_EMBEDDED_BYTES:
+    stored_bytes = sum(path.stat().st_size for path in run.directory.glob("*/completions*.jsonl"))
+    shown_share = min(1.0, completions / max(1, len(run.completions)))
+    if stored_bytes * shown_share <= MAX_EMBEDDED_BYTES:
         return dict(data), {}
     make_folder(folder / "data")
     files = {}
@@ -55,33 +55,36 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
     most cells lose, then those of the first draws.
     """
     limit = completions // max(1, len(run.cells))
-    known = run.completions.assign(correct=graded_rows(run)["correct"])
-    groups = dict(iter(known.groupby("cell_id", observed=True, sort=False)))
+    all_rows = run.completions.assign(correct=graded_rows(run)["correct"])
+    rows_of = dict(iter(all_rows.groupby("cell_id", observed=True, sort=False)))
     for _, cells in run.cells.groupby("condition", sort=False):
-        telling = _telling(known[known["cell_id"].isin(cells["cell_id"])], cells, limit)
+        ranks = _telling(all_rows[all_rows["cell_id"].isin(cells["cell_id"])], cells, limit)
         full: str | None = None
-        twins: dict[Pair, Completion] = {}
+        full_texts: dict[Pair, Completion] = {}
         # The full cache comes first; the other cells are compared with it.
-        for cell in notation.rows(cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable")):
-            rows = groups.get(cell.cell_id)
+        full_first = cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable")
+        for cell in notation.rows(full_first):
+            rows = rows_of.get(cell.cell_id)
             if rows is None:
                 continue
-            places = [telling.get(pair, limit) for pair in zip(rows["problem_id"], rows["draw"], strict=True)]
+            places = [ranks.get(pair, limit) for pair in zip(rows["problem_id"], rows["draw"], strict=True)]
             shown = rows.assign(place=places).sort_values(["place", "draw", "problem_id"], kind="stable").head(limit)
             pairs = set(zip(shown["problem_id"], shown["draw"], strict=True))
             texts = load_texts(run.directory / cell.cell_id, pairs) if pairs else {}
             # A run without the tokenizer of a cell's model has no file with this name.
             name = Path(str(run.provenance.get(cell.cell_id, {}).get("tokenizer"))).name
-            draws = list(_draws(shown, texts, twins, _tokenizer(run.directory / "tokenizers" / name)))
+            tokenizer = _tokenizer(run.directory / "tokenizers" / name)
             problems = {}
             shown_problems = set(shown["problem_id"])
             for problem_id, problem in load_problems(run.directory / cell.cell_id).items():
                 if problem_id in shown_problems:
                     problems[problem_id] = {"question": problem.prompt, "gold": problem.gold}
+            draws = list(_draws(shown, texts, full_texts, tokenizer))
             data = {"base": full, "left_out": len(rows) - len(shown), "problems": problems, "draws": draws}
             yield cell.cell_id, packed(data)
             if full is None and cell.policy == "full":
-                full, twins = cell.cell_id, texts
+                full = cell.cell_id
+                full_texts = texts
 
 
 def packed(data: Any) -> str:
@@ -90,23 +93,28 @@ def packed(data: Any) -> str:
 
 
 def _telling(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> dict[Pair, int]:
-    """Choose at most `limit` pairs, with ranks, so that each cell that loses a pair to the full cache shows one."""
+    """Choose at most `limit` pairs, with ranks, so that each cell that loses a pair to the full cache shows one.
+
+    `rows` are completions of the `cells` of one condition.
+    """
     scores = rows.pivot_table(index="cell_id", columns=["draw", "problem_id"], values="correct", observed=True)
-    full = scores.index.isin(cells.loc[cells["policy"] == "full", "cell_id"])
-    lost = (scores[~full] == 0) & (scores[full].max() == 1)
+    is_full = scores.index.isin(cells.loc[cells["policy"] == "full", "cell_id"])
+    lost = (scores[~is_full] == 0) & (scores[is_full].max() == 1)  # [cells, pairs]
     ranks: dict[Pair, int] = {}
     while len(ranks) < limit and lost.to_numpy().any():
-        most: Any = lost.sum().idxmax()
-        ranks[most[::-1]] = len(ranks)
-        lost = lost[~lost[most]]
+        most_lost: Any = lost.sum().idxmax()
+        draw, problem_id = most_lost
+        ranks[problem_id, draw] = len(ranks)
+        lost = lost[~lost[most_lost]]  # the cells that still show none
     return ranks
 
 
 def _draws(
-    rows: pd.DataFrame, texts: dict[Pair, Completion], twins: dict[Pair, Completion], tokenizer: Tokenizer | None
+    rows: pd.DataFrame, texts: dict[Pair, Completion], full_texts: dict[Pair, Completion], tokenizer: Tokenizer | None
 ) -> Iterator[dict[str, Any]]:
+    """Yield a cell's completions for the page, with the texts that could be read; `full_texts` are the full cache's."""
     for row in notation.rows(rows.sort_values(["problem_id", "draw"])):
-        key = (row.problem_id, row.draw)
+        pair = (row.problem_id, row.draw)
         entry = {
             "problem": row.problem_id,
             "draw": row.draw,
@@ -114,22 +122,21 @@ def _draws(
             "answer": row.answer if isinstance(row.answer, str) else None,
             "tokens": row.num_tokens,
         }
-        if key in texts:
-            entry |= _text_data(texts[key], twins.get(key), tokenizer)
+        if pair in texts:
+            entry |= _text_data(texts[pair], full_texts.get(pair), tokenizer)
         yield entry
 
 
-def _text_data(row: Completion, twin: Completion | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return the text, its evictions, and how many first tokens equal the full cache's (`same`)."""
-    data: dict[str, Any] = {
-        "text": row.text,
-        "same": common_length(row.token_ids, twin.token_ids) if twin else 0,
-        "prompt": row.prompt_tokens,
-        "evictions": list(map(attrgetter("step", "length_before", "length_after"), row.evictions)),
-    }
+def _text_data(row: Completion, full: Completion | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Return the text, its evictions, and how many first tokens equal those of the full cache's text (`same`)."""
+    evictions = [(eviction.step, eviction.length_before, eviction.length_after) for eviction in row.evictions]
+    data: dict[str, Any] = {"text": row.text, "same": 0, "prompt": row.prompt_tokens, "evictions": evictions}
     if row.peak_length is None:  # a server's completion has no tokens
-        same = common_length(row.text, twin.text) if twin else 0
-        return data | {"tokens": None, "characters": len(row.text), "same": same}
+        if full is not None:
+            data["same"] = common_length(row.text, full.text)
+        return data | {"tokens": None, "characters": len(row.text)}
+    if full is not None:
+        data["same"] = common_length(row.token_ids, full.token_ids)
     loop = None if row.stop_reason == "stop" else find_loop(row.token_ids)
     if loop:
         data["loop"] = [loop.period, loop.count]
@@ -137,13 +144,14 @@ def _text_data(row: Completion, twin: Completion | None, tokenizer: Tokenizer | 
     if lengths:
         held = [eviction.held for eviction in row.evictions]
         data["lengths"] = lengths
-        data["held"] = held if all(held) else []
+        data["held"] = held if all(held) else []  # older rows do not say it
     return data
 
 
 def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Count the equal items at the start of two texts or lists."""
     lengths = range(1, min(len(first), len(second)) + 1)
+    # A binary search for the first length at which the starts differ.
     return bisect_left(lengths, True, key=lambda length: first[:length] != second[:length])
 
 
@@ -185,9 +193,11 @@ def _tokenizer(file: Path) -> Tokenizer | None:
 def outcome_maps(run: Run) -> list[dict[str, Any]]:
     """Return the title and `outcome_map` of each condition."""
     rows = run.completions
-    rows = rows.assign(outcome=rows["outcome"].astype("object").where(rows.index.isin(graded_rows(run).index)))
+    is_graded = rows.index.isin(graded_rows(run).index)
+    rows = rows.assign(outcome=rows["outcome"].astype("object").where(is_graded))
     maps = []
-    for _, cells in run.cells[run.cells["completions"] > 0].groupby("condition", sort=False):
+    with_completions = run.cells[run.cells["completions"] > 0]
+    for _, cells in with_completions.groupby("condition", sort=False):
         named = []
         for cell in notation.rows(cells):
             named.append({"id": cell.cell_id, "name": notation.setting(cell), "full": cell.policy == "full"})
@@ -197,15 +207,15 @@ def outcome_maps(run: Run) -> list[dict[str, Any]]:
 
 
 def outcome_map(rows: pd.DataFrame, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return problems and draws of `rows`, and for each cell a letter per completion, by problem and draw."""
+    """Return problems and draws of `rows`, and for each cell a letter per completion, by problem and draw.
+
+    `rows` are completions with their outcome; `cells` have the `id` and what else the page shows of each.
+    """
     letters = rows["outcome"].map(LETTERS).fillna(UNGRADED)
-    known = rows.assign(letter=letters).astype({"cell_id": "object", "problem_id": "object"})
-    table = known.pivot(index="cell_id", columns=["problem_id", "draw"], values="letter")
-    problems = sorted(known["problem_id"].unique().tolist())
-    draws = sorted(known["draw"].unique().tolist())
-    table = table.reindex(columns=pd.MultiIndex.from_product([problems, draws])).fillna(ABSENT)
-    return {
-        "problems": problems,
-        "draws": draws,
-        "cells": [cell | {"outcomes": "".join(table.loc[cell["id"]])} for cell in cells],
-    }
+    lettered = rows.assign(letter=letters).astype({"cell_id": "object", "problem_id": "object"})
+    by_cell = lettered.pivot(index="cell_id", columns=["problem_id", "draw"], values="letter")
+    problems = sorted(lettered["problem_id"].unique().tolist())
+    draws = sorted(lettered["draw"].unique().tolist())
+    by_cell = by_cell.reindex(columns=pd.MultiIndex.from_product([problems, draws])).fillna(ABSENT)
+    mapped = [cell | {"outcomes": "".join(by_cell.loc[cell["id"]])} for cell in cells]
+    return {"problems": problems, "draws": draws, "cells": mapped}

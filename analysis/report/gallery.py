@@ -50,16 +50,19 @@ def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
 
 
 def _of_run(found: Findings, look: Look) -> Iterator[Drawn]:
+    """Yield the figures of a run: each model's, then those of replayed completions and of noise floors."""
     for model in found.models:
         yield from _of_model(found, model, look)
     for file in tables.replay_files(found.run):
         for model, figure in _fidelity_figures(found.run, file, look):
             yield figure, ("fidelity", f"{file.removesuffix('.jsonl')}_{model}")
-    if floors := [verdict for verdict in found.verdicts if verdict.floor is not None]:
-        yield rankings.noise_figure(floors, look), ("noise",)
+    with_floor = [verdict for verdict in found.verdicts if verdict.floor is not None]
+    if with_floor:
+        yield rankings.noise_figure(with_floor, look), ("noise",)
 
 
 def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
+    """Yield a model's figures: its grids, bars of policies, costs of a step, and scores against costs."""
     metrics = found.metrics
     for grid in found.grids:
         if has_results(grid.cells, model):
@@ -75,8 +78,10 @@ def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
 
 
 def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Iterator[Drawn]:
+    """Yield a grid's heatmaps for one model: scores, published scores, differences, and means over benchmarks."""
     metrics = found.metrics
-    name = (model, grid.policy, "" if notation.missing(grid.budget) else notation.number(grid.budget), grid.variant)
+    trigger = "" if notation.missing(grid.budget) else notation.number(grid.budget)
+    name = (model, grid.policy, trigger, grid.variant)
     yield heatmap.grid_figure(grid, model, metrics, look, found.verdicts), ("heatmap", *name)
     published = published_grid(grid, model)
     if published is not None and len(found.run.completions):
@@ -92,9 +97,10 @@ def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Itera
 def _fidelity_figures(run: Run, file: str, look: Look) -> Iterator[tuple[str, Figure]]:
     """Yield each model of some replayed completions, and its figure."""
     bins = fidelity_bins(run, file)
-    for (model, title), own in tables.fidelity_by_cell(run, file).groupby(["model", "model_title"], sort=False):
-        ours = bins[bins["cell_id"].isin(own["cell_id"])]
-        yield str(model), rankings.fidelity_figure(own, ours, str(title), look)
+    table = tables.fidelity_by_cell(run, file)
+    for (model, title), cells in table.groupby(["model", "model_title"], sort=False):
+        bins_of_model = bins[bins["cell_id"].isin(cells["cell_id"])]
+        yield str(model), rankings.fidelity_figure(cells, bins_of_model, str(title), look)
 
 
 def write_fidelity(directory: Path, file: str) -> tuple[str, Path]:
@@ -111,13 +117,11 @@ def write_fidelity(directory: Path, file: str) -> tuple[str, Path]:
     for _, panel in table[table["policy"] != "full"].groupby("condition", sort=False):
         nearest = panel["cell_id"].iloc[0]
         if len(panel) > 1:
-            pairs.append(paired_fidelity(rows[rows["cell_id"].isin(panel["cell_id"])], nearest).assign(nearest=nearest))
-    every = {
-        "fidelity": table,
-        "bins": fidelity_bins(run, file),
-        "pairs": pd.concat(pairs) if pairs else pd.DataFrame(),
-    }
-    for name, numbers in every.items():
+            panel_rows = rows[rows["cell_id"].isin(panel["cell_id"])]
+            pairs.append(paired_fidelity(panel_rows, nearest).assign(nearest=nearest))
+    pair_table = pd.concat(pairs) if pairs else pd.DataFrame()
+    files = {"fidelity": table, "bins": fidelity_bins(run, file), "pairs": pair_table}
+    for name, numbers in files.items():
         replace_text(folder / f"{name}.csv", notation.csv_text(numbers))
     for model, figure in _fidelity_figures(run, file, DEFAULT_LOOK):
         save_figure(figure, folder, file_name("fidelity", model))

@@ -50,10 +50,11 @@ def summary_table(directory: Path | str) -> str:
     for model in scores["model"].unique():
         table = score_table(scores, model).assign(**_caches(scores, model))
         tables.append(_aligned(table))
-    any_stopped = any(STOPPED in table for table in tables)
-    key_line = f"{NOTE}; {_STOPPED_EARLY}" if any_stopped else NOTE
-    sentences = itertools.chain(run.notices, *warnings(run).values())
-    footer = [key_line, *_legend(scores), *(f"note: {sentence}" for sentence in sentences)]
+    has_stopped = any(STOPPED in table for table in tables)
+    key_line = f"{NOTE}; {_STOPPED_EARLY}" if has_stopped else NOTE
+    footer = [key_line, *_legend(scores)]
+    for sentence in itertools.chain(run.notices, *warnings(run).values()):
+        footer.append(f"note: {sentence}")
     return "\n\n".join([*tables, "\n".join(footer)])
 
 
@@ -62,15 +63,16 @@ def _legend(scores: pd.DataFrame) -> list[str]:
     evicting = scores[scores["budget"].notna()]
     if evicting.empty:
         return []
-    words = []
+    meanings = []
     for row in notation.rows(evicting.dropna(subset=["keep_ratio", "local_window"]).head(1)):
         sizes = f"{notation.number(row.keep_ratio)} / {notation.number(row.local_window)}"
-        words.append(f"{sizes}: keep ratio / local window")
-    size = _size_after_eviction(evicting)
-    beside = "" if size == "KV budget" else " beside the question"
-    words.append(f"trigger: cached tokens{beside} at which eviction fires (policy.budget)")
-    words += [f"{size}: tokens left after an eviction, the question among them", "evicted: texts that lost tokens"]
-    return ["; ".join(words)]
+        meanings.append(f"{sizes}: keep ratio / local window")
+    column = _size_after_eviction(evicting)
+    beside = "" if column == "KV budget" else " beside the question"
+    meanings.append(f"trigger: cached tokens{beside} at which eviction fires (policy.budget)")
+    meanings.append(f"{column}: tokens left after an eviction, the question among them")
+    meanings.append("evicted: texts that lost tokens")
+    return ["; ".join(meanings)]
 
 
 def _size_after_eviction(cells: pd.DataFrame) -> str:
@@ -81,8 +83,10 @@ def _size_after_eviction(cells: pd.DataFrame) -> str:
 def headline(metrics: pd.DataFrame) -> pd.DataFrame:
     """Return, for each finished model and benchmark, the cell that a reader would take: rows of `metrics`."""
     compared = metrics[metrics["decision"].notna() & (metrics["policy"] != "full") & ~is_control(metrics)]
-    groups = compared.groupby(["model", "benchmark"], sort=False)
-    chosen = [best_setting(cells).name for _, cells in groups if (cells["status"] == "done").all()]
+    chosen = []  # places in `metrics`
+    for _, cells in compared.groupby(["model", "benchmark"], sort=False):
+        if (cells["status"] == "done").all():
+            chosen.append(best_setting(cells).name)
     return metrics.loc[chosen]
 
 
@@ -125,21 +129,27 @@ def _caches(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
 
     Of servers alone: the bytes of a token that a server says, and the bytes that were declared, where there are any.
     """
-    ours = scores[scores["model"] == model].drop_duplicates([*SETTING, "benchmark"])
-    if ours["engine"].eq("server").all():
-        sizes = ours.set_axis(_settings(ours)).loc[lambda rows: ~rows.index.duplicated()]
-        bytes_of = {"bytes a token": sizes["measured_bytes"].round(), "bytes, declared": sizes["declared_bytes"]}
-        return {name: column.map(notation.number) for name, column in bytes_of.items() if column.notna().any()}
-    evicted = (ours["evicted"].where(ours["completions"] > 0, 0) * ours["completions"]).round()
-    settings = ours.assign(evicted=evicted).groupby(_settings(ours))
-    counts = settings[["evicted", "completions"]].sum(min_count=1)
-    kept = settings["mean_length_after"].mean()
+    cells = scores[scores["model"] == model].drop_duplicates([*SETTING, "benchmark"])
+    settings = _settings(cells)
+    if cells["engine"].eq("server").all():
+        by_setting = cells.set_axis(settings)
+        by_setting = by_setting[~by_setting.index.duplicated()]
+        sizes = {
+            "bytes a token": by_setting["measured_bytes"].round(),
+            "bytes, declared": by_setting["declared_bytes"],
+        }
+        return {name: column.map(notation.number) for name, column in sizes.items() if column.notna().any()}
+    evicted = (cells["evicted"].where(cells["completions"] > 0, 0) * cells["completions"]).round()
+    groups = cells.assign(evicted=evicted).groupby(settings)
+    counts = groups[["evicted", "completions"]].sum(min_count=1)
+    length_after = groups["mean_length_after"].mean()
     shares = counts["evicted"].map(notation.number) + " of " + counts["completions"].astype("str")
     shares = shares.where(counts["evicted"].notna(), MISSING)
-    return {"evicted": shares, _size_after_eviction(ours): kept.map(notation.decimal)}
+    return {"evicted": shares, _size_after_eviction(cells): length_after.map(notation.decimal)}
 
 
 def markdown(metrics: pd.DataFrame) -> str:
+    """The Pass@1 tables of all models as Markdown."""
     texts = []
     for model in metrics["model"].unique():
         table = score_table(metrics, model, marked=True).reset_index(allow_duplicates=True)
@@ -158,12 +168,14 @@ def score_table(metrics: pd.DataFrame, model: str, *, marked: bool = False) -> p
 
     If `marked`, `BEST_BEGIN` and `BEST_END` surround each column's best compressed score, and a loss has a dagger.
     """
-    ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
-    groups = ours.groupby("benchmark", sort=False)
-    columns = {rows.iloc[0]["benchmark_title"]: _scores(rows, marked) for _, rows in groups}
+    cells = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
+    columns = {}
+    for _, rows in cells.groupby("benchmark", sort=False):
+        columns[rows.iloc[0]["benchmark_title"]] = _scores(rows, marked)
     if len(columns) > 1:
-        columns["mean"] = _scores(mean_over_benchmarks(ours, list(ours["benchmark"].unique())), marked)
-    settings = in_order(ours.drop_duplicates(SETTING), by=SETTING)
+        means = mean_over_benchmarks(cells, list(cells["benchmark"].unique()))
+        columns["mean"] = _scores(means, marked)
+    settings = in_order(cells.drop_duplicates(SETTING), by=SETTING)
     table = pd.DataFrame(columns).reindex(_settings(settings)).fillna(MISSING)
     return table.rename_axis(model_title(metrics, model))
 
@@ -191,13 +203,14 @@ def _score(row: Any, best: float | None) -> str:
 
 def holding_tables(metrics: pd.DataFrame, model: str) -> tuple[str, list[tuple[str, pd.DataFrame]]]:
     """Return a model's title, and headings and tables of cache lengths: mean over benchmarks, then each benchmark."""
-    ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
+    cells = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
     title = model_title(metrics, model)
-    return title, [(f"{title} | {name}", _lengths(rows)) for name, rows in benchmark_views(ours)]
+    return title, [(f"{title} | {name}", _lengths(rows)) for name, rows in benchmark_views(cells)]
 
 
-def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
-    rows = in_order(rows, by=SETTING)
+def _lengths(cells: pd.DataFrame) -> pd.DataFrame:
+    """Cache lengths in tokens, and memory beside the full cache's, as texts: a row per setting."""
+    rows = in_order(cells, by=SETTING)
     texts = {
         "largest peak": rows["max_peak_length"].map(notation.number),
         "mean peak": rows["mean_peak_length"].map(notation.decimal),
@@ -264,23 +277,27 @@ def fidelity_text(table: pd.DataFrame) -> str:
 
 
 def _fidelity_texts(table: pd.DataFrame) -> pd.DataFrame:
+    """The table of `fidelity_by_cell` as texts with their errors, one row per cell."""
     shown = pd.DataFrame({"model | benchmark": table["model_title"] + " | " + table["benchmark_title"]})
     shown["setting"] = _settings(table)
     for name in ("kl", "change", "flips", "answer_change"):
-        errors = table[f"{name}_se"].map(" ± {:.4f}".format).where(table[f"{name}_se"].notna(), "")
-        shown[name] = (table[name].map("{:.4f}".format) + errors).where(table[name].notna(), MISSING)
+        errors = table[f"{name}_se"]
+        error_texts = errors.map(" ± {:.4f}".format).where(errors.notna(), "")
+        texts = table[name].map("{:.4f}".format) + error_texts
+        shown[name] = texts.where(table[name].notna(), MISSING)
     return shown.assign(evictions=table["evictions"].round(1), texts=table["texts"])
 
 
 def _aligned(table: pd.DataFrame) -> str:
-    # Every text ends with a mark or a space, so that digits align.
+    """A table of texts for the terminal: every text ends with a mark or a space, so that digits align."""
     marks = (UNFINISHED, UNTOUCHED, UNPACKED, STOPPED)
     padded = table.map(lambda text: text if text.endswith(marks) else f"{text} ")
-    named = padded.rename(columns="{} ".format).rename_axis(index=None, columns=str(table.index.name))
-    return "\n".join(line.rstrip() for line in named.to_string().splitlines())
+    padded = padded.rename(columns="{} ".format).rename_axis(index=None, columns=str(table.index.name))
+    return "\n".join(line.rstrip() for line in padded.to_string().splitlines())
 
 
 def _latex(metrics: pd.DataFrame, model: str) -> str:
+    """A model's table of Pass@1 as LaTeX; each mark becomes a command."""
     table = score_table(metrics, model, marked=True)
     text = table.reset_index(allow_duplicates=True).to_latex(
         index=False,
@@ -289,9 +306,10 @@ def _latex(metrics: pd.DataFrame, model: str) -> str:
         caption=CAPTION.replace("%", r"\%"),
         label=f"tab:{file_name(model)}",
     )
-    signs = {"±": r"$\pm$", MISSING: "--", WORSE: r"$^{\dagger}$", UNFINISHED: "$^{*}$"}
-    signs |= {UNTOUCHED: "$^{=}$", UNPACKED: r"$^{\S}$", STOPPED: r"$^{\circ}$"}
-    for sign, code in {**signs, BEST_BEGIN: r"\textbf{", BEST_END: "}"}.items():
+    commands = {"±": r"$\pm$", MISSING: "--", WORSE: r"$^{\dagger}$", UNFINISHED: "$^{*}$"}
+    commands |= {UNTOUCHED: "$^{=}$", UNPACKED: r"$^{\S}$", STOPPED: r"$^{\circ}$"}
+    commands |= {BEST_BEGIN: r"\textbf{", BEST_END: "}"}
+    for sign, command in commands.items():
         # The `=` in a setting such as bits=4 follows a name and is no mark.
-        text = re.sub(rf"(?<![A-Za-z]){re.escape(sign)}", code.replace("\\", r"\\"), text)
+        text = re.sub(rf"(?<![A-Za-z]){re.escape(sign)}", command.replace("\\", r"\\"), text)
     return text

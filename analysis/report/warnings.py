@@ -44,12 +44,14 @@ def warnings(run: Run, margin: float | None = None) -> dict[str, list[str]]:
 def _cells(run: Run) -> pd.DataFrame:
     """The run's cells, with `served`, the token `limit`, and the `baseline` of their condition (its full cell)."""
     cells = run.cells.drop(columns="completions")
-    settings = cells["cell_id"].map(lambda name: run.settings.get(name, {}))
-    first = cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable")
+    settings = cells["cell_id"].map(lambda cell_id: run.settings.get(cell_id, {}))
+    limits = settings.map(lambda section: section.get("decoding", {}).get("max_new_tokens"))
+    full_first = cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable")
+    baseline_of = full_first.groupby("condition")["cell_id"].first()
     return cells.assign(
         served=settings.map(is_served),
-        limit=settings.map(lambda one: one.get("decoding", {}).get("max_new_tokens")).astype("float64"),
-        baseline=cells["condition"].map(first.groupby("condition")["cell_id"].first()),
+        limit=limits.astype("float64"),
+        baseline=cells["condition"].map(baseline_of),
     )
 
 
@@ -57,11 +59,12 @@ def _texts(run: Run) -> pd.DataFrame:
     """The run's texts with their cells' columns; `cut`: truncated, `early`: by a server below the limit."""
     texts = _cells(run).merge(run.completions, on="cell_id")  # in the order of the cells
     cut = texts["stop_reason"] == "length"
-    return texts.assign(cut=cut, early=cut & texts["served"] & (texts["num_tokens"] < texts["limit"] - MISCOUNTED))
+    below_limit = texts["num_tokens"] < texts["limit"] - MISCOUNTED
+    return texts.assign(cut=cut, early=cut & texts["served"] & below_limit)
 
 
 def _per_panel(rows: pd.DataFrame, say: Callable[[pd.DataFrame], str | None]) -> list[str]:
-    """The sentence of each model and benchmark for which there is one."""
+    """The sentences of the models and benchmarks for which `say` has one; it gets their rows."""
     sentences = []
     for (model, benchmark), panel in rows.groupby(["model_title", "benchmark_title"], sort=False):
         sentence = say(panel)
@@ -71,7 +74,7 @@ def _per_panel(rows: pd.DataFrame, say: Callable[[pd.DataFrame], str | None]) ->
 
 
 def _per_cell(rows: pd.DataFrame, say: Callable[[pd.DataFrame], str | None]) -> list[str]:
-    """The sentence of each cell for which there is one."""
+    """The sentences of the cells for which `say` has one; it gets a cell's rows."""
     sentences = []
     for _, cell in rows.groupby("cell_id", sort=False, observed=True):
         sentence = say(cell)
@@ -100,14 +103,14 @@ def _why(run: Run, texts: pd.DataFrame) -> str:
 def unanswered(run: Run) -> list[str]:
     """Most completions of a cell lack an answer."""
     texts = _texts(run).dropna(subset="outcome")
-    silent = texts["outcome"] == "no_answer"
-    most = silent.groupby(texts["cell_id"]).transform("mean") > 0.5
+    is_silent = texts["outcome"] == "no_answer"
+    most_are_silent = is_silent.groupby(texts["cell_id"]).transform("mean") > 0.5
     return _per_panel(
-        texts[most],
-        lambda ours: (
-            f"most texts of {counted(ours['cell_id'].nunique(), 'cell')} hold no answer. Is model.think_end the "
+        texts[most_are_silent],
+        lambda panel: (
+            f"most texts of {counted(panel['cell_id'].nunique(), 'cell')} hold no answer. Is model.think_end the "
             "tag that this model writes (null if it does not think), and does the prompt ask for a \\boxed answer? "
-            f"See {_why(run, ours[ours['outcome'] == 'no_answer'])}."
+            f"See {_why(run, panel[panel['outcome'] == 'no_answer'])}."
         ),
     )
 
@@ -116,12 +119,12 @@ def endless(run: Run) -> list[str]:
     """Nearly all completions ran to the limit with every cache. A server decides its texts' ends: they are left out."""
     texts = _texts(run)
 
-    def say(ours: pd.DataFrame) -> str | None:
-        cut = int(ours["cut"].sum())
-        if cut < _NEARLY_ALL * len(ours):
+    def say(panel: pd.DataFrame) -> str | None:
+        cut = int(panel["cut"].sum())
+        if cut < _NEARLY_ALL * len(panel):
             return None
         return (
-            f"{cut} of {counted(len(ours), 'text')} ran to the limit. Does the model end "
+            f"{cut} of {counted(len(panel), 'text')} ran to the limit. Does the model end "
             "its answers with a token that eos_token_id in its generation_config.json lacks?"
         )
 
@@ -132,11 +135,12 @@ def cut_off(run: Run, margin: float | None = None) -> list[str]:
     """More of the full cache's completions were truncated than the margin."""
     texts = _texts(run)
 
-    def say(ours: pd.DataFrame) -> str | None:
-        if ours["cut"].mean() <= plan_of(run.provenance.get(ours["cell_id"].iloc[0], {}), margin).margin:
+    def say(panel: pd.DataFrame) -> str | None:
+        plan = plan_of(run.provenance.get(panel["cell_id"].iloc[0], {}), margin)
+        if panel["cut"].mean() <= plan.margin:
             return None
         return (
-            f"{ours['cut'].sum()} of {counted(len(ours), 'text')} of the full cache were cut off and "
+            f"{panel['cut'].sum()} of {counted(len(panel), 'text')} of the full cache were cut off and "
             "count as wrong, so that a setting may seem as good which is not. Raise decoding.max_new_tokens."
         )
 
@@ -148,8 +152,8 @@ def not_finite(run: Run) -> list[str]:
     texts = _texts(run)
     return _per_panel(
         texts[texts["stop_reason"] == "not_finite"],
-        lambda ours: (
-            f"{counted(len(ours), 'text')} of {counted(ours['cell_id'].nunique(), 'cell')} ended "
+        lambda panel: (
+            f"{counted(len(panel), 'text')} of {counted(panel['cell_id'].nunique(), 'cell')} ended "
             "because logits were NaN or infinite, and count as wrong. The network is the cause, not the policy: take "
             "model.dtype=bfloat16 or float32, or look at the weights."
         ),
@@ -162,12 +166,15 @@ def not_evicted(run: Run) -> list[str]:
     # The last step evicts nothing, and a question on top does not count towards the trigger.
     texts["length"] = texts["peak_length"] - 1 - texts["prompt_tokens"].where(texts["question"] == "on_top", 0)
 
-    def say(ours: pd.DataFrame) -> str | None:
-        lengths = ours["length"]
-        if ours["evictions"].sum() or lengths.max() <= 1:
+    def say(panel: pd.DataFrame) -> str | None:
+        lengths = panel["length"]
+        if panel["evictions"].sum() or lengths.max() <= 1:
             return None
-        triggers = [int(lengths.max()) - 1, max(1, int(lengths.median()) // 2)]
-        would = [f"policy.budget={size} would evict in {(lengths > size).sum()}" for size in triggers]
+        largest = int(lengths.max()) - 1
+        half_of_most = max(1, int(lengths.median()) // 2)
+        would = []
+        for trigger in (largest, half_of_most):
+            would.append(f"policy.budget={trigger} would evict in {(lengths > trigger).sum()}")
         nothing = "nothing was evicted, because no cache outgrew its trigger"
         return f"{nothing}. Of {counted(len(lengths), 'text')} {', '.join(would)}."
 
@@ -184,22 +191,23 @@ def otherwise_answered(run: Run, margin: float | None = None) -> list[str]:
     may differ in both.
     """
     graded = run.completions.dropna(subset="outcome")
-    graded = graded.assign(silent=graded["outcome"].eq("no_answer") & graded["stop_reason"].eq("stop"))
+    silent = graded["outcome"].eq("no_answer") & graded["stop_reason"].eq("stop")
     cells = _cells(run)
-    pairs = beside_full(run.cells, graded, ["silent"]).astype({"cell_id": "object"})
+    pairs = beside_full(run.cells, graded.assign(silent=silent), ["silent"]).astype({"cell_id": "object"})
     pairs = pairs[pairs["cell_id"] != pairs["full"]].merge(cells[cells["served"]], on="cell_id")
-    settings = cells.set_index("cell_id")
+    cell_of = cells.set_index("cell_id")
 
-    def say(ours: pd.DataFrame) -> str | None:
-        own, theirs = int(ours["silent"].sum()), int(ours["silent_full"].sum())
-        plan = plan_of(run.provenance.get(str(ours["cell_id"].iloc[0]), {}), margin)
-        if abs(own - theirs) / len(ours) <= plan.margin:
+    def say(cell: pd.DataFrame) -> str | None:
+        first = cell.iloc[0]
+        silent, silent_full = cell[["silent", "silent_full"]].sum()
+        plan = plan_of(run.provenance.get(first["cell_id"], {}), margin)
+        if abs(silent - silent_full) / len(cell) <= plan.margin:
             return None
         return (
-            f"{own} of {counted(len(ours), 'text')} ended by themselves without an answer, and {theirs} "
-            f"with {notation.setting(settings.loc[ours['full'].iloc[0]])}, so that the difference may be one of "
+            f"{silent} of {counted(len(cell), 'text')} ended by themselves without an answer, and {silent_full} "
+            f"with {notation.setting(cell_of.loc[first['full']])}, so that the difference may be one of "
             "reading and not of the cache. Look at the texts and at both servers' reasoning parsers: one may take the "
-            f"tags of thinking away. See {_why(run, ours[ours['silent'] != ours['silent_full']])}."
+            f"tags of thinking away. See {_why(run, cell[cell['silent'] != cell['silent_full']])}."
         )
 
     return _per_cell(pairs, say)
@@ -209,17 +217,18 @@ def cut_by_server(run: Run) -> list[str]:
     """A server truncated completions before `decoding.max_new_tokens`."""
     texts = _texts(run)
 
-    def say(ours: pd.DataFrame) -> str | None:
-        cut = ours.loc[ours["early"], "num_tokens"]
-        if cut.empty:
+    def say(cell: pd.DataFrame) -> str | None:
+        lengths = cell.loc[cell["early"], "num_tokens"]
+        if lengths.empty:
             return None
-        limit = int(ours["limit"].iloc[0])
-        room = ours["prompt_tokens"].max() + limit
-        tokens = " to ".join(dict.fromkeys(f"{size:,}" for size in (cut.min(), cut.max())))
+        limit = int(cell["limit"].iloc[0])
+        context = cell["prompt_tokens"].max() + limit
+        shortest, longest = lengths.min(), lengths.max()
+        tokens = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
         return (
-            f"the server cut off {len(cut)} of {counted(len(ours), 'text')} at {tokens} "
+            f"the server cut off {len(lengths)} of {counted(len(cell), 'text')} at {tokens} "
             f"tokens, before decoding.max_new_tokens={limit}. They count as wrong, so that a loss may be the "
-            f"server's limit and not its cache's. Start the server with a context of {room:,} tokens or more."
+            f"server's limit and not its cache's. Start the server with a context of {context:,} tokens or more."
         )
 
     return _per_cell(texts[texts["served"]], say)
@@ -229,22 +238,23 @@ def other_prompts(run: Run) -> list[str]:
     """A server counts other prompt tokens than the baseline, for the same questions."""
     texts = _texts(run)
     texts = texts[texts["served"]]
-    counts = texts.groupby(["cell_id", "problem_id"], observed=True)["prompt_tokens"].max().unstack(0)
-    cells = texts.drop_duplicates("cell_id").set_index("cell_id")
+    # [problems, cells]
+    prompt_tokens = texts.groupby(["cell_id", "problem_id"], observed=True)["prompt_tokens"].max().unstack(0)
+    cell_of = texts.drop_duplicates("cell_id").set_index("cell_id")
 
-    def say(ours: pd.DataFrame) -> str | None:
-        cell_id, base = ours[["cell_id", "baseline"]].iloc[0]
-        if cell_id == base or base not in counts:
+    def say(cell: pd.DataFrame) -> str | None:
+        cell_id, baseline = cell[["cell_id", "baseline"]].iloc[0]
+        if cell_id == baseline or baseline not in prompt_tokens:
             return None
-        both = counts[[base, cell_id]].dropna()
-        differ = both[both[base] != both[cell_id]]
+        both = prompt_tokens[[baseline, cell_id]].dropna()
+        differ = both[both[baseline] != both[cell_id]]
         if differ.empty:
             return None
         problem = visible(str(differ.index[0]))
         baseline_tokens, tokens = differ.iloc[0]
         return (
             f"the prompts of {len(differ)} of {counted(len(both), 'problem')} have other numbers of tokens than with "
-            f"{notation.setting(cells.loc[base])} ({problem}: {tokens:.0f} and {baseline_tokens:.0f}), so that a "
+            f"{notation.setting(cell_of.loc[baseline])} ({problem}: {tokens:.0f} and {baseline_tokens:.0f}), so that a "
             "difference may be the prompt's. Start both servers with one chat template and a context that holds every "
             "question, or ask without a template by engine.api=completions."
         )
@@ -256,36 +266,39 @@ def _records(run: Run) -> pd.DataFrame:
     """The cells of servers, with the `record` of what each server says of itself, and that of its baseline, `full`."""
     cells = _cells(run)
     cells = cells[cells["served"]]
-    records = {name: record_of(run.provenance[name].get("decoding_passes", [])) for name in cells["cell_id"]}
+    records = {}
+    for cell_id in cells["cell_id"]:
+        records[cell_id] = record_of(run.provenance[cell_id].get("decoding_passes", []))
     return cells.assign(record=cells["cell_id"].map(records), full=cells["baseline"].map(records))
 
 
 def other_models(run: Run) -> list[str]:
     """A server's answers name several makers, or another one than the baseline's, or another model than asked for."""
     cells = _records(run)
-    asked = {name: str(run.settings[name]["policy"].get("model")) for name in cells["cell_id"]}
-    alike = cells.assign(asked=cells["cell_id"].map(asked)).groupby("condition")["asked"].nunique() == 1
+    requested = {cell_id: str(run.settings[cell_id]["policy"].get("model")) for cell_id in cells["cell_id"]}
+    models_of_condition = cells["cell_id"].map(requested).groupby(cells["condition"]).nunique()
 
-    def say(ours: pd.DataFrame) -> str | None:
-        row = ours.iloc[0]
-        record, full = row["record"], row["full"]
-        wanted = asked[row["cell_id"]]
+    def say(cell: pd.DataFrame) -> str | None:
+        row = cell.iloc[0]
+        record, full_record = row["record"], row["full"]
+        requested_model = requested[row["cell_id"]]
         model = record.get("model")
-        other = full.get("model")
+        full_model = full_record.get("model")
         several = [f"{name} {' and '.join(record[name])}" for name in ROUTED if len(record.get(name, ())) > 1]
-        if several or record.get("provider") != full.get("provider"):
+        same_request = requested_model == requested.get(row["baseline"])
+        if several or record.get("provider") != full_record.get("provider"):
             names = ", ".join(several) or "another provider than those of the full setting"
-            said = f"its answers name {names}"
-            mend = "Ask one server, or let engine.extra choose one provider of the router for all settings"
-        elif wanted == asked[row["baseline"]] and model and other and model != other:
-            said = f"its answers are of the model {model}, and of {other} with the full setting"
-            mend = "Start both servers with one model, or give each setting its engine.model if they shall differ"
-        elif not alike[row["condition"]] and model and _last(model) != _last(wanted):
-            said = f"asked for engine.model={wanted}, its answers are of the model {model}"
-            mend = "Start the server with the model that is asked for, or ask for the one that it has"
+            difference = f"its answers name {names}"
+            hint = "Ask one server, or let engine.extra choose one provider of the router for all settings"
+        elif same_request and model and full_model and model != full_model:
+            difference = f"its answers are of the model {model}, and of {full_model} with the full setting"
+            hint = "Start both servers with one model, or give each setting its engine.model if they shall differ"
+        elif models_of_condition[row["condition"]] > 1 and model and _last(model) != _last(requested_model):
+            difference = f"asked for engine.model={requested_model}, its answers are of the model {model}"
+            hint = "Start the server with the model that is asked for, or ask for the one that it has"
         else:
             return None
-        return f"{visible(said)}, so that a difference may be the model's. {mend}."
+        return f"{visible(difference)}, so that a difference may be the model's. {hint}."
 
     return _per_cell(cells, say)
 
@@ -299,8 +312,8 @@ def same_caches(run: Run) -> list[str]:
     """A server says of its cache what the baseline's server says, where both say something."""
     cells = _records(run)
 
-    def say(ours: pd.DataFrame) -> str | None:
-        row = ours.iloc[0]
+    def say(cell: pd.DataFrame) -> str | None:
+        row = cell.iloc[0]
         if not same_cache(row["record"], row["full"]):
             return None
         words = visible(cache_words(row["record"]))
@@ -309,9 +322,9 @@ def same_caches(run: Run) -> list[str]:
             "on. Look at how the server was started, and at its log."
         )
 
-    baselines = cells.loc[cells["policy"] == "full", "cell_id"]
-    beside = cells["baseline"].isin(baselines) & ~cells["cell_id"].isin(baselines) & ~is_control(cells)
-    return _per_cell(cells[beside], say)
+    is_full = cells["policy"] == "full"
+    has_full = cells["baseline"].isin(cells.loc[is_full, "cell_id"])
+    return _per_cell(cells[has_full & ~is_full & ~is_control(cells)], say)
 
 
 def beside_control(run: Run, margin: float | None = None) -> list[str]:
@@ -319,14 +332,15 @@ def beside_control(run: Run, margin: float | None = None) -> list[str]:
     if not is_control(run.cells).any():
         return []
     graded = graded_rows(run)
-    parts = [decide_cells(run.cells, graded, run.provenance, margin), difference_to_full(run.cells, graded)]
-    table = run.cells.set_index("cell_id").join([*parts, texts_differ(run)]).reset_index()
+    decisions = decide_cells(run.cells, graded, run.provenance, margin)
+    differences = difference_to_full(run.cells, graded)
+    table = run.cells.set_index("cell_id").join([decisions, differences, texts_differ(run)]).reset_index()
 
-    def say(ours: pd.DataFrame) -> str:
-        row = ours.iloc[0]
-        others = table[(table["condition"] == row["condition"]) & table["beyond_control"].notna()]
-        beyond = _settings(others[others["beyond_control"].eq(True)])
-        within = _settings(others[others["beyond_control"].eq(False)])
+    def say(cell: pd.DataFrame) -> str:
+        row = cell.iloc[0]
+        same_condition = table["condition"] == row["condition"]
+        beyond = _settings(table[same_condition & table["beyond_control"].eq(True)])
+        within = _settings(table[same_condition & table["beyond_control"].eq(False)])
         flips = row["regressions"] + row["gains"]
         return (
             f"{row['texts_differ']:.0f} of {counted(row['completions'], 'text')} differ, "
