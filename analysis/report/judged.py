@@ -27,15 +27,18 @@ def judged_page(
     rows = {name: _with_outcomes(answers[name]).assign(cell_id=ids[name]) for name in (full, *sentences)}
     texts = rows[full]["text"].dropna()
     shown = _shown_pairs(rows)
-    cells, blocks = [], {}
-    for name, own in rows.items():
-        graded = own["correct"].dropna()
+    cells = []
+    blocks = {}  # of each setting: the texts that the page shows
+    for name, table_of_answers in rows.items():
+        graded = table_of_answers["correct"].dropna()
         score = {"graded": len(graded), "pass_at_1": float(graded.mean()) if len(graded) else None}
         cells.append({"cell_id": ids[name], "name": name, "said": sentences.get(name), **score})
-        draws = own[own["text"].notna() & own.index.isin(shown)]
-        block: dict[str, Any] = {"base": None if name == full else ids[full], "left_out": len(own) - len(draws)}
-        first = draws.drop_duplicates("problem_id").itertuples()
-        block["problems"] = {row.problem_id: {"gold": _text(row.gold), "question": _text(row.prompt)} for row in first}
+        draws = table_of_answers[table_of_answers["text"].notna() & table_of_answers.index.isin(shown)]
+        left_out = len(table_of_answers) - len(draws)
+        block: dict[str, Any] = {"base": None if name == full else ids[full], "left_out": left_out}
+        block["problems"] = {}
+        for row in draws.drop_duplicates("problem_id").itertuples():
+            block["problems"][row.problem_id] = {"gold": _text(row.gold), "question": _text(row.prompt)}
         block["draws"] = [_draw(row, texts.get(row.Index, "")) for row in draws.itertuples()]
         blocks[ids[name]] = packed(block)
     named = [{"id": ids[name], "name": name, "full": name == full} for name in answers]

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Callable
-from itertools import chain
 from typing import Any, get_args
 
 import numpy as np
@@ -45,7 +44,9 @@ def run_page(
     reload: float | None = None,
 ) -> str:
     """Return a run's HTML page with `drill_data`'s data; a running sweep's page reloads after `reload` seconds."""
-    run, metrics, name = found.run, found.metrics, found.run.directory.resolve().name
+    run = found.run
+    metrics = found.metrics
+    name = run.directory.resolve().name
     boards = {scale: heatmaps(found, scale) for scale in get_args(Scale)}
     data = {
         "files": files,
@@ -125,10 +126,11 @@ def _label_counts(metrics: pd.DataFrame) -> dict[Any, str]:
 def _marks(boards: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return the marks in the heatmaps, with their meanings."""
     cells = []
-    for panel in chain.from_iterable(board["panels"] for board in boards):
-        cells += panel["full"]
-        for _, row in panel["rows"]:
-            cells += row
+    for board in boards:
+        for panel in board["panels"]:
+            cells += panel["full"]
+            for _, cells_of_row in panel["rows"]:
+                cells += cells_of_row
     texts = [f"{label}{mark}" for _, label, mark, *_ in cells]
     return [(mark, notation.MARKS[mark]) for mark in notation.marks(texts)]
 
@@ -142,7 +144,8 @@ def _made_of(facts: dict[str, str]) -> str:
 def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the cells in order, each with all known numbers, the texts that name it, and its marks."""
     cells = []
-    for row, numbers in zip(notation.rows(metrics), metrics.round(6).to_dict("records"), strict=True):
+    rounded = metrics.round(6).to_dict("records")
+    for row, numbers in zip(notation.rows(metrics), rounded, strict=True):
         marks = notation.state_marks(row)
         if getattr(row, "sure", "") == "no":
             marks += notation.UNSURE
@@ -152,14 +155,15 @@ def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
             "partial": row.status != "done" or row.ungraded > 0,
             "marks": marks,
         }
-        cells.append({str(name): value for name, value in (numbers | texts).items() if pd.notna(value)})
+        values = numbers | texts
+        cells.append({str(name): value for name, value in values.items() if pd.notna(value)})
     return cells
 
 
 def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
     """Return the clickable heatmaps on one colour scale: of each grid and model, and of other settings."""
     metrics = found.metrics
-    boards: list[tuple[str, list[heatmap.Panel]]] = []
+    titled_panels: list[tuple[str, list[heatmap.Panel]]] = []
     all_values: list[float] = []
     in_grids: set[str] = set()
     for grid in found.grids:
@@ -167,25 +171,27 @@ def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
         for model in grid.models:
             if has_results(grid.cells, model):
                 panels = heatmap.grid_panels(grid, model, metrics, Look(scale=scale), found.verdicts)
-                boards.append((f"{model_title(metrics, model)} | {grid.title}", panels))
-                all_values += chain.from_iterable(panel.cells["value"] for panel in panels)
-    shown = []
-    for title, panels in boards:
+                titled_panels.append((f"{model_title(metrics, model)} | {grid.title}", panels))
+                for panel in panels:
+                    all_values += list(panel.cells["value"])
+    boards = []
+    for title, panels in titled_panels:
         drawn = []
         for panel in panels:
             values = list(panel.cells["value"]) if scale == "own" else all_values
             drawn.append(_drawn(panel, [values] * len(panel.columns)))
-        shown.append({"title": title, "corner": "window ↓ ratio →", "panels": drawn})
-    apart = metrics[~metrics["cell_id"].isin(in_grids)].drop_duplicates([*SETTING, "benchmark"])
+        boards.append({"title": title, "corner": "window ↓ ratio →", "panels": drawn})
+    outside = metrics[~metrics["cell_id"].isin(in_grids)].drop_duplicates([*SETTING, "benchmark"])
     which = "settings outside the grids" if found.grids else "all settings"
     for model in found.models:
-        rows = apart[apart["model"] == model]
-        if (rows["policy"] != "full").any() or (len(rows) and not found.grids):
+        rows = outside[outside["model"] == model]
+        has_compressed = (rows["policy"] != "full").any()
+        if has_compressed or (len(rows) and not found.grids):
             panel = _settings_panel(rows, scale == "diff_from_full")
             title = f"{model_title(metrics, model)} | {which}"
             drawn = [_drawn(panel, _column_values(panel, all_values))]
-            shown.append({"title": title, "corner": "policy, keep ratio / window", "panels": drawn})
-    return shown
+            boards.append({"title": title, "corner": "policy, keep ratio / window", "panels": drawn})
+    return boards
 
 
 def _column_values(panel: heatmap.Panel, grid_values: list[float]) -> list[list[float]]:
@@ -223,26 +229,31 @@ def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
     A full cache beyond the range of the compressed ones has no colour.
     """
     cmap = panel.colors(style.SEQUENTIAL)
-    ends = [heatmap.limits(numbers, difference=panel.difference) for numbers in ranges]
+    column_limits = [heatmap.limits(numbers, difference=panel.difference) for numbers in ranges]
 
     def cell(row: Any, limits: tuple[float, float]) -> list[str]:
+        low, high = limits
         colours = ("", "")
-        if limits[0] <= row.value <= limits[1]:
+        if low <= row.value <= high:
             colours = style.shade(row.value, limits, cmap)
         return [row.cell_id, row.label, row.mark, row.error, *colours]
 
-    full_ends = (np.inf, -np.inf) if panel.difference else ends[0]
-    cells = panel.cells.itertuples()
+    first_limits = column_limits[0]
+    full_limits = (np.inf, -np.inf) if panel.difference else first_limits  # a difference to itself has no colour
+    cells = list(panel.cells.itertuples())  # row by row
+    width = len(panel.columns)
     rows = []
-    for name in panel.rows:
-        rows.append([name, [cell(next(cells), limits) for limits in ends]])
+    for place, name in enumerate(panel.rows):
+        cells_of_row = cells[place * width :][:width]
+        rows.append([name, [cell(row, limits) for row, limits in zip(cells_of_row, column_limits, strict=True)]])
+    _, _, title = panel.title.rpartition(" | ")
     return {
-        "title": panel.title.rpartition(" | ")[2],
+        "title": title,
         "chance": ", ".join(panel.chance),
         "columns": panel.columns,
-        "full": [cell(row, full_ends) for row in panel.full.itertuples()],
+        "full": [cell(row, full_limits) for row in panel.full.itertuples()],
         "rows": rows,
-        "ends": [notation.percent(end / 100, signed=panel.difference) for end in ends[0]],
+        "ends": [notation.percent(end / 100, signed=panel.difference) for end in first_limits],
         "ramp": [style.shade(place, (0, 1), cmap)[0] for place in np.linspace(0, 1, 9)],
     }
 
@@ -273,44 +284,45 @@ def _progress(found: Findings) -> dict[str, Any]:
 def _failures(run: Run, metrics: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the tasks that failed before their cells were done: cells, error, command."""
     done = set(metrics.loc[metrics["status"] == "done", "cell_id"])
-    found = []
+    failures = []
     for task in run.tasks:
-        left = [cell for cell_id, cell in task.cells.items() if cell_id not in done]
-        if task.state == "failed" and left:
-            lines = [
-                f"{cell.model} | {cell.benchmark}: {cell.policy}: {cell.finished} of {cell.expected}" for cell in left
-            ]
+        lines = []
+        for cell_id, cell in task.cells.items():
+            if cell_id not in done:
+                setting = f"{cell.model} | {cell.benchmark}: {cell.policy}"
+                lines.append(f"{setting}: {cell.finished} of {cell.expected}")
+        if task.state == "failed" and lines:
             error = visible(task.error or "The task left no error.")
             texts = {"task": task.task, "cells": _shortened(lines), "command": task.command}
-            found.append(in_one_line(texts) | {"error": error})
-    return found
+            failures.append(in_one_line(texts) | {"error": error})
+    return failures
 
 
 def _concerns(found: Findings) -> list[tuple[str, list[str], bool]]:
     """Return a heading and lines for everything that a reader must know before the numbers, and True for `ROUTINE`."""
     metrics = found.metrics
     screen = read_screen(found.run.directory)
+    unfinished = metrics[~metrics["status"].isin(["done", "replayed"])]
+    screened_out = metrics[metrics["cell_id"].isin(screen.keys()) & (metrics["completions"] == 0)]
     done = metrics[(metrics["status"] == "done") & (metrics["graded"] > 0)]
     done = done.assign(most=done.groupby("condition")["problems"].transform("max"))
+    incomplete = done[(done["problems"] < done["most"]) | (done["graded"] % done["problems"] > 0)]
     conditions = metrics.drop_duplicates("condition")
-    alone = conditions[~conditions["condition"].isin(metrics.loc[metrics["policy"] == "full", "condition"])]
+    with_full = metrics.loc[metrics["policy"] == "full", "condition"]
+    alone = conditions[~conditions["condition"].isin(with_full)]
 
     def listed(rows: pd.DataFrame, text: Callable[[Any], str]) -> list[str]:
         return [f"{_cell(row)}: {text(row)}" for row in notation.rows(rows)]
 
     concerns = {
         "Unfinished cells": listed(
-            metrics[~metrics["status"].isin(["done", "replayed"])],
+            unfinished,
             lambda row: f"{row.completions} of {notation.number(row.expected).replace(MISSING, '?')} completions",
         ),
-        "Screened out, not decoded": listed(
-            metrics[metrics["cell_id"].isin(screen.keys()) & (metrics["completions"] == 0)],
-            lambda row: _reason(screen[row.cell_id]),
-        ),
+        "Screened out, not decoded": listed(screened_out, lambda row: _reason(screen[row.cell_id])),
         "Missing cells": _missing(found),
         "Not on all problems and draws of the others, which are compared on what both have": listed(
-            done[(done["problems"] < done["most"]) | (done["graded"] % done["problems"] > 0)],
-            lambda row: f"{row.graded} answers to {row.problems} of {row.most} problems",
+            incomplete, lambda row: f"{row.graded} answers to {row.problems} of {row.most} problems"
         ),
         "Ungraded": listed(metrics[metrics["ungraded"] > 0], lambda row: f"{row.ungraded} of {row.completions}"),
         **warnings(found.run, found.margin),
@@ -321,19 +333,22 @@ def _concerns(found: Findings) -> list[tuple[str, list[str], bool]]:
     return [(f"{heading}: {len(lines)}", _shortened(lines), heading in ROUTINE) for heading, lines in raised]
 
 
-def _reason(out: Screened) -> str:
-    lost = f"{out.loss:.4f} nats of log-likelihood per token (KL {out.kl:.4f})"
+def _reason(screened: Screened) -> str:
+    lost = f"{screened.loss:.4f} nats of log-likelihood per token (KL {screened.kl:.4f})"
     doubt = "the setting may still be safe, docs/statistics.md says how often such a screen errs"
-    return f"{out.rule} after {out.texts} replayed texts, which lose {lost}; {doubt}"
+    return f"{screened.rule} after {screened.texts} replayed texts, which lose {lost}; {doubt}"
 
 
 def _missing(found: Findings) -> list[str]:
-    titles = {kind: dict(found.metrics[[kind, f"{kind}_title"]].to_numpy()) for kind in ("model", "benchmark")}
+    """Name the settings of the grids that have no cell."""
+    model_titles = dict(found.metrics[["model", "model_title"]].to_numpy())
+    benchmark_titles = dict(found.metrics[["benchmark", "benchmark_title"]].to_numpy())
     lines = []
     for grid in found.grids:
         table = missing_cells(grid).assign(policy=grid.policy, budget=grid.budget, variant=grid.variant)
-        named = table.assign(**{f"{kind}_title": table[kind].map(titles[kind]) for kind in titles})
-        lines += [_cell(row) for row in named.itertuples()]
+        table["model_title"] = table["model"].map(model_titles)
+        table["benchmark_title"] = table["benchmark"].map(benchmark_titles)
+        lines += [_cell(row) for row in table.itertuples()]
     return lines
 
 
