@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
@@ -71,8 +72,10 @@ class Program(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from kvsweep.harness.settings import completions
 
-        commands = [] if "=" in incomplete else super().shell_complete(ctx, incomplete)
-        return commands + [CompletionItem(word) for word in completions(_GROUPS, incomplete)]
+        items = [CompletionItem(word) for word in completions(_GROUPS, incomplete)]
+        if "=" in incomplete:
+            return items
+        return super().shell_complete(ctx, incomplete) + items
 
 
 @click.group(cls=Program, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
@@ -90,15 +93,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("TQDM_MININTERVAL", "60")  # a bar in a log has a line a minute
     if COMPLETE in os.environ:
         sys.exit(shell_complete(program, {}, "kvsweep", COMPLETE, os.environ[COMPLETE]))
-    name = words[0] if words and words[0] in program.commands else ""
+    first = words[0] if words else ""
+    name = first if first in program.commands else ""
+    asks_help = "-h" in words or "--help" in words
     with one_sentence(f"kvsweep {name}".rstrip(), GOES_ON if name in _GO_ON else "interrupted."):
         if words == ["--version"]:
             print(f"kvsweep {version('kvsweep')}")
             return
         _find_temporary_folder()
-        if not name and words and not {"-h", "--help"} & set(words):
-            if re.fullmatch(r"[\w-]*\w", words[0]) and not words[0].startswith("-"):
-                raise UserError(_no_command(words[0]))
+        if words and not name and not asks_help:
+            if re.fullmatch(r"\w([\w-]*\w)?", first):
+                raise UserError(_no_command(first))
             from kvsweep.harness.command import sweep
 
             sweep(words)
@@ -316,26 +321,30 @@ def judge(**options: Any) -> None:
 
 def _pairs(option: str, words: Iterable[str]) -> dict[str, list[str]]:
     """The values of each name in words NAME=VALUE."""
-    values = dict[str, list[str]]()
+    values = defaultdict[str, list[str]](list)
     for word in words:
         name, equals, value = word.rpartition("=")
         if not equals:
             raise UserError(f"{option} {word} is no NAME=VALUE: write a name, an equals sign and a value.")
-        values.setdefault(name, []).append(value)
+        values[name].append(value)
     return values
 
 
 def _single(option: str, words: Iterable[str]) -> dict[str, str]:
-    pairs = _pairs(option, words)
-    for name, values in pairs.items():
+    """The value of each name in words NAME=VALUE; UserError for a name with several."""
+    single = {}
+    for name, values in _pairs(option, words).items():
         if len(values) > 1:
             raise UserError(f"{option} has several values for {name} ({', '.join(values)}): give one.")
-    return {name: values[0] for name, values in pairs.items()}
+        single[name] = values[0]
+    return single
 
 
 def _share(name: str, text: str) -> float:
+    """A file's bytes beside the full cache's, from the words of --bytes."""
     with suppress(ValueError):
-        if 0 < (share := float(text)) < math.inf:
+        share = float(text)
+        if 0 < share < math.inf:
             return share
     raise UserError(f"--bytes {name}={text} must be a number above 0: 1 is the full cache's bytes.")
 
@@ -366,16 +375,19 @@ def export(**options: Any) -> None:
     from kvsweep.analysis.export import export_run
     from kvsweep.analysis.other_formats import export_as
 
-    if (bundle := options.pop("bundle")) is not None:
+    bundle = options.pop("bundle")
+    form = options.pop("form")
+    if bundle is not None:
         check_engine("a bundle")
         from kvsweep.harness.sweep.bundle import write_bundle
 
-        rest = {name: value for name, value in options.items() if name not in ("directory", "problems", "form")}
-        if any(rest.values()) or options["form"] != "parquet":
+        directory = options.pop("directory")
+        problems = options.pop("problems")
+        if any(options.values()) or form != "parquet":
             raise UserError("--bundle takes the whole run: of the other options it goes with --with-problems alone.")
-        print(write_bundle(options["directory"], bundle, problems=options["problems"]))
+        print(write_bundle(directory, bundle, problems=problems))
         return
-    if (form := options.pop("form")) == "parquet":
+    if form == "parquet":
         export_run(**options)
         return
     of_parquet = {"--token-ids": "ids", "--push-to-hub": "push_to_hub", "--public": "public"}

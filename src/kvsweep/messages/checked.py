@@ -36,15 +36,15 @@ def checked(cls: type[_T], values: Mapping[str, Any], place: str = "", *, extra:
         has = f"{place.rstrip('.')} has {', '.join(fields)}"
         raise UserError(f"{place}{unknown[0]} is not a setting: {did_you_mean(unknown[0], fields)}{has}.")
     adapter: TypeAdapter[_T] = _adapter(cls)  # type: ignore[arg-type]
-    given = {name: value for name, value in values.items() if name in fields}
+    field_values = {name: value for name, value in values.items() if name in fields}
     try:
-        made = adapter.validate_python(given)
+        instance = adapter.validate_python(field_values)
     except ValidationError as error:
         raise UserError(_sentence(place, adapter, values, error)) from error
-    for name, value in given.items():
-        if isinstance(value, bool) and type(getattr(made, name)) in (int, float):  # pydantic takes true for 1
+    for name, value in field_values.items():
+        if isinstance(value, bool) and type(getattr(instance, name)) in (int, float):  # pydantic takes true for 1
             raise UserError(f"{place}{name}={value} is out of range: {_range(adapter, name)}.")
-    return made
+    return instance
 
 
 @cache
@@ -53,8 +53,11 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
 
 
 def _sentence(place: str, adapter: TypeAdapter[Any], values: Mapping[str, Any], error: ValidationError) -> str:
+    """Return the sentence of a UserError: all missing values, else the first value that does not fit."""
     first = error.errors()[0]
-    kind, value, context = first["type"], first["input"], first.get("ctx", {})
+    kind = first["type"]
+    value = first["input"]
+    context = first.get("ctx", {})
     if isinstance(value, str):
         value = value[:200]
     if isinstance(context.get("error"), ValueError):  # of `__post_init__`
@@ -76,9 +79,11 @@ def _sentence(place: str, adapter: TypeAdapter[Any], values: Mapping[str, Any], 
         return f"{where}={value!r} is no list: write '{where}=[{value}]'."
     if kind == "too_short":
         return f"{where}={value} has too few values: name at least {context['min_length']}."
-    if kind.startswith(_OF_NUMBERS) and (allowed := _range(adapter, str(first["loc"][0]))):
+    allowed = _range(adapter, str(first["loc"][0])) if kind.startswith(_OF_NUMBERS) else ""
+    if allowed:
         return f"{where}={value!r} is out of range: {allowed}."
-    return f"{where}={value!r} cannot be used: {first['msg'][0].lower()}{first['msg'][1:]}."
+    reason = first["msg"]
+    return f"{where}={value!r} cannot be used: {reason[0].lower()}{reason[1:]}."
 
 
 def _keys(values: Any, loc: Iterable[int | str]) -> Iterator[str]:
@@ -91,17 +96,19 @@ def _keys(values: Any, loc: Iterable[int | str]) -> Iterator[str]:
 
 def _range(adapter: TypeAdapter[Any], field: str) -> str:
     """Return the values that a field of numbers allows, as half a sentence; "" for a field of other types too."""
-    whole = adapter.json_schema()
-    if "$ref" in whole:  # a class with fields of its own kind
-        whole = whole["$defs"][whole["$ref"].rpartition("/")[2]]
-    schema = whole["properties"][field]
+    class_schema = adapter.json_schema()
+    if "$ref" in class_schema:  # a class with fields of its own kind
+        _, _, name = class_schema["$ref"].rpartition("/")
+        class_schema = class_schema["$defs"][name]
+    schema = class_schema["properties"][field]
     first, *others = schema.get("anyOf", [schema])
-    number = first.get("items", first)
-    what = schema.get("description", number.get("description"))
-    noun, *alternatives = map(_noun, (number, *others))
-    if not all(alternatives) or not (what or noun):
+    number = first.get("items", first)  # of a list: each of its numbers
+    description = schema.get("description", number.get("description"))
+    noun = _noun(number)
+    alternatives = [_noun(other) for other in others]
+    if not all(alternatives) or not (description or noun):
         return ""
-    allowed = f"it is {what}" if what else f"it must be {noun}"
+    allowed = f"it is {description}" if description else f"it must be {noun}"
     bounds = [f"{words} {number[key]:,.16g}" for key, words in _BOUNDS.items() if key in number]
     if bounds:
         allowed += f", {' and '.join(bounds)}"

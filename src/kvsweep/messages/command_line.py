@@ -42,13 +42,14 @@ def _terminate(number: int, frame: object) -> None:
 @contextmanager
 def _interrupts_kept() -> Iterator[None]:
     """Send a signal again whose exception came in a destructor or a callback, from where Python raises nothing."""
-    earlier = sys.unraisablehook
+    earlier_hook = sys.unraisablehook
 
     def send_again(lost: Any) -> None:
-        if not isinstance(lost.exc_value, KeyboardInterrupt):
-            earlier(lost)
+        error = lost.exc_value
+        if not isinstance(error, KeyboardInterrupt):
+            earlier_hook(lost)
             return
-        number = getattr(lost.exc_value, "exit_code", INTERRUPTED) - 128
+        number = getattr(error, "exit_code", INTERRUPTED) - 128
         seconds = 0.01  # until the callback has ended
         while True:
             try:
@@ -61,7 +62,7 @@ def _interrupts_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.unraisablehook = earlier
+        sys.unraisablehook = earlier_hook
 
 
 @contextmanager
@@ -103,17 +104,19 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
         if error.errno in _FAULTS_OF_OURS:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        mend = "mend that or name another folder, then run the same command again."
-        _end(program, f"{place}{error.strerror}: {mend}", BAD_INPUT)
+        hint = "mend that or name another folder, then run the same command again."
+        _end(program, f"{place}{error.strerror}: {hint}", BAD_INPUT)
     except (MemoryError, RuntimeError, ImportError) as error:
         if str(error).startswith("Symlink loop"):  # of Path.resolve
             _end(program, f"{error}: name another folder.", BAD_INPUT)
-        if not isinstance(error, MemoryError) and not any(mark in str(error) for mark in _NO_MEMORY):
+        speaks_of_memory = any(words in str(error) for words in _NO_MEMORY)
+        if not isinstance(error, MemoryError) and not speaks_of_memory:
             raise
         _end(program, _TOO_SMALL, FAILED)
 
 
 def _end(program: str, sentence: str, code: int) -> NoReturn:
+    """End the process with this sentence on stderr and this exit code, whatever streams have closed."""
     with suppress(OSError):  # the terminal has closed
         print(f"{program}: error: {' '.join(sentence.split())}", file=sys.stderr)
     try:
@@ -157,7 +160,8 @@ def _open_closed_streams() -> None:
 
 def check_engine(asked: str) -> None:
     """Refuse a command that decodes if a package of the extra is missing, before a task is queued."""
-    if missing := [name for name in ENGINE if find_spec(name) is None]:
+    missing = [name for name in ENGINE if find_spec(name) is None]
+    if missing:
         raise UserError(f"{asked} needs {', '.join(missing)}: pip install 'kvsweep[engine]'.")
 
 
@@ -191,9 +195,11 @@ class VisibleStream:
         return self._stream
 
     def write(self, text: str) -> int:
-        bar = text.startswith("\r")
+        written = visible(text.removeprefix("\r"))
+        if text.startswith("\r"):  # a progress bar
+            written = ("\r" if self._is_terminal else "\n") + written
         with self._while_there():
-            self._stream.write(("\r" if self._is_terminal else "\n") * bar + visible(text[bar:]))
+            self._stream.write(written)
         return len(text)
 
     def flush(self) -> None:
@@ -202,11 +208,13 @@ class VisibleStream:
 
     @contextmanager
     def _while_there(self) -> Iterator[None]:
+        """Ignore the error of a terminal that has closed, and of a reader of stderr that has ended."""
         try:
             yield
         except OSError as error:
-            has_closed = self._is_terminal and error.errno == errno.EIO
-            if not has_closed and not (self is sys.stderr and error.errno == errno.EPIPE):
+            terminal_closed = self._is_terminal and error.errno == errno.EIO
+            reader_ended = self is sys.stderr and error.errno == errno.EPIPE
+            if not terminal_closed and not reader_ended:
                 raise
 
     def writelines(self, lines: Iterable[str]) -> None:

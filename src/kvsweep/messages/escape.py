@@ -65,7 +65,9 @@ def folder_below(parent: str, name: str, setting: str) -> Path:
     if not parts or Path(name).is_absolute() or ".." in parts:
         raise UserError(f"{setting}={name} must name a folder below {parent}: leave out .. and the first slash.")
     # A scheduler reads % as the start of a pattern, and \\ as its end.
-    if _HIDDEN.search(name) or set("%\\\n\t") & set(name) or any(len(part.encode()) > LONGEST_NAME for part in parts):
+    has_forbidden = bool(_HIDDEN.search(name) or set("%\\\n\t") & set(name))
+    has_long_part = any(len(part.encode()) > LONGEST_NAME for part in parts)
+    if has_forbidden or has_long_part:
         allowed = f"take at most {LONGEST_NAME} bytes, and neither control characters nor % nor \\."
         raise UserError(f"{setting}={visible(name):.80} is no name for a folder: {allowed}")
     return Path(parent) / name

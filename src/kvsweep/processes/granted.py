@@ -46,9 +46,11 @@ def slurm_cores(environment: Mapping[str, str]) -> Iterator[int]:
 def cgroup_rooms(groups: Path = GROUPS, mount: Path = MOUNT) -> Iterator[int]:
     """Yield the bytes that each control group around this process still allows."""
     for folder, version in control_groups("memory", groups, mount):
-        limit, usage = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
+        limit_file, usage_file = folder / "memory.max", folder / "memory.current"
+        if version == 1:
+            limit_file, usage_file = folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes"
         with suppress(OSError, ValueError):  # a group without a limit says "max"
-            room = int((folder / f"memory.{limit}").read_text()) - int((folder / f"memory.{usage}").read_text())
+            room = int(limit_file.read_text()) - int(usage_file.read_text())
             yield room + _file_pages(folder)
 
 
@@ -80,12 +82,13 @@ def _file_pages(group: Path) -> int:
 
 def slurm_rooms(environment: Mapping[str, str]) -> Iterator[int]:
     """Yield the bytes left by SLURM's memory limits of this job; a limit of 0 means all of the node's memory."""
-    cores = min(slurm_cores({"SLURM_CPUS_ON_NODE": environment.get("SLURM_CPUS_ON_NODE", "")}), default=1)
-    for name, count in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", cores)):
+    cores_of_node = slurm_cores({"SLURM_CPUS_ON_NODE": environment.get("SLURM_CPUS_ON_NODE", "")})
+    cores = min(cores_of_node, default=1)
+    for name, units in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", cores)):
         granted = _slurm_bytes(name, environment.get(name) or "0")
         if granted:
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-            yield granted * count - pages * os.sysconf("SC_PAGE_SIZE")
+            _, resident_pages, *_ = Path("/proc/self/statm").read_text().split()
+            yield granted * units - int(resident_pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _slurm_bytes(name: str, size: str) -> int:
@@ -93,4 +96,6 @@ def _slurm_bytes(name: str, size: str) -> int:
     parsed = re.fullmatch(r"([0-9]+)([KMGT]?)", size.strip().upper())
     if parsed is None:
         raise UserError(f"{name}={size} is no size of memory: write MiB, or a number with K, M, G or T, or unset it.")
-    return int(parsed[1]) << 10 * (1 + "KMGT".index(parsed[2] or "M"))
+    number, unit = parsed.groups()
+    exponent = 1 + "KMGT".index(unit or "M")
+    return int(number) * 1024**exponent

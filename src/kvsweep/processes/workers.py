@@ -31,8 +31,10 @@ class _Process(SpawnProcess):
     _one_at_a_time = threading.Lock()
 
     def start(self) -> None:
+        """Start with an empty main module in place of the caller's."""
         with self._one_at_a_time:
-            main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+            main = sys.modules["__main__"]
+            sys.modules["__main__"] = ModuleType("__main__")
             try:
                 super().start()
             finally:
@@ -94,7 +96,7 @@ class Workers:
         """
         results: dict[int, Result] = {}
         for is_prepared in (prepared, True):
-            missing = {number: call for number, call in enumerate(calls) if number not in results}
+            missing = {number: call for number, call in enumerate(calls) if number not in results}  # by place
             if missing:
                 results |= self._try(function, missing, is_prepared and self._prepare is not None)
         return [results.get(number) for number in range(len(calls))]
@@ -102,10 +104,12 @@ class Workers:
     def _try(
         self, function: Callable[..., Result], calls: Mapping[int, Sequence[Any]], is_prepared: bool
     ) -> dict[int, Result]:
-        pool, results = self._running_pool(is_prepared), {}
-        futures = {
-            number: pool.schedule(function, args=call, timeout=self._timeout_s) for number, call in calls.items()
-        }
+        """Return the results of the calls that ended within their limits, by the calls' numbers."""
+        pool = self._running_pool(is_prepared)
+        results = {}
+        futures = {}
+        for number, call in calls.items():
+            futures[number] = pool.schedule(function, args=call, timeout=self._timeout_s)
         try:
             for number, future in futures.items():
                 with suppress(TimeoutError, ProcessExpired, BrokenProcessPool, MemoryError):
@@ -162,8 +166,10 @@ def _begin(prepare: Callable[[], object] | None) -> None:
     if prepare is not None:
         prepare()
     imported = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = imported + _CALL_BYTES if hard == resource.RLIM_INFINITY else min(imported + _CALL_BYTES, hard)
+    most = imported + _CALL_BYTES
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    if hard_limit != resource.RLIM_INFINITY:
+        most = min(most, hard_limit)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     # pebble's handler would wait for a long calculation to end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

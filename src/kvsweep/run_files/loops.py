@@ -34,11 +34,14 @@ def find_loop(token_ids: Sequence[int]) -> Loop | None:
     same = [0] * (longest + 1)
     start = end = 0  # of the parts text[start:end] equal to text[: end - start], the one that ends last
     for period in range(1, longest + 1):
-        length = min(same[period - start], end - period) if period < end else 0
+        length = 0
+        if period < end:  # within that part, equal tokens have been counted at its copy
+            length = min(same[period - start], end - period)
         while period + length < len(text) and text[length] == text[period + length]:
             length += 1
-        if length + period >= max(LEAST_REPEATS * period, LEAST_TOKENS):
-            return Loop(period=period, tokens=length + period)
+        repeated = length + period
+        if repeated >= max(LEAST_REPEATS * period, LEAST_TOKENS):
+            return Loop(period=period, tokens=repeated)
         same[period] = length
         if period + length > end:
             start, end = period, period + length

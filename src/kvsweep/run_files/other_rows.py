@@ -46,8 +46,9 @@ class TextRow:
 def texts_of_file(path: Path) -> Iterator[tuple[str, TextRow]]:
     """Yield the place and row of each text; raises UserError for a row without problem or text."""
     for number, (where, values) in enumerate(rows_of_file(path), start=1):
-        given = {name: value for name, value in values.items() if str(value).strip()}
-        yield where, checked(TextRow, given | {"id": str(given.get("id", number))}, f"{where} ", extra=True)
+        filled = {name: value for name, value in values.items() if str(value).strip()}
+        filled["id"] = str(filled.get("id", number))
+        yield where, checked(TextRow, filled, f"{where} ", extra=True)
 
 
 def rows_of_file(path: Path, *, keys: Sequence[str] = ()) -> Iterator[FileRow]:
@@ -57,22 +58,23 @@ def rows_of_file(path: Path, *, keys: Sequence[str] = ()) -> Iterator[FileRow]:
     (`a.b` within `a`), and of a zip that has each as a JSON file in a folder of the first key's name. Text is UTF-8.
     """
     try:
-        with open_file(path, linked=True) as file:
-            lines = (line.removeprefix(codecs.BOM_UTF8).strip() for line in file)
-            first = next(filter(None, lines), b"")
-        row = _object_in(first)
-        if first.startswith(b"PAR1"):
+        first_line = _first_line(path)
+        row = _object_in(first_line)
+        is_one_value = row is None or _under(row, keys) is not None
+        if first_line.startswith(b"PAR1"):
             yield from _parquet_rows(path)
-        elif keys and first.startswith((b"PK\3\4", b"PK\5\6")):
+        elif keys and first_line.startswith((b"PK\3\4", b"PK\5\6")):
             yield from _zip_rows(path, keys[0])
-        elif first.startswith(b"\x1f\x8b"):
+        elif first_line.startswith(b"\x1f\x8b"):
             raise UserError(f"{path} is packed by gzip; unpack it.")
-        elif first.startswith((b"{", b"[")) and (row is None or _under(row, keys) is not None):
+        elif first_line.startswith((b"{", b"[")) and is_one_value:
             yield from _json_rows(path, keys)
         elif row is not None:
             _refuse_columns(row, path)
             with path.open(encoding="utf-8-sig", newline="\n") as text:
-                yield from (_json_row(line, f"{path}:{n}") for n, line in enumerate(text, start=1) if line.strip())
+                for number, line in enumerate(text, start=1):
+                    if line.strip():
+                        yield _json_row(line, f"{path}:{number}")
         else:
             with path.open(encoding="utf-8-sig", newline="") as text:
                 yield from _csv_rows(text, path)
@@ -85,25 +87,35 @@ def rows_of_file(path: Path, *, keys: Sequence[str] = ()) -> Iterator[FileRow]:
         raise UserError(f"{path} cannot be read ({reason}); check the file and its rights.") from None
 
 
+def _first_line(path: Path) -> bytes:
+    """The first line that is not empty, without a byte order mark; b"" without any."""
+    with open_file(path, linked=True) as file:
+        for line in file:
+            text = line.removeprefix(codecs.BOM_UTF8).strip()
+            if text:
+                return text
+    return b""
+
+
 def _object_in(line: bytes) -> dict[str, Any] | None:
     """The object that a line is by itself; None if it is none."""
     if line.startswith(b"{"):
         with suppress(ValueError, RecursionError):
-            found: dict[str, Any] = json.loads(line)
-            return found
+            value: dict[str, Any] = json.loads(line)
+            return value
     return None
 
 
 def _refuse_columns(row: dict[str, Any], path: Path) -> None:
     if row and all(isinstance(value, dict) and "0" in value for value in row.values()):
-        mend = 'write rows, orient="records", lines=True'
-        raise UserError(f"{path} holds columns, as pandas' to_json writes them; {mend}.")
+        hint = 'write rows, orient="records", lines=True'
+        raise UserError(f"{path} holds columns, as pandas' to_json writes them; {hint}.")
 
 
-def _under(found: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:
+def _under(value: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:
     """What stands under the first of the keys that has several values; None without any."""
     for key in keys:
-        inner: Any = found
+        inner: Any = value
         for name in key.split("."):
             inner = inner.get(name) if isinstance(inner, dict) else None
         if isinstance(inner, dict):
@@ -114,6 +126,7 @@ def _under(found: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:
 
 
 def _json_row(text: str | bytes, where: str) -> FileRow:
+    """The row that a JSON object is; UserError for anything else."""
     try:
         values = _parsed(text, where)
     except (ValueError, RecursionError):
@@ -124,16 +137,18 @@ def _json_row(text: str | bytes, where: str) -> FileRow:
 
 
 def _json_rows(path: Path, keys: Sequence[str]) -> Iterator[FileRow]:
+    """Yield the rows of a file that is one JSON value: a list of objects, or an object with one under a key."""
     text = path.read_text(encoding="utf-8-sig")
     try:
-        found = _parsed(text, str(path))
+        value = _parsed(text, str(path))
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise UserError(f"{path}{line} is not JSON that can be read; correct it, or write a row a line.") from None
-    rows = _under(found, keys) if isinstance(found, dict) else found
+    rows = _under(value, keys) if isinstance(value, dict) else value
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path} holds no list of rows; write a JSON object a line, or a list of them.")
-    yield from (FileRow(f"{path} item {number}", row) for number, row in enumerate(rows, start=1))
+    for number, row in enumerate(rows, start=1):
+        yield FileRow(f"{path} item {number}", row)
 
 
 def _parsed(text: str | bytes, where: str) -> Any:
@@ -142,10 +157,10 @@ def _parsed(text: str | bytes, where: str) -> Any:
 
 def _object(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; one that has a key twice is refused, as one of the two values would be lost."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         _refuse_repeated([key for key, _ in pairs], where, "key")
-    return found
+    return values
 
 
 def _refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
@@ -155,6 +170,7 @@ def _refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
 
 
 def _zip_rows(path: Path, folder: str) -> Iterator[FileRow]:
+    """Yield the rows of a zip that has each as a JSON file in this folder."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.infolist() if member.filename.startswith(f"{folder}/")]
@@ -169,13 +185,16 @@ def _zip_rows(path: Path, folder: str) -> Iterator[FileRow]:
 
 
 def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[FileRow]:
+    """Yield the rows of a CSV file's lines; each row is named by its first line."""
     csv.field_size_limit(_LONGEST)
-    reader, first_line = csv.DictReader(lines, strict=True), 2
+    reader = csv.DictReader(lines, strict=True)
+    first_line = 2
     try:
         names = reader.fieldnames or ()
         _refuse_repeated(names, f"{path}:1", "column")
-        if len(names) == 1 and (other := next((sign for sign in ";\t|" if sign in names[0]), None)):
-            raise UserError(f"{path}:1 separates its columns by {other!r}; write commas.")
+        for separator in ";\t|":
+            if len(names) == 1 and separator in names[0]:
+                raise UserError(f"{path}:1 separates its columns by {separator!r}; write commas.")
         for values in reader:
             # Otherwise a stray comma would shift a value into another column.
             if None in values or None in values.values():
@@ -189,13 +208,14 @@ def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[FileRow]:
 def _python_values(batch: Any, path: Path) -> list[dict[str, Any]]:
     """Return the rows of a batch; raises UserError for what Python cannot hold, such as a date of the year 0."""
     try:
-        found: list[dict[str, Any]] = batch.to_pylist()
+        rows: list[dict[str, Any]] = batch.to_pylist()
     except (ValueError, OverflowError) as error:
         raise UserError(f"{path} has a value that Python cannot hold ({error}): leave its column out.") from None
-    return found
+    return rows
 
 
 def _parquet_rows(path: Path) -> Iterator[FileRow]:
+    """Yield the rows of a Parquet file, batch by batch."""
     from pyarrow import ArrowException, parquet
 
     try:

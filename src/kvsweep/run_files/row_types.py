@@ -86,11 +86,15 @@ def shard_files(directory: Path, name: str) -> dict[Shard, Path]:
     files = {}
     for path in directory.glob(f"{stem}-*of*.{suffix}"):
         match = re.fullmatch(r"-(\d+)of(\d+)", path.name[len(stem) : -len(suffix) - 1])
-        if match is not None and 1 <= int(match[1]) <= int(match[2]):
-            files[Shard(index=int(match[1]), count=int(match[2]))] = path
+        if match is None:
+            continue
+        index, count = map(int, match.groups())
+        if 1 <= index <= count:
+            files[Shard(index=index, count=count)] = path
     if (directory / name).exists():
         files[WHOLE] = directory / name
-    return dict(sorted(files.items(), key=lambda item: (item[0].count, item[0].index)))
+    shards = sorted(files, key=lambda shard: (shard.count, shard.index))
+    return {shard: files[shard] for shard in shards}
 
 
 # --- Rows ---------------------------------------------------------------------------------------------------
@@ -347,9 +351,11 @@ def view(kind: type[Row], *names: str, **types: Any) -> Any:
         if field.name in {*names, *types}:
             default = new(default=field.default, default_factory=field.default_factory)
             fields.append((field.name, types.get(field.name, field.type), default))
-    base = next(base for base in (PairRow, StoredRow, Row) if issubclass(kind, base))
-    of_file = {"file": kind.file} if hasattr(kind, "file") else {}
-    return msgspec.defstruct(kind.__name__, fields, bases=(base,), namespace=of_file, frozen=True, kw_only=True)
+    for base in (PairRow, StoredRow, Row):
+        if issubclass(kind, base):
+            break
+    class_fields = {"file": kind.file} if hasattr(kind, "file") else {}
+    return msgspec.defstruct(kind.__name__, fields, bases=(base,), namespace=class_fields, frozen=True, kw_only=True)
 
 
 def held_percents(held: Sequence[int]) -> list[int]:
@@ -441,7 +447,8 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container
     if not os.path.lexists(path):
         return
     is_stored = isinstance(kind, type) and issubclass(kind, StoredRow)
-    cell = cell_of(path.parent) if is_stored and getattr(kind, "sealed", False) else None
+    is_sealed_kind = is_stored and getattr(kind, "sealed", False)
+    cell = cell_of(path.parent) if is_sealed_kind else None
     for number, line in enumerate(read_lines(path), start=1):
         if is_stored:
             _check_line_schema(line, f"{path}:{number}")
@@ -501,14 +508,15 @@ def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse
     All readers use this rule, in the order of `shard_files`. Files are read twice, to keep only one row in memory.
     """
     paths = list(paths)
-    last: dict[Pair, tuple[Path, int]] = {}
+    last_line: dict[Pair, tuple[Path, int]] = {}
     for path in paths:
-        last |= {row.key: (path, number) for number, row in _numbered_rows(path, PairRow, ignore)}
+        for number, row in _numbered_rows(path, PairRow, ignore):
+            last_line[row.key] = path, number
     for path in paths:
-        whole = {number for where, number in last.values() if where == path}
-        for number, row in _numbered_rows(path, kind, on_bad, whole):
-            if number in whole:
-                yield row
+        numbers = {number for last_path, number in last_line.values() if last_path == path}
+        for number, latest in _numbered_rows(path, kind, on_bad, numbers):
+            if number in numbers:
+                yield latest
 
 
 _GRADED_BY = [
@@ -554,6 +562,7 @@ def drop_torn_line(path: Path) -> None:
         return
     with open_file(path, "rb+") as file:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            size, end = len(data), data.rfind(b"\n") + 1
-        if end < size:
-            file.truncate(end)
+            size = len(data)
+            end_of_last = data.rfind(b"\n") + 1
+        if end_of_last < size:
+            file.truncate(end_of_last)

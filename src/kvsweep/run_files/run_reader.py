@@ -69,11 +69,11 @@ class StoredCell:
             way_out = "restore the file, or delete its folder and run the cell again"
             raise BrokenCell(f"{path} describes no cell: {way_out}.")
         row_types.check_schema(cell, path)
-        # A field that no cell has may be a misspelt check.
-        is_whole = True
+        check_fits = True
         if "check" in cell:
-            is_whole = cell.pop("check") == row_types.content_hash([row_types.cell_of(self.folder), cell])
-        if not is_whole or not cell.keys() <= _CELL_FIELDS:
+            check_fits = cell.pop("check") == row_types.content_hash([row_types.cell_of(self.folder), cell])
+        # A field that no cell has may be a misspelt check.
+        if not check_fits or not cell.keys() <= _CELL_FIELDS:
             edited = "was edited, or is another cell's"
             raise BrokenCell(f"{path} {edited}: restore it, or delete it and run the cell again.")
         return cell
@@ -86,7 +86,8 @@ class StoredCell:
         self, kind: type[Any], *, file: str = "", shard: Shard | None = None, on_bad: OnBad = refuse
     ) -> Iterator[Any]:
         """Yield the rows of `kind`'s file (or `file`), of a shard or all; a pair's row once (`records.latest_rows`)."""
-        paths = [path for part, path in self.files(file or kind.file).items() if shard in (None, part)]
+        files = self.files(file or kind.file)
+        paths = [path for of_shard, path in files.items() if shard in (None, of_shard)]
         if issubclass(kind, PairRow):
             return row_types.latest_rows(paths, kind, on_bad=on_bad)
         return chain.from_iterable(row_types.read_rows(path, kind, on_bad=on_bad) for path in paths)
@@ -152,23 +153,27 @@ class StoredCell:
         done = self.done
         if done is None:
             return False
-        stem = Completion.file.partition(".")[0]
-        sizes = {name: size for name, size in done.files.items() if name.startswith(stem)}
-        return self.sizes(Completion.file) == sizes
+        stem, _, _ = Completion.file.partition(".")
+        sizes_when_done = {name: size for name, size in done.files.items() if name.startswith(stem)}
+        return self.sizes(Completion.file) == sizes_when_done
 
     def covers(self, problem_ids: Collection[str], draws: int, rule: str) -> bool:
         """True if DONE names all these completions, graded by `rule`, and its files' sizes; reads no rows."""
         done = self.done
-        if done is None or done.rule != rule or draws > done.draws or not {*problem_ids} <= {*done.problems}:
+        if done is None or done.rule != rule:
             return False
-        return done.files.keys() >= {*_NEEDED} and done.files == self.sizes(*DONE_NAMES)
+        has_all = draws <= done.draws and {*problem_ids} <= {*done.problems}
+        has_files = done.files.keys() >= {*_NEEDED}
+        return has_all and has_files and done.files == self.sizes(*DONE_NAMES)
 
 
 def _whole_size(path: Path) -> int:
+    """The bytes of a file; -1 if its last line has no end."""
     with open_file(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
-        return size if file.read() in (b"", b"\n") else -1
+        last_byte = file.read()
+        return size if last_byte in (b"", b"\n") else -1
 
 
 def is_served(settings: Mapping[str, Any]) -> bool:

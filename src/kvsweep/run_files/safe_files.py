@@ -46,8 +46,9 @@ def open_file(path: Path, mode: Literal["rb", "ab", "rb+"] = "rb", *, linked: bo
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise UnusableFileError(f"{path} is a link, a pipe or a device: put a plain file there.") from error
         raise
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or (mode != "rb" and found.st_nlink > 1):
+    status = os.fstat(descriptor)
+    has_second_name = mode != "rb" and status.st_nlink > 1
+    if not stat.S_ISREG(status.st_mode) or has_second_name:
         os.close(descriptor)
         raise UnusableFileError(f"{path} is no plain file, or has a second name: put a plain file there.")
     return os.fdopen(descriptor, mode)
@@ -125,28 +126,34 @@ def digests(files: Sequence[Path], *, named: bool = False) -> list[str]:
     calls answer from memory, for large files also from the user's cache folder. Raises OSError for a missing file,
     UnusableFileError also for a pipe, a device, or a file that is being written.
     """
-    key, stamps = json.dumps([named, *(os.path.realpath(path) for path in files)]), [stamp(path) for path in files]
+    key = json.dumps([named, *(os.path.realpath(path) for path in files)])
+    stamps = [stamp(path) for path in files]
     is_large = sum(size for size, *_ in stamps) >= MOST_BYTES
-    known = _MEMORY.get(key) or (_noted().get(key) if is_large else None)
-    if known and known[0] == stamps:
-        _MEMORY[key] = known
-        return known[1]
-    found = _computed(files, named)
+    noted = _MEMORY.get(key)
+    if noted is None and is_large:
+        noted = _noted().get(key)
+    if noted is not None:
+        noted_stamps, noted_digests = noted
+        if noted_stamps == stamps:
+            _MEMORY[key] = noted
+            return noted_digests
+    computed = _computed(files, named)
     if stamps != [stamp(path) for path in files]:
         raise UnusableFileError(f"{files[0].parent} is being written to: run the command again when it is whole.")
-    if all(time.time_ns() - max(times) > _TICK_NS for _, *times, _ in stamps):
-        _MEMORY[key] = stamps, found
+    is_at_rest = all(time.time_ns() - max(times) > _TICK_NS for _, *times, _ in stamps)
+    if is_at_rest:
+        _MEMORY[key] = stamps, computed
         if is_large:
             with suppress(OSError):
                 _store().parent.mkdir(parents=True, exist_ok=True)
-                replace_text(_store(), json.dumps({**_noted(), key: (stamps, found)}))
-    return found
+                replace_text(_store(), json.dumps({**_noted(), key: (stamps, computed)}))
+    return computed
 
 
 def stamp(path: Path) -> Stamp:
     """Return size, times and inode of a file. They change when it is written, even if its dates are set back."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def at_home(place: str) -> str:
@@ -175,15 +182,17 @@ def _noted() -> dict[str, tuple[list[Stamp], list[str]]]:
 
 
 def _computed(files: Sequence[Path], named: bool) -> list[str]:
-    digest, found = hashlib.sha256(), []
+    """Return `digests` from the files' contents."""
+    sha256 = hashlib.sha256()  # goes on from file to file
+    digests = []
     for path in files:
         with open_file(path, linked=True) as file:
             if named:
-                digest.update(f"{path.name}:{os.fstat(file.fileno()).st_size}".encode())
+                sha256.update(f"{path.name}:{os.fstat(file.fileno()).st_size}".encode())
             while block := file.read(1 << 20):
-                digest.update(block)
-        found.append(digest.hexdigest()[:16])
-    return found
+                sha256.update(block)
+        digests.append(sha256.hexdigest()[:16])
+    return digests
 
 
 def contains(file: Path, text: str) -> bool:

@@ -95,10 +95,14 @@ class TaskStatus(msgspec.Struct, kw_only=True):
         A process number means nothing on another machine, after a restart, or in another namespace (a container). A
         machine may hide other users' processes (hidepid).
         """
-        here, there = process_mark(os.getpid()), process_mark(self.pid)
-        if not self.process or self.process.rpartition(" ")[0] != here.rpartition(" ")[0]:
+        reader_machine, _, _ = process_mark(os.getpid()).rpartition(" ")
+        writer_machine, _, _ = self.process.rpartition(" ")  # and namespace
+        if not self.process or writer_machine != reader_machine:
             return None
-        return there == self.process if there or not _is_of_another_user(self.pid) else None
+        mark_now = process_mark(self.pid)
+        if not mark_now and _is_of_another_user(self.pid):
+            return None
+        return mark_now == self.process
 
     def seen(self, path: Path) -> State:
         """Return the state as seen from outside, for the status in this file.
@@ -108,8 +112,9 @@ class TaskStatus(msgspec.Struct, kw_only=True):
         """
         if self.state != "running" or self.lives:
             return self.state
-        now, signs = time.time(), [self.heartbeat, path.stat().st_mtime]
-        is_silent = all(abs(now - sign) >= LOST_AFTER_S for sign in signs)  # a clock may be ahead
+        now = time.time()
+        signs_of_life = [self.heartbeat, path.stat().st_mtime]
+        is_silent = all(abs(now - sign) >= LOST_AFTER_S for sign in signs_of_life)  # a clock may be ahead
         return "stopped" if self.lives is False or is_silent else "running"
 
 
@@ -129,14 +134,20 @@ def policy_label(settings: Mapping[str, Any]) -> str:
 def process_mark(pid: int) -> str:
     """Return a mark that no other process has: machine start, namespace, own start; "" if there is no such process."""
     with suppress(OSError, IndexError):
-        # The third field from the name's end on is the state; a process that nobody has waited for is dead.
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # Behind the name in parentheses come the state and the other fields; the start is the 22nd of all.
+        _, _, behind_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        state, *fields = behind_name.split()
+        if state == "Z":  # a process that nobody has waited for is dead
+            return ""
+        start = fields[22 - 4]
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return "" if state == "Z" else f"{machine} {Path('/proc/self/ns/pid').readlink()} {fields[18]}"
+        namespace = Path("/proc/self/ns/pid").readlink()
+        return f"{machine} {namespace} {start}"
     return ""
 
 
 def _is_of_another_user(pid: int) -> bool:
+    """True if a process with this number runs and this user may not signal it."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -160,7 +171,8 @@ def read_tasks(run_directory: Path, on_bad: Callable[[Path], object] = lambda pa
             on_bad(path)
             continue
         if task.state == "queued" and task.lives is False and not scheduler_jobs(run_directory, task):
-            task.state, task.error = "stopped", "the command that queued this task ended before the task began."
+            task.state = "stopped"
+            task.error = "the command that queued this task ended before the task began."
         tasks.append(task)
     return tasks
 
@@ -184,9 +196,13 @@ def note_job(run_directory: Path, task: str, job: str) -> None:
 
 def scheduler_jobs(run_directory: Path, task: TaskStatus) -> list[str]:
     """Return a task's SLURM jobs: those submitted for it, else the job that it runs in."""
-    # The file is newer than what the last run of the same task left in its status.
-    noted = noted_jobs(run_directory, task.task) if task.state == "queued" or task.scheduler_job is None else []
-    return noted or [job for job in [task.scheduler_job] if job]
+    jobs = []
+    # Of a waiting task the file is newer than what the last run of the same task left in its status.
+    if task.state == "queued" or task.scheduler_job is None:
+        jobs = noted_jobs(run_directory, task.task)
+    if not jobs and task.scheduler_job:
+        jobs = [task.scheduler_job]
+    return jobs
 
 
 class Reporter:
@@ -205,7 +221,9 @@ class Reporter:
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> Self:
-        self.status.state, self.status.error = "running", None
+        """Write that the task runs, and go on writing signs of life."""
+        self.status.state = "running"
+        self.status.error = None
         self.status.sign()
         array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
         # As squeue names the job.
@@ -217,12 +235,14 @@ class Reporter:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Write how the task ended: done, failed with an error, or stopped from outside."""
         self._end.set()
         self._thread.join()
         if error is None:
             self.status.state = "done"
         elif isinstance(error, Exception):
-            self.status.state, self.status.error = "failed", last_lines(error)
+            self.status.state = "failed"
+            self.status.error = last_lines(error)
         else:
             self.status.state = "stopped"
         self._write()
@@ -236,12 +256,16 @@ class Reporter:
             self._write()
 
     def _write(self) -> None:
-        self.status.heartbeat, self.status.tokens = time.time(), sum(count() for count in self.counters)
+        """Write the status with a sign of life, and the pace since the oldest of the last ones."""
+        now = time.time()
+        tokens = sum(count() for count in self.counters)
+        self.status.heartbeat = now
+        self.status.tokens = tokens
         self.status.tokens_left = self.tokens_left()
         if self.counters:
-            self._beats.append((self.status.heartbeat, self.status.tokens))
-            (then, before), (now, tokens) = self._beats[0], self._beats[-1]
-            self.status.pace = (tokens - before) / (now - then) if now > then else 0.0
+            self._beats.append((now, tokens))
+            earlier, earlier_tokens = self._beats[0]
+            self.status.pace = (tokens - earlier_tokens) / (now - earlier) if now > earlier else 0.0
         with suppress(OSError):
             self.status.write(self._run_directory)
 
@@ -249,12 +273,16 @@ class Reporter:
 def end_of(output: Path) -> str:
     """Return the last lines of a process's output, such as its last error; "" if it wrote nothing."""
     with suppress(OSError), open_file(output) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _SHOWN_BYTES))
-        return "\n".join(file.read().decode(errors="replace").rstrip().splitlines()[-_SHOWN_LINES:])
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _SHOWN_BYTES))
+        lines = file.read().decode(errors="replace").rstrip().splitlines()
+        return "\n".join(lines[-_SHOWN_LINES:])
     return ""
 
 
 def last_lines(error: BaseException) -> str:
     """Return an error as text: one sentence for a user's mistake, else the end of the traceback."""
+    if isinstance(error, UserError):
+        return str(error)
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-    return str(error) if isinstance(error, UserError) else "\n".join(lines[-_SHOWN_LINES:])
+    return "\n".join(lines[-_SHOWN_LINES:])

@@ -57,8 +57,8 @@ class ThinkTags:
         opening = -1 if self.start is None else text.rfind(self.start)
         while opening > 0 and _BEFORE_MENTION.search(text[max(0, opening - 16) : opening]):
             opening = text.rfind(str(self.start), 0, opening)
-        found = text.find(self.end, max(0, opening))
-        return None if found < 0 else found
+        closing = text.find(self.end, max(0, opening))
+        return None if closing < 0 else closing
 
 
 DEFAULT_TAGS = ThinkTags()
@@ -134,15 +134,19 @@ def thinking_of(text: str, *, named: bool = True) -> Thinking | None:
 
 
 def _shown_tags(text: str, *, named: bool) -> ThinkTags | None:
+    """The tags of `thinking_of`: those that open the text, else those of the first closing tag, else the first ones."""
     first = None
-    for match in (_TAG if named else _ANY_TAG).finditer(text):
+    pattern = _TAG if named else _ANY_TAG
+    for match in pattern.finditer(text):
         group = match.lastgroup or ""
         tags = _tags(group, match[0])
+        opens = group.startswith("o")
         if first is None:
             first = tags
-            if group[0] == "o" and not text[: match.start()].strip():
+            begins_text = not text[: match.start()].strip()
+            if opens and begins_text:
                 return tags
-        if group[0] == "c" and (named or str(tags.start) not in text):
+        if not opens and (named or str(tags.start) not in text):
             return tags
     return first if named else None
 
@@ -154,12 +158,14 @@ def answer_part(text: str, tags: ThinkTags = DEFAULT_TAGS) -> str | None:
     """
     text = without_end(text)
     if tags.end is None:
-        seen = thinking_of(text)
-        if seen is None:
+        thinking = thinking_of(text)
+        if thinking is None:
             return text
-        tags = seen.tags
-    start = tags.closing(text)
-    return None if start is None else text[start + len(tags.end or "") :]
+        tags = thinking.tags
+    closing = tags.closing(text)
+    if closing is None:
+        return None
+    return text[closing + len(tags.end or "") :]
 
 
 def segment_text(text: str, tags: ThinkTags, *, name: str = "the text") -> tuple[slice, slice]:
@@ -173,12 +179,15 @@ def segment_text(text: str, tags: ThinkTags, *, name: str = "the text") -> tuple
     if end is None:
         unclosed = f"{name} never closes its thinking with {tags.end}, so it has no answer to label by"
         raise UserError(f"{unclosed}: drop the text, or name the closing tag that it uses.")
+    start = 0
     stripped = text.lstrip()
-    opening = tags.start if tags.start and stripped.startswith(tags.start) else ""
-    start = len(text) - len(stripped) + len(opening) if opening else 0
-    if not text[end + len(tags.end) :].strip() or not text[start:end].strip():
+    if tags.start and stripped.startswith(tags.start):
+        start = len(text) - len(stripped) + len(tags.start)
+    thinking = slice(start, end)
+    answer = slice(end + len(tags.end), len(text))
+    if not text[thinking].strip() or not text[answer].strip():
         raise UserError(f"{name} has no thinking or no answer around {tags.end}: drop the text.")
-    return slice(start, end), slice(end + len(tags.end), len(text))
+    return thinking, answer
 
 
 def joined(thinking: str, answer: str | None, tags: ThinkTags, *, ended: bool) -> str:
@@ -198,8 +207,10 @@ _NEITHER |= {"tokens", "sequence", "str", "word", "turn", "of", "text", "type"}
 
 def ending(reason: object) -> Literal["stop", "length"] | None:
     """Return what a program's reason for the end means; None without a reason, or with an unknown word."""
-    named = reason.get("type") if isinstance(reason, dict) else reason
-    words = set(re.findall("[a-z]+", named.lower())) if isinstance(named, str) else set[str]()
+    text = reason.get("type") if isinstance(reason, dict) else reason
+    if not isinstance(text, str):
+        return None
+    words = set(re.findall("[a-z]+", text.lower()))
     if not words <= _CUT_OFF | _STOPPED | _NEITHER:
         return None
     if words & _CUT_OFF:
