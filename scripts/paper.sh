@@ -33,7 +33,7 @@ WEIGHTS_COMMIT=$(sed -n 's/^revision: //p' "$ROOT/conf/model/$MODEL.yaml")
 THREE=aime24,aime25,amc23 TWO=math500,gaokao2023en LAST=gpqa_diamond
 WORDS=(impl=triton)
 RECIPE=(recipe=r1 "model=$MODEL" recipe.impl=triton)
-if compgen -G "$WEIGHTS/*.safetensors" >/dev/null; then
+if [ -n "$WEIGHTS" ] && compgen -G "$WEIGHTS/*.safetensors" >/dev/null; then
     WORDS+=("model.path=$WEIGHTS")
     RECIPE+=("model.path=$WEIGHTS")
 fi
