@@ -120,7 +120,7 @@ class WholeRows(Storage):
     def _rows(self, layer: int, slots: slice | int, rows: int) -> list[Tensor]:
         """The first rows of a layer's keys and values, then their scales if they have scales."""
         memories = self.keys[layer], self.values[layer], *self.scales[2 * layer : 2 * layer + 2]
-        return [memory[slots, ..., :rows, :] for memory in memories]
+        return [memory[slots, :, :rows] for memory in memories]
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache

@@ -311,10 +311,14 @@ def _row_sums(weights: Tensor, values: Tensor) -> Tensor:
 def _bags(
     slots: int, kv_heads: int, group: int, rows: int, per_slot: int, per_head: int, per_row: int
 ) -> tuple[Tensor, Tensor]:
-    """The lines of a table that each query head of each slot adds up, and where those of each head begin."""
+    """The lines of a table that each query head of each slot adds up, and where those of each head begin.
+
+    In 32 bits, because the bags read as many line numbers as weights.
+    """
     first = torch.arange(slots)[:, None] * per_slot + torch.arange(kv_heads) * per_head
-    which = first[..., None, None] + torch.arange(rows) * per_row
-    return which.expand(-1, -1, group, -1).reshape(-1), torch.arange(slots * kv_heads * group) * rows
+    which = (first[..., None, None] + torch.arange(rows) * per_row).int()
+    begins = torch.arange(slots * kv_heads * group).int() * rows
+    return which.expand(-1, -1, group, -1).reshape(-1), begins
 
 
 def packed_attention(
