@@ -335,7 +335,7 @@ def _unknown_key(key: str) -> str:
     with suppress(HydraException, OmegaConfBaseException):
         keys = list(config_keys(compose_config(*chosen)))
     if not keys:
-        return f"{key} is not a setting: `kvsweep --help` names them."
+        return f"{key} is not a setting of this command: its --help names them."
     same_name = [other for other in keys if other.rpartition(".")[2] == key]
     if same_name:
         return f"{key} is not a setting: did you mean {' or '.join(same_name)}?"
