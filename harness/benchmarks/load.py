@@ -143,6 +143,34 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tupl
     """Return the problems and the texts of their questions."""
     if not rows:
         raise UserError(f"{origin} holds no problems; give data with at least one.")
+    questions = _questions(rows, config, origin)
+    template = read_prompt(config.prompt)
+    prompts = [template.ask(question.text, question.options) for question in questions]
+    if config.answer_kind == "letter" and not config.has_options:
+        for question, prompt in zip(questions, prompts, strict=True):
+            check_letter(question.row, prompt, question.gold, question.id)
+    group_column = None
+    if "group" in config.columns:
+        group_column = _require("group", config, rows, origin)
+    problems = []
+    for question, prompt in zip(questions, prompts, strict=True):
+        group = None if group_column is None else str(_value(question.row, group_column, "group"))
+        problems.append(Problem(id=question.id, prompt=prompt, gold=question.gold, group=group))
+    return problems, [question.text for question in questions]
+
+
+class _Question(NamedTuple):
+    """A row of data as it is asked; `options` are by letter, empty without any."""
+
+    row: FileRow
+    id: str
+    text: str
+    options: dict[str, str]
+    gold: str
+
+
+def _questions(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list[_Question]:
+    """Return a question for each row; raises UserError for a row that cannot be asked, or is an earlier one again."""
     problem_column = _require("problem", config, rows, origin)
     answer_column = _require("answer", config, rows, origin)
     wrong_columns = [_require(name, config, rows, origin) for name in WRONG_OPTIONS if config.has_options]
@@ -153,8 +181,7 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tupl
     ids = _ids(rows, texts, _find("id", config, rows))
     orders = option_orders(ids, config.option_seed, config.option_order) if config.has_options else {}
     first_rows = dict[tuple[str, ...], str]()  # place of the first row of each problem with its options
-    options_of_problems = list[dict[str, str]]()
-    golds = list[str]()
+    questions = []
     for row, text, problem_id in zip(rows, texts, ids, strict=True):
         options = dict[str, str]()
         order = orders.get(problem_id)
@@ -166,25 +193,13 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tupl
         else:
             check_lists(row, text, problem_id, named=config.answer_kind != "letter")
             gold = _gold(row, answer_column, config, problem_id)
-        asked = (text, *sorted(options.values()))
-        if asked in first_rows:
-            raise UserError(f"{row.where} has the problem of {first_rows[asked]} again, under another id; delete one.")
-        first_rows[asked] = row.where
-        options_of_problems.append(options)
-        golds.append(gold)
-    template = read_prompt(config.prompt)
-    prompts = [template.ask(text, options) for text, options in zip(texts, options_of_problems, strict=True)]
-    if config.answer_kind == "letter" and not config.has_options:
-        for row, prompt, gold, problem_id in zip(rows, prompts, golds, ids, strict=True):
-            check_letter(row, prompt, gold, problem_id)
-    groups: list[str | None] = [None] * len(rows)
-    if "group" in config.columns:
-        group_column = _require("group", config, rows, origin)
-        groups = [str(_value(row, group_column, "group")) for row in rows]
-    problems = []
-    for problem_id, prompt, gold, group in zip(ids, prompts, golds, groups, strict=True):
-        problems.append(Problem(id=problem_id, prompt=prompt, gold=gold, group=group))
-    return problems, texts
+        content = (text, *sorted(options.values()))
+        if content in first_rows:
+            again = f"{row.where} has the problem of {first_rows[content]} again"
+            raise UserError(f"{again}, under another id; delete one.")
+        first_rows[content] = row.where
+        questions.append(_Question(row, problem_id, text, options, gold))
+    return questions
 
 
 def _choices(row: FileRow, columns: list[str], problem_id: str) -> list[str]:

@@ -230,15 +230,16 @@ def _own_logits(model: LoadedModel, ids: Tensor, positions: Tensor, prefill: Pre
 
 def _masks(network: Any, shape: CacheShape) -> Any:
     """Return what each token does not see, as the network's code takes it: one mask, or one per kind of layer."""
-    later = torch.ones(_CHECKED, _CHECKED, dtype=torch.bool, device=network.device).triu(1)
+    everywhere = torch.ones(_CHECKED, _CHECKED, dtype=torch.bool, device=network.device)
+    later = everywhere.triu(1)
     evicted = later.clone()
     evicted[-1, [i for i in range(_CHECKED - 1) if i not in _KEPT]] = True
-    beyond = later | ~later.new_ones(later.shape).triu(1 - shape.window)
-    zeros = later.new_zeros(1, 1, _CHECKED, _CHECKED, dtype=network.dtype)
+    before_window = ~everywhere.triu(1 - shape.window)
+    zeros = torch.zeros(1, 1, _CHECKED, _CHECKED, dtype=network.dtype, device=network.device)
     lowest = torch.finfo(network.dtype).min
     masks: dict[LayerKind, Tensor | None] = {
         "full": zeros.masked_fill(evicted, lowest),
-        "window": zeros.masked_fill(beyond, lowest),
+        "window": zeros.masked_fill(later | before_window, lowest),
         "linear": None,
     }
     if len(set(shape.layer_kinds)) == 1:
