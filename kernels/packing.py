@@ -21,11 +21,12 @@ def rotation(head_dim: int) -> tuple[Tensor, Tensor]:
     QuaRot (2404.00456), section 3: Sylvester's construction; head_dim is a power of two. The factor is a power of two,
     not a root, so that bfloat16 holds every entry and the two matrices are exact inverses.
     """
-    power, whole = head_dim.bit_length() - 1, torch.ones(1, 1)
+    power = head_dim.bit_length() - 1
+    hadamard = torch.ones(1, 1)
     for _ in range(power):
-        whole = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), whole)
+        hadamard = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), hadamard)
     shrink = (power + 1) // 2
-    return whole * 2.0**-shrink, whole * 2.0 ** (shrink - power)
+    return hadamard * 2.0**-shrink, hadamard * 2.0 ** (shrink - power)
 
 
 def pack_rows(rows: Tensor, form: RowFormat) -> Tensor:
@@ -39,9 +40,12 @@ def pack_rows(rows: Tensor, form: RowFormat) -> Tensor:
     zero = (low - low.abs() * _MARGIN - _LEAST).half()
     step = ((high - zero.float()) * ((1 + _MARGIN) / form.top) + _LEAST).half()
     levels = ((numbers - zero.float()) / step.float()).round_().clamp_(0, form.top).to(torch.uint8)
-    places = levels.unflatten(-1, (-1, 8 // form.bits)).unbind(-1)
-    packed = reduce(torch.bitwise_or, (part << (place * form.bits) for place, part in enumerate(places)))
-    return torch.cat([packed, torch.cat([step, zero], dim=-1).view(torch.uint8)], dim=-1).flatten(-2)
+    # Neighbouring levels share a byte, the first in its lowest bits.
+    levels_of_byte = levels.unflatten(-1, (-1, 8 // form.bits)).unbind(-1)
+    shifted = [level << (place * form.bits) for place, level in enumerate(levels_of_byte)]
+    packed = reduce(torch.bitwise_or, shifted)
+    fields = torch.cat([step, zero], dim=-1).view(torch.uint8)
+    return torch.cat([packed, fields], dim=-1).flatten(-2)
 
 
 def unpack_rows(packed: Tensor, form: RowFormat) -> Tensor:
@@ -67,14 +71,16 @@ def column_scales(tiles: Tensor) -> Tensor:
     least. Scales of rows are not returned: quantized rows have a step each, which absorbs them.
     """
     tiles = tiles.float()
-    columns, rows = torch.zeros_like(tiles[..., :1, :]), torch.zeros_like(tiles[..., :1])
-    now, best, least = tiles, columns, _unevenness(tiles)
+    columns, rows = torch.zeros_like(tiles[..., :1, :]), torch.zeros_like(tiles[..., :1])  # logarithms of scales
+    scaled = tiles
+    best = columns
+    least = _unevenness(tiles)
     for _ in range(_STEPS):
-        columns = (columns + now.std(dim=-2, keepdim=True).clamp(*_DEVIATIONS).log()).clamp(*_SCALES)
-        now = tiles / columns.exp() / rows.exp()
-        rows = (rows + now.std(dim=-1, keepdim=True).clamp(*_DEVIATIONS).log()).clamp(*_SCALES)
-        now = tiles / columns.exp() / rows.exp()
-        unevenness = _unevenness(now)
+        columns = (columns + scaled.std(dim=-2, keepdim=True).clamp(*_DEVIATIONS).log()).clamp(*_SCALES)
+        scaled = tiles / columns.exp() / rows.exp()
+        rows = (rows + scaled.std(dim=-1, keepdim=True).clamp(*_DEVIATIONS).log()).clamp(*_SCALES)
+        scaled = tiles / columns.exp() / rows.exp()
+        unevenness = _unevenness(scaled)
         best = torch.where(unevenness <= least, columns, best)
         least = torch.minimum(unevenness, least)
     return best.exp()

@@ -68,7 +68,8 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """
     if inputs.device.type != "cpu":
         return functional.linear(inputs, weight, bias)
-    inputs, tokens = inputs.contiguous(), inputs.shape[0]  # another memory layout would be added in another order
+    inputs = inputs.contiguous()  # another memory layout would be added in another order
+    tokens = len(inputs)
     filled = filled_tokens(tokens)
     product = _product(filled, weight, bias)
     if filled == tokens:
@@ -93,8 +94,12 @@ def _packed(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _in_blocks(product: Product, block: int, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    parts = [(len(part), pad(part, (0, 0, 0, block - len(part)))) for part in inputs.split(block)]
-    return torch.cat([product(part, weight, bias)[:tokens] for tokens, part in parts])
+    """Return the product of `block` tokens at a time; zeros fill the last block."""
+    outputs = []
+    for tokens in inputs.split(block):
+        filled = pad(tokens, (0, 0, 0, block - len(tokens)))
+        outputs.append(product(filled, weight, bias)[: len(tokens)])
+    return torch.cat(outputs)
 
 
 # The product for each shape: shape and processor decide which routine of torch multiplies.
@@ -111,26 +116,36 @@ def _product(tokens: int, weight: Tensor, bias: Tensor | None) -> Product:
     packed = hasattr(weight, "packed_product")
     shape = (tokens, weight.shape, weight.stride(), weight.dtype, bias is None, torch.get_num_threads(), packed)
     if shape not in _products:
-        forms: list[Product] = [functional.linear, _across]
-        fastest: list[Product] = [_packed] if packed else []
-        if weight.dtype == torch.float32:  # in 16 bits packed products are taken where they have the bits of plain ones
-            forms = fastest + forms
-        one_by_one: Product = partial(_in_blocks, functional.linear, 1)
-        rounds_alike = (form for form in forms if _alike(form, form, TOKEN_BLOCK, weight, bias))
-        in_a_block = next(rounds_alike, one_by_one)
-        tried = dict.fromkeys([*fastest, in_a_block, *forms])
-        whole = (form for form in tried if _alike(form, in_a_block, tokens, weight, bias))
-        _products[shape] = next(whole, partial(_in_blocks, in_a_block, TOKEN_BLOCK))
+        _products[shape] = _fastest_product(tokens, weight, bias, packed)
     return _products[shape]
+
+
+def _fastest_product(tokens: int, weight: Tensor, bias: Tensor | None, packed: bool) -> Product:
+    """Try the products in the order of their speed: first for a block of tokens, then for so many tokens."""
+    forms: list[Product] = [functional.linear, _across]
+    fastest: list[Product] = [_packed] if packed else []
+    if weight.dtype == torch.float32:  # in 16 bits packed products are taken where they have the bits of plain ones
+        forms = fastest + forms
+    in_a_block: Product = partial(_in_blocks, functional.linear, 1)  # one by one
+    for form in forms:
+        if _alike(form, form, TOKEN_BLOCK, weight, bias):
+            in_a_block = form
+            break
+    for form in dict.fromkeys([*fastest, in_a_block, *forms]):
+        if _alike(form, in_a_block, tokens, weight, bias):
+            return form
+    return partial(_in_blocks, in_a_block, TOKEN_BLOCK)
 
 
 def _alike(product: Product, in_a_block: Product, tokens: int, weight: Tensor, bias: Tensor | None) -> bool:
     """True if equal tokens all get the outputs of the first token of a block; tried on a few random tokens."""
     generator = torch.Generator().manual_seed(0)
-    for _ in range(min(_MOST_TRIED, max(1, _TELLING // len(weight)))):
+    tries = min(_MOST_TRIED, max(1, _TELLING // len(weight)))
+    for _ in range(tries):
         token = torch.randn(1, weight.shape[1], generator=generator).to(weight.dtype)
         expected = in_a_block(token.repeat(TOKEN_BLOCK, 1), weight, bias)[0]
-        if not bool((product(token.repeat(tokens, 1), weight, bias) == expected).all()):
+        outputs = product(token.repeat(tokens, 1), weight, bias)
+        if not bool((outputs == expected).all()):
             return False
     return True
 
@@ -205,14 +220,15 @@ def _attend_widened(
     query: Tensor, rows: Sequence[Tensor], scales: Sequence[Tensor], lengths: Tensor, how: dict[str, Any]
 ) -> Attended:
     """Attend in float32 over 16-bit or fp8 rows, a few slots at a time; 16-bit products on a CPU would round logits."""
-    few = max(1, _WIDENED_NUMBERS // rows[0][0].numel())
-    columns = [tensor.split(few) for tensor in (query, *rows, lengths, *scales)]
+    few = max(1, _WIDENED_NUMBERS // rows[0][0].numel())  # slots
+    parts = [tensor.split(few) for tensor in (query, *rows, lengths, *scales)]
     outputs, masses = [], []
-    for few_queries, keys, values, few_lengths, *few_scales in zip(*columns, strict=True):
+    for few_queries, keys, values, few_lengths, *few_scales in zip(*parts, strict=True):
         wide = _wide(few_queries)
         key_scale, value_scale = few_scales or (None, None)
-        keys, values = widened(keys, key_scale, wide.dtype), widened(values, value_scale, wide.dtype)
-        output, mass = decode_attention(wide, keys, values, few_lengths, **how)
+        wide_keys = widened(keys, key_scale, wide.dtype)
+        wide_values = widened(values, value_scale, wide.dtype)
+        output, mass = decode_attention(wide, wide_keys, wide_values, few_lengths, **how)
         outputs.append(output)
         if mass is not None:
             masses.append(mass)
@@ -257,11 +273,12 @@ def chunk_attention(
     the number of newest rows that a token sees, None: all. Returns output [tokens, q_heads, head_dim] and attention
     mass [tokens, kv_heads, rows] or None.
     """
-    tokens, kv_heads, rows = len(query), *keys.shape[:2]
-    # Minus infinity at rows behind a token, else 0; [tokens, rows].
-    most, earlier = whole_blocks(tokens, _MASK_BLOCK), whole_blocks(rows - tokens, _MASK_BLOCK)
-    begin = earlier - (rows - tokens)
-    unseen = _mask(most, earlier, query.dtype, query.device)[:tokens, begin : begin + rows]
+    tokens = len(query)
+    kv_heads, rows, _ = keys.shape
+    # Minus infinity at rows behind a token, else 0; [tokens, rows], cut out of a larger mask.
+    most_tokens, most_earlier = whole_blocks(tokens, _MASK_BLOCK), whole_blocks(rows - tokens, _MASK_BLOCK)
+    begin = most_earlier - (rows - tokens)
+    unseen = _mask(most_tokens, most_earlier, query.dtype, query.device)[:tokens, begin : begin + rows]
     if window is not None and window < rows:
         unseen = unseen + torch.full_like(unseen, float("-inf")).tril(rows - tokens - window)
     if not return_mass and sinks is None and softcap is None:
@@ -287,7 +304,8 @@ def _mix(weights: Tensor, values: Tensor, group: int) -> Tensor:
         return _row_sums(weights[:, :, :group], values)
     block = _VALUES_BLOCK[values.itemsize]
     blocks = zip(weights.split(block, dim=-1), values.split(block, dim=-2), strict=True)
-    return reduce(torch.add, (torch.matmul(weight, value) for weight, value in blocks))[:, :, :group]
+    products = [torch.matmul(block_weights, block_values) for block_weights, block_values in blocks]
+    return reduce(torch.add, products)[:, :, :group]
 
 
 def _row_sums(weights: Tensor, values: Tensor) -> Tensor:
@@ -297,13 +315,15 @@ def _row_sums(weights: Tensor, values: Tensor) -> Tensor:
     It reads the rows where they lie, and takes two thirds of the time of a product of matrices this small.
     """
     slots, kv_heads, rows, width = values.shape
-    if values.stride(-1) != 1 or any(stride % width for stride in values.stride()[:-1]):
+    in_whole_lines = values.stride(-1) == 1 and not any(stride % width for stride in values.stride()[:-1])
+    if not in_whole_lines:
         values = values.contiguous()
+    # The memory as a table of lines of `width` numbers, and the lines from one slot, head and row to the next.
     per_slot, per_head, per_row = [stride // width for stride in values.stride()[:3]]
     lines = 1 + (slots - 1) * per_slot + (kv_heads - 1) * per_head + (rows - 1) * per_row
     table = values.as_strided((lines, width), (width, 1))
-    which, begins = _bags(slots, kv_heads, weights.shape[2], rows, per_slot, per_head, per_row)
-    sums = torch.embedding_bag(table, which, begins, mode=0, per_sample_weights=weights.reshape(-1))[0]
+    line_numbers, begins = _bags(slots, kv_heads, weights.shape[2], rows, per_slot, per_head, per_row)
+    sums, *_ = torch.embedding_bag(table, line_numbers, begins, mode=0, per_sample_weights=weights.reshape(-1))
     return sums.view(*weights.shape[:3], width)
 
 
@@ -316,9 +336,9 @@ def _bags(
     In 32 bits, because the bags read as many line numbers as weights.
     """
     first = torch.arange(slots)[:, None] * per_slot + torch.arange(kv_heads) * per_head
-    which = (first[..., None, None] + torch.arange(rows) * per_row).int()
+    line_numbers = (first[..., None, None] + torch.arange(rows) * per_row).int()  # [slots, kv_heads, 1, rows]
     begins = torch.arange(slots * kv_heads * group).int() * rows
-    return which.expand(-1, -1, group, -1).reshape(-1), begins
+    return line_numbers.expand(-1, -1, group, -1).reshape(-1), begins
 
 
 def packed_attention(
@@ -389,8 +409,9 @@ def _attend_unpacked(
     how: dict[str, Any],
 ) -> Attended:
     """Attend over a few slots at a time; `unpack` returns the first rows of some slots, at most `rows`."""
-    few = max(1, _UNPACKED_NUMBERS // (kv_heads * rows * query.shape[-1]))
-    output, masses = torch.empty_like(query), _wide(query[:0]).new_zeros(len(query), kv_heads, rows)
+    few = max(1, _UNPACKED_NUMBERS // (kv_heads * rows * query.shape[-1]))  # slots
+    output = torch.empty_like(query)
+    masses = _wide(query[:0]).new_zeros(len(query), kv_heads, rows)
     # Slots of similar length go together: each is unpacked up to the length of the longest of them.
     for slots in lengths.argsort(stable=True).split(few):
         longest = min(rows, whole_blocks(int(lengths[slots[-1]]), ROW_BLOCK))
@@ -406,11 +427,13 @@ def whole_rows(
 ) -> tuple[Tensor, Tensor]:
     """Return keys and values of `packed_attention` in `newest`'s precision, [slots, kv_heads, capacity, head_dim]."""
     capacity, residual = keys.shape[2], newest.shape[3]
-    at = counts[..., None] + torch.arange(residual, device=counts.device)  # [slots, kv_heads, residual]
-    lies = positions.gather(-1, at.clamp(max=capacity - 1)) % residual
-    rows = [_unpacked(codes, form, residual, newest) for codes, form in zip((keys, values), forms, strict=True)]
-    _fill(rows, newest, at, lies)
-    return rows[0][..., :capacity, :], rows[1][..., :capacity, :]
+    key_form, value_form = forms
+    whole_keys = _unpacked(keys, key_form, residual, newest)
+    whole_values = _unpacked(values, value_form, residual, newest)
+    rows = counts[..., None] + torch.arange(residual, device=counts.device)  # [slots, kv_heads, residual]
+    places = positions.gather(-1, rows.clamp(max=capacity - 1)) % residual
+    _fill((whole_keys, whole_values), newest, rows, places)
+    return whole_keys[..., :capacity, :], whole_values[..., :capacity, :]
 
 
 def whole_kivi_rows(
@@ -423,17 +446,20 @@ def whole_kivi_rows(
     [slots, 2, kv_heads, room, head_dim], row i at i % room; all its numbers are finite. KVarN's `scales` multiply the
     keys of a group, [slots, kv_heads, groups, 1, group], and its values, [slots, kv_heads, groups, 1, head_dim].
     """
-    room, channels = newest.shape[3], unpack_rows(keys, forms[0])
+    room = newest.shape[3]
+    key_form, value_form = forms
+    channels = unpack_rows(keys, key_form)  # [slots, kv_heads, groups, head_dim, group]
     if scales:
-        channels = channels * scales[0]
-        wide = unpack_rows(values, forms[1]).unflatten(2, (-1, forms[0].head_dim)) * scales[1]
-        whole = pad(wide.flatten(2, 3).to(newest.dtype), (0, 0, 0, room))
+        key_scales, value_scales = scales
+        channels = channels * key_scales
+        wide = unpack_rows(values, value_form).unflatten(2, (-1, key_form.head_dim)) * value_scales
+        whole_values = pad(wide.flatten(2, 3).to(newest.dtype), (0, 0, 0, room))
     else:
-        whole = _unpacked(values, forms[1], room, newest)
-    rows = [pad(channels.to(newest.dtype).transpose(-1, -2).flatten(2, 3), (0, 0, 0, room)), whole]
-    at = (counts[:, None, None] + torch.arange(room, device=counts.device)).expand(-1, values.shape[1], -1)
-    _fill(rows, newest, at, at % room)
-    return rows[0], rows[1]
+        whole_values = _unpacked(values, value_form, room, newest)
+    whole_keys = pad(channels.to(newest.dtype).transpose(-1, -2).flatten(2, 3), (0, 0, 0, room))
+    rows = (counts[:, None, None] + torch.arange(room, device=counts.device)).expand(-1, values.shape[1], -1)
+    _fill((whole_keys, whole_values), newest, rows, rows % room)
+    return whole_keys, whole_values
 
 
 def _unpacked(packed: Tensor, form: RowFormat, room: int, like: Tensor) -> Tensor:
@@ -442,13 +468,15 @@ def _unpacked(packed: Tensor, form: RowFormat, room: int, like: Tensor) -> Tenso
     return unpack_rows(words.view(torch.uint8), form).to(like.dtype)
 
 
-def _fill(rows: Sequence[Tensor], newest: Tensor, at: Tensor, lies: Tensor) -> None:
-    """Copy the newest keys and values from places `lies` to rows `at`, [slots, kv_heads, rows] each."""
+def _fill(whole: Sequence[Tensor], newest: Tensor, rows: Tensor, places: Tensor) -> None:
+    """Copy the `newest` keys and values from their places to rows of `whole`, [slots, kv_heads, rows] each."""
     # Copying row by row in flat memory is several times as fast as an index for each dimension.
-    heads = torch.arange(at.shape[0] * at.shape[1], device=at.device).view(*at.shape[:2], 1)
-    at, lies = (heads * rows[0].shape[2] + at).flatten(), (heads * newest.shape[3] + lies).flatten()
-    for to, new in zip(rows, newest.unbind(1), strict=True):
-        to.view(-1, to.shape[-1]).index_copy_(0, at, new.reshape(-1, new.shape[-1]).index_select(0, lies))
+    heads = torch.arange(rows.shape[0] * rows.shape[1], device=rows.device).view(*rows.shape[:2], 1)
+    flat_rows = (heads * whole[0].shape[2] + rows).flatten()
+    flat_places = (heads * newest.shape[3] + places).flatten()
+    for target, new in zip(whole, newest.unbind(1), strict=True):
+        copied = new.reshape(-1, new.shape[-1]).index_select(0, flat_places)
+        target.view(-1, target.shape[-1]).index_copy_(0, flat_rows, copied)
 
 
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
@@ -497,8 +525,10 @@ def observation_scores(
         later = torch.ones(window, window, dtype=torch.bool, device=keys.device).triu(diagonal=1)
         logits[..., length - window :] = logits[..., length - window :].masked_fill(later, float("-inf"))
     scores = logits.softmax(dim=-1)[..., : length - window].mean(dim=-2)
+    if pooling == 1 or length == window:
+        return scores
     pooled = avg_pool1d if pool == "mean" else max_pool1d
-    return scores if pooling == 1 or length == window else pooled(scores, pooling, stride=1, padding=pooling // 2)
+    return pooled(scores, pooling, stride=1, padding=pooling // 2)
 
 
 def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
@@ -512,8 +542,9 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
     cosine = torch.matmul(unit, unit.transpose(-1, -2))
     cosine.diagonal(dim1=-2, dim2=-1).zero_()
     columns = torch.arange(keys.shape[1], device=keys.device)
-    last = torch.where(cosine > threshold, columns, 0).amax(dim=-1, keepdim=True)
-    return cosine.scatter(-1, last, 0.0).mean(dim=-2).softmax(dim=-1)
+    last_similar = torch.where(cosine > threshold, columns, 0).amax(dim=-1, keepdim=True)
+    repeated = cosine.scatter(-1, last_similar, 0.0).mean(dim=-2)
+    return repeated.softmax(dim=-1)
 
 
 def _reduce_columns(
@@ -584,12 +615,13 @@ def importance_labels(
     or wider; for `far_max` and `later` NaN if no query is far enough away. Extra memory: a few times q_heads * (block *
     block + length) floats.
     """
-    length, group = query.shape[1], query.shape[0] // key.shape[0]
-    first_query, distance = (answer_start, 1) if kind == "answer" else (0, min_distance)
-    tiles = {"scaling": scaling, "first_query": first_query, "min_distance": distance, "block": block}
-    columns = reduce_columns(query, key, largest=kind == "far_max", **tiles)
+    length = query.shape[1]
+    group = query.shape[0] // key.shape[0]
+    options = {"scaling": scaling, "block": block, "largest": kind == "far_max"}
     if kind == "answer":
-        return columns / (group * (length - answer_start))
-    queries = length - min_distance - torch.arange(length, device=key.device)
+        sums = reduce_columns(query, key, first_query=answer_start, min_distance=1, **options)
+        return sums / (group * (length - answer_start))
+    columns = reduce_columns(query, key, first_query=0, min_distance=min_distance, **options)
+    queries = length - min_distance - torch.arange(length, device=key.device)  # that count for each key
     columns = columns.masked_fill(queries <= 0, torch.nan)
     return columns if kind == "far_max" else columns / (group * queries)

@@ -52,7 +52,8 @@ def inverse_cdf(
         return logits.argmax(dim=-1)
     probabilities = torch.softmax(logits.float() / temperature, dim=-1)
     if top_p < 1 or 0 < top_k < probabilities.shape[-1]:
-        probabilities = probabilities.where(probabilities >= _least_kept(probabilities, top_p, top_k, k_first), 0.0)
+        least = _least_kept(probabilities, top_p, top_k, k_first)
+        probabilities = probabilities.where(probabilities >= least, 0.0)
     cumulative = probabilities.double().cumsum(dim=-1)
     # A target is strictly below the total, so a tail of zeros is never chosen.
     targets = uniforms[:, None] * cumulative[:, -1:]
@@ -86,8 +87,9 @@ def _nucleus_edge(probabilities: Tensor, top_p: float) -> Tensor:
     for _ in range(30):
         middle = (low + high) >> 1
         above = probabilities.where(probabilities > middle.view(torch.float32), 0.0).sum(dim=-1, keepdim=True)
-        holds = above < top_p
-        low, high = torch.where(holds, low, middle + 1), torch.where(holds, middle, high)
+        is_enough = above < top_p
+        low = torch.where(is_enough, low, middle + 1)
+        high = torch.where(is_enough, middle, high)
     return high.view(torch.float32)
 
 
@@ -100,9 +102,9 @@ def _edge_among_largest(probabilities: Tensor, top_p: float) -> Tensor | None:
     """
     largest = probabilities.topk(_SORTED, dim=-1).values
     wide = largest.double()
-    before = wide.cumsum(dim=-1) - wide
-    last = (before < top_p).sum(dim=-1, keepdim=True) - 1
-    edge = largest.gather(-1, last.clamp(min=0))
+    before = wide.cumsum(dim=-1) - wide  # the sum of all larger ones
+    last_kept = (before < top_p).sum(dim=-1, keepdim=True) - 1
+    edge = largest.gather(-1, last_kept.clamp(min=0))
     next_lower = largest.masked_fill(largest >= edge, -1.0).amax(dim=-1, keepdim=True)
     if bool((next_lower < 0).any()):
         return None
