@@ -90,7 +90,10 @@ class Command:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the new process is the command
         self.pid, self._terminal = pty.fork()
         if not self.pid:
-            _become(words, cwd, fresh, limits)
+            try:
+                _become(words, cwd, fresh, limits)
+            finally:  # Ctrl-C has struck while the command was ending: this copy of pytest must not go on
+                os._exit(130)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         termios.tcsetwinsize(self._terminal, (50, 200))
 
