@@ -123,8 +123,12 @@ def _of_local_file(rows: list[FileRow], config: BenchmarkConfig) -> BenchmarkCon
     if config.source != "hub" or config.path is None or config.answer_after is None:
         return config
     column = _find("answer", config, rows)
-    worked = column is None or any(config.answer_after in str(row.values.get(column)) for row in rows)
-    return config if worked else replace(config, answer_after=None)
+    if column is None:
+        return config
+    for row in rows:
+        if config.answer_after in str(row.values.get(column)):
+            return config
+    return replace(config, answer_after=None)
 
 
 def _filtered(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list[FileRow]:

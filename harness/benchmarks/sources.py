@@ -4,7 +4,6 @@ import glob
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -211,11 +210,12 @@ def _check_entries(path: Path) -> None:
 
 def _files(builder: Any) -> dict[str, list[str]]:
     """Return the files of each split if kvsweep reads all itself: `datasets` would read 007 in a CSV as 7."""
-    files: dict[str, list[str]] = {}
-    for split, part in (builder.config.data_files or {}).items():
-        files[str(split)] = list(part)
-    readable = all(Path(file).suffix.lower() in _SUFFIXES for file in chain(*files.values()))
-    return files if readable else {}
+    files_of_splits: dict[str, list[str]] = {}
+    for split, files in (builder.config.data_files or {}).items():
+        if not all(Path(file).suffix.lower() in _SUFFIXES for file in files):
+            return {}
+        files_of_splits[str(split)] = list(files)
+    return files_of_splits
 
 
 def _arguments(path: Path) -> dict[str, str]:

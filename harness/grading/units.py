@@ -153,10 +153,13 @@ def _name(token: str) -> str | None:
     word = token.lower()
     if _NOUNS.fullmatch(word):
         return word
-    is_code = token.isupper() and len(token) == 3
-    name = _unit_name(token) or _unit_name(word) or _currencies().get(token if is_code else word)
-    if name:
-        return name
+    unit = _unit_name(token) or _unit_name(word)
+    if unit:
+        return unit
+    is_code = token.isupper() and len(token) == 3  # such as USD
+    currency = _currencies().get(token if is_code else word)
+    if currency:
+        return currency
     is_plural = word.isascii() and len(word) > 2 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
     return word[:-1] if is_plural else None
 

@@ -193,8 +193,8 @@ def lack_of(folder: Path, *, safetensors_only: bool) -> str | None:
 
 def adapter_files(folder: str) -> list[Path]:
     """Return the two files of a LoRA adapter, as peft saves them; raises UserError if they are missing."""
-    files = [Path(folder) / name for name in ("adapter_config.json", "adapter_model.safetensors")]
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    files = [Path(folder) / name for name in names]
     if not all(file.is_file() for file in files):
-        mend = f"name a folder with {files[0].name} and {files[1].name}, or null"
-        raise UserError(f"model.adapter={folder} holds no adapter: {mend}.")
+        raise UserError(f"model.adapter={folder} holds no adapter: name a folder with {' and '.join(names)}, or null.")
     return files

@@ -90,7 +90,8 @@ def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict
     """Write the missing label shards; return the manifest. Raises UserError if the folder has other labels."""
     hidden_size = model.spec.hidden_size
     tokens = sum(trace.think_end - trace.think_start + recipe.lead for trace in traces)
-    mib = tokens * (hidden_size * model.shape.dtype.itemsize + 4 * len(LABEL_KINDS)) / 2**20
+    token_bytes = hidden_size * model.shape.dtype.itemsize + 4 * len(LABEL_KINDS)
+    mib = tokens * token_bytes / 2**20
     print(f"labels: {len(traces)} traces, {tokens} thinking tokens, {mib:.1f} MiB on disk", flush=True)
     per_shard = max(1, round(len(traces) * recipe.shard_mib / mib))
     shards = [traces[i : i + per_shard] for i in range(0, len(traces), per_shard)]

@@ -142,21 +142,21 @@ _Lengths = row_types.view(row_types.Completion, "num_tokens", "prompt_tokens", "
 def cell_result(folder: Path, shard: row_types.Shard) -> dict[str, float]:
     """Return one cell's results so far, of one shard, with the columns of cells.csv; empty without grades."""
     stored = StoredCell(folder)
-    grades = Counter(row.outcome for row in stored.grades(shard=shard, on_bad=row_types.ignore).values())
-    if not grades:
+    outcomes = Counter(grade.outcome for grade in stored.grades(shard=shard, on_bad=row_types.ignore).values())
+    if not outcomes:
         return {}
     values = dict[str, float]()
     for outcome in row_types.OUTCOMES:
         if outcome != "correct":
-            values[outcome] = grades[outcome] / grades.total()
+            values[outcome] = outcomes[outcome] / outcomes.total()
     score = read_score(folder, shard).pass_at_1
     if score is not None and not stored.settings["model"].get("random_weights"):
         values["pass_at_1"] = score
     rows = list(stored.rows(_Lengths, shard=shard, on_bad=row_types.ignore))
-    sizes = read_provenance(stored.files(row_types.PROVENANCE_FILE)[shard]).get("bytes", {})
-    fixed = len(rows) * sizes.get("fixed_rows", 0)
     if any(row.peak_length is None for row in rows):  # rows of a server
         return values
+    sizes = read_provenance(stored.files(row_types.PROVENANCE_FILE)[shard]).get("bytes", {})
+    fixed = len(rows) * sizes.get("fixed_rows", 0)
     peak = fixed + sum(row.peak_length for row in rows)
     full = fixed + sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)
     passes = stored.rows(row_types.DecodeStats, shard=shard, on_bad=row_types.ignore)
