@@ -88,8 +88,8 @@ class Slurm(Launcher):
         for directory in {job.run_directory for job in jobs}:
             self._parameters(directory)
         if shutil.which("srun") is None:
-            mend = "submit from a login node of a SLURM cluster"
-            raise UserError(f"launcher=slurm finds no srun on this machine: {mend}.")
+            hint = "submit from a login node of a SLURM cluster"
+            raise UserError(f"launcher=slurm finds no srun on this machine: {hint}.")
 
     def start(self, rounds: Sequence[Round]) -> None:
         """Submit an array for each round, which waits for the round before and for earlier jobs on the same cells."""
@@ -218,11 +218,11 @@ class Slurm(Launcher):
         ends = f"SLURM stops it {counted(times, 'time')}, and it goes on when it is queued again"
         if times > self.max_requeues:
             ends = f"after {self.max_requeues} requeues (launcher.max_requeues) it would not have ended"
-        mend = f"set launcher.timeout_min={ceil(60 * longest * 1.3)} or more launcher.shards"
+        hint = f"set launcher.timeout_min={ceil(60 * longest * 1.3)} or more launcher.shards"
         takes = (
             f"the longest task takes {longest:.1f} hours, launcher.timeout_min={self.timeout_min} allows {limit:.3g}"
         )
-        return [f"warning: {takes}: {ends}; {mend}."]
+        return [f"warning: {takes}: {ends}; {hint}."]
 
 
 class _Preview(submitit.SlurmExecutor):
@@ -268,8 +268,8 @@ def _check_array(tasks: int) -> None:
     most = slurm_queue.settings().get("MaxArraySize", "")
     if most.isdecimal() and tasks > max(1, int(most)):
         limit = f"{tasks} tasks are more than this SLURM takes as one array, {most} (MaxArraySize)"
-        mend = "set launcher.cells_per_task, so that a task takes several jobs, or fewer launcher.shards"
-        raise UserError(f"launcher=slurm cannot submit: {limit}: {mend}.")
+        hint = "set launcher.cells_per_task, so that a task takes several jobs, or fewer launcher.shards"
+        raise UserError(f"launcher=slurm cannot submit: {limit}: {hint}.")
 
 
 def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:

@@ -88,8 +88,8 @@ def averaged_steps(options: inspected.TraceOptions, text: inspected.InspectedTex
     if len(steps) == 1 and separator(options, text) == inspected.PARAGRAPHS:
         steps = inspected.derivations(text.thinking)
     if len(steps) == 1 and options.by == "step":
-        mend = "name what separates its steps with --split REGEX, or their tokens with --steps A-B,C-D"
-        raise UserError(f"the thinking of {text.trace.problem_id} is one step: {mend}.")
+        hint = "name what separates its steps with --split REGEX, or their tokens with --steps A-B,C-D"
+        raise UserError(f"the thinking of {text.trace.problem_id} is one step: {hint}.")
     return steps
 
 
