@@ -114,8 +114,9 @@ def stated_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> Statement
         return None
     stated = find_statement(part, kind)
     if stated is None and rule.answer_from == "anywhere" and kind != "letter":
-        numbers = re.findall(r"-?[0-9][0-9,.]*+|$", part)  # the last of them is the empty text at the end
-        stated = Statement("the last number", numbers[-2:][0])
+        numbers = re.findall(r"-?[0-9][0-9,.]*+", part)
+        if numbers:
+            stated = Statement("the last number", numbers[-1])
     if stated is None or not stated.value:
         return None
     if kind == "integer":

@@ -26,6 +26,8 @@ Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 # Version of the grader's rules; raised by a change that changes a grade, and all grades are then made again.
 GRADER = 9
+# Likewise, of the rules for benchmark.answer_from=anywhere alone.
+GRADER_ANYWHERE = "2"
 CELL_FILE = "cell.yaml"
 PROVENANCE_FILE = "provenance.json"
 PROBLEMS_FILE = "problems.jsonl"
@@ -533,6 +535,8 @@ def grading_rule(cell: Mapping[str, Any]) -> str:
     for section, name in _GRADED_BY:
         settings = cell.get(section)
         values.append(str(settings.get(name) if isinstance(settings, dict) else None))
+    if "anywhere" in values:
+        values.append(GRADER_ANYWHERE)
     return content_hash([GRADER, *values])
 
 

@@ -217,7 +217,7 @@ class TestRule:
         [
             ("never closed \\boxed{5}", "stop", "5", "integer"),
             ("</think>\\boxed{5} and so on", "length", "5", "integer"),
-            ("</think>we get 5 in the end", "stop", "5", "integer"),
+            ("</think>we get 5 in the end\n", "stop", "5", "integer"),
         ],
     )
     def test_an_answer_anywhere_counts_where_the_authors_grader_reads_it(self, text, stop_reason, gold, kind):
