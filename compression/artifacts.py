@@ -108,6 +108,7 @@ def _shapes(kind: str, card: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
 
 
 def read_card(kind: str, place: str | Path) -> dict[str, Any]:
+    """Read the card of an artifact of this kind; UserError if there is none."""
     path = file_of(place).with_suffix(".json")
     try:
         card = json.loads(read_file(path, linked=True))
@@ -131,6 +132,7 @@ def save(kind: str, place: str | Path, tensors: Mapping[str, Tensor], card: Mapp
 
 
 def load(place: str | Path) -> dict[str, Tensor]:
+    """Read an artifact's tensors, by name; UserError for numbers that are none of its kind."""
     from safetensors.torch import load_file
 
     tensors = load_file(file_of(place))

@@ -25,9 +25,10 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
         assert tensor.stride() == first.stride(), "one layout for all layers"
         assert tensor.stride(-1) == 1, "the numbers of a row are contiguous"
         assert tensor.data_ptr() % 4 == 0, "the kernel moves 4 bytes at least"
-    steps = [*(stride * size for stride in first.stride()[:-1]), first.shape[-1] * size]
+    steps = [*(stride * size for stride in first.stride()[:-1]), first.shape[-1] * size]  # in bytes
     addresses = [tensor.data_ptr() for tensor in rows]
-    unit = 4 if all(number % 16 == 0 for number in steps + addresses) else 1
+    is_aligned = all(number % 16 == 0 for number in steps + addresses)
+    unit = 4 if is_aligned else 1  # words
     assert all(number % (4 * unit) == 0 for number in steps), "the kernel moves 4 bytes at least"
     if not kept:
         return
@@ -51,6 +52,7 @@ def _move_rows(
     pointers, keep, kept, stride_head, stride_row, units, per_layer,
     UNIT: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
+    """Move one block of words of one head's kept rows, [heads, capacity, words], in one of the tensors."""
     # Strides and widths are counted in units of 16 bytes (four 32-bit words), so that the compiler sees the alignment,
     # or in units of one word if rows are not aligned to 16 bytes.
     tensor, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -58,15 +60,15 @@ def _move_rows(
     base = tl.multiple_of(base, 4 * UNIT)
     base += head * stride_head * UNIT
     if SHARED:  # noqa: SIM108, to the compiler the two differ in type
-        own = keep
+        keep_of_head = keep
     else:
-        own = keep + ((tensor // per_layer) * tl.num_programs(1) + head) * kept
+        keep_of_head = keep + ((tensor // per_layer) * tl.num_programs(1) + head) * kept
     words = tl.program_id(2) * WORDS + tl.arange(0, WORDS)
     inside = (words // UNIT) < units
     for first in range(0, kept, BLOCK):
         targets = first + tl.arange(0, BLOCK)
         real = targets < kept
-        sources = tl.load(own + targets, mask=real, other=0).to(tl.int64)
+        sources = tl.load(keep_of_head + targets, mask=real, other=0).to(tl.int64)
         mask = real[:, None] & inside
         moved = tl.load(base + sources[:, None] * (stride_row * UNIT) + words, mask=mask)
         tl.debug_barrier()

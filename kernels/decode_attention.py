@@ -50,13 +50,13 @@ def decode_attention(
     assert keys.stride() == values.stride(), "keys and values share one layout"
     assert keys.stride(-1) == 1, "the numbers of a row are contiguous"
     query = query.contiguous()
-    q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
+    chunks = triton.cdiv(capacity, CHUNK)
     per_head = lengths.expand(kv_heads, slots).T if lengths.dim() == 1 else lengths
     parts = scratch(query, chunks, capacity if return_mass else 1)
-    alone = chunks == 1 and sinks is None and not return_mass
+    alone = chunks == 1 and sinks is None and not return_mass  # one chunk is the whole output
     if alone:
         parts[0] = torch.empty_like(query)
-    group = q_heads // kv_heads
+    group = query.shape[1] // kv_heads
     how: dict[str, Any] = {"GROUP": group, "GROUP_PADDED": 1 << (group - 1).bit_length(), "CHUNK": CHUNK}
     how |= {"BLOCK": block(query.dtype), "DIM": head_dim, "DIM_PADDED": padded(head_dim), "UPCAST": upcast(query.dtype)}
     how |= {"MASS": return_mass, "SOFTCAP": softcap, "SCALED": bool(scales), "ALONE": alone}
@@ -104,6 +104,7 @@ def _attend_chunk(
     BLOCK: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr,
     ALONE: tl.constexpr,
 ):  # fmt: skip
+    """Attend with one slot's queries of one key head over one chunk of its rows; store what `_join_chunks` adds up."""
     slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
     start = chunk * CHUNK
@@ -164,6 +165,7 @@ def _join_chunks(
     part, peak, total, lengths, sinks, output, norm, stride_length_slot, stride_length_head, chunks, q_heads,
     GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
+    """Join the chunks of one query head of one slot; store its output and the logarithm of its softmax's divisor."""
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     length = tl.load(lengths + slot * stride_length_slot + (head // GROUP) * stride_length_head).to(tl.int32)
     dims = tl.arange(0, DIM_PADDED)
@@ -191,6 +193,7 @@ def _sum_group(
     logits, norm, lengths, mass, stride_length_slot, stride_length_head, capacity,
     GROUP: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
+    """Sum the probabilities of a chunk of rows over the query heads of one key head of one slot."""
     slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
     rows = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -219,6 +222,7 @@ def warps(dtype: torch.dtype, dim: int, return_mass: bool) -> int:
 def chunk_attention(
     query: Tensor, keys: Tensor, values: Tensor, *, scaling: float, return_mass: bool = False
 ) -> tuple[Tensor, Tensor | None]:
+    """Do `kernels.reference.chunk_attention` without sinks, softcap and window."""
     tokens, q_heads, dim = query.shape
     kv_heads, rows = keys.shape[:2]
     assert keys.stride() == values.stride(), "keys and values share one layout"
@@ -243,6 +247,7 @@ def _attend(
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, TOKENS: tl.constexpr, DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
+    """Attend with some tokens' queries of one key head, each over the rows up to its own; then store the mass."""
     head, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * TOKENS
     lane, dims = tl.arange(0, TOKENS * GROUP_PADDED), tl.arange(0, DIM_PADDED)
     token, member = first + lane // GROUP_PADDED, lane % GROUP_PADDED

@@ -19,6 +19,7 @@ ZERO_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 12}
 def draw_tokens(
     logits: Tensor, keys: Tensor, counters: Tensor, *, temperature: float, top_p: float, top_k: int, k_first: bool
 ) -> Tensor:
+    """Do `kernels.sampling.draw_tokens`."""
     rows, vocabulary = logits.shape
     if temperature == 0:
         return logits.argmax(dim=-1)
@@ -38,6 +39,7 @@ def _draw(
     logits, vocabulary, stride_row, keys, counters, drawn, temperature, top_p, top_k,
     TOP_P: tl.constexpr, TOP_K: tl.constexpr, K_FIRST: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Draw the token of one row: find the largest logit, then the lowest rank that stays, then the number's place."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride_row
     best = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -124,6 +126,7 @@ def _edge(
 
 @triton.jit
 def _too_many(weight, number, most, many, BY_WEIGHT: tl.constexpr, BY_NUMBER: tl.constexpr):
+    """Return 1 if the tokens of a rank weigh `most` or more, or are `many` or more, else 0."""
     found = tl.full([], 0, tl.int32)
     if BY_WEIGHT:
         found = found | (tl.sum(weight.to(tl.float64)) >= most).to(tl.int32)

@@ -19,6 +19,7 @@ HEADS, COLUMNS = 8, 1024  # of a program
 
 
 def add_norm(states: Tensor, update: Tensor | None, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Do `kernels.pointwise.add_norm`."""
     states = states.contiguous()
     total, normed = states if update is None else torch.empty_like(states), torch.empty_like(states)
     given = states, states if update is None else update.contiguous(), weight
@@ -51,6 +52,7 @@ def rotate_and_write(
     q_heads: int,
     norms: HeadNorms | None = None,
 ) -> Tensor:
+    """Do `kernels.pointwise.rotate_and_write`."""
     tokens, count, dim = heads.shape
     kv_heads = (count - q_heads) // 2
     assert all(rows.is_contiguous() for rows in (keys, values)), "a line is a row of the whole memory"
@@ -66,6 +68,7 @@ def rotate_and_write(
 
 @triton.jit
 def _add_norm(states, update, weight, total, normed, width, epsilon, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """Add and normalize one token's row [width]."""
     columns = tl.arange(0, BLOCK)
     inside, at = columns < width, tl.program_id(0).to(tl.int64) * width + columns
     x = tl.load(states + at, mask=inside, other=0.0)
@@ -81,6 +84,7 @@ def _add_norm(states, update, weight, total, normed, width, epsilon, ADD: tl.con
 
 @triton.jit
 def _gate(gate_up, output, width, BLOCK: tl.constexpr):
+    """Compute one block of one token's columns [width]."""
     token, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, at = columns < width, gate_up + token * 2 * width + columns
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
@@ -95,6 +99,7 @@ def _rotate(
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
     HEADS: tl.constexpr, NORMS: tl.constexpr,
 ):  # fmt: skip
+    """Normalize, rotate and store some heads of one token: queries to the output, keys and values to their lines."""
     COUNT: tl.constexpr = Q_HEADS + 2 * KV_HEADS
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     dims = tl.arange(0, DIM_PADDED)

@@ -63,6 +63,7 @@ def _row_norms(
     query, key, norm, scaling, length, first_query, GROUP: tl.constexpr,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
+    """Store the log-sum-exp of one query head's logits for a block of queries, each over the keys up to its own."""
     head, start = tl.program_id(1), tl.program_id(0) * BLOCK
     rows = start + tl.arange(0, BLOCK)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -85,6 +86,7 @@ def _columns(
     query, key, norm, columns, scaling, length, first_query, min_distance, GROUP: tl.constexpr, LARGEST: tl.constexpr,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
+    """Store the sum or maximum that a block of keys of one key head receives from all queries that count."""
     head, start = tl.program_id(1), tl.program_id(0) * BLOCK
     cols = start + tl.arange(0, BLOCK)
     received = tl.zeros([BLOCK], tl.float32)

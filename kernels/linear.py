@@ -27,6 +27,7 @@ def tile(weight: Tensor) -> dict[str, int]:
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Do `kernels.reference.linear`."""
     inputs = inputs.contiguous()
     tokens, outs = len(inputs), len(weight)
     output = torch.empty(tokens, outs, dtype=inputs.dtype, device=inputs.device)
@@ -44,6 +45,7 @@ def _multiply(
     inputs, weight, bias, output, tokens, outs, width, stride_row,
     TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BIAS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
+    """Compute one tile [TOKENS, COLUMNS] of the output."""
     rows = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     cols = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real, kept = (rows < tokens)[:, None], cols < outs

@@ -35,7 +35,7 @@ def packed_attention(
     slots, kv_heads, capacity, _ = keys.shape
     dim = newest.shape[-1]
     rows = (keys, values, newest, positions)
-    assert all(one.stride(-1) == 1 for one in rows), "the numbers of a row are contiguous"
+    assert all(tensor.stride(-1) == 1 for tensor in rows), "the numbers of a row are contiguous"
     assert newest.stride(-2) == dim, "the newest rows of a head are contiguous"
     query, per_head = query.contiguous(), lengths.expand(kv_heads, slots).T
     q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
@@ -63,6 +63,7 @@ def _attend_packed(
     BLOCK: tl.constexpr, KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr,
     SHARE: tl.constexpr, RESIDUAL: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
+    """Do `kernels.decode_attention._attend_chunk` over rows of which the first `counts` are packed."""
     slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
     start = chunk * CHUNK
@@ -108,7 +109,7 @@ def _attend_packed(
 
 @triton.jit
 def _unpacked(packed, fields, at, dims, mask, BITS: tl.constexpr, SHARE: tl.constexpr):
-    # `at` is the byte where a row begins; `fields` is the same memory in units of float16.
+    """Return the numbers of packed rows; `at` is the byte where a row begins, `fields` the same memory as float16."""
     GROUP_BYTES: tl.constexpr = SHARE * BITS // 8 + 4
     PER_BYTE: tl.constexpr = 8 // BITS
     group = dims // SHARE * GROUP_BYTES

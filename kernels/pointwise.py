@@ -38,8 +38,11 @@ def rotated(
     kv_heads = (heads.shape[1] - q_heads) // 2
     turning, value = heads.split_with_sizes([q_heads + kv_heads, kv_heads], dim=1)
     if norms is not None:
-        parts = zip(turning.split_with_sizes([q_heads, kv_heads], dim=1), norms[:2], strict=True)
-        turning = cat([rms_norm(part, weight.shape, weight, norms[2]) for part, weight in parts], dim=1)
+        q_weight, k_weight, epsilon = norms
+        query, key = turning.split_with_sizes([q_heads, kv_heads], dim=1)
+        query = rms_norm(query, q_weight.shape, q_weight, epsilon)
+        key = rms_norm(key, k_weight.shape, k_weight, epsilon)
+        turning = cat([query, key], dim=1)
     turning = turning * cos + turning.roll(heads.shape[-1] // 2, dims=-1) * sin
     query, key = turning.split_with_sizes([q_heads, kv_heads], dim=1)
     return query, key, value

@@ -74,6 +74,7 @@ def _window_norms(
     WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
     DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
+    """Store the log-sum-exp of each window query of one query head, or of one merged group."""
     head, member = tl.program_id(0), tl.program_id(1)
     steps = tl.arange(0, WINDOW_PADDED)
     past = length - WINDOW
@@ -102,6 +103,7 @@ def _pooled_scores(
     WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
     DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
+    """Store the pooled scores of a block of rows, for one query head or one merged group."""
     head, member = tl.program_id(0), tl.program_id(1)
     steps = tl.arange(0, WINDOW_PADDED)
     row = head * tl.num_programs(1) + member
@@ -126,6 +128,7 @@ def _pooled_scores(
 
 
 def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
+    """Do `kernels.reference.redundancy` without a length x length matrix."""
     heads, length, head_dim = keys.shape
     unit = torch.nn.functional.normalize(keys.float(), dim=-1, eps=1e-8).contiguous()
     last = torch.empty(heads, length, dtype=torch.int32, device=keys.device)
@@ -144,6 +147,7 @@ def _last_similar(
     unit, last, lost, threshold, length,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Store the last similar key of each of a block's keys, and their cosine; blocks of columns go from the end."""
     head = tl.program_id(1).to(tl.int64) * length
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = rows < length
@@ -172,6 +176,7 @@ def _last_similar(
 
 @triton.jit
 def _sum_lost(last, lost, taken, length, BLOCK: tl.constexpr):
+    """Sum for each of a block's columns the cosines that rows lose there."""
     head = tl.program_id(1).to(tl.int64) * length
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
