@@ -96,10 +96,11 @@ def _shapes(kind: str, card: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
         sizes = [card["hidden_size"], *(widths if isinstance(widths, list) else [None]), 1]
         return {f"layers.{i}.weight": (rows, columns) for i, (columns, rows) in enumerate(pairwise(sizes))}
     if kind == "labels":
-        lengths = {name.partition("/")[2]: shape[:1] for name, shape in shapes.items()}
-        return {f"ids/{text}": length for text, length in lengths.items()} | {
-            f"labels/{text}": length for text, length in lengths.items()
-        }
+        expected = {}
+        for name, shape in shapes.items():
+            _, _, text = name.partition("/")
+            expected[f"ids/{text}"] = expected[f"labels/{text}"] = shape[:1]  # a number per token
+        return expected
     if kind == "scales":
         return dict.fromkeys(("keys", "values"), shapes.get("keys", ())[:1])
     shape = (*shapes.get("mean_real", ()), 0, 0, 0)[:3]

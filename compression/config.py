@@ -117,7 +117,8 @@ class CacheConfig:
             scale = "" if self.scale == "none" else f", a scale per {self.scale}"
             whole = f", first {self.whole_layers} layers whole" if self.whole_layers else ""
             return f" fp8 {self.format}{scale}{whole}"
-        bits = " and ".join(map(str, dict.fromkeys(self.widths)))
+        keys, values = self.widths
+        bits = f"{keys}" if keys == values else f"{keys} and {values}"
         scheme = "" if self.scheme == "rotated" else f", {self.scheme}"
         return f" {bits} bits{scheme}"
 
@@ -174,21 +175,24 @@ class CacheConfig:
         "kivi" and "kvarn" count only the whole groups of the capacity, "kvarn" with 2 * (group + head_dim) bytes of
         scales for each. "fp8" takes head_dim bytes, and 4 for a scale.
         """
-        forms, whole = self.forms(head_dim), 2 * head_dim * itemsize
+        whole_row = 2 * head_dim * itemsize  # of a key and a value
         if self.is_fp8:
-            row = 2 * (head_dim + (4 if self.scale == "token" else 0))
+            fp8_row = 2 * (head_dim + (4 if self.scale == "token" else 0))
             if self.whole_layers >= layers:
                 raise UserError(
                     f"cache.whole_layers={self.whole_layers} of {layers} layers leaves none for fp8: lower it."
                 )
-            in_fp8 = layers - self.whole_layers
-            return kv_heads * capacity * (in_fp8 * row + self.whole_layers * whole)
+            fp8_layers = layers - self.whole_layers
+            return kv_heads * capacity * (fp8_layers * fp8_row + self.whole_layers * whole_row)
+        forms = self.forms(head_dim)
         if not forms:
-            return layers * kv_heads * capacity * whole
+            return layers * kv_heads * capacity * whole_row
+        key, value = forms
+        # Rows that are packed together, and the packed keys among them: one for each channel of a group.
         rows, keys = (self.group, head_dim) if self.in_groups else (1, 1)
         scales = 2 * (self.group + head_dim) if self.scheme == "kvarn" else 0
-        packed = capacity // rows * (keys * forms[0].row_bytes + rows * forms[1].row_bytes + scales)
-        return layers * kv_heads * (packed + self.whole_rows * whole)
+        packed = capacity // rows * (keys * key.row_bytes + rows * value.row_bytes + scales)
+        return layers * kv_heads * (packed + self.whole_rows * whole_row)
 
     def identity(self) -> dict[str, Any]:
         """The settings that change completions, for `cell_id`; empty if nothing is quantized."""

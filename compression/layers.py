@@ -120,18 +120,18 @@ class WindowLayer(_Layer):
         positions = cache.step_positions[tokens]
         places = torch.arange(cache.reach, device=query.device)
         # Position of the row in each place of the ring, for each token; the new rows lie behind the ring.
-        held = positions[:, None] - (positions[:, None] - places) % self.window
-        is_new = (held >= positions[0]) & (places < self.window)
-        at = torch.where(is_new, ring(self.window) + held - positions[0], places)
+        positions_of_rows = positions[:, None] - (positions[:, None] - places) % self.window
+        is_new = (positions_of_rows >= positions[0]) & (places < self.window)
+        rows = torch.where(is_new, ring(self.window) + positions_of_rows - positions[0], places)
         old_keys, old_values = self.tensors
         new_keys, new_values = self._new
         keys = torch.cat([old_keys[slot], new_keys[tokens].transpose(0, 1)], dim=1)
         values = torch.cat([old_values[slot], new_values[tokens].transpose(0, 1)], dim=1)
         outputs = []
-        for few, ends, where in few_tokens(query[tokens], lengths[tokens], at):
-            few_keys = keys[:, where].transpose(0, 1).contiguous()
-            few_values = values[:, where].transpose(0, 1).contiguous()
-            output, _ = cache.operations.decode_attention(few, few_keys, few_values, ends, **how)
+        for few_queries, few_lengths, few_rows in few_tokens(query[tokens], lengths[tokens], rows):
+            few_keys = keys[:, few_rows].transpose(0, 1).contiguous()
+            few_values = values[:, few_rows].transpose(0, 1).contiguous()
+            output, _ = cache.operations.decode_attention(few_queries, few_keys, few_values, few_lengths, **how)
             outputs.append(output)
         self._write(slice(max(tokens.start, tokens.stop - self.window), tokens.stop))
         return outputs

@@ -161,10 +161,11 @@ class Policy(ABC):
 
     def __post_init__(self) -> None:
         for name, adapter in _adapters(type(self)).items():
+            value = getattr(self, name)
             try:
-                adapter.validate_python(getattr(self, name))
+                adapter.validate_python(value)
             except ValidationError as error:
-                value, reason = getattr(self, name), error.errors()[0]["msg"]
+                reason = error.errors()[0]["msg"]
                 raise UserError(f"policy.{name}={value!r} cannot be used: {reason}.") from error
         for kind, maker in self.ARTIFACTS.items():
             artifacts.check(kind, getattr(self, kind), maker)
@@ -243,10 +244,11 @@ class SelectionError(ValueError):
 
 
 def _check_shape(scores: Any, view: CacheView) -> None:
+    """Raise SelectionError unless scores are real numbers, shaped as the view's positions, on the cache's device."""
     heads = tuple(view.positions.shape[:-1])
-    whole = f"[{', '.join(map(str, (*heads, view.length)))}]"
-    named = "[layers, kv_heads, cached tokens]" if heads else "[cached tokens]"
-    rule = f"scores must be a tensor {whole}, {named}; the newest tokens that stay for certain may be left out"
+    sizes = ", ".join(map(str, (*heads, view.length)))
+    names = "[layers, kv_heads, cached tokens]" if heads else "[cached tokens]"
+    rule = f"scores must be a tensor [{sizes}], {names}; the newest tokens that stay for certain may be left out"
     if not torch.is_tensor(scores):
         raise SelectionError(f"{rule}: they are a {type(scores).__name__}.")
     if tuple(scores.shape[:-1]) != heads or scores.dim() != len(heads) + 1 or scores.shape[-1] > view.length:
@@ -359,9 +361,10 @@ class BudgetPolicy(Policy):
 
     def capacity(self, question_length: int, max_new_tokens: int) -> int:
         """Largest cache length: trigger + 1 (prompt + 1 if longer), or the whole text if an eviction frees nothing."""
-        unpruned = question_length + max_new_tokens
+        whole_text = question_length + max_new_tokens
         fullest = max(self.budget + self._on_top(question_length), question_length) + 1
-        return min(fullest, unpruned) if self.length_after(fullest, question_length) < fullest else unpruned
+        frees_rows = self.length_after(fullest, question_length) < fullest
+        return min(fullest, whole_text) if frees_rows else whole_text
 
     def length_after(self, length: int, question_length: int, evictions: int = 0) -> int:
         """Return the rows left by an eviction at `length` rows: DynTS's released rule with its rounding."""
@@ -374,7 +377,8 @@ class BudgetPolicy(Policy):
         scores = _checked(self.ranking(view), view, outside)
         kept = self.length_after(view.length, view.question_length, view.evictions)
         count = kept - (view.length - outside)
-        best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count].sort(dim=-1).values
+        ranked = scores.sort(dim=-1, descending=True, stable=True).indices
+        best = ranked[..., :count].sort(dim=-1).values
         newest = torch.arange(outside, view.length, device=best.device).expand(*best.shape[:-1], -1)
         return Selection(keep=torch.cat([best, newest], dim=-1), written=self.written(view))
 
@@ -433,7 +437,11 @@ class SizeInRows:
 
     def settings(self) -> dict[str, Any]:
         """Return the budget, and the keep_ratio with the fewest digits for which an eviction leaves exactly `rows`."""
-        budget, kept = self.rows + self.every, self.rows - self.local_window
+        budget = self.rows + self.every
+        kept = self.rows - self.local_window
         outside = budget + 1 - self.local_window
-        ratios = (math.ceil(kept / outside * 10**digits) / 10**digits for digits in itertools.count(1))
-        return {"keep_ratio": next(ratio for ratio in ratios if int(outside * ratio) == kept), "budget": budget}
+        for digits in itertools.count(1):
+            ratio = math.ceil(kept / outside * 10**digits) / 10**digits
+            if int(outside * ratio) == kept:
+                break
+        return {"keep_ratio": ratio, "budget": budget}

@@ -193,13 +193,15 @@ class UseRecorder(RowRecorder):
     def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
         """Record the rows that each token's queries use; a row that is not written yet gets no attention."""
         assert mass is not None
-        part = slots, layer, slice(None), slice(mass.shape[-1])
+        rows_read = slots, layer, slice(None), slice(mass.shape[-1])
         now = positions[..., None, None].int()  # [slots, tokens, 1, 1]
-        used, before = mass >= self.threshold, self.last[part][:, None]
-        last = torch.cat([before, torch.where(used, now, before)], dim=1).cummax(dim=1).values
-        longest = torch.where(used, now - last[:, :-1], 0).amax(dim=1)
-        self.interval[part] = torch.maximum(self.interval[part], longest)
-        self.last[part] = last[:, -1]
+        is_used = mass >= self.threshold  # [slots, tokens, kv_heads, rows]
+        before = self.last[rows_read][:, None]
+        # The last use before the first token, then after each token.
+        last = torch.cat([before, torch.where(is_used, now, before)], dim=1).cummax(dim=1).values
+        longest = torch.where(is_used, now - last[:, :-1], 0).amax(dim=1)
+        self.interval[rows_read] = torch.maximum(self.interval[rows_read], longest)
+        self.last[rows_read] = last[:, -1]
 
     def read(self, slot: int, length: int, newest: int) -> Tensor:
         return torch.stack([self.last[slot, :, :, :length], self.interval[slot, :, :, :length]])
@@ -270,7 +272,9 @@ def decayed_mass(
     and each group of query heads. Blocks of queries with a weight that float32 rounds to 0 are left out.
     """
     kv_heads, length, _ = key.shape
-    grouped, keys = query.float().unflatten(0, (kv_heads, -1)), key.float()[:, None]
+    grouped = query.float().unflatten(0, (kv_heads, -1))  # [kv_heads, group, length, head_dim]
+    keys = key.float()[:, None]
+    head_sinks = None if sinks is None else sinks.view(kv_heads, -1, 1, 1)
     positions = torch.arange(length, device=key.device)
     total = torch.zeros(kv_heads, length, device=key.device)
     for end in range(length, 0, -block):
@@ -280,7 +284,7 @@ def decayed_mass(
             break
         logits = torch.matmul(grouped[:, :, rows], keys[:, :, :end].transpose(-1, -2)) * scaling
         logits = capped(logits, softcap).masked_fill(positions[:end] > rows[:, None], float("-inf"))
-        paid = attention_weights(logits, None if sinks is None else sinks.view(kv_heads, -1, 1, 1))
+        paid = attention_weights(logits, head_sinks)
         total[:, :end] += (paid * weights.float()[:, None]).sum(dim=(1, 2))
     return total
 

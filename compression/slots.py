@@ -82,7 +82,9 @@ class Slots:
         if self.ragged:
             return self.capacity
         longest = int(self.lengths[slots].max(initial=0))
-        return min(whole_blocks(longest, ROW_BLOCK), self.capacity) if self.invariant else longest
+        if not self.invariant:
+            return longest
+        return min(whole_blocks(longest, ROW_BLOCK), self.capacity)
 
     def unseen(self, rows: int) -> Tensor:
         """`kernels.reference.unseen_rows` of the current step, made once for all layers."""
@@ -136,11 +138,17 @@ class Slots:
 
     def _place(self, pieces: list[Piece], slots: Tensor, write_at: Tensor, positions: Tensor) -> None:
         """Store each token's slot, row in the slot, and original position for the step, [tokens] each."""
-        self.pieces, self.step_slots, self.write_at, self.step_positions = pieces, slots, write_at, positions
-        self.step_lengths, self._unseen = write_at + 1, None
-        # Products of few tokens in linear layers round differently from products of a block.
-        filled = whole_blocks(len(slots), TOKEN_BLOCK) if "linear" in self.shape.kinds else filled_tokens(len(slots))
-        self.step_tokens = filled if self.invariant and not self.ragged else len(slots)
+        self.pieces = pieces
+        self.step_slots = slots
+        self.write_at = write_at
+        self.step_positions = positions
+        self.step_lengths = write_at + 1
+        self._unseen = None
+        self.step_tokens = len(slots)
+        if self.invariant and not self.ragged:
+            self.step_tokens = filled_tokens(len(slots))
+            if "linear" in self.shape.kinds:  # whose products of few tokens round differently from those of a block
+                self.step_tokens = whole_blocks(len(slots), TOKEN_BLOCK)
         if self.shape.window:
             rows = ring(self.shape.window)
             self.reach = rows if self.ragged else min(rows, whole_blocks(int(positions.max()) + 1, ROW_BLOCK))

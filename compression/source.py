@@ -97,11 +97,13 @@ def _belongs(module: _Module, policy_class: type) -> bool:
     """True if a module is in the class's folder or installed package; for our policies, in compression.policies."""
     if not is_own(policy_class):
         return module.name.startswith(f"{_PACKAGE}.compression.policies")
-    package = module.name.partition(".")[0]
     if module.file.suffix != ".py":
         return False
-    is_installed = package in (_PACKAGE, *sys.stdlib_module_names) or not _INSTALLED.isdisjoint(module.file.parts)
-    return not is_installed or package == policy_class.__module__.partition(".")[0]
+    package, _, _ = module.name.partition(".")
+    own_package, _, _ = policy_class.__module__.partition(".")
+    is_ours_or_pythons = package in (_PACKAGE, *sys.stdlib_module_names)
+    is_installed = not _INSTALLED.isdisjoint(module.file.parts)
+    return package == own_package or not (is_ours_or_pythons or is_installed)
 
 
 def _imported(text: str, module: _Module) -> Iterator[_Module]:
@@ -112,6 +114,7 @@ def _imported(text: str, module: _Module) -> Iterator[_Module]:
 
 @lru_cache(maxsize=256)  # a sweep asks for every cell
 def _imported_names(text: str, package: str) -> list[str]:
+    """The absolute names of all that a file imports, `package` for relative ones; of `from a import b` a and a.b."""
     names: list[str] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -125,6 +128,7 @@ def _imported_names(text: str, package: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _hash_of_code(text: str) -> str:
+    """Hash a file's syntax tree, in which each docstring is empty."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:

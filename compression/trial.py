@@ -59,14 +59,15 @@ class Trial(NamedTuple):
 
     def arrays(self) -> dict[str, Tensor]:
         """Return keys and values [layers, kv_heads, length, head_dim], queries of every row, positions, token ids."""
-        length, numbers = int(self.length or 0), torch.Generator().manual_seed(20240)
+        length = int(self.length or 0)
+        numbers = torch.Generator().manual_seed(20240)
         gaps = self.evictions * length // 2  # the oldest tokens behind the question are evicted
-        late = torch.arange(length) >= self.question
-        positions = torch.arange(length) + gaps * late
+        is_generated = torch.arange(length) >= self.question
+        positions = torch.arange(length) + gaps * is_generated
 
         def drawn(heads: int) -> Tensor:
-            found = torch.randn(self.layers, heads, length, HEAD_DIM, generator=numbers)
-            return torch.ones_like(found) if self.equal else found
+            rows = torch.randn(self.layers, heads, length, HEAD_DIM, generator=numbers)
+            return torch.ones_like(rows) if self.equal else rows
 
         token_ids = torch.randint(50, (length + gaps + 1,), generator=numbers)
         return {
@@ -141,9 +142,11 @@ def trials(policy: Policy) -> list[Trial]:
         Trial("second_eviction", policy, evictions=1),
     ]
     if isinstance(policy, BudgetPolicy):
-        smallest = next(filter(None, (_sized(policy, 2**power) for power in range(3, 12))), None)
-        if smallest:
-            caches.append(Trial("tiny", smallest, question=2))
+        for power in range(3, 12):
+            smallest = _sized(policy, 2**power)
+            if smallest:
+                caches.append(Trial("tiny", smallest, question=2))
+                break
         largest = _sized(policy, _LONG)
         if largest:
             caches.append(Trial("long", largest))
@@ -176,6 +179,7 @@ def check(tried: Sequence[Trial]) -> dict[str, Tensor]:
 
 
 def _select(trial: Trial) -> Tensor:
+    """Return the rows that the policy keeps of a trial's cache; UserError for a fault."""
     view = trial.view()
     try:
         selection = selected(trial.policy, view)
