@@ -457,7 +457,10 @@ def settings_of(cell: dict[str, Any]) -> dict[str, str]:
 
 
 def _same_settings(cells: list[_Cell]) -> list[str]:
-    """A notice for each two cells or more that have the same settings."""
+    """A notice for each two cells or more that have the same settings.
+
+    Such cells are copies under other names: an id follows from the settings.
+    """
     cells_of = defaultdict[str, list[str]](list)
     for cell in cells:
         settings_hash = row_types.content_hash(cell.settings | {"cell_id": None})

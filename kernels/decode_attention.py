@@ -51,20 +51,20 @@ def decode_attention(
     assert keys.stride(-1) == 1, "the numbers of a row are contiguous"
     query = query.contiguous()
     chunks = triton.cdiv(capacity, CHUNK)
-    per_head = lengths.expand(kv_heads, slots).T if lengths.dim() == 1 else lengths
+    head_lengths = lengths.expand(kv_heads, slots).T if lengths.dim() == 1 else lengths
     parts = scratch(query, chunks, capacity if return_mass else 1)
-    alone = chunks == 1 and sinks is None and not return_mass  # one chunk is the whole output
-    if alone:
+    alone = chunks == 1 and sinks is None and not return_mass
+    if alone:  # the first kernel writes the output itself, and nothing is joined
         parts[0] = torch.empty_like(query)
     group = query.shape[1] // kv_heads
     how: dict[str, Any] = {"GROUP": group, "GROUP_PADDED": 1 << (group - 1).bit_length(), "CHUNK": CHUNK}
     how |= {"BLOCK": block(query.dtype), "DIM": head_dim, "DIM_PADDED": padded(head_dim), "UPCAST": upcast(query.dtype)}
     how |= {"MASS": return_mass, "SOFTCAP": softcap, "SCALED": bool(scales), "ALONE": alone}
     how |= launch(query.dtype, keys.dtype, head_dim)
-    strides = (*keys.stride()[:3], *per_head.stride(), *(scales[0].stride()[:2] if scales else (0, 0)))
-    rows = (keys, values, *(scales or (per_head, per_head)))  # without scales the kernel reads neither
-    _attend_chunk[(slots, kv_heads, chunks)](query, *rows, per_head, *parts, scaling, capacity, *strides, **how)
-    return (parts[0], None) if alone else join(query, parts, per_head, sinks, return_mass)
+    strides = (*keys.stride()[:3], *head_lengths.stride(), *(scales[0].stride()[:2] if scales else (0, 0)))
+    rows = (keys, values, *(scales or (head_lengths, head_lengths)))  # without scales the kernel reads neither
+    _attend_chunk[(slots, kv_heads, chunks)](query, *rows, head_lengths, *parts, scaling, capacity, *strides, **how)
+    return (parts[0], None) if alone else join(query, parts, head_lengths, sinks, return_mass)
 
 
 def scratch(query: Tensor, chunks: int, logits: int) -> list[Tensor]:

@@ -84,7 +84,8 @@ def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Itera
     name = (model, grid.policy, trigger, grid.variant)
     yield heatmap.grid_figure(grid, model, metrics, look, found.verdicts), ("heatmap", *name)
     published = published_grid(grid, model)
-    if published is not None and len(found.run.completions):
+    has_texts = len(found.run.completions) > 0  # else it is a file of scores, which may be the published ones
+    if published is not None and has_texts:
         figure = heatmap.published_figure(grid, model, metrics, published, look)
         yield figure, ("published", *name)
     if grid.cells.loc[grid.cells["model"] == model, "diff_to_full"].notna().any():

@@ -238,6 +238,7 @@ def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
             colours = style.shade(row.value, limits, cmap)
         return [row.cell_id, row.label, row.mark, row.error, *colours]
 
+    # The page shows the scale of a heatmap alone, whose columns share one range.
     first_limits = column_limits[0]
     full_limits = (np.inf, -np.inf) if panel.difference else first_limits  # a difference to itself has no colour
     cells = list(panel.cells.itertuples())  # row by row
@@ -246,7 +247,7 @@ def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
     for place, name in enumerate(panel.rows):
         cells_of_row = cells[place * width :][:width]
         rows.append([name, [cell(row, limits) for row, limits in zip(cells_of_row, column_limits, strict=True)]])
-    _, _, title = panel.title.rpartition(" | ")
+    _, _, title = panel.title.rpartition(" | ")  # without the model, which the page names above
     return {
         "title": title,
         "chance": ", ".join(panel.chance),

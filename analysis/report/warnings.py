@@ -193,8 +193,9 @@ def otherwise_answered(run: Run, margin: float | None = None) -> list[str]:
     graded = run.completions.dropna(subset="outcome")
     silent = graded["outcome"].eq("no_answer") & graded["stop_reason"].eq("stop")
     cells = _cells(run)
-    pairs = beside_full(run.cells, graded.assign(silent=silent), ["silent"]).astype({"cell_id": "object"})
-    pairs = pairs[pairs["cell_id"] != pairs["full"]].merge(cells[cells["served"]], on="cell_id")
+    pairs = beside_full(run.cells, graded.assign(silent=silent), ["silent"])
+    not_itself = pairs["cell_id"] != pairs["full"]  # a full cache is also paired with itself
+    pairs = pairs[not_itself].merge(cells[cells["served"]], on="cell_id")
     cell_of = cells.set_index("cell_id")
 
     def say(cell: pd.DataFrame) -> str | None:

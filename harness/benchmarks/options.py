@@ -76,9 +76,12 @@ def check_letter(row: FileRow, prompt: str, gold: str, problem_id: str) -> None:
     """Refuse a letter as the gold of a problem that is asked without options."""
     needed = LETTERS[: max(2, LETTERS.index(gold) + 1)]  # A and B, and those up to the gold
     for letter in needed:
-        # An article within a line is no label, but "A) 6 J", "\textbf{(B)}" and "A or B" contain labels.
-        label = rf"^\s*{letter}\s|(?<![^\W_]){letter}(?=[^\w\s]|\s*$|\s{{2}}|\s(?:or|and)\b)"
-        if not re.search(label, prompt, re.MULTILINE):
+        # Labels are "A 6 J" at a line's start; behind no letter or digit "A) 6 J" and "\textbf{(B)}", an A that ends a
+        # line or stands before a wide gap, and "A or B". An article within a line is none.
+        at_start = rf"^\s*{letter}\s"
+        before_label = r"[^\w\s]|\s*$|\s{2}|\s(?:or|and)\b"
+        label = rf"(?<![^\W_]){letter}(?={before_label})"
+        if not re.search(f"{at_start}|{label}", prompt, re.MULTILINE):
             fault = f"the answer {gold} of problem {problem_id!r:.60}, which is asked without an option {letter}"
             raise UserError(f"{row.where} has {fault}; {_HINT}.")
 

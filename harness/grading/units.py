@@ -75,7 +75,7 @@ def _unit(tokens: list[str], single: bool) -> str | None:
     for token, following in zip(tokens, [*tokens[1:], ""], strict=False):
         word = token.lower()
         kind = _kind(token, following)
-        if kind == "count":
+        if kind == "another number":
             return None
         if kind == "per":
             sign = -1
@@ -110,8 +110,8 @@ def _kind(token: str, following: str) -> str:
         return "power"
     if _PREPOSITIONS.fullmatch(word) and following.isalpha():
         return "preposition"
-    if _counts(token):
-        return "count"
+    if _changes_number(token):
+        return "another number"
     if _name(token) is not None:
         return "unit"
     return "harmless" if _HARMLESS.fullmatch(word) else "unknown"
@@ -202,7 +202,7 @@ def _currencies() -> dict[str, str]:
     return words
 
 
-def _counts(word: str) -> bool:
+def _changes_number(word: str) -> bool:
     """Whether a word is a number, a part of one, or joins numbers: "two", "tenths", "Millionen", "plus"."""
     if _COUNTS.fullmatch(word.lower()):
         return True

@@ -56,7 +56,7 @@ class Values:
         self._size, self._digits, self._is_real = 0.0, _DIGITS[0], True
 
     def equal(self, left: Any, right: Any, slack: float = 1e-18) -> bool:
-        """Whether two forms agree within `slack` of the right one, or of 1 where that is larger.
+        """Whether two forms agree within `slack` times the right one's size, or `slack` where its size is above 1.
 
         Raises NoValue or TooLarge if they agree at too few points to tell.
         """
@@ -64,7 +64,7 @@ class Values:
             return True
         names = self._names(left, right)
         fewest = _FEWEST if names else 1
-        for only_real in (True, False):
+        for only_real in (True, False):  # where no real point lies in both domains, complex points tell
             self._is_real = only_real and not self._has_i
             points = self._points_of_agreement(left, right, _points(names, is_real=only_real), slack)
             if points is None:
@@ -255,7 +255,8 @@ class Values:
             return number ** int(exponent)
         is_negative = self._is_real and not isinstance(number, mpmath.mpc) and number < 0
         if is_negative and _is_odd_root(exponent) and not form.exp.free_symbols:
-            # As in schools, and not the principal root: (-8)^{1/3} is -2.
+            # As in schools, and not the principal root: (-8)^{1/3} is -2. An exponent with names is no root, and it may
+            # only by chance be an odd one at a point.
             sign = (-1) ** exponent.numerator
             return sign * (-number) ** mpmath.convert(exponent)
         return number ** mpmath.convert(exponent)

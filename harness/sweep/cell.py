@@ -55,6 +55,7 @@ class Cell:
     def describe(self) -> dict[str, Any]:
         """Return the contents of cell.yaml, for people and for the analysis; `check` shows if the file was edited."""
         decoding = dataclasses.asdict(self.decoding)
+        sampling = decoding.pop("sampling")
         described = {
             "schema": row_types.SCHEMA,
             "cell_id": self.cell_id,
@@ -63,12 +64,12 @@ class Cell:
             "benchmark": dataclasses.asdict(self.benchmark),
             "dataset_hash": self.dataset_hash,
             "policy": self.policy.identity(),
-            "decoding": {**decoding.pop("sampling"), **decoding},
+            "decoding": {**sampling, **decoding},
             "impl": self._conditions["impl"],
             "seed": self.seed,
             **self.cache.identity(),
         }
-        # Near the top, so that a truncated file still has it.
+        # The check stands near the top, so that a truncated file still has it.
         return {"schema": row_types.SCHEMA, "check": row_types.content_hash([self.cell_id, described]), **described}
 
 

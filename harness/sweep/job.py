@@ -160,7 +160,8 @@ class Job:
     def check_inputs(self) -> None:
         """Refuse to write rows if the files have changed since their hashes went into the ids."""
         files = input_files(self.model, [cell.policy for cell in self.cells], self.cache)
-        # Part of a job has some of its policies, and does not need the other policies' artifacts.
+        # Part of a job has some of its policies: artifacts of the others may change, which their parts refuse.
+        # A file that is gone is refused by each part, because those found now do not show that weights are missing.
         deleted = [path for path in self.inputs if not path.exists()]
         for path in sorted({*files, *deleted}):
             if files.get(path) != self.inputs.get(path):

@@ -82,6 +82,7 @@ def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_
     """
     tasks = read_tasks(run_directory)
     unfinished = [task for task in tasks if task.state not in ("done", "failed")]
+    # Before the queue is asked: a job that is submitted meanwhile is in the queue for certain.
     jobs_of_task = {task.task: scheduler_jobs(run_directory, task) for task in unfinished}
     ask = cache(ask)
     this_cluster = cache(cluster)
@@ -101,8 +102,11 @@ def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_
         if task.scheduler_job in entries:
             state, reason = entries[task.scheduler_job]
             _show_queue(run_directory, task, state, reason)
-        # SLURM may hide other users' jobs.
-        elif queue is not None and (task.state == "stopped" or (task.state == "queued" and owner == os.getuid())):
+            continue
+        # SLURM may hide other users' jobs, so a waiting task of theirs may be in the queue unseen.
+        is_mine = owner == os.getuid()
+        has_left = task.state == "stopped" or (task.state == "queued" and is_mine)
+        if queue is not None and has_left:
             _show_left(run_directory, task, task.scheduler_job)
     return tasks
 

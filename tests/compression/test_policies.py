@@ -746,7 +746,7 @@ def test_the_answer_is_pinned_over_any_thinking():
         ("no_question", {"question": "on_top"}, "question=on_top contradicts"),
         ("no_question", {"question": "pinned"}, "question=pinned contradicts"),
         ("question_window", {"question": "free"}, "question=free contradicts"),
-        ("dynts", {"predictor": None}, r"policy\.predictor is not set"),
+        ("dynts", {"predictor": None}, r"model\.predictor is not set"),
         ("dynts", {"predictor": "nowhere"}, "holds no"),
         ("dynts", {"predictor": STATISTICS}, "holds no predictor"),
         ("oracle_far_max", {"labels": "nowhere"}, "kvsweep predictor oracle"),
