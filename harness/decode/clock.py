@@ -35,8 +35,8 @@ class Clock:
     def time(self, name: str) -> Iterator[None]:
         """Add the seconds spent inside to the field `name`."""
         if self._on_gpu and torch.cuda.is_current_stream_capturing():
-            yield
-        elif self._on_gpu and name != "wall":
+            yield  # a capture computes nothing; its replays are timed as a whole
+        elif self._on_gpu and name != "wall":  # wall seconds are the host's
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             yield
@@ -51,7 +51,8 @@ class Clock:
         """Add the times that the device has measured by now, without waiting for the device."""
         done = [event for event in self._events if event[2].query()]
         for name, begin, end in done:
-            self._add(name, begin.elapsed_time(end) / 1000)
+            self._add(name, begin.elapsed_time(end) / 1000)  # milliseconds
+        # The device ends its parts in the order in which they were given, so those that are done come first.
         del self._events[: len(done)]
 
     def _add(self, name: str, seconds: float) -> None:

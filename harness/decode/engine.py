@@ -37,13 +37,17 @@ from kvsweep.run_files.row_types import Completion, Eviction, StopReason
 def is_invariant(setting: bool | None, spec: ModelSpec, device: torch.device, impl: Implementation) -> bool:
     """Return the setting or its default: true on the CPU without experts. Refuse true if bits depend on the slots."""
     on_cpu = device.type == "cpu"
+    # An expert multiplies the tokens of all slots that are routed to it, so their number changes its rounding.
     if setting and spec.experts:
         experts = f"invariant=true cannot hold for the experts of model type {spec.family}"
         raise UserError(f"{experts}: choose false or auto.")
+    # On a GPU only the fused step with Triton's kernels sums in an order that does not depend on the slots.
     if setting and not on_cpu and (impl == "torch" or not spec.fusable):
         needs = "invariant=true needs impl=triton on a GPU, and a model of type llama, qwen2 or qwen3"
         raise UserError(f"{needs}: choose these, or invariant=false.")
-    return on_cpu and not spec.experts if setting is None else setting
+    if setting is None:
+        return on_cpu and not spec.experts
+    return setting
 
 
 # Known tokens that one step feeds, of one slot and of all slots: enough to keep the processor busy.
@@ -102,8 +106,8 @@ class Engine:
             config=cache,
         )
         self.table = SlotTable(self.cache, max_new_tokens=decoding.max_new_tokens, find_loops=decoding.stop_on_loop)
-        alone = self.cache.invariant or bool(self.cache.linears)
-        self.prefiller = Prefiller(model, keep_queries=bool(self.cache.recorders), alone=alone)
+        reads_alone = self.cache.invariant or bool(self.cache.linears)  # why: see `Prefiller`
+        self.prefiller = Prefiller(model, keep_queries=bool(self.cache.recorders), alone=reads_alone)
         self.stop_ids = torch.tensor(model.stop_ids, device=device)
         # True if the host may start a step before it has read the ends of the last one; true while these are unread.
         self.ahead, self.unread = device.type == "cuda", False
@@ -142,9 +146,10 @@ class Engine:
     def steps(self, requests: Iterable[Request]) -> Iterator[list[tuple[str, Completion]]]:
         """Like `generate`, but after every step yield a list of the completions that ended with it, usually empty."""
         queue = self._queue(requests)
-        while queue or self.table.free < self.table.slots:
+        while queue or self.table.free < self.table.slots:  # until every slot is free
             with self.clock.time("wall"):
                 completions = self._step(queue)
+            # An unread step may still run on the device; every earlier one has drawn its tokens.
             if not self.clock.first_token and self.clock.steps > self.unread:
                 self.clock.first_token = self.clock.wall
             yield completions
@@ -165,8 +170,9 @@ class Engine:
 
     def _queue(self, requests: Iterable[Request]) -> deque[Request]:
         """Return the requests; if the engine has no room to fork, one request per branch."""
-        alone = self.table.slots == 1
-        return deque(chain.from_iterable(request.split() for request in requests) if alone else requests)
+        if self.table.slots == 1:
+            return deque(chain.from_iterable(request.split() for request in requests))
+        return deque(requests)
 
     def feed(self, texts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
         """Append known tokens to live slots in one step; return each slot's last hidden states [tokens, width].
@@ -178,9 +184,11 @@ class Engine:
         device = self.model.device
         ids = uploaded([token for text in texts.values() for token in text], device)
         at, sizes = uploaded(slots, device), uploaded(counts, device)
-        starts = sizes.cumsum(0) - sizes
+        starts = sizes.cumsum(0) - sizes  # where each slot's tokens start in `ids`
+        # What is fed lies one token behind what it predicts: before a slot's first new token, the slot's last.
         tokens = ids.roll(1)
         tokens[starts] = self.table.tokens[at]
+        # A slot's positions go on from its next one: the index in `ids`, less its start, plus that position.
         positions = (self.table.positions[at] - starts).repeat_interleave(sizes, output_size=len(ids))
         positions += torch.arange(len(ids), device=device)
         with self.clock.time("forward"):
@@ -190,22 +198,26 @@ class Engine:
             self.cache.end_step(hidden)
         self.table.extend(slots, counts, ids)
         self.clock.tokens += len(tokens)
+        # A step may be filled up with further tokens, at the end.
         return dict(zip(slots, hidden[: len(tokens)].split(counts), strict=True))
 
     def _feed_live(self) -> list[Fed]:
         """Feed each live slot its known tokens up to its next eviction; evict; remove completions that end."""
-        begun = {slot: int(self.table.generated[slot]) for slot in range(self.cache.live)}
-        room, texts = max(1, _MOST_FED_AT_ONCE // max(1, len(begun))), {}
-        for slot, start in begun.items():
-            count = min(self.table.room(slot), room, self._most_fed)
+        starts = {slot: int(self.table.generated[slot]) for slot in range(self.cache.live)}
+        fair_share = max(1, _MOST_FED_AT_ONCE // max(1, len(starts)))  # of what one step may feed
+        texts = {}
+        for slot, start in starts.items():
+            count = min(self.table.room(slot), fair_share, self._most_fed)
             texts[slot] = self.table[slot].request.forced[start : start + count]
-        found = []
+        fed = []
         for slot, hidden in self.feed(texts).items() if texts else ():
-            state, start = self.table[slot], begun[slot]
-            last = start - state.evictions[-1].step if state.evictions else None
-            since = None if last is None else range(last, last + len(hidden))
+            state, start = self.table[slot], starts[slot]
+            since = None
+            if state.evictions:
+                first = start - state.evictions[-1].step
+                since = range(first, first + len(hidden))
             cells = tuple(branch.cell_id for branch in state.branches)
-            found.append(
+            fed.append(
                 Fed(
                     request=state.request,
                     cell_ids=cells,
@@ -215,11 +227,12 @@ class Engine:
                     evictions=len(state.evictions),
                 )
             )
-        for slot in reversed(begun):
+        # From the last slot down: a release moves the last live slot, which has been looked at, into the freed place.
+        for slot in reversed(starts):
             if self.table.generated[slot] == len(self.table[slot].request.forced):
                 self.table.release(slot)
         self._evict_due()
-        return found
+        return fed
 
     @property
     def _most_fed(self) -> int:
@@ -233,6 +246,7 @@ class Engine:
         logits = self._forward()
         with self.clock.time("sampling"):
             self._sample(logits)
+        # What the last step ended is read only now, and has drawn one token too many in this step.
         completions = self._finish_ended(late=1) if self.unread else []
         self.table.ends.send(self.cache.live)
         # An eviction must not change an ended completion, and at the length limit there is no row for another token.
@@ -246,7 +260,7 @@ class Engine:
     def _fill(self, queue: deque[Request]) -> None:
         """Fork parked trunks, then start new requests: a parked trunk occupies a slot without writing."""
         while self.table.waiting and (slot := self.table.fork()) is not None:
-            if self.table.due()[slot]:
+            if self.table.due()[slot]:  # a branch; a trunk that goes on is not due
                 self._evict(slot)
         if not (queue and self.table.has_room(queue[0])):
             return
@@ -254,6 +268,7 @@ class Engine:
             self.prefiller.advance(request.prefilled_ids for request in islice(queue, self.table.free))
         while queue and queue[0].prefilled_ids in self.prefiller.done and self.table.has_room(queue[0]):
             self._admit(queue.popleft())
+        # The next requests may share a prefill with one that has just started.
         self.prefiller.keep(request.prefilled_ids for request in islice(queue, self.table.slots))
 
     def _admit(self, request: Request) -> None:
@@ -265,7 +280,7 @@ class Engine:
 
     def _read_ahead(self, slot: int, known: Sequence[int]) -> None:
         """Feed a new request's known tokens in chunks, up to the last before its end or first eviction."""
-        end = min(len(known), self.table.room(slot)) - 1
+        end = min(len(known), self.table.room(slot)) - 1  # an ordinary step feeds the last, and then ends or evicts
         for start in range(0, end, self._most_fed):
             self.feed({slot: known[start : min(start + self._most_fed, end)]})
 
@@ -275,6 +290,7 @@ class Engine:
         self.cache.count_step()
         if self.graphs is None:
             return self._decode(live)
+        # A graph may also step free slots, but no parked trunk.
         return self.graphs(self._decode, live, room=self.table.slots - self.table.waiting)[:live]
 
     def _decode(self, rows: int) -> Tensor:
@@ -290,14 +306,14 @@ class Engine:
 
     def _hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return last hidden states [tokens or more, hidden_size] of a step's tokens; the cache has begun the step."""
-        beyond = self.cache.step_tokens - len(tokens)
+        beyond = self.cache.step_tokens - len(tokens)  # an invariant cache may step more tokens, in whole blocks
         return self.model.step_hidden(pad(tokens, (0, beyond)), pad(positions, (0, beyond)), self.cache)
 
     def _sample(self, logits: Tensor) -> None:
         """Draw each live slot's next token from logits [live, vocabulary], and flag the completions that it ends."""
         live = self.cache.live
         positions = self.table.positions[:live]
-        positions += 1
+        positions += 1  # in the table too: the positions of the tokens that are drawn now
         draw = self.cache.operations.draw_tokens
         drawn = draw(logits, self.table.streams[:live], positions, **cuts(self.decoding.sampling))
         written = self.table.append(drawn)
@@ -312,17 +328,18 @@ class Engine:
 
     def _finish_ended(self, *, late: int) -> list[tuple[str, Completion]]:
         """Remove the completions that ended `late` steps ago, for each branch, and drop the tokens drawn since."""
-        ended, found = self.table.ends.read(), []
-        if not late:
+        ended, completions = self.table.ends.read(), []
+        if not late:  # `_step` reads a step late only if it leaves no slot full
             ended = ended | self.table.full()
+        # From the last slot down: a release moves the last live slot into the freed place.
         for slot in reversed(np.flatnonzero(ended).tolist()):
             self.table.generated[slot] -= late
             self.cache.lengths[slot] -= late
             self.clock.tokens -= late
             completion = self._completion(slot)
-            found += [(branch.cell_id, completion) for branch in self.table[slot].branches]
+            completions += [(branch.cell_id, completion) for branch in self.table[slot].branches]
             self.table.release(slot)
-        return found
+        return completions
 
     def _completion(self, slot: int) -> Completion:
         request, evictions = self.table[slot].request, self.table[slot].evictions
@@ -330,14 +347,16 @@ class Engine:
         if broken:
             ids.pop()  # a token drawn from logits that are not finite means nothing
         stopped = not broken and ids[-1] in self.model.stop_ids
-        stop_reason: StopReason = "length" if len(ids) == self.decoding.max_new_tokens else "loop"
+        stop_reason: StopReason = "loop"
         if broken:
             stop_reason = "not_finite"
         elif stopped:
             stop_reason = "stop"
+        elif len(ids) == self.decoding.max_new_tokens:
+            stop_reason = "length"
         shown = ids[:-1] if stopped else ids
         closing = self.model.dialogue.closing_tag(shown)
-        unclosed = len(ids) if self.model.dialogue.thinks else 0
+        unclosed = len(ids) if self.model.dialogue.thinks else 0  # thinking tokens, if no tag closes the thinking
         return Completion(
             problem_id=request.problem_id,
             draw=request.draw,
@@ -355,6 +374,7 @@ class Engine:
 
     def _evict_due(self) -> None:
         """Evict from every live slot that is due. A trunk is parked instead, until its branches can fork."""
+        # From the last slot down: parking moves the last live slot into the freed place.
         for slot in reversed(np.flatnonzero(self.table.due()).tolist()):
             if self.table[slot].is_trunk:
                 self.table.park(slot)
@@ -367,8 +387,8 @@ class Engine:
         with self.clock.time("scoring"):
             view = self._view(slot, state)
             selection = self._selected(state, view, slot)
-        kept, step = selection.keep.shape[-1], int(self.table.generated[slot]) - 1
-        if kept < view.length:
+        kept, step = selection.keep.shape[-1], int(self.table.generated[slot]) - 1  # the newest token is not fed yet
+        if kept < view.length:  # a policy may keep all rows
             with self.clock.time("eviction"):
                 self.cache.evict(slot, selection)
             held: list[int] = []  # nothing reads the kept tokens of a replay

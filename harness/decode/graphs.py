@@ -56,6 +56,7 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         # Graphs run one after another, so they can share the memory of intermediate results.
         pool = next((other.pool() for other, _ in self._captured.values()), None)
+        # thread_local: calls of other threads do not break the capture.
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             logits = step(rows)
         return graph, logits
@@ -63,6 +64,6 @@ class StepGraphs:
 
 def bucket(live: int, slots: int) -> int:
     """Return the smallest of 1, 2, 3, 4, 6, 8, 12, 16 and so on that is at least `live`, and at most `slots`."""
-    power = 1 << (live - 1).bit_length()
-    between = power * 3 // 4
+    power = 1 << (live - 1).bit_length()  # the smallest power of two that is at least `live`
+    between = power * 3 // 4  # 3, 6, 12 and so on lie between two powers
     return min(between if live <= between else power, slots)

@@ -84,6 +84,7 @@ def step_bytes(spec: ModelSpec) -> int:
 
 
 def policies_of(requests: Iterable[Request]) -> list[Policy]:
+    """Return each policy of the requests once, in order."""
     policies = dict[Policy, None]()
     for request in requests:
         policies.update(dict.fromkeys(branch.policy for branch in request.branches))

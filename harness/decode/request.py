@@ -102,11 +102,14 @@ def is_untouched(completion: Completion, policy: Policy) -> bool:
 
 
 def grows(policy: Policy, longest: int, limit: int) -> bool:
-    """True if a completion of `limit` tokens after `longest` prompt tokens may need all rows, or more than at first."""
+    """True if a completion may need a row for every token, or more rows than at its first eviction.
+
+    It has `limit` tokens, after `longest` prompt tokens.
+    """
     capacity, trigger = policy.capacity(longest, limit), policy.trigger(longest)
     if trigger is None or capacity == longest + limit:
         return True
-    rows_at_first_eviction = max(trigger, longest) + 1
+    rows_at_first_eviction = max(trigger, longest) + 1  # the step that finds `trigger` rows writes one more
     return capacity > rows_at_first_eviction
 
 
@@ -116,7 +119,8 @@ def first_eviction(policy: Policy, question_length: int) -> int | None:
     if trigger is None:
         return None
     step = max(trigger, question_length) - question_length
-    # A policy that frees nothing needs a row for every token of a text that continues after its first eviction.
+    # A policy that frees nothing needs a row for every token of a text that continues after its first eviction. The
+    # shortest such text has step + 2 tokens: those fed, the one drawn before the eviction, and the one after it.
     return None if grows(policy, question_length, step + 2) else step
 
 

@@ -80,7 +80,7 @@ class SlotTable:
 
     def __init__(self, cache: SlotCache, *, max_new_tokens: int, find_loops: bool = False) -> None:
         self.cache, self.slots, self.waiting = cache, cache.slots, 0
-        self._states = np.full(cache.slots, None)
+        self._states = np.full(cache.slots, None)  # an array of objects, which moves like the other columns
         self.generated, self.forced, self.limits = np.zeros((3, cache.slots), dtype=np.int64)
         self.triggers = np.full(cache.slots, _NEVER)
         device = cache.slot_ids.device
@@ -89,7 +89,8 @@ class SlotTable:
         self.written = torch.zeros(cache.slots, max_new_tokens, dtype=torch.int64, device=device)
         self.ends = EndFlags(cache.slots, device)
         self.broken = torch.zeros(cache.slots, dtype=torch.bool, device=device)
-        self._periods = torch.arange(1, max_new_tokens // LEAST_REPEATS * find_loops + 1, device=device)
+        longest_period = max_new_tokens // LEAST_REPEATS if find_loops else 0
+        self._periods = torch.arange(1, longest_period + 1, device=device)
         self.agreeing = torch.zeros(cache.slots, len(self._periods), dtype=torch.int64, device=device)
         on_host = self.generated, self.forced, self.limits, self.triggers
         numbers = self.tokens, self.positions, self.streams, self.counts, self.given
@@ -112,6 +113,7 @@ class SlotTable:
 
     def room(self, slot: int) -> int:
         """Return the tokens that a slot can be fed until it is due, the last included."""
+        # It is due once its length exceeds the trigger and two tokens are generated (`due`). A step feeds at least one.
         return max(int(self.triggers[slot]) + 1 - int(self.cache.lengths[slot]), 2 - int(self.generated[slot]), 1)
 
     def full(self) -> np.ndarray:
@@ -124,7 +126,7 @@ class SlotTable:
         Trunks take at most half of the slots, and none starts while the table has enough branches to fill every slot.
         """
         if not self.free or len(request.branches) == 1:
-            return self.free > 0
+            return self.free > 0  # a single branch never forks
         occupied = [*range(self.cache.live), *range(self.slots - self.waiting, self.slots)]
         trunks = [state for state in map(self.__getitem__, occupied) if state.is_trunk]
         unforked = sum(len(trunk.branches) - 1 for trunk in trunks)
@@ -136,7 +138,7 @@ class SlotTable:
         self._seat(slot, SlotState(request, list(request.branches)))
         self.generated[slot], self.counts[slot] = 0, 0
         self._force(slot, len(request.forced))
-        self.limits[slot] = len(request.forced) if request.replayed else self.written.shape[1]
+        self.limits[slot] = len(request.forced) if request.replayed else self.written.shape[1]  # max_new_tokens
         self.written[slot, : len(request.forced)] = uploaded(request.forced, self.written.device)
         self.tokens[slot], self.positions[slot] = request.prompt_ids[-1], len(request.prefilled_ids)
         self.streams[slot], self.agreeing[slot], self.broken[slot] = stream, 0, False
@@ -154,7 +156,7 @@ class SlotTable:
         """Write each live slot's drawn token, [live], or its given token; return the written tokens, [live]."""
         live = self.cache.live
         rows, counts = self.cache.slot_ids[:live], self.counts[:live]
-        if (self.generated[:live] < self.forced[:live]).any():
+        if (self.generated[:live] < self.forced[:live]).any():  # the host knows, so most steps launch no `where`
             drawn = torch.where(counts < self.given[:live], self.written[rows, counts], drawn)
         self.written[rows, counts] = drawn
         self.tokens[:live] = drawn
@@ -166,7 +168,8 @@ class SlotTable:
         """Write `counts` known tokens of `ids` to each slot; all of a slot's tokens but the last have been fed."""
         device = ids.device
         at, sizes = uploaded(slots, device), uploaded(counts, device)
-        ends = sizes.cumsum(0)
+        ends = sizes.cumsum(0)  # where each slot's tokens end in `ids`
+        # A token's column in `written`: the slot's tokens so far, plus the index in `ids`, less the slot's start there.
         places = (self.counts[at] + sizes - ends).repeat_interleave(sizes, output_size=len(ids))
         places += torch.arange(len(ids), device=device)
         self.written[at.repeat_interleave(sizes, output_size=len(ids)), places] = ids
@@ -183,6 +186,7 @@ class SlotTable:
         live = slice(self.cache.live)
         self._count_agreeing(live, 1)
         needed = (LEAST_REPEATS * self._periods).clamp(min=LEAST_TOKENS)
+        # The first period of a loop agrees with nothing before it, and counts too.
         return (self.agreeing[live] + self._periods >= needed).any(-1)
 
     def _count_agreeing(self, slots: slice, count: int) -> None:
@@ -191,7 +195,8 @@ class SlotTable:
         before = places[..., None] - self._periods  # [slots, count, periods]
         rows = self.cache.slot_ids[slots, None]
         equal = self.written[rows, places][..., None] == self.written[rows[..., None], before.clamp(min=0)]
-        unbroken = (equal & (before >= 0)).long().cumprod(dim=1)
+        unbroken = (equal & (before >= 0)).long().cumprod(dim=1)  # 1 up to the first token that differs, then 0
+        # The count goes on from before only if all `count` tokens agree.
         self.agreeing[slots] = unbroken.sum(dim=1) + self.agreeing[slots] * unbroken[:, -1]
 
     def add_eviction(self, slot: int, eviction: Eviction) -> None:
@@ -214,7 +219,7 @@ class SlotTable:
         if upper > last:
             self._copy(slot, upper)
             self._copy(last, slot)
-        else:
+        else:  # no slot is free: the last live slot's place becomes the parked one's
             self._swap(slot, last)
         self.cache.live -= 1
         self.waiting += 1
@@ -224,7 +229,7 @@ class SlotTable:
         parked, slot = self.slots - self.waiting, self.cache.live
         trunk = self[parked]
         due = [branch for branch in trunk.branches if self.cache.lengths[parked] > trunk.trigger(branch)]
-        resumes = not due or not trunk.is_trunk
+        resumes = not due or not trunk.is_trunk  # then it leaves its place; else a copy of it becomes a branch
         if self.free:
             self._copy(parked, slot)
         elif not resumes:
@@ -235,7 +240,7 @@ class SlotTable:
             self.waiting -= 1
         else:
             trunk.branches.remove(due[0])
-            self._seat(parked, trunk)
+            self._seat(parked, trunk)  # its trigger is that of the branches that remain
             self._seat(slot, SlotState(trunk.request, due[:1]))
         return slot
 
@@ -265,9 +270,9 @@ def view_slot(
     length = int(cache.lengths[slot])
     positions = cache.positions[slot, ..., :length]
     if not policy.per_head:
-        positions = positions[0, 0]
+        positions = positions[0, 0]  # alike in all layers and heads
     token_ids = text_ids[positions]
-    newest = len(text_ids) - 2
+    newest = len(text_ids) - 2  # the position of the last token that was fed
     signals = dict[Signal, Tensor]()
     for signal in policy.signals:
         recorder = cache.recorders[signal]
@@ -300,7 +305,8 @@ class _Layers(Sequence[Tensor]):
 
     def __getitem__(self, layer: Any) -> Any:
         if isinstance(layer, slice):
-            return [self[one] for one in range(len(self))[layer]]
+            return [self[index] for index in range(len(self))[layer]]
+        # A range resolves a negative index, and raises IndexError, which ends a loop over the layers.
         return self.cache.storage.read(range(len(self))[layer], self.slot, self.length)[self.which]
 
 
@@ -319,7 +325,7 @@ class Prefiller:
 
     def __init__(self, model: LoadedModel, *, keep_queries: bool, alone: bool = False) -> None:
         self.model, self.keep_queries, self.alone, self.step_tokens = model, keep_queries, alone, STEP_TOKENS
-        self.done: dict[_Ids, Prefill] = {(): Prefill()}
+        self.done: dict[_Ids, Prefill] = {(): Prefill()}  # nothing is prefilled of a prompt of one token
         self._begun: tuple[_Ids, Prefill, DynamicCache] | None = None
 
     def keep(self, wanted: Iterable[_Ids]) -> None:
@@ -335,9 +341,10 @@ class Prefiller:
             self._begun = missing[0], Prefill(keep_queries=self.keep_queries), self.model.new_cache()
         if self._begun is not None:
             return self._next_chunk(*self._begun)
-        widths = accumulate(map(len, missing), max)
+        widths = accumulate(map(len, missing), max)  # of the first prompt, the first two, and so on, with padding
         count = max(1, sum(number * width <= self.step_tokens for number, width in enumerate(widths, start=1)))
-        for prompts in [[ids] for ids in missing[:count]] if self.alone else [missing[:count]]:
+        batches = [[ids] for ids in missing[:count]] if self.alone else [missing[:count]]
+        for prompts in batches:
             prefills = [Prefill(keep_queries=self.keep_queries) for _ in prompts]
             padded = pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True).to(self.model.device)
             self.model.read(padded, 0, PaddedPrefill(prefills, list(map(len, prompts))), self.model.new_cache())

@@ -60,7 +60,10 @@ def templated(
 
 @contextmanager
 def _dated(today: str) -> Iterator[None]:
-    """Give templates this date inside the block; transformers' templates can only ask for today's date."""
+    """Give templates this date inside the block; transformers' templates can only ask for today's date.
+
+    They ask `datetime.now()` of the module that renders them.
+    """
 
     class Date(datetime):
         @classmethod
@@ -101,7 +104,7 @@ class ControlTokens:
             return match.group()
         # A tokenizer may also read other spellings of a token.
         ids = self._control_ids(self._tokenizer(text, add_special_tokens=False).input_ids)
-        return str(self._tokenizer.convert_ids_to_tokens(min(ids))) if ids else None
+        return str(self._tokenizer.convert_ids_to_tokens(min(ids))) if ids else None  # the lowest, so always the same
 
     def first_in(self, ids: list[int]) -> int | None:
         """Return the first control token among the ids; None if there is none."""
@@ -124,7 +127,7 @@ class ControlTokens:
         plain = ""  # text since the last control token
         before = ""  # the last control token
         for number, edge in enumerate(edges):
-            if number:
+            if number:  # the question stands between two edges
                 plain += question
             control_tokens = list(self._pattern.finditer(edge))
             if control_tokens:
@@ -164,6 +167,7 @@ class ControlTokens:
 
     def encode_behind(self, text: str) -> list[int]:
         """Token ids of a text with its control tokens, as it is read behind another control token."""
+        # The first id is the stand-in's.
         return list(self._whole_tokenizer.encode(_LEAVES_BLANKS + text, add_special_tokens=False).ids[1:])
 
     @cached_property

@@ -102,7 +102,7 @@ class ModelConfig:
 
     @property
     def _gguf_file(self) -> Path | None:
-        """The file that `gguf` names, whose weights a built model does not read."""
+        """The file that `gguf` names; None without one, and for a built model, which does not read it."""
         return None if self.gguf is None or self.is_built else Path(annex("gguf").find_gguf(self.gguf))
 
     @property
@@ -155,6 +155,7 @@ class ModelConfig:
             weights = f"random@{content_hash([dict(self.config or {}), dict(self.special_tokens or {})])}"
         else:
             hashes = [*self._checkpoint_files().values()]
+            # The last hash is of all files together.
             weights = hashes[-1] if hashes else f"{self.place}@{self.commit or self.revision}"
         if self.adapter is None:
             return weights
@@ -168,7 +169,7 @@ class ModelConfig:
         if file is not None:
             return contains(file, _DATE)
         folder = Path(self.place)
-        if not folder.is_dir():
+        if not folder.is_dir():  # the template may not be on this disk yet; the usual date leaves a cell_id as it was
             return self.today != ModelConfig.today
         files = [*folder.rglob("*.jinja"), *(folder / name for name in _TEMPLATES)]
         return any(contains(file, _DATE) for file in files if file.is_file())

@@ -53,7 +53,7 @@ class Dialogue:
         low, high = 0, len(ids)
         while low < high:  # by halves: `low` tokens fit, more than `high` do not
             middle = (low + high + 1) // 2
-            count, length = self._whole(ids, text, middle)
+            count, length = self._whole(ids, text, middle)  # no number from `middle` to `count` - 1 ends a character
             if length <= chars:
                 low = count
             else:
@@ -81,6 +81,7 @@ class Dialogue:
         text = self.asked(prompt)
         has_no_template = self.config.chat_template == "none"
         ids = self._prompt_ids(prompt, text, add_special_tokens=has_no_template)
+        # A template writes its special tokens in `text`; without one the tokenizer adds some that `text` has not.
         added = self.encode("", add_special_tokens=has_no_template)
         self._check_said(text, [token for token in ids if token not in added])
         return ids
@@ -119,6 +120,7 @@ class Dialogue:
         if unknown is not None and unknown in actual:
             pieces = [re.escape("".join(piece.split())) for piece in actual.split(unknown)]
             first, *middle, last = pieces
+            # Each piece must follow at its first place (an atomic group): trying all places could take forever.
             between = "".join(f"(?>.*?{piece})" for piece in middle)
             if re.fullmatch(f"{first}{between}.*{last}", "".join(expected.split()), re.DOTALL):
                 return
@@ -133,6 +135,7 @@ class Dialogue:
     def _normalised(self, text: str) -> str:
         normalizer = self.tokenizer.backend_tokenizer.normalizer
         normalised = text if normalizer is None else normalizer.normalize_str(text)
+        # SentencePiece writes a space as ▁, and some tokenizers add or drop one.
         return re.sub("[ ▁]+", " ", normalised).strip()
 
     @cached_property
@@ -153,7 +156,7 @@ class Dialogue:
         The template may contain the question's own words, so another question shows where the edges are.
         """
         edges = self.asked(OTHER_QUESTION).split(OTHER_QUESTION)
-        for question in (prompt, prompt.strip()):
+        for question in (prompt, prompt.strip()):  # many templates strip a message
             if question.join(edges) == text:
                 return edges, question
         raise ValueError("the chat template writes other text around this question")
@@ -186,7 +189,7 @@ class Dialogue:
             return "unopened"
         tail = self._behind_question  # a question may contain a tag; the template's tag comes last
         if not prompt.endswith(tail):  # what the template writes here depends on the question
-            # The tail of an empty question is empty.
+            # Behind an empty question nothing is looked at: every text contains it everywhere.
             tail = prompt.rpartition(question.strip() or prompt)[2]
         start, end = self.config.think_start, self.config.think_end
         opened = tail.rfind(start) if start else -1
@@ -216,7 +219,7 @@ class Dialogue:
         if always_asks:  # look between the two turns
             behind = behind.partition(OTHER_QUESTION)[0]
             if before.partition(OTHER_QUESTION)[0].endswith(behind):
-                return None  # this token opens a turn
+                return None  # the same text stands before the first question, so it opens a turn and ends none
         return self._control_tokens.first_in(list(self.encode(behind)))
 
     def asked(self, prompt: str) -> str:

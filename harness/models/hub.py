@@ -33,13 +33,14 @@ def is_reachable() -> bool:
         request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
         try:
             urllib.request.urlopen(request, timeout=5.0).close()
-        except HTTPError:
+        except HTTPError:  # an answer, such as "not allowed"
             pass
         except OSError as error:
-            is_certificate = isinstance(getattr(error, "reason", error), ssl.SSLError)
+            is_certificate = isinstance(getattr(error, "reason", error), ssl.SSLError)  # URLError names its cause
             constants.HF_HUB_OFFLINE = not is_certificate
         except (HTTPException, ValueError):  # the server does not speak HTTP, or the address is none
             constants.HF_HUB_OFFLINE = True
+    # datasets copied the constant when it was imported.
     if constants.HF_HUB_OFFLINE and "datasets" in sys.modules:
         sys.modules["datasets"].config.HF_HUB_OFFLINE = True
     return not constants.HF_HUB_OFFLINE
@@ -98,12 +99,13 @@ def from_place(load: Callable[..., Loaded], place: str, revision: str | None) ->
 
 
 def cached_file(place: str, revision: str | None, name: str) -> Path | None:
-    """Return a file of a folder, or of the hub's local cache; None if there is none."""
+    """Return the path of a file in a folder, whether or not it exists, or in the hub's local cache, else None."""
     if Path(place).is_dir() or not _ID.fullmatch(place):
         return Path(place) / name
     from huggingface_hub import try_to_load_from_cache
 
     path: Any = try_to_load_from_cache(place, name, revision=revision)
+    # None: the cache does not know; another object: the cache knows that the hub does not have the file.
     return Path(path) if isinstance(path, str) else None
 
 

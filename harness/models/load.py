@@ -72,6 +72,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
                 whole = AutoModelForCausalLM.from_config(text_of(architecture), **how)
         else:
             how |= {"revision": config.commit, "trust_remote_code": False, "config": architecture}
+            # Without `safetensors_only`, None lets transformers take either kind of file.
             how |= {"use_safetensors": config.safetensors_only or None, "output_loading_info": True}
             is_text = text_of(architecture) is architecture
             auto_class: Any = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
@@ -147,8 +148,9 @@ def add_adapter(network: Any, folder: str, whole: Any = None) -> Any:
             names = stored.keys()
         of_whole = any(".language_model." in name for name in names)
         wrapped = PeftModel.from_pretrained(whole if of_whole else network, folder)
+        # Names on one side alone are an adapter's tensors that the network has no place for, or places left empty.
         check_tensors(get_peft_model_state_dict(wrapped).keys() ^ names)
-        merge(wrapped)
+        merge(wrapped)  # into the network itself
     except Exception as error:  # a damaged file, a shape that does not fit: peft raises many errors
         unfit = f"model.adapter={folder} cannot be added to the weights ({_first_line(error)})"
         raise UserError(f"{unfit}: name another LoRA adapter, or null.") from error
@@ -164,6 +166,7 @@ def _check_planned(model: LoadedModel) -> None:
     config = model.config
     if config.config is None or config.is_built or config.gguf is not None or Path(config.place).is_dir():
         return
+    # With random weights a spec is read from `model.config` alone.
     planned, loaded = read_spec(replace(config, random_weights=True)), model.spec
     if planned.cache_shape(config.dtype) != model.shape or planned.hidden_size != loaded.hidden_size:
         other = f"model.config describes another model than {config.place} has ({planned} and {loaded})"
@@ -234,7 +237,7 @@ def _check_text(model: LoadedModel) -> None:
 def _check_ends(model: LoadedModel) -> None:
     """Refuse end tokens that no model writes; print a note if only the tokenizer or only the template names one."""
     ends, rows, name = model.stop_ids, model.spec.vocab_size, model.config.name
-    impossible = [end for end in ends if type(end) is not int or not 0 <= end < rows]
+    impossible = [end for end in ends if type(end) is not int or not 0 <= end < rows]  # true is an int to isinstance
     if impossible:
         never = f"model={name} names the end tokens {list(ends)}, and no model of {rows:,} tokens writes {impossible}"
         raise UserError(f"{never}: correct eos_token_id in its generation_config.json.")
@@ -259,7 +262,7 @@ def _check_spaces(model: LoadedModel) -> None:
         return
     text = model.dialogue.asked("?")
     ids = model.dialogue.encode(text)
-    splitter.prepend_scheme = "always"
+    splitter.prepend_scheme = "always"  # as llama.cpp does: only a difference matters
     try:
         if model.dialogue.encode(text) == ids:
             return

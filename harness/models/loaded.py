@@ -71,11 +71,13 @@ class FusedStep:
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states [tokens, hidden_size] of tokens at positions [tokens]; `cache` has begun the step."""
+        # `update`: what the last block adds to the states; each norm adds it first, in one kernel.
         states, update = functional.embedding(tokens, self.embedding.weight), None
         cos, sin = self._turns(positions, states.dtype)
         operations = cache.operations
         for layer, memory in zip(self.layers, cache.layers, strict=True):
             states, normed = operations.add_norm(states, update, *layer.norm)
+            # The heads of queries, keys and values side by side.
             heads = cache.linear(normed, layer.qkv, layer.qkv_bias).view(len(tokens), -1, self.head_dim)
             query = memory.rotate(heads, cos, sin, q_heads=self.q_heads, norms=layer.head_norms)
             mixed = memory.attend(query, {"scaling": self.scaling}).flatten(1)
@@ -237,11 +239,13 @@ class LoadedModel:
         if cache is not None and "linear" in self.shape.kinds:
             assert len(ids) == 1, "a linear layer would read the padding of a shorter prompt"
             first = prefill.parts[0][0] if isinstance(prefill, PaddedPrefill) else prefill
+            # Only prompts of one length, so here one prompt, are read through linear layers.
             linears: list[Any] = [cache.layers[i] for i, kind in enumerate(self.shape.kinds) if kind == "linear"]
             first.states = []
             for layer in linears:
+                # transformers numbers a layer's states; these families have one of a kind, or no recurrent one.
                 states = (layer.conv_states[0], layer.recurrent_states[0])
-                first.states.append([state[0] for state in states if state is not None])
+                first.states.append([state[0] for state in states if state is not None])  # of the one prompt
         return hidden
 
     def not_finite_in(self, ids: Sequence[int]) -> str:
@@ -264,13 +268,14 @@ class LoadedModel:
                 hook.remove()
         if broken:
             return f"layer {broken[0] + 1} of {len(layers)}"
+        # If the network computes this text without a fault, the fault came of the rows that the cache gave it.
         return "the cache" if logits.isfinite().all() else "the product behind the last layer"
 
     def _decoder_layers(self) -> nn.ModuleList:
         """Return the network's list of decoder layers, which each family names otherwise."""
         for module in self.network.modules():
             if isinstance(module, nn.ModuleList) and len(module) == len(self.shape.layer_kinds):
-                return module
+                return module  # modules() goes from outside in, so a layer's own list comes later
         raise AssertionError("a network without a list of layers")
 
     def check_finite(self, hidden: Tensor, ids: Sequence[int], text: str) -> None:
@@ -300,7 +305,7 @@ class StepProducts:
     def __init__(self, network: nn.Module) -> None:
         self._linear: Linear = functional.linear
         for module in network.modules():
-            if type(module) is nn.Linear:
+            if type(module) is nn.Linear:  # a subclass may compute more than a product
                 module.forward = partial(self._multiply, module)  # type: ignore[method-assign]
 
     @contextmanager
@@ -322,7 +327,7 @@ class OwnHead:
 
     def __init__(self, network: Any) -> None:
         head = network.get_output_embeddings()
-        [name] = [name for name, module in network.named_children() if module is head]
+        [name] = [name for name, module in network.named_children() if module is head]  # such as lm_head
         self._given, self._product = _GivenStates(), _Product(head)
         # The same network, with these in place of its layers and of its last product.
         self._network = copy.copy(network)

@@ -31,6 +31,7 @@ def warnings_as_notes() -> Iterator[None]:
     from transformers.utils import logging as library
 
     library.warning_once.cache_clear()  # another model may have had the same warning
+    # transformers' own handlers would print each warning as it comes.
     logger, collector = logging.getLogger("transformers"), _Collector()
     handlers, level = logger.handlers, logger.level
     logger.handlers, logger.level = [collector], logging.WARNING

@@ -65,7 +65,7 @@ def check_steps(model: LoadedModel, impl: Implementation = "torch") -> None:
         fails = f"fails over a slot cache ({lines_of(error)[0].rstrip('.')[:200]})"
         raise _refused(model, fails, impl) from error
     difference = _difference(logits, expected)
-    if not difference <= _ALLOWED[model.config.dtype]:
+    if not difference <= _ALLOWED[model.config.dtype]:  # also if it is NaN
         other = f"has other logits over a slot cache, by {difference:.3g} of their standard deviation"
         raise _refused(model, other, impl)
     model.compared.add(impl)
@@ -87,6 +87,7 @@ def text_part(whole: Any) -> Any:
     text = whole.config.get_text_config()
     if text is whole.config:
         return whole
+    # The class of the text model, without weights, gets the modules of the whole network.
     with torch.device("meta"):
         network = transformers.AutoModelForCausalLM.from_config(text, dtype=whole.dtype)
     setattr(network, network.base_model_prefix, whole.get_decoder())
@@ -105,19 +106,23 @@ def _logits(network: Any) -> Tensor:
 def _check_same(network: Any, expected: Tensor, how: str) -> None:
     """Raise ValueError if the network's logits are not the expected ones; `how` says how it was changed."""
     difference = _difference(_logits(network), expected)
+    # Also if it is NaN.
     if not difference <= _ALLOWED[str(network.dtype).removeprefix("torch.")]:
         tied = f"tie_word_embeddings is {network.config.tie_word_embeddings}"
         raise ValueError(f"{how}, its logits are others by {difference:.3g} of their standard deviation, and {tied}")
 
 
 def _text(device: torch.device, rows: int) -> Tensor:
-    """Return the token ids [1, tokens] of the check's text, below the embedding's rows."""
+    """Return the token ids [1, tokens] of the check's text, below the embedding's rows.
+
+    Any ids serve; steps of 7 from 3 make them differ, and pass by the special tokens that often come first.
+    """
     return torch.arange(3, 3 + 7 * _CHECKED, 7, device=device)[None] % rows
 
 
 def _difference(found: Tensor, expected: Tensor) -> Tensor:
     """Return the root mean square difference, in standard deviations of the expected logits."""
-    return (found - expected).square().mean().sqrt() / expected.std().clamp(min=1e-12)
+    return (found - expected).square().mean().sqrt() / expected.std().clamp(min=1e-12)  # logits may all be alike
 
 
 def _refused(model: LoadedModel, what: str, impl: Implementation = "torch") -> UserError:
@@ -151,7 +156,7 @@ def _short_windows(model: LoadedModel) -> Iterator[None]:
 def _first_position(model: LoadedModel) -> int:
     """The position of the text's first token: the steps lie beyond the original length, unless longer texts are
     refused, and the prompt's rows begin where a window's memory does."""
-    config, window = model.network.config, model.spec.window or 1
+    config, window = model.network.config, model.spec.window or 1  # 1: any position will do
     if model.spec.limited:
         return 0
     rope = getattr(config, "rope_parameters", None) or {}
@@ -161,8 +166,8 @@ def _first_position(model: LoadedModel) -> int:
         if length is not None:
             lengths.append(length)
     original_length = min(lengths, default=model.spec.positions or 0)
-    first = max(0, int(original_length) - _PROMPT)
-    windows = math.ceil(first / window)
+    first = max(0, int(original_length) - _PROMPT)  # the steps come right after the prompt
+    windows = math.ceil(first / window)  # a ring of rows starts anew at each multiple of the window
     return windows * window
 
 
@@ -196,6 +201,7 @@ def _check_rows(model: LoadedModel, prefill: Prefill) -> None:
     for key, value in (*prefill.rows, *prefill.windows):
         _check_heads(model, "k", key, shape.kv_heads)
         _check_heads(model, "v", value, shape.kv_heads)
+    # The prefill does not note the order of the layers, only how many there are of each kind.
     kinds = ("full",) * len(prefill.rows) + ("window",) * len(prefill.windows) + ("linear",) * len(prefill.states)
     if sorted(kinds) != sorted(shape.layer_kinds):
         raise _refused(model, f"has layers {', '.join(kinds)}, not {', '.join(shape.layer_kinds)}")
@@ -232,9 +238,9 @@ def _masks(network: Any, shape: CacheShape) -> Any:
     """Return what each token does not see, as the network's code takes it: one mask, or one per kind of layer."""
     everywhere = torch.ones(_CHECKED, _CHECKED, dtype=torch.bool, device=network.device)
     later = everywhere.triu(1)
-    evicted = later.clone()
+    evicted = later.clone()  # in layers of full attention; windows and states are not evicted from
     evicted[-1, [i for i in range(_CHECKED - 1) if i not in _KEPT]] = True
-    before_window = ~everywhere.triu(1 - shape.window)
+    before_window = ~everywhere.triu(1 - shape.window)  # a token sees itself and the window - 1 before it
     zeros = torch.zeros(1, 1, _CHECKED, _CHECKED, dtype=network.dtype, device=network.device)
     lowest = torch.finfo(network.dtype).min
     masks: dict[LayerKind, Tensor | None] = {
@@ -242,6 +248,7 @@ def _masks(network: Any, shape: CacheShape) -> Any:
         "window": zeros.masked_fill(later | before_window, lowest),
         "linear": None,
     }
+    # A network with layers of one kind takes one mask.
     if len(set(shape.layer_kinds)) == 1:
         return masks[shape.layer_kinds[0]]
     return {name: masks[kind] for name, kind in zip(network.config.layer_types, shape.layer_kinds, strict=True)}

@@ -101,14 +101,16 @@ class ModelSpec:
         if unknown:
             raise _refused(family, f"rotary embeddings of type {', '.join(unknown)}")
         heads, hidden = facts.size("num_attention_heads"), facts.size("hidden_size")
-        fusable = family in _PLAIN and facts["hidden_act"] in (None, "silu")
+        fusable = family in _PLAIN and facts["hidden_act"] in (None, "silu")  # None: the family's default, silu
+        # Limited: ropes that change with the text's length, a table of positions, a window that would begin to act.
         limited = not ropes <= _FIXED_ROPES or family in _TABLES or ("window" in named_kinds and not window_acts)
         return cls(
             family=family,
             layer_kinds=tuple(kinds),
-            window=window if window and "window" in kinds else 0,
+            window=window if window and "window" in kinds else 0,  # `kinds` may have made windows full
             states=_states(facts) if "linear" in kinds else (),
             q_heads=heads,
+            # gpt_bigcode says multi_query.
             kv_heads=1 if facts["multi_query"] else facts.size("num_key_value_heads", heads),
             head_dim=facts.size("head_dim", hidden // heads),
             hidden_size=hidden,
@@ -117,6 +119,7 @@ class ModelSpec:
             limited=limited,
             plain_head=family in _PLAIN,
             fusable=fusable and not limited and not facts["mlp_bias"],
+            # Each family with experts has one of these names for the experts of a token.
             experts=any(facts[name] for name in ("num_experts_per_tok", "moe_topk", "moe_k")),
             tied=bool(facts["tie_word_embeddings"]),
             parameters=_parameters(facts) if family in _PLAIN else None,
@@ -137,7 +140,7 @@ class ModelSpec:
 
         from kvsweep.compression.cache_rows import CacheShape
 
-        kinds = self.layer_kinds if self.layers < len(self.layer_kinds) else ()
+        kinds = self.layer_kinds if self.layers < len(self.layer_kinds) else ()  # (): all are full
         same = ("layers", "window", "states", "q_heads", "kv_heads", "head_dim")
         return CacheShape(kinds=kinds, dtype=getattr(torch, dtype), **{name: getattr(self, name) for name in same})
 
@@ -184,6 +187,7 @@ def _parameters(facts: _Facts) -> int | None:
         return None
     hidden, heads = facts.size("hidden_size"), facts.size("num_attention_heads")
     head_dim = facts.size("head_dim", hidden // heads)
+    # Twice `heads` for queries and output, twice the kv heads for keys and values; then gate, up and down.
     attention = 2 * hidden * head_dim * (heads + facts.size("num_key_value_heads", heads))
     mlp = 3 * hidden * inner
     tables = 1 if facts["tie_word_embeddings"] else 2
@@ -212,7 +216,7 @@ def _layers(facts: _Facts, family: str) -> tuple[list[LayerKind], int | None]:
     if window is None:
         off = "use_sliding_window=false" if family in _SWITCHED else "no sliding_window"
         raise _refused(family, f"layers of kind {', '.join(_WINDOW)}, and {off}")
-    return layers, facts.size("sliding_window")
+    return layers, facts.size("sliding_window")  # refuses what is no positive whole number
 
 
 def _typed_layers(facts: _Facts, family: str, count: int) -> list[LayerKind]:
@@ -231,16 +235,17 @@ def _typed_layers(facts: _Facts, family: str, count: int) -> list[LayerKind]:
 
 def _states(facts: _Facts) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of a linear layer's states: a short convolution's inputs, or also a delta rule's sum."""
-    if facts["conv_L_cache"]:
+    if facts["conv_L_cache"]:  # lfm2: a short convolution alone
         return ((facts.size("hidden_size"), facts.size("conv_L_cache")),)
     key_heads, key_dim = facts.size("linear_num_key_heads"), facts.size("linear_key_head_dim")
     value_heads, value_dim = facts.size("linear_num_value_heads"), facts.size("linear_value_head_dim")
-    channels = 2 * key_heads * key_dim + value_heads * value_dim
+    channels = 2 * key_heads * key_dim + value_heads * value_dim  # queries and keys, and values
     return (channels, facts.size("linear_conv_kernel_dim")), (value_heads, key_dim, value_dim)
 
 
 def rope_parts(rope: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """Return the settings of rotary embeddings for all layers, or for each kind of layer."""
+    """Return the settings of rotary embeddings: those for all layers, or those of each kind of layer, by whose name
+    some families nest them."""
     if rope is None:
         return [{}]
     of_kinds = [part for part in rope.values() if isinstance(part, Mapping)]
@@ -254,7 +259,7 @@ def _longest(facts: _Facts, ropes: set[str]) -> int | None:
     """
     rope = facts["rope_parameters"] or facts["rope_scaling"] or {}
     lengths = [facts["max_position_embeddings"]]
-    if not ropes <= _FIXED_ROPES:
+    if not ropes <= _FIXED_ROPES:  # dynamic, longrope: another embedding beyond the original length
         lengths += [source["original_max_position_embeddings"] for source in (facts, _Facts(rope))]
     return min((length for length in lengths if length is not None), default=None)
 
@@ -277,10 +282,11 @@ def _is_plain(fields: Any) -> bool:
     """True if a config.json has every field that a spec needs, without transformers' defaults."""
     if not isinstance(fields, Mapping) or fields.get("model_type") not in _PLAIN or "per_layer_config" in fields:
         return False
-    if fields.get("use_sliding_window") and "layer_types" not in fields:
+    if fields.get("use_sliding_window") and "layer_types" not in fields:  # transformers decides which layers slide
         return False
-    if "layer_types" in fields and not isinstance(fields["layer_types"], list):
+    if "layer_types" in fields and not isinstance(fields["layer_types"], list):  # null: transformers fills it in
         return False
+    # Without head_dim, qwen3's default is no quotient of other fields.
     needed = (*_SIZES, "head_dim") if fields["model_type"] == "qwen3" else _SIZES
     return all(isinstance(fields.get(name), int) for name in needed)
 
@@ -301,7 +307,7 @@ def read_architecture(config: ModelConfig) -> Any:
         raise
     except OSError as error:
         raise cannot_load(config, error) from error
-    except ValueError as error:
+    except ValueError as error:  # a folder that lacks files, or a config that transformers does not take
         if _lack(config):
             raise cannot_load(config, error) from error
         raise UserError(f"model={config.name}: {error}") from error
