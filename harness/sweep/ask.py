@@ -99,6 +99,7 @@ class _Usage(msgspec.Struct):
     @property
     def generated(self) -> int:
         """All generated tokens. Some servers count thinking beside the completion, which then only the total shows."""
+        # More thinking than completion cannot be a part of it, so it was counted beside it.
         if self.total_tokens is None and (self.thinking or 0) > self.completion_tokens:
             return self.completion_tokens + (self.thinking or 0)
         return max(self.completion_tokens, (self.total_tokens or 0) - self.prompt_tokens)
@@ -120,12 +121,12 @@ def fill(work: OpenCells) -> None:
 
 async def _ask_all(work: OpenCells) -> None:
     """Ask for the missing completions of all cells at once."""
-    lacking = [store for store in work.stores.values() if not store.finished_pairs.issuperset(work.share.pairs)]
-    caches = [_cache_in_log(store.cell.policy) for store in lacking]  # a log that says nothing ends the sweep here
-    tokens = {store.cell.cell_id: 0 for store in lacking}  # of the completions that arrive
+    incomplete = [store for store in work.stores.values() if not store.finished_pairs.issuperset(work.share.pairs)]
+    caches = [_cache_in_log(store.cell.policy) for store in incomplete]  # a log that says nothing ends the sweep here
+    tokens = {store.cell.cell_id: 0 for store in incomplete}  # of the completions that arrive
     beat = asyncio.create_task(_beat())
-    work.reporter.counters.append(lambda: sum(tokens.values()))
-    fills = [_fill(work, store, tokens, cache) for store, cache in zip(lacking, caches, strict=True)]
+    work.reporter.counters.append(lambda: sum(tokens.values()))  # the status file shows the tokens so far
+    fills = [_fill(work, store, tokens, cache) for store, cache in zip(incomplete, caches, strict=True)]
     results = await asyncio.gather(*fills, return_exceptions=True)
     beat.cancel()
     for failure in results:
@@ -143,19 +144,21 @@ async def _fill(work: OpenCells, store: CellStore, tokens: dict[str, int], cache
     """Ask a cell's server for the missing completions; `tokens` counts those of each cell that arrive."""
     job, server, cell_id = work.share.job, store.cell.policy, store.cell.cell_id
     assert isinstance(server, Server)
-    started = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "code": describe_code()}
+    origin = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "code": describe_code()}
     timeout = openai.Timeout(None, connect=CONNECT_S)  # a long text takes hours on a slow server
-    # Without these the client would send those of another place, from the environment.
-    names: Any = {"api_key": server.key or "none", "organization": "", "project": ""}
-    async with openai.AsyncOpenAI(base_url=server.url, max_retries=RETRIES, timeout=timeout, **names) as client:
+    # Without these the client would send those of another place, from the environment; it refuses an empty key.
+    account: Any = {"api_key": server.key or "none", "organization": "", "project": ""}
+    async with openai.AsyncOpenAI(base_url=server.url, max_retries=RETRIES, timeout=timeout, **account) as client:
         cache = {**await _cache_on_pages(client, server.url), **cache_in_log}
-        decoding_pass = {**started, "url": server.url, "cache": cache}
+        decoding_pass = {**origin, "url": server.url, "cache": cache}
+        # What earlier passes say of the server, with which its answers now have to agree.
         record = record_of(store.begin_pass(job.provenance(store.cell), decoding_pass))
         asker = _Asker(job=job, server=server, client=client, cache=cache_of(cache), record=record)
 
         async def answer(pair: Pair) -> None:
             completion = await asker.ask(pair)
             if completion is not None:
+                # The model, provider and system that the answers have named so far.
                 store.note(**{name: asker.record[name] for name in ("model", *ROUTED) if name in asker.record})
                 work.append(cell_id, completion)
                 tokens[cell_id] += completion.num_tokens
@@ -168,7 +171,7 @@ async def _fill(work: OpenCells, store: CellStore, tokens: dict[str, int], cache
                 for pair in work.share.pairs:
                     if work.lacks(cell_id, pair):
                         tasks.create_task(answer(pair))
-        except ExceptionGroup as errors:
+        except ExceptionGroup as errors:  # the first error has cancelled the other tasks
             raise errors.exceptions[0] from None
         if asker.refused:
             raise asker.refusal
@@ -177,13 +180,14 @@ async def _fill(work: OpenCells, store: CellStore, tokens: dict[str, int], cache
 async def _cache_on_pages(client: openai.AsyncOpenAI, url: str) -> dict[str, str]:
     """What a server says of its cache and its limit, by its own names; empty for many."""
     impatient = client.with_options(max_retries=0, timeout=CONNECT_S)
+    # The pages lie at the host's root, or beside the /v1 of an address that has a path before it. Often both are one.
     roots = dict.fromkeys([urljoin(url, "/"), url.removesuffix("/").removesuffix("/v1") + "/"])
     values: dict[str, str] = {}
     for root in roots:
         for page in _PAGES:
-            with suppress(openai.APIError):
+            with suppress(openai.APIError):  # few servers have all pages
                 text = await impatient.get(root + page, cast_to=str)
-                values |= _ON_PAGES.findall(text)
+                values |= _ON_PAGES.findall(text)  # pairs of a name and its value
     return values
 
 
@@ -197,10 +201,10 @@ def _cache_in_log(server: Policy) -> dict[str, str]:
         raise UserError(f"engine.log={server.log} is no file: name the server's log.")
     with open_file(path, linked=True) as file:
         text = file.read(_LOG_START).decode(errors="replace")
-    values = defaultdict[str, dict[str, None]](dict)  # of each name, in their order
+    values = defaultdict[str, dict[str, None]](dict)  # each name's different values, in the order of the log
     for match in _OF_LOG.finditer(text):
         for name, value in match.groupdict().items():
-            if value:
+            if value:  # a line has the values of some of the names
                 values[name][value] = None
     if not values:
         silent = f"engine.log={server.log} says nothing of a cache"
@@ -228,7 +232,8 @@ class _Asker:
         second = await asyncio.gather(*map(self.ask, pairs))
         same = 0
         for completion, again in zip(first, second, strict=True):
-            same += (completion and completion.text) == (again and again.text)  # also if the server gives none twice
+            # A refused request gives None, so two refusals count as equal.
+            same += (completion and completion.text) == (again and again.text)
         print(f"{self.server.name}: {same} of {len(pairs)} requests sent twice gave the same text", flush=True)
 
     async def ask(self, pair: Pair) -> Completion | None:
@@ -245,7 +250,7 @@ class _Asker:
                 if len(self.refused) > max(_MOST_REFUSED, self.taken):
                     raise self.refusal from None
                 return None
-            self.refused.pop(pair, None)
+            self.refused.pop(pair, None)  # `check` asks a pair again, which may then be answered
             return completion
 
     @property
@@ -269,13 +274,15 @@ class _Asker:
         try:
             return (await api.with_raw_response.create(**request)).content
         except openai.APIStatusError as error:
-            status, answer = error.status_code, error.response.text
+            status = error.status_code
+            answer = error.response.text
             what = f"answers {status}: {answer}"
             is_too_long = status == 500 and _OF_LENGTH.search(answer)  # as llama.cpp says it
             if status in _OF_ONE_QUESTION or is_too_long:
                 raise self._error(what, _RefusedError, self._remedy(answer, fields)) from None
             raise self._error(what, hint=_WAYS_OUT.get(status, _GOES_ON)) from None
         except openai.APIConnectionError as error:
+            # The client's error says no more than "Connection error."; its cause says why.
             raise self._error(f"does not answer: {error.__cause__ or error}") from None
 
     def _remedy(self, refusal: str, fields: Mapping[str, Any]) -> str:
@@ -285,7 +292,8 @@ class _Asker:
         named = [name for name in fields if re.search(rf"\b{re.escape(name)}\b", refusal)]
         if not named or len(named) == len(fields):  # a server may repeat the whole request
             return _GOES_ON
-        extra = {**self.server.extra, **dict.fromkeys(named)}
+        extra = {**self.server.extra, **dict.fromkeys(named)}  # null leaves a field out
+        # Newer models of OpenAI's refuse the one name of the limit and ask for the other.
         if "max_tokens" in named and "max_completion_tokens" in refusal:
             extra["max_completion_tokens"] = self.job.decoding.max_new_tokens
         listed = ", ".join(f"{name}: {json.dumps(value)}" for name, value in extra.items())
@@ -296,14 +304,16 @@ class _Asker:
         sampling = self.job.decoding.sampling
         fields: dict[str, Any] = {"max_tokens": self.job.decoding.max_new_tokens, "temperature": sampling.temperature}
         if sampling.temperature:
-            # Servers have their own defaults for missing fields; -1 keeps all tokens.
+            # Servers have their own defaults for missing fields. For a server -1 keeps all tokens, as 0 does here.
             fields |= {"top_p": sampling.top_p, "top_k": sampling.top_k or -1, "min_p": 0.0}
         if self.server.seed:
-            fields["seed"] = int(content_hash([self.job.seed, *pair])[:7], 16)  # below 2^31, which every server accepts
+            # Another one for each pair. Seven hexadecimal digits stay below 2^31, which every server accepts.
+            fields["seed"] = int(content_hash([self.job.seed, *pair])[:7], 16)
+        # `extra` comes last: it may replace a field, or leave it out by null.
         return {name: value for name, value in {**fields, **self.server.extra}.items() if value is not None}
 
     def _completion(self, pair: Pair, data: bytes, seconds: float) -> Completion:
-        """Return an answer's completion. The ending decides first, then the text, then the counts."""
+        """Return an answer's completion; raises ServerError for its first fault: of ending, text, counts, or server."""
         body = data.decode(errors="replace")
         if self.server.key and self.server.key in body:
             raise self._error("sends the key back in an answer, which is not stored", _RefusedError)
@@ -317,7 +327,9 @@ class _Asker:
             if ended is None:
                 raise ValueError(f"its finish_reason is {choice.finish_reason!r}, neither stop nor length")
             text = self._text(choice, ended)
-            tokens, limit = answer.usage.generated, self._limit
+            tokens = answer.usage.generated
+            limit = self._limit
+            # A text has at least one token; an empty one may have none.
             if tokens < bool(text) or tokens > limit + MISCOUNTED:
                 raise ValueError(f"it counts {tokens} tokens, where 1 to {limit} are possible")
         except (ValueError, RecursionError) as error:
@@ -334,6 +346,7 @@ class _Asker:
             peak_length=None,
             num_tokens=tokens,
             prompt_tokens=answer.usage.prompt_tokens,
+            # Thinking is a part of the tokens; a larger count is an error of the server.
             thinking_tokens=None if thinking is None or thinking > tokens else thinking,
             # Some servers report "stop" for a completion that they truncated at the limit.
             stop_reason="length" if ended == "length" or tokens >= limit else "stop",
@@ -346,6 +359,7 @@ class _Asker:
         """The most tokens of a completion by the request; any number if it names no limit."""
         limit = MOST_TOKENS
         for place, value in leaves({"max_tokens": self.job.decoding.max_new_tokens, **self.server.extra}):
+            # The last part is the field's name, also of a field within another; null sets no limit.
             if place.rpartition(".")[2] in _LIMITS and isinstance(value, int):
                 limit = min(limit, value)
         return limit
@@ -353,21 +367,27 @@ class _Asker:
     def _check_record(self, answer: _Answer) -> None:
         """Refuse an answer of another model or cache than the cell's other answers; else remember what it says."""
         for name, value in {"model": answer.model, **self.cache}.items():
+            # Bytes a token are computed from sizes that servers round, so they may differ a little.
             if name != BYTES and self.record.setdefault(name, value) != value:
                 what = f"says {name} {value}, and other answers of this cell say {self.record[name]}"
                 raise self._error(what, hint="take another run_name, or start the server that gave those")
         for name in ROUTED:
             value = getattr(answer, name)
+            # Several are no contradiction: a router sends requests to several providers. A new list each time, because
+            # `CellStore.note` holds the earlier one and compares.
             if value and value not in self.record.setdefault(name, []):
                 self.record[name] = [*self.record[name], value]
 
     def _text(self, choice: _Choice, ended: Literal["stop", "length"]) -> str:
         """Return the completion with its thinking between the model's tags, which a server may have split off."""
-        message, tags = choice.message or _Message(content=choice.text), self.job.model.tags
-        thinking, content = message.reasoning_content, message.content or ""
+        tags = self.job.model.tags
+        message = choice.message or _Message(content=choice.text)  # without one it is an answer of api=completions
+        content = message.content or ""
+        thinking = message.reasoning_content
         if thinking is None:
             thinking = message.reasoning
-        # An empty thinking was split off too; but servers that split nothing also send an empty one.
+        # An empty thinking may be one that was split off. But servers that split nothing also send an empty one: so it
+        # is for a model without tags, and where the content still has the closing tag.
         if thinking is None or (thinking == "" and (tags.end is None or tags.end in content)):
             return content
         if tags.end is None:

@@ -32,6 +32,7 @@ def begun_configs(
             except UserError as reason:
                 on_other(cell.folder, reason)
                 continue
+            # The run may lie elsewhere now, and it is read as a whole: all shards, all rounds.
             config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
             config |= {"shard": "1/1", "until": None, "finish": False}
             # Jobs that differ only in their policies are one grid; policies' own settings keep them apart.

@@ -49,6 +49,7 @@ def write_bundle(directory: Path, file: Path, *, problems: bool) -> str:
     directory = directory.resolve()
     configs = []
     for cell, _ in read_cells(directory):
+        # Each shard has a provenance file.
         configs += [stored_config(path) for path in cell.files(PROVENANCE_FILE).values()]
     if not configs:
         raise UserError(f"{directory} holds no cell: give the folder of a run, such as results/runs/demo.")
@@ -62,6 +63,7 @@ def write_bundle(directory: Path, file: Path, *, problems: bool) -> str:
     for original, place in places.items():
         members |= _files_below(Path(original), place)
     members |= _own_files()
+    # The receiver's copy of a folder of weights goes to its place here; a model of the hub is downloaded there.
     for original in weights:
         if Path(original).exists():
             places[original] = f"weights/{Path(original).name}"
@@ -91,11 +93,12 @@ def _inputs(configs: list[dict[str, Any]]) -> tuple[dict[str, str], set[str]]:
                 continue
             path = Path(value)
             looks_like_path = "/" in value or path.suffix
-            if path.is_relative_to(WEIGHTS) or not looks_like_path:
+            if path.is_relative_to(WEIGHTS) or not looks_like_path:  # kvsweep has the embedded weights itself
                 continue
             if name in _WEIGHTS:
                 weights.add(value)
-            elif path.exists() and not path.resolve().is_relative_to(CONF):
+            elif path.exists() and not path.resolve().is_relative_to(CONF):  # it has the files of its conf, too
+                # Numbered, because two files may have the same name.
                 places[value] = f"inputs/{len(places)}/{path.name}"
     return places, weights
 
@@ -107,11 +110,11 @@ def _run_files(directory: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _own_files() -> dict[str, Path]:
-    """The YAML files and modules of the user's folder."""
-    own = own_folder()
-    if own is None:
+    """The user's conf, and the modules beside it, from which the policies' classes come."""
+    conf = own_folder()
+    if conf is None:
         return {}
-    return _files_below(own, own.name) | {path.name: path for path in own.parent.glob("*.py")}
+    return _files_below(conf, conf.name) | {path.name: path for path in conf.parent.glob("*.py")}
 
 
 def _files_below(place: Path, name: str) -> dict[str, Path]:
@@ -119,6 +122,7 @@ def _files_below(place: Path, name: str) -> dict[str, Path]:
     if place.is_file():
         return {name: place}
     files = {}
+    # A link may lead out of the folder, to a file that is not meant to be passed on.
     for path in sorted(place.rglob("*")):
         if path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts:
             files[f"{name}/{path.relative_to(place).as_posix()}"] = path

@@ -108,7 +108,8 @@ def weights_bytes(spec: ModelSpec, dtype: str) -> tuple[int, int] | None:
     """Return the bytes of the weights, and those that a step reads; None for a family that may have other layers."""
     if spec.parameters is None:
         return None
-    table = 0 if spec.tied else spec.vocab_size * spec.hidden_size  # a step reads one row per token of the embedding
+    # A step reads one row per token of the embedding; but a tied table it reads whole, for the logits.
+    table = 0 if spec.tied else spec.vocab_size * spec.hidden_size
     return spec.parameters * BYTES[dtype], (spec.parameters - table) * BYTES[dtype]
 
 
@@ -122,7 +123,9 @@ def slots_on(card: Card, weights: int, slot: int, wanted: int) -> int:
 def step_seconds(bandwidth: float, *, weights: float, rows: float, slots: int, layers: int, vocabulary: int) -> float:
     """Return the seconds of one step that reads this many bytes of weights and of cached rows."""
     reading = weights / bandwidth / _WEIGHTS_SHARE + rows / bandwidth / _ROWS_SHARE
+    # Fitted: the small operations take the same time up to 64 slots, and above that a time linear in the slots.
     small = layers * _LAYER_SECONDS * max(1.0, 0.66 + slots / 187)
+    # Drawing reads the logits; its seconds are those of an H100, and are scaled to this card's bandwidth.
     drawing = _DRAWING_SECONDS + _LOGIT_SECONDS * slots * vocabulary * _H100_BANDWIDTH / bandwidth
     return reading + small + drawing + _HOST_SECONDS
 
@@ -137,9 +140,10 @@ def _rows(policy: Policy, question: int, length: float) -> float:
     trigger = policy.trigger(question)
     if trigger is None or trigger >= question + length:  # never evicts: the rows grow by one a step
         return question + length / 2
-    if not isinstance(policy, BudgetPolicy):
+    if not isinstance(policy, BudgetPolicy):  # only the most rows are promised: count them at each step
         return policy.capacity(question, round(length))
     steps_before = max(0, trigger - question)  # until the first eviction
     rows_before = question + steps_before / 2
-    rows_after = (trigger + policy.length_after(trigger + 1, question)) / 2  # between trigger and KV budget
+    # From then on the rows fall to the KV budget at each eviction, and grow to the trigger again.
+    rows_after = (trigger + policy.length_after(trigger + 1, question)) / 2
     return (rows_before * steps_before + rows_after * (length - steps_before)) / length

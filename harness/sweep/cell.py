@@ -78,6 +78,7 @@ def stored_scores(stored: StoredCell, problem_ids: Sequence[str], draws: int) ->
     rows = {problem_id: row for row, problem_id in enumerate(problem_ids)}
     scores = np.full((len(rows), draws), np.nan)
     for grade in stored.grades(_Verdict, on_bad=row_types.ignore).values():
+        # Another command may have stored more problems or draws of the same cell.
         if grade.problem_id in rows and grade.draw < draws:
             scores[rows[grade.problem_id], grade.draw] = grade.correct
     return scores

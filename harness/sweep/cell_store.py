@@ -238,7 +238,7 @@ class CellStore:
             for other in _locks_of_other_counts(self.directory, self.shard):
                 with other:  # only shows that no process holds it
                     pass
-        except Timeout as timeout:
+        except Timeout as timeout:  # of this lock, or of one of the others
             self._lock.release()
             owner = "another process"
             with suppress(OSError):
@@ -273,6 +273,7 @@ def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
     """Return the locks of shards with another count; their writers could write the same pairs."""
     for path in directory.glob(f"{LOCK_FILE}*"):
         count = "1"
+        # The digits behind "of", as in .lock-1of4; a name such as .lock-1of4.owner has others there and is no lock.
         if path.name != LOCK_FILE:
             count = path.name.removeprefix(f"{LOCK_FILE}-").partition("of")[2]
         if count.isdigit() and int(count) != shard.count:
@@ -347,17 +348,19 @@ def open_cells(share: Share, cells: Sequence[Cell]) -> Iterator[OpenCells]:
             with suppress(OSError):
                 status.write(job.run_directory)
             raise
+        # What earlier processes have stored counts as progress.
         for cell_id, store in stores.items():
             stored = store.finished_pairs.intersection(share.pairs)
             status.cells[cell_id].finished = len(stored)
             if not share.replays:
                 ends = store.read_completions(stored, _End)
                 status.cells[cell_id].not_finite = sum(row.stop_reason == "not_finite" for row in ends)
+        # Entered before the reporter, so that the tracker ends after it and sees the last status.
         if job.tracker.kind != "none":
             stack.enter_context(annex("tracker").tracked(job.tracker, job.run_directory, status, stores))
         reporter = Reporter(job.run_directory, status)
         left = None
         if not share.replays:
             left = TokensLeft(share, {cell_id: store.finished_pairs for cell_id, store in stores.items()})
-            reporter.tokens_left = left.__int__
+            reporter.tokens_left = left.__int__  # called for each status that is written
         yield OpenCells(share=share, stores=stores, reporter=stack.enter_context(reporter), left=left)

@@ -26,8 +26,8 @@ def rounds_until(draws: int, cache: CacheConfig, policies: Sequence[Policy]) -> 
         raise UserError(f"until=decided has no rounds with draws={draws}: give draws=2 or more, or until=null.")
     names = {policy.name for policy in policies}
     if "full" not in names or len(names) < 2:
-        alone = f"compares cells with the full cache, and the grid has {', '.join(sorted(names))} alone"
-        raise UserError(f"until=decided {alone}: let grid.policy name full and another policy, or give until=null.")
+        compares = f"compares cells with the full cache, and the grid has {', '.join(sorted(names))} alone"
+        raise UserError(f"until=decided {compares}: let grid.policy name full and another policy, or give until=null.")
     if cache.is_packed:
         compared = "until=decided compares cells with the full cache of unpacked rows"
         no_full = f"which a job of{cache.title} does not decode"
@@ -37,7 +37,12 @@ def rounds_until(draws: int, cache: CacheConfig, policies: Sequence[Policy]) -> 
 
 def doubled(draws: int) -> tuple[int, ...]:
     """Return 2, 4, 8, ... up to `draws`, which is at least 2."""
-    return (*(2**power for power in range(1, (draws - 1).bit_length())), draws)
+    ends = []
+    end = 2
+    while end < draws:
+        ends.append(end)
+        end *= 2
+    return (*ends, draws)
 
 
 def check_tags(model: ModelConfig, policies: Sequence[Policy]) -> None:
@@ -83,11 +88,12 @@ def other_sizes(kind: str, place: str, model: ModelConfig, spec: ModelSpec) -> s
     """Return the first size of an artifact's tensors that is not the model's, and the model's, as text."""
     sizes = {"layers": spec.layers}
     if kind == "statistics":
+        # The rotary embedding turns a head's numbers in pairs, which have a mean query each.
         sizes |= {"query heads": spec.q_heads, "pairs": spec.head_dim // 2}
         tensor = "mean_real"
     elif kind == "scales":
         tensor = "keys"
-    else:
+    else:  # a predictor: its card has the only size to compare
         return ""
     shape, _ = artifacts.tensors_of(kind, place)[tensor]
     for stored, (name, size) in zip(shape, sizes.items(), strict=True):
@@ -100,14 +106,16 @@ def check_cache(
     cache: CacheConfig, impl: str, max_new_tokens: int, model: ModelConfig, spec: ModelSpec, policies: Sequence[Policy]
 ) -> None:
     """Refuse policies without a layer to evict from, and a precision that is not supported or saves nothing."""
+    # Questions of one token, here and below: whether a policy evicts at all does not depend on their length.
     evicting = [policy.name for policy in policies if policy.trigger(1, 0) is not None]
     if not spec.layers and evicting:
         no_rows = f"no layer of full attention, whose rows policy={evicting[0]} could evict"
         raise UserError(f"model={model.name} has {no_rows}: choose policy=full.")
-    cache.forms(spec.head_dim)
+    cache.forms(spec.head_dim)  # raises UserError for a width of heads that the scheme cannot pack
     cache.check_implementation(impl)
     if not cache.is_packed:
         return
+    # The comparison has the same result for one head and for all, and a model may have no layer of full attention.
     sizes = {"layers": spec.layers or 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": BYTES[model.dtype]}
     for policy in policies:
         rows = policy.capacity(1, max_new_tokens)

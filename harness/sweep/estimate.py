@@ -26,13 +26,14 @@ def forked_tokens(
     generated tokens of each (problem, draw); `forks`: each cell's `Source.first_eviction`; `lacking` [lengths, forks]:
     the completions to decode, by default all.
     """
-    length = np.asarray(lengths, float)[:, None]
+    length = np.asarray(lengths, float)[:, None]  # a column, beside the forks in a row
     first_steps_apart = [math.inf if fork is None else fork for fork in forks]
     shared = np.minimum(length, first_steps_apart)  # tokens of each completion before its fork, [lengths, forks]
     if lacking is None:
         lacking = np.ones(shared.shape, bool)
     branches = np.where(lacking, length - shared, 0)
-    trunks = np.where(lacking, shared, 0).max(axis=1, initial=0)  # the longest shared part is decoded once
+    # Of the parts before the forks only the longest is decoded, once for all cells.
+    trunks = np.where(lacking, shared, 0).max(axis=1, initial=0)
     return round(branches.sum() + trunks.sum())
 
 

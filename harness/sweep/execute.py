@@ -40,7 +40,7 @@ def work_through(shares: Sequence[_S], run: Callable[[_S, OpenCells], None]) -> 
             except Exception as error:
                 _let_go(error)
                 failures.append(error)
-                if len(shares) > 1:
+                if len(shares) > 1:  # the caller raises only the first error
                     print(f"{share.job.name} failed: {error}", file=sys.stderr)
     return failures
 
@@ -55,7 +55,7 @@ def _let_go(error: BaseException) -> None:
 
 def execute(grader: Grader, share: Share, work: OpenCells) -> None:
     """Decode, or ask the servers for, the open cells' missing rows; grade them, and mark complete cells."""
-    filler = import_module(share.job.source.filler)
+    filler = import_module(share.job.source.filler)  # only now, because it brings torch or a client
     with graded_beside(grader, work.stores.values()):
         filler.fill(work)
     for store in work.stores.values():
@@ -90,8 +90,9 @@ def graded_beside(grader: Grader, stores: Collection[CellStore]) -> Iterator[Non
 
     with ThreadPoolExecutor(max_workers=2) as threads:
         for store in stores:
+            # Each appended row is handed to a thread, which calls `grade(store, row)`.
             store.listener = partial(threads.submit, partial(grade, store))
         try:
             yield
         finally:
-            ended.set()
+            ended.set()  # rows that still wait for a thread are graded by `Grader.grade_cell`

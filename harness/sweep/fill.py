@@ -45,11 +45,13 @@ def fill(work: OpenCells) -> None:
         return
     check_available(job.impl)
     invariant = is_invariant(job.invariant, job.spec, device_of(job.model), job.impl)
+    # A broken artifact is refused here, before the model is loaded, which takes minutes.
     for cell in cells:
         cell.policy.load_artifacts()
     job.cache.largest_rows(job.spec.layers)
     decoding_pass = describe_process()
     model = loaded(job.model)
+    # Loading sets the number of threads, which the arithmetic names.
     decoding_pass["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
     _begin_passes(work, cells, model, decoding_pass)
     limit = job.decoding.max_new_tokens
@@ -118,14 +120,15 @@ def _sizes(job: Job, model: LoadedModel) -> dict[str, float]:
 
     `fixed_rows` is the number of unquantized rows that take as many bytes as the fixed part.
     """
-    group = job.cache.group
+    group = job.cache.group  # tokens that may be packed together: a row's bytes are those of a group, divided
     empty = SlotCache.bytes_per_slot(model.shape, 0, job.cache)
     row = (SlotCache.bytes_per_slot(model.shape, group, job.cache) - empty) / group
     fixed = SlotCache.bytes_per_slot(model.shape, 0)
+    # Without kinds the shape has no layer of fixed size.
     unquantized_row = SlotCache.bytes_per_slot(replace(model.shape, kinds=()), 1)
     return {
         "row": row,
-        "newest": empty - fixed,
+        "newest": empty - fixed,  # the newest rows, which are not packed yet
         "fixed": fixed,
         "weights": sum(parameter.nbytes for parameter in model.network.parameters()),
         "fixed_rows": fixed / unquantized_row if unquantized_row else 0,
@@ -181,7 +184,7 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], te
     """Decode the cells' missing completions; if memory runs out, decode the rest with half the slots."""
     job = work.share.job
     slots = job.slots
-    reason = "slots= asks for them"
+    reason = "slots= asks for them"  # replaced if they are counted from the free memory
     while True:
         requests = list(_requests(work, model, cells, texts))
         if not requests:
@@ -204,6 +207,7 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], te
             out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
             if not out_of_memory and "DefaultCPUAllocator" not in str(error):
                 raise
+            # What was stored until now is missing no more, so the next turn decodes only the rest.
             if slots == 1:
                 too_small = f"the memory does not hold one sequence of {capacity} tokens ({slot_bytes / 2**20:.0f} MiB)"
                 hint = "lower policy.budget or decoding.max_new_tokens, or take a larger device"
@@ -240,7 +244,8 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     job = work.share.job
     engine = engine_of(job, requests, model, slots)
     job.check_inputs()  # all weights are in memory from here on
-    clock, cache = engine.clock, engine.cache
+    clock = engine.clock
+    cache = engine.cache
     work.reporter.counters.append(lambda: clock.tokens)
     written: dict[str, list[int]] = {cell_id: [] for cell_id in _cell_ids(requests)}
     start = time.perf_counter()
@@ -251,6 +256,7 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
             raise _not_finite(work, model, completion)
     wall = time.perf_counter() - start
     analytic = slots * SlotCache.bytes_per_slot(model.shape, cache.capacity, job.cache)
+    # The cells were decoded together, so each row has the times of all; only `tokens` and `completions` are the cell's.
     for cell_id, lengths in written.items():
         row = DecodeStats(
             wall_seconds=wall,
@@ -297,7 +303,7 @@ def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -
         if context is not None and length >= context:
             too_long = f"problem {problem_id!r:.80} asks {length:,} tokens, and {name} was made for {context:,}"
             raise UserError(f"{too_long}: leave the problem out, or choose a model with a longer context.")
-    model.check_length(longest)
+    model.check_length(longest)  # refuses where the model cannot compute beyond its context
     if context is not None and longest > context:
         note = f"note: a prompt and its completion may take {longest} tokens; {name} was made for {context}."
         print(note, file=sys.stderr)

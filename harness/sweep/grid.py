@@ -47,7 +47,7 @@ def build_policies(config: DictConfig) -> list[Policy]:
     policies: list[Policy] = []
     for axes in (grid, *grid.beside):
         policies += _policies(axes, config)
-    return list(dict.fromkeys(policies))
+    return list(dict.fromkeys(policies))  # equal ones once, in their order
 
 
 def _hashable(policy: Policy) -> Policy:
@@ -74,6 +74,7 @@ def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
         else:
             values = _policy_of_grid(name, config, composed)
         for point in itertools.product(*axes.values()):
+            # A policy without the setting of an axis, such as the full cache, comes out equal at each of its values.
             on_axes = {axis: value for axis, value in zip(axes, point, strict=True) if axis in values}
             sized = _sized({**values, **on_axes})
             yield _hashable(settings.build_target("policy", sized, Policy))
@@ -83,7 +84,7 @@ def _refuse_other_axes(config: DictConfig) -> None:
     """Refuse a policy's own setting among the axes of a grid beside."""
     names = sorted(axis.name for axis in fields(GridAxes))
     for axes in settings.plain(config.grid).get("beside") or ():
-        if not isinstance(axes, dict):
+        if not isinstance(axes, dict):  # refused by the type of `GridAxes.beside`
             continue
         for name in sorted(axes.keys() - {*names}):
             way = f"`-m policy=NAME policy.{name}=A,B` sweeps a policy's own setting"
@@ -112,6 +113,7 @@ def _check_class(policy: Mapping[str, Any]) -> None:
             raise UserError(f"policy.name={name} {differs}: {hint}.")
         return
     classes_with_file = (settings.target_class("policy", policy_file(other), Policy) for other in names)
+    # A class without a file may have a name of its own choice, if that can be the name of a file.
     if not name.isidentifier() or cls in classes_with_file:
         fault = f"is no file of conf/policy, and {cls.__qualname__} has one"
         raise UserError(f"policy.name={name} {fault}: leave policy.name out.")
@@ -156,12 +158,13 @@ def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) 
 
 def _policy_section(name: str, config: DictConfig) -> DictConfig:
     """Put a policy's section into the configuration, so that ${model.predictor} and others resolve."""
-    rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
+    rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])  # all that a policy's file refers to
     return OmegaConf.unsafe_merge(rest, {"policy": policy_file(name)}).policy
 
 
 def policy_file(name: str) -> DictConfig:
     """Return a policy's YAML merged over the files of its defaults list, as Hydra composes it."""
+    # A base, such as base/budget, lies in a folder below, and is no choice.
     path = settings.conf_files("policy").get(name, settings.CONF / "policy" / f"{name}.yaml")
     values = OmegaConf.load(path)
     assert isinstance(values, DictConfig)

@@ -169,10 +169,12 @@ class Job:
                 raise UserError(f"{changed}: restore the file, or run the command again for cells of its new contents.")
 
     def differing(self, other: "Job") -> list[str]:
-        """Return what the ids of cells that both jobs have do not contain and the jobs give other values."""
-        aside = ("benchmark", "cells", "inputs", "resolved", "command")  # two benchmarks may have the same problems
+        """Return the names of the settings in which two jobs that share cells differ, and which no cell's id has."""
+        # What may differ. Two benchmarks may have the same problems, so these are compared and not their benchmarks.
+        aside = ("benchmark", "cells", "inputs", "resolved", "command")
         names = ["problem_ids", *(field.name for field in fields(self) if field.name not in aside)]
         differing = [name for name in names if getattr(self, name) != getattr(other, name)]
+        # They decide the grades, and a cell has one grade of each completion.
         for name in ("answer_kind", "answer_from"):
             if getattr(self.cells[0].benchmark, name) != getattr(other.cells[0].benchmark, name):
                 differing.append(f"benchmark.{name}")
@@ -190,6 +192,7 @@ def changed_code(job: Job) -> str | None:
     """Return a message that names cells that are new because a policy's code has changed; None without any."""
     new_cells = []
     for cell in job.cells:
+        # The ids of kvsweep's policies do not depend on their code; those of a user's classes do.
         if is_own(type(cell.policy)) and not (job.run_directory / cell.cell_id).exists():
             new_cells.append(cell)
     if not new_cells:
@@ -206,6 +209,7 @@ def changed_code(job: Job) -> str | None:
 
 def _without_code(settings: Mapping[str, Any]) -> tuple[str, str]:
     """Return hashes of a cell's settings (cell.yaml) that stay equal if only the policy's code changes."""
+    # "class" has the hash of the code.
     policy = {name: value for name, value in settings["policy"].items() if name != "class"}
     return settings["condition"], content_hash([policy, settings.get("cache")])
 
@@ -225,7 +229,7 @@ def make_job(config: DictConfig) -> Job:
     margin = sections.pop("report").margin
     rounds = rounds_until(run.draws, cache, policies) if run.until else ()
     benchmark = load_problems(benchmark_config, only_estimated=artifacts.is_planning())
-    inputs = input_files(model, policies, cache)
+    inputs = input_files(model, policies, cache)  # before the cells hash the same files for their ids
     predictors = {policy.placed.get("predictor") for policy in policies if isinstance(policy, Policy)}
     _refuse_leaks(predictors, benchmark)
     source = kind.read(cache, run.impl, decoding.max_new_tokens, model, policies)
@@ -259,7 +263,7 @@ def make_job(config: DictConfig) -> Job:
     if completions > _MOST_PAIRS:
         most = f"at most {_MOST_PAIRS:,} are possible"
         raise UserError(f"draws={job.draws} asks for {completions:,} completions a cell: {most}.")
-    job.check_inputs()
+    job.check_inputs()  # a file may have changed since it was hashed above
     if model.revision != config.model.revision:
         _refuse_moved(job, config.model.revision or "main")
     return job
@@ -284,6 +288,7 @@ def named_protocol(config: DictConfig) -> dict[str, Any]:
     chosen = plain(config.get("protocol") or {})
     if not chosen or chosen["name"] not in choices("protocol"):
         return {}
+    # Merged over the configuration, because values of the protocol may refer to its other settings.
     protocol = OmegaConf.load(conf_files("protocol")[chosen["name"]])
     as_published = OmegaConf.merge(config, protocol)
     keys = [key for key, _ in leaves(cast(dict[str, Any], OmegaConf.to_container(protocol)))]
@@ -291,6 +296,7 @@ def named_protocol(config: DictConfig) -> dict[str, Any]:
     if config.benchmark.name not in chosen["benchmarks"]:
         changed.append(f"benchmark.name={config.benchmark.name}")
     for key in keys:
+        # The keys under "protocol." describe it and are no settings.
         value = OmegaConf.select(config, key)
         if not key.startswith("protocol.") and value != OmegaConf.select(as_published, key):
             changed.append(f"{key}={value}")
@@ -302,6 +308,7 @@ def _refuse_moved(job: Job, branch: str) -> None:
     place = job.model.place
     weights = f"{place}@{job.model.revision}"
     for _, settings in read_cells(job.run_directory):
+        # Weights of the hub are identified by PLACE@COMMIT.
         model = settings["model"]
         earlier = str(model["weights"])
         if earlier.startswith(f"{place}@") and model["name"] == job.model.name and earlier != weights:
@@ -328,21 +335,23 @@ def stored_config(path: Path) -> dict[str, Any]:
     policy_settings = policy_file(name)
     model_settings = {field.name for field in fields(ModelConfig)}
     policy = {key: _embedded_here(value) for key, value in policy.items() if key in policy_settings}
-    policy |= {"_target_": None, "name": name}
+    policy |= {"_target_": policy_settings["_target_"], "name": name}
     model = {key: _embedded_here(value) for key, value in model.items() if key in model_settings}
     config = {**stored, "model": model, "policy": policy}
     config.pop("launcher", None)
     # Class, address and key variable may be a stranger's.
     if config.pop("engine", None) not in (None, {"_target_": None}):
         raise UserError(f"{path} is of a server's texts, and only those of kvsweep's own decoding can be read again.")
+    # OmegaConf would replace ${...}, by a variable of the environment for one.
     if "${" in json.dumps(config):
         raise UserError(f"{path} holds ${{, which no stored setting has: restore the file, or run the cell again.")
-    policy["_target_"] = policy_settings["_target_"]
     return config
 
 
 def _embedded_here(value: Any) -> Any:
     """Replace a path into another installation's embedded weights, which is gone, by this installation's path."""
-    _, folder, name = str(value).rpartition("/harness/toy/weights/")
-    is_gone = folder and not Path(value).exists()
-    return str(WEIGHTS / name) if is_gone and (WEIGHTS / name).exists() else value
+    _, separator, name = str(value).rpartition("/harness/toy/weights/")
+    is_gone = separator and not Path(value).exists()
+    if is_gone and (WEIGHTS / name).exists():
+        return str(WEIGHTS / name)
+    return value

@@ -127,7 +127,7 @@ class Local(Launcher):
     def _run(self, tasks: Sequence[Task], work: Work) -> int:
         """Run the tasks; return how many failed."""
         executor = submitit.LocalExecutor(folder=logs(tasks))
-        executor.update_parameters(timeout_min=60 * 24 * 365)
+        executor.update_parameters(timeout_min=60 * 24 * 365)  # a year: submitit ends a task after some time
         waiting = list(tasks)
         running: dict[submitit.Job[None], tuple[str | None, Task]] = {}
         failed = 0
@@ -178,6 +178,7 @@ def _note_death(task: Task, output: Path) -> None:
         directory = share.job.run_directory
         with suppress(OSError, ValueError):
             status = task_status.TaskStatus.read(task_status.TaskStatus.path(directory, share.task))
+            # A share that has begun has written its error, or is seen to have stopped. The others seem to wait.
             if status.state == "queued":
                 status.state, status.error = "failed", task_status.end_of(output)
                 status.write(directory)
@@ -185,10 +186,10 @@ def _note_death(task: Task, output: Path) -> None:
 
 def _end(process: submitit.Job[None]) -> None:
     """End a task with Ctrl-C, or kill it if it ignores Ctrl-C, as in a shell's background."""
-    process.cancel()
+    process.cancel()  # sends Ctrl-C's signal; children ignore it if this process does
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN or process.done():
         return
-    parent = int(process.job_id)
+    parent = int(process.job_id)  # submitit's process, whose child is the task
     with suppress(ProcessLookupError, FileNotFoundError):
         os.kill(parent, signal.SIGSTOP)  # a running parent could start its task meanwhile
         for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
@@ -244,8 +245,8 @@ class RunJobs(Checkpointable):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Unpickle a task's function before its jobs, because their policies may come from the user's folder."""
-        own = own_folder()
-        return _run_jobs, (self.work, self.gpu, self.command, None if own is None else str(own.parent))
+        conf = own_folder()
+        return _run_jobs, (self.work, self.gpu, self.command, None if conf is None else str(conf.parent))
 
     def __call__(self, task: Task) -> None:
         if self.gpu is not None:
@@ -257,8 +258,8 @@ class RunJobs(Checkpointable):
             raise RuntimeError(f"{len(errors)} of {len(task)} jobs failed") from errors[0]
 
 
-def _run_jobs(work: Work, gpu: str | None, command: Sequence[str], own: str | None) -> RunJobs:
-    import_from(own)
+def _run_jobs(work: Work, gpu: str | None, command: Sequence[str], folder: str | None) -> RunJobs:
+    import_from(folder)
     return RunJobs(work, gpu, command)
 
 
@@ -301,6 +302,7 @@ def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
     for share in shares:
         job = share.job
         shards = _shards(job, launcher.shards)
+        # A job with rounds stays whole, because each round compares its cells with its full cache.
         if job.rounds and len(job.cells) > most_cells:
             needed = f"with {len(job.cells)} cells needs a file open for each, and the limit allows {most_cells}"
             hint = "raise `ulimit -n`, make the grid smaller, or leave out until=decided"
@@ -314,6 +316,7 @@ def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
     tasks: list[list[Share]] = []
     room = 0  # for cells, in the last task
     for piece in pieces:
+        # A task has the same shard of all its jobs.
         if room <= 0 or tasks[-1][-1].job.shard != piece.job.shard:
             tasks.append([])
             room = launcher.cells_per_task or 1
@@ -353,6 +356,7 @@ def queue(tasks: Sequence[Task], cluster: str = "") -> list[Path]:
             if task_status.TaskStatus.read(path).seen(path) == "running":
                 continue
         with plain_disk_errors(job.run_directory):
+            # It names the job that an earlier command submitted for the task.
             task_status.job_file(job.run_directory, status.task).unlink(missing_ok=True)
             status.write(job.run_directory)
         written.append(path)

@@ -274,6 +274,7 @@ def _table(parts: Sequence[Part], hours: Sequence[float | None], at_once: int, g
     rows = []
     for name, group in groups.items():
         rows.append(_row(name, group, _sum(part.hours for part in group), gpus, price))
+    # Tasks side by side take their hours divided, but no less than the longest task.
     until_last_ends = _sum(hours)
     if until_last_ends is not None:
         until_last_ends = max(until_last_ends / at_once, *(task_hours or 0 for task_hours in hours))
@@ -303,10 +304,11 @@ def _row(name: str, parts: Sequence[Part], hours: float | None, gpus: int, price
         "tokens expected": _rounded(_sum(part.expected for part in parts)),
         "hours": _hundredths(hours, 1),
     }
+    # GPUs are paid for all hours of all tasks, also where tasks run side by side.
     task_hours = _sum(part.hours for part in parts)
     if gpus:
         row["GPU-hours"] = _hundredths(task_hours, gpus)
-    if price:
+    if price:  # without a scheduler a task has one GPU
         row["price"] = _hundredths(task_hours, (gpus or 1) * price)
     row["disk, MiB"] = f"{sum(part.disk for part in parts) / 2**20:,.1f}"
     return row
@@ -379,6 +381,7 @@ def _tokens_of(groups: Sequence[Group], lengths: Sequence[int], missing: Mapping
     earlier = 0
     for group in groups:
         forks += group.forks
+        # What this group adds to the tokens of the earlier ones, of each text, for the texts that its cells lack.
         together = forked_tokens(lengths, forks)
         missing_per_cell = sum(missing.get(cell.cell_id, 0) for cell in group.cells) / len(group.cells)
         tokens.append((together - earlier) / len(lengths) * missing_per_cell)
@@ -394,7 +397,7 @@ def _slots_on(job: Job, card: Card, weights: int, group: Group, question: int) -
     from kvsweep.harness.decode.memory import slot_bytes, step_bytes  # with torch
 
     branches = tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in group.cells)
-    request = Request(problem_id="", draw=0, prompt_ids=(0,) * question, branches=branches)
+    request = Request(problem_id="", draw=0, prompt_ids=(0,) * question, branches=branches)  # only its sizes count
     slot = slot_bytes(job.spec.cache_shape(job.model.dtype), [request], job.decoding, job.cache)
     slot += step_bytes(job.spec)
     fitting = slots_on(card, weights, slot, len(job.problem_ids) * job.draws * len(group.cells))
@@ -406,7 +409,7 @@ def _slots_on(job: Job, card: Card, weights: int, group: Group, question: int) -
 
 
 def _row_bytes(job: Job) -> float:
-    """Bytes of a cached token over all layers."""
+    """Bytes of a cached token over all layers: those of a group that may be packed together, divided."""
     group = job.cache.group
     return (_cache_bytes(job, group) - _cache_bytes(job, 0)) / group
 
@@ -424,7 +427,8 @@ def _cache_bytes(job: Job, capacity: int) -> int:
 
 def _borrowed(job: Job) -> list[str]:
     """What a folder of weights takes over from an embedded model; none for any other model."""
-    model, embedded = job.model, WEIGHTS / job.model.name
+    model = job.model
+    embedded = WEIGHTS / model.name  # a folder if the model has an embedded one's name
     if not job.source.local or not embedded.is_dir() or str(embedded) in (model.place, model.adapter):
         return []
     taken = f"with name, precision, tags and sizes (trigger, window, longest text) of {model.name}"
@@ -435,9 +439,10 @@ def _power(job: Job) -> list[str]:
     """What the sweep can show about a setting that loses nothing; nothing without a full cache beside other cells."""
     if len(job.cells) < 2 or all(cell.policy.name != "full" for cell in job.cells):
         return []
-    problems, draws = len(job.benchmark.problems), max([job.draws, *job.rounds])
+    problems = len(job.benchmark.problems)
+    draws = max([job.draws, *job.rounds])  # of the last round, if there are rounds
     margin = MARGIN if job.margin is None else job.margin / 100
-    level = LEVEL / max(1, len(job.rounds))
+    level = LEVEL / max(1, len(job.rounds))  # the rounds share it, as in `decide_rounds`
     chances, needed_draws = [], []  # where many answers differ, and where few do
     for differ in DIFFER:
         chance = power(problems, draws, differ, margin=margin, level=level)
@@ -479,7 +484,7 @@ def _notes(plan: Plan) -> list[str]:
     compressed = idle = 0
     for cell in plan.job.cells:
         policy = cell.policy
-        if policy.trigger(question) is None:
+        if policy.trigger(question) is None:  # never evicts, like the full cache
             continue
         compressed += 1
         if isinstance(policy, BudgetPolicy) and policy.question_rule != "on_top" and policy.size < question:
@@ -501,7 +506,7 @@ def _notes(plan: Plan) -> list[str]:
 def _precision(job: Job) -> list[str]:
     """Name the faster precision where steps run on this machine's processor."""
     if not job.source.local or job.card is not None or (job.model.device != "cpu" and first_gpu()):
-        return []
+        return []  # the steps run on a server or on a GPU
     instructions = set(processor("flags").split())
     multiplies = not _MULTIPLY_BFLOAT16.isdisjoint(instructions)
     if job.model.dtype == "bfloat16" and instructions and not multiplies:
@@ -523,6 +528,7 @@ def _memory(job: Job, question: int) -> str:
         mebibytes = (_cache_bytes(job, rows) + fixed) / 2**20
         parts.append(f"{mebibytes:.1f} MiB a slot of {rows} tokens ({counted(count, 'cell')})")
     heads = f"{spec.layers} layers x {spec.kv_heads} heads"
+    # A row is a key and a value: hence the 2.
     formula = f"2 x {heads} x {spec.head_dim} x {itemsize} bytes"
     extra = ""
     if job.cache.is_packed:
