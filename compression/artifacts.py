@@ -93,6 +93,7 @@ def _shapes(kind: str, card: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
     """Return the required shape of each tensor of an artifact, by name; `shapes` are those of its file."""
     if kind == "predictor":
         widths = card.get("widths")
+        # No tensor has a size of None, so a card without widths fits no file.
         sizes = [card["hidden_size"], *(widths if isinstance(widths, list) else [None]), 1]
         return {f"layers.{i}.weight": (rows, columns) for i, (columns, rows) in enumerate(pairwise(sizes))}
     if kind == "labels":
@@ -101,8 +102,9 @@ def _shapes(kind: str, card: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
             _, _, text = name.partition("/")
             expected[f"ids/{text}"] = expected[f"labels/{text}"] = shape[:1]  # a number per token
         return expected
-    if kind == "scales":
+    if kind == "scales":  # a number per layer
         return dict.fromkeys(("keys", "values"), shapes.get("keys", ())[:1])
+    # Statistics: any [layers, heads, frequencies], alike in all means; zeros stand for sizes that the file lacks.
     shape = (*shapes.get("mean_real", ()), 0, 0, 0)[:3]
     means = dict.fromkeys(("mean_real", "mean_imaginary", "mean_size"), shape)
     return {**means, "inverse_frequencies": shape[2:], "attention_scaling": ()}
@@ -138,7 +140,7 @@ def load(place: str | Path) -> dict[str, Tensor]:
 
     tensors = load_file(file_of(place))
     for name, tensor in tensors.items():
-        wrong = tensor.isinf() if name.startswith("labels/") else ~tensor.isfinite()
+        wrong = tensor.isinf() if name.startswith("labels/") else ~tensor.isfinite()  # NaN: a token without a label
         if name.startswith("ids/"):
             wrong |= tensor < 0
         elif name in ("keys", "values"):  # a layer's largest number, from which its scale comes

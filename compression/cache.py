@@ -54,10 +54,11 @@ class SlotCache(Slots, Cache):
         Slots.__init__(self, shape, slots, capacity, device, per_head, impl, invariant)
         self.recorders = {signal: recorder_of(signal, self) for signal in signals}
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
+        # Those that define `on_attention`: without any, `observe` has nothing to prepare.
         self._observing = [r for r in self.recorders.values() if type(r).on_attention is not Recorder.on_attention]
         packed = {"kivi": KiviRows, "kvarn": KiviRows, "fp8": Fp8Rows}.get(config.scheme, PackedRows)
         self.storage: Storage = packed(self, config) if config.is_packed else WholeRows(self)
-        numbers = itertools.count()
+        numbers = itertools.count()  # a storage numbers the full layers alone
         make: dict[LayerKind, Callable[[], Any]] = {
             "full": lambda: SlotLayer(self, self.storage, next(numbers)),
             "window": lambda: WindowLayer(self),
@@ -111,6 +112,7 @@ class SlotCache(Slots, Cache):
         self._set_length(slot, length)
         self.positions[slot, ..., :length] = torch.arange(length, device=self.device)
         self.storage.admit(slot, prefill)
+        # An empty `Prefill` has no windows and no states.
         for at, window in enumerate(self.windows):
             window.admit(slot, prefill.windows[at] if prefill.windows else None, length)
         for at, linear in enumerate(self.linears):
@@ -128,7 +130,7 @@ class SlotCache(Slots, Cache):
     def observe(self, layer: int, piece: Piece, query: Tensor, mass: Tensor | None) -> None:
         if not self._observing:
             return
-        by_slot = (-1, piece.count)
+        by_slot = (-1, piece.count)  # from [tokens, ...] to [slots, tokens of a slot, ...]
         positions = self.step_positions[piece.tokens].unflatten(0, by_slot)
         query = query.unflatten(0, by_slot)
         mass = None if mass is None else mass.unflatten(0, by_slot)
@@ -147,7 +149,7 @@ class SlotCache(Slots, Cache):
         self.storage.keep(slot, keep)
         keep_columns(self.positions[slot], keep)
         for signal, recorder in self.recorders.items():
-            if signal in selection.written:
+            if signal in selection.written:  # for the rows before the eviction, so `evict` moves these numbers too
                 recorder.write(slot, selection.written[signal])
             recorder.evict(slot, keep)
         self._set_length(slot, keep.shape[-1])
@@ -158,9 +160,10 @@ class SlotCache(Slots, Cache):
         The percentage counts the (layer, kv head) pairs that hold the position, rounded to a multiple of 10.
         """
         positions = self.positions[slot, ..., : int(self.lengths[slot])]
-        positions = positions.flatten(0, 1) if per_head else positions[0, :1]
+        positions = positions.flatten(0, 1) if per_head else positions[0, :1]  # alike in all pairs: one stands for all
         pairs = len(positions)
-        holding = torch.bincount(positions.flatten(), minlength=text_length)
+        holding = torch.bincount(positions.flatten(), minlength=text_length)  # pairs that hold each text position
+        # 10 * round(10 * holding / pairs) in whole numbers; a half goes up.
         runs = torch.unique_consecutive((20 * holding + pairs) // (2 * pairs) * 10, return_counts=True)
         return torch.stack(runs, dim=1).flatten().tolist()
 
@@ -210,6 +213,8 @@ def slot_attention(
         raise ValueError(f"slot attention does not know {', '.join(unknown)}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     shape = slot_shape if slot_cache is None else slot_cache.shape
+    # transformers passes `sliding_window` by the layer, and the cache knows windows by its shape: both must agree, or
+    # the text must be too short for the window to act.
     window = shape.window if shape is not None and shape.layer_kinds[layer] == "window" else None
     if sliding_window is not None and window is None:
         reached = key.shape[2] if slot_cache is None else slot_cache.longest
@@ -220,6 +225,7 @@ def slot_attention(
     how: dict[str, Any] = {"scaling": scaling, "sinks": s_aux, "softcap": softcap}
     if slot_cache is not None:
         return slot_cache.layers[layer].attend(query[:, :, 0], how)[:, None], None
+    # More keys than queries: another cache holds earlier tokens, which only a prefill in chunks may have.
     if key.shape[2] > query.shape[2] and prefill is None:
         raise ValueError("a decode step with slot attention needs slot_cache=, the cache that knows each slot's length")
     if prefill is not None:
@@ -227,14 +233,14 @@ def slot_attention(
             prefill.observe(query, key, value, scaling, s_aux, softcap)
         else:
             prefill.observe_window(query, key, value, window)
-    if window is None and s_aux is None and softcap is None:
+    if window is None and s_aux is None and softcap is None:  # all that torch's attention can compute
         return _causal(query, key, value, scaling), None
     prompts = zip(query.transpose(1, 2), key, value, strict=True)
     return torch.stack([chunk_attention(*prompt, **how, window=window)[0] for prompt in prompts]), None
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    earlier = key.shape[2] - query.shape[2]
+    earlier = key.shape[2] - query.shape[2]  # tokens of earlier chunks, which `is_causal` does not know
     seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril(earlier)
     output = nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=seen if earlier else None, is_causal=not earlier, scale=scaling, enable_gqa=True

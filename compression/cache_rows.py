@@ -65,6 +65,7 @@ class Prefill:
         layer = self._layer
         self._layer += 1
         self.scaling, self.softcap = scaling, softcap
+        # A slice of one place appends in the first chunk, and replaces in later ones.
         self.rows[layer : layer + 1] = [(key[0], value[0])]
         self.sinks[layer : layer + 1] = [sinks]
         if self.keep_queries:
@@ -74,7 +75,7 @@ class Prefill:
         """Record a window layer, as `observe` does; only its newest `window` rows stay."""
         layer = self._window
         self._window += 1
-        if layer == 0:
+        if layer == 0:  # once a chunk; `length` needs it in a network of windows alone
             self._tokens += query.shape[2]
         self.windows[layer : layer + 1] = [(key[0, :, -window:].clone(), value[0, :, -window:].clone())]
 

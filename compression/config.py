@@ -30,6 +30,7 @@ def fixed_bytes(shape: Any, itemsize: int) -> int:
     `shape` is a `CacheShape` or a `ModelSpec`. A linear layer's second state has 4 bytes per number, others `itemsize`.
     """
     rows = ring(shape.window) * 2 * shape.kv_heads * shape.head_dim * itemsize
+    # A layer may have no second state.
     states = sum(math.prod(size) * width for size, width in zip(shape.states, (itemsize, 4), strict=False))
     return shape.layer_kinds.count("window") * rows + shape.layer_kinds.count("linear") * states
 
@@ -159,12 +160,12 @@ class CacheConfig:
         """Row formats of integer keys (of `group` keys of a channel, if `in_groups`) and values; None without them."""
         if not self.is_packed or self.is_fp8:
             return None
-        if self.scheme in ("rotated", "kvarn") and head_dim & (head_dim - 1):
+        if self.scheme in ("rotated", "kvarn") and head_dim & (head_dim - 1):  # not 0: no power of two
             unfit = f"cache.scheme={self.scheme} needs heads of a power of two, and the model's have {head_dim} numbers"
             raise UserError(f"{unfit}: choose plain or kivi.")
         keys, values = self.widths
         key = RowFormat(bits=keys, group=self.group, head_dim=self.group if self.in_groups else head_dim)
-        share = head_dim if self.scheme == "kvarn" else self.group
+        share = head_dim if self.scheme == "kvarn" else self.group  # numbers of a value that share a zero and a step
         return key, RowFormat(bits=values, group=share, head_dim=head_dim)
 
     def bytes_per_slot(self, *, layers: int, kv_heads: int, head_dim: int, itemsize: int, capacity: int) -> int:
@@ -177,7 +178,7 @@ class CacheConfig:
         """
         whole_row = 2 * head_dim * itemsize  # of a key and a value
         if self.is_fp8:
-            fp8_row = 2 * (head_dim + (4 if self.scale == "token" else 0))
+            fp8_row = 2 * (head_dim + (4 if self.scale == "token" else 0))  # a scale has 4 bytes
             if self.whole_layers >= layers:
                 raise UserError(
                     f"cache.whole_layers={self.whole_layers} of {layers} layers leaves none for fp8: lower it."
@@ -205,7 +206,7 @@ class CacheConfig:
             whole = {"whole_layers": self.whole_layers} if self.whole_layers else {}
             return {"cache": stored | scales | whole}
         widths = {"bits": keys} if keys == values else {"key_bits": keys, "value_bits": values}
-        scheme = {} if self.scheme == "rotated" else {"scheme": self.scheme}
+        scheme = {} if self.scheme == "rotated" else {"scheme": self.scheme}  # left out as in the first cells
         return {"cache": widths | {"group": self.group, "residual": self.residual} | scheme}
 
 

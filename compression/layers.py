@@ -59,6 +59,7 @@ class SlotLayer(_Layer):
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor, **how: Any) -> Tensor:
         storage = self._storage
+        # Rows that are stored as they are computed are written by the kernel that rotates them.
         if not isinstance(storage, WholeRows) or storage.keys[self._index].dtype != heads.dtype:
             return super().rotate(heads, cos, sin, **how)
         keys, values = storage.keys[self._index], storage.values[self._index]
@@ -101,6 +102,7 @@ class WindowLayer(_Layer):
         """Like `Storage.attend`, over the window that ends with each token: [tokens or more, q_heads, head_dim]."""
         cache = self._cache
         lengths = (cache.step_positions + 1).clamp(max=self.window)
+        # In a step of one token a slot, no token needs the row that another overwrites: write first, then attend.
         if len(cache.pieces) == 1 and cache.pieces[0].count == 1:
             slots = cache.pieces[0].slots
             self._write(slice(len(lengths)))
@@ -121,6 +123,7 @@ class WindowLayer(_Layer):
         places = torch.arange(cache.reach, device=query.device)
         # Position of the row in each place of the ring, for each token; the new rows lie behind the ring.
         positions_of_rows = positions[:, None] - (positions[:, None] - places) % self.window
+        # A ring has whole blocks of places; those from `window` on are never used.
         is_new = (positions_of_rows >= positions[0]) & (places < self.window)
         rows = torch.where(is_new, ring(self.window) + positions_of_rows - positions[0], places)
         old_keys, old_values = self.tensors
@@ -133,6 +136,7 @@ class WindowLayer(_Layer):
             few_values = values[:, few_rows].transpose(0, 1).contiguous()
             output, _ = cache.operations.decode_attention(few_queries, few_keys, few_values, few_lengths, **how)
             outputs.append(output)
+        # Of a chunk longer than the window, only the newest rows have a place.
         self._write(slice(max(tokens.start, tokens.stop - self.window), tokens.stop))
         return outputs
 

@@ -130,6 +130,7 @@ class CacheView:
     @property
     def answer(self) -> Tensor:
         """True at the closing thinking tag and all tokens behind it; shaped as positions."""
+        # No position is negative: without an answer, all are false.
         return self.positions < 0 if self.answer_start is None else self.positions >= self.answer_start
 
     @property
@@ -202,6 +203,7 @@ class Policy(ABC):
             if name == "name" or not isinstance(value, str | Path):
                 continue
             path = Path(value)
+            # A plain word, such as a mode, may happen to name a folder here: without a slash only a file counts.
             paths = [path, *path.rglob("*")] if "/" in str(value) else [path]
             files[name] = sorted(filter(Path.is_file, paths))
         return {name: paths for name, paths in files.items() if paths}
@@ -279,7 +281,7 @@ def checked_capacity(policy: Policy, question: int, limit: int) -> int:
     """
     capacity = policy.capacity(question, limit)
     trigger = policy.trigger(question)
-    fullest = question + limit - 1
+    fullest = question + limit - 1  # the last token is never fed
     if trigger is not None:
         fullest = min(fullest, max(trigger, question) + 1)
     if capacity < fullest:
@@ -297,6 +299,7 @@ def check_selection(selection: Selection, view: CacheView) -> None:
     rule = f"keep must be whole numbers of 0 to {view.length - 1}, ascending, each once"
     if tuple(keep.shape[:-1]) not in ((), heads) or keep.dtype != torch.int64 or not keep.shape[-1]:
         raise SelectionError(f"{rule}, of at least one row: it is {list(keep.shape)} of {keep.dtype}.")
+    # None of these numbers may be negative. They are compared together, so that the host waits once for the device.
     ends = torch.stack([keep.amin(), view.length - 1 - keep.amax(), *_least_step(keep)])
     if bool((ends < 0).any()):
         raise SelectionError(f"{rule}: it goes from {int(keep.amin())} to {int(keep.amax())}, or repeats or turns.")
@@ -362,21 +365,23 @@ class BudgetPolicy(Policy):
     def capacity(self, question_length: int, max_new_tokens: int) -> int:
         """Largest cache length: trigger + 1 (prompt + 1 if longer), or the whole text if an eviction frees nothing."""
         whole_text = question_length + max_new_tokens
+        # The step that finds `trigger` rows writes one more and evicts; after a longer prompt the first step evicts.
         fullest = max(self.budget + self._on_top(question_length), question_length) + 1
         frees_rows = self.length_after(fullest, question_length) < fullest
         return min(fullest, whole_text) if frees_rows else whole_text
 
     def length_after(self, length: int, question_length: int, evictions: int = 0) -> int:
         """Return the rows left by an eviction at `length` rows: DynTS's released rule with its rounding."""
-        outside = max(0, length - self._on_top(question_length) - self.local_window)
+        outside = max(0, length - self._on_top(question_length) - self.local_window)  # rows that the ratio cuts
         return length - outside + int(outside * self.keep_ratio)
 
     def select(self, view: CacheView) -> Selection:
         """Keep the `newest_kept` newest rows and the highest scores of the others; position breaks ties."""
+        # The first `outside` rows compete; a question on top is among them, with infinite scores, and never the newest.
         outside = max(self._on_top(view.question_length), view.length - self.newest_kept)
         scores = _checked(self.ranking(view), view, outside)
         kept = self.length_after(view.length, view.question_length, view.evictions)
-        count = kept - (view.length - outside)
+        count = kept - (view.length - outside)  # rows to keep of those that compete
         ranked = scores.sort(dim=-1, descending=True, stable=True).indices
         best = ranked[..., :count].sort(dim=-1).values
         newest = torch.arange(outside, view.length, device=best.device).expand(*best.shape[:-1], -1)
@@ -387,9 +392,9 @@ class BudgetPolicy(Policy):
         scores = self.scores(view)
         _check_shape(scores, view)
         scores = scores if scores.is_floating_point() else scores.double()  # pinned rows become infinite below
-        first = view.question_length if self.question_rule != "free" else 0
+        pinned = view.question_length if self.question_rule != "free" else 0
         positions = view.positions[..., : scores.shape[-1]]
-        return scores.masked_fill(positions < max(first, self.sinks_kept), float("inf"))
+        return scores.masked_fill(positions < max(pinned, self.sinks_kept), float("inf"))
 
     @property
     def newest_kept(self) -> int:
@@ -437,6 +442,8 @@ class SizeInRows:
 
     def settings(self) -> dict[str, Any]:
         """Return the budget, and the keep_ratio with the fewest digits for which an eviction leaves exactly `rows`."""
+        # `BudgetPolicy.length_after` in reverse: of budget + 1 rows, those outside the window are cut by the ratio. An
+        # eviction leaves `rows`, and the next one comes at budget + 1 again.
         budget = self.rows + self.every
         kept = self.rows - self.local_window
         outside = budget + 1 - self.local_window

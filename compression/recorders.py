@@ -152,7 +152,7 @@ class MassRecorder(RowRecorder):
         how: dict[str, Any] = {"scaling": prefill.scaling}
         layers = zip(prefill.queries, prefill.rows, prefill.sinks, strict=True)
         for layer, (query, (key, _), sinks) in enumerate(layers):
-            if self.decay == 1 and sinks is None and prefill.softcap is None:
+            if self.decay == 1 and sinks is None and prefill.softcap is None:  # what the kernel of a prompt knows
                 received = self.causal_mass(query, key, **how)
             else:
                 received = decayed_mass(query, key, decay=self.decay, sinks=sinks, softcap=prefill.softcap, **how)
@@ -187,7 +187,7 @@ class UseRecorder(RowRecorder):
         self.last[slot], self.interval[slot] = prefill.length - 1, 0
 
     def on_row(self, slots: Tensor, at: Tensor, positions: Tensor) -> None:
-        self.last[slots, :, :, at] = (positions[:, None, None] - 1).int()
+        self.last[slots, :, :, at] = (positions[:, None, None] - 1).int()  # the query before the row's own token
         self.interval[slots, :, :, at] = 0
 
     def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
@@ -197,9 +197,9 @@ class UseRecorder(RowRecorder):
         now = positions[..., None, None].int()  # [slots, tokens, 1, 1]
         is_used = mass >= self.threshold  # [slots, tokens, kv_heads, rows]
         before = self.last[rows_read][:, None]
-        # The last use before the first token, then after each token.
+        # The last use before the first token, then after each token: positions grow, so the latest is the largest.
         last = torch.cat([before, torch.where(is_used, now, before)], dim=1).cummax(dim=1).values
-        longest = torch.where(is_used, now - last[:, :-1], 0).amax(dim=1)
+        longest = torch.where(is_used, now - last[:, :-1], 0).amax(dim=1)  # of the intervals that these uses end
         self.interval[rows_read] = torch.maximum(self.interval[rows_read], longest)
         self.last[rows_read] = last[:, -1]
 
@@ -233,6 +233,7 @@ class QueryRecorder(Recorder):
             self.ring[slot, layer, :, positions % self.window] = query[:, positions]
 
     def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
+        # Of more tokens than the ring holds, the older ones would be written to the same places.
         places = positions[:, -self.window :] % self.window  # [slots, tokens]
         self.ring[self.rows[slots, None], layer, :, places] = query[:, -self.window :]
 
@@ -277,7 +278,7 @@ def decayed_mass(
     head_sinks = None if sinks is None else sinks.view(kv_heads, -1, 1, 1)
     positions = torch.arange(length, device=key.device)
     total = torch.zeros(kv_heads, length, device=key.device)
-    for end in range(length, 0, -block):
+    for end in range(length, 0, -block):  # from the newest queries, which weigh most, to the oldest
         rows = positions[max(0, end - block) : end]
         weights = decay ** (length - 1 - rows).double()
         if not weights.float().any():

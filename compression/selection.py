@@ -55,7 +55,7 @@ def _place(error: Exception, policy: Policy) -> str:
     """Return the last line of the policy's own files in the traceback, or the traceback's last line."""
     frames = traceback.extract_tb(error.__traceback__)
     files = {inspect.getsourcefile(cls) for cls in type(policy).__mro__ if issubclass(cls, Policy)}
-    files.remove(inspect.getsourcefile(Policy))
+    files.remove(inspect.getsourcefile(Policy))  # kvsweep's base classes only pass on what the user's code does
     frames_of_policy = [frame for frame in frames if frame.filename in files]
     frame = (frames_of_policy or frames)[-1]
     return f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
@@ -71,7 +71,7 @@ def _copied(value: Any) -> Any:
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """True if tensors, or all tensors of two lists or mappings, are equal; NaN equals NaN."""
+    """True if tensors, or all tensors of two lists or mappings, are equal; NaN equals NaN (both become -1e9)."""
     if torch.is_tensor(first):
         return first.shape == second.shape and torch.equal(first.nan_to_num(-1e9), second.nan_to_num(-1e9))
     if len(first) != len(second):

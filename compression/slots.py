@@ -79,11 +79,12 @@ class Slots:
 
     def seen(self, slots: slice) -> int:
         """Rows of each of these slots that attention reads: at least the longest slot's length."""
-        if self.ragged:
+        if self.ragged:  # the kernel stops at each slot's own length
             return self.capacity
         longest = int(self.lengths[slots].max(initial=0))
         if not self.invariant:
             return longest
+        # torch's sums round alike over whole blocks of rows, however many dead rows follow.
         return min(whole_blocks(longest, ROW_BLOCK), self.capacity)
 
     def unseen(self, rows: int) -> Tensor:
@@ -108,6 +109,7 @@ class Slots:
         """
         whole = slice(len(positions))
         slots = self.slot_ids[whole]
+        # A graph's bucket may have more slots than live ones; row 0 of a free slot is nobody's.
         write_at = torch.where(slots < self.device_live, self.device_lengths[whole], 0)
         self.device_lengths[whole] = write_at + 1
         self._place([Piece(slots=whole, tokens=whole, count=1)], slots, write_at, positions)
@@ -130,6 +132,7 @@ class Slots:
             begin += count
         at = uploaded(list(counts), self.device)
         sizes = uploaded(list(counts.values()), self.device)
+        # A token's row: its slot's length, plus its index among all tokens, less that of the slot's first token.
         first = self.device_lengths[at] - (sizes.cumsum(0) - sizes)
         write_at = first.repeat_interleave(sizes, output_size=begin) + torch.arange(begin, device=self.device)
         self.lengths[list(counts)] += list(counts.values())
@@ -151,6 +154,7 @@ class Slots:
                 self.step_tokens = whole_blocks(len(slots), TOKEN_BLOCK)
         if self.shape.window:
             rows = ring(self.shape.window)
+            # Until a text is as long as the ring, its later places are empty. Kernels stop by themselves.
             self.reach = rows if self.ragged else min(rows, whole_blocks(int(positions.max()) + 1, ROW_BLOCK))
         self.positions[slots, :, :, write_at] = positions[:, None, None]
 

@@ -50,11 +50,11 @@ class _Module(NamedTuple):
         if name in sys.modules:
             return cls.of(sys.modules[name])
         folders, spec = None, None
-        for package in accumulate(name.split("."), "{}.{}".format):
+        for package in accumulate(name.split("."), "{}.{}".format):  # a, a.b, a.b.c
             spec = PathFinder.find_spec(package, folders)
             if spec is None:
                 return None
-            folders = spec.submodule_search_locations or []
+            folders = spec.submodule_search_locations or []  # where the next name is looked for; [] of a plain module
         return cls(name, Path(spec.origin), bool(folders)) if spec and spec.origin else None
 
 
@@ -97,12 +97,13 @@ def _belongs(module: _Module, policy_class: type) -> bool:
     """True if a module is in the class's folder or installed package; for our policies, in compression.policies."""
     if not is_own(policy_class):
         return module.name.startswith(f"{_PACKAGE}.compression.policies")
-    if module.file.suffix != ".py":
+    if module.file.suffix != ".py":  # compiled code cannot be read
         return False
     package, _, _ = module.name.partition(".")
     own_package, _, _ = policy_class.__module__.partition(".")
     is_ours_or_pythons = package in (_PACKAGE, *sys.stdlib_module_names)
     is_installed = not _INSTALLED.isdisjoint(module.file.parts)
+    # A user's package counts also where it is installed.
     return package == own_package or not (is_ours_or_pythons or is_installed)
 
 

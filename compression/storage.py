@@ -98,6 +98,7 @@ class WholeRows(Storage):
     def place(self) -> None:
         """Find the lines of a layer's [slots * kv_heads * capacity] rows that the step writes, [tokens * kv_heads]."""
         cache, heads = self.cache, self._heads
+        # The first row of each token's slot and head.
         first = (cache.step_slots[:, None] * len(heads) + heads) * cache.capacity
         self.lines = (first + cache.write_at[:, None]).flatten()
 
@@ -129,7 +130,7 @@ class WholeRows(Storage):
         if piece.count == 1:
             if scales:
                 how = {**how, "scales": scales}
-            if not cache.ragged and len(cache.pieces) == 1:
+            if not cache.ragged and len(cache.pieces) == 1:  # a whole step: its mask serves all layers
                 how = {**how, "unseen": cache.unseen(seen)}
             return cache.operations.decode_attention(query, keys, values, cache.step_lengths[piece.tokens], **how)
         arguments = {name: value for name, value in how.items() if value is not None}
@@ -186,13 +187,14 @@ class Fp8Rows(WholeRows):
         return [scale.repeat(size[2], 1).expand(*size, 1) for scale in scales]
 
     def _rows(self, layer: int, slots: slice | int, rows: int) -> list[Tensor]:
+        # The memory of scales has a place for each layer, but a whole layer's rows have none.
         return super()._rows(layer, slots, rows)[: 2 if layer < self.whole_layers else None]
 
     def _stored(self, layer: int, *pair: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         if layer < self.whole_layers:
             yield from super()._stored(layer, *pair)
             return
-        for at, rows in enumerate(pair, 2 * layer):
+        for at, rows in enumerate(pair, 2 * layer):  # keys, then values: the memories of all layers in turn
             scale = self.scales[at][0, 0, 0] if self.scales else None  # the layer's
             if self._row_scales:
                 scale = row_scales(rows, self.dtype)
@@ -200,6 +202,7 @@ class Fp8Rows(WholeRows):
             yield self._codes[at], to_fp8(rows, self.dtype, scale).view(torch.uint8)
 
     def keep(self, slot: int, keep: Tensor) -> None:
+        # Apart, since they have other widths; `_row_scales` may be empty.
         for memory in filter(None, (self._codes, self._row_scales)):
             self.cache.operations.compact_layers([tensor[slot] for tensor in memory], keep)
 
@@ -234,7 +237,11 @@ class _Packing(Storage):
             self._back = back.to(cache.device, shape.dtype)
 
     def attend(self, layer: int, query: Tensor, how: Mapping[str, Any]) -> tuple[Tensor, list[Tensor | None]]:
-        """Attend over the packed and the newest rows; if rows are rotated, rotate the query and the output too."""
+        """Attend over the packed and the newest rows; if rows are rotated, rotate the query and the output too.
+
+        `_back` is symmetric and the inverse of `_forth`: with it a query has the same products with rotated keys as
+        before with plain ones, and an output of rotated values is turned back.
+        """
         output, masses = super().attend(layer, self._multiplied(query, self._back), how)
         return self._multiplied(output, self._back), masses
 
@@ -306,9 +313,10 @@ class PackedRows(_Packing):
             now = cache.step_positions[piece.tokens].view(-1, 1, 1, 1, piece.count)  # [slots, 1, 1, 1, tokens]
             behind = self.counts[slots][..., None] + rows  # rows that may leave, [slots, layers, kv_heads, tokens]
             written = cache.step_lengths[piece.tokens].view(-1, piece.count)[:, -1, None, None, None]
-            at = behind.clamp(max=cache.capacity - 1)
+            at = behind.clamp(max=cache.capacity - 1)  # beyond the rows that are written, any place that exists
             positions = cache.positions[slots].gather(-1, at)
             # If an eviction has dropped older rows, the next rows are younger, and fewer are quantized.
+            # [slots, layers, kv_heads, rows that may leave, tokens]: true from the token on at which the row is packed.
             left = (behind < written)[..., None] & (positions[..., None] + self.residual <= now)
             counts = self.counts[slots][..., None] + left.sum(-2)  # packed rows at each token
             shape = -1, cache.shape.layers, cache.shape.kv_heads, -1
@@ -336,8 +344,10 @@ class PackedRows(_Packing):
         if piece.count == 1:
             return cache.operations.packed_attention(query, *stored, lengths, forms=self.forms, **how)
         counts, at, old = self._leaving[cache.pieces.index(piece)]
+        # This piece is one slot's. Where all heads keep the same rows, one count serves all layers.
         counts, at, old = counts[0, min(layer, counts.shape[1] - 1)], at[0, layer], old[0, layer]
         packed = torch.cat(whole_rows(*stored, forms=self.forms))  # [2, kv_heads, rows, head_dim]
+        # The rows as they were before this chunk: those that it has packed are still whole.
         leaves = at < counts[..., -1, None, None]
         at = at.clamp(max=packed.shape[2] - 1).expand(old.shape)
         whole = packed.scatter(2, at, torch.where(leaves, old, packed.gather(2, at)))
@@ -393,7 +403,7 @@ class KiviRows(_Packing):
         self.keys = self._bytes(groups, cache.shape.head_dim, self.forms[0].row_bytes)
         self.values = self._bytes(groups * self.group, self.forms[1].row_bytes)
         widths = (self.group, cache.shape.head_dim) if config.scheme == "kvarn" else ()
-        self._unit = 1.0
+        self._unit = 1.0  # makes the rotation one that changes no length: its entries are then head_dim ** -0.5
         if self._forth is not None:  # the entries' size is read on the CPU: a cache on torch's meta device has none
             self._unit = cache.shape.head_dim**-0.5 / float(rotation(cache.shape.head_dim)[0][0, 0])
         self.scales = [self._bytes(groups, 1, 2 * width).view(torch.float16) for width in widths]
@@ -413,7 +423,7 @@ class KiviRows(_Packing):
             for slot in range(*piece.slots.indices(cache.slots)):
                 length = int(cache.lengths[slot])
                 first, end = self._packed_rows(length - piece.count), self._packed_rows(length)
-                if first == end:
+                if first == end:  # no group is complete
                     continue
                 rows = self.newest[slot].index_select(-2, self._lies(first, end))
                 self._leaving[slot] = (first, rows)
@@ -432,8 +442,9 @@ class KiviRows(_Packing):
         stored, kinds = self._rows(layer, piece.slots, seen)
         if piece.count == 1:
             output, mass = cache.operations.kivi_attention(query, *stored, counts, lengths, **kinds, **how)
-            return output, None if mass is None else mass[..., :seen]
+            return output, None if mass is None else mass[..., :seen]  # whole groups may reach beyond the rows seen
         packed = torch.cat(whole_kivi_rows(*stored, counts[-1:], **kinds))[:, :, :seen]
+        # The rows that this chunk has packed, as they were before; else none.
         first, rows = self._leaving.get(piece.slots.start, (0, self.newest[0, :, :, :, :0]))
         whole = packed.clone()
         whole[:, :, first : first + rows.shape[-2]] = rows[layer]
@@ -443,7 +454,7 @@ class KiviRows(_Packing):
         """Write the kept rows again, in new groups."""
         length, kept = int(self.cache.lengths[slot]), keep.shape[-1]
         old, count = self._packed_rows(length), self._packed_rows(kept)
-        # What an eviction moves unchanged only where its group stays.
+        # What an eviction leaves unchanged only where its whole group stays in place.
         grouped = [self.keys, *((self.values.unflatten(3, (-1, self.group)), *self.scales) if self.scales else ())]
         for layer in range(self.keys.shape[1]):
             index = keep.expand(self.keys.shape[2], -1) if keep.dim() == 1 else keep[layer]
@@ -451,13 +462,14 @@ class KiviRows(_Packing):
             rows = self._whole(layer, slot, length)
             self._lay(slot, layer, rows.gather(2, index[None, ..., None].expand(2, -1, -1, rows.shape[-1])))
             index = index[:, :count, None]
-            if not self.scales:
+            if not self.scales:  # a value that was packed before moves with its bytes; `_lay` has packed it again
                 at = index.clamp(max=values.shape[1] - 1).expand(-1, -1, values.shape[-1])
                 self.values[slot, layer, :, :count] = values.gather(1, at).where(
                     index < old, self.values[slot, layer, :, :count]
                 )
             in_place = (index == torch.arange(count, device=index.device)[:, None]) & (index < old)
             same, groups = in_place.unflatten(1, (-1, self.group)).all(2)[..., None], count // self.group
+            # Groups of which all rows stay in place get their earlier bytes back.
             for memory, was in zip(grouped, before, strict=True):
                 memory[slot, layer, :, :groups] = was[:, :groups].where(same, memory[slot, layer, :, :groups])
 
@@ -476,7 +488,7 @@ class KiviRows(_Packing):
 
     def _rows(self, layer: int, slots: slice, seen: int) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
         """Return a layer's groups of the first `seen` rows and all newest rows; then their forms and scales."""
-        groups = min(-(-seen // self.group), self.keys.shape[3])
+        groups = min(-(-seen // self.group), self.keys.shape[3])  # rounded up, as far as there are groups
         rows = self.values[slots, layer, :, : groups * self.group]
         kinds = {"forms": self.forms, "scales": [scale[slots, layer, :, :groups] for scale in self.scales]}
         return (self.keys[slots, layer, :, :groups], rows, self.newest[slots, layer]), kinds
@@ -495,7 +507,7 @@ class KiviRows(_Packing):
         end = first + rows.shape[-2]
         groups = slice(first // self.group, end // self.group)
         tiles = rows.unflatten(2, (-1, self.group))
-        keys, values = tiles[0].transpose(-1, -2), tiles[1]
+        keys, values = tiles[0].transpose(-1, -2), tiles[1]  # a channel's keys lie side by side
         if self.scales and first < end:
             # KVarN's limits are those of a rotation that changes no length.
             key_scales = column_scales(keys * self._unit).half()

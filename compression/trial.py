@@ -61,7 +61,7 @@ class Trial(NamedTuple):
         """Return keys and values [layers, kv_heads, length, head_dim], queries of every row, positions, token ids."""
         length = int(self.length or 0)
         numbers = torch.Generator().manual_seed(20240)
-        gaps = self.evictions * length // 2  # the oldest tokens behind the question are evicted
+        gaps = self.evictions * length // 2  # positions behind the question whose tokens were evicted
         is_generated = torch.arange(length) >= self.question
         positions = torch.arange(length) + gaps * is_generated
 
@@ -69,7 +69,7 @@ class Trial(NamedTuple):
             rows = torch.randn(self.layers, heads, length, HEAD_DIM, generator=numbers)
             return torch.ones_like(rows) if self.equal else rows
 
-        token_ids = torch.randint(50, (length + gaps + 1,), generator=numbers)
+        token_ids = torch.randint(50, (length + gaps + 1,), generator=numbers)  # the last token is not fed yet
         return {
             "keys": drawn(self.kv_heads),
             "values": drawn(self.kv_heads),
@@ -110,6 +110,7 @@ class Trial(NamedTuple):
         drawn = torch.ones(shape) if self.equal else torch.rand(shape, generator=torch.Generator().manual_seed(3))
         match signal:
             case PredictedImportance():
+                # The step that feeds the prompt's last token is the first to score.
                 scores = torch.where(positions < self.question - 1, torch.nan, drawn[0, 0])
                 if self.policy.per_head:
                     return scores.expand(shape)
@@ -142,7 +143,7 @@ def trials(policy: Policy) -> list[Trial]:
         Trial("second_eviction", policy, evictions=1),
     ]
     if isinstance(policy, BudgetPolicy):
-        for power in range(3, 12):
+        for power in range(3, 12):  # the smallest budget from 8 to 2048 with which the policy can be made
             smallest = _sized(policy, 2**power)
             if smallest:
                 caches.append(Trial("tiny", smallest, question=2))

@@ -62,6 +62,7 @@ def judge(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict[s
         return Verdict(None, "no_answer", "no thinking that ends, no last box that closes, and no statement")
     place, answer = stated
     try:
+        # A gold of another kind was refused before (`grader._read_golds`); here it would equal nothing.
         is_equal, why, answer_form, gold_form = _compared(answer, canonical_gold(gold, kind) or "", kind)
     except TooMuchWork:
         return Verdict(answer, "grader_timeout", "no verdict: it takes more work than a pair may", place=place)
@@ -71,6 +72,7 @@ def judge(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict[s
 
 def _compared(answer: str, gold: str, kind: AnswerKind) -> tuple[bool, str, str, str]:
     """Equal or not, the rule that decided, and both sides as they were compared."""
+    # Both sides are in their canonical form; an answer without one is compared by its value below.
     if kind == "letter" or (kind == "integer" and parse_integer(answer)):
         return answer == gold, f"{kind}s must be the same", answer, gold
     if len(answer) > _MAX_ANSWER_CHARS:
@@ -78,7 +80,7 @@ def _compared(answer: str, gold: str, kind: AnswerKind) -> tuple[bool, str, str,
     if kind == "expression":
         return compare(answer, gold)
     value = _shifted(answer)
-    if re.search(r"\d\.\d", value):
+    if re.search(r"\d\.\d", value):  # a decimal that no power of ten makes whole
         return False, "an integer has no decimals", answer, gold
     return compare(value, gold)
 
@@ -110,7 +112,7 @@ def stated_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> Statement
     An integer comes as canonical decimal text, a letter as one of A to D; what is neither stands as written.
     """
     part = answer_part(text, rule.tags) if rule.answer_from == "after_think" else without_end(text)
-    if part is None:
+    if part is None:  # the thinking never ends
         return None
     stated = find_statement(part, kind)
     if stated is None and rule.answer_from == "anywhere" and kind != "letter":
@@ -122,7 +124,7 @@ def stated_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> Statement
     if kind == "integer":
         number = parse_integer(stated.value)
         if number is None:
-            boxed = {parse_integer(value) for value in stated.value.split(", ")}
+            boxed = {parse_integer(value) for value in stated.value.split(", ")}  # so `statements` joins boxes
             if len(boxed) == 1:  # 70 and 070 in two boxes are one answer
                 number = boxed.pop()
         if number is not None:
@@ -137,7 +139,7 @@ def canonical_gold(gold: str, kind: AnswerKind) -> str | None:
     if kind == "letter":
         letter = re.fullmatch(r"\s*\(?([A-D])\)?\s*", gold)
         return letter[1] if letter else None
-    text, _ = readable(gold)
+    text, _ = readable(gold)  # empty if the gold is a unit or style alone
     stripped = gold.strip()
     return stripped if text and len(stripped) <= _MAX_GOLD_CHARS else None
 
@@ -165,7 +167,7 @@ def parse_integer(text: str) -> str | None:
     for pattern, new, _ in INTEGER_FORMS:
         text = re.sub(pattern, new, text)
     words = TEXT_COMMAND.sub(r"\1", text).strip(" .")
-    number = number_of_words(words)
+    number = number_of_words(words)  # "two", then 33_8, then digits
     if number is None:
         text, _ = readable(text)
         number = number_of_base(text)

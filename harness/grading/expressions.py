@@ -33,7 +33,7 @@ def compare(answer: str, gold: str) -> tuple[bool, str, str, str]:
         in_degrees = DEGREE in (unit, gold_unit) and r"\pi" in left + right
         if (unit and gold_unit) or in_degrees:
             return False, "other units", left, right
-    if not _OPTION.fullmatch(right):
+    if not _OPTION.fullmatch(right):  # the gold is no letter, so `(B) 5` is 5
         left = re.sub(r"^\([A-F]\) ?(?=[-\d.\\(])", "", left)
     verdict = None
     if "%" in answer and "%" not in gold:
@@ -57,7 +57,7 @@ def _same_percent(signed: str, bare: str, *, by_answer: bool) -> tuple[bool, str
     if match is None:
         return None
     number = match[1]
-    size = abs(_form(number, False, True).evalf())
+    size = abs(_form(number, False, True).evalf())  # a number has neither i nor letters
     may_be_hundredth = size <= 100 or not by_answer  # 500% may be 5, but a gold of 5 may also be 5%
     if may_be_hundredth and _same(rf"\frac{{{number}}}{{100}}", bare)[0]:
         return True, "a percent is a hundredth"
@@ -81,13 +81,14 @@ def _same(answer: str, gold: str) -> tuple[bool, str]:
     kind, parts = _structure(answer)
     gold_kind, gold_parts = _structure(gold)
     if kind != gold_kind:
+        # In either direction; only an answer may add the sum that was asked for, as in m + n = 5.
         verdict = _same_otherwise(answer, gold, _SUM) or _same_otherwise(gold, answer)
         return verdict or (False, f"another structure: {kind} for {gold_kind}")
     if kind == "expression":
         return _same_expression(answer, gold)
     if kind.split()[0] in _RELATIONS:
         return _same_relation(kind, parts, gold_parts)
-    is_unordered = kind.startswith(("list", r"\{"))
+    is_unordered = kind.startswith(("list", r"\{"))  # tuples and intervals, which are left, have an order
     return _same_parts(parts, gold_parts, ordered=not is_unordered)
 
 
@@ -109,9 +110,10 @@ def _structure(text: str) -> tuple[str, list[str]]:
             signs.reverse()
         return " ".join(_TURNED.get(sign, sign) for sign in signs), sides
     opening = text[:2] if text.startswith("\\") else text[:1]
-    (inside, *after), closings = split(text, (")", "]", r"\}"))
+    (inside, *after), closings = split(text, (")", "]", r"\}"))  # at brackets that close the outermost ones
     items, commas = split(inside[len(opening) :], ",;")
-    is_closed_at_end = after == [""]
+    is_closed_at_end = after == [""]  # one such bracket, with nothing behind it
+    # Without a comma, (x) and [x] are brackets of an expression, but \{x\} is a set.
     if is_closed_at_end and opening + closings[0] in _BRACKETS and (commas or opening == r"\{"):
         return opening + closings[0], items
     return "expression", [text]
@@ -160,14 +162,15 @@ def _same_otherwise(answer: str, gold: str, also_named: re.Pattern[str] = _NAME)
     signs = set(kind.split())
     if signs in ({"="}, {r"\in"}):
         return _same_equation(signs, parts, gold, also_named)
+    # x \neq 5 is all numbers without 5.
     if signs == {r"\neq"} and len(parts) == 2 and r"\cup" in gold:
         return _same(rf"(-\infty, {parts[1]}) \cup ({parts[1]}, \infty)", gold)
-    if signs <= {"<", r"\leq"} and gold_kind in _BRACKETS:
+    if signs <= {"<", r"\leq"} and gold_kind in _BRACKETS:  # the library reads 1 < x < 2 as the interval (1, 2)
         return _same_expression(answer, gold)
     if kind == "()":
         return _same_tuple(parts, gold)
     if kind == r"\{\}":
-        if gold == r"\emptyset":
+        if gold == r"\emptyset":  # what has a member is not empty
             return None
         members = gold_parts if gold_kind == "list" else [gold]
         return _same_parts(parts, members, ordered=False)
@@ -176,11 +179,11 @@ def _same_otherwise(answer: str, gold: str, also_named: re.Pattern[str] = _NAME)
         distinct_names = {name for name, _ in equations}
         if parts == sorted(parts) and len(distinct_names) == len(parts):  # x = 1, y = 2 is (1, 2)
             return _same_parts([value.strip() for _, value in equations], gold_parts, ordered=True)
-    if kind == r"list \land" and len(parts) == 2:
+    if kind == r"list \land" and len(parts) == 2:  # x > 1 and x < 2
         chain = _chained(*parts) or _chained(*reversed(parts))
         if chain:
             return _same(chain, gold)
-    is_union = kind in ("list", r"list \lor") and r"\cup" in gold
+    is_union = kind in ("list", r"list \lor") and r"\cup" in gold  # x < 1 or x > 2 for two intervals
     if is_union or (kind == "list" and gold_kind.startswith("list")):
         pieces, _ = split(gold, (r"\cup", r"\land", r"\lor"))
         return _same_parts(parts, pieces, ordered=False)
@@ -194,6 +197,7 @@ def _same_equation(
     gold_kind, gold_parts = _structure(gold)
     left = parts[0].strip()
     is_named = bool(_NAME.fullmatch(_INDICES.sub("", left).strip()) or also_named.fullmatch(left))
+    # x = a = b beside another equation: each of its parts, as x = a, must say the same as the gold.
     if signs == {"="} == set(gold_kind.split()) and is_named and len(parts) > 2:
         parts = [f"{parts[0]} = {part}" for part in parts]
     if signs == {"="} and len(parts) == 2 and parts[0].startswith("(") and gold_kind == "list":  # (n, k) = (2, 3)
@@ -236,9 +240,10 @@ def _same_relation(kind: str, parts: list[str], gold: list[str]) -> tuple[bool, 
         with _reading():
             difference, gold_difference = f"({parts[0]}) - ({parts[1]})", f"({gold[0]}) - ({gold[1]})"
             left, right, values = _parsed(difference, gold_difference)
-            ratio = values.ratio(left, right) or 0.0
+            ratio = values.ratio(left, right) or 0.0  # 0: no constant multiple
             # 4x = 8 for x = 2 is not in lowest terms.
             is_lowest = abs(ratio) < 1.000001 or any(re.search(r"\\frac|/|\.", side) for side in gold)
+            # A negative factor turns an inequality round.
             if is_lowest and (ratio > 0 or (ratio < 0 and is_symmetric)):
                 return True, "the same relation with all on one side"
     return False, "another relation"
@@ -264,6 +269,7 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
         return option[1] == chosen[1], "the letter of an option"
     words = _PLAIN_WORDS.fullmatch(answer)
     gold_words = _PLAIN_WORDS.fullmatch(gold)
+    # A gold of words takes no calculation; an answer of three letters or fewer may be a product of names.
     if gold_words or (words and len(answer) > 3):
         same = words and gold_words and _squeezed(words[1]).lower() == _squeezed(gold_words[1]).lower()
         return bool(same), "words are compared letter by letter"
@@ -276,6 +282,7 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
     # A decimal beside none may be rounded to six places, as the library has it.
     is_rounded = ("." in answer) != ("." in gold) and re.search(r"\.\d{6}", both)
     slack = 1.001e-6 if is_rounded else 1e-18
+    # `_reading` ends the block at what the library cannot read; then the last line decides.
     with _reading():
         left, right, values = _parsed(answer, gold)
         return _same_form(left, right, values, slack)
@@ -294,9 +301,9 @@ def _same_form(left: Any, right: Any, values: Values, slack: float) -> tuple[boo
         same = left.shape == right.shape and all(_same_form(*pair, values, slack)[0] for pair in entries)
         return same, "matrices are compared entry by entry"
     if isinstance(left, Expr) and isinstance(right, Expr):
-        with suppress(NoValue):
+        with suppress(NoValue):  # without values, such as integrals: the library decides
             return values.equal(left, right, slack), "values at points"
-    else:
+    else:  # the library would calculate numbers of any size
         values.check(left)
         values.check(right)
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
@@ -328,10 +335,11 @@ def _has_one_case(answer: str, gold: str) -> bool:
     for text in (answer, gold):
         without_commands = re.sub(r"\\[A-Za-z]+", "", text)
         spellings.append(set(re.findall("[A-Za-z]", without_commands)))
+    # Indices and commands of both texts together.
     spellings.append(set(re.findall(r"(?:(?<=_)|(?<=_\{)|\\)[A-Za-z]+", f"{answer} {gold}")))
     for names in spellings:
         small = {name.lower() for name in names}
-        if len(small) < len(names):
+        if len(small) < len(names):  # two names differ only in case
             return False
     return True
 
@@ -352,7 +360,7 @@ def _form(text: str, has_i: bool, one_case: bool) -> Any:
     text = re.sub(r"(?<![\d.])(\d+)\.(\d+)", _as_fraction, text)
     text = re.sub(r"(?<![A-Za-z\\])(diag|gcd|lcm|ar(?:sin|cos|tan)h)\s*(?=\()", r"\\operatorname{\1}", text)
     form: Any = None
-    for part in text.split(r"\bmod"):
+    for part in text.split(r"\bmod"):  # an operator that the library does not read
         number = latex2sympy(part, is_real=not has_i, normalization_config=spelling, conversion_config=names)
         form = number if form is None else Mod(form, number, evaluate=False)
     return form

@@ -56,7 +56,7 @@ class Grader(Workers):
 
     def judge(self, jobs: Sequence[Ungraded]) -> list[Verdict]:
         """Judge rows, in their order; a row that overran its limits twice is `grader_timeout`: no answer is known."""
-        compares = any(job.kind == "expression" for job in jobs)
+        compares = any(job.kind == "expression" for job in jobs)  # only these need what takes seconds to import
         return [verdict or _KILLED for verdict in self.map(judge, jobs, prepared=compares)]
 
     def grade_cell(self, directory: Path, *, regrade: bool = False, shard: Shard | None = None) -> CellSummary:
@@ -97,6 +97,7 @@ class Grader(Workers):
         grades |= {grade.key: grade for grade in self.grade(missing, standard)}
         ordered = [grades[key] for key in completions]
         in_time = [grade for grade in ordered if grade.outcome != "grader_timeout"]
+        # A file that already says all this is not written again.
         if not is_clean or in_time != list(old_grades.values()):
             make_folder(directory)
             path = directory / shard.file(row_types.GRADES_FILE)
@@ -214,7 +215,7 @@ def _cells(root: Path) -> list[Path]:
         else:
             cells.append(path.parent)
     if not cells:
-        if errors:
+        if errors:  # the one cell that was meant is broken
             raise errors[0]
         raise UserError(f"{root} holds no folder with a {CELL_FILE}, so no cell; give the folder of a run.")
     for left_out in errors:

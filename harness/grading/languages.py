@@ -99,8 +99,8 @@ def declarations() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
     for language, gap, begin, end in [*spaced, *unspaced]:  # between, before and behind words
         option = language.option
         wrong = rf"{begin}(?:{language.wrong}){end}"
-        verb = rf"(?:{gap}(?:{language.be}){end}(?:\s*:)?|\s*:|\s+[–—](?=\s))"
-        if language.the:
+        verb = rf"(?:{gap}(?:{language.be}){end}(?:\s*:)?|\s*:|\s+[–—](?=\s))"  # "is", "is:", ":" or a dash
+        if language.the:  # in small letters: "A" may be the answer's letter
             verb += rf"(?:\s+(?-i:{language.the})(?=\s))?"
         for kind, noun in (("", language.answer), ("letter", option)):
             subject = rf"{begin}(?:{noun})(?:{gap}(?:{language.right}))*"
@@ -113,7 +113,7 @@ def _stems(pattern: str) -> tuple[str, ...]:
     """Return what the alternatives of a pattern begin with: `[选選][择擇]?` with 选 or 選."""
     if pattern.startswith("["):
         return tuple(pattern[1 : pattern.index("]")])
-    alternatives = re.sub(r"\(.*?\)", "", pattern).split("|")
+    alternatives = re.sub(r"\(.*?\)", "", pattern).split("|")  # of the pattern, not of a group in it
     return tuple(re.split(r"[(\[?]", alternative)[0] for alternative in alternatives)
 
 
@@ -132,6 +132,7 @@ class _Plain(dict[int, str]):
         plain = char
         decomposition = unicodedata.decomposition(char).split()  # such as <wide> 0041
         form = decomposition[0] if decomposition else ""
+        # 0x2100 to 0x214f are the letterlike symbols.
         if form in ("<wide>", "<narrow>", "<font>", "<circle>") and not 0x2100 <= code < 0x2150:
             plain = "".join(chr(int(hexadecimal, 16)) for hexadecimal in decomposition[1:])
             if plain == "(":
@@ -154,6 +155,7 @@ def plain_characters(text: str) -> str:
 def _shifted(form: str) -> str:
     """Return a pattern of the digits and signs that Unicode has raised (`<super>`) or lowered (`<sub>`)."""
     chars = ""
+    # From the degree sign to the end of the arrows, where all of them lie; "No": numbers, "Sm": signs.
     for char in map(chr, range(0xB0, 0x2200)):
         if unicodedata.decomposition(char).startswith(form) and unicodedata.category(char) in ("No", "Sm"):
             chars += char
@@ -168,12 +170,12 @@ _SHAPED = re.compile(
 
 def _latex(match: re.Match[str]) -> str:
     """The LaTeX of what `_SHAPED` matches: raised or lowered characters, or a fraction."""
-    text = unicodedata.normalize("NFKC", match[0]).replace("\u2212", "-")
+    text = unicodedata.normalize("NFKC", match[0]).replace("\u2212", "-")  # on the line, with a plain minus
     if match["up"]:
         return f"^{{{text}}}"
     if match["down"]:
         return f"_{{{text}}}"
-    if text == "\u2044":
+    if text == "\u2044":  # a fraction slash without raised and lowered digits
         return "/"
     over, slash, under = text.partition("\u2044")
     return rf"\frac{{{over}}}{{{under}}}" if slash else match[0]
@@ -217,4 +219,4 @@ def number_of_words(text: str) -> int | None:
             text = behind.strip()
     if text in _BELOW:
         return number + _BELOW[text]
-    return number if number and not text else None
+    return number if number and not text else None  # "two thousand" leaves nothing; other words are no number

@@ -82,7 +82,7 @@ STYLES: tuple[tuple[str, str, str], ...] = (
 
 def peeled(text: str) -> str:
     """A value without the style around it."""
-    for _ in range(9):
+    for _ in range(9):  # style within style, of which a hostile text could have any depth
         before = text
         for pattern, new, _ in STYLES:
             text = re.sub(pattern, new, text)
@@ -207,16 +207,16 @@ def readable(answer: str) -> tuple[str, str]:
         units.append(unit)
     text = TEXT_COMMAND.sub(r" \1 ", ", ".join(texts))
     text = re.sub(r"\s+", " ", text).strip(" .")
-    text = _NOTHING.sub(r"\\emptyset ", _LEAD.sub("", text))
+    text = _NOTHING.sub(r"\\emptyset ", _LEAD.sub("", text))  # without "the answer is"; "no solution" is empty
     different_units = {*units} - {""}
     if len(different_units) > 1:
         return text, ";".join(units)
-    return text, max(units)  # one unit may stand for all items
+    return text, max(units)  # one unit may stand for all items; "" is less than any
 
 
 def _without_unit(item: str) -> tuple[str, str]:
     """A single item without its final words, multiplied as they say, and its unit; with them if one is not known."""
-    item = _BARE_UNITS.sub(r"\1\\text{\2}", item)
+    item = _BARE_UNITS.sub(r"\1\\text{\2}", item)  # 5 cm as 5\text{cm}
     final_words = _FINAL_UNITS.search(item)
     if final_words is None:
         return item, ""
@@ -250,12 +250,12 @@ def split(text: str, separators: str | tuple[str, ...]) -> tuple[list[str], list
     depth = 0
     parts = [""]
     signs = []
-    for token in re.findall(r"\\[A-Za-z]+|\\.|.", text, re.DOTALL):
+    for token in re.findall(r"\\[A-Za-z]+|\\.|.", text, re.DOTALL):  # commands and single characters
         if token in ("(", "[", "{", r"\{", r"\begin"):
             depth += 1
         elif token in (")", "]", "}", r"\}", r"\end"):
             depth -= 1
-        if token in separators and depth <= 0:
+        if token in separators and depth <= 0:  # below 0 after a bracket that nothing opened
             signs.append(token)
             parts.append("")
         else:

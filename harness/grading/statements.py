@@ -63,7 +63,7 @@ def boxes(text: str) -> Iterator[_Box]:
                 end, content = closing.end(), text[end : closing.start()]
         if content is not None:
             content = content.strip()
-        if content != "":
+        if content != "":  # also None, of a box that is never closed: the text breaks off in it
             yield _Box(match.start(), end, content)
 
 
@@ -91,13 +91,14 @@ def _boxed(text: str, kind: AnswerKind) -> Statement | None:
             joint = _JOINT.fullmatch(text, box.end, start)
             if not joint or not box.content:
                 break
-            values[-1] = joint["name"] + values[-1]
+            values[-1] = joint["name"] + values[-1]  # the name before the box that follows
         value = _fitting(box.content, kind, in_box=True) if box.content else None
         if value:
             values.append(value)
             start = box.start
     if not values:
         return None
+    # A name before a single box says nothing; of several boxes each keeps its own, and this is the first one's.
     name = _NAME_BEFORE.search(text, max(0, start - 20), start)
     if name and len(values) > 1:
         values[-1] = name[0] + values[-1]
@@ -192,6 +193,7 @@ _MARKS = " \t\n*-✅✓✔"
 
 def _declared(text: str, kind: AnswerKind) -> Statement | None:
     """The value of the last declaration, such as "the answer is 72", unless the text goes on to doubt it."""
+    # Numbers are calculated all along a text; a letter is declared only as an answer.
     start = 0 if kind == "letter" else max(0, len(text) - _TAIL_CHARS)
     small = text.lower()
     end, value = -1, ""  # of the last declaration
@@ -202,13 +204,14 @@ def _declared(text: str, kind: AnswerKind) -> Statement | None:
         for match in declaration.pattern.finditer(text, start):
             declared = _declared_value(text, match, declaration.wrong, kind)
             if declared:
-                end, value = max((end, value), (match.end(), declared))
+                end, value = max((end, value), (match.end(), declared))  # the pair that ends later
     if not value:
         return None
     after = text[end:].strip(_MARKS)
     if _TAKES_BACK.search(after):
         return None
     breaks_off = "\n" in after and not after.endswith(_ENDS)
+    # Behind a number, a further calculation may correct it; behind a letter, an explanation often follows.
     if kind != "letter" and (breaks_off or _CHECKS.search(after)):
         return None
     return Statement("a declaration", value)
@@ -227,7 +230,7 @@ def _declared_value(text: str, match: re.Match[str], wrong: re.Pattern[str], kin
     if "value" in match.re.groupindex:
         return _fitting(match["value"], kind)
     rest = text[match.end() : match.end() + 2000]
-    if match[0].endswith("\n"):
+    if match[0].endswith("\n"):  # a heading
         rest = rest.lstrip()
     value = _SENTENCE_END.split(rest)[0].split("\n")[0].strip()
     if value.endswith("?") or wrong.match(value):
@@ -235,9 +238,11 @@ def _declared_value(text: str, match: re.Match[str], wrong: re.Pattern[str], kin
     value = re.sub(rf"\s*{COPULA}(?=[.。]?$)", "", value)
     if kind == "letter":
         return letter_of(value)
+    # **72**, unless a formula or a sentence goes on behind it.
     bold = re.match(r"\*\*([^*]+)\*\*(?!\s*(?:\w|[-+*/=^]))", value)
     if bold:
         value = bold[1]
+    # Three words: a sentence, in which the value comes after its own "is" or "=".
     elif re.match(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+ ", value) and not _names_number(value):
         states = _STATES.fullmatch(value.rstrip(".! "))
         value = _stated(states) if states else ""
@@ -245,6 +250,7 @@ def _declared_value(text: str, match: re.Match[str], wrong: re.Pattern[str], kin
     if kind == "integer":
         value = re.split(r",\s+[a-z]{2,}", value)[0]
     ends_in_sign = re.search(r"[:=]\W*$", match[0])
+    # Behind a colon or = any value may come; behind "is" also plain words, which state nothing.
     if not ends_in_sign and not _FORMULA.search(value) and not _names_number(value):
         return None
     return _fitting(value, kind)
@@ -278,6 +284,7 @@ def last_conclusion(text: str) -> str | None:
 
     The last sentence with a number or a formula states it in bold, after "is", or as what a calculation comes to.
     """
+    # Without a line of --- or ***, and without check marks and emoji at the end.
     tail = re.sub(r"\n\s*(?:-{3,}|\*{3,})\s*$", "", text[-_TAIL_CHARS:].rstrip())
     tail = re.sub(r"[\s✅✓✔\ufe0f\U0001f000-\U0001faff]+$", "", tail)
     shown = _DISPLAY.search(tail)
@@ -287,6 +294,7 @@ def last_conclusion(text: str) -> str | None:
     for sentence in map(str.strip, reversed(last_sentences)):
         last_clause = _LAST_CLAUSE.split(sentence)[-1]
         is_denied = _HEDGE.search(sentence) or _DENIES.search(last_clause)
+        # More closing braces: the sentence began within a formula, and its start is missing.
         if is_denied or sentence.count("}") > sentence.count("{"):
             return None
         if _FORMULA.search(sentence):
@@ -298,8 +306,9 @@ def _conclusion_of(sentence: str, tail: str) -> str | None:
     """The value that the last sentence with a formula states; `tail` is the text that ends with this sentence."""
     main_clause = re.split(r", (?:which|because|since|where|not)\b", sentence)[0]
     states = _STATES.fullmatch(main_clause.rstrip(".! "))
-    concludes = bool(_CONCLUDES.match(tail, tail.rindex(sentence)))
+    concludes = bool(_CONCLUDES.match(tail, tail.rindex(sentence)))  # in the sentence or what follows it
     value = None
+    # What merely stands behind = may be a step on the way, unless the sentence concludes.
     if states and (concludes or not states["result"]):
         value = _stated(states)
     bold = _BOLD.findall(sentence if value is None else value)
@@ -307,7 +316,7 @@ def _conclusion_of(sentence: str, tail: str) -> str | None:
         value = bold[0]
     if value is None:
         return None
-    is_complete = tail.endswith(_ENDS) or (concludes and _CLEAN.fullmatch(value))
+    is_complete = tail.endswith(_ENDS) or (concludes and _CLEAN.fullmatch(value))  # else the text breaks off
     if not is_complete:
         return None
     without_label = re.sub(r"^[A-Za-z][A-Za-z ]{0,30}:\s+", "", value)
@@ -357,7 +366,7 @@ def letter_of(value: str, *, option: bool = False) -> str | None:
     A symbol that begins with a letter, such as C2v or D-glucose, is no letter. A small letter counts without any other
     word, or, as an `option`, before a mark and a text.
     """
-    value = re.sub(r"\\q?quad|\\[ ,;]|~", "  ", value.strip())
+    value = re.sub(r"\\q?quad|\\[ ,;]|~", "  ", value.strip())  # two blanks set a letter apart (`_APART`)
     value = TEXT_COMMAND.sub(r"\1", peeled(value))
     value = re.sub(r"\\[()\[\]]|\$+", "", value).strip(" .。\n\t*_\\")
     if _SEVERAL.fullmatch(value):
@@ -401,6 +410,7 @@ def _mentioned(text: str, kind: AnswerKind) -> Statement | None:
     whole = text.strip(_MARKS)
     if kind == "letter":
         return _mentioned_letter(whole)
+    # Two words, letters of another script, or a question.
     has_words = re.search(r"[A-Za-z]{2}\W+[A-Za-z]{2}|[^\W\d_A-Za-z]{2}|\?", whole)
     is_value = len(whole) <= 100 and "\n" not in whole and not has_words
     return Statement("the whole text", whole) if is_value and _FORMULA.search(whole) else None
@@ -419,6 +429,7 @@ def _mentioned_letter(text: str) -> Statement | None:
     sentence = _SENTENCE_END.split(last_line)[-1]
     if not _LINKS.search(sentence) or _WRONG.search(sentence) or _HEDGE.search(sentence):
         return None
+    # (B), or "option B".
     named = {*re.findall(r"(?<=\()[A-D](?=\))", sentence), *re.findall(r"\b(?:option|choice) ([A-D])\b", sentence)}
     return Statement("the last sentence", named.pop()) if len(named) == 1 else None
 

@@ -75,7 +75,7 @@ def _unit(tokens: list[str], single: bool) -> str | None:
     for token, following in zip(tokens, [*tokens[1:], ""], strict=False):
         word = token.lower()
         kind = _kind(token, following)
-        if kind == "another number":
+        if kind == "another number":  # a word such as half
             return None
         if kind == "per":
             sign = -1
@@ -84,7 +84,7 @@ def _unit(tokens: list[str], single: bool) -> str | None:
                 return None
             name, old = parts.pop()
             exponent = int(_POWERS.get(word, token))
-            parts.append((name, exponent if old > 0 else -exponent))
+            parts.append((name, exponent if old > 0 else -exponent))  # a unit behind "per" stays there
         elif kind == "power":
             power = int(_POWERS[word])
         elif kind == "unit":
@@ -92,7 +92,7 @@ def _unit(tokens: list[str], single: bool) -> str | None:
             power = 1
             needs_noun = False
         elif kind == "unknown" and not _says_of_what(kinds):
-            if single:
+            if single:  # 1 apple: a counted thing in the singular, which no plural's ending shows
                 parts.append((word, 1))
             needs_noun = not single
         kinds.append(kind)
@@ -133,7 +133,7 @@ def _spelled(parts: list[tuple[str, int]]) -> str:
     registry = _registry()
     units, others = [], []
     for name, power in parts:
-        if name.startswith(" "):
+        if name.startswith(" "):  # so `_name` marks pint's units
             units.append(registry.Unit(name[1:]) ** power)
         else:
             others.append(f"{name}{power}")
@@ -160,6 +160,7 @@ def _name(token: str) -> str | None:
     currency = _currencies().get(token if is_code else word)
     if currency:
         return currency
+    # Any English plural is a counted thing; "glass", "bonus" and "this" are none.
     is_plural = word.isascii() and len(word) > 2 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
     return word[:-1] if is_plural else None
 
@@ -214,7 +215,7 @@ def _changes_number(word: str) -> bool:
 def _scale(word: str) -> int | None:
     """The number by which a word multiplies the one before it, "Millionen", "万"; None for other words."""
     if len(word) == 1 and word.isascii() and word != "k":
-        return None
+        return None  # CLDR's short forms, such as M, are units too
     small = word.casefold()
     english = _scales(_ENGLISH, "short")
     for name in (small, small.removesuffix("s")):
@@ -226,7 +227,7 @@ def _scale(word: str) -> int | None:
     values = [int(unicodedata.numeric(char, 0)) for char in small]
     if small and all(values):  # of signs that are numbers, such as 万
         return prod(values)
-    if _unit_name(word):
+    if _unit_name(word):  # rather than a short form of another language
         return None
     return _scales(_OTHER_LOCALES, "short").get(small)
 
@@ -239,7 +240,7 @@ def _scales(locales: tuple[str, ...], form: str) -> dict[str, int]:
         # The pattern of 10,000 may be "00 thousand": two digits stand before the word, which then means 1,000.
         word = re.sub(r"[0'.\s\u200f\u200e]", "", pattern).casefold()
         digits = pattern.count("0")
-        if len(word) > 1 or (word and not word.isascii()):
+        if len(word) > 1 or (word and not word.isascii()):  # a single letter may be a unit
             scales.setdefault(word, size // 10 ** (digits - 1))
     return scales
 

@@ -104,13 +104,13 @@ class Values:
         for point in _points(names, is_real=True):
             above = self._at(left, point, _DIGITS[1])
             below = self._at(right, point, _DIGITS[1])
-            if above is not None and below is not None and abs(below) > 1e-30:
+            if above is not None and below is not None and abs(below) > 1e-30:  # not where the right form is zero
                 ratios.append(above / below)
         fewest = _FEWEST if names else 1
         if len(ratios) < fewest or ratios[0] == 0:
             return None
         first = ratios[0]
-        for ratio in ratios:
+        for ratio in ratios:  # 200 digits were calculated, so a constant agrees far within 1e-15
             if abs(ratio - first) > 1e-15 * abs(first):
                 return None
         return float(first.real)
@@ -122,6 +122,7 @@ class Values:
         self._is_real = True
         for part in form.args:
             if isinstance(part, Expr):
+                # Calculated at one point only to see its size: `_at` notes what is too large.
                 self._at(part, next(_points(self._names(part), is_real=True)), _DIGITS[0])
             else:
                 self.check(part)
@@ -146,6 +147,8 @@ class Values:
         for digits in _DIGITS:
             left_value = self._at(left, point, digits)
             right_value = self._at(right, point, digits)
+            # Below 10 ** (25 - digits) lies the noise of the calculation. The `_size` digits of the largest part may
+            # cancel, so 30 must be left beside them.
             least = max(slack * min(1, abs(right_value)), mpf(10) ** (25 - digits))
             if self._size < digits - 30 and abs(left_value - right_value) <= least:
                 return True
@@ -187,9 +190,9 @@ class Values:
         if isinstance(value, mpc) and self._is_real:
             raise _Undefined
         if value:
-            bits = float(mag(value))
+            bits = float(mag(value))  # the binary exponent: negative for a small number, which takes no digits away
             if form.func.__name__ == "exp":
-                bits = abs(bits)
+                bits = abs(bits)  # a small exp has a large exponent, whose digits it lacks
             if math.isfinite(bits):
                 self._size = max(self._size, bits / _BITS_PER_DIGIT)
         return value
@@ -229,7 +232,7 @@ class Values:
             raise NoValue("sums over several names")
         low = self._part(ends[0], point)
         high = self._part(ends[1], point)
-        if not _is_whole(low) or not _is_whole(high) or high < low - 1:
+        if not _is_whole(low) or not _is_whole(high) or high < low - 1:  # high = low - 1: an empty sum
             raise _Undefined
         total: Any = Fraction(0 if is_sum else 1)
         for number in range(int(low), int(high) + 1):
@@ -270,7 +273,7 @@ class Values:
             raise TooLarge(name)
         are_whole = all(map(_is_whole, values))
         if name in ("factorial", "binomial") and are_whole and min(values) >= 0:
-            if values[0] > _MOST_BITS // 16:
+            if values[0] > _MOST_BITS // 16:  # n! has at most n * log2(n) bits: below 16 each, up to n = 43,750
                 raise TooLarge(name)
             numbers = map(int, values)
             return Fraction(math.factorial(*numbers) if name == "factorial" else math.comb(*numbers))
@@ -312,8 +315,10 @@ def _points(names: Sequence[str], *, is_real: bool) -> Iterator[dict[str, Any]]:
     def complex_number() -> Any:
         return mpc(float(2 * broken() - 1), float(2 * broken() - 1))
 
-    tries = _TRIES if names else 1
+    tries = _TRIES if names else 1  # without names every point is the same
     for count in range(tries):
+        # In turn small whole numbers, positive fractions up to 100, and fractions of both signs. Without `is_real`
+        # every second point is complex instead.
         if not is_real and count % 2:
             yield {name: complex_number() for name in names}
         elif count % 3 == 0:
