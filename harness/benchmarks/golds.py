@@ -52,6 +52,7 @@ def read_gold(value: object, kind: AnswerKind) -> str:
     The reason completes a sentence about the value.
     """
     name = _KINDS.get(kind, kind)
+    # To isinstance, True is an int.
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         raise ValueError(f"is a {type(value).__name__} and no {name}")
     text = str(value)
@@ -107,6 +108,7 @@ def _fault(text: str) -> str | None:
     if any(unicodedata.category(sign) == "Cf" for sign in spelled):
         return "it has an invisible sign"
     for part, spelling in _in_latex(text):
+        # An answer in proper LaTeX must equal this gold.
         is_equal, *_ = compare(text.replace(part, spelling), text)
         if not is_equal:
             hint = f"which LaTeX writes as {spelling}" if spelling else "so leave it out"
@@ -126,7 +128,7 @@ def _names() -> re.Pattern[str]:
     """LaTeX's functions and Greek letters where they lack their backslash."""
     from sympy.printing.latex import accepted_latex_functions, greek_letters_set
 
-    may_be_products = {"re", "im", "xi", "mu", "nu"}
+    may_be_products = {"re", "im", "xi", "mu", "nu"}  # of names: x times i
     names = sorted({*accepted_latex_functions, *greek_letters_set} - may_be_products)
     return re.compile(rf"(?<![\\A-Za-z.])(?:{'|'.join(names)})(?![A-Za-z])")
 
@@ -136,7 +138,7 @@ def _in_latex(text: str) -> Iterator[tuple[str, str]]:
     bare = TEXT_COMMAND.sub(" ", text)
     for name in _names().findall(bare):
         yield name, rf"\{name}"
-    for unit in re.findall(r"(?<=\d) [A-Z]{2,}$", bare.strip()):
+    for unit in re.findall(r"(?<=\d) [A-Z]{2,}$", bare.strip()):  # 5 USD
         yield unit, rf"\text{{{unit}}}"
     for sign in bare:
         if unicodedata.category(sign) == "Sc" and sign != "$":

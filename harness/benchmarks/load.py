@@ -38,7 +38,7 @@ class Prompt(NamedTuple):
     def ask(self, problem: str, options: Mapping[str, str]) -> str:
         """Return a problem's prompt, with its options by letter; refuses a template that fails or does not fit."""
         values: dict[str, Any] = {"problem": problem}
-        if options:
+        if options:  # else a template that names them fails, as an undefined name does
             values["options"] = options
         try:
             prompt = self.template.render(values)
@@ -56,7 +56,7 @@ class Prompt(NamedTuple):
 
 def read_prompt(name: str) -> Prompt:
     """Read a template by its name in conf/prompt, or by its path; raises UserError if there is none."""
-    fault = "is neither a name nor a readable file"
+    fault = "is neither a name nor a readable file"  # what an error below means, until the text is read
     try:
         path = PROMPTS / f"{name}.jinja"
         if not path.is_file():
@@ -99,6 +99,7 @@ def load_problems(config: BenchmarkConfig, *, only_estimated: bool = False) -> B
     problems_hash = content_hash([[problem.id, problem.prompt, problem.gold] for problem in problems])
     for name, value in {"expected_count": len(rows), "expected_hash": problems_hash}.items():
         expected = getattr(config, name)
+        # A local file in place of the hub's data set may be any part of it.
         if config.source == "hub" and config.path is None and expected not in (None, value):
             other = f"{len(rows)} problems of content hash {problems_hash}, not benchmark.{name}={expected}"
             hint = f"set benchmark.revision to the right commit, or benchmark.{name}={value} to take the data as it is"
@@ -193,7 +194,7 @@ def _questions(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> lis
             choices = _choices(row, [answer_column, *wrong_columns], problem_id)
             for letter, number in zip(LETTERS, order, strict=True):
                 options[letter] = choices[number]
-            gold = LETTERS[order.index(0)]
+            gold = LETTERS[order.index(0)]  # 0 is the right option
         else:
             check_lists(row, text, problem_id, named=config.answer_kind != "letter")
             gold = _gold(row, answer_column, config, problem_id)
@@ -311,7 +312,7 @@ def _gold(row: FileRow, column: str, config: BenchmarkConfig, problem_id: str) -
             hint = f"""set 'benchmark.answer_after="{SOLUTION_END}"' to take what follows"""
             raise UserError(f"{place} is a worked solution with {SOLUTION_END} before its answer; {hint}.")
     else:
-        _, sign, value = str(value).rpartition(after)
+        _, sign, value = str(value).rpartition(after)  # behind the last one: a solution may contain more
         if not sign:
             raise UserError(f"{place} lacks benchmark.answer_after={after!r}; correct the row or the setting.")
     try:

@@ -40,7 +40,7 @@ def _drawn_order(numbers: random.Random, rule: OptionOrder) -> tuple[int, ...]:
     """Return the next order that another program's rule draws."""
     if rule == "simple_evals":
         return tuple(numbers.sample(range(4), 4))
-    order = [1, 2, 3, 0]
+    order = [1, 2, 3, 0]  # NeMo-Skills appends the right option to the wrong ones
     numbers.shuffle(order)
     return tuple(order)
 
@@ -56,6 +56,7 @@ def check_options(choices: Sequence[str], row: FileRow, problem_id: str) -> None
         if choices.count(choice) > 1:
             raise UserError(f"{place} the option {choice!r:.60} twice; options must differ, so correct one.")
     right, *wrong = choices
+    # A question about letters, such as "which blood type", has letters as all its options.
     if right in LETTERS and all(len(choice) > 1 for choice in wrong):
         fault = f"the right option {right!r}, a letter beside options that are texts"
         raise UserError(f"{place} {fault}; give a column with the right option's text as benchmark.columns.answer.")

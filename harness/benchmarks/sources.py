@@ -44,7 +44,7 @@ def read_source(config: BenchmarkConfig, *, only_estimated: bool) -> tuple[list[
         try:
             rows = _read_hub(fallback)
         except UserError:
-            raise first from None
+            raise first from None  # of the data set that the user named
         print(f"benchmark {config.name}: {config.hub_id} could not be had, {fallback.hub_id} is used.", file=sys.stderr)
         return rows, _hub_origin(fallback), fallback
 
@@ -127,6 +127,7 @@ def _cache_fault(error: Exception) -> str | None:
     cache, place = Path(datasets.config.HF_DATASETS_CACHE), getattr(error, "filename", None)
     if not isinstance(error, OSError) or not isinstance(place, str):
         return None
+    # The file lies in the cache, or is a folder above it that could not be made.
     if not (cache.is_relative_to(place) or Path(place).is_relative_to(cache)):
         return None
     return f"the cache {cache} cannot be written to ({error.strerror}), so name another folder as HF_HOME"
@@ -178,7 +179,7 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
             data: Any = datasets.load_from_disk(str(path))
         else:
             files = _files(datasets.load_dataset_builder(**arguments))
-            data = files or datasets.load_dataset(**arguments)
+            data = files or datasets.load_dataset(**arguments)  # by split: the files to read here, or rows
     except Exception as error:  # as in `_read_hub`, the errors have no common base class
         fault = _cache_fault(error)
         if fault:
@@ -187,7 +188,7 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
         raise UserError(f"benchmark.path={path} {reason}; give a file.") from error
     if not isinstance(data, Mapping):
         return _dataset_rows(data, str(path))
-    name = next(iter(data)) if len(data) == 1 else split
+    name = next(iter(data)) if len(data) == 1 else split  # a single split needs no name
     if name not in data:
         raise UserError(f"benchmark.split={split} is not in {path}, which has {', '.join(data)}; choose one of these.")
     if not files:

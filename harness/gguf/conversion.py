@@ -59,7 +59,7 @@ def converted(gguf: Path) -> Path:
     folder = cache_folder() / "gguf" / f"{digests([gguf])[0]}-tokens"
     if folder.is_dir():
         return folder
-    try:
+    try:  # a cache that cannot be written to is no fault: the conversion then serves this process alone
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError:

@@ -95,6 +95,7 @@ def _llama3(factors: Any, config: PreTrainedConfig) -> dict[str, Any]:
     exponents = torch.arange(0, 2 * len(divisors), 2) / (2 * len(divisors))
     unscaled = 1.0 / plain["rope_theta"] ** exponents
     bounds = {"factor": round(float(divisors.max()), 3), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    # The file does not say the original context: try each power of two, up to a million tokens.
     for power in range(5, 21):
         scaling = {"rope_type": "llama3", **bounds, "original_max_position_embeddings": 2**power}
         config.rope_parameters = {**plain, **scaling}
@@ -129,6 +130,7 @@ def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
         value = _value(reader, name, whole=True)
         if group != architecture or key not in harmless or harmless[key] not in (None, value):
             raise UserError(f"transformers does not read its field {name} ({value!r:.60})")
+    # transformers skips tensors without a message, so the numbers of all tensors are counted.
     numbers = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name != _ROPE_FREQUENCIES)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     if numbers != parameters:
@@ -149,6 +151,7 @@ def _read_keys(architecture: str) -> set[str]:
 
     mapping: dict[str, Any] = GGUF_CONFIG_MAPPING
     keys = set[str]()
+    # transformers spells some architectures otherwise: qwen2moe is its qwen2_moe.
     for name in (architecture, architecture.replace("-", "_"), architecture.replace("moe", "_moe")):
         for key, setting in mapping.get(name, {}).items():
             if setting is not None:  # else transformers skips the field

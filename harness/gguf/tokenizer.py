@@ -176,7 +176,7 @@ def _sentencepiece(fields: Mapping[str, Any], file: Path) -> Tokenizer:
     if adds_space is False and isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
         backend.pre_tokenizer.prepend_scheme = "never"
         backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    if adds_space is not None:
+    if adds_space is not None:  # without the field, `load._check_spaces` looks at the texts
         first_token = backend.encode("a", add_special_tokens=False).tokens[0]
         if adds_space != first_token.startswith("▁"):
             raise UserError(f"transformers does not read its field tokenizer.ggml.add_space_prefix ({adds_space})")

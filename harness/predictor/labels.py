@@ -93,7 +93,7 @@ def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict
     token_bytes = hidden_size * model.shape.dtype.itemsize + 4 * len(LABEL_KINDS)
     mib = tokens * token_bytes / 2**20
     print(f"labels: {len(traces)} traces, {tokens} thinking tokens, {mib:.1f} MiB on disk", flush=True)
-    per_shard = max(1, round(len(traces) * recipe.shard_mib / mib))
+    per_shard = max(1, round(len(traces) * recipe.shard_mib / mib))  # traces of mean length that fill a shard
     shards = [traces[i : i + per_shard] for i in range(0, len(traces), per_shard)]
     made_with = {"min_distance": recipe.min_distance, "hidden_size": hidden_size, "data": data_hash(traces)}
     if recipe.lead:
@@ -109,7 +109,7 @@ def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict
     for number, shard in enumerate(tqdm(shards, desc="labels")):
         path = shard_path(recipe.labels, number)
         about = json.dumps({"manifest": manifest, "problems": [trace.problem_id for trace in shard]})
-        if _about(path) != about:
+        if _about(path) != about:  # missing, broken, or left by a run on other traces
             write_shard(path, shard, model, recipe, about)
     return manifest
 
@@ -207,6 +207,7 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
     targets = {}
     for trace, (_, _, labels) in zip(traces, chain.from_iterable(shards), strict=True):
         scores = torch.full((len(trace.token_ids),), torch.nan)
+        # Labels begin `lead` tokens before the thinking.
         scores[trace.think_start : trace.think_end] = target(labels, recipe.label, recipe.target)[lead:]
         targets[f"{trace.problem_id}/{trace.draw}"] = torch.tensor(trace.token_ids), scores
     path = recipe.out / f"oracle_{'_'.join(recipe.label)}.safetensors"

@@ -45,6 +45,7 @@ class QueryMeans(Prefill):
             self.tokens += length
         sums = self.sums[layer] if layer < len(self.sums) else torch.zeros((), device=query.device)
         for positions in torch.arange(length, device=query.device).split(_BLOCK):
+            # A rotation turns the pair of channels i and i + head_dim / 2 as one complex number.
             angles = positions[:, None] * self.frequencies
             turn_back = torch.polar(torch.full_like(angles, 1 / self.scaling_of_rotation), -angles)
             real, imaginary = query[0, :, positions].double().chunk(2, dim=-1)
@@ -55,7 +56,7 @@ class QueryMeans(Prefill):
     def result(self) -> dict[str, Tensor]:
         """Return the mean query (complex) and a query's mean size, [layers, q_heads, head_dim / 2] each."""
         mean, size = torch.stack(self.sums, dim=1) / self.tokens
-        return {"mean": mean, "mean_size": size.real}
+        return {"mean": mean, "mean_size": size.real}  # sizes are real numbers, summed beside complex ones
 
 
 def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
@@ -71,6 +72,7 @@ def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
     if 2 * len(frequencies) != model.shape.head_dim or kind == "longrope" or "dynamic" in kind:
         unfit = "has no rotation of whole heads by fixed frequencies, which triattention needs"
         raise UserError(f"model={model.config.name} {unfit}: choose another model or policy.")
+    # A trial: queries at position _FAR must be those at position 0, turned.
     angles = _FAR * frequencies.double()
     turn = torch.polar(torch.ones_like(angles), angles)
     queries = zip(_queries_at(model, 0), _queries_at(model, _FAR), strict=True)
@@ -92,6 +94,7 @@ def _queries_at(model: LoadedModel, position: int) -> list[Tensor]:
     A single token attends only to itself, so its layers' inputs do not depend on the position.
     """
     texts = []
+    # About _TEXTS tokens from all over the vocabulary, behind the special tokens that often come first.
     for token in range(5, model.spec.vocab_size, max(1, model.spec.vocab_size // _TEXTS)):
         seen = Prefill()
         model.read(torch.tensor([[token]], device=model.device), position, seen, model.new_cache())

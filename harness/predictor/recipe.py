@@ -145,6 +145,7 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
         recipe = model if model in recipes else "toy"
     if recipe not in recipes:
         raise UserError(f"recipe={recipe} is unknown: choose from {', '.join(recipes)}.")
+    # Only the r1 recipes leave `toy_problems` out, so another would ignore a benchmark.
     if not recipe.startswith("r1") and any(argument.startswith("benchmark") for argument in overrides):
         problems = f"recipe={recipe} makes its own problems (recipe.toy_problems), and recipe=r1 takes a benchmark's"
         raise UserError(f"{problems}: leave benchmark out, or add recipe=r1.")

@@ -92,6 +92,7 @@ def batches(traces: int, size: int, seed: int) -> Sequence[Tensor]:
 
 def micro_batches(batch: Tensor, rules: WholeTraces) -> Tensor:
     """Deal a batch's traces to the ranks in turn; return the micro-batches of all ranks, [batches, micro_batch]."""
+    # Column r of the view is rank r's share; transposed, each share lies in one row and is cut into micro-batches.
     return batch.view(-1, rules.ranks).T.reshape(-1, rules.micro_batch)
 
 

@@ -165,6 +165,7 @@ def trace_of(completion: Completion, model: LoadedModel, prompt: Sequence[int]) 
 
 def _parts(ids: list[int], start: int, model: LoadedModel) -> dict[str, int]:
     """Return a trace's fields that say where a completion, which begins at `start`, thinks and closes its thinking."""
+    # Without a closing tag, the thinking ends with the text, and the tag that is missing would follow.
     closing = model.dialogue.closing_tag(ids) or range(len(ids), len(ids) + 1)
     return {"think_start": start, "think_end": start + closing.start, "tag_tokens": len(closing)}
 
@@ -172,9 +173,10 @@ def _parts(ids: list[int], start: int, model: LoadedModel) -> dict[str, int]:
 def graded_trace(completion: Completion, model: LoadedModel, prompt: Sequence[int], correct: bool) -> Trace:
     """Return a completion's trace, kept if it is correct, thinks, answers, and evicted nothing."""
     trace = trace_of(completion, model, prompt)
-    thinks = trace.think_end - trace.think_start > 1
+    thinks = trace.think_end - trace.think_start > 1  # one token may be a line break alone
     if correct and thinks and trace.answered and not completion.evictions:
         return trace
+    # Of a trace that is not kept, the length of its thinking is stored: 0 if it is never closed.
     is_closed = trace.think_end < len(trace.token_ids)
     think_end = trace.think_end if is_closed else trace.think_start
     return replace(trace, kept=False, token_ids=[], think_end=think_end)
@@ -251,6 +253,7 @@ def _imported_texts(source: Path, settings: PredictorSettings, load: Callable[[]
                 yield replace(trace, kept=bool(row.correct))
                 continue
             gold = str(row.gold)
+            # A file names no kind of answer.
             kind: AnswerKind = "expression" if canonical_gold(gold, "integer") is None else "integer"
             [verdict] = grader.judge([Ungraded(answer, "stop", gold, kind, rule={"answer_from": "whole_text"})])
             yield replace(trace, kept=verdict.outcome == "correct")

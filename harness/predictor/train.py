@@ -25,10 +25,10 @@ from kvsweep.harness.provenance import describe_code
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.safe_files import replacing
 
-# Eval counts how many of the true top 20% of tokens are in the predicted top 20%, 30%, ..., and compares the mean true
-# and predicted importance in ten equal parts of the thinking.
 # The settings of a recipe that decide a head's weights.
 _FIXED = ("label", "target", "widths", "epochs", "lr", "weight_decay", "batch", "rank_weight", "held_out", "seed")
+# Eval counts how many of the true top 20% of tokens are in the predicted top 20%, 30%, ..., and compares the mean true
+# and predicted importance in ten equal parts of the thinking.
 TOP, DEPTHS, BINS = 0.2, (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), 10
 
 
@@ -58,7 +58,7 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
             for name, part in parts.items():
                 part.load_state_dict(checkpoint[name])
     for epoch in tqdm(range(start, recipe.epochs), desc=f"train {'+'.join(recipe.label)}"):
-        torch.manual_seed(recipe.seed + epoch)
+        torch.manual_seed(recipe.seed + epoch)  # so that a resumed epoch draws as in one go
         fitted = fitting.fit_epoch(epoch)
         if not fitted:
             nothing = f"no token of {manifest['traces']} traces is left to fit, with recipe.held_out={recipe.held_out}"
@@ -70,7 +70,7 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
         state = {name: part.state_dict() for name, part in parts.items()}
         with replacing(path) as temporary:
             torch.save({"settings": fixed, "epoch": epoch + 1, **state}, temporary)
-    place = Path(model.place).name if model.files() else model.place
+    place = Path(model.place).name if model.files() else model.place  # a hub id, or a folder's name without its path
     of_model = {"model": model.name, "model_path": place, "model_revision": model.revision}
     counts = {name: manifest[name] for name in ("traces", "tokens")}
     questions = {"questions": read_questions(recipe.out)}
@@ -129,9 +129,9 @@ def fit_shard(
 
 def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
     """Mean logistic loss of neighbours in a trace, for Kendall's tau; all are [batch], `owner` numbers traces."""
-    order = owner.argsort(stable=True)
+    order = owner.argsort(stable=True)  # a trace's tokens side by side, in the batch's own drawn order
     scores, goal, owner = scores[order], goal[order], owner[order]
-    same = owner[1:] == owner[:-1]
+    same = owner[1:] == owner[:-1]  # both neighbours are of one trace
     losses = softplus(-10 * (goal[1:] - goal[:-1]).sign() * (scores[1:] - scores[:-1]))
     return (losses * same).sum() / same.sum().clamp(min=1)
 
@@ -151,7 +151,7 @@ def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
         for held_out, hidden, labels in read_shard(recipe, manifest, number):
             goal = target(labels, recipe.label, recipe.target)
             has_label = ~goal.isnan()
-            if not held_out or has_label.sum() < 2 * BINS:
+            if not held_out or has_label.sum() < 2 * BINS:  # a tenth of fewer tokens has no mean worth the name
                 continue
             goal, scores = goal[has_label], head(hidden[has_label].float())
             shares.append(shares_of_top(goal, scores))
@@ -176,5 +176,6 @@ def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
 def shares_of_top(goal: Tensor, scores: Tensor) -> list[float]:
     """Return, for each of DEPTHS, the share of a trace's true top tokens that are in this predicted top."""
     true_top = goal.topk(max(1, int(len(goal) * TOP))).indices
+    # argsort lists the tokens by score; its inverse, argsort of that, is each token's rank from 0.
     predicted_rank = scores.argsort(descending=True, stable=True).argsort()
     return [float((predicted_rank[true_top] < depth * len(goal)).float().mean()) for depth in DEPTHS]

@@ -29,7 +29,7 @@ def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
     try:
         for word in overrides:
             name, _, text = word.partition("=")
-            values[name] = yaml.safe_load(text)
+            values[name] = yaml.safe_load(text)  # numbers and null, as Hydra reads its overrides
             if name == "texts":
                 texts_path = text
             elif word.startswith(("launcher=", "launcher.", "shard=")):

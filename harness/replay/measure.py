@@ -65,7 +65,7 @@ def replay(
     decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)
 
     def engine(fed: Sequence[Request], cache: CacheConfig) -> Engine:
-        branches = _TEXTS * max(len(request.branches) + 1 for request in fed)
+        branches = _TEXTS * max(len(request.branches) + 1 for request in fed)  # one more for a trunk that still forks
         slots = auto_slots(model, fed, decoding, cache, wanted=branches).slots
         return engine_of(replace(job, decoding=decoding, invariant=False, cache=cache), fed, model, slots)
 
@@ -86,6 +86,7 @@ def replay(
         return fed
 
     reading = engine(full(requests), UNPACKED)
+    # Cells that need a row for every token have an engine of their own: its long slots would be wasted on the others.
     engines: dict[bool, Engine] = {}
     for growing in (False, True):
         fed = part(requests, growing)
@@ -158,13 +159,14 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
     order = np.argsort(token_of, kind="stable")
     size = _tokens_at_once(model)
     numbers = np.empty((3, len(order)))  # divergence, log-likelihood and agreement of each row
+    # `size` different tokens at a time, and of all rows of these tokens `size` at a time: memory stays bounded.
     for begin in range(0, len(first), size):
         full = model.logits(full_states[first[begin : begin + size]]).float().log_softmax(dim=-1)
         low, high = np.searchsorted(token_of, [begin, begin + size], sorter=order)
         for rows in np.split(order[low:high], range(size, high - low, size)):
             reference = full[token_of[rows] - begin]
             cell = model.logits(cell_states[rows]).float().log_softmax(dim=-1)
-            kl = (reference.exp() * (reference - cell)).sum(dim=-1).clamp(min=0)
+            kl = (reference.exp() * (reference - cell)).sum(dim=-1).clamp(min=0)  # rounding may make a zero negative
             same = reference.argmax(dim=-1) == cell.argmax(dim=-1)
             loglik = cell.gather(-1, next_tokens[rows, None].to(cell.device))[:, 0]
             numbers[:, rows] = torch.stack([kl, loglik, same.float()]).double().numpy(force=True)
@@ -176,7 +178,7 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
             tally.kl[place] = divergence
             tally.loglik[place] = logliks
             tally.same[place] = agree > 0
-            tally.since[place] = fed.since or 0
+            tally.since[place] = fed.since or 0  # a range has a number for each token
             tally.evictions = fed.evictions
 
 
@@ -192,7 +194,7 @@ def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: 
 
     def bins(values: np.ndarray, bounds: Sequence[float]) -> list[ReplayBin]:
         """Sum the numbers of tokens whose values lie between two bounds."""
-        place = np.searchsorted(bounds, values, side="right") - 1
+        place = np.searchsorted(bounds, values, side="right") - 1  # the last bound that is at most the value
         tokens = np.bincount(place, minlength=len(bounds))
         kl = np.bincount(place, tally.kl, len(bounds))
         changes = np.bincount(place, change, len(bounds))

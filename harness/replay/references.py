@@ -95,7 +95,7 @@ def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
     problems = cell.problems()
     names = dict.fromkeys(islice(job.problem_ids, limit))
     completions: dict[str, Completion] = {}
-    for row in cell.rows(Completion):
+    for row in cell.rows(Completion):  # of a pair that was written twice, the last row counts
         if row.draw == 0 and row.problem_id in names:
             completions[row.problem_id] = row
     missing = len(names) - len(completions)

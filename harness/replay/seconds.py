@@ -72,7 +72,7 @@ def _turn(model: LoadedModel, share: ReplayShare, cell: Cell, config: TimeConfig
         too_small = f"memory_gb={config.memory_gb:g} does not hold one text of {capacity} rows"
         raise UserError(f"{too_small} of {job.name}: give more memory.")
     for why, slots in batches.items():
-        batch = list(itertools.islice(itertools.cycle(requests), slots))
+        batch = list(itertools.islice(itertools.cycle(requests), slots))  # the texts again if they are too few
         # No name keeps the engine, so that its memory is free before the next engine takes its own.
         yield _time(engine_of(replace(job, decoding=decoding), requests, model, slots), batch, why, number)
 

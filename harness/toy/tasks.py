@@ -79,7 +79,7 @@ def _ask_regs(rng: Random, size: int) -> str:
     for number in range(1, size + 1):
         target = rng.choice(names)
         others = [name for name in names if name != target]
-        operand = rng.choice(others) if rng.randrange(4) else str(rng.randrange(1, 10))
+        operand = rng.choice(others) if rng.randrange(4) else str(rng.randrange(1, 10))  # every fourth is a digit
         operations.append(f"{number}: {target}+={operand}.")
     return f"Set {start}. {' '.join(operations)} Find {'+'.join(rng.sample(names, 3))} mod 10."
 

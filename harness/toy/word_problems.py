@@ -69,18 +69,18 @@ def _compare(rng: Random, size: int, held_out: bool) -> Story:
     values = {names[0]: rng.randrange(5, 20)}
     said, steps = [f"{names[0]} has {values[names[0]]} {thing}."], []
     for number, name in enumerate(names[1:], start=1):
-        other = names[number - 1] if rng.randrange(2) else rng.choice(names[:number])
+        other = names[number - 1] if rng.randrange(2) else rng.choice(names[:number])  # half of them form a chain
         x, by = values[other], rng.randrange(2, 10)
-        more = x <= by + 1 or (x + by < 40 and bool(rng.randrange(2)))
+        more = x <= by + 1 or (x + by < 40 and bool(rng.randrange(2)))  # keeps every number from 2 to 39
         word = "more" if more else "fewer"
         values[name] = x + by if more else x - by
         said.append(phrase(rng, held_out, COMPARED, name=name, by=by, word=word, thing=thing, other=other))
-        if rng.randrange(5) == 0:
+        if rng.randrange(5) == 0:  # a fact that no step needs
             said.append(f"{rng.choice(names)} is {rng.randrange(6, 80)} years old.")
         sign = "+" if more else "-"
         steps.append(f"{name}: {by} {word} than {other}. {other} has {x}. {x}{sign}{by}={values[name]}.")
     said.append(f"How many {thing} do {{}} have together?")
-    return ask_sum(rng, names[: max(2, size - 2)], values, said, steps)
+    return ask_sum(rng, names[: max(2, size - 2)], values, said, steps)  # of early names, far back in the solution
 
 
 def _schedule(rng: Random, size: int, held_out: bool) -> Story:

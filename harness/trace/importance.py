@@ -113,7 +113,7 @@ def _pinned_as_highest(scores: Tensor) -> Tensor:
     """Replace infinite scores [..., length] with the highest (lowest) finite one of the row, NaN if it has none."""
     finite = scores.isfinite()
     lowest = scores.where(finite, torch.inf).amin(dim=-1, keepdim=True)
-    highest = scores.where(finite, -torch.inf).amax(dim=-1, keepdim=True)
+    highest = scores.where(finite, -torch.inf).amax(dim=-1, keepdim=True)  # -inf: no finite score
     return scores.clamp(lowest, highest).where(highest.isfinite(), torch.nan)
 
 
@@ -149,12 +149,12 @@ def removal(
     cache = SlotCache(model.shape, slots=min(slots, len(removed)), capacity=len(token_ids), device=model.device)
     batches = []
     for start in range(0, len(removed), cache.slots):
-        cache.live = 0
+        cache.live = 0  # the next steps take the slots of the last ones
         for step in removed[start : start + cache.slots]:
             kept = (positions < step.start) | (positions >= step.stop)
             cache.evict(cache.admit(prefill), Selection(keep=positions[kept]))
         batches.append(_read_answer(model, token_ids, answer_start, cache))
-    scores = torch.cat(batches, dim=1)
+    scores = torch.cat(batches, dim=1)  # column 0 is of the whole text
     return scores[:, :1] - scores[:, 1:]
 
 

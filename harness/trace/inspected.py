@@ -181,7 +181,8 @@ def of_completion(
     policy_of_cell = cell.settings["policy"]
     policy = config_of_run["policy"]
     policy |= {name: policy_of_cell[name] for name in BudgetPolicy.SHARED if name in policy_of_cell and name in policy}
-    if "rows" in policy:  # rows and every set keep_ratio and budget in another form
+    # The cell's keep_ratio and budget, just taken over, say what `rows` and `every` say, and both may not be given.
+    if "rows" in policy:
         policy.update(rows=None, every=None)
     sections = {"model": config_of_run["model"], "policy": policy}
     config = DictConfig(OmegaConf.merge(sections, OmegaConf.from_dotlist(list(overrides))))
@@ -291,7 +292,8 @@ def derivations(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
 def _parts(pieces: Sequence[str], ends: Sequence[int]) -> list[range]:
     """Cut the tokens at characters of the text; a part begins with the first token completely behind the cut."""
     begins = [0, *accumulate(map(len, pieces))][:-1]  # the first character of each token
-    cuts_before = np.searchsorted(ends, begins, side="right")
+    cuts_before = np.searchsorted(ends, begins, side="right")  # cuts at or before each token's first character
+    # A part begins at each token with more cuts before it than the token before has.
     first_tokens = (np.flatnonzero(np.diff(cuts_before)) + 1).tolist()
     return [range(begin, end) for begin, end in pairwise([0, *first_tokens, len(pieces)])]
 
@@ -321,15 +323,16 @@ def numbers(steps: Sequence[range], tokens: int) -> list[int]:
     for step in steps:
         bounds += [step.start, step.stop]
     bounds_before = np.searchsorted(np.unique(bounds), np.arange(tokens), side="right")
+    # Tokens with as many bounds before them are of one step; `unique` counts these numbers from 0 without gaps.
     _, numbers = np.unique(bounds_before, return_inverse=True)
     return numbers.tolist()
 
 
 def token_range(pieces: Sequence[str], begin: int, end: int) -> range:
     """Return the tokens that hold any character from `begin` up to `end` of the joined pieces."""
-    ends = list(accumulate(map(len, pieces)))
-    first = int(np.searchsorted(ends, begin, side="right"))
-    last = int(np.searchsorted(ends, end, side="left"))
+    ends = list(accumulate(map(len, pieces)))  # the character behind each token
+    first = int(np.searchsorted(ends, begin, side="right"))  # the first token that ends behind `begin`
+    last = int(np.searchsorted(ends, end, side="left"))  # the first token that ends at `end` or behind it
     return range(first, last + 1)
 
 

@@ -72,7 +72,7 @@ def decoded_again(cells: Mapping[str, CheckedCell], count: int | None, seed: int
     for cell_id, cell in cells.items():
         if cell.today is not None:
             job, _ = cell.today
-            jobs[id(job)] = job
+            jobs[id(job)] = job  # many cells share a job, which has no hash
             problem_ids = set(job.problem_ids)
             stored[cell_id] = [pair for pair in cell.stored.pairs() if pair[0] in problem_ids]
     if count is None:
@@ -80,7 +80,7 @@ def decoded_again(cells: Mapping[str, CheckedCell], count: int | None, seed: int
     chosen = defaultdict[str, set[Pair]](set)
     for cell_id, pair in drawn(stored, count, seed):
         chosen[cell_id].add(pair)
-    by_model = sorted(jobs.values(), key=lambda job: str(job.model))
+    by_model = sorted(jobs.values(), key=lambda job: str(job.model))  # `loaded` keeps only the last model
     for job in by_model:
         cells_of_job = {cell_id: cell for cell_id, cell in cells.items() if cell_id in chosen and _is_of(cell, job)}
         if cells_of_job:
@@ -192,11 +192,12 @@ def _difference(job: Job, cell: Cell, then: Completion, now: Completion) -> dict
     The gap is the stored token's logit minus the other one's, by the model of today behind the tokens before both.
     """
     fields = [name for name in then.__struct_fields__ if getattr(then, name) != getattr(now, name)]
-    pairs = itertools.zip_longest(then.token_ids, now.token_ids)
+    pairs = itertools.zip_longest(then.token_ids, now.token_ids)  # a text may be the start of the other
     first = next((index for index, (stored, other) in enumerate(pairs) if stored != other), None)
     if first is None:
         return {"fields": fields}
     model, gap = loaded(job.model), None
+    # A changed row may name any number as a token.
     ids, other_ids = then.token_ids[first : first + 1], now.token_ids[first : first + 1]  # empty behind the end
     if ids and other_ids and ids[0] < model.network.config.vocab_size:
         [prompt] = [problem.prompt for problem in job.benchmark.problems if problem.id == then.problem_id]
@@ -209,7 +210,7 @@ def _difference(job: Job, cell: Cell, then: Completion, now: Completion) -> dict
             replayed=True,
         )
         for fed in itertools.chain.from_iterable(engine_of(job, [request], model, 1).replay([request])):
-            if fed.start <= first < fed.start + len(fed.hidden):
+            if fed.start <= first < fed.start + len(fed.hidden):  # the part with the state that predicts this token
                 logits = model.logits(fed.hidden[first - fed.start][None]).float()[0]
                 gap = float(logits[ids[0]] - logits[other_ids[0]])
     stored_token = model.dialogue.decode(ids) if ids else None

@@ -89,7 +89,7 @@ def _is_good(cells: Sequence[CheckedCell], rows: Sequence[Row], decoded: Sequenc
     """Whether nothing fails, and all that kvsweep decoded could be read and drawn completions had the same bits."""
     if any(row.state == "fails" for row in rows):
         return False
-    cells_of_kvsweep = [cell for cell in cells if not cell.served]
+    cells_of_kvsweep = [cell for cell in cells if not cell.served]  # a server's texts cannot be decoded again
     if any(cell.unread for cell in cells_of_kvsweep):
         return False
     if cells_of_kvsweep and not decoded:

@@ -105,7 +105,7 @@ def read_run(directory: Path) -> dict[str, CheckedCell]:
 
 def _read_origin(cell: CheckedCell) -> None:
     """Read a cell's decoding passes; several configurations may have begun it, and one of them gives it again."""
-    if cell.today is not None:
+    if cell.today is not None:  # what another configuration said of it no longer counts
         cell.changed, cell.unread = None, ""
 
     def unread(path: Path, error: Exception) -> None:
@@ -211,6 +211,7 @@ def _check_problems(cells: Sequence[CheckedCell]) -> Row:
         problems = {problem.id: problem for problem in job.benchmark.problems}
         for row in cell.stored.rows(row_types.Problem, on_bad=row_types.ignore):
             compared += row.id in problems
+            # A problem that the data no longer have, as with a lower limit, has nothing to differ from.
             if row != problems.get(row.id, row):
                 path = cell.stored.folder / row_types.PROBLEMS_FILE
                 lines.append(f"{path}: {row.id!r:.80} has another prompt or gold")
@@ -264,9 +265,9 @@ def _check_grades(cells: Sequence[CheckedCell]) -> Row:
                 if then is None:
                     missing += 1
                     continue
-                if "grader_timeout" in (now.outcome, then.outcome):
+                if "grader_timeout" in (now.outcome, then.outcome):  # a slow machine, not a changed text
                     continue
-                older += then.rule != now.rule
+                older += then.rule != now.rule  # counted whether or not the grade has changed
                 if (then.answer, then.gold, then.outcome) != (now.answer, now.gold, now.outcome):
                     change = f"{then.outcome} ({then.answer!r:.40}) is {now.outcome} ({now.answer!r:.40}) now"
                     lines = wrong if then.rule == now.rule else changed
