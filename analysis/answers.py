@@ -8,15 +8,24 @@ import pandas as pd
 
 GREEDY_BELOW = 2  # Answers that count as fewer draws say nothing about new draws.
 _REPLIES = ("assistant", "tool")  # roles of messages that the model wrote or caused
-_WHOLE = re.compile(r"^(-?)0*([0-9]+)(?:\.0*)?$")  # AIME writes 070
+# A whole number: sign, leading zeros, the digits that count, and zeros after a point. AIME writes 070.
+_WHOLE = re.compile(r"^(-?)0*([0-9]+)(?:\.0*)?$")
 
 
 def plain(value: Any) -> str:
-    """A value without what makes no difference: spaces, a whole number's zeros, ids of messages, the model's own."""
+    """A value as text, without what makes no difference.
+
+    That is spaces, a whole number's needless zeros, the ids of messages, and the messages that the model wrote itself.
+    """
     if isinstance(value, list):
-        parts = [plain(part) for part in value if not (isinstance(part, dict) and part.get("role") in _REPLIES)]
+        parts = []
+        for part in value:
+            is_reply = isinstance(part, dict) and part.get("role") in _REPLIES
+            if not is_reply:
+                parts.append(plain(part))
         return " ".join(filter(None, parts))
-    if isinstance(value, dict):  # whose order says nothing, and a table has a null for what a row lacks
+    if isinstance(value, dict):
+        # The order of keys says nothing. A table has None where a row lacks a column.
         names = [name for name in sorted(value, key=str) if name != "id" and value[name] is not None]
         return " ".join(f"{name}: {plain(value[name])}" for name in names)
     return _WHOLE.sub(r"\1\2", " ".join(str(value).split()))
@@ -24,6 +33,7 @@ def plain(value: Any) -> str:
 
 def counted_shares(answers: Mapping[str, pd.DataFrame]) -> dict[str, float]:
     """Return `counted_share` of each setting; draws are told apart if some problem has two grades or texts."""
+    # One table is enough: where draws differ with one setting, no setting was decoded greedily.
     told_apart = False
     for table in answers.values():
         told_apart |= bool(table.groupby("problem_id")[["text", "correct"]].nunique().gt(1).any(axis=None))
@@ -40,17 +50,21 @@ def counted_share(answers: pd.DataFrame, *, told_apart: bool = True) -> float:
     """
     # Numbers stand for the texts: pandas' own strings refuse half a character (a lone surrogate).
     codes, _ = pd.factorize(answers["text"].to_numpy(dtype=object))
-    texts = pd.Series(codes, index=answers.index).where(codes >= 0)
+    texts = pd.Series(codes, index=answers.index).where(codes >= 0)  # -1: no text
     problems = answers["problem_id"]
-    owners = problems.groupby(texts).nunique()
-    greedy = len(owners) > 1 and texts.notna().all() and texts.groupby(problems).nunique().max() == 1
-    alone = texts.isna() & told_apart
-    if not greedy:
-        alone |= texts.map(owners) > 1
+    problems_of_text = problems.groupby(texts).nunique()
+    texts_of_problem = texts.groupby(problems).nunique()
+    # Every problem has one text in all its draws, and not all problems have the same.
+    is_greedy = len(problems_of_text) > 1 and texts.notna().all() and texts_of_problem.max() == 1
+    is_no_copy = texts.isna() & told_apart
+    if not is_greedy:
+        is_no_copy |= texts.map(problems_of_text) > 1
     grades = answers["correct"].fillna(-1)
     version = pd.DataFrame({"text": texts, "grade": grades}).groupby(["text", "grade"], dropna=False).ngroup()
-    version = version.where(~alone, -1 - version.index.to_series())
+    # Answers of one text and grade have one number, from 0. Each that is no copy gets a number below 0 for itself.
+    version = version.where(~is_no_copy, -1 - version.index.to_series())
     sizes = problems.groupby([problems, version]).size()
     draws = problems.groupby(problems).size()
-    same = (sizes**2).groupby(level=0).sum() / draws**2
-    return round(float((1 / draws).mean() / same.mean()), 6)
+    # The chance that two answers, drawn with replacement, are the same one: at least 1 / draws, more with copies.
+    chance_same = (sizes**2).groupby(level=0).sum() / draws**2
+    return round(float((1 / draws).mean() / chance_same.mean()), 6)

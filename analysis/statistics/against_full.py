@@ -40,6 +40,7 @@ def plan_of(record: Record, margin: float | None = None) -> Plan:
     """Return a cell's plan; `record` is its provenance. `margin` (a fraction) replaces the run's own margin."""
     config = record.get("config") or {}
     rounds = tuple(record.get("rounds") or ())
+    # In rounds each grid is corrected by itself, else all cells of a condition together.
     grid = str(config.get("grid")) if rounds else ""
     if margin is None:
         report = config.get("report") or {}
@@ -48,6 +49,7 @@ def plan_of(record: Record, margin: float | None = None) -> Plan:
     draws_are_equal = decoding.get("temperature") == 0 or record.get("copies") is True
     has_variants = "groups" in record
     population: Population = "these"
+    # Rounds decide by their draws, so they are always about these problems.
     if (draws_are_equal or has_variants) and not rounds:
         population = "like_these"
     return Plan(rounds=rounds, margin=margin, grid=grid, population=population)
@@ -72,8 +74,10 @@ def decide_cells(
             continue
         baseline = condition.loc[is_full, "cell_id"].iloc[0]
         compressed = list(condition.loc[~is_full, "cell_id"])
+        # One array for all, so that problems and draws have the same places in each cell's scores.
         full, *others = score_array(graded, [baseline, *compressed])
         scores = dict(zip(compressed, others, strict=True))
+        # In the order of the scores' first axis.
         problems = graded.loc[graded["cell_id"].isin([baseline, *compressed]), "problem_id"].unique()
         groups = _groups(problems, provenance.get(baseline, {}))
         controls = list(condition.loc[is_control(condition), "cell_id"])
@@ -89,6 +93,7 @@ def decide_cells(
                 is_finished = not {cell_id, baseline} & unfinished
                 if is_finished:
                     finished.append(cell_id)
+                # It shares no pair with the full cache.
                 if math.isnan(decision.difference):
                     continue
                 row = _row(family[cell_id], full, plan, decision, len(family), is_finished, groups)
@@ -101,6 +106,7 @@ def decide_cells(
                     continue
                 changed = noninferiority.beyond_control(family, full, scores[control], plan.population, groups)
                 beyond_control |= {cell_id: cell_id in changed for cell_id in finished}
+            # The smallest safe cell is searched for among all cells of the plan, so all must be complete.
             if len(finished) == len(decisions):
                 p_holds = {cell_id: decisions[cell_id].p_holds for cell_id in finished}
                 chains = _chains(condition[condition["cell_id"].isin(finished)])
@@ -160,7 +166,8 @@ def _row(
     if plan.rounds and noninferiority.complete(cell, draws) and noninferiority.complete(full, draws):
         cell = cell[:, :draws]
         full = full[:, :draws]
-    for_like_these = decision  # widened for the number of cells
+    for_like_these = decision
+    # A decision about such problems has their interval. Else it is computed here, for this cell alone.
     if plan.population == "these":
         for_like_these = noninferiority.decide(cell, full, margin=plan.margin, level=level, population="like_these")
     draws_to_hold, problems_to_hold = math.nan, math.nan
@@ -193,6 +200,7 @@ def _fewest(cell: Floats, full: Floats, problems: NDArray[Any]) -> str | None:
     """
     has_pair = np.isfinite(noninferiority.differences(cell, full))
     counts = has_pair.sum(1)
+    # `initial` counts if no problem has a pair.
     fewest = counts[counts > 0].min(initial=counts.max())
     if fewest == counts.max():
         return None
@@ -217,9 +225,11 @@ def _where_lost(cell: Floats, full: Floats) -> dict[str, float]:
         [difficulty] = problem_means(np.delete(full, draw, axis=1)[None])
         ranks = pd.Series(difficulty).rank(pct=True)  # from 0 to 1
         for rank, difference in zip(ranks, differences[:, draw], strict=True):
+            # The rank is missing without another draw, the difference without a pair.
             if not math.isnan(rank + difference):
+                # A rank of 1/3 is hard and one of 2/3 is middle, also where 3 * rank is rounded up.
                 number = math.ceil(3 * rank - 1e-9) - 1
-                thirds[min(2, number)].append(difference)
+                thirds[number].append(difference)
     columns: dict[str, float] = {"lost_wholly": int(lost_wholly.sum())}
     for name, third in zip(("diff_hard", "diff_middle", "diff_easy"), thirds, strict=True):
         columns[name] = float(np.mean(third)) if third else math.nan

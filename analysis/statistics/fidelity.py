@@ -121,6 +121,7 @@ def timings(run: Run) -> pd.DataFrame:
     averaged = ["slots", "tokens_per_second", "times_full", "eviction_share", "ms_per_step", "kv_bytes", "peak_bytes"]
     if not rows:
         return pd.DataFrame(columns=["cell_id", "why", *averaged, "rounds"])
+    # None without a GPU becomes NaN.
     table = pd.DataFrame(rows).astype({"peak_bytes": "float64"})
     # A repeated command, perhaps with other slots, starts again with round 0; only the last command counts.
     batch = [table["cell_id"], table["why"]]
@@ -138,6 +139,7 @@ def timings(run: Run) -> pd.DataFrame:
 
 def _speeds(cell_id: str, row: Timing) -> dict[str, Any]:
     """Return the speeds of one round of a timed batch."""
+    # A tuple for each cache length: the length, its steps, and their seconds.
     steps = sum(count for _, count, _ in row.by_length)
     step_seconds = sum(seconds for _, _, seconds in row.by_length)
     return {
@@ -147,6 +149,7 @@ def _speeds(cell_id: str, row: Timing) -> dict[str, Any]:
         "round": row.round,
         "tokens_per_second": row.tokens / row.seconds,
         "eviction_share": row.eviction_seconds / row.seconds,
+        # A batch without a step took no seconds either.
         "ms_per_step": 1000 * step_seconds / max(1, steps),
         "kv_bytes": row.kv_bytes,
         "peak_bytes": row.peak_bytes,

@@ -34,6 +34,7 @@ class PolicyGrid:
     def title(self) -> str:
         """The policy, budget, variant and question, as "dynts, trigger 128, question pinned"."""
         title = notation.setting(self)
+        # The variant may name the question's place already.
         return title if "question=" in self.variant else f"{title}, {question_title(self.cells)}".removesuffix(", ")
 
 
@@ -136,6 +137,7 @@ def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
             continue
         at_point = metrics
         for axis, value in point.items():
+            # A policy without the axis belongs to all of its values.
             at_point = at_point[at_point[axis].isna() | (at_point[axis] == value)]
         for question, cells in by_question(at_point):
             setting = SharedSetting(**point, cells=cells, question=question)
@@ -181,6 +183,7 @@ def beside_published(metrics: pd.DataFrame) -> pd.DataFrame | None:
     both = scored.fillna(no_value).merge(published.fillna(no_value), on=MATCH, suffixes=("", "_published"))
     texts = []
     for row in notation.rows(both):
+        # A budget of -1 was filled in above: the full cache has a name and no setting.
         setting = notation.setting(row) if row.budget >= 0 else notation.policy_title(row.policy)
         texts.append(
             {

@@ -74,12 +74,14 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
         table["difference"] = np.where(has_pair, np.nansum(differences, -1) / problems, np.nan)
         centred = differences - table["difference"].to_numpy()[:, None]
         table["se"] = np.sqrt(np.nansum(centred**2, -1) / (problems - 1) / problems)
+    # With one problem the error is missing, and so is the width.
     half_width = stats.t.ppf(1 - LEVEL / 2, np.maximum(problems - 1, 1)) * table["se"]
     table["low"] = table["difference"] - half_width
     table["high"] = table["difference"] + half_width
     table["p"] = np.where(has_pair, sign_flip_p(differences), np.nan)
     for column, method in (("p_holm", "holm"), ("p_bh", "fdr_bh")):
         table[column] = np.nan
+        # `multipletests` accepts no missing p.
         if has_pair.any():
             _, adjusted, *_ = multipletests(table.loc[has_pair, "p"], method=method)
             table.loc[has_pair, column] = adjusted
@@ -92,6 +94,7 @@ def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 
     observed = np.abs(values.sum(-1))
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(resamples, values.shape[1]))
     resampled = np.abs(signs @ values.T)  # [resamples, cells]
+    # `_EPSILON`: sums that are equal may differ by rounding.
     p = (1 + (resampled >= observed - _EPSILON).sum(0)) / (resamples + 1)
     for cell, cell_values in enumerate(values):
         changed = cell_values[np.abs(cell_values) > _EPSILON]
@@ -166,6 +169,7 @@ def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int =
     residuals = (means - observed[:, None]) * np.sqrt(problems / (problems - 1))
     draws_of_problem = np.isfinite(common[0]).sum(-1)
     null = _permuted(means, resamples, seed)
+    # Other random numbers, so that `critical` does not depend on the shuffles of `null`.
     centred = _permuted(residuals, resamples, seed + 1)
     floor = _floor(observed, null, problems, float(draws_of_problem.mean()), centred)
     partial = np.isfinite(scores).sum() > np.isfinite(common).sum()
@@ -261,5 +265,6 @@ def pass_at_k(right: Any, draws: Any, k: int) -> Floats:
     from scipy import stats
 
     right, draws = np.asarray(right, dtype=float), np.asarray(draws, dtype=float)
+    # The chance that none is right among k draws, taken from n draws of which c are right.
     none_right = stats.hypergeom.pmf(0, draws, right, k)
     return np.where(draws >= k, 1 - none_right, np.nan)

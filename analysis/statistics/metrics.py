@@ -47,6 +47,7 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
     table = run.cells.set_index("cell_id").join(parts).reset_index()
     for column in ("graded", "problems", "diff_problems"):
         table[column] = table[column].fillna(0).astype("int64")
+    # The answers of random weights mean nothing and wait for no grade.
     table["ungraded"] = (table["completions"] - table["graded"]).where(~table["random_weights"], 0)
     return with_bytes(table, run.provenance)
 
@@ -130,6 +131,7 @@ def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
     draws = problems["size"].max() if len(problems) else 1
     if draws == 1:
         return table
+    # 2, 4, 8, ... up to the number of draws, and this number.
     ks = {draws} | {2**exponent for exponent in range(1, int(draws).bit_length())}
     for k in sorted(ks):
         problems["value"] = pass_at_k(problems["sum"], problems["size"], k)
@@ -143,7 +145,9 @@ def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
 def majority(graded: pd.DataFrame) -> pd.Series:
     """Chance per (cell, problem) that the most frequent answer is right; ties share it, a missing answer never wins."""
     problem = ["cell_id", "problem_id"]
+    # As text a missing answer would be "nan", an answer like any other.
     votes = graded.assign(answer=graded["answer"].astype("str").where(graded["answer"].notna()))
+    # An answer is right if any of its equals was graded right.
     answers = votes.groupby([*problem, "answer"], observed=True)["correct"].agg(["size", "max"]).reset_index()
     most_votes = answers.groupby(problem, observed=True)["size"].transform("max")
     winners = answers[answers["size"] == most_votes]
@@ -177,6 +181,7 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
     table = problem_means.groupby("cell_id").agg(["mean", "sem", "count"])
     table.columns = ["diff_to_full", "diff_se", "diff_problems"]
     of_cell = pairs.groupby("cell_id")
+    # `min_count`: where all is missing, as in a server's texts, the sum is missing and not 0.
     sums = of_cell[["regressions", "gains", "untouched_differ", "num_tokens", "num_tokens_full"]].sum(min_count=1)
     sums["tokens_to_full"] = sums["num_tokens"] / sums["num_tokens_full"]
     means = of_cell[["diff_evicted", "diff_untouched"]].mean()
@@ -191,6 +196,7 @@ def texts_differ(run: Run) -> pd.Series:
         is_full = cells["policy"] == "full"
         if not is_full.any():
             continue
+        # Of several full caches the first is the baseline.
         baseline, *others = [*cells.loc[is_full, "cell_id"], *cells.loc[~is_full, "cell_id"]]
         baseline_texts = _text_hashes(run, baseline)
         if not baseline_texts:
@@ -262,7 +268,7 @@ def _tokens_spent(graded: pd.DataFrame) -> pd.DataFrame:
     """Return tokens written per answer and per right answer; wrong answers' tokens count too."""
     rows = graded.assign(answered=graded["outcome"].isin(["correct", "wrong"]))
     sums = rows.groupby("cell_id", observed=True)[["num_tokens", "answered", "correct"]].sum().astype("float64")
-    counts = sums.where(sums > 0)  # nothing per none
+    counts = sums.where(sums > 0)  # tokens per answer are missing without an answer
     return pd.DataFrame(
         {
             "tokens_per_answer": sums["num_tokens"] / counts["answered"],
@@ -338,6 +344,7 @@ def _outcome_shares(graded: pd.DataFrame) -> pd.DataFrame:
 def pareto_front(points: pd.DataFrame, memory: str) -> pd.DataFrame:
     """Return the points without a better one at equal or less `memory` (a column), in order of memory."""
     ordered = points.sort_values([memory, "pass_at_1"], ascending=[True, False], kind="stable")
+    # The best score at less memory, or at the same in the order above.
     before = ordered["pass_at_1"].cummax().shift(fill_value=-np.inf)
     return ordered[ordered["pass_at_1"] > before]
 
@@ -349,9 +356,11 @@ def _completion_means(run: Run) -> pd.DataFrame:
     unpacked_rows = run.cells.set_index("cell_id")["unpacked_rows"]
     unpacked = completions["cell_id"].astype("str").map(unpacked_rows).astype("float64")
     rows = completions.assign(
+        # Quantized rows exist once a cache is longer than what stays unpacked; missing without quantization.
         packed=(completions["peak_length"] > unpacked).where(unpacked.notna()).astype("float64"),
         hit_limit=completions["stop_reason"] == "length",
         not_finite=completions["stop_reason"] == "not_finite",
+        # Missing in a server's texts.
         evicted=(completions["evictions"] > 0).where(completions["evictions"].notna()).astype("float64"),
         # The last token is drawn but never enters the cache.
         full_length=completions["prompt_tokens"] + completions["num_tokens"] - 1 + fixed_rows,
@@ -362,8 +371,10 @@ def _completion_means(run: Run) -> pd.DataFrame:
     counts = [*COUNTS[2:], "evictions"]  # no mean of the prompt; the mean of all tokens has another name
     table = of_cell[["hit_limit", "not_finite", "num_tokens", *counts, *shares]].mean()
     table = table.rename(columns={"num_tokens": "mean_tokens", **{name: f"mean_{name}" for name in counts}})
+    # cells.csv has it right behind the mean peak.
     table.insert(5, "max_peak_length", of_cell["peak_length"].max())
     table["kept_memory_own"] = (table.pop("own_length") / table.pop("full_length")).clip(upper=1.0)
+    # The rows of a batch that holds one text of each problem, all at their peak.
     problem_peaks = rows.groupby(["cell_id", "problem_id"], observed=True)["peak_length"].mean()
     table["peak_rows_together"] = problem_peaks.groupby("cell_id", observed=True).sum(min_count=1)
     summed = ["num_tokens", "evictions", "length_before_sum", "length_after_sum", "full", "held"]
@@ -472,6 +483,7 @@ def _loops(run: Run, cell_id: str) -> list[float]:
             loops.append(loop)
     if not loops:
         return [truncated, 0, np.nan, np.nan, 0]
+    # decoding.stop_on_loop waits for so many copies and so many tokens of a loop.
     saved = sum(loop.tokens - max(LEAST_REPEATS * loop.period, LEAST_TOKENS) for loop in loops)
     period, count = np.median([(loop.period, loop.count) for loop in loops], axis=0)
     return [truncated, len(loops), period, count, saved]

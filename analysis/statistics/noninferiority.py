@@ -134,6 +134,7 @@ def _decision(
         label: Label = "small loss" if high < 0 else "safe"
     else:
         label = "worse" if high < 0 else "unclear"
+    # Beside a full cache that cannot lose the margin, nothing shows that a cell holds.
     p_holds = 1.0
     if not len(test.pairs):
         p_holds = p_loses = math.nan
@@ -222,7 +223,10 @@ def beyond_test(like: Mapping[Id, "PairedTest"], cells: Mapping[Id, Floats], ful
 
 
 def power(problems: int, draws: int, differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
-    """Return the chance that a lossless cell is called safe, if a pair differs with chance `differ`: 10,000 draws."""
+    """Return the chance that a lossless cell is called safe, if a pair differs with chance `differ`.
+
+    It is the share of 10,000 simulated cells.
+    """
     pairs = problems * draws
     chances = (differ / 2, 1 - differ, differ / 2)  # that a pair is won, alike, lost
     won, _, lost = np.random.default_rng(0).multinomial(pairs, chances, 10_000).T.astype(float)
@@ -236,6 +240,7 @@ def pairs_to_hold(differ: float, *, margin: float = MARGIN, level: float = LEVEL
 
     # The margin has to cover the error of a lossless cell's lead, and that of the lead under the hypothesis.
     errors = special.ndtri(PLANNED_POWER) * math.sqrt(differ)
+    # `ndtri` of a small chance is negative, so this adds.
     errors -= special.ndtri(level) * math.sqrt(constrained_variance(differ, margin, margin))
     return float((errors / margin) ** 2)
 
@@ -243,6 +248,7 @@ def pairs_to_hold(differ: float, *, margin: float = MARGIN, level: float = LEVEL
 def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
     """Return the draws per problem that make a lossless cell safe with 90% chance, for `these` problems."""
     pairs = paired(cell, full)
+    # At least one answer, because none in so few does not show that none ever differs.
     differing = max(1.0, float(np.nansum(np.abs(pairs))))
     share = differing / np.isfinite(pairs).sum()
     needed = pairs_to_hold(share, margin=margin, level=level)
@@ -257,7 +263,7 @@ def problems_to_hold(
     With `groups` these are groups.
     """
     means = paired_test(cell, full, groups=groups).means
-    variance = 1 / len(means) ** 2  # at least
+    variance = 1 / len(means) ** 2  # the least: equal means of a few problems may be luck
     if len(means) > 1:
         variance = max(variance, float(means.var(ddof=1)))
     return max(2, math.ceil(pairs_to_hold(variance, margin=margin, level=level)))
@@ -308,7 +314,10 @@ class PairedTest:
     # A search for a bound computes p many times, so what its pairs sum to is computed once.
     @cached_property
     def _won_and_lost(self) -> tuple[int, int]:
-        """The numbers of answers won and lost that count, a missing pair as lost, rounded to the side of less."""
+        """The numbers of answers won and lost that count, a missing pair as lost.
+
+        The share of the wins is rounded down and that of the losses up, so that p is rather too large.
+        """
         pairs = np.nan_to_num(self.pairs, nan=-1.0)
         won = math.floor(self.share * (pairs > 0).sum())
         lost = math.ceil(self.share * (pairs < 0).sum())
@@ -338,6 +347,7 @@ class PairedTest:
         if not len(self.pairs):
             return math.nan
         p_value = self.p_above if side < 0 else self.p_below
+        # Not even the farthest possible difference is rejected.
         if p_value(float(side)) > level:
             return float(side)
         return float(optimize.brentq(lambda value: p_value(value) - level, self.difference, side, xtol=1e-9))
@@ -353,6 +363,7 @@ def group_means(values: Floats, groups: Groups) -> Floats:
     """Return the mean of each group's values; the values themselves without groups."""
     if groups is None:
         return values
+    # A number of a group without a problem here counts 0 and is left out.
     counts = np.bincount(groups)
     return np.bincount(groups, values)[counts > 0] / counts[counts > 0]
 
@@ -393,11 +404,13 @@ def _skellam_tail(won: Any, lost: Any, losses: float) -> Floats:
     wins = np.maximum((variance - losses) / 2, 1e-9)  # the expected numbers of answers won and lost
     misses = np.maximum((variance + losses) / 2, 1e-9)
     # Johnson (1959): the difference of two Poisson numbers has the tails of noncentral chi-squared distributions.
+    # Both branches are computed everywhere, so `maximum` keeps the one that is not taken valid.
     chance = np.where(
         lead >= 1,
         special.chndtr(2 * wins, 2 * np.maximum(lead, 1), 2 * misses),
         1 - special.chndtr(2 * misses, 2 * np.maximum(1 - lead, 1), 2 * wins),
     )
+    # A lead at the hypothesis's mean or below says nothing against the hypothesis.
     return np.where(lead + losses > 0, chance, 1.0)
 
 
@@ -420,8 +433,10 @@ def _chance_below_zero(steps: Floats, counts: NDArray[Any]) -> float:
 
     if steps.max() <= 0 or steps.min() >= 0:
         return float(steps.max() <= 0)
+    # Only the chance of the rarer side is computed, which keeps its relative error small.
     if counts @ steps < 0:
         return 1 - _chance_below_zero(-steps, counts)
+    # Up to here 1 + place * step is positive for all steps.
     end = -1 / steps.min()
 
     def slope(place: float) -> float:

@@ -148,6 +148,7 @@ def _pairs(setting: SharedSetting, rivals: pd.DataFrame, graded: pd.DataFrame) -
     outcomes = []
     texts = np.full((len(ranked), len(ranked)), "", dtype=object)
     for row, column, test, differs in zip(above, below, notation.rows(tests), differ, strict=True):
+        # The first of a pair is the better one; 0 if no difference is shown.
         outcomes.append((names[row], names[column], differs * np.sign(test.difference)))
         label = f"{BETTER} " if differs else ""
         texts[row, column] = f"{label}{_signed(test.difference)} ({notation.p_value(test.p_holm)})"
@@ -221,6 +222,7 @@ def best_setting(cells: pd.DataFrame) -> pd.Series:
         of_label = cells[cells["decision"] == label]
         if len(of_label):
             break
+    # `of_label` has the cells with the best label that any cell has.
     return of_label.sort_values("diff_to_full", ascending=False, kind="stable").iloc[0]
 
 
@@ -295,6 +297,7 @@ def _counts(cells: pd.DataFrame, what: str = "settings") -> str:
 
 def _levels(cells: pd.DataFrame) -> str:
     """Say how likely a label is wrong, and for how many settings."""
+    # Several rounds are written with a space between.
     looks = ", all rounds together" if " " in cells["rounds"].iloc[0] else ""
     among = f"among the {cells['family'].iloc[0]:.0f} settings on this benchmark (Holm), 5% for the recommendation"
     return f"Chances of an error{looks}: 2.5% for each setting that is safe, 2.5% for any that is worse {among}."
@@ -323,6 +326,7 @@ def _size(cells: pd.DataFrame, what: str = "settings") -> str:
 
 def _to_show(row: Any) -> str:
     """Say what would show that a setting is safe."""
+    # It is missing where the full cache solves no more than the margin.
     if pd.isna(row["draws_to_hold"]):
         share = f"no more than {notation.percent(row['margin'])}% of its answers"
         return f"The full cache is right in {share}, so nothing can be called safe beside it."
@@ -411,6 +415,7 @@ def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
             continue
         scores = cells["pass_at_1"].to_numpy()
         problems, draws = cells[["problems", "draws"]].iloc[0].astype(int)
+        # The middle of the three measured shares.
         floor = inference.summary_noise_floor(scores, problems, draws, between=BETWEEN_PROBLEMS[1])
         verdicts.append(PanelVerdict(title=_title(cells), cells=cells, floor=floor))
     return verdicts
@@ -458,6 +463,7 @@ def analyse(run: Run, margin: float | None = None, order: Sequence[str] = ()) ->
         verdicts += panel_verdicts(grid, graded)
     settings = shared_settings(metrics[~is_control(metrics)])
     policies = []
+    # Where a grid has verdicts, the page is about its settings and not about single policies.
     if not verdicts:
         for setting in settings:
             policies += policy_verdicts(setting)

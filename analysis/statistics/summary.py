@@ -76,6 +76,7 @@ def _refuse_fractions(path: Path, rows: list[FileRow]) -> None:
     """Refuse scores that are fractions: they would pass as percents, all below 1%."""
     way_out = "pass_at_1 is in percent; multiply by 100."
     scores = [row.values["pass_at_1"] for row in rows]
+    # 0 and 1 alone may be percents.
     has_fraction = any(score % 1 for score in scores)
     if has_fraction and max(scores) <= 1:
         raise UserError(f"{path} has no pass_at_1 above 1, and {way_out}")
