@@ -35,7 +35,7 @@ def begun_configs(
             # The run may lie elsewhere now, and it is read as a whole: all shards, all rounds.
             config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
             config |= {"shard": "1/1", "until": None, "finish": False}
-            # Jobs that differ only in their policies are one grid; policies' own settings keep them apart.
+            # The cells of a job have one configuration, which names the policies of its whole grid.
             key = content_hash(config)
             configs[key] = config
             cell_ids[key].add(cell.name)

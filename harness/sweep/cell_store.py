@@ -113,7 +113,7 @@ class CellStore:
             replace_text(path, b"".join(lines).decode())
         row_types.drop_torn_line(self._path)
         quarantine_broken_lines(self._path)
-        open_file(self._path, "ab").close()
+        open_file(self._path, "ab").close()  # makes the file if it is not there
         self.finished_pairs = self.stored.pairs(self._rows)
 
     def read_completions(self, wanted: Collection[Pair], kind: type[Any] = Completion) -> Iterator[Any]:
@@ -264,6 +264,7 @@ def _earlier_passes(path: Path) -> list[Any]:
 def allow_open_cells() -> int:
     """Raise this process's limit of open files; return how many cells, one lock each, it can then hold open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # "No limit" is -1, which `min` would take for the lowest.
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return max(1, most - _OTHER_FILES)

@@ -76,8 +76,8 @@ def other_model(card: Mapping[str, Any], model: ModelConfig, spec: ModelSpec) ->
     made_for = card.get("model_weights", weights)
     if made_for == weights:
         return ""
-    # A hub id cannot be told apart from a local copy of the same weights, which is identified by a hash: there the name
-    # says that they are the same.
+    # A model of the hub is identified by PLACE@COMMIT, a folder by a hash. If one is from the hub and the other is not,
+    # nobody can say if the weights are the same; there the model's name decides.
     both_on_hub_or_neither = ("@" in made_for) == ("@" in weights)
     if both_on_hub_or_neither or card.get("model", model.name) != model.name:
         return f"{card.get('model')} ({made_for}), but model={model.name} is {weights}"

@@ -113,7 +113,7 @@ def _check_class(policy: Mapping[str, Any]) -> None:
             raise UserError(f"policy.name={name} {differs}: {hint}.")
         return
     classes_with_file = (settings.target_class("policy", policy_file(other), Policy) for other in names)
-    # A class without a file may have a name of its own choice, if that can be the name of a file.
+    # A class without a file, given by policy._target_, may have any name that is a word.
     if not name.isidentifier() or cls in classes_with_file:
         fault = f"is no file of conf/policy, and {cls.__qualname__} has one"
         raise UserError(f"policy.name={name} {fault}: leave policy.name out.")

@@ -14,7 +14,6 @@ from pydantic import BeforeValidator, Field, StrictBool
 
 from kvsweep.compression import artifacts
 from kvsweep.compression.config import UNPACKED, CacheConfig
-from kvsweep.compression.policy import Policy
 from kvsweep.compression.source import is_own
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import Benchmark, load_problems, question_hash
@@ -144,6 +143,7 @@ class Job:
     def provenance(self, cell: Cell) -> dict[str, Any]:
         """Return where a cell's rows come from, as far as it is known before decoding or asking."""
         code = describe_code()
+        # Only a sequential job has these two.
         rounds = {"rounds": list(self.rounds), "margin": self.margin} if self.rounds else {}
         return {
             "dataset_hash": cell.dataset_hash,
@@ -174,7 +174,7 @@ class Job:
         aside = ("benchmark", "cells", "inputs", "resolved", "command")
         names = ["problem_ids", *(field.name for field in fields(self) if field.name not in aside)]
         differing = [name for name in names if getattr(self, name) != getattr(other, name)]
-        # They decide the grades, and a cell has one grade of each completion.
+        # They decide the grades, and a cell has a single grade of each completion.
         for name in ("answer_kind", "answer_from"):
             if getattr(self.cells[0].benchmark, name) != getattr(other.cells[0].benchmark, name):
                 differing.append(f"benchmark.{name}")
@@ -199,6 +199,7 @@ def changed_code(job: Job) -> str | None:
         return None
     ids = {cell.cell_id for cell in job.cells}
     earlier = {_without_code(settings) for stored, settings in read_cells(job.run_directory) if stored.name not in ids}
+    # A stored cell of the same settings but for the code was made by the earlier code.
     changed = [cell for cell in new_cells if _without_code(cell.describe()) in earlier]
     if not changed:
         return None
@@ -230,12 +231,12 @@ def make_job(config: DictConfig) -> Job:
     rounds = rounds_until(run.draws, cache, policies) if run.until else ()
     benchmark = load_problems(benchmark_config, only_estimated=artifacts.is_planning())
     inputs = input_files(model, policies, cache)  # before the cells hash the same files for their ids
-    predictors = {policy.placed.get("predictor") for policy in policies if isinstance(policy, Policy)}
+    predictors = {policy.placed.get("predictor") for policy in policies}
     _refuse_leaks(predictors, benchmark)
     source = kind.read(cache, run.impl, decoding.max_new_tokens, model, policies)
     shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": run.seed}
     dataset: dict[str, Any] = {"benchmark": benchmark_config, "dataset_hash": benchmark.content_hash}
-    impl = source.impl(run.impl)
+    impl = source.impl(run.impl)  # what rounds the cells' numbers, for their ids; the job has the user's choice
     cells = [Cell(**shared, **dataset, policy=policy, impl=impl, cache=cache) for policy in policies]
     # The revision is now the commit that the branch names.
     model_settings = plain(config.model) | {"revision": model.revision}

@@ -90,7 +90,7 @@ class Inline(Launcher):
 
     def start(self, rounds: Sequence[Round]) -> None:
         """Run all jobs, then raise the first error."""
-        [(tasks, work)] = rounds
+        [(tasks, work)] = rounds  # one at a time, as this launcher waits
         queue(tasks)
         failures = work(list(chain.from_iterable(tasks)))
         if failures:
@@ -106,8 +106,8 @@ class Local(Launcher):
     def check(self, jobs: Sequence[Job]) -> None:
         super().check(jobs)
         cuda = [job.model.device for job in jobs if job.model.device.startswith("cuda")]
-        # A machine with GPUs that cannot be listed is refused here, before a task is queued.
-        if not _gpus_for(jobs) and cuda:
+        gpus = _gpus_for(jobs)  # raises UserError where GPUs cannot be listed, here before a task is queued
+        if cuda and not gpus:
             unseen = f"needs a GPU, and launcher=local sees none ({VISIBLE} and nvidia-smi name them)"
             raise UserError(f"model.device={cuda[0]} {unseen}: make one visible, or set model.device=cpu.")
 
@@ -117,7 +117,7 @@ class Local(Launcher):
 
     def start(self, rounds: Sequence[Round]) -> None:
         """Run the tasks; raises FailedTasksError after the last one if any failed."""
-        [(tasks, work)] = rounds
+        [(tasks, work)] = rounds  # one at a time, as this launcher waits
         queue(tasks)
         with Board(jobs_of(tasks)):
             failed = self._run(tasks, work)
@@ -348,7 +348,8 @@ def queue(tasks: Sequence[Task], cluster: str = "") -> list[Path]:
         job = share.job
         status = status_of(share, "queued")
         if not share.replays:
-            status.tokens_left = int(TokensLeft(share, {cell.cell_id: () for cell in cells}))  # as if none were stored
+            # As if none were stored: the task counts what is, once it begins.
+            status.tokens_left = int(TokensLeft(share, {cell.cell_id: () for cell in cells}))
         status.sign()
         status.cluster = cluster
         path = task_status.TaskStatus.path(job.run_directory, status.task)

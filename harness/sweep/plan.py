@@ -98,7 +98,7 @@ class Plan:
     groups: list[Group]
     lengths: list[int]
     mean_length: float
-    source: str
+    lengths_basis: str  # whether the lengths are measured, assumed or the limit, in words
     text_bytes: float  # of one; 0 without stored texts
     head: str
     speeds: list[Speed]
@@ -165,13 +165,13 @@ def _plan(job: Job, here: Card | None) -> Plan:
             raise UserError(f"assume.tokens={assumed} is more than {most}: assume fewer, or raise the limit.")
         lengths = [assumed]
     mean_length: float = limit
-    source = f"every text {limit} long at most"
+    basis = f"every text {limit} long at most"
     if lengths:
         mean_length = sum(lengths) / len(lengths)
-        source = f"mean length {mean_length:.0f} {'measured' if assumed is None else 'assumed'}"
+        basis = f"mean length {mean_length:.0f} {'measured' if assumed is None else 'assumed'}"
     card = job.card or (here if job.source.local else None)
     head, speeds = _speeds(job, groups, question, mean_length, card)
-    return Plan(job, question, groups, lengths, mean_length, source, text_bytes, head, speeds)
+    return Plan(job, question, groups, lengths, mean_length, basis, text_bytes, head, speeds)
 
 
 def _speeds(
@@ -199,11 +199,11 @@ def _on_card(job: Job, card: Card, groups: Sequence[Group], question: int, lengt
     speeds = []
     for group in groups:
         slots = _slots_on(job, card, weights, group, question)
-        rows = mean_rows([cell.policy for cell in group.cells], question, length)
+        rows_of_slot = mean_rows([cell.policy for cell in group.cells], question, length)
         step = step_seconds(
             card.bandwidth,
             weights=weights_read,
-            rows=slots * rows * _row_bytes(job),
+            rows=slots * rows_of_slot * _row_bytes(job),  # in bytes
             slots=slots,
             layers=len(job.spec.layer_kinds),
             vocabulary=job.spec.vocab_size,
@@ -228,11 +228,13 @@ def _parts(plan: Plan, share: Share) -> list[Part]:
     text_bytes = plan.text_bytes or plan.mean_length * _TOKEN_BYTES
     parts = []
     for group, speed, most_tokens, tokens in zip(plan.groups, plan.speeds, most, expected, strict=True):
-        texts = sum(missing.get(cell.cell_id, 0) for cell in group.cells)
+        completions = sum(missing.get(cell.cell_id, 0) for cell in group.cells)  # a cell that is done misses none
         hours = None
+        # Without lengths of texts these are the hours at most.
         if speed.pace is not None:
             hours = (most_tokens if tokens is None else tokens) / speed.pace / 3600
-        parts.append(Part(job.name, group.title, texts, most_tokens, tokens, hours, texts * text_bytes))
+        disk = completions * text_bytes
+        parts.append(Part(job.name, group.title, completions, most_tokens, tokens, hours, disk))
     return parts
 
 
@@ -254,8 +256,9 @@ def _describe(plan: Plan, share: Share) -> list[str]:
     forks: list[int | None] = []
     for group in plan.groups:
         forks += group.forks
+    # The grid decodes shared tokens once; compare it with all cells decoded by themselves.
     times_fewer = saving(plan.lengths or [job.decoding.max_new_tokens], forks)
-    lines.append(f"  tokens: {plan.source}, {times_fewer:.2f} times fewer than cell by cell")
+    lines.append(f"  tokens: {plan.lengths_basis}, {times_fewer:.2f} times fewer than cell by cell")
     lines.append(f"  speed: {plan.head}")
     for group, speed in zip(plan.groups, plan.speeds, strict=True):
         if speed.pace and speed.how:
@@ -338,7 +341,7 @@ def groups_of(job: Job, question: int) -> list[Group]:
 def stored_texts(job: Job) -> tuple[list[int], float]:
     """Return the lengths in tokens of the cells' stored completions, and the bytes of one completion."""
     lengths: list[int] = []
-    size = 0
+    size = 0  # of the files of completions, in bytes
     for stored in map(job.stored, job.cells):
         size += sum(path.stat().st_size for path in stored.files(_Length.file).values())
         lengths += [row.num_tokens for row in stored.rows(_Length, on_bad=row_types.ignore)]
@@ -368,7 +371,7 @@ def _decoded_on(card: Card, stored: StoredCell) -> bool:
             cards.append(card_of(gpus[0]) if gpus else None)
     except (KeyError, TypeError):
         return False
-    return not unread and set(cards) == {card}
+    return not unread and set(cards) == {card}  # a cell without a provenance shows no card
 
 
 def _tokens_of(groups: Sequence[Group], lengths: Sequence[int], missing: Mapping[str, int]) -> list[float]:

@@ -69,6 +69,7 @@ class Server(FullCache):
 
 def _check_address(url: str) -> None:
     parts = urlsplit(url)
+    # What stands before an @ or behind a question mark may be a key.
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
         # Do not print the address: it may contain a key.
         raise UserError("engine.url is no plain address: write http://HOST:PORT/v1, and name a key's variable.")
@@ -109,7 +110,7 @@ def fill_models(config: DictConfig) -> None:
             complete = {**config.engine, **setting}
             if complete["model"] is None and complete["url"] is not None:
                 setting.model = _only_model(str(complete["url"]), complete["key_env"])
-            if config.engine.model is None:
+            if config.engine.model is None:  # only at the first setting
                 config.engine.model = setting.get("model")
 
 
@@ -118,7 +119,7 @@ def _only_model(url: str, key_env: str | None) -> str:
     import openai  # takes a second
 
     _check_address(url)
-    key = os.environ.get(key_env or "") or "none"
+    key = os.environ.get(key_env or "") or "none"  # the client refuses an empty one
     try:
         client = openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=10)
         models = [model.id for model in client.models.list()]
@@ -132,13 +133,15 @@ def _only_model(url: str, key_env: str | None) -> str:
 
 def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
     """Return the model's name, and one server per setting of `grid.engine`, or the one of `engine`."""
-    cut, order = config.decoding.stop_on_loop, config.decoding.order
+    cut = config.decoding.stop_on_loop
+    order = config.decoding.order
+    # The order of the two limits makes a difference only where both are set.
     if cut or (order == "top_p_then_top_k" and config.decoding.top_k and config.decoding.top_p < 1):
         given = f"decoding.stop_on_loop={str(cut).lower()} and decoding.order={order}"
         raise UserError(f"{given} are nothing that a server can be asked for: set false and top_k_then_top_p.")
     engine = plain(config.engine)
     grid = plain(config.grid)["engine"]
-    if grid is None:
+    if grid is None:  # one setting, that of `engine` unchanged
         grid = [{}]
     if not grid or not isinstance(grid, list) or not all(isinstance(setting, dict) for setting in grid):
         raise UserError("grid.engine is no list of settings: write grid.engine=[{url: URL, name: full}, ...].")

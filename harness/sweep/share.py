@@ -30,6 +30,7 @@ class Share:
     @cached_property
     def pairs(self) -> list[Pair]:
         """(problem_id, draw) of this shard's rows, problem by problem."""
+        # A problem's last place: its later pairs replace the earlier ones. The sort leaves its draws in their order.
         last_places = {problem_id: place for place, (problem_id, _) in enumerate(self.dealt)}
         return sorted(self.job.shard.of(self.dealt), key=lambda pair: last_places[pair[0]])
 
@@ -48,6 +49,7 @@ class Share:
 def share_of(job: Job) -> Share:
     """Return the share that decodes a job's completions. A pair's shard does not depend on the job's draws."""
     dealt = []
+    # Draw by draw, so that further draws come behind and leave the others where they are.
     for draw in range(job.draws):
         dealt += [(problem_id, draw) for problem_id in job.problem_ids]
     return Share(job=job, dealt=dealt, is_last=job.draws >= max(job.rounds, default=0))
@@ -77,6 +79,7 @@ def status_of(share: Share, state: State) -> TaskStatus:
     """Return a status with no completion counted; for a replay, the complete cells are counted."""
     job = share.job
     expected = len(share.pairs)
+    # A cell that has decoded all shows it by DONE. A replay has no DONE, so its complete cells are counted here.
     incomplete = lacking(share) if share.replays else job.cells
     incomplete_ids = {cell.cell_id for cell in incomplete}
     cells = {}

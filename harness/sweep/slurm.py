@@ -86,7 +86,7 @@ class Slurm(Launcher):
     def check(self, jobs: Sequence[Job]) -> None:
         """Refuse a machine that cannot submit; the machine that runs the tasks checks their implementation."""
         for directory in {job.run_directory for job in jobs}:
-            self._parameters(directory)
+            self._parameters(directory)  # raises UserError for a value that no script can have
         if shutil.which("srun") is None:
             hint = "submit from a login node of a SLURM cluster"
             raise UserError(f"launcher=slurm finds no srun on this machine: {hint}.")
@@ -102,10 +102,11 @@ class Slurm(Launcher):
             try:
                 submitted = self._submit(tasks, work, ahead)
             except BaseException:
+                # If the first round was not submitted, no task waits; else `queued` is empty.
                 for path in queued:
                     path.unlink(missing_ok=True)
                 raise
-            ahead = [submitted[0].job_id.partition("_")[0]]
+            ahead = [submitted[0].job_id.partition("_")[0]]  # the array, of 12_0 the 12
             queued = []
             print(f"submitted {counted(len(tasks), 'task')} as job {ahead[0]}")
 
@@ -121,7 +122,7 @@ class Slurm(Launcher):
             options.append("no_requeue")
         overruled = _overruled(options)
         try:
-            # submitit prints what sbatch says, and so does the error.
+            # submitit prints what sbatch says, and so does the error. The variables are removed meanwhile.
             with redirect_stderr(io.StringIO()), environment(dict.fromkeys([*overruled, *_of_another_job()])):
                 submitted = executor.map_array(RunJobs(work), [list(task) for task in tasks])
         except (FileNotFoundError, errors.FailedJobError, errors.FailedSubmissionError) as error:
@@ -157,6 +158,7 @@ class Slurm(Launcher):
             wait = f"afterany:{':'.join(ahead)}"
             given = options.get("dependency")
             options["dependency"] = f"{given},{wait}" if given else wait
+        # The script names files in the run's folder, for the output.
         for name, value in {**options, "results_dir": run_directory.absolute().parent}.items():
             if _NO_VALUE.search(str(value)):
                 hint = "take another, without control characters, % and \\"
@@ -164,7 +166,7 @@ class Slurm(Launcher):
         return {
             "time": self.timeout_min,
             "signal_delay_s": self.signal_delay_s,
-            "array_parallelism": self.parallel or 1000,
+            "array_parallelism": self.parallel or 1000,  # else about as many as SLURM's default allows in all
             "setup": [_PASS_ON, *self.setup],
             # On a whole node srun would start as many copies as fit.
             "srun_args": ["--ntasks=1", *self.srun_args],
@@ -177,12 +179,13 @@ class Slurm(Launcher):
         for key, value in self.additional.items():
             name = key.replace("-", "_")
             is_taken = any(option.startswith(name) for option in taken)  # sbatch takes the start of a name, too
-            if name == "gres" and "gpu" not in str(value):  # such as a node's disk
+            # "gres" is another name of gpus, but asks for other things too, such as a node's disk.
+            if name == "gres" and "gpu" not in str(value):
                 is_taken = False
             if is_taken or not re.fullmatch(r"\w+", name):
                 hint = "leave it out; conf/launcher/slurm.yaml has the settings"
                 raise UserError(f"launcher.additional.{key}={value} is no option to add, kvsweep sets its own: {hint}.")
-            if value is not None and value is not False:
+            if value is not None and value is not False:  # either leaves the option out
                 options[name] = value
         return options
 
@@ -214,10 +217,11 @@ class Slurm(Launcher):
         limit = self.timeout_min / 60
         if longest <= limit:
             return []
-        times = ceil(longest / limit) - 1
+        times = ceil(longest / limit) - 1  # each but the last start is stopped
         ends = f"SLURM stops it {counted(times, 'time')}, and it goes on when it is queued again"
         if times > self.max_requeues:
             ends = f"after {self.max_requeues} requeues (launcher.max_requeues) it would not have ended"
+        # 30% more, as much as the estimate may be off.
         hint = f"set launcher.timeout_min={ceil(60 * longest * 1.3)} or more launcher.shards"
         takes = (
             f"the longest task takes {longest:.1f} hours, launcher.timeout_min={self.timeout_min} allows {limit:.3g}"
@@ -264,8 +268,9 @@ def _of_another_job() -> list[str]:
 
 def _check_array(tasks: int) -> None:
     """Refuse more tasks than SLURM takes as one array, before any is queued."""
-    # An array counts from 0, and the setting is one above the highest index.
+    # An array counts from 0, and the setting is one above the highest index: so it is the number of tasks.
     most = slurm_queue.settings().get("MaxArraySize", "")
+    # A SLURM without arrays (0) still takes one task.
     if most.isdecimal() and tasks > max(1, int(most)):
         limit = f"{tasks} tasks are more than this SLURM takes as one array, {most} (MaxArraySize)"
         hint = "set launcher.cells_per_task, so that a task takes several jobs, or fewer launcher.shards"
@@ -291,6 +296,7 @@ def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:
             is_elsewhere = task.cluster not in ("", cluster)
             if task.scheduler_job in {*submitted, *in_queue} and not is_elsewhere:
                 waiting = [job_id for job_id in submitted if job_id in in_queue] or [task.scheduler_job]
+                # Waiting for an array, 12, is waiting for all its tasks, such as 12_3.
                 ahead |= dict.fromkeys(job_id.partition("_")[0] for job_id in waiting)
             elif any(_may_write_same_rows(task, job) for job in sharing):
                 path = task_status.TaskStatus.path(directory, task.task)

@@ -112,32 +112,36 @@ def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_
 
 
 def _show_left(run_directory: Path, task: TaskStatus, job: str) -> None:
-    """Set a task to stopped whose job has left the queue, with the end of its output; to its state, if it has ended."""
-    with suppress(ValueError, OSError):  # the task may have ended since its file was read
+    """Set a task whose job has left the queue to stopped, with the end of the job's output.
+
+    If the task has ended since its file was read, it gets the state that the file has now.
+    """
+    with suppress(ValueError, OSError):
         now = TaskStatus.read(TaskStatus.path(run_directory, task.task))
         if now.state not in ("queued", "running"):
             task.state, task.error = now.state, now.error
             return
     began = "while it ran" if task.started else "before it began"
     reason = f"job {job} left SLURM's queue {began}: cancelled, killed, out of time or memory, or its node is gone."
-    output = end_of(run_directory / LOGS / f"{job}_0_log.err")
+    output = end_of(run_directory / LOGS / f"{job}_0_log.err")  # submitit's name for the errors of a job's process 0
     task.state = "stopped"
     task.error = f"{reason} Its output ends:\n{output}" if output else reason
 
 
 def _show_queue(run_directory: Path, task: TaskStatus, state: str, reason: str) -> None:
-    """Set a task that is not at work to the state of its job, in words; a requeued job is not at its end.
+    """Set a task that is not at work to queued, with the state of its job in words: SLURM will start or requeue it.
 
     `state` and `reason` are those that squeue prints of the job.
     """
     is_job_of_task = task.scheduler_job in noted_jobs(run_directory, task.task)  # else a shell's job, which may be over
     if state == "SUSPENDED" and is_job_of_task:
         error = "suspended in SLURM: scontrol resume lets it go on."
-    elif task.state == "running":
+    elif task.state == "running":  # the task's signs of life say more than the queue
         return
     elif state == "COMPLETING":
         error = "completing in SLURM: the job ends, or it is queued again."
     elif state in ("PENDING", "REQUEUED"):
+        # squeue writes some reasons in parentheses, and some with details behind a comma.
         words = REASONS.get(reason.partition(",")[0].strip("()"), reason)
         error = f"{state.lower()} in SLURM: {words}."
     elif is_job_of_task:

@@ -92,9 +92,10 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
         if cell_id not in cells:
             state = cell.state if cell.finished < cell.expected else "done"
             cells[cell_id] = replace(cell, state=state, finished=0, expected=0)
+    # Cells that no task names, such as those whose status files were deleted.
     for stored in stored_cells(directory):
-        is_asked_for = only is None or stored.name in only
-        if is_asked_for and stored.name not in {*cells, *attempts.cells}:
+        is_requested = only is None or stored.name in only
+        if is_requested and stored.name not in {*cells, *attempts.cells}:
             with suppress(BrokenCell, OSError, KeyError, TypeError):
                 cells[stored.name] = _cell_without_task(stored)
     if only is not None:
@@ -108,6 +109,7 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     replayed, to_replay = _counts_of_replays(tasks)
     tokens_per_second, seconds_left = _pace(tasks)
     states = {cell.state for cell in cells.values()}
+    # A cell that is being replayed may be done, but then the sweep is not.
     states.update(task.state for task in replaying if task.state in AT_WORK)
     state = _state(states)
     done_cells = {cell_id for cell_id, cell in cells.items() if cell.state == "done"}
@@ -149,6 +151,7 @@ def _resting(tasks: Sequence[TaskStatus], done: Collection[str]) -> list[TaskSta
     newest: dict[tuple[bool, str, str], TaskStatus] = {}  # by replay or not, shard and cell
     for task in sorted(tasks, key=_last_sign):
         for cell_id in task.cells:
+            # A later task replaces the earlier ones.
             newest[task.replays, task.shard, cell_id] = task
     resting = []
     for task in tasks:
@@ -163,10 +166,13 @@ def _resting(tasks: Sequence[TaskStatus], done: Collection[str]) -> list[TaskSta
 
 
 def _resuming(task: TaskStatus, tasks: Sequence[TaskStatus]) -> list[str]:
-    """The commands that do what a task lacks: its own, or of a shard that has ended those of shards without a task."""
+    """Return the commands that finish the cells of a task at rest: its command, to resume it.
+
+    If the task itself is done, its cells lack rows of other shards: then the commands of the shards without a task.
+    """
     shard = row_types.Shard.parse(task.shard)
     shards_with_task = {other.shard for other in tasks if not other.cells.keys().isdisjoint(task.cells)}
-    shards = {f"{index}/{shard.count}" for index in range(1, shard.count + 1)}
+    shards = {f"{index}/{shard.count}" for index in range(1, shard.count + 1)}  # all that the cells are divided into
     without_task = shards - shards_with_task
     if task.state != "done" or not without_task:
         return [task.command]
@@ -184,13 +190,14 @@ def _pace(tasks: Sequence[TaskStatus]) -> tuple[float, float | None]:
     token_pace = row_pace = 0.0  # of decoding and of replaying tasks, per second
     for task in running:
         if task.replays:
-            row_pace += task.made / max(task.heartbeat - task.started, 1e-9)
+            row_pace += task.made / max(task.heartbeat - task.started, 1e-9)  # both are equal at the start
         else:
             token_pace += task.pace or mean_pace
     tokens_left = sum(task.tokens_left for task in at_work)
     replayed, to_replay = _counts_of_replays(at_work)
     tokens_per_second = sum((task.pace for task in running), start=0.0)
     seconds = 0.0
+    # A sweep replays and decodes one after the other, so the times add up.
     for left, pace in ((tokens_left, token_pace), (to_replay - replayed, row_pace)):
         if left > 0:
             if not pace:
@@ -307,7 +314,7 @@ def _seconds_at_work(tasks: Sequence[TaskStatus]) -> float:
     """Return the seconds in which at least one task worked; seconds of several tasks count once."""
     total = until = 0.0
     for task in sorted(tasks, key=lambda task: task.started):
-        if task.started:
+        if task.started:  # 0 while it waits
             total += max(0.0, task.heartbeat - max(task.started, until))
             until = max(until, task.heartbeat)
     return total
@@ -351,7 +358,7 @@ def to_json(sweep: SweepStatus) -> dict[str, Any]:
     """Return the sweep as `kvsweep status --json` prints it: its fields, and how many cells have each state."""
     fields = msgspec.to_builtins(sweep, enc_hook=str)
     fields["states"] = dict(Counter(cell.state for cell in sweep.cells))
-    del fields["failed"]
+    del fields["failed"]  # they are among the tasks, each with its state
     return fields
 
 
@@ -423,7 +430,7 @@ def _scores(panel: Sequence[CellStatus]) -> tuple[str, str]:
             full_texts.append(_percent(cell))
         elif cell.pass_at_1 is not None:
             scores.append(cell.pass_at_1)
-    full = ", ".join(filter(None, full_texts))
+    full = ", ".join(filter(None, full_texts))  # a panel has several full caches if its decoding settings differ
     if not scores:
         return full, ""
     return full, f"{percent(min(scores))} to {percent(max(scores))}"
@@ -435,6 +442,7 @@ def _cell_table(cells: Sequence[CellStatus]) -> Table:
     for names, panel in _panels(cells):
         table.add_row(" ".join(names), style="bold")
         for cell in panel:
+            # A cell that expects no completion is not decoded.
             state = cell.state if cell.expected else f"{cell.state}, replayed alone"
             table.add_row(cell.policy, state, f"{cell.finished}/{cell.expected}", _percent(cell), cell.cell_id)
     return table
@@ -471,13 +479,14 @@ def _percent(cell: CellStatus) -> str:
     """Return a cell's Pass@1 so far with its error, "no grade", or "" if nothing is stored."""
     if cell.pass_at_1 is None:
         return "no grade" if cell.ungraded else ""
-    error = float("nan") if cell.error is None else cell.error
+    error = float("nan") if cell.error is None else cell.error  # NaN is written as nothing
     return percent_pm(cell.pass_at_1, error)
 
 
 def _print_failures(sweep: SweepStatus) -> None:
     """Print what needs the user: missing grades, broken texts, waiting and failed tasks, and commands to go on with."""
     ungraded = sum(cell.ungraded for cell in sweep.cells)
+    # A sweep at work still grades its completions.
     if ungraded and sweep.state in ("stopped", "done"):
         print(f"\nNot graded yet: {counted(ungraded, 'completion')}. This command grades the rest:")
         print(f"    kvsweep grade {shlex.quote(str(sweep.directory))}")
@@ -488,6 +497,7 @@ def _print_failures(sweep: SweepStatus) -> None:
     waiting, notes = Counter[str](), Counter[str]()
     for task in sweep.tasks:
         if task.state == "queued" and task.error:
+            # Without the number within the array, so that tasks of an array that wait for one reason are one line.
             job_id = str(task.scheduler_job).partition("_")[0]
             waiting[f"queued as job {job_id}, {task.error}"] += 1
         if task.note:

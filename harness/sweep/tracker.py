@@ -63,6 +63,7 @@ def _follow(
             if ended.wait(config.interval_s):
                 break
         shard = row_types.Shard.parse(status.shard)
+        # The block has ended, so these are the last counts, and they come after the last step of the loop.
         for cell_id, run in runs.items():
             result = cell_result(run_directory / cell_id, shard)
             run.log({**_progress(status, cell_id), **result}, step + 1)
@@ -75,13 +76,14 @@ def _open(config: TrackerConfig, run_directory: Path, status: TaskStatus, cell_i
     """Start a cell's run at the tracker; after an error try again, twice."""
     settings = {**StoredCell(run_directory / cell_id).settings, "shard": status.shard, "command": status.command}
     cell = status.cells[cell_id]
+    # Only a cell that is divided has a shard in its run's name.
     name = f"{cell.model} {cell.benchmark} {cell.policy} {status.shard}".removesuffix(f" {row_types.WHOLE}")
     start = partial(TRACKERS[config.kind], project=config.project, group=run_directory.name, name=name, config=settings)
     for pause in PAUSES_S:
         with suppress(Exception):
             return start()
         time.sleep(pause)
-    return start()
+    return start()  # an error of the last attempt passes
 
 
 def _progress(status: TaskStatus, cell_id: str) -> dict[str, float]:
@@ -123,8 +125,8 @@ def mlflow_run(*, project: str, group: str, name: str, config: dict[str, Any]) -
     experiment = client.get_experiment_by_name(project)
     experiment_id = client.create_experiment(project) if experiment is None else experiment.experiment_id
     run_id = client.create_run(experiment_id, run_name=name, tags={"group": group}).info.run_id
-    for name, value in row_types.leaves(config):
-        client.log_param(run_id, name, str(value)[:MLFLOW_CHARACTERS])
+    for setting, value in row_types.leaves(config):
+        client.log_param(run_id, setting, str(value)[:MLFLOW_CHARACTERS])
 
     def log(values: dict[str, float], step: int) -> None:
         for key, value in values.items():
@@ -156,9 +158,9 @@ def cell_result(folder: Path, shard: row_types.Shard) -> dict[str, float]:
     if any(row.peak_length is None for row in rows):  # rows of a server
         return values
     sizes = read_provenance(stored.files(row_types.PROVENANCE_FILE)[shard]).get("bytes", {})
-    fixed = len(rows) * sizes.get("fixed_rows", 0)
+    fixed = len(rows) * sizes.get("fixed_rows", 0)  # a slot's memory of fixed size, in rows
     peak = fixed + sum(row.peak_length for row in rows)
-    full = fixed + sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)
+    full = fixed + sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)  # the last token is not fed: no row
     passes = stored.rows(row_types.DecodeStats, shard=shard, on_bad=row_types.ignore)
     allocated = max((row.kv_bytes_allocated for row in passes), default=0)
     return {**values, "kept_memory_own": min(peak / full, 1.0), "kv_bytes_allocated": allocated}

@@ -28,7 +28,7 @@ def refuse_unused(given: Sequence[str], unused: Sequence[Mapping[str, str]]) -> 
         key, _, value = argument.partition("=")
         if not all(key in settings for settings in unused):
             continue
-        reason = unused[0][key]
+        reason = unused[0][key]  # the first job's stands for all
         no_effect = f"{argument} has no effect, because {reason}"
         if reason.endswith(_GIVES):
             grid_key = reason.removesuffix(_GIVES)
@@ -44,6 +44,7 @@ def unused_settings(config: DictConfig, job: Job) -> dict[str, str]:
     if source.unused:
         unused = {}
         for key in [*config_keys(config), "policy"]:
+            # `used` has model.sizes, and so all sizes below it are used.
             if key.startswith(source.unused) and key not in source.used and not key.startswith("model.sizes."):
                 unused[key] = source.why
         return unused
@@ -62,10 +63,12 @@ def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]
     names = list(dict.fromkeys(chain(*policies_of_grids)))
     fields = {name: set(composed if name == chosen else policy_file(name)) for name in names}
     first_policies = policies_of_grids[0]
-    # A grid beside the first may have it for another reason than the user's choice.
+    # policy=NAME has no effect where all grids list their policies. It is tolerated if the first list has that name;
+    # another list may have it by chance.
     if chosen not in first_policies and all(grid.get("policy") for grid in grids):
         yield "policy", f"grid.policy{_GIVES}"
     for key in composed.keys() - {"name", "_target_"}:
+        # The composed policy takes each of its settings; a shared one goes to every other policy that has it, too.
         takers = {chosen}
         if key in BudgetPolicy.SHARED:
             takers.update(name for name in names if key in fields[name])
@@ -75,7 +78,7 @@ def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]
                 taking_grids.append(grid)
         if not taking_grids:
             yield f"policy.{key}", f"no policy of the job ({', '.join(names)}) takes it"
-        elif all(grid.get(key) for grid in taking_grids):
+        elif all(grid.get(key) for grid in taking_grids):  # so the single value reaches none
             yield f"policy.{key}", f"grid.{key}{_GIVES}"
     for axis in AXES:
         if grids[0].get(axis) and not any(axis in fields[name] for name in first_policies):
