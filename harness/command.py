@@ -60,7 +60,7 @@ def sweep(words: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     if not SHOWS.isdisjoint(word.partition("=")[0] for word in words):
         try:
-            _compose(lambda config: None)
+            _compose(lambda config: None)  # Hydra prints what was asked for
         except ValueError as error:  # options that exclude each other, such as -m and --cfg
             raise UserError(str(error)) from error
         return
@@ -101,6 +101,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         """Check one job's configuration; a mistake is raised once Hydra has ended."""
         # Hydra prints its own lines about an error that passes through it.
         try:
+            # These lines change the configuration, so they come before what is made from it.
             with settings.plain_config_errors():
                 source_class(config).check(config)
                 settings.fill_homes(config)
@@ -136,10 +137,11 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
 
 
 def _no_full_cache(jobs: Sequence[Job], stored: Sequence[Mapping[str, Any]]) -> str | None:
-    """A note on a multirun whose jobs, and whose stored cells, have no full cache to compare with; with its words.
+    """Return a note for a multirun without a full cache to compare with, with the words to write; else None.
 
     `stored` are the settings (cell.yaml) of the cells that the jobs' folders have.
     """
+    # A server's names are no policies that a grid could list.
     policies = dict[str, None]()
     for job in jobs:
         if job.source.local:
@@ -148,6 +150,7 @@ def _no_full_cache(jobs: Sequence[Job], stored: Sequence[Mapping[str, Any]]) -> 
     if has_full or not policies or {"-m", "--multirun"}.isdisjoint(sys.argv):
         return None
     axes = "|".join(AXES)
+    # Lists with commas and without brackets, such as policy=h2o,snapkv or policy.budget=64,128: the multirun's axes.
     lists = [word for word in sys.argv[1:] if re.fullmatch(rf"policy(\.({axes}))?=[^\[]*,[^\[]*", word)]
     words = [f"'grid.policy=[full,{','.join(policies)}]'"]
     for word in lists:
@@ -164,6 +167,7 @@ def _without_others_settings(config: DictConfig) -> dict[str, str]:
     hydra_config: Any = HydraConfig.get()
     if hydra_config.mode != RunMode.MULTIRUN:
         return {}
+    # With -m policy=A,B policy.KEY=V each job gets the key, also that of the policy which has no such setting.
     of_class = {field.name for field in fields(settings.target_class("policy", config.policy, Policy))}
     others = config.policy.keys() - of_class - policy_file(hydra_config.runtime.choices["policy"]).keys()
     with open_dict(config):
@@ -187,7 +191,8 @@ def _without_shared_cells(jobs: Sequence[Job], plan: ReplayPlan) -> list[Job]:
             if differing:
                 both = f"{job.name}: two jobs of this command have the same cells and differ in {', '.join(differing)}"
                 raise UserError(f"{both}: give one value, or start one command after the other.")
-            # Rounds and replays compare a job's cells with its own full cache.
+            # Rounds and replays compare a job's cells with its full cache, so such a job stays whole, unless all of its
+            # cells are shared.
             if not rest or not (job.rounds or plan.wanted):
                 if job.benchmark.name != earlier.benchmark.name:
                     alike = f"benchmark={job.benchmark.name} asks the problems of benchmark={earlier.benchmark.name}"
@@ -205,8 +210,10 @@ def _complete(config: DictConfig) -> list[str]:
         if config.get("protocol") and word.startswith("decoding="):
             both = f"protocol={config.protocol.name} and {word} both set the decoding"
             raise UserError(f"{both}: leave one out, or give decoding.KEY=VALUE beside the protocol.")
+    # No word says which cells: take the default policy, and the full cache to compare it with.
     if not any(word.startswith(_NAMES_CELLS) for word in words):
         config.grid.policy = ["full", config.policy.name]
+    # The keys that say where the model is, or what a server calls it; the last one counts.
     placed = [word.partition("=")[0] for word in words if word.startswith(("model.path=", "model.gguf="))]
     if OmegaConf.select(config, "engine.model") is not None:
         placed.append("engine.model")
@@ -215,7 +222,7 @@ def _complete(config: DictConfig) -> list[str]:
     # The last part of the path, so that results never carry the default model's name.
     place = Path(str(OmegaConf.select(config, placed[-1]))).absolute().name
     name = re.sub(r"[^\w.-]+", "_", place)
-    if not name:
+    if not name:  # the path is /
         return []
     lent = f"takes {source_class(config).lent} of {config.model.name}"
     config.model.name = config.model.title = name
@@ -246,8 +253,8 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
 
     def collect_typed(config: DictConfig) -> None:
         nonlocal is_collecting
-        sys.argv = typed
-        is_collecting = True
+        sys.argv = typed  # a job records what was typed
+        is_collecting = True  # stays so after an error of `collect`, which tells it from Hydra's
         collect(config)
         is_collecting = False
 

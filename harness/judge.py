@@ -89,6 +89,7 @@ def judge(
     names, sources = _names_and_files(files)
     targets = [*filter(None, [markdown, html])]
     read = {path.resolve() for path in [*sources, *filter(None, [gold])]}
+    # Fewer are left if both are one file, or if one is among those to read.
     if len({path.resolve() for path in targets} - read) < len(targets):
         raise UserError("--markdown and --html each write a file: name one that is none of the others.")
     for target in targets:
@@ -127,6 +128,7 @@ def judge(
 
         replace_text(html, judged_page(table, sentences, words, notes, answers, baseline))
         print(html)
+    # The control's verdict counts only if it is the only one.
     labels = {verdict.label for name, verdict in verdicts.items() if name != control or len(verdicts) == 1}
     if "worse" in labels:
         return FAILED
@@ -142,7 +144,7 @@ def _names_and_files(words: Sequence[str]) -> tuple[list[str], list[Path]]:
     files = []
     for word in words:
         name, path = "", word
-        if not Path(word).exists():
+        if not Path(word).exists():  # else an equals sign is part of the file's name
             name, path = _NAME.findall(word)[0]
         names.append(name)
         files.append(Path(at_home(path)))
@@ -157,7 +159,8 @@ def _settings(names: Sequence[str], files: Sequence[Path]) -> dict[str, list[Pat
             raise UserError(
                 f"{file} is given {count} times: beside itself a file shows nothing, so give each file once."
             )
-    # Programs name the outputs of each run alike, in a folder for each.
+    # Programs name the outputs of each run alike, in a folder for each. So where two files have the same name and all
+    # folders differ, the folders' names are taken.
     titles = [path.name if path.is_dir() else path.stem for path in files]
     folders = [path.absolute().parent.name for path in files]
     if len({*titles}) < len(titles) == len({*folders}):
@@ -192,17 +195,18 @@ def _regraded(answers: Answers, gold: Path | None, kind: Any) -> dict[str, pd.Da
                 raise UserError(f"{name} has no text: give --column text=NAME, or leave out --grades ours.")
             if gold is not None:
                 table = table.assign(gold=table["problem_id"].map(golds))
-            jobs = {}
+            jobs = {}  # by the row's index, so that rows that are not graded keep their places
             for row, shown in zip(table.itertuples(), thinking[name], strict=True):
                 job = _job(row, shown, kind, tags[name])
                 if job is not None:
                     jobs[row.Index] = job
             graded = [verdict.outcome for verdict in grader.judge([*jobs.values()])]
             outcomes = pd.Series(graded, index=[*jobs], dtype=object).reindex(table.index)
-            overran = outcomes.eq("grader_timeout")
+            overran = outcomes.eq("grader_timeout")  # these answers have no grade, and are not wrong
             cut = [place for place, job in jobs.items() if job.stop_reason == "length"]
             regraded[name] = table.assign(
                 theirs=table["correct"],
+                # 1 or 0, as the file's grades are, and NaN without a grade.
                 correct=outcomes.eq("correct").astype(float).where(outcomes.notna() & ~overran),
                 sign=table["sign"].mask(overran, "the grader's time-out"),
                 ending=table["ending"].mask(table.index.isin(cut), "length"),
@@ -218,12 +222,13 @@ def _thinking_of_files(answers: Answers) -> tuple[dict[str, list[Thinking | None
     file that has them, an answer and a text that was cut off look alike, unless the file names the endings.
     """
     thinking = {name: [*map(_thinking, table["text"])] for name, table in answers.items()}
+    # Tags that half of the texts of some file close.
     usual = set[ThinkTags]()
     for shown in thinking.values():
         counts = Counter(text.tags for text in shown if text and text.closes)
         usual.update(tags for tags, count in counts.items() if 2 * count >= len(shown))
-    closing = {}
-    opened = []
+    closing = {}  # of each file, the tags of texts that close a thinking which they do not open
+    opened = []  # such tags, of a file where prompts open the thinking
     for name, shown in thinking.items():
         thinking[name] = [text if text and (text.named or text.tags in usual) else None for text in shown]
         closing[name] = [text.tags for text in thinking[name] if text and text.closes and not text.opens]
@@ -233,6 +238,7 @@ def _thinking_of_files(answers: Answers) -> tuple[dict[str, list[Thinking | None
     for name, table in answers.items():
         tags = [*closing[name], *opened]
         of_files[name] = tags[0] if closing[name] and opened else None
+        # Texts that may be an answer or a thinking without its end, since no reason of their end is known.
         shows_none = np.array([text is None for text in thinking[name]])
         silent = table["text"].notna() & ~table["ending"].isin(_ENDS) & shows_none
         if of_files[name] is None and tags and silent.any():
@@ -253,11 +259,11 @@ def _job(row: Any, shown: Thinking | None, kind: Any, of_file: ThinkTags | None)
     from kvsweep.harness.benchmarks.golds import SOLUTION_END, read_gold
     from kvsweep.harness.grading.answers import Ungraded
 
-    if row.sign is not None or (row.text is None and row.ending != "length"):
+    if row.sign is not None or (row.text is None and row.ending != "length"):  # `sign`: of a failed request
         return None
     place = f"{row.place}: problem {visible(row.problem_id)!r:.60}, draw {row.draw} has"
     gold = row.gold
-    if gold is None or gold != gold:
+    if gold is None or gold != gold:  # NaN
         raise UserError(f"{place} no gold: give it, or those of all problems by --gold FILE.")
     if isinstance(gold, str):
         gold = gold.rpartition(SOLUTION_END)[2]  # GSM8K's target is a worked solution
@@ -268,6 +274,7 @@ def _job(row: Any, shown: Thinking | None, kind: Any, of_file: ThinkTags | None)
             f"{place} the gold {visible(str(row.gold))!r:.60}, which {error}: correct it or --kind."
         ) from None
     text = row.text or ""
+    # The tags that a text opens come before those of its file; tags that it only closes serve where the file has none.
     tags = of_file
     if shown and (shown.opens or tags is None):
         tags = shown.tags
@@ -275,8 +282,9 @@ def _job(row: Any, shown: Thinking | None, kind: Any, of_file: ThinkTags | None)
     reason = row.ending
     if tags:
         rule = {"tags": asdict(tags)}
-        if tags.closing(text) is None:
+        if tags.closing(text) is None:  # cut off in its thinking
             reason = "length"
+    # A reason that is not understood counts as a stop: then the text alone says if it was cut off.
     return Ungraded(text, "length" if reason == "length" else "stop", right, kind, rule)
 
 
@@ -285,6 +293,7 @@ def _job(row: Any, shown: Thinking | None, kind: Any, of_file: ThinkTags | None)
 
 def _score_arrays(answers: Answers, baseline: str) -> tuple[dict[str, Floats], Groups]:
     """Each file's grades of the baseline's problems, [problems, draws], and each problem's group."""
+    # A row for each setting and problem, a column for each draw; level 1 is the number of the row in its file.
     grades = pd.concat(answers).droplevel(1).set_index(PAIR, append=True)["correct"].unstack()
     problems = grades.loc[baseline].index
     scores = {name: grades.loc[name].reindex(problems).to_numpy(float) for name in answers}
@@ -294,7 +303,7 @@ def _score_arrays(answers: Answers, baseline: str) -> tuple[dict[str, Floats], G
     if groups.nunique().max() > 1:
         problem = groups.nunique().idxmax()
         raise UserError(f"problem {problem!r:.60} has several values of --group: name another column.")
-    return scores, pd.factorize(groups.first()[problems])[0]
+    return scores, pd.factorize(groups.first()[problems])[0]  # a number for each value of the column
 
 
 def judged(
@@ -307,19 +316,21 @@ def judged(
     """
     scores, groups = _score_arrays(answers, baseline)
     texts = {name: _texts_that_differ(answers[baseline], answers[name]) for name in scores}
-    counts = counted_shares(answers)
+    shares = counted_shares(answers)  # of each setting, the share of its draws that are no copies
     full = scores.pop(baseline)
     tests = {}
     for name, cell in scores.items():
-        share = min(counts[name], counts[baseline])
+        share = min(shares[name], shares[baseline])
         test = noninferiority.paired_test(cell, full, "these", share, groups)
         if not test.pairs.size:
             _refuse_no_pair(answers, baseline, name)
-        # As in a report, greedy answers, which one draw may be, have no new draws.
+        # A single draw, or copies of one, may be greedy answers, which have no new draws; groups are a sample of
+        # questions. Both are judged on problems like these, as in a report.
         if share * test.pairs.shape[1] < GREEDY_BELOW or groups is not None:
             test = replace(test, population="like_these")
         tests[name] = test
     losable = noninferiority.can_lose(full, margin)
+    # The control is compared like a setting, but is none: it is not corrected for.
     tried = {name: test for name, test in tests.items() if name != control}
     decisions = noninferiority.decide_tests(tried, losable, margin=margin)
     chains = []
@@ -327,6 +338,7 @@ def judged(
         # A sequence from the largest cache down needs all sizes; without them Holm's procedure decides alone.
         chains.append(sorted(tried, key=sizes.__getitem__, reverse=True))
     p_holds = {name: decision.p_holds for name, decision in decisions.items()}
+    # The control is no setting to take, so the search does not change its label.
     taken = noninferiority.hold_in_search(p_holds, chains) | {control}
     beyond = set[str]()
     if control:
@@ -336,9 +348,9 @@ def judged(
     verdicts = {}
     for name, test in tests.items():
         cell = scores[name]
-        graded = np.where(np.isfinite(cell), full, np.nan)
+        graded = np.where(np.isfinite(cell), full, np.nan)  # the baseline's grades, of pairs alone
         like_these = replace(test, population="like_these")
-        equal = replace(test, pairs=np.zeros_like(test.pairs))
+        equal = replace(test, pairs=np.zeros_like(test.pairs))  # the test, had all grades been equal
         unclear = losable and decisions[name].label == "unclear"
         to_decide = ""
         if unclear and test.population == "these":
@@ -349,11 +361,13 @@ def judged(
         verdicts[name] = Verdict(
             decision=decisions[name],
             test=test,
+            # The difference to a cache that solves nothing: problems have the weights that they have in the decision.
             accuracy=noninferiority.paired_test(graded, np.zeros_like(full), groups=groups).difference,
             elsewhere=(like_these.bound(LEVEL, side=-1), like_these.bound(LEVEL, side=1)),
             shows_nothing=unclear and equal.bound(LEVEL, side=-1) <= -margin,
             to_decide=to_decide,
             texts=texts[name],
+            # `paired` leaves out draws that few problems have.
             unused=np.isfinite(cell - full).sum() - np.isfinite(test.pairs).sum(),
             is_taken=name in taken,
             beyond_control=name in beyond,
@@ -363,6 +377,7 @@ def judged(
 
 def _texts_that_differ(first: pd.DataFrame, second: pd.DataFrame) -> tuple[int, int]:
     """How many texts differ, and how many both have."""
+    # pandas names the two columns of texts text_x and text_y.
     both = first.merge(second, on=PAIR).dropna(subset=["text_x", "text_y"])
     return (both["text_x"] != both["text_y"]).sum(), len(both)
 
@@ -388,7 +403,7 @@ def _sentence(name: str, verdict: Verdict, control: str | None) -> str:
         size = f"{len({*test.groups})} groups of {size}"
     change = f"{notation.percent(verdict.accuracy)}% -> {_accuracy(verdict)}"
     parts = [f"{visible(name)}: {verdict.label}. {change}, {_difference(verdict, ' points')} on {size}"]
-    if test.population == "these":
+    if test.population == "these":  # else the interval above is the one for new problems
         parts.append(f"on new problems {notation.interval(*verdict.elsewhere, signed=True)}")
     missing = np.isnan(test.pairs).all(axis=1).sum()
     if missing:
@@ -425,7 +440,7 @@ def _beside_control(verdict: Verdict) -> str:
 
 def _table(verdicts: Mapping[str, Verdict], sizes: Mapping[str, float]) -> pd.DataFrame:
     rows = list[Any]()
-    complete = []  # A setting that lacks answers beats none.
+    complete = []  # place in the table, bytes and difference; a setting that lacks answers beats no other
     for name, verdict in verdicts.items():
         pairs = verdict.test.pairs
         row = {
@@ -441,7 +456,9 @@ def _table(verdicts: Mapping[str, Verdict], sizes: Mapping[str, float]) -> pd.Da
         if name in sizes and np.isfinite(pairs).all():
             complete.append((len(rows), sizes[name], verdict.decision.difference))
         rows.append(row)
-    for place in pareto_front(pd.DataFrame(complete, columns=["place", "bytes", "pass_at_1"]), "bytes")["place"]:
+    # Beside one baseline, differences rank the settings as Pass@1 would.
+    candidates = pd.DataFrame(complete, columns=["place", "bytes", "pass_at_1"])
+    for place in pareto_front(candidates, "bytes")["place"]:
         rows[place]["bytes"] += " (best)"
     return pd.DataFrame(rows)
 
@@ -471,6 +488,7 @@ def _notes_on_answers(answers: Answers, baseline: str) -> Iterator[str]:
     """What a reader has to know of each setting's answers."""
     for name, table in answers.items():
         of_all = f"of {len(table):,}"
+        # An answer with neither a sign of failure nor a grade has "no grade" as its sign.
         signs: Any = table["sign"].where(table["sign"].notna() | table["correct"].notna(), "no grade").value_counts()
         if len(signs):
             by_sign = ", ".join(f"{count:,} by {visible(sign):.60}" for sign, count in signs.items())
@@ -517,6 +535,7 @@ def _errors_as_texts(name: str, table: pd.DataFrame) -> Iterator[str]:
     texts = table.groupby("text")
     problems: Any = texts["problem_id"].nunique()[texts["correct"].max() == 0]
     total = table["problem_id"].nunique()
+    # Two problems may have the same wrong text by chance; three seldom do, and of many problems more have to.
     for text, count in problems[problems >= max(3, _OFTEN * total)].items():
         repeated = f"{name}: {visible(str(text))!r:.60} is the text of {count:,} of {total:,} problems and never right"
         yield f"{repeated}: if it says that a request failed, leave these rows out, so that they count as missing."
@@ -543,6 +562,7 @@ def _notes_on_pairs(name: str, verdict: Verdict, baseline: str) -> Iterator[str]
     differ, both = verdict.texts
     if both and not differ:
         yield f"{name}: all {both:,} texts are those of {baseline}: check that the setting was on."
+    # Half of the texts differ, and not a single grade.
     elif 2 * differ >= both and not np.nan_to_num(pairs).any():
         grades = f"all {counted(pairs.size - missing, 'grade')} are those of {baseline}"
         yield f"{name}: {grades}: check that the column is the answer's grade and not the question's."
@@ -553,6 +573,7 @@ def _in_words(verdicts: Mapping[str, Verdict], baseline: str, margin: float) -> 
     points = counted(notation.number(margin), "point")
     full = visible(baseline)
     labels = {verdict.label for verdict in verdicts.values()}
+    # Once in 40 is `LEVEL`.
     lines = [
         f"Safe: very likely loses less than {points} of accuracy against {full}. A setting that truly loses {points} "
         "is called safe at most once in 40."

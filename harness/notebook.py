@@ -52,6 +52,7 @@ def _one_sentence() -> Iterator[None]:
 
 def load_model(name: str, *overrides: str) -> LoadedModel:
     """The model of conf/model/NAME.yaml, changed by overrides such as "model.path=DIR"; a mistake is a UserError."""
+    # A folder, or an id of the hub, which has a slash.
     if name not in choices("model") and ("/" in name or Path(name).is_dir()):
         nearest = f'load_model("qwen3_1_7b", "model.path={name}")'
         raise UserError(
@@ -68,6 +69,7 @@ def policy(name: str, model: str = "toy_qwen", **settings: Any) -> Policy:
     """
     given = [f"policy.{key}={json.dumps(value)}" for key, value in settings.items()]
     with _one_sentence():
+        # Without a grid there is one policy.
         [made] = build_policies(compose_config(f"model={model}", f"policy={name}", *given))
     return made
 
@@ -91,10 +93,11 @@ def generate(
     arguments = {"model": model, "policy": policy, "prompts": prompts, "seed": seed, **options}
     with _one_sentence():
         given = checked(_Arguments, arguments, extra=True)
-        Decoded.read(given.cache, given.impl, max_new_tokens, model.config, [policy])
-    branches = (Branch(cell_id=policy.name, policy=policy),)
+        Decoded.read(given.cache, given.impl, max_new_tokens, model.config, [policy])  # only for its refusals
+    branches = (Branch(cell_id=policy.name, policy=policy),)  # here is no cell, so any id does
     settings = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
     decoding = build_decoding({"name": "notebook", **settings})
+    # Prompts are numbered in place of problems' ids; the numbers give the order back at the end.
     requests = [
         Request(problem_id=str(number), draw=0, prompt_ids=model.dialogue.prompt_ids(prompt), branches=branches)
         for number, prompt in enumerate(given.prompts)

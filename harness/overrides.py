@@ -38,7 +38,7 @@ def hydra_overrides(words: Sequence[str], targets: Callable[[str], Sequence[type
 
     With `multirun` a comma separates values of a text too. A word that Hydra would misread raises a UserError.
     """
-    hints = cache(lambda section: list(_hints(section, targets)))
+    hints = cache(lambda section: list(_hints(section, targets)))  # imports classes, so once for each section
     return [_hydra_override(word, hints, multirun) for word in words]
 
 
@@ -53,6 +53,7 @@ def _hydra_override(word: str, hints: Hints, multirun: bool) -> str:
     match = _WORD.fullmatch(word)
     if match is None:  # the value of an option, such as that of --config-dir, or what Hydra refuses
         return word
+    # Pluses before a key say that it is new.
     plus, key, value = match.groups()
     if key != key.strip():
         raise UserError(f"{word} has spaces around the equals sign: write {key.strip()}={value.strip()}.")
@@ -62,17 +63,19 @@ def _hydra_override(word: str, hints: Hints, multirun: bool) -> str:
         raise UserError(
             f"{word} is a launcher of Hydra's: give launcher=local or launcher=slurm, which start the tasks."
         )
+    # The whole section, or a new key of it; a single key without a plus replaces an experiment's list.
     if key == "hydra.sweeper.params" or (plus and key.startswith("hydra.sweeper.params")):
         raise UserError(f"{word} is the form of a file: write -m KEY=A,B on the command line.")
     if key.startswith("hydra"):
         return word
     kind = _kind_of(key, hints)
-    if kind == "mapping":
+    if kind == "mapping":  # ++ sets a key whether the mapping has it or not
         return f"++{key}={value}"
     if plus and "." not in key:
         raise UserError(f"{word} begins with {plus}, which no choice of kvsweep needs: write {key}={value}.")
     if multirun and not plus and _is_of_a_policy(key, hints):
         plus = "++"  # a policy of the list may lack it, whose job then goes without it
+    # Hydra reads an empty value as an empty text, and ??? as a value that is missing.
     is_null = value in ("", "???") or (value == "null" and kind == "text or null")
     is_hydras = value[:1] in ("'", '"') or _FUNCTION.fullmatch(value)  # Hydra's own quotes, or a function
     if not kind.startswith("text") or is_null or is_hydras:
@@ -102,7 +105,8 @@ def _kind_of(key: str, hints: Hints) -> Kind:
     kinds = {_kind(fields[name]) for fields in hints(section) if name in fields}
     if inner:
         return "mapping" if "mapping" in kinds else "other"
-    return max(kinds, default="other")  # of a text that may be null and one that may not, the former
+    # The last by the alphabet: "text or null" if any class has that, else "text", which both stand behind "other".
+    return max(kinds, default="other")
 
 
 _fields = cache(get_type_hints)
@@ -119,6 +123,7 @@ def _hints(section: str, targets: Callable[[str], Sequence[type]]) -> Iterator[M
 
 def _kind(hint: Any) -> Kind:
     """What a field of this type is."""
+    # Without None the types of `str | None` are those of `str`.
     is_union = get_origin(hint) in (Union, UnionType)
     types = [part for part in get_args(hint) if part is not NoneType] if is_union else [hint]
     if types in ([str], [Path]):

@@ -31,7 +31,7 @@ def describe_code() -> dict[str, Any]:
     revision = is_dirty = None
     # In a virtual environment inside another project's checkout, that checkout ignores this file, and its revision says
     # nothing about this code.
-    is_ignored = _git("check-ignore", "--quiet", __file__) is not None
+    is_ignored = _git("check-ignore", "--quiet", __file__) is not None  # git succeeds if it ignores the file
     if not is_ignored:
         revision = _git("rev-parse", "HEAD")
     if revision is not None:

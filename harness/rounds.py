@@ -64,12 +64,13 @@ def _run_rounds(jobs: Sequence[Job], launcher: Launcher) -> bool:
     for stages in zip_longest(*map(staged, jobs)):  # None for a job that has fewer stages
         rounds.append([share for share in stages if share is not None])
     for number, shares in enumerate(rounds):
+        # Decided only now: the rows of the rounds before are stored.
         parts, unfinished = _parts(shares)
         failures += [error for _, error in unfinished]
         try:
             if launcher.waits:
                 started |= start([(parts, decode_all)], launcher)
-            elif any(map(lacking, parts)):
+            elif any(map(lacking, parts)):  # the first round with work goes out together with all later ones
                 started = start([(later, decode_stage) for later in rounds[number:]], launcher)
                 break
         except Exception as error:
@@ -111,7 +112,7 @@ def staged(job: Job) -> list[StageShare]:
     """Return a share for each stage of the job: one per round, and one for `finish`."""
     ends = list(job.rounds) or [job.draws]
     if job.finish:
-        ends.append(job.draws)
+        ends.append(job.draws)  # no further draws, but all cells
     shares = []
     before = 0
     for number, draws in enumerate(ends, start=1):
@@ -162,7 +163,7 @@ def _part(job: Job, stage: Stage) -> Job:
     decided = decided_cells(replace(job, draws=stage.before))
     for cell in job.cells:
         draws = decided.get(cell.cell_id)
-        if not draws:
+        if not draws:  # not decided, or a full cache without a cell to compare it with
             continue
         share = share_of(replace(job, cells=(cell,), draws=draws, rounds=()))
         if lacking(share):
@@ -206,7 +207,7 @@ def _decided(job: Job) -> dict[str, int]:
     assert job.margin is not None
     decisions = decide_rounds(scores, job.scores(full), rounds=job.rounds, margin=job.margin / 100)
     decided = {cell_id: decision.draws for cell_id, decision in decisions.items() if decision.settled}
-    if len(decided) == len(scores):
+    if len(decided) == len(scores):  # nothing needs the full cache's further draws
         last = max(decided.values(), default=0)
         decided |= {cell.cell_id: last for cell in not_compared}
     return decided

@@ -74,20 +74,22 @@ def _screened(job: Job, replay: ReplayShare, plan: ReplayPlan) -> Job:
     from kvsweep.analysis.statistics.fidelity import fidelity, rows_of_cells
 
     rows = rows_of_cells(job.run_directory, [cell.cell_id for cell in job.cells], replay.rows)
-    # An earlier replay may have given some cells more completions.
+    # An earlier replay may have given some cells more completions; compare all on those of this one.
     problem_ids = [text.pair[0] for text in replay.texts]
     rows = rows[rows["problem_id"].isin(problem_ids)]
     table = fidelity(rows).sort_values("kl", kind="stable")
     table = table[~table["cell_id"].isin([cell.cell_id for cell in _full(job)])]
+    # The table is without full caches, which always pass, and the lowest KL comes first.
     passing = table
     if plan.loss is not None:
-        passing = passing[-passing["change"] <= plan.loss]
+        passing = passing[-passing["change"] <= plan.loss]  # a change below 0 is a loss
     if plan.most is not None:
         passing = passing[: plan.most]
     out = table[~table["cell_id"].isin(passing["cell_id"])]
     rule = f"screen={plan.screen}"
     recorded = read_screen(job.run_directory)
     replayed_ids = set(table["cell_id"])
+    # Of the cells of this replay the earlier records no longer count.
     screened = {cell_id: record for cell_id, record in recorded.items() if cell_id not in replayed_ids}
     left_out: Any = out.itertuples()
     for row in left_out:

@@ -40,7 +40,7 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
 def own_folder() -> Path | None:
-    """Return ./conf if `kvsweep init` made it; its choices are added to the package's."""
+    """Return ./conf if `kvsweep init` made it, which its kvsweep.yaml shows; its choices come beside the package's."""
     try:
         folder = Path.cwd() / "conf"
     except FileNotFoundError:  # the folder was deleted
@@ -104,7 +104,7 @@ def _check_yaml(path: Path) -> None:
         node = yaml.compose(data, Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise UserError(_yaml_fault(error, path)) from error
-    if not isinstance(node, yaml.MappingNode | None):
+    if not isinstance(node, yaml.MappingNode | None):  # None: an empty file
         raise UserError(f"{path}:{node.start_mark.line + 1} is no setting: write NAME: VALUE lines.")
 
 
@@ -167,6 +167,7 @@ def _import(target: str) -> ModuleType:
 def _place_of(error: BaseException, module: str) -> str | None:
     """Return file and line of a mistake that ended the import of a module; None if the module was not there."""
     places = []
+    # Without the frames of this file and of Python's import system (importlib, and "<frozen ...>").
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith(("<", __file__, importlib.__file__)):
             places.append(f"{frame.filename}:{frame.lineno}")
@@ -175,14 +176,14 @@ def _place_of(error: BaseException, module: str) -> str | None:
             return f"{error.filename}:{error.lineno}"
         if not places:  # Python names no place of null bytes, as UTF-16 has
             return str(getattr(find_spec(module), "origin", module))
-    return places[-1] if places else None
+    return places[-1] if places else None  # the innermost is where the code failed
 
 
 def fill_homes(node: DictConfig | ListConfig) -> None:
     """Replace a leading `~` in every text of a configuration by the home folder."""
     keys: Any = node if isinstance(node, DictConfig) else range(len(node))
     for key in keys:
-        part: Any = node._get_node(key)
+        part: Any = node._get_node(key)  # node[key] would resolve an interpolation, and refuse a missing value
         if isinstance(part, DictConfig | ListConfig):
             if not (part._is_none() or part._is_missing() or part._is_interpolation()):
                 fill_homes(part)
@@ -271,7 +272,7 @@ def plain_config_errors() -> Iterator[None]:
         raise UserError(_yaml_fault(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_sentence_of(error)) from error
-    except ValueError as error:
+    except ValueError as error:  # of Hydra, which has no class of its own for this one
         if not str(error).startswith("Config group override"):
             raise
         groups = "model, benchmark, policy and the other groups are chosen by name"
@@ -286,6 +287,7 @@ def _sentence_of(error: HydraException | OmegaConfBaseException) -> str:
         name = word.partition("=")[0] if "=" in word else "KEY"
         form = f"""'{name}="TEXT"' for a text, '{name}=[A,B]' for a list"""
         return f"{word} cannot be read: write {form}, within the shell's quotes."
+    # From here on by the wording of Hydra and OmegaConf, whose errors have no fields for the key.
     several = re.match("Ambiguous value for argument '(.+?)=(.*)'\n", text)
     if several:
         key, values = several.groups()
@@ -295,30 +297,32 @@ def _sentence_of(error: HydraException | OmegaConfBaseException) -> str:
     unset = re.search("Environment variable '(.+?)' not found", text)
     if unset:
         return f"the environment variable {unset[1]} is not set: set it, or write the value."
+    # A resolver of this file, such as `below`,.
     text, _, mistake = text.partition("UserError raised while resolving interpolation: ")
     if mistake:
         return mistake.split("\n")[0]
     mistyped = re.search("Could not override '(.+?)'", text)
     if mistyped:
         key = mistyped[1]
-        if "@" in key:
+        if "@" in key:  # GROUP@PACKAGE: the file overrides GROUP below its folder's name, its package
             return f"{key} is no setting: begin the experiment's file with the line `# @package _global_`."
         return _unknown_key(key)
     choice = re.search("Could not find '([^/']+)/(.*?)'", text)
     if choice:
         return unknown_choice(choice[1], choice[2])
-    return text.split("\nConfig search path:")[0]
+    return text.split("\nConfig search path:")[0]  # folders, which say nothing of the mistake
 
 
 def unknown_choice(group: str, name: str, key: str | None = None) -> str:
     """Return the message for a name that a configuration group lacks; `key` is what named it, if not the group."""
+    # A file of conf/experiment with the default `model: X` has Hydra look for experiment/model/X.
     inner, _, rest = name.rpartition("/")
     if group == "hydra":
         return f"hydra/{inner}={rest} is unknown: Hydra's own parts are there, and no plugin of that name is installed."
     if inner in ("model", "benchmark", "policy", "launcher", "tracker", "decoding", "prompt", "engine"):
         return f"conf/{group} names {inner}: {rest} in its defaults: write `- override /{inner}: {rest}` there."
     folder = own_folder()
-    if folder and (folder / group / f"{name}.yml").is_file():
+    if folder and (folder / group / f"{name}.yml").is_file():  # Hydra reads .yaml alone
         return f"{key or group}={name} is unknown: name {folder / group / name}.yml {name}.yaml."
     names = choices(group)
     return f"{key or group}={name} is unknown: {did_you_mean(name, names)}Choose from {', '.join(names)}."
@@ -330,6 +334,7 @@ def _unknown_key(key: str) -> str:
         shown = "`kvsweep --cfg hydra` shows Hydra's settings"
         return f"{key} cannot be set so: {shown}, and a key that is new there begins with a plus (+{key}.NAME=VALUE)."
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
+    # The keys depend on the choices, such as policy=NAME; of a list of choices none is taken.
     chosen = [argument for argument in sys.argv[1:] if argument.split("=")[0] in groups and "," not in argument]
     keys: list[str] = []
     with suppress(HydraException, OmegaConfBaseException):
@@ -341,7 +346,7 @@ def _unknown_key(key: str) -> str:
         return f"{key} is not a setting: did you mean {' or '.join(same_name)}?"
     section = key.rpartition(".")[0]
     listed = [other for other in keys if other.rpartition(".")[0] == section]
-    if not listed:
+    if not listed:  # there is no such section: name the sections
         listed = [other for other in keys if "." not in other]
     return f"{key} is not a setting: {did_you_mean(key, keys)}Choose from {', '.join(listed)}."
 
@@ -352,7 +357,7 @@ def config_keys(node: DictConfig, above: str = "") -> Iterator[str]:
         if name == "_target_":
             continue
         yield f"{above}{name}"
-        if OmegaConf.is_missing(node, name):
+        if OmegaConf.is_missing(node, name):  # a section that still has to be chosen
             continue
         section = node._get_node(name)
         if isinstance(section, DictConfig):

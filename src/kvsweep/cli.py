@@ -102,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         _find_temporary_folder()
         if words and not name and not asks_help:
+            # Letters and dashes alone are meant as a command's name; a sweep's words have other signs.
             if re.fullmatch(r"\w([\w-]*\w)?", first):
                 raise UserError(_no_command(first))
             from kvsweep.harness.command import sweep
@@ -109,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sweep(words)
             return
         try:
+            # Without a command's name all that is left is the help.
             with program.make_context("kvsweep", words if name else ["--help"]) as context:
                 program.invoke(context)
         except click.exceptions.Exit as end:
@@ -323,7 +325,7 @@ def _pairs(option: str, words: Iterable[str]) -> dict[str, list[str]]:
     """The values of each name in words NAME=VALUE."""
     values = defaultdict[str, list[str]](list)
     for word in words:
-        name, equals, value = word.rpartition("=")
+        name, equals, value = word.rpartition("=")  # the last one: a name may contain another
         if not equals:
             raise UserError(f"{option} {word} is no NAME=VALUE: write a name, an equals sign and a value.")
         values[name].append(value)
@@ -342,7 +344,7 @@ def _single(option: str, words: Iterable[str]) -> dict[str, str]:
 
 def _share(name: str, text: str) -> float:
     """A file's bytes beside the full cache's, from the words of --bytes."""
-    with suppress(ValueError):
+    with suppress(ValueError):  # no number: refused below
         share = float(text)
         if 0 < share < math.inf:
             return share
