@@ -101,7 +101,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         """Check one job's configuration; a mistake is raised once Hydra has ended."""
         # Hydra prints its own lines about an error that passes through it.
         try:
-            # These lines change the configuration, so they come before what is made from it.
+            # The first lines change the configuration; what follows is made from it.
             with settings.plain_config_errors():
                 source_class(config).check(config)
                 settings.fill_homes(config)
@@ -264,7 +264,7 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
             words = hydra_overrides(typed[1:], settings.target_classes, multirun=multirun)
             if not any(argument.startswith("hydra.searchpath=") for argument in typed):
                 words += settings.own_overrides()
-            # Hydra takes no KEY=VALUE between options.
+            # Hydra takes no KEY=VALUE between options, so these words come first.
             sys.argv = [typed[0], *sorted(words, key=_is_option_or_its_value)]
             hydra.main(version_base="1.3", config_path=str(settings.CONF), config_name="config")(collect_typed)()
     except Exception as error:  # Hydra checks few of its own settings

@@ -415,7 +415,9 @@ def _sentence(name: str, verdict: Verdict, control: str | None) -> str:
     if control is not None:
         differ, both = verdict.texts
         texts = f"{differ:,} of {both:,} texts differ" if both else "the control"
-        parts.append(texts + _beside_control(verdict) if name != control else texts)
+        if name != control:
+            texts += _beside_control(verdict)
+        parts.append(texts)
     return "; ".join(parts)
 
 
@@ -562,7 +564,7 @@ def _notes_on_pairs(name: str, verdict: Verdict, baseline: str) -> Iterator[str]
     differ, both = verdict.texts
     if both and not differ:
         yield f"{name}: all {both:,} texts are those of {baseline}: check that the setting was on."
-    # Half of the texts differ, and not a single grade.
+    # Half of the texts differ, or none is to be compared, and not a single grade differs.
     elif 2 * differ >= both and not np.nan_to_num(pairs).any():
         grades = f"all {counted(pairs.size - missing, 'grade')} are those of {baseline}"
         yield f"{name}: {grades}: check that the column is the answer's grade and not the question's."

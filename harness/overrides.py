@@ -103,7 +103,7 @@ def _kind_of(key: str, hints: Hints) -> Kind:
     section, _, rest = key.partition(".")
     name, _, inner = rest.partition(".")
     kinds = {_kind(fields[name]) for fields in hints(section) if name in fields}
-    if inner:
+    if inner:  # a key below a field
         return "mapping" if "mapping" in kinds else "other"
     # The last by the alphabet: "text or null" if any class has that, else "text", which both stand behind "other".
     return max(kinds, default="other")

@@ -116,6 +116,7 @@ def staged(job: Job) -> list[StageShare]:
     shares = []
     before = 0
     for number, draws in enumerate(ends, start=1):
+        # `dealt` has all draws of the job; `_part` takes those of the stage.
         stage = Stage(before=before, draws=draws, is_last=number == len(ends))
         shares.append(StageShare(job=job, dealt=share_of(job).dealt, stage=stage))
         before = draws
@@ -128,6 +129,7 @@ def decode_stage(shares: Sequence[StageShare]) -> list[Exception]:
     for share, error in unfinished:
         _note(share, "stopped", str(error))
     failures = [*(error for _, error in unfinished), *decode_all(parts)]
+    # A decoding of all the job's cells has written "done", but a round of the job still waits.
     for share in shares:
         if not share.stage.is_last:
             _note(share, "queued")
@@ -201,6 +203,7 @@ def _decided(job: Job) -> dict[str, int]:
     from kvsweep.analysis.statistics.noninferiority import decide_rounds  # imports scipy
 
     [full] = [cell for cell in job.cells if cell.policy.name == "full"]
+    # Only servers have a control, the full cache asked again; in a decoded grid a policy may have that name.
     controls = [cell for cell in job.cells if not job.source.local and cell.policy.name == CONTROL]
     not_compared = [full, *controls]
     scores = {cell.cell_id: job.scores(cell) for cell in job.cells if cell not in not_compared}

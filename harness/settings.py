@@ -156,6 +156,7 @@ def _import(target: str) -> ModuleType:
             raise ImportError(str(error)) from error
         what = error.msg if isinstance(error, SyntaxError) else f"{type(error).__name__}: {error}"
         raise ImportError(f"{place}: {what}", path=place) from error
+    # Modules of Python and of packages come before the user's, so the file that was imported may be another.
     if folder:
         file = folder.parent / f"{name.replace('.', '/')}.py"
         taken = getattr(module, "__file__", None) or "Python's own"
@@ -246,7 +247,7 @@ def target_class(section: str, node: DictConfig | Mapping[str, Any], base: type)
     try:
         cls = getattr(_import(path), path.rpartition(".")[2], None)
     except ImportError as error:
-        hint = "correct that line" if error.path else rule
+        hint = "correct that line" if error.path else rule  # `_import` gives the place of a mistake in the code
         raise UserError(f"{section}._target_={path} cannot be imported ({error}): {hint}.") from error
     if not (inspect.isclass(cls) and issubclass(cls, base) and dataclasses.is_dataclass(cls)):
         raise UserError(f"{section}._target_={path} is no {section}: {rule}.")
@@ -359,6 +360,6 @@ def config_keys(node: DictConfig, above: str = "") -> Iterator[str]:
         yield f"{above}{name}"
         if OmegaConf.is_missing(node, name):  # a section that still has to be chosen
             continue
-        section = node._get_node(name)
+        section = node._get_node(name)  # not resolved: an interpolation is no section
         if isinstance(section, DictConfig):
             yield from config_keys(section, f"{above}{name}.")

@@ -102,6 +102,7 @@ class _Usage(msgspec.Struct):
         # More thinking than completion cannot be a part of it, so it was counted beside it.
         if self.total_tokens is None and (self.thinking or 0) > self.completion_tokens:
             return self.completion_tokens + (self.thinking or 0)
+        # The total beyond the prompt is the larger number where thinking is counted beside the completion.
         return max(self.completion_tokens, (self.total_tokens or 0) - self.prompt_tokens)
 
 

@@ -48,6 +48,7 @@ class TokensLeft:
         job, pairs = share.job, share.pairs
         question = question_tokens(job)
         policies = {cell.cell_id: cell.policy for cell in job.cells}
+        # A table of completions: a row for each pair, a column for each cell of `stored`.
         self._rows = {pair: row for row, pair in enumerate(pairs)}
         self._columns = {cell_id: column for column, cell_id in enumerate(stored)}
         self._forks = [job.source.first_eviction(policies[cell_id], question) for cell_id in stored]

@@ -207,12 +207,12 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], te
             out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
             if not out_of_memory and "DefaultCPUAllocator" not in str(error):
                 raise
-            # What was stored until now is missing no more, so the next turn decodes only the rest.
             if slots == 1:
                 too_small = f"the memory does not hold one sequence of {capacity} tokens ({slot_bytes / 2**20:.0f} MiB)"
                 hint = "lower policy.budget or decoding.max_new_tokens, or take a larger device"
                 raise UserError(f"{job.name}: {too_small} beside the model: {hint}.") from error
-        # Outside the handler: the error's traceback keeps the old cache alive.
+        # Outside the handler: the error's traceback keeps the old cache alive. Completions that have ended are stored,
+        # so the next turn decodes the rest.
         release_memory()
         slots, reason = slots // 2, f"out of memory with {slots}"
 

@@ -452,7 +452,7 @@ def _power(job: Job) -> list[str]:
         chances.append(f"{chance:.0%}")
         pairs = pairs_to_hold(differ, margin=margin, level=level)
         needed_draws.append(math.ceil(pairs / problems))
-    if chances[0] == chances[1]:
+    if chances[0] == chances[1]:  # as rounded
         del chances[1]
     return [
         f"  to expect: a setting that loses nothing is safe (margin {100 * margin:g} points) with a chance "
@@ -512,6 +512,7 @@ def _precision(job: Job) -> list[str]:
         return []  # the steps run on a server or on a GPU
     instructions = set(processor("flags").split())
     multiplies = not _MULTIPLY_BFLOAT16.isdisjoint(instructions)
+    # Where the processor names no instructions, nothing is said.
     if job.model.dtype == "bfloat16" and instructions and not multiplies:
         return ["  note: this processor has no instructions for bfloat16: model.dtype=float32 is faster"]
     if job.model.dtype == "float32" and multiplies and (job.spec.parameters or 0) >= _FASTER_IN_BFLOAT16:

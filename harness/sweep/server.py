@@ -52,7 +52,7 @@ class Server(FullCache):
             # Do not print this value: a user may have put the key itself here.
             raise UserError("engine.key_env names no environment variable that is set: set it, and give its name.")
         for name, value in self.extra.items():
-            if name in _DECLARED and value is not None:
+            if name in _DECLARED and value is not None:  # null only leaves the field out
                 raise UserError(f"engine.extra={{{name}: ...}} changes what the cell declares: set {_DECLARED[name]}.")
 
     @property
@@ -151,7 +151,7 @@ def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
         servers.append(build_target("engine", section, Server))
     servers += [_asked_again(server) for server in servers if server.control and server.name == "full"]
     _check_names(servers)
-    model = {key: config.model[key] for key in (*NAMES, "revision")}
+    model = {key: config.model[key] for key in (*NAMES, "revision")}  # `make_job` reads the revision of any model
     return build(ServedModel, "model", model), [*servers]
 
 

@@ -139,7 +139,8 @@ class Slurm(Launcher):
     def _parameters(self, run_directory: Path, ahead: Sequence[str] = ()) -> dict[str, Any]:
         """The parameters of submitit for an array that waits for the end of the jobs `ahead`.
 
-        Refuses a value that no script can have, and an addition to what the script says without it.
+        Raises UserError for a value that no script can have, and for an option of launcher.additional that the script
+        has anyway.
         """
         settings: dict[str, Any] = {
             "job_name": "kvsweep",
@@ -155,7 +156,7 @@ class Slurm(Launcher):
         options = {name: value for name, value in settings.items() if value is not None}
         options |= self._additional_options(_names([*options, *_FIXED]))
         if ahead:
-            wait = f"afterany:{':'.join(ahead)}"
+            wait = f"afterany:{':'.join(ahead)}"  # also if they fail
             given = options.get("dependency")
             options["dependency"] = f"{given},{wait}" if given else wait
         # The script names files in the run's folder, for the output.

@@ -312,7 +312,7 @@ def _state(states: set[State]) -> State:
 
 def _seconds_at_work(tasks: Sequence[TaskStatus]) -> float:
     """Return the seconds in which at least one task worked; seconds of several tasks count once."""
-    total = until = 0.0
+    total = until = 0.0  # seconds, and the time up to which they are counted
     for task in sorted(tasks, key=lambda task: task.started):
         if task.started:  # 0 while it waits
             total += max(0.0, task.heartbeat - max(task.started, until))

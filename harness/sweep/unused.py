@@ -31,7 +31,7 @@ def refuse_unused(given: Sequence[str], unused: Sequence[Mapping[str, str]]) -> 
         reason = unused[0][key]  # the first job's stands for all
         no_effect = f"{argument} has no effect, because {reason}"
         if reason.endswith(_GIVES):
-            grid_key = reason.removesuffix(_GIVES)
+            grid_key = reason.removesuffix(_GIVES)  # the value may be a list already, with brackets
             raise UserError(f"{no_effect}: leave it out, or write '{grid_key}=[{value.strip('[]')}]'.")
         if key not in _NAMED:
             raise UserError(f"{no_effect}: leave it out.")
