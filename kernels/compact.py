@@ -34,11 +34,11 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
         return
     pointers = _on_device(tuple(addresses), keep.device)
     keep = keep.contiguous()
-    strides = (stride * size // (4 * unit) for stride in first.stride()[:2])
+    strides = (stride * size // (4 * unit) for stride in first.stride()[:2])  # in units
     how = {"UNIT": unit, "SHARED": keep.dim() == 1, "BLOCK": BLOCK, "WORDS": WORDS, "num_warps": 4, "num_stages": 1}
     _move_rows[(len(rows), first.shape[0], triton.cdiv(words, WORDS))](
         pointers, keep, kept, *strides, words // unit, len(rows) // len(keep), **how
-    )
+    )  # tensors per layer: what this says of a shared `keep` is not read
 
 
 @lru_cache(maxsize=1024)
@@ -64,7 +64,7 @@ def _move_rows(
     else:
         keep_of_head = keep + ((tensor // per_layer) * tl.num_programs(1) + head) * kept
     words = tl.program_id(2) * WORDS + tl.arange(0, WORDS)
-    inside = (words // UNIT) < units
+    inside = (words // UNIT) < units  # by units, so that the compiler sees whole units masked alike
     for first in range(0, kept, BLOCK):
         targets = first + tl.arange(0, BLOCK)
         real = targets < kept

@@ -87,6 +87,7 @@ def join(
     how = {"GROUP": q_heads // kv_heads, "CHUNK": CHUNK, "num_warps": 4, "num_stages": 1}
     dims = {"DIM": head_dim, "DIM_PADDED": padded(head_dim), "SINKS": sinks is not None}
     output, norm = torch.empty_like(query), torch.empty_like(peak[..., 0])
+    # A kernel takes a tensor for each argument; without sinks it does not read this one.
     given = (lengths, lengths if sinks is None else sinks, output, norm, *lengths.stride(), chunks, q_heads)
     _join_chunks[(slots, q_heads)](part, peak, total, *given, **how, **dims)
     if not return_mass:
@@ -108,6 +109,7 @@ def _attend_chunk(
     slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
     start = chunk * CHUNK
+    # `_join_chunks` does not read chunks beyond the length; alone, a program also writes an empty slot's zeros.
     if ALONE or start < length:
         end = tl.minimum(start + CHUNK, length)
         group, dims = tl.arange(0, GROUP_PADDED), tl.arange(0, DIM_PADDED)
@@ -152,6 +154,7 @@ def attend_rows(q, k, v, live, scaling, top, weight, mixed, SOFTCAP: tl.constexp
     if SOFTCAP is not None:
         logits = SOFTCAP * (2.0 / (1.0 + tl.exp(-2.0 * logits / SOFTCAP)) - 1.0)  # a hyperbolic tangent
     logits = tl.where(live, logits, float("-inf"))
+    # The sums so far are relative to `top`; a larger logit shrinks them.
     above = tl.maximum(top, tl.max(logits, 1))
     p = tl.exp(logits - above[:, None])
     shrink = tl.exp(top - above)
@@ -172,7 +175,7 @@ def _join_chunks(
     wide = dims < DIM
     row = slot * q_heads + head
     top, weight = float("-inf"), 0.0
-    if SINKS:
+    if SINKS:  # a logit beside the rows, with no value to mix in
         top, weight = tl.load(sinks + head).to(tl.float32), 1.0
     mixed = tl.zeros([DIM_PADDED], tl.float32)
     for chunk in range(0, tl.cdiv(length, CHUNK)):
@@ -183,7 +186,7 @@ def _join_chunks(
         weight = weight * shrink + tl.load(total + cell) * grow
         mixed = mixed * shrink + tl.load(part + cell * DIM + dims, mask=wide, other=0.0) * grow
         top = above
-    whole = tl.where(length > 0, weight, 1.0)
+    whole = tl.where(length > 0, weight, 1.0)  # an empty slot gives zeros, not 0 / 0
     tl.store(output + row * DIM + dims, (mixed / whole).to(output.dtype.element_ty), mask=wide)
     tl.store(norm + row, top + tl.log(whole))
 
@@ -198,7 +201,7 @@ def _sum_group(
     length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
     rows = chunk * CHUNK + tl.arange(0, CHUNK)
     live = rows < length
-    row = slot * tl.num_programs(1) + head
+    row = slot * tl.num_programs(1) + head  # key heads, counted over all slots
     received = tl.zeros([CHUNK], tl.float32)
     for member in range(GROUP):
         q_head = row * GROUP + member
@@ -252,7 +255,7 @@ def _attend(
     lane, dims = tl.arange(0, TOKENS * GROUP_PADDED), tl.arange(0, DIM_PADDED)
     token, member = first + lane // GROUP_PADDED, lane % GROUP_PADDED
     real, wide = (token < tokens) & (member < GROUP), dims < DIM
-    own = (token.to(tl.int64) * tl.num_programs(0) + head) * GROUP + member
+    own = (token.to(tl.int64) * tl.num_programs(0) + head) * GROUP + member  # query heads, counted over all tokens
     q = tl.load(query + own[:, None] * DIM + dims, mask=real[:, None] & wide, other=0.0)
     if UPCAST:
         q = q.to(tl.float32)
@@ -260,7 +263,7 @@ def _attend(
     top = tl.full([TOKENS * GROUP_PADDED], float("-inf"), tl.float32)
     weight = tl.zeros([TOKENS * GROUP_PADDED], tl.float32)
     mixed = tl.zeros([TOKENS * GROUP_PADDED, DIM_PADDED], tl.float32)
-    end = tl.minimum(rows - tokens + first + TOKENS, rows)
+    end = tl.minimum(rows - tokens + first + TOKENS, rows)  # behind the row of the last of these tokens
     for begin in range(0, end, BLOCK):
         row = begin + tl.arange(0, BLOCK)
         at = head * stride_head + row.to(tl.int64)[:, None] * stride_row + dims
@@ -272,7 +275,7 @@ def _attend(
         _, top, weight, mixed = attend_rows(q, k, v, seen, scaling, top, weight, mixed, None)
     out = (mixed / weight[:, None]).to(output.dtype.element_ty)
     tl.store(output + own[:, None] * DIM + dims, out, mask=real[:, None] & wide)
-    if MASS:
+    if MASS:  # again, since only now the largest logit and the sum of weights are known
         each = first + tl.arange(0, TOKENS)
         for begin in range(0, end, BLOCK):
             row = begin + tl.arange(0, BLOCK)

@@ -47,9 +47,9 @@ def _draw(
         best = tl.maximum(best, _logits(logits, start, vocabulary, BLOCK))
     peak = tl.max(best)
     edge = tl.full([], -(1 << (31 - SHIFT)), tl.int32)  # the lowest rank: all are kept
-    if TOP_K and (K_FIRST or not TOP_P):
+    if TOP_K and (K_FIRST or not TOP_P):  # else one search below finds both edges
         edge = _edge(logits, vocabulary, peak, temperature, 0.0, top_k, False, True, SHIFT, BLOCK)
-    if TOP_P:
+    if TOP_P:  # of the sum of the weights that are kept so far, since they are not divided by it
         over, many = _kept(logits, vocabulary, peak, temperature, edge, SHIFT, BLOCK)
         if TOP_K and K_FIRST:
             # Among tokens that equal the k-th largest, count only as many as fit into k.
@@ -76,6 +76,7 @@ def _weights(logits, start, vocabulary, peak, temperature, SHIFT: tl.constexpr, 
     x = _logits(logits, start, vocabulary, BLOCK)
     weights = tl.exp(tl.div_rn(x, temperature) - tl.div_rn(peak, temperature))
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)  # zero for zero and minus zero
+    # A float's bits grow with its size, so those of negative numbers are turned round, all but the sign.
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT, weights
 
 
@@ -115,6 +116,7 @@ def _edge(
                 number_1 += (ranks > first).to(tl.int32)
                 number_2 += (ranks > second).to(tl.int32)
                 number_3 += (ranks > third).to(tl.int32)
+        # `low` rises by as many quarters as thresholds have too many tokens above them.
         low += quarter * (
             _too_many(weight_1, number_1, most, many, BY_WEIGHT, BY_NUMBER)
             + _too_many(weight_2, number_2, most, many, BY_WEIGHT, BY_NUMBER)
@@ -151,6 +153,7 @@ def _inverse(logits, vocabulary, peak, temperature, edge, number, SHIFT: tl.cons
     total = tl.full([], 0, tl.float64)
     for start in range(0, vocabulary, BLOCK):
         total += _block_sum(logits, start, vocabulary, peak, temperature, edge, SHIFT, BLOCK)
+    # First the block in which the sum passes the target (`passed` blocks lie before it), then the token in this block.
     target, sum_, before = number * total, tl.full([], 0, tl.float64), tl.full([], 0, tl.float64)
     passed = tl.full([], 0, tl.int32)
     for start in range(0, vocabulary, BLOCK):

@@ -22,7 +22,7 @@ def add_norm(states: Tensor, update: Tensor | None, weight: Tensor, epsilon: flo
     """Do `kernels.pointwise.add_norm`."""
     states = states.contiguous()
     total, normed = states if update is None else torch.empty_like(states), torch.empty_like(states)
-    given = states, states if update is None else update.contiguous(), weight
+    given = states, states if update is None else update.contiguous(), weight  # without an update it is not read
     how = row_block(states.shape[1])
     _add_norm[(len(states),)](*given, total, normed, states.shape[1], epsilon, ADD=update is not None, **how)
     return total, normed
@@ -58,7 +58,7 @@ def rotate_and_write(
     assert all(rows.is_contiguous() for rows in (keys, values)), "a line is a row of the whole memory"
     assert len(lines) == tokens * kv_heads, "a line for each key"
     query = torch.empty(tokens, q_heads, dim, dtype=heads.dtype, device=heads.device)
-    q_weight, k_weight, epsilon = norms or (heads, heads, 0.0)
+    q_weight, k_weight, epsilon = norms or (heads, heads, 0.0)  # without norms they are not read
     how: dict[str, Any] = {"Q_HEADS": q_heads, "KV_HEADS": kv_heads, "DIM": dim, "DIM_PADDED": padded(dim)}
     how |= {"HEADS": HEADS, "NORMS": norms is not None, "num_warps": 4}
     given = heads.contiguous(), cos.contiguous(), sin.contiguous(), q_weight, k_weight
@@ -103,7 +103,7 @@ def _rotate(
     COUNT: tl.constexpr = Q_HEADS + 2 * KV_HEADS
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     dims = tl.arange(0, DIM_PADDED)
-    wide, partner = dims < DIM, (dims + DIM // 2) % DIM
+    wide, partner = dims < DIM, (dims + DIM // 2) % DIM  # the same place in the other half of the head
     row = heads + (token * COUNT + head)[:, None] * DIM
     real = (head < COUNT)[:, None] & wide
     own = tl.load(row + dims, mask=real, other=0.0)
@@ -117,6 +117,7 @@ def _rotate(
     s = tl.load(sin + token * DIM + dims, mask=wide, other=0.0).to(tl.float32)
     turned = (x * c + y * s).to(own.dtype)
     tl.store(query + (token * Q_HEADS + head)[:, None] * DIM + dims, turned, mask=(head < Q_HEADS)[:, None] & wide)
+    # Behind the queries come the keys (kind 0), then the values (kind 1), which are not rotated.
     kind, member = (head - Q_HEADS) // KV_HEADS, (head - Q_HEADS) % KV_HEADS
     is_key, is_value = (head >= Q_HEADS) & (kind == 0), (head >= Q_HEADS) & (kind == 1)
     line = tl.load(lines + token * KV_HEADS + member, mask=is_key | is_value, other=0)

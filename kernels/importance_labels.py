@@ -68,7 +68,7 @@ def _row_norms(
     rows = start + tl.arange(0, BLOCK)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK], tl.float32)
-    if start + BLOCK > first_query:
+    if start + BLOCK > first_query:  # no earlier query counts
         for first in range(0, start + BLOCK, BLOCK):
             cols = first + tl.arange(0, BLOCK)
             logits = _logits(
@@ -90,7 +90,7 @@ def _columns(
     head, start = tl.program_id(1), tl.program_id(0) * BLOCK
     cols = start + tl.arange(0, BLOCK)
     received = tl.zeros([BLOCK], tl.float32)
-    begin = tl.maximum(first_query, start + min_distance)
+    begin = tl.maximum(first_query, start + min_distance)  # the first query that counts for any of these keys
     for member in range(GROUP):
         q_head = head * GROUP + member
         for first in range(begin, length, BLOCK):

@@ -37,20 +37,21 @@ def packed_attention(
     rows = (keys, values, newest, positions)
     assert all(tensor.stride(-1) == 1 for tensor in rows), "the numbers of a row are contiguous"
     assert newest.stride(-2) == dim, "the newest rows of a head are contiguous"
-    query, per_head = query.contiguous(), lengths.expand(kv_heads, slots).T
+    query, head_lengths = query.contiguous(), lengths.expand(kv_heads, slots).T  # [slots, kv_heads]
     q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
     parts = scratch(query, chunks, capacity if return_mass else 1)
     group = q_heads // kv_heads
     _attend_packed[(slots, kv_heads, chunks)](
-        query, keys, keys.view(torch.float16), values, values.view(torch.float16), newest, positions, counts, per_head,
-        *parts, scaling, capacity,
+        query, keys, keys.view(torch.float16), values, values.view(torch.float16), newest, positions, counts,
+        head_lengths, *parts, scaling, capacity,
         *keys.stride()[:3], *values.stride()[:3], *newest.stride()[:3], *positions.stride()[:2], *counts.stride(),
-        *per_head.stride(), GROUP=group, GROUP_PADDED=1 << (group - 1).bit_length(), DIM=dim, DIM_PADDED=padded(dim),
-        CHUNK=CHUNK, BLOCK=BLOCK, KEY_BITS=forms[0].bits, VALUE_BITS=forms[1].bits, SHARE=forms[1].group,
+        *head_lengths.stride(), GROUP=group, GROUP_PADDED=1 << (group - 1).bit_length(),
+        DIM=dim, DIM_PADDED=padded(dim), CHUNK=CHUNK, BLOCK=BLOCK,
+        KEY_BITS=forms[0].bits, VALUE_BITS=forms[1].bits, SHARE=forms[1].group,
         RESIDUAL=newest.shape[3], MASS=return_mass, UPCAST=upcast(query.dtype), SOFTCAP=softcap,
         num_warps=WARPS, num_stages=2,
     )  # fmt: skip
-    return join(query, parts, per_head, sinks, return_mass)
+    return join(query, parts, head_lengths, sinks, return_mass)
 
 
 @triton.jit
@@ -85,6 +86,7 @@ def _attend_packed(
         for first in range(start, end, BLOCK):
             rows = first + tl.arange(0, BLOCK)
             live, is_old = rows < end, rows < count
+            # Each row is loaded from the one memory that has it, and the other gives zeros.
             lie = tl.load(places + rows, mask=live & (rows >= count), other=0) % RESIDUAL
             row = rows.to(tl.int64)[:, None]
             at_new = new + lie[:, None] * DIM + dims
@@ -112,7 +114,7 @@ def _unpacked(packed, fields, at, dims, mask, BITS: tl.constexpr, SHARE: tl.cons
     """Return the numbers of packed rows; `at` is the byte where a row begins, `fields` the same memory as float16."""
     GROUP_BYTES: tl.constexpr = SHARE * BITS // 8 + 4
     PER_BYTE: tl.constexpr = 8 // BITS
-    group = dims // SHARE * GROUP_BYTES
+    group = dims // SHARE * GROUP_BYTES  # a group has its levels, then step and zero of two bytes each
     levels = tl.load(packed + at + (group + dims % SHARE // PER_BYTE), mask=mask, other=0).to(tl.int32)
     levels = (levels >> (dims % PER_BYTE * BITS)) & ((1 << BITS) - 1)
     step_at = fields + at // 2 + (group + SHARE * BITS // 8) // 2

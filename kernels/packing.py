@@ -25,7 +25,7 @@ def rotation(head_dim: int) -> tuple[Tensor, Tensor]:
     hadamard = torch.ones(1, 1)
     for _ in range(power):
         hadamard = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), hadamard)
-    shrink = (power + 1) // 2
+    shrink = (power + 1) // 2  # half of the exponents; the inverse's factor is 2 ** -power over this one
     return hadamard * 2.0**-shrink, hadamard * 2.0 ** (shrink - power)
 
 
@@ -37,6 +37,7 @@ def pack_rows(rows: Tensor, form: RowFormat) -> Tensor:
     """
     numbers = rows.float().unflatten(-1, (-1, form.group))
     low, high = numbers.aminmax(dim=-1, keepdim=True)
+    # Below the lowest number, and with `step` the highest level lies above the highest.
     zero = (low - low.abs() * _MARGIN - _LEAST).half()
     step = ((high - zero.float()) * ((1 + _MARGIN) / form.top) + _LEAST).half()
     levels = ((numbers - zero.float()) / step.float()).round_().clamp_(0, form.top).to(torch.uint8)
@@ -57,7 +58,7 @@ def unpack_rows(packed: Tensor, form: RowFormat) -> Tensor:
     else:
         levels, fields = groups.split([form.group_bytes - 4, 4], dim=1)
         levels, fields = levels.contiguous(), fields.contiguous()
-        places = [levels >> place & form.top for place in range(0, 8, form.bits)]
+        places = [levels >> place & form.top for place in range(0, 8, form.bits)]  # `pack_rows` in reverse
         step, zero = fields.view(torch.float16).float().split(1, dim=1)
         numbers = torch.stack(places, dim=-1).flatten(1) * step + zero
     return numbers.view(*packed.shape[:-1], form.head_dim)
@@ -81,7 +82,7 @@ def column_scales(tiles: Tensor) -> Tensor:
         rows = (rows + scaled.std(dim=-1, keepdim=True).clamp(*_DEVIATIONS).log()).clamp(*_SCALES)
         scaled = tiles / columns.exp() / rows.exp()
         unevenness = _unevenness(scaled)
-        best = torch.where(unevenness <= least, columns, best)
+        best = torch.where(unevenness <= least, columns, best)  # of equal ones the later, as there
         least = torch.minimum(unevenness, least)
     return best.exp()
 

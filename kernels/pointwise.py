@@ -43,7 +43,7 @@ def rotated(
         query = rms_norm(query, q_weight.shape, q_weight, epsilon)
         key = rms_norm(key, k_weight.shape, k_weight, epsilon)
         turning = cat([query, key], dim=1)
-    turning = turning * cos + turning.roll(heads.shape[-1] // 2, dims=-1) * sin
+    turning = turning * cos + turning.roll(heads.shape[-1] // 2, dims=-1) * sin  # the roll swaps the halves
     query, key = turning.split_with_sizes([q_heads, kv_heads], dim=1)
     return query, key, value
 
@@ -60,5 +60,5 @@ def rotate_and_write(
 
 def write_rows(rows: Tensor, new: Tensor, lines: Tensor) -> None:
     """Write rows [tokens or more, kv_heads, head_dim] to `lines` [tokens * kv_heads] of a memory [..., head_dim]."""
-    written = new[: lines.shape[0] // new.shape[1]]
+    written = new[: lines.shape[0] // new.shape[1]]  # without the tokens that only fill a block
     rows.view(-1, rows.shape[-1]).index_copy_(0, lines, written.flatten(0, 1))

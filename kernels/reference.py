@@ -131,6 +131,7 @@ def _fastest_product(tokens: int, weight: Tensor, bias: Tensor | None, packed: b
         if _alike(form, form, TOKEN_BLOCK, weight, bias):
             in_a_block = form
             break
+    # `in_a_block` decides a token's bits; any product with the same bits may compute more tokens at once.
     for form in dict.fromkeys([*fastest, in_a_block, *forms]):
         if _alike(form, in_a_block, tokens, weight, bias):
             return form
@@ -140,7 +141,7 @@ def _fastest_product(tokens: int, weight: Tensor, bias: Tensor | None, packed: b
 def _alike(product: Product, in_a_block: Product, tokens: int, weight: Tensor, bias: Tensor | None) -> bool:
     """True if equal tokens all get the outputs of the first token of a block; tried on a few random tokens."""
     generator = torch.Generator().manual_seed(0)
-    tries = min(_MOST_TRIED, max(1, _TELLING // len(weight)))
+    tries = min(_MOST_TRIED, max(1, _TELLING // len(weight)))  # fewer outputs need more tokens to show a difference
     for _ in range(tries):
         token = torch.randn(1, weight.shape[1], generator=generator).to(weight.dtype)
         expected = in_a_block(token.repeat(TOKEN_BLOCK, 1), weight, bias)[0]
@@ -220,7 +221,7 @@ def _attend_widened(
     query: Tensor, rows: Sequence[Tensor], scales: Sequence[Tensor], lengths: Tensor, how: dict[str, Any]
 ) -> Attended:
     """Attend in float32 over 16-bit or fp8 rows, a few slots at a time; 16-bit products on a CPU would round logits."""
-    few = max(1, _WIDENED_NUMBERS // rows[0][0].numel())  # slots
+    few = max(1, _WIDENED_NUMBERS // rows[0][0].numel())  # slots; rows[0][0] is one slot's keys
     parts = [tensor.split(few) for tensor in (query, *rows, lengths, *scales)]
     outputs, masses = [], []
     for few_queries, keys, values, few_lengths, *few_scales in zip(*parts, strict=True):
@@ -280,8 +281,9 @@ def chunk_attention(
     begin = most_earlier - (rows - tokens)
     unseen = _mask(most_tokens, most_earlier, query.dtype, query.device)[:tokens, begin : begin + rows]
     if window is not None and window < rows:
+        # Token i lies in row rows - tokens + i, and rows up to `window` before that one are beyond its window.
         unseen = unseen + torch.full_like(unseen, float("-inf")).tril(rows - tokens - window)
-    if not return_mass and sinks is None and softcap is None:
+    if not return_mass and sinks is None and softcap is None:  # torch's attention has none of these
         output = scaled_dot_product_attention(
             query.transpose(0, 1)[None], keys[None], values[None], attn_mask=unseen, scale=scaling, enable_gqa=True
         )
@@ -305,6 +307,7 @@ def _mix(weights: Tensor, values: Tensor, group: int) -> Tensor:
     block = _VALUES_BLOCK[values.itemsize]
     blocks = zip(weights.split(block, dim=-1), values.split(block, dim=-2), strict=True)
     products = [torch.matmul(block_weights, block_values) for block_weights, block_values in blocks]
+    # Block after block, so that the order does not depend on the number of rows.
     return reduce(torch.add, products)[:, :, :group]
 
 
@@ -412,7 +415,7 @@ def _attend_unpacked(
     few = max(1, _UNPACKED_NUMBERS // (kv_heads * rows * query.shape[-1]))  # slots
     output = torch.empty_like(query)
     masses = _wide(query[:0]).new_zeros(len(query), kv_heads, rows)
-    # Slots of similar length go together: each is unpacked up to the length of the longest of them.
+    # Slots of similar length go together: each is unpacked up to the length of the longest of them, which comes last.
     for slots in lengths.argsort(stable=True).split(few):
         longest = min(rows, whole_blocks(int(lengths[slots[-1]]), ROW_BLOCK))
         keys, values = unpack(slots, longest)
@@ -430,6 +433,7 @@ def whole_rows(
     key_form, value_form = forms
     whole_keys = _unpacked(keys, key_form, residual, newest)
     whole_values = _unpacked(values, value_form, residual, newest)
+    # The rows behind the packed ones. A slot may have fewer than `residual` of these: `whole` has room for the rest.
     rows = counts[..., None] + torch.arange(residual, device=counts.device)  # [slots, kv_heads, residual]
     places = positions.gather(-1, rows.clamp(max=capacity - 1)) % residual
     _fill((whole_keys, whole_values), newest, rows, places)
@@ -490,7 +494,7 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
         if keep.dim() == 1:
             tensor[:, :kept] = tensor.index_select(1, keep)
         else:
-            of_layer = keep[index * len(keep) // len(rows)]
+            of_layer = keep[index * len(keep) // len(rows)]  # a layer has len(rows) / len(keep) tensors
             tensor[:, :kept] = tensor.gather(1, of_layer[..., None].expand(-1, -1, tensor.shape[-1]))
 
 
@@ -521,7 +525,7 @@ def observation_scores(
         logits = logits.amax(dim=1, keepdim=True)
     if past_only:
         logits = logits[..., : length - window]
-    else:
+    else:  # within the window, a query sees the rows up to its own
         later = torch.ones(window, window, dtype=torch.bool, device=keys.device).triu(diagonal=1)
         logits[..., length - window :] = logits[..., length - window :].masked_fill(later, float("-inf"))
     scores = logits.softmax(dim=-1)[..., : length - window].mean(dim=-2)
@@ -540,7 +544,7 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
     """
     unit = functional.normalize(_wide(keys), dim=-1, eps=1e-8)
     cosine = torch.matmul(unit, unit.transpose(-1, -2))
-    cosine.diagonal(dim1=-2, dim2=-1).zero_()
+    cosine.diagonal(dim1=-2, dim2=-1).zero_()  # before the comparison: no key is similar to itself
     columns = torch.arange(keys.shape[1], device=keys.device)
     last_similar = torch.where(cosine > threshold, columns, 0).amax(dim=-1, keepdim=True)
     repeated = cosine.scatter(-1, last_similar, 0.0).mean(dim=-2)
@@ -566,6 +570,7 @@ def _reduce_columns(
     for start in range(first_query, length, block):
         rows = positions[start : start + block]
         visible = positions[: int(rows[-1]) + 1].split(block)
+        # Each tile is computed twice, first for its rows' softmax, so that no tile is kept.
         norm = torch.stack([tile(rows, cols).logsumexp(dim=-1) for cols in visible]).logsumexp(dim=0)
         for cols in visible:
             weights = (tile(rows, cols) - norm[..., None]).exp()

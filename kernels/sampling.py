@@ -64,8 +64,9 @@ def _least_kept(probabilities: Tensor, top_p: float, top_k: int, k_first: bool) 
     """Return the lowest probability that top_k and top_p keep, [rows, 1]."""
     if not top_k and probabilities.shape[-1] > _SORTED:
         return _nucleus_edge(probabilities, top_p)
+    # Without top_k the vocabulary is small here, and all of it is sorted.
     descending = _largest(probabilities, min(top_k or _SORTED, probabilities.shape[-1]))
-    before = descending.cumsum(dim=-1) - descending
+    before = descending.cumsum(dim=-1) - descending  # the sum of all larger ones
     edge: Tensor | float = top_p
     if top_k and k_first:
         edge = top_p * descending.sum(-1, keepdim=True)
@@ -84,7 +85,7 @@ def _nucleus_edge(probabilities: Tensor, top_p: float) -> Tensor:
             return edge
     low = torch.zeros(len(probabilities), 1, dtype=torch.int32, device=probabilities.device)
     high = torch.full_like(low, 0x3F800000)  # 1.0
-    for _ in range(30):
+    for _ in range(30):  # 0x3F800000 lies between 2 ** 29 and 2 ** 30
         middle = (low + high) >> 1
         above = probabilities.where(probabilities > middle.view(torch.float32), 0.0).sum(dim=-1, keepdim=True)
         is_enough = above < top_p
@@ -106,7 +107,7 @@ def _edge_among_largest(probabilities: Tensor, top_p: float) -> Tensor | None:
     last_kept = (before < top_p).sum(dim=-1, keepdim=True) - 1
     edge = largest.gather(-1, last_kept.clamp(min=0))
     next_lower = largest.masked_fill(largest >= edge, -1.0).amax(dim=-1, keepdim=True)
-    if bool((next_lower < 0).any()):
+    if bool((next_lower < 0).any()):  # the edge is the smallest of these, so that a lower one may lie beyond them
         return None
     above = probabilities.where(probabilities > edge, 0.0).sum(dim=-1, keepdim=True)
     with_edge = probabilities.where(probabilities > next_lower, 0.0).sum(dim=-1, keepdim=True)

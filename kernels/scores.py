@@ -29,7 +29,7 @@ def observation_scores(
     members = 1 if pool_logits else group
     norm = torch.empty(kv_heads, members, window, dtype=torch.float32, device=keys.device)
     scores = torch.empty(kv_heads, members, past, dtype=torch.float32, device=keys.device)
-    if not past:
+    if not past:  # a kernel cannot be launched on nothing
         return scores
     how = {**row_tile(keys.dtype, head_dim), "WINDOW": window, "WINDOW_PADDED": padded(window), "BLOCK": BLOCK}
     how |= {"GROUP": group, "MERGED": group if pool_logits else 1, "UPCAST": upcast(keys.dtype)}
@@ -87,7 +87,7 @@ def _window_norms(
             queries, keys, head, member, cols, cols < end, scaling, stride_head, stride_row,
             WINDOW, WINDOW_PADDED, DIM, DIM_PADDED, DEPTH, GROUP, MERGED, BLOCK, UPCAST,
         )  # fmt: skip
-        seen = (cols < end)[None, :] & (cols[None, :] <= past + steps[:, None])
+        seen = (cols < end)[None, :] & (cols[None, :] <= past + steps[:, None])  # query `steps` is row past + steps
         logits = tl.where(seen, logits, float("-inf"))
         above = tl.maximum(top, tl.max(logits, 1))
         weight = weight * tl.exp(top - above) + tl.sum(tl.exp(logits - above[:, None]), 1)
@@ -138,6 +138,7 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
     how = {**row_tile(unit.dtype, head_dim), "BLOCK": BLOCK, "num_warps": 8, "num_stages": 1}
     _last_similar[grid](unit, last, lost, threshold, length, **how)
     _sum_lost[grid](last, lost, taken, length, BLOCK=BLOCK, num_warps=4, num_stages=1)
+    # The sum of each key's cosines with all keys, less the one with itself, and less what rows lose in its column.
     received = torch.einsum("hld,hd->hl", unit, unit.sum(dim=1)) - unit.square().sum(dim=-1)
     return ((received - taken) / length).softmax(dim=-1)
 
@@ -169,6 +170,7 @@ def _last_similar(
         new = (found == 0) & ((best > 0) | (first == 0))
         value = tl.sum(tl.where(cols[None, :] == best[:, None], cosines, 0.0), 1)
         found, cosine = tl.where(new, best, found), tl.where(new, value, cosine)
+        # -1 ends the loop: every row has its last similar key.
         first = tl.where(tl.min(tl.where(real, found, 1), 0) > 0, -1, first - BLOCK)
     tl.store(last + head + rows, found, mask=real)
     tl.store(lost + head + rows, cosine, mask=real)

@@ -84,8 +84,8 @@ class SlotTable:
         self.generated, self.forced, self.limits = np.zeros((3, cache.slots), dtype=np.int64)
         self.triggers = np.full(cache.slots, _NEVER)
         device = cache.slot_ids.device
-        columns = (torch.zeros_like(cache.slot_ids) for _ in range(5))
-        self.tokens, self.positions, self.streams, self.counts, self.given = columns
+        numbers = [torch.zeros_like(cache.slot_ids) for _ in range(5)]
+        self.tokens, self.positions, self.streams, self.counts, self.given = numbers
         self.written = torch.zeros(cache.slots, max_new_tokens, dtype=torch.int64, device=device)
         self.ends = EndFlags(cache.slots, device)
         self.broken = torch.zeros(cache.slots, dtype=torch.bool, device=device)
@@ -93,7 +93,6 @@ class SlotTable:
         self._periods = torch.arange(1, longest_period + 1, device=device)
         self.agreeing = torch.zeros(cache.slots, len(self._periods), dtype=torch.int64, device=device)
         on_host = self.generated, self.forced, self.limits, self.triggers
-        numbers = self.tokens, self.positions, self.streams, self.counts, self.given
         self.tensors = (*numbers, self.written, self.ends.flags, self.broken, self.agreeing)
         self._columns: tuple[Any, ...] = (self._states, *on_host, *self.tensors)
 
