@@ -174,7 +174,7 @@ class CacheConfig:
         Not quantized: 2 * capacity * head_dim * itemsize. Quantized: capacity * (bytes of a key + bytes of a value) + 2
         * whole_rows * head_dim * itemsize; a key or value takes head_dim * bits / 8 + 4 * head_dim / group bytes.
         "kivi" and "kvarn" count only the whole groups of the capacity, "kvarn" with 2 * (group + head_dim) bytes of
-        scales for each. "fp8" takes head_dim bytes, and 4 for a scale.
+        scales for each. "fp8" takes head_dim bytes, and 4 for a scale of each token's row.
         """
         whole_row = 2 * head_dim * itemsize  # of a key and a value
         if self.is_fp8:

@@ -343,6 +343,7 @@ class PackedRows(_Packing):
         lengths = cache.step_lengths[piece.tokens]
         if piece.count == 1:
             return cache.operations.packed_attention(query, *stored, lengths, forms=self.forms, **how)
+        # What `place` has noted: the packed rows at each token, the rows that may leave, and their numbers until then.
         counts, at, old = self._leaving[cache.pieces.index(piece)]
         # This piece is one slot's. Where all heads keep the same rows, one count serves all layers.
         counts, at, old = counts[0, min(layer, counts.shape[1] - 1)], at[0, layer], old[0, layer]
@@ -421,7 +422,7 @@ class KiviRows(_Packing):
         self._leaving = dict[int, tuple[int, Tensor]]()
         for piece in cache.pieces:
             for slot in range(*piece.slots.indices(cache.slots)):
-                length = int(cache.lengths[slot])
+                length = int(cache.lengths[slot])  # with the new tokens
                 first, end = self._packed_rows(length - piece.count), self._packed_rows(length)
                 if first == end:  # no group is complete
                     continue

@@ -89,7 +89,7 @@ def _gate(gate_up, output, width, BLOCK: tl.constexpr):
     inside, at = columns < width, gate_up + token * 2 * width + columns
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + width, mask=inside, other=0.0).to(tl.float32)
-    product = gate / (1.0 + tl.exp(-gate)) * up
+    product = gate / (1.0 + tl.exp(-gate)) * up  # SiLU of the gate
     tl.store(output + token * width + columns, product.to(output.dtype.element_ty), mask=inside)
 
 

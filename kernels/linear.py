@@ -33,7 +33,8 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     output = torch.empty(tokens, outs, dtype=inputs.dtype, device=inputs.device)
     how = {**tile(weight), "BIAS": bias is not None, "UPCAST": upcast(inputs.dtype)}
     how |= {"num_warps": 4, "num_stages": STAGES}
-    # Neighbouring programs share the weight's rows, so with more tokens they find these in the GPU's cache.
+    # Neighbouring programs share the weight's rows, so with more tokens they find these in the GPU's cache. Without a
+    # bias the kernel reads none, but takes a tensor in its place.
     _multiply[(triton.cdiv(tokens, how["TOKENS"]), triton.cdiv(outs, how["COLUMNS"]))](
         inputs, weight, weight if bias is None else bias, output, tokens, outs, inputs.shape[1], weight.stride(0), **how
     )

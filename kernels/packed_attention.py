@@ -41,6 +41,7 @@ def packed_attention(
     q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
     parts = scratch(query, chunks, capacity if return_mass else 1)
     group = q_heads // kv_heads
+    # The same bytes also as float16, for each group's step and zero.
     _attend_packed[(slots, kv_heads, chunks)](
         query, keys, keys.view(torch.float16), values, values.view(torch.float16), newest, positions, counts,
         head_lengths, *parts, scaling, capacity,

@@ -452,6 +452,7 @@ def whole_kivi_rows(
     """
     room = newest.shape[3]
     key_form, value_form = forms
+    # A packed key is a channel of a group, so that key_form.head_dim is the tokens of a group.
     channels = unpack_rows(keys, key_form)  # [slots, kv_heads, groups, head_dim, group]
     if scales:
         key_scales, value_scales = scales
@@ -461,6 +462,7 @@ def whole_kivi_rows(
     else:
         whole_values = _unpacked(values, value_form, room, newest)
     whole_keys = pad(channels.to(newest.dtype).transpose(-1, -2).flatten(2, 3), (0, 0, 0, room))
+    # All of `newest` is copied behind the packed rows; what lies beyond a slot's length is dead.
     rows = (counts[:, None, None] + torch.arange(room, device=counts.device)).expand(-1, values.shape[1], -1)
     _fill((whole_keys, whole_values), newest, rows, rows % room)
     return whole_keys, whole_values
@@ -474,7 +476,8 @@ def _unpacked(packed: Tensor, form: RowFormat, room: int, like: Tensor) -> Tenso
 
 def _fill(whole: Sequence[Tensor], newest: Tensor, rows: Tensor, places: Tensor) -> None:
     """Copy the `newest` keys and values from their places to rows of `whole`, [slots, kv_heads, rows] each."""
-    # Copying row by row in flat memory is several times as fast as an index for each dimension.
+    # Copying row by row in flat memory is several times as fast as an index for each dimension. Heads are counted over
+    # all slots; each has its rows of `whole`, and its places of `newest`, one behind another.
     heads = torch.arange(rows.shape[0] * rows.shape[1], device=rows.device).view(*rows.shape[:2], 1)
     flat_rows = (heads * whole[0].shape[2] + rows).flatten()
     flat_places = (heads * newest.shape[3] + places).flatten()

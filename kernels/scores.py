@@ -53,7 +53,7 @@ def _logits(
     steps = tl.arange(0, WINDOW_PADDED)
     k_at = head.to(tl.int64) * stride_head + cols.to(tl.int64)[:, None] * stride_row
     logits = tl.full([WINDOW_PADDED, BLOCK], float("-inf"), tl.float32)
-    for other in range(MERGED):
+    for other in range(MERGED):  # 1, or the whole group, of which `member` then is the first
         q_at = ((head * GROUP + member + other) * WINDOW + steps)[:, None] * DIM
         product = tl.zeros([WINDOW_PADDED, BLOCK], tl.float32)
         for start in range(0, DIM_PADDED, DEPTH):

@@ -52,6 +52,7 @@ class BenchmarkConfig:
 
     def __post_init__(self) -> None:
         needed = {"toy": "task", "file": "path", "hub": "hub_id"}[self.source]
+        # A path comes before any source.
         if self.path is None and getattr(self, needed) is None:
             raise UserError(f"benchmark.source={self.source} needs benchmark.{needed}; set it, or set benchmark.path.")
         for name, column in self.columns.items():

@@ -198,7 +198,7 @@ def _questions(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> lis
         else:
             check_lists(row, text, problem_id, named=config.answer_kind != "letter")
             gold = _gold(row, answer_column, config, problem_id)
-        content = (text, *sorted(options.values()))
+        content = (text, *sorted(options.values()))  # whatever letters the options have
         if content in first_rows:
             again = f"{row.where} has the problem of {first_rows[content]} again"
             raise UserError(f"{again}, under another id; delete one.")

@@ -229,4 +229,5 @@ def _arguments(path: Path) -> dict[str, str]:
     if len(kinds) != 1 or not kinds <= {*_SUFFIXES}:
         several = f"has *, ? or [ in its name and not files of one kind alone, {', '.join(_SUFFIXES)}"
         raise UserError(f"benchmark.path={path} {several}; rename the folder, or give a file.")
+    # `datasets` has one reader of both kinds of JSON.
     return {"path": kinds.pop().strip(".").replace("jsonl", "json"), "data_dir": escaped}

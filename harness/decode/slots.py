@@ -176,7 +176,7 @@ class SlotTable:
         self.positions[at] += sizes
         self.counts[at] += sizes
         self.generated[slots] += counts
-        if len(self._periods):
+        if len(self._periods):  # loops are looked for
             for slot, count in zip(slots, counts, strict=True):
                 self._count_agreeing(slice(slot, slot + 1), count)
 
@@ -341,6 +341,7 @@ class Prefiller:
         if self._begun is not None:
             return self._next_chunk(*self._begun)
         widths = accumulate(map(len, missing), max)  # of the first prompt, the first two, and so on, with padding
+        # How many prompts fit: `number * width` only grows, so these come first.
         count = max(1, sum(number * width <= self.step_tokens for number, width in enumerate(widths, start=1)))
         batches = [[ids] for ids in missing[:count]] if self.alone else [missing[:count]]
         for prompts in batches:

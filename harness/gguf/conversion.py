@@ -37,7 +37,7 @@ def find_gguf(place: str) -> Path:
 
 def _folder_of(package: str) -> Path | None:
     """Return the folder of an installed package; None if there is no such package."""
-    spec = find_spec(package) if package.isidentifier() else None
+    spec = find_spec(package) if package.isidentifier() else None  # for a dotted name, find_spec would import a package
     if spec is None or spec.origin is None:
         return None
     return Path(spec.origin).parent

@@ -175,6 +175,7 @@ def _sentencepiece(fields: Mapping[str, Any], file: Path) -> Tokenizer:
     adds_space = fields.get("ggml.add_space_prefix")
     if adds_space is False and isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
         backend.pre_tokenizer.prepend_scheme = "never"
+        # The usual decoder, but for the last step, which would drop a space at the start of a text.
         backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     if adds_space is not None:  # without the field, `load._check_spaces` looks at the texts
         first_token = backend.encode("a", add_special_tokens=False).tokens[0]

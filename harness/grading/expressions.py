@@ -24,7 +24,8 @@ _RELATIONS = ("=", "<", r"\leq", r"\neq", r"\in", *_TURNED)
 
 def compare(answer: str, gold: str) -> tuple[bool, str, str, str]:
     """Equal or not, the rule that decided, and both sides as they were compared."""
-    if answer.count("=") > 1 and "%" not in gold:  # P = 3/8 = 37.5%
+    # P = 3/8 = 37.5%: beside another form of the number, a percentage is its hundredth.
+    if answer.count("=") > 1 and "%" not in gold:
         answer = re.sub(r"(\d+(?:\.\d+)?)\s*\\?%", r"\\frac{\1}{100}", answer)
     left, unit = readable(answer)
     right, gold_unit = readable(gold)

@@ -77,7 +77,8 @@ class Values:
         """Return at how many points of their common domain two forms agree, None if they differ at one."""
         from sympy import Abs
 
-        only_one_has_abs = self._is_real and left.has(Abs) != right.has(Abs)  # \ln|x| is more than \ln x
+        # \ln|x| has values where \ln x has none: then a point without one of the values tells them apart.
+        only_one_has_abs = self._is_real and left.has(Abs) != right.has(Abs)
         count = 0
         for point in points:
             left_value = self._at(left, point, _DIGITS[0])
@@ -205,7 +206,7 @@ class Values:
         name = form.func.__name__
         if form.is_Rational:
             return Fraction(int(form.p), int(form.q))
-        # Only names are written as texts: sympy calculates the parts of a sum to put them in order.
+        # Only a name is turned into a text: to write a sum, sympy would calculate its parts and put them in order.
         if form.is_Symbol or isinstance(form, AppliedUndef):
             return mpmath.mpc(0, 1) if str(form) == "i" and "i" not in point else point[str(form)]
         if name == "ImaginaryUnit":
@@ -227,6 +228,7 @@ class Values:
 
     def _repeated(self, form: Any, point: Mapping[str, Any], *, is_sum: bool) -> Any:
         """The value of a sum or a product over one name with whole ends."""
+        # sympy's Sum(term, (name, low, high)); one without both ends has no value.
         term, (name, *ends), *other_names = form.args
         if other_names or len(ends) != 2:
             raise NoValue("sums over several names")

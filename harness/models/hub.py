@@ -179,7 +179,7 @@ def lack_of(folder: Path, *, safetensors_only: bool) -> str | None:
         if "tokenizer.json" not in names:
             return "it has no tokenizer.json: add the file, which the tokenizer's save_pretrained writes"
         has_safetensors = any(file.suffix == ".safetensors" for file in files)
-        if not safetensors_only or has_safetensors:
+        if not safetensors_only or has_safetensors:  # nothing is missing: the fault is within a file
             return None
         if any(file.match("pytorch_model*.bin") for file in files):
             alone = "it has its weights as .bin alone"

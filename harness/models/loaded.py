@@ -96,7 +96,7 @@ class FusedStep:
         angles = positions[:, None, None] * self.rotary.inv_freq.float()
         cos = (angles.cos() * self.rotary.attention_scaling).to(dtype)
         sin = (angles.sin() * self.rotary.attention_scaling).to(dtype)
-        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # both halves turn by the same angles
 
 
 def _shared(modules: list[nn.Linear], name: str) -> Tensor:
@@ -204,6 +204,7 @@ class LoadedModel:
         if self.fused_step is not None:
             return self.fused_step(tokens, positions, cache)
         inputs = {"input_ids": tokens[:, None], "position_ids": positions[:, None]}
+        # The first is for the layers' updates, the second for `slot_attention`.
         caches = {"past_key_values": cache, "slot_cache": cache, "use_cache": True}
         with self._step_products.by(cache.linear):
             return self.network.base_model(**inputs, **caches).last_hidden_state[:, 0]

@@ -120,7 +120,7 @@ def read_traces(settings: PredictorSettings) -> list[Trace]:
     kept = sorted((trace for trace in read_rows(file, Trace) if trace.kept), key=lambda trace: trace.key)
     if not kept:
         raise UserError(f"{file} holds no correct trace: run kvsweep predictor traces, on more problems.")
-    read_manifest(settings, file.with_name(ORIGIN_FILE), "traces")
+    read_manifest(settings, file.with_name(ORIGIN_FILE), "traces")  # only to refuse another model's
     return kept
 
 

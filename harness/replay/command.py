@@ -39,7 +39,7 @@ def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
     except yaml.YAMLError as error:
         raise UserError(f"{' '.join(overrides)} cannot be read as KEY=VALUE: see kvsweep replay --help.") from error
     if values.get("texts") is not None:
-        values["texts"] = at_home(texts_path)  # as the user typed it
+        values["texts"] = at_home(texts_path)  # as typed: YAML may read a name as a number
     if unknown:
         raise UserError(f"{min(unknown)} is unknown here: see kvsweep replay --help.")
     if timed and launching:

@@ -73,7 +73,10 @@ def replay(
         return [replace(requests[pair], branches=(_FULL,)) for pair in pairs]
 
     def part(pairs: Iterable[Pair], growing: bool) -> list[Request]:
-        """Requests for cells with slots as long as the completion, or for the others; the full cache needs none."""
+        """Return the requests with the cells that need a row for every token (`growing`), or with the other cells.
+
+        The full cache's cell is fed by `reading` already, unless its rows are quantized.
+        """
         fed = []
         for pair in pairs:
             branches = []
@@ -162,6 +165,7 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
     # `size` different tokens at a time, and of all rows of these tokens `size` at a time: memory stays bounded.
     for begin in range(0, len(first), size):
         full = model.logits(full_states[first[begin : begin + size]]).float().log_softmax(dim=-1)
+        # `order` lists the rows by their tokens: from `low` to `high` those of these tokens.
         low, high = np.searchsorted(token_of, [begin, begin + size], sorter=order)
         for rows in np.split(order[low:high], range(size, high - low, size)):
             reference = full[token_of[rows] - begin]

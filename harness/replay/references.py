@@ -118,6 +118,7 @@ def _full_cell(job: Job) -> StoredCell:
     """Return the stored cell of the full, unpacked cache under the job's conditions."""
     condition = job.cells[0].describe()["condition"]
     for cell, settings in read_cells(job.run_directory):
+        # A cell names its cache only if rows are quantized.
         if settings["condition"] == condition and settings["policy"]["name"] == "full" and "cache" not in settings:
             return cell
     lacking = "holds no full cache's cell of the same conditions, whose texts could be replayed"

@@ -32,8 +32,9 @@ class ReplayShare(Share):
 
 
 def replay_share(job: Job, config: ReplayConfig) -> ReplayShare:
-    """Return the share that replays all completions through a job's cells: the same number at any number of draws."""
+    """Return the share that replays all completions through a job's cells."""
     texts = read_texts(job, config)
+    # Each text is fed once: the job's draws, rounds and early end are of texts that are drawn.
     job = replace(job, rounds=(), finish=False, draws=1, tracker=UNTRACKED)
     pairs = [text.pair for text in texts]
     return ReplayShare(job=job, dealt=pairs, rows=config.file, texts=texts, tokens=config.tokens)
@@ -42,6 +43,7 @@ def replay_share(job: Job, config: ReplayConfig) -> ReplayShare:
 def start_replay(shares: Sequence[ReplayShare], launcher: Launcher) -> None:
     """Start replays with a launcher; print the results, or the command that shows their progress."""
     start([(shares, replay_all)], launcher)
+    # Shares of one run that replay the same texts have one table.
     for directory, file in dict.fromkeys((share.job.run_directory, share.rows) for share in shares):
         if launcher.waits:
             from kvsweep.analysis.report.gallery import write_fidelity  # imports pandas
@@ -95,7 +97,9 @@ def read_jobs(directory: Path) -> list[Job]:
     for config, ids in configs:
         job = make_job(OmegaConf.create(config))
         condition = row_types.content_hash([job.cells[0].describe()["condition"], job.cache.identity()])
-        if not ids <= {cell.cell_id for cell in job.cells}:  # a cell that has changed would start again
+        # A cell whose weights or code have changed has another id today, under which it would seem not to have begun.
+        # Then only the cells that have begun are replayed, else also those that are still to come.
+        if not ids <= {cell.cell_id for cell in job.cells}:
             job = replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id in begun))
         first = groups.get(condition, job)
         cells = {cell.cell_id: cell for cell in (*first.cells, *job.cells)}

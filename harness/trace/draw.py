@@ -173,7 +173,7 @@ def draw_retention(options: inspected.TraceOptions, folders: Sequence[Path]) -> 
     retained = pd.DataFrame(rows)
     evictions, policies = by_eviction(retained), by_policy(retained, correct)
     carried = mean_lorenz(curves)
-    twenty, thirty = carried["importance"][[20, 30]]
+    twenty, thirty = carried["importance"][[20, 30]]  # row n is of n percent of the tokens
     print(f"true importance held ({kind}) and Pass@1 over policies: {correlation_text(policies)}")
     print(f"the most important 20% of the thinking tokens carry {twenty:.0%} of it, 30% {thirty:.0%}")
     name = f"retention_{kind}"

@@ -112,7 +112,7 @@ def _compared(job: Job, cells: Mapping[str, CheckedCell], chosen: Mapping[str, C
             made = now.get(then.key)
             facts: dict[str, Any] = {"cell_id": cell.cell_id, "setting": setting, "cause": notes}
             facts |= {"problem_id": then.problem_id, "draw": then.draw, "tokens": then.num_tokens}
-            if made is None:
+            if made is None:  # an error ended the decoding before
                 state: State = "cannot"
                 text = facts["cause"] = str(error)
             elif made == then:
@@ -157,7 +157,7 @@ def differing(passes: Sequence[Mapping[str, Any]], today: Mapping[str, Any]) -> 
         for name, then in row_types.leaves(earlier):
             title = _title_of(name)
             now = values_now.get(name)
-            if title is None or then in (None, now):
+            if title is None or then in (None, now):  # None: an earlier version did not record it
                 continue
             if name == "policy_code" and is_same_code(then, str(now)):
                 continue
