@@ -37,6 +37,7 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
         raise UserError(f"{runs} {named}: give runs of the same settings and problems.")
     rows = pd.concat([_graded_rows(first, "a"), _graded_rows(second, "b")])
     # In one array, because the correction runs over all settings.
+    # A letter before each id, because both runs may have a cell with this id.
     scores = score_array(rows, [*("a" + shared["cell_id_a"]), *("b" + shared["cell_id_b"])])
     scores_a = scores[: len(shared)]
     scores_b = scores[len(shared) :]
@@ -45,6 +46,7 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     if not graded.any():
         none = "share no graded answer, of any problem and draw"
         raise UserError(f"{runs} {none}: grade both, or give runs of the same draws.")
+    # The differences are taken already, so the reference is zero.
     tests = paired_tests(differences, np.zeros(scores.shape[1:]))
     table = shared.join(tests).assign(graded=graded, graded_a=_graded(scores_a), graded_b=_graded(scores_b))
     unlike = []
@@ -59,13 +61,14 @@ def _graded_rows(run: Run, side: str) -> pd.DataFrame:
 
 
 def _pairs(first: Run, second: Run) -> pd.DataFrame:
-    """The cells that are the same one in both runs, which name it by what varies there, and those that `MATCH`.
+    """Return the pairs to compare: cells with one id in both runs, then, of the rest, those that agree in `MATCH`.
 
     Columns: `MATCH`, titles, cell_id_a and cell_id_b.
     """
     cells_a = _distinct(first)[[*MATCH, "model_title", "benchmark_title", "cell_id"]]
     cells_b = _distinct(second)[[*MATCH, "cell_id"]]
-    # A cell with one id is the same one, even if the runs name its variant by other settings.
+    # A cell with one id is the same one, even if its variant is named otherwise: each run names what varies in it.
+    # `MATCH` without its last name, the variant.
     same = cells_a.merge(cells_b.drop(columns="variant"), on=[*MATCH[:-1], "cell_id"])
     rest_a = cells_a[~cells_a["cell_id"].isin(same["cell_id"])]
     rest_b = cells_b[~cells_b["cell_id"].isin(same["cell_id"])]
@@ -86,7 +89,8 @@ def _graded(scores: np.ndarray) -> np.ndarray:
 
 def _other_settings(first: dict[str, Any], second: dict[str, Any]) -> str:
     """Return the settings that differ between two cells at one grid point, with A's and B's values."""
-    a, b = settings_of(first), settings_of(second)
+    a = settings_of(first)
+    b = settings_of(second)
     names = [name for name in sorted(a | b) if a.get(name) != b.get(name)]
     return ", ".join(f"{name} ({a.get(name, 'none')} and {b.get(name, 'none')})" for name in names)
 
@@ -96,6 +100,7 @@ def in_words(table: pd.DataFrame) -> str:
     differ = table[table["p_holm"] < LEVEL]
     sizes = differ["difference"].abs().sort_values(kind="stable", ascending=False)
     lines = []
+    # The smallest of these comes first, so that the largest is beside the summary.
     for row in notation.rows(differ.reindex(sizes.index[:MAX_LISTED][::-1])):
         difference = notation.percent_pm(row.difference, row.se, signed=True)
         interval = notation.interval(row.low, row.high, signed=True)
@@ -109,6 +114,7 @@ def _summary(table: pd.DataFrame) -> list[str]:
     """A line per panel, per difference of settings and on answers that one run lacks; last, how many cells differ."""
     compared = table[table["graded"] > 0]
     lines = _panel_lines(compared)
+    # Cells that differ in no setting have an empty text.
     settings = table["other_settings"].value_counts().drop("", errors="ignore")
     for names, cells in settings.head(MAX_LISTED).items():
         lines.append(f"settings differ in {counted(cells, 'cell')}: {names}")

@@ -52,6 +52,7 @@ _SIMPLE: dict[Any, pa.DataType] = {inspect.StrType: _TEXT, inspect.IntType: pa.i
 
 def row_type(*, ids: bool) -> Any:
     """The fields of a completion that are exported."""
+    # The seed is among the cell's settings.
     names = {field.name for field in msgspec.structs.fields(Completion)} - {"seed"}
     if not ids:
         names.remove("token_ids")
@@ -108,6 +109,7 @@ def export(
         withheld = GATED in cell["licence"] and not problems
         rows = _rows(directory / cell["cell_id"], kind, cell, withheld, notices)
         _write(output / DATA_FOLDER / f"{cell['cell_id']}.parquet", rows, schema)
+    # The files of an earlier export of other cells are deleted.
     exported = set(table["cell_id"])
     for path in output.glob(f"{DATA_FOLDER}/*.parquet"):
         if path.stem not in exported:
@@ -177,6 +179,7 @@ def card(table: pd.DataFrame, data: Path, schema: pa.Schema, *, problems: bool) 
     table = table.assign(**{name: table[name].map(lambda text: markdown_text(str(text))) for name in CARD_NAMES})
     files = sorted(data.glob("*.parquet"))
     rows = sum(pq.read_metadata(path).num_rows for path in files)
+    # The last digest is that of all contents; none without files.
     digest = (digests(files) or [""])[-1]
     # `datasets` names its cache by this front matter: without the digest it would open the rows of another export.
     config = {"config_name": "default", "data_files": f"{DATA_FOLDER}/*.parquet", "description": f"content {digest}"}
@@ -241,6 +244,7 @@ def _decodings(table: pd.DataFrame) -> Iterator[str]:
 def _cell(cell: Any, data: Path) -> list[str]:
     """A cell's line of the card's table, as `CELL_HEADS` name it."""
     rows = pd.read_parquet(data / f"{cell.cell_id}.parquet", columns=["problem_id", "stop_reason", "correct"])
+    # Truth values beside missing ones are objects and no numbers.
     graded = rows.dropna(subset="correct").astype({"correct": "float64"})
     score = graded.groupby("problem_id")["correct"].mean().mean()
     unfinished = "" if cell.status == "done" else " (unfinished)"
@@ -287,6 +291,7 @@ def _claim_on_hub(hub: Any, dataset: str, *, public: bool) -> None:
     info = hub.repo_info(dataset, repo_type="dataset")
     if not (public or info.private):
         raise UserError(f"--push-to-hub {dataset} is a public dataset: add --public, or give another name.")
+    # The hub puts this file into a new dataset.
     names = {file.rfilename for file in info.siblings} - {".gitattributes"}
     is_marked = False
     if CARD_FILE in names:

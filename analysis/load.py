@@ -103,7 +103,9 @@ class Run:
         if "running" in states:
             return "running"
         if "queued" in states:
+            # Between two tasks none runs. The sweep runs if any has ended.
             return "running" if "done" in states else "waiting"
+        # No task runs or waits any more. Without a failure all of their cells are complete.
         begun = set(self.cells["cell_id"])
         all_begun = all(begun.issuperset(task.cells) for task in self.tasks)
         all_ended = self.cells["status"].isin(["done", "replayed"]).all()
@@ -169,8 +171,10 @@ def refuse_unlike_golds(*runs: Run) -> None:
     for run in runs:
         graded = run.completions[["cell_id", "problem_id", "gold"]].dropna().drop_duplicates()
         cells = run.cells[["cell_id", "benchmark", "dataset_hash"]].astype({"cell_id": "object"})
+        # As plain objects, because the categories of two runs differ.
         tables.append(graded.astype({"problem_id": "object"}).merge(cells, on="cell_id"))
     golds_of_cells = pd.concat(tables)
+    # Golds such as 070 and 70 are one.
     golds_of_cells["gold"] = golds_of_cells["gold"].map(plain)
     golds_of: Any = golds_of_cells.groupby(["benchmark", "dataset_hash", "problem_id"])["gold"].unique()
     for (benchmark, _, problem_id), golds in golds_of.items():
@@ -191,6 +195,7 @@ def run_of_scores(table: pd.DataFrame, directory: Path) -> Run:
             "decoding": {"name": ""},
             "condition": f"{row['model']} {row['benchmark']}",
         }
+        # No such folder exists: its name is the cell's id.
         cells.append(_Cell(directory / f"row-{number}", settings, {"draws": row["draws"]}))
     completions, events = _completion_table([], print)
     stats = _stat_table([], print)
@@ -315,6 +320,7 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
             shard = in_one_line(record)
             msgspec.convert(shard, _Provenance)
             passes += shard.get("decoding_passes", [])
+            # What an earlier shard says has precedence.
             provenance = {**shard, **provenance, "decoding_passes": passes}
         except (ValueError, RecursionError):
             unread(path)
@@ -346,6 +352,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "benchmark": benchmark["name"],
                 "benchmark_title": _title(benchmark),
                 "policy": _policy_name(cell.settings),
+                # The bits of a server's cache are its own matter.
                 "bits": None if served else _bits(cache),
                 "unpacked_rows": _unpacked_rows(cache),
                 **{axis: policy.get(axis) for axis in AXES},
@@ -368,6 +375,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
         )
     table = pd.DataFrame(rows)
     for column in (*AXES, "bits", "expected", "draws", "unpacked_rows", "declared_bytes", "measured_bytes"):
+        # A column may have None alone, of which pandas makes objects.
         table[column] = pd.to_numeric(table[column], errors="coerce").astype("float64")
     return table
 
@@ -402,6 +410,7 @@ def _unpacked_rows(cache: dict[str, Any]) -> int | None:
     if cache["bits"] == 16:
         return None
     rows = int(cache.get("residual", 0))
+    # These quantize whole groups, so that almost a group may wait unquantized.
     if cache["scheme"] in ("kivi", "kvarn"):
         rows += cache["group"] - 1
     return rows
@@ -478,11 +487,14 @@ def _has_copies(cell: _Cell) -> bool:
     """True if a server ignores seed or temperature: more draws then say nothing about chance."""
     config = cell.provenance.get("config") or {}
     decoding = config.get("decoding") or {}
+    # kvsweep keeps to its seeds, and greedy draws are copies as they should be.
     if not is_served(cell.settings) or decoding.get("temperature") == 0:
         return False
     texts = [(row.problem_id, row.text) for row in load_texts(cell.folder).values()]
     answers = pd.DataFrame(texts, columns=["problem_id", "text"], dtype=object).assign(correct=np.nan)
+    # No grade is given, so texts alone are compared.
     share = counted_share(answers)
+    # Copies if some text repeats and fewer than two draws of a problem count on average.
     fewest_drawn = GREEDY_BELOW * answers["problem_id"].nunique()
     return share < 1 and share * len(answers) < fewest_drawn
 
@@ -490,6 +502,7 @@ def _has_copies(cell: _Cell) -> bool:
 def _in_order_of_run(cells: pd.DataFrame, notify: _Notify) -> pd.DataFrame:
     """Return the cells in display order, and of several baselines of a server's condition the fullest one first."""
     is_baseline = cells["policy"].eq("full") & cells["engine"].eq("server")
+    # Missing for all but baselines: the names after it decide the order of the others.
     ranked = cells.assign(fewer=-cells["completions"].where(is_baseline))
     ordered = in_order(ranked, by=(*ORDER[:3], "fewer", *ORDER[3:]))
     for _, baselines in ordered.dropna(subset="fewer").groupby("condition", sort=False):
@@ -507,6 +520,7 @@ def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
         known = KNOWN.get(str(column.name))
         if known is None:
             return column
+        # Other names follow the known ones, in alphabetical order.
         names = [*known, *sorted(set(column) - set(known))]
         return column.map({name: place for place, name in enumerate(names)})
 
@@ -522,6 +536,7 @@ def benchmarks_first(cells: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
             raise UserError(f"--order names {name}, which is no benchmark here: choose among {', '.join(by_title)}.")
         benchmark = by_title.get(name, name)
         places[benchmark] = place
+    # Benchmarks that are not named follow, in their order.
     order = cells["benchmark"].map(places).fillna(len(places))
     return cells.iloc[order.argsort(kind="stable")].reset_index(drop=True)
 
@@ -537,17 +552,21 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
         completions = list(cell.rows(_Counts, on_bad=on_bad))
         grades = cell.grades(on_bad=on_bad)
         for row in completions:
+            # Of all evictions of the text: lengths before and after, and tokens freed times step.
             before = after = freed_step = 0
             for eviction in row.evictions:
                 freed = eviction.length_before - eviction.length_after
                 before += eviction.length_before
                 after += eviction.length_after
                 freed_step += freed * eviction.step
+                # This completion's row is the next one of the table.
                 events.extend((len(rows), eviction.step, freed))
+            # In the order of `EVICTION_SUMS`.
             sums: list[int | None] = [len(row.evictions), before, after, freed_step]
             if row.peak_length is None:  # a server's completion has no lengths
                 sums = [None] * 4
             grade = grades.get(row.key)
+            # Outcome, correct, answer and gold.
             verdict: list[Any] = [None] * 4
             if grade is not None:
                 is_right = float(grade.outcome == "correct")
@@ -555,7 +574,7 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
             rows.append((folder.name, *counts_of(row), *sums, *verdict))
     cell_ids = pd.CategoricalDtype([folder.name for folder in folders])
     table = pd.DataFrame(rows, columns=["cell_id", *COMPLETION_DTYPES])
-    # Unknown numbers of a server's completions are missing.
+    # Of a server some numbers are unknown, and only a column of floats can lack one.
     gaps = {name: "float64" for name in (*COUNTS, *EVICTION_SUMS) if table[name].isna().any()}
     table = table.astype({"cell_id": cell_ids, **COMPLETION_DTYPES, **gaps})
     return table, pd.DataFrame(np.array(events).reshape(-1, 3), columns=["completion", "step", "freed"])
@@ -567,5 +586,6 @@ def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:
     for folder in folders:
         for row in StoredCell(folder).rows(_Costs, on_bad=skipped(notify)):
             rows.append((folder.name, *attrgetter(*STAT_RULES)(row)))
+    # As floats, in which a number that a row lacks is NaN.
     stats = pd.DataFrame(rows, columns=["cell_id", *STAT_RULES]).astype(dict.fromkeys(STAT_RULES, "float64"))
     return stats.groupby("cell_id", sort=False).agg(STAT_RULES).reset_index()

@@ -98,6 +98,7 @@ def percent(fraction: float, *, signed: bool = False) -> str:
     if missing(fraction):
         return MISSING
     sign = "+" if signed else ""
+    # z: no minus sign before 0.0.
     return f"{100 * fraction:{sign}z.1f}"
 
 
@@ -170,6 +171,7 @@ def marks(texts: Iterable[str]) -> dict[str, int]:
     for text in texts:
         if SMALL_LOSS in text:
             counts[SMALL_LOSS] += 1
+        # The mark of a safe cell is part of it.
         rest = text.replace(SMALL_LOSS, "")
         counts.update(mark for mark in MARKS if mark in rest)
     return {mark: counts[mark] for mark in MARKS if counts[mark]}
@@ -178,6 +180,7 @@ def marks(texts: Iterable[str]) -> dict[str, int]:
 def state_marks(row: Any) -> str:
     """Return the marks of a cell's score: nothing evicted, nothing quantized, unfinished, fewer draws than others."""
     marks = ""
+    # With fewer bits a cache differs from the full one even if nothing was evicted.
     is_untouched = getattr(row, "evicted", None) == 0 and row.bits == 16
     if row.policy != "full" and is_untouched:
         marks += UNTOUCHED
@@ -185,7 +188,7 @@ def state_marks(row: Any) -> str:
         marks += UNPACKED
     if row.status != "done":
         marks += UNFINISHED
-    if getattr(row, "stopped_early", None) == True:  # noqa: E712, NaN if nothing is compared
+    if getattr(row, "stopped_early", None) == True:  # noqa: E712, NaN, which is truthy, if nothing is compared
         marks += STOPPED
     return marks
 

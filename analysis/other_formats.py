@@ -63,6 +63,7 @@ def _eee(run: Run, cell: Any) -> dict[str, Any]:
     settings = run.settings[cell.cell_id]
     provenance = run.provenance[cell.cell_id]
     engine = {"name": "kvsweep", "version": version("kvsweep")}
+    # Weights from the hub are written ID@COMMIT, others without @.
     hub_id, at, _ = str(settings["model"].get("weights")).partition("@")
     model_id = hub_id if at else cell.model
     uncertainty = {
@@ -138,6 +139,7 @@ def _place_in_eee(cell: Any, record: Mapping[str, Any]) -> str:
     """The path that its validator asks for; the same cell has the same name in every export."""
     model = record["model_info"]
     _, _, model_name = model["id"].rpartition("/")
+    # Not a random one, though version 4 says so: the id's hash.
     number = UUID(bytes=hashlib.sha256(cell.cell_id.encode()).digest()[:16], version=4)
     return f"data/{cell.benchmark}/{model['developer']}/{model_name}/{number}.json"
 
@@ -161,6 +163,7 @@ def _inspect(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
             gold = problem.gold
         samples.append(_sample(model, prompt, gold, texts[pair], grades.get(pair)))
     ids = list(dict.fromkeys(sample["id"] for sample in samples))
+    # The form demands a time.
     started = _started(provenance) or "1970-01-01T00:00:00+00:00"
     scored = sum(pair in grades for pair in texts)
     accuracy = {"name": "accuracy", "value": cell.pass_at_1, "params": {}}
@@ -194,6 +197,7 @@ def _inspect(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
             "config": _known(
                 temperature=decoding.get("temperature"),
                 top_p=decoding.get("top_p"),
+                # 0 sets no limit.
                 top_k=decoding.get("top_k") or None,
                 max_tokens=decoding.get("max_new_tokens"),
                 seed=settings.get("seed"),

@@ -49,7 +49,7 @@ _NO_GRADE = -1.0
 MOST_ROWS = 10_000_000
 _KEYS = ("samples", "task_states.cases")  # of inspect_ai and llama-eval
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".eval")
-_WHOLE_ID = re.compile(r"^(\d{1,15})\.0$")  # a float, where a column has a missing value
+_WHOLE_ID = re.compile(r"^(\d{1,15})\.0$")  # a whole number that became a float, because its column lacks a value
 _REPEAT = re.compile(r"-rs(\d+)$")  # the draw in the name of a file of NeMo-Skills and sgl-eval
 PAIR = ["problem_id", "draw"]
 Row = Mapping[str, Any]
@@ -117,12 +117,15 @@ def _of_kvsweep(row: Row, graded: bool) -> Iterator[Row]:
 def _of_lighteval(row: Row, graded: bool) -> Iterator[Row]:
     """The samples of one problem, which have one metric together."""
     doc = row["doc"]
+    # A row without a text is one answer.
     texts = _list(row["model_response"].get("text")) or [None]
     shared = {"id": doc.get("id"), "prompt": doc.get("query")}
+    # A metric of several texts is the mean of their grades, or the like, and grades none of them.
     if len(texts) == 1:
         shared["scores"] = row["metric"]
     golds = _list(doc.get("choices"))
     place = doc.get("gold_index")
+    # Some tasks have no place here, or a list of them.
     if place in range(len(golds)):
         shared["gold"] = golds[place]
     for draw, text in enumerate(texts):
@@ -141,6 +144,7 @@ def _of_inspect_ai(row: Row, graded: bool) -> Iterator[Row]:
     answer["stop_reason"] = row.get("stop_reason") or choice.get("stop_reason")
     epoch = row.get("epoch")
     if isinstance(epoch, int) and epoch > 0:
+        # `epoch` is emptied, because it would be read as the draw too.
         answer |= {"epoch": None, "draw": epoch - 1}
     yield {**row, **answer}
 
@@ -156,6 +160,7 @@ def _parts(content: Sequence[Any], name: str) -> list[str]:
 
 def _of_llama_eval(row: Row, graded: bool) -> Iterator[Row]:
     """A case; one that is pending or has failed has no answer."""
+    # The grader's log is emptied: what it says of errors is no sign that the answer failed.
     case = {**row, "draw": row.get("chunk_idx"), "gold": row.get("expected"), "grader_log": None}
     if row.get("status") != "ok":
         case["error"] = str(row.get("status"))
@@ -163,14 +168,16 @@ def _of_llama_eval(row: Row, graded: bool) -> Iterator[Row]:
 
 
 def _of_lm_eval(row: Row, graded: bool) -> Iterator[Row]:
-    """The answers of one request, whose metrics are those of a filter's one; log-likelihoods are no texts."""
+    """The answers of one request; its metrics grade the one that a filter took. Log-likelihoods are no texts."""
     repeats = row["resps"]
     if len(repeats) == 1 and isinstance(repeats[0], list):
         repeats = repeats[0]
     texts = [text for text in repeats if isinstance(text, str)]
     if len(texts) < 2 or graded:
+        # The first text, or none. A field of the row with this name has precedence.
         yield {"text": [*texts, None][0], **row}
         return
+    # The metrics grade one of these texts, so the others would get its grade.
     metrics = {*_GRADES, "metrics", *_metrics(row.get("metrics"))}
     ungraded = {name: value for name, value in row.items() if name not in metrics}
     for draw, text in enumerate(texts):
@@ -242,6 +249,7 @@ def read_outputs(source: Source, reading: Reading = _USUAL) -> Outputs:
     draws = list[int]()
     for file in files:
         draws += map(int, _REPEAT.findall(file.stem))
+    # The names do not count if there is one file, or if they do not give each another draw.
     if len(files) == 1 or len({*draws}) < len(files):
         draws = [*range(len(files))]
     return _read(files, draws, reading)
@@ -252,10 +260,11 @@ def _outputs_in(folder: Path, reading: Reading) -> list[Path]:
     files = sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
     repeats = [path for path in files if _REPEAT.search(path.stem)]
     names = {path.name for path in repeats}
+    # A name that stands in two folders shows that they are of two settings.
     if repeats and len(names) == len(repeats):
         return repeats
     outputs = repeats or [path for path in files if _begins_with_outputs(path, reading)]
-    # NeMo Evaluator writes each answer into three files.
+    # NeMo Evaluator writes each answer into three files, of which this one is read.
     results = [path for path in outputs if path.name == "results.jsonl"]
     if len(results) == 1:
         return results
@@ -281,6 +290,7 @@ def _read(files: Sequence[Path], draws: Sequence[int], reading: Reading, most: i
     formats = []
     for file, draw in zip(files, draws, strict=True):
         for number, (place, values) in enumerate(itertools.islice(rows_of_file(file, keys=_KEYS), most)):
+            # A file's first row decides its format.
             if number == 0:
                 formats.append(_format_of(values))
             for row in formats[-1].read(values, reading.graded):
@@ -316,6 +326,7 @@ def _outputs(
         raise _Refusal(f"has no row of a graded output{condition}: check it")
     rows = rows.drop(columns=[*reading.ignored], errors="ignore")
     answers = answers.loc[rows.index]
+    # In this order: draws need the problems, texts the endings, and grades the signs of failure.
     answers = answers.assign(problem_id=_problems(rows, answers, reading))
     answers["draw"] = _draws(rows, answers, reading)
     answers["ending"] = _endings(rows, reading)
@@ -325,9 +336,11 @@ def _outputs(
     answers["prompt"] = _first(rows, PROMPT) if prompt is None else _column(rows, prompt)
     metrics = dict.fromkeys(itertools.chain(*map(_metrics, _first(rows, ["metrics"]))))
     answers["correct"], grade, score = _grades(rows, answers, metrics, reading)
+    # Endings and empty texts are signs too, beside the fields that `_failure` has read.
     answers["sign"] = _signs(answers)
     answers.loc[answers["sign"].notna(), "correct"] = float("nan")
     for name in ("sign", "text", "ending", "gold", "prompt"):
+        # None is the only sign of what is missing, in place of NaN.
         answers[name] = answers[name].astype(object).where(answers[name].notna(), None)
     if reading.group is not None:
         answers["group"] = each(_column(rows, reading.group), str)
@@ -335,6 +348,7 @@ def _outputs(
     no_question |= {reading.correct, reading.group}
     _refuse_repeated(rows, answers, no_question)
     described = rows.drop(columns=[*no_question], errors="ignore")
+    # Where each program's columns of the question are known, no other describes it.
     if all(program.question for program in formats):
         of_question = itertools.chain(*(program.question for program in formats))
         described = described[described.columns.intersection([*of_question])]
@@ -400,11 +414,12 @@ def _problems(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Co
     """Each row's problem id as text."""
 
     def has_ids(column: Column) -> bool:
-        # A sentence is the question.
+        # More than three words are no id but the question.
         return all(0 < len(_id(value).split()) < 4 for value in column)
 
     column = _meaning("id", rows, reading, has_ids)
     if column.isna().all():
+        # No column has ids alone: the question itself may be the id.
         column = _first(rows, _NAMES["id"])
     problems = each(column, _id)
     for row, problem in problems.items():
@@ -420,6 +435,7 @@ def _id(value: Any) -> str:
     """A problem's id as text; "" for what is neither text nor a whole number."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
+    # Not `isinstance`, for which True is a whole number.
     if type(value) not in (str, int):
         return ""
     text = " ".join(str(value).split())
@@ -432,6 +448,7 @@ def _draws(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Colum
         return answers.groupby("problem_id").cumcount()
     column = _meaning("draw", rows, reading, lambda column: _number_draws(column, answers["problem_id"]))
     numbers = each(column.dropna(), _whole)
+    # Only a column that --column names can have other values: else `_number_draws` passes it over.
     for row in numbers.index[numbers.isna()]:
         wrong = f"{reading.columns['draw']}={visible(str(column[row])):.40}"
         raise _Refusal(f"has {wrong}, which is no draw: write a whole number from 0, or give --draws rows")
@@ -448,6 +465,7 @@ def _number_draws(column: Column, problems: Column) -> bool:
     numbers = each(column.dropna(), _whole)
     if numbers.isna().any():
         return False
+    # Draws of one problem cannot repeat over problems.
     if problems.nunique() == 1:
         return True
     problems_of_number = problems[numbers.index].groupby(numbers).nunique()
@@ -458,6 +476,7 @@ def _endings(rows: pd.DataFrame, reading: Reading) -> Column:
     """How each text ended, by the column whose words say so; a word that is unknown stays."""
     column = _meaning("stop_reason", rows, reading, lambda column: any(map(ending, column)), ending)
     if column.isna().all():
+        # No column has a known word: the words stay as they are.
         column = _first(rows, _NAMES["stop_reason"])
 
     def read(reason: Any) -> Any:
@@ -470,6 +489,7 @@ def _endings(rows: pd.DataFrame, reading: Reading) -> Column:
 
 def _texts(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Column:
     """The texts, with the thinking in front that a server has split off."""
+    # Usual columns with a text in some row.
     names = [name for name in _NAMES["text"] if name in rows and str in {*map(type, rows[name])}]
     if len(names) > 1:
         varying = []
@@ -481,6 +501,7 @@ def _texts(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Colum
     texts = _meaning("text", rows, reading, lambda column: column.name in names, str)
     texts = each(texts, lambda text: text if isinstance(text, str) else None)
     for row, thought in _first(rows, ["reasoning_content"]).items():
+        # The server may have split it off and left it in the text too.
         if isinstance(thought, str) and thought not in (texts[row] or ""):
             texts[row] = joined(thought, texts[row], DEFAULT_TAGS, ended=answers["ending"][row] != "length")
     return texts
@@ -494,6 +515,7 @@ def _grades(
     for name in metrics:
         if name in rows:
             scores[name] = rows[name]
+    # Columns by name; a score has precedence over a column of its name.
     columns = {**rows, **scores}
     names = [*scores, *_GRADES] if reading.correct is None else [reading.correct]
     fitting = {}
@@ -506,13 +528,16 @@ def _grades(
                 unfitting[name] = grades
             else:
                 fitting[name] = grades.astype(float).fillna(_NO_GRADE)
+    # All columns that fit must say the same. As a number, having no grade is equal to itself; NaN is not.
     different = {tuple(grades) for grades in fitting.values()}
     if len(different) != 1:
+        # Every request failed, or no grade is needed.
         if answers["sign"].notna().all() or (not reading.graded and reading.correct is None):
             return pd.Series(float("nan"), index=rows.index), None, None
         hint = "name one with --correct NAME (1 right, 0 wrong), or give --grades ours"
         if fitting:
             raise _Refusal(f"has the grades {', '.join(map(visible, fitting))}, which differ: {hint}")
+        # The error is about the first of them.
         for name, grades in unfitting.items():
             row = grades.map(type).eq(str).idxmax()
             wrong = f"{visible(name)}={visible(grades[row]):.40} in {answers['place'][row]}"
@@ -520,6 +545,7 @@ def _grades(
         raise _Refusal(f"has no grade: {hint}; it has {visible(', '.join(map(str, rows))):.200}")
     grade, *_ = fitting
     grades = fitting[grade]
+    # The name of a filter that does nothing is "none".
     filters = sorted({*map(str, _first(rows, ["filter"]).dropna())} - {"none"})
     score_parts = [grade, *filters] if grade in scores else filters
     return grades.where(grades != _NO_GRADE), grade, " ".join(score_parts) or None
@@ -560,6 +586,7 @@ def _failure(row: Row, ignored: Collection[str] = ()) -> str | None:
     for name, value in row.items():
         if name in _FAILURES and name not in ignored and _says(value):
             return name
+        # A question's object may have fields of these names that say nothing of the answer.
         if isinstance(value, dict) and name not in OF_QUESTION and name not in ignored:
             inner = _failure(value)
             if inner is not None:
@@ -579,7 +606,8 @@ def _says(value: Any) -> bool:
 def _refuse_repeated(rows: pd.DataFrame, answers: pd.DataFrame, no_question: Collection[Any]) -> None:
     """Raise _Refusal for an answer that stands twice; it names a column that tells the rows apart.
 
-    Its values are those of the whole file: a text, a number or a time has others at other problems.
+    Such a column, of tasks or filters, has the same values at every problem. A text or a time has others elsewhere in
+    the file, and is not named.
     """
     counts: Any = answers.groupby(PAIR).size()
     if counts.max() == 1:
@@ -591,6 +619,7 @@ def _refuse_repeated(rows: pd.DataFrame, answers: pd.DataFrame, no_question: Col
         values = {*map(str, rows_of_pair[name])}
         if name in no_question or len(values) < len(rows_of_pair) or values != {*map(str, rows[name])}:
             continue
+        # Whole numbers may be draws.
         draw_column = f"--column draw={visible(name):.60}, or " if all(map(str.isdecimal, values)) else ""
         conditions = " or ".join(f"--where {visible(f'{name}={value}'):.80}" for value in sorted(values))
         hint = f"these rows differ in {visible(name):.40}: give {draw_column}{conditions}"

@@ -30,8 +30,10 @@ def refuse_unlike(outputs: Mapping[str, Outputs], baseline: str, ignored: Sequen
                 f"{baseline} and {name} have the grades {full.score!r:.60} and {setting.score!r:.60}: give outputs of "
                 "the same grades, or choose by --correct NAME, --where filter=NAME."
             )
+        # The fewer draws count: with one, a file does not show which columns vary by draw.
         draws = min(full.answers["draw"].nunique(), setting.answers["draw"].nunique())
         problems = _differing(questions[baseline], questions[name], draws)  # by column
+        # The error is about the first column; the others are only listed.
         for column, problem in problems.items():
             columns_text = ", ".join(map(visible, problems))
             differ = f"{baseline} and {name} differ in {columns_text:.200} for problem {visible(problem)!r:.60}"
@@ -50,6 +52,7 @@ def refuse_unpaired(outputs: Mapping[str, Outputs], baseline: str) -> None:
             ids = f"{baseline} has {_first_ids(full)} and {name} {_first_ids(answers)}"
             raise UserError(f"{ids}, and they share no problem: --column id=NAME names the problem's id.")
         first, other_first = full["draw"].min(), answers["draw"].min()
+        # Counted from 0 and from 1, for example: pairs would join different draws.
         if first != other_first and {*full["draw"] - first} == {*answers["draw"] - other_first}:
             raise UserError(
                 f"{baseline} counts draws from {first} and {name} from {other_first}: count them alike, or give "
@@ -64,7 +67,8 @@ def _first_ids(answers: pd.DataFrame) -> str:
 def one_per_problem(questions: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFrame:
     """The columns that have one value in all draws of each problem, a row a problem.
 
-    A column known to describe the question that has two values in a problem raises a UserError.
+    A column that varies within a problem describes answers and is left out; it raises a UserError if its name is one
+    of the question's.
     """
     columns = {}
     for name in questions:
@@ -74,6 +78,7 @@ def one_per_problem(questions: pd.DataFrame, answers: pd.DataFrame) -> pd.DataFr
         if not varies.any():
             columns[name] = by_problem.first()
         elif name in OF_QUESTION:
+            # The first problem in which it varies.
             problem = varies.idxmax()
             of_problem = texts[answers["problem_id"].eq(problem)]
             row = of_problem.ne(of_problem.iloc[0]).idxmax()  # the first with another text
@@ -95,6 +100,7 @@ def _refuse_many_ids(table: pd.DataFrame, name: str) -> None:
         return
     questions = table[table.columns.intersection([*OF_QUESTION])].dropna(how="all", subset=prompts)
     different = len(questions.drop_duplicates())
+    # Two ids or more for each question, on average.
     if 1 < different <= len(questions) / 2:
         raise UserError(
             f"{visible(name)} has {len(questions):,} ids for {different:,} questions, so that draws would count as "
@@ -106,13 +112,14 @@ def _refuse_many_ids(table: pd.DataFrame, name: str) -> None:
 def _differing(first: pd.DataFrame, second: pd.DataFrame, draws: int) -> dict[str, str]:
     """The first problem of each column that differs between two settings.
 
-    With one draw each column has one value in all draws. Then sentences alone are compared, and the columns that are
-    known by name. A column with one value in the whole file describes the run.
+    With one draw no column varies between draws, also not one that describes answers. Then only sentences are compared,
+    and the columns whose names are of the question. A column with one value in the whole file describes the run.
     """
     problems = {}
     for name in first.columns.intersection(second.columns, sort=False):
         texts, others = first[name].dropna(), second[name].dropna()
         if name not in OF_QUESTION:
+            # Most of its values have three words or more.
             has_sentences = texts.str.count(" ").gt(1).mean() > 0.5
             describes_run = texts.nunique() == 1 or others.nunique() == 1
             if describes_run or (draws == 1 and not has_sentences):

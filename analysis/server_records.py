@@ -20,7 +20,7 @@ _ROUNDED = 0.02  # by which two such sizes of one cache may differ
 
 
 def record_of(passes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what servers said in a cell's passes, the last ones first. A pass without an answer has no `model`."""
+    """Return what servers said in a cell's passes; later ones have precedence. A pass without answers has no model."""
     record = dict[str, Any]()
     for answers in passes:
         if "model" in answers:
@@ -41,6 +41,7 @@ def cache_of(fields: Mapping[str, Any]) -> dict[str, Any]:
 def same_cache(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """True if two records show one cache: as many bytes, rotated alike; without bytes, the same types."""
     if BYTES not in first or BYTES not in second:
+        # Two servers that say nothing are not shown to have one cache.
         return bool(_kinds(first)) and _kinds(first) == _kinds(second)
     same_size = math.isclose(first[BYTES], second[BYTES], rel_tol=_ROUNDED)
     same_rotation = all(first.get(name) == second.get(name) for name in ("rotated_k", "rotated_v"))
@@ -62,6 +63,7 @@ def _bytes_per_token(fields: Mapping[str, str]) -> float | None:
     """Return the bytes of a token as a server says its cache's bytes and tokens; None if it does not say both."""
     for name, unit, factors in _SIZES:
         try:
+            # One count of tokens, or streams times the cells of each.
             tokens = math.prod(float(fields[factor]) for factor in factors)
             return unit * float(fields[name]) / tokens
         except (KeyError, ValueError, ZeroDivisionError):

@@ -106,10 +106,12 @@ def importance_figure(
 def _strip(axes: Axes, layout: Layout, scores: np.ndarray) -> None:
     """Draw one text's scores [thinking] as colours, with their mean as a line, between question and answer."""
     known = scores[~np.isnan(scores)]
+    # Any scale will do if nothing is known.
     low, high = np.percentile(known, PERCENTILES).tolist() if len(known) else (0.0, 1.0)
     # The line of the mean lies on the scale of the colours, so the scale must reach it.
     mean, _ = mean_and_ratio(scores)
     low = min(low, mean)
+    # A scale needs a width. A mean of NaN changes neither end.
     high = max(high, mean, low + 1e-12)
     begin, end = -0.5, layout.thinking - 0.5
     axes.imshow(
@@ -147,6 +149,7 @@ def pooled(scores: np.ndarray, most: int) -> np.ndarray:
     if len(scores) <= most:
         return scores
     starts = np.unique(np.linspace(0, len(scores), most, endpoint=False).astype(int))
+    # `fmax` passes over NaN.
     return np.fmax.reduceat(scores, starts)
 
 
@@ -155,6 +158,7 @@ def lorenz(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     known = scores[~np.isnan(scores)]
     most_first = np.sort(known)[::-1]
     carried = np.concatenate([[0.0], np.cumsum(most_first)])
+    # Not 0, if no token has any importance.
     total = max(carried[-1], 1e-300)
     return np.linspace(0, 1, len(carried)), carried / total
 
@@ -202,6 +206,7 @@ def kept_html(kept: Kept, *, title: str) -> str:
     data = {
         "text": "".join(kept.pieces),
         "lengths": [len(piece.encode("utf-16-le")) // 2 for piece in kept.pieces],
+        # The text begins with the prompt, so no token stands before it and its first tokens are the question.
         "prompt": 0,
         "question": kept.prompt,
         "steps": list(kept.steps),

@@ -51,6 +51,7 @@ def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarra
 
 def _sums(starts: np.ndarray, ends: np.ndarray, amounts: np.ndarray, steps: int) -> np.ndarray:
     """Sum at each step the amounts that are active there, [steps]: each from its start to just before its end."""
+    # What starts or ends after the last step is cut off.
     changes = np.bincount(starts, amounts, steps)[:steps] - np.bincount(ends, amounts, steps)[:steps]
     return np.cumsum(changes)
 
@@ -131,6 +132,7 @@ def _chosen(cells: pd.DataFrame) -> list[tuple[str, str]]:
     # Lengths that differ by a factor of 1 + `ALIKE` differ by one here.
     lengths = (np.log(cells["mean_cache_length"]) / np.log1p(ALIKE)).round()
     groups = [rows for _, rows in cells.groupby([lengths, "bits"])]
+    # Evenly from the smallest to the largest; of fewer groups each once.
     places = np.unique(np.linspace(0, len(groups) - 1, MAX_LINES).round().astype(int))
     chosen = []
     for place in places:
@@ -151,7 +153,9 @@ def flops(run: Run, cell_id: str) -> tuple[float, float] | None:
         config = json.loads(read_file(Path(str(path)) / "config.json", linked=True))
         hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
         head_dim = config.get("head_dim") or hidden // heads
+        # Queries and output have all heads, keys and values the key heads.
         attention_weights = hidden * head_dim * 2 * (heads + config["num_key_value_heads"])
+        # The MLP has three matrices: gate, up and down.
         layer_weights = attention_weights + 3 * hidden * config["intermediate_size"]
         weights = layers * layer_weights + hidden * config["vocab_size"]
         row_flops = 4.0 * heads * head_dim  # of attention over one cached token in one layer

@@ -189,6 +189,7 @@ def _floor(panel: Panel, verdicts: Sequence[PanelVerdict]) -> NoiseFloor | None:
     """The noise floor of the verdict on these cells; None without one."""
     cells_of_panel = set(panel.cells["cell_id"])
     for verdict in verdicts:
+        # A verdict has no cells without a grade, so it may have fewer than the panel.
         if verdict.floor and cells_of_panel >= set(verdict.cells["cell_id"]):
             return verdict.floor
     return None
@@ -224,6 +225,7 @@ def published_figure(
         gap_cells = ours.cells.assign(value=gaps, label=labels, mark="")
         note = f"typical standard error of ours {notation.percent(our_cells['se'].mean())}"
         difference = replace(ours, title="ours minus published", note=note, cells=gap_cells, difference=True)
+        # Panels with the benchmark's scale share its colours; all differences share the scale of no name.
         difference = replace(difference, scale="", measure="points")
         panels += [replace(theirs, scale=scale), replace(ours, scale=scale), difference]
     scales = "published and ours have one colour scale per row, the differences one for all rows"
@@ -300,12 +302,14 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
         row, column = divmod(place, columns)
         if bar is not None:
             _finish_bar(bar, panel, scale_values)
+            # Only the last bar of a row is labelled.
             if row in last_bars:
                 last_bars[row].set_label("")
             bar.set_label(panel.measure)
             last_bars[row] = bar
         if column == 0:
             axes.set_ylabel("Local Window Size")
+        # The panel to the left names the same windows.
         elif panel.rows == panels[place - 1].rows:
             axes.set_yticklabels([])
         if place + columns >= len(panels):
@@ -326,6 +330,7 @@ def _panel_row_size(
     if columns == 1:  # in a narrower figure the numbers would lie on one another
         width = max(width, _edge(panels) + _panel_width(panels, labels))
     windows, ratios = len(panels[0].rows), len(panels[0].columns)
+    # A line of a title takes 0.15 inches, a further line in a cell 0.12.
     title_height = 0.15 * max(len(panel.lines) for panel in panels) + 0.32
     text_lines = 1 + max(text.count("\n") for texts in labels for text in texts.flat)
     cell_width = (width / columns - BESIDE) / ratios
@@ -396,6 +401,7 @@ def _panel_width(panels: list[Panel], labels: list[np.ndarray]) -> float:
     """The inches that the cells of a panel take if no two texts touch, with the colour bar beside them."""
     ratios = panels[0].columns
     letters = max(_longest(np.ravel(labels)), 1 + _longest(ratios))
+    # A letter is about 0.52 of the font's size wide; an inch has 72 points.
     return len(ratios) * 0.52 * SIZE * letters / 72 + 0.45
 
 
@@ -427,6 +433,7 @@ def _finish_bar(bar: Colorbar, panel: Panel, numbers: np.ndarray) -> None:
     if panel.difference and low < high:  # the colours lie evenly around zero
         bar.ax.set_ylim(min(0, low), max(0, high))
     elif low == high:
+        # All values are equal, and the width of the scale is made up.
         bar.set_ticks([low])
 
 

@@ -51,6 +51,7 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     for policy in bars.itertuples(index=False, name=None):
         mark = UNFINISHED if policy in unfinished else ""
         names.append(notation.policy_title(*policy) + mark)
+    # What the names and margins leave of the width; the lengths need a column too.
     columns = int((look.width - LETTER * max(map(len, names)) - 0.2) / PANEL)
     if columns < min(FEWEST_IN_A_ROW, len(views) + 1):
         views = views[:1]
@@ -59,12 +60,14 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     height = BAR * len(bars) + 0.55
     figure, panels = style.panels(look.width, len(views) + 1, columns, row=height, rest=0.8, sharey=True)
     texts = list(names)
+    # Not strict: the last panel is that of the lengths.
     for axes, (title, rows) in zip(panels, views, strict=False):
         # Each panel has all policies, in the same places.
         texts += _bars(axes, title, bars.merge(rows, on=POLICY, how="left"))
     _lengths(panels[-1], bars.merge(mean, on=POLICY, how="left"))
     panels[0].set_yticks(bars.index, names)
     panels[0].set_ylim(len(bars) - 0.4, -0.6)
+    # The legend of the bars explains ± already.
     for mark in style.marks(text.replace("±", "") for text in texts):
         panels[0].plot([], [], " ", label=mark)
     style.legend_below(figure)
@@ -78,6 +81,7 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> list[str]:
     colors = [FULL_COLOR if policy == "full" else BAR_COLOR for policy in rows["policy"]]
     error_look = {"ecolor": "0.25", "elinewidth": 0.8}
     axes.barh(rows.index, score, xerr=ends, color=colors, edgecolor="0.45", linewidth=0.5, error_kw=error_look)
+    # This draws nothing and gives the legend a bar.
     axes.fill_between([], [], color=BAR_COLOR, label="Pass@1 (%) ± standard error over problems")
     zero = score[score == 0]
     if len(zero):  # a bar of length zero is drawn as a stroke
@@ -113,7 +117,7 @@ def _numbers(axes: Axes, numbers: list[str], end: float) -> None:
         )
     axes.set_xlim(0, end)
     style.tidy(axes, grid="x")
-    # The names stand left of the numbers.
+    # The names stand left of the numbers: `pad` is in points, 72 to an inch.
     axes.tick_params(axis="y", length=0, pad=72 * LETTER * max(map(len, numbers)) + 7)
     axes.spines["left"].set_color("0.7")
 
@@ -136,6 +140,7 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
         spans.append((min(lowest_tied, 100 * floor.scores.min()), best))
     # Each axis has the same length, so that spans can be compared by eye.
     longest = max(high - low for low, high in spans)
+    # With room beyond the widest span, at least a point, and no more than from -2 to 102.
     length = min(1.16 * max(longest, 1.0), 104.0)
     for place, (axes, verdict, floor) in enumerate(zip(grid, verdicts, floors, strict=True)):
         scores = 100 * np.sort(floor.scores)
@@ -144,6 +149,7 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
         axes.plot(np.arange(1, len(scores) + 1), scores, "o", markersize=3.5, color=color)
         title = style.wrapped(f"{verdict.title}\nscores {', '.join(floor.words)}", look.width / columns)
         axes.set_title(title, fontsize=7, linespacing=1.3)
+        # The axis stays between -2 and 102, so that markers at 0 and 100 have room.
         middle = np.clip(np.mean(spans[place]), length / 2 - 2, 102 - length / 2)
         axes.set_ylim(middle - length / 2, middle + length / 2)
         style.percent_axis(axes)
@@ -210,6 +216,7 @@ def _kl_of_bins(axes: Axes, bins: pd.DataFrame, cell_ids: list[str]) -> None:
     bounds = pd.Index(sorted(drawn["from"].unique()))
     for place, cell_id in enumerate(cell_ids):
         cell_bins = drawn[drawn["cell_id"] == cell_id]
+        # The dark end of this map is 0.
         color = matplotlib.colormaps["viridis"](1 - place / max(1, len(cell_ids) - 1))
         places = bounds.get_indexer(pd.Index(cell_bins["from"]))
         axes.plot(places, cell_bins["kl"], marker=".", markersize=3, linewidth=0.6, color=color)

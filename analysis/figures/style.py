@@ -164,6 +164,7 @@ def legend_below(figure: Figure) -> None:
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles[label] = handle
+    # What is drawn before a label takes the room of about 7 letters.
     column_width = LETTER * (max(map(len, handles)) + 7)
     columns = max(1, int(figure.get_figwidth() / column_width))
     lines = ceil(len(handles) / columns)
@@ -202,6 +203,7 @@ def policy_looks(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[
 def faded(cmap: str) -> Colormap:
     """Return a colour map at a third of its strength, for scores that may differ by chance alone."""
     colors = matplotlib.colormaps[cmap](np.linspace(0, 1, 256))[:, :3]
+    # 1 is white.
     return ListedColormap(1 - (1 - colors) / 3)
 
 
@@ -289,6 +291,7 @@ def _draw_and_list_missing(draw: Callable[[], object]) -> set[str]:
         draw()
     missing = set()
     for warning in caught:
+        # matplotlib names a missing character only in the text of its warning.
         glyph = re.match(r"Glyph (\d+) .*missing from", str(warning.message))
         if glyph:
             missing.add(chr(int(glyph[1])))
@@ -321,6 +324,7 @@ def _families_with(characters: str) -> list[str]:
         if not most:
             return families
         missing -= most
+        # It adds the font at the end of the list.
         fontManager.addfont(best)
         families.append(fontManager.ttflist[-1].name)
 

@@ -62,6 +62,7 @@ def tradeoff(
     cells = metrics[metrics["model"] == model]
     column, label, panels_of = COSTS[x]
     if x == "speed" and timed is not None:
+        # The timed speed keeps the plain name; the other is that of cells decoded together.
         cells = cells.merge(timed, on="cell_id", suffixes=("_together", ""))
         if timed["peak_bytes"].isna().all():  # only a GPU counts them
             label = label.replace("the whole batch", "a batch on a CPU")
@@ -72,7 +73,9 @@ def tradeoff(
     costs = pd.concat([points[column] for _, points, _ in panels])
     columns = look.columns
     if columns is None:
-        columns = (1 if x == "speed" else 2) + (1 if look.width > 5 else 0)
+        columns = 1 if x == "speed" else 2
+        if look.width > 5:
+            columns += 1
     columns = min(len(panels), columns)
     height = 1.9 if x in ("budget", "speed") else 2.7
     figure, grid = style.panels(look.width, len(panels), columns, row=height, rest=0.7, most=MOST_HIGH, sharey=True)
@@ -96,6 +99,7 @@ def tradeoff(
         style.percent_axis(axes)
     figure.set_label(f"{model_title(metrics, model)}: Pass@1 ± standard error against {title}")
     style.legend_below(figure)
+    # Names can be placed only when the layout is known.
     if has_front:
         style.draw_glyphs(figure, figure.draw_without_rendering)
         for axes, (_, points, _) in zip(grid, panels, strict=True):
@@ -152,6 +156,7 @@ def _memory(cells: pd.DataFrame) -> tuple[str, list[Panel]]:
     for policy, rows in compressed.groupby(POLICY, sort=False):
         series_of[policy] = series(rows)
     all_series = list(itertools.chain.from_iterable(series_of.values()))
+    # What no line of any policy varies along: its values choose the shapes.
     fixed = _fixed_axes(all_series)
     shapes = list(dict.fromkeys(notation.axes(line.iloc[0][fixed]) for line in all_series))
     lines: list[Line] = []
@@ -160,6 +165,7 @@ def _memory(cells: pd.DataFrame) -> tuple[str, list[Panel]]:
         title = notation.policy_title(*policy)
         if (settings["status"] != "done").any():
             title += UNFINISHED
+        # What differs between the policy's lines tells them apart.
         telling = [axis for axis in _fixed_axes(series_of[policy]) if settings[axis].nunique() > 1]
         for place, line in enumerate(series_of[policy]):
             label = f"{title}, {notation.axes(line.iloc[0][telling])}".removesuffix(", ")
@@ -171,11 +177,12 @@ def _memory(cells: pd.DataFrame) -> tuple[str, list[Panel]]:
             lines.append((f"{label}, best {100 * line['pass_at_1'].max():.1f}", line, look))
     lines.sort(key=lambda line: -line[1]["pass_at_1"].max())
     others = lines[MAX_NAMED:]
+    # A single other line keeps its name.
     if len(others) > 1:
         label = f"{len(others)} others, each below them"
         for place, (_, line, look) in enumerate(others, start=MAX_NAMED):
             lines[place] = label, line, look | {"color": "0.75", "zorder": 1}
-            label = "_"  # one for the legend
+            label = "_"  # matplotlib leaves it out, so the legend has one line for all
     over = f"mean of {len(benchmarks)} benchmarks" if len(benchmarks) > 1 else cells["benchmark_title"].iloc[0]
     mark = f" ({UNFINISHED} not finished)" if any(UNFINISHED in label for label, _, _ in lines) else ""
     caption = f"memory{mark}, {over}, {question_title(cells)}".removesuffix(", ")
@@ -211,6 +218,7 @@ def _bytes(cells: pd.DataFrame) -> tuple[str, list[Panel]]:
         return "", []
     all_bits = sorted(points["bits"].unique(), reverse=True)
     policies = [policy for policy in points["policy"].unique() if policy not in ALL_ROWS]
+    # The variant names how numbers are packed, as in "bits=4, scheme=kivi".
     scheme_of = points["variant"].str.extract(r"scheme=(\w+)", expand=False).fillna("")
     schemes = sorted(set(scheme_of))
     lines: list[Line] = []
@@ -243,6 +251,7 @@ def _speeds(timed: pd.DataFrame) -> tuple[str, list[Panel]]:
         groups: Any = points.groupby(POLICY, sort=False)
         for policy, rows in groups:
             lines.append((notation.policy_title(*policy), rows, {**looks[policy], "linestyle": "none"}))
+        # What chose the batch: as many texts as fit into one memory, or a number of texts.
         together = "in equal memory" if (points["why"] == "memory").all() else "side by side"
         panels.append((f"{benchmark}, {texts} texts {together}", points, lines))
     return "speed, each setting alone", panels
@@ -276,6 +285,7 @@ def _draw_front(axes: Axes, points: pd.DataFrame, column: str, most: float) -> N
     if not is_speed and most / 2 < least < most:
         start = least - 0.1 * (most - least)
     if is_bytes:  # on a logarithmic axis
+        # This holds the limits where the data has put them.
         axes.set_xlim(axes.get_xlim())
     else:
         axes.set_xlim(start, most + 0.05 * (most - start))
@@ -305,17 +315,20 @@ def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
     """Write a front point's policy or setting beside it, unless the text covers a point, line or name."""
     line_paths = _line_paths(axes)
     places = axes.transData.transform(np.column_stack([points[column], 100 * points["pass_at_1"]]))
+    # A marker takes about 4 dots to each side.
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
     front = _front(points, column)
     front = front[front["policy"] != "full"]
     is_speed = column == "tokens_per_second"
     if not is_speed:
+        # A policy has its name once, at its largest cache.
         front = front.drop_duplicates(POLICY, keep="last")
     for row in notation.rows(front):
         name = notation.setting(row, trigger=False) if is_speed else notation.policy_title(row.policy, row.variant)
         point = (getattr(row, column), 100 * row.pass_at_1)
         for y, (x, side) in itertools.product(NAME_HEIGHTS, NAME_SIDES):
             text = axes.annotate(name, point, (x, y), textcoords="offset points", ha=side, va="center", fontsize=6.5)
+            # The panels keep their places, and with them the points.
             text.set_in_layout(False)
             box = text.get_window_extent()
             is_inside = all(axes.bbox.contains(*corner) for corner in box.get_points())
@@ -333,6 +346,7 @@ def _line_paths(axes: Axes) -> list[Path]:
         xy = np.asarray(line.get_xydata())
         if line.get_linestyle() == "None" or not len(xy):
             continue
+        # The line's own data are only the corners at which its steps begin.
         if line.get_drawstyle() == "steps-post":
             xy = pts_to_poststep(*xy.T).T
         paths.append(Path(line.get_transform().transform(xy)))

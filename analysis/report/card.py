@@ -84,15 +84,15 @@ def _pass_facts(decoding_pass: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _cell_facts(settings: dict[str, Any], origin: Any) -> Iterator[tuple[str, Any]]:
     """Yield the facts in a cell's settings, by their names with dots, and in the origin of its dataset."""
-    value = settings.get
-    yield "weights", f"{value('model.name')} {value('model.weights')} {value('model.dtype')}"
-    yield "data", f"{value('benchmark.name')} {value('dataset_hash')} ({origin})"
+    get = settings.get
+    yield "weights", f"{get('model.name')} {get('model.weights')} {get('model.dtype')}"
+    yield "data", f"{get('benchmark.name')} {get('dataset_hash')} ({origin})"
     yield "prompt", _words(settings, "benchmark.prompt", "benchmark.option_seed")
     yield "answers", _words(settings, "benchmark.answer_kind", "benchmark.answer_from")
     for kind in ("predictor", "statistics", "labels"):
-        yield "heads", value(f"policy.{kind}")
+        yield "heads", get(f"policy.{kind}")
     if settings:
-        yield "decoding", f"{value('decoding.name')}: {_words(settings, 'decoding.', but='decoding.name')}"
+        yield "decoding", f"{get('decoding.name')}: {_words(settings, 'decoding.', but='decoding.name')}"
 
 
 def _table_facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
@@ -100,6 +100,7 @@ def _table_facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
     for name, column in (("models", "model_title"), ("policies", "policy"), ("seed", "seed")):
         for value in metrics[column].unique():
             yield name, value
+    # A CSV of scores has no completions, and its rows say how many problems they are about.
     stored_problems = run.completions.groupby("cell_id", observed=True)["problem_id"].nunique()
     problems = metrics["cell_id"].map(stored_problems).fillna(metrics["problems"])
     for title, most in problems.groupby(metrics["benchmark_title"], sort=False).max().items():

@@ -36,6 +36,7 @@ UNGRADED, ABSENT = "u", "-"
 def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Return this many completions' compressed data for the page, by cell_id, and the files written beside it."""
     data = cells_data(run, completions)
+    # The page's data have about as many bytes as the stored files of the share that is shown.
     stored_bytes = sum(path.stat().st_size for path in run.directory.glob("*/completions*.jsonl"))
     shown_share = min(1.0, completions / max(1, len(run.completions)))
     if stored_bytes * shown_share <= MAX_EMBEDDED_BYTES:
@@ -55,6 +56,7 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
     most cells lose, then those of the first draws.
     """
     limit = completions // max(1, len(run.cells))
+    # By row number: an answer of random weights is no graded row, so its grade becomes missing.
     all_rows = run.completions.assign(correct=graded_rows(run)["correct"])
     rows_of = dict(iter(all_rows.groupby("cell_id", observed=True, sort=False)))
     for _, cells in run.cells.groupby("condition", sort=False):
@@ -67,6 +69,7 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
             rows = rows_of.get(cell.cell_id)
             if rows is None:
                 continue
+            # Pairs without a rank follow all others.
             places = [ranks.get(pair, limit) for pair in zip(rows["problem_id"], rows["draw"], strict=True)]
             shown = rows.assign(place=places).sort_values(["place", "draw", "problem_id"], kind="stable").head(limit)
             pairs = set(zip(shown["problem_id"], shown["draw"], strict=True))
@@ -82,6 +85,7 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
             draws = list(_draws(shown, texts, full_texts, tokenizer))
             data = {"base": full, "left_out": len(rows) - len(shown), "problems": problems, "draws": draws}
             yield cell.cell_id, packed(data)
+            # This is the first full cache: the next cells are compared with it.
             if full is None and cell.policy == "full":
                 full = cell.cell_id
                 full_texts = texts

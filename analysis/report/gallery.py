@@ -116,6 +116,7 @@ def write_fidelity(directory: Path, file: str) -> tuple[str, Path]:
     # In each condition, every cell's KL minus that of the compressed cell with the least KL, with Holm's p.
     pairs = []
     for _, panel in table[table["policy"] != "full"].groupby("condition", sort=False):
+        # `fidelity_by_cell` has the least KL first.
         nearest = panel["cell_id"].iloc[0]
         if len(panel) > 1:
             panel_rows = rows[rows["cell_id"].isin(panel["cell_id"])]

@@ -24,6 +24,7 @@ def judged_page(
 ) -> str:
     """Return the HTML page: `table`, `sentences` and `words` of the verdicts, `notes`, and some texts of each pair."""
     ids = {name: f"file{number}" for number, name in enumerate(answers)}
+    # The baseline's rows come first.
     rows = {name: _with_outcomes(answers[name]).assign(cell_id=ids[name]) for name in (full, *sentences)}
     texts = rows[full]["text"].dropna()
     shown = _shown_pairs(rows)
@@ -70,6 +71,7 @@ def _shown_pairs(rows: Mapping[str, pd.DataFrame]) -> pd.Index:
     """The pairs with texts on the page: first those that a setting loses or wins, then the first ones."""
     full, *_ = rows.values()
     grades = pd.concat([table["correct"].reindex(full.index) for table in rows.values()], axis=1)
+    # Only one grade, or none, in all files.
     pairs = full[PAIR].assign(alike=grades.nunique(axis=1) < 2).reset_index(drop=True)
     first = pairs.sort_values(["alike", *reversed(PAIR)]).head(MOST_TEXTS // len(rows))
     return pd.MultiIndex.from_frame(first[PAIR])

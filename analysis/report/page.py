@@ -131,6 +131,7 @@ def _marks(boards: list[dict[str, Any]]) -> list[tuple[str, str]]:
             cells += panel["full"]
             for _, cells_of_row in panel["rows"]:
                 cells += cells_of_row
+    # The parts of a cell are in the order of `_drawn`.
     texts = [f"{label}{mark}" for _, label, mark, *_ in cells]
     return [(mark, notation.MARKS[mark]) for mark in notation.marks(texts)]
 
@@ -147,6 +148,7 @@ def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
     rounded = metrics.round(6).to_dict("records")
     for row, numbers in zip(notation.rows(metrics), rounded, strict=True):
         marks = notation.state_marks(row)
+        # Only published scores say how sure their reading is.
         if getattr(row, "sure", "") == "no":
             marks += notation.UNSURE
         texts = {
@@ -178,6 +180,7 @@ def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
     for title, panels in titled_panels:
         drawn = []
         for panel in panels:
+            # The colours span this panel's values, or those of all panels.
             values = list(panel.cells["value"]) if scale == "own" else all_values
             drawn.append(_drawn(panel, [values] * len(panel.columns)))
         boards.append({"title": title, "corner": "window ↓ ratio →", "panels": drawn})
@@ -185,6 +188,7 @@ def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
     which = "settings outside the grids" if found.grids else "all settings"
     for model in found.models:
         rows = outside[outside["model"] == model]
+        # A full cache alone needs no table where the grids' panels show it.
         has_compressed = (rows["policy"] != "full").any()
         if has_compressed or (len(rows) and not found.grids):
             panel = _settings_panel(rows, scale == "diff_from_full")
@@ -200,6 +204,7 @@ def _column_values(panel: heatmap.Panel, grid_values: list[float]) -> list[list[
     if panel.difference:
         shared_scale = grid_values or list(values.flat)
         return [shared_scale] * len(panel.columns)
+    # The full cache is no compressed setting, and would widen the span.
     first_is_full = panel.rows[0] == notation.policy_title("full")
     compressed = values[1:] if first_is_full else values
     return list(compressed.T)
@@ -268,6 +273,7 @@ def _progress(found: Findings) -> dict[str, Any]:
         for cell_id, cell in task.cells.items():
             if cell_id not in begun:
                 waiting[cell_id] = cell.expected
+    # Unknown as soon as one cell's number is.
     expected = metrics["expected"].sum(skipna=False) + sum(waiting.values())
     return {
         "cells": len(metrics),
@@ -307,6 +313,7 @@ def _concerns(found: Findings) -> list[tuple[str, list[str], bool]]:
     screened_out = metrics[metrics["cell_id"].isin(screen.keys()) & (metrics["completions"] == 0)]
     done = metrics[(metrics["status"] == "done") & (metrics["graded"] > 0)]
     done = done.assign(most=done.groupby("condition")["problems"].transform("max"))
+    # Fewer problems than another cell, or not as many draws of each.
     incomplete = done[(done["problems"] < done["most"]) | (done["graded"] % done["problems"] > 0)]
     conditions = metrics.drop_duplicates("condition")
     with_full = metrics.loc[metrics["policy"] == "full", "condition"]

@@ -64,6 +64,7 @@ def _legend(scores: pd.DataFrame) -> list[str]:
     if evicting.empty:
         return []
     meanings = []
+    # The first setting with both sizes is the example.
     for row in notation.rows(evicting.dropna(subset=["keep_ratio", "local_window"]).head(1)):
         sizes = f"{notation.number(row.keep_ratio)} / {notation.number(row.local_window)}"
         meanings.append(f"{sizes}: keep ratio / local window")
@@ -139,6 +140,7 @@ def _caches(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
             "bytes, declared": by_setting["declared_bytes"],
         }
         return {name: column.map(notation.number) for name, column in sizes.items() if column.notna().any()}
+    # The column is a share of the completions; rounding makes it a count again.
     evicted = (cells["evicted"].where(cells["completions"] > 0, 0) * cells["completions"]).round()
     groups = cells.assign(evicted=evicted).groupby(settings)
     counts = groups[["evicted", "completions"]].sum(min_count=1)
@@ -153,6 +155,7 @@ def markdown(metrics: pd.DataFrame) -> str:
     texts = []
     for model in metrics["model"].unique():
         table = score_table(metrics, model, marked=True).reset_index(allow_duplicates=True)
+        # An asterisk that is a mark is escaped before the asterisks of bold scores are written.
         text = notation.markdown([table.columns, *table.to_numpy()]).replace("*", r"\*")
         texts.append(text.replace(BEST_BEGIN, "**").replace(BEST_END, "**"))
     return "\n\n".join([*texts, CAPTION.replace("*", r"\*")]) + "\n"
@@ -224,7 +227,8 @@ def _lengths(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def seconds_table(found: Findings) -> pd.DataFrame | None:
-    """Return the speed of each timed cell and batch (`numbers.seconds.timings`) as texts; None if nothing was timed."""
+    """Return the speed of each timed cell and batch (`fidelity.timings`) as texts; None if nothing was timed."""
+    # The metrics' speed is that of cells decoded together; the timed one replaces it.
     timed = found.metrics.drop(columns=["tokens_per_second"], errors="ignore").merge(timings(found.run), on="cell_id")
     if timed.empty:
         return None
@@ -248,7 +252,9 @@ def replay_files(run: Run) -> list[str]:
     names = set()
     for cell_id in run.cells["cell_id"]:
         for path in (run.directory / cell_id).glob(f"{stem}*.jsonl"):
+            # A shard has a name such as replay-1of4.jsonl.
             names.add(re.sub(r"-\d+of\d+\.jsonl$", ".jsonl", path.name))
+    # The full cache's file has the shortest name.
     return sorted(names, key=lambda name: (len(name), name))
 
 

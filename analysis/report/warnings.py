@@ -47,6 +47,7 @@ def _cells(run: Run) -> pd.DataFrame:
     settings = cells["cell_id"].map(lambda cell_id: run.settings.get(cell_id, {}))
     limits = settings.map(lambda section: section.get("decoding", {}).get("max_new_tokens"))
     full_first = cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable")
+    # Without a full cell its first cell.
     baseline_of = full_first.groupby("condition")["cell_id"].first()
     return cells.assign(
         served=settings.map(is_served),
@@ -144,6 +145,7 @@ def cut_off(run: Run, margin: float | None = None) -> list[str]:
             "count as wrong, so that a setting may seem as good which is not. Raise decoding.max_new_tokens."
         )
 
+    # `cut_by_server` is about the early ones.
     return _per_panel(texts[~texts["early"] & (texts["policy"] == "full")], say)
 
 
@@ -173,6 +175,7 @@ def not_evicted(run: Run) -> list[str]:
         largest = int(lengths.max()) - 1
         half_of_most = max(1, int(lengths.median()) // 2)
         would = []
+        # The largest trigger that some text outgrows, and one that most texts do.
         for trigger in (largest, half_of_most):
             would.append(f"policy.budget={trigger} would evict in {(lengths > trigger).sum()}")
         nothing = "nothing was evicted, because no cache outgrew its trigger"
@@ -240,6 +243,7 @@ def other_prompts(run: Run) -> list[str]:
     texts = _texts(run)
     texts = texts[texts["served"]]
     # [problems, cells]
+    # All draws of a problem have one prompt, so `max` takes its number.
     prompt_tokens = texts.groupby(["cell_id", "problem_id"], observed=True)["prompt_tokens"].max().unstack(0)
     cell_of = texts.drop_duplicates("cell_id").set_index("cell_id")
 
@@ -286,6 +290,7 @@ def other_models(run: Run) -> list[str]:
         model = record.get("model")
         full_model = full_record.get("model")
         several = [f"{name} {' and '.join(record[name])}" for name in ROUTED if len(record.get(name, ())) > 1]
+        # A setting that asks for another model than the baseline is expected to get another one.
         same_request = requested_model == requested.get(row["baseline"])
         if several or record.get("provider") != full_record.get("provider"):
             names = ", ".join(several) or "another provider than those of the full setting"
@@ -294,6 +299,7 @@ def other_models(run: Run) -> list[str]:
         elif same_request and model and full_model and model != full_model:
             difference = f"its answers are of the model {model}, and of {full_model} with the full setting"
             hint = "Start both servers with one model, or give each setting its engine.model if they shall differ"
+        # If all settings ask for one model, its name at the server may be another one.
         elif models_of_condition[row["condition"]] > 1 and model and _last(model) != _last(requested_model):
             difference = f"asked for engine.model={requested_model}, its answers are of the model {model}"
             hint = "Start the server with the model that is asked for, or ask for the one that it has"

@@ -442,11 +442,15 @@ def _chance_below_zero(steps: Floats, counts: NDArray[Any]) -> float:
     def slope(place: float) -> float:
         return float(1 / place + counts @ (steps / (1 + place * steps)))
 
+    # Where the integrand has its least value between 0 and `end`.
     saddle = optimize.brentq(slope, 1e-15 * end, (1 - 1e-15) * end)
     ratios = steps / (1 + saddle * steps)
+    # From the second derivative there the path's width, and from the third its bend.
     width = 1 / math.sqrt(saddle**-2 + counts @ ratios**2)
     bend = -2 / 3 * width**3 * (saddle**-3 + counts @ ratios**3)
     path = saddle + width * (1j * np.sinh(_PATH) + bend * (np.cosh(_PATH) - 1))
+    # The derivative of the path.
     pace = width * (1j * np.cosh(_PATH) + bend * np.sinh(_PATH))
     values = (np.exp(-np.log1p(np.multiply.outer(path, steps)) @ counts) / path * pace).imag
+    # The trapezoid rule on half of the path; the other half is its mirror image.
     return float((values.sum() - values[0] / 2) * _STEP / math.pi)
