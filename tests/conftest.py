@@ -37,11 +37,11 @@ ROOT = Path(__file__).resolve().parents[1]
 gc.disable()  # until all is imported and collected, which leaves little garbage
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser):
     parser.addoption("--dearest", type=int, default=0, metavar="N", help="end with the N dearest tests, in seconds")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config: pytest.Config):
     config.addinivalue_line("markers", "slow_unless(rule): slow are the cases that the rule does not accept")
     config.addinivalue_line("markers", "release_unless(rule): of the slow cases, the same for the release")
     config.addinivalue_line("markers", "covers(n): slow are cases beyond those that meet each combination of n values")
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]):
     for item in items:
         mark_refused(item, "slow_unless", pytest.mark.slow)
     for _, function in itertools.groupby(items, lambda item: (item.path, getattr(item, "originalname", item.name))):
@@ -76,20 +76,20 @@ def cases_without(mark: str, cases: list[pytest.Item]) -> list[pytest.Item]:
     return [case for case in cases if not case.get_closest_marker(mark)]
 
 
-def mark_refused(case: pytest.Item, rules: str, mark: pytest.MarkDecorator) -> None:
+def mark_refused(case: pytest.Item, rules: str, mark: pytest.MarkDecorator):
     """Mark a case that a rule of its function does not accept."""
     for rule in case.iter_markers(rules):
         if not rule.kwargs["rule"](**case.callspec.params):  # type: ignore[attr-defined]
             case.add_marker(mark)
 
 
-def mark_beyond(mark: pytest.MarkDecorator, cases: list[pytest.Item], strength: int) -> None:
+def mark_beyond(mark: pytest.MarkDecorator, cases: list[pytest.Item], strength: int):
     """Mark the cases beyond those that meet each combination of `strength` values."""
     for case in {*cases} - {*covering(cases, strength)}:
         case.add_marker(mark)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """What was imported and collected lives to the end: no collection of garbage looks through it."""
     gc.freeze()
     gc.set_threshold(50_000)
@@ -162,7 +162,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         )
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config):
     """With --dearest, print the dearest tests: processor seconds with fixtures and children, and wall seconds."""
     limit = config.getoption("--dearest")
     if not limit:
@@ -188,7 +188,7 @@ def slowness() -> float:
     return max(1.0, (time.process_time() - before) / YARDSTICK_SECONDS)
 
 
-def seed() -> None:
+def seed():
     """Seed what draws numbers, as far as it is imported."""
     random.seed(0)
     numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
@@ -201,7 +201,7 @@ def seed() -> None:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def seeded():
     """A test draws the same numbers, whichever tests ran before it and whichever fixtures live longer than it."""
     seed()
 
@@ -486,7 +486,7 @@ def compose() -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture
-def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_model(monkeypatch: pytest.MonkeyPatch):
     """Fail the test if it loads a model."""
     import kvsweep.harness.sweep.fill
 

@@ -89,7 +89,7 @@ def test_every_benchmark(name, compose, offline):
     assert job.benchmark.problems
 
 
-def write_labels(results: Path, model: str, benchmark: str, hidden_size: int = 32) -> None:
+def write_labels(results: Path, model: str, benchmark: str, hidden_size: int = 32):
     """The files that the oracles name, of no text."""
     folder = results / "oracle" / model / benchmark
     folder.mkdir(parents=True, exist_ok=True)

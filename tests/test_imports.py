@@ -174,7 +174,7 @@ def test_every_package_has_its_link():
     assert links == {name: ROOT / name for name in PACKAGES}
 
 
-def run_python(program: str) -> None:
+def run_python(program: str):
     """Run a program in a fresh interpreter, away from the repository."""
     start = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n"
     command = [sys.executable, "-P", "-c", start + program]

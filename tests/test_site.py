@@ -21,13 +21,13 @@ pytestmark = [
 class Links(HTMLParser):
     """The addresses and the ids of a page."""
 
-    def __init__(self, page: Path) -> None:
+    def __init__(self, page: Path):
         super().__init__()
         self.addresses: list[str] = []
         self.ids: set[str] = set()
         self.feed(page.read_text(encoding="utf-8"))
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
         for name, value in attrs:
             if name in ("href", "src") and value:
                 self.addresses.append(value)

@@ -114,7 +114,7 @@ def write_cell(
     return folder
 
 
-def bare(make_cell: MakeCell, policy: str, *missing: str) -> None:
+def bare(make_cell: MakeCell, policy: str, *missing: str):
     """A cell whose policy has not all of the usual fields."""
     path = make_cell([[1], [0]], policy=policy) / "cell.yaml"
     lines = path.read_text().splitlines(keepends=True)
@@ -165,5 +165,5 @@ def stats_row() -> dict[str, Any]:
     }
 
 
-def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]):
     path.write_text("".join(json.dumps({"schema": 1, **row}) + "\n" for row in rows))

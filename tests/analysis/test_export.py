@@ -37,7 +37,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return found.to_list()
 
 
-def ask(folder: Path) -> None:
+def ask(folder: Path):
     """Give the cell its problems."""
     ids = {json.loads(line)["problem_id"] for line in (folder / "completions.jsonl").read_text().splitlines()}
     problems = [{"id": name, "prompt": f"What is {name}?", "gold": "4"} for name in sorted(ids)]

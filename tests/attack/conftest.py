@@ -15,14 +15,14 @@ import pytest
 from tests.attack.field import GRID, Command, Field, Tally
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser):
     group = parser.getgroup("attack", "tests/attack, asked for by name")
     group.addoption("--attack-long", action="store_true", help="every case of every attack, and more kills")
     group.addoption("--attack-seed", type=int, default=0, metavar="S", help="seed of all that is random (0)")
     group.addoption("--attack-times", type=int, default=8, metavar="N", help="how many seeds of tampering (8)")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config: pytest.Config):
     config.addinivalue_line("markers", "drawn(name, cases, every): the short form tries each `every`-th case")
 
 
@@ -31,7 +31,7 @@ def is_long(config: pytest.Config) -> bool:
     return bool(config.getoption("attack_long", False))
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc: pytest.Metafunc):
     """Give a test its cases: all of them in the long form, else each `every`-th, beginning at the seed."""
     first = metafunc.config.getoption("attack_seed", 0)
     for mark in metafunc.definition.iter_markers("drawn"):
@@ -77,7 +77,7 @@ def field(calm: Field, tmp_path: Path, request: pytest.FixtureRequest) -> Field:
     return field
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter):
     """The table of results/published/attack.md."""
     reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
     tallies = dict[str, Tally]()

@@ -59,7 +59,7 @@ class Tally:
     code_run: int = 0
     raw_controls: int = 0
 
-    def add(self, other: "Tally") -> None:
+    def add(self, other: "Tally"):
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
@@ -112,7 +112,7 @@ class Command:
                 self._reap(0)
         return self.code is not None
 
-    def _reap(self, how: int) -> None:
+    def _reap(self, how: int):
         pid, status = os.waitpid(self.pid, how)
         if pid:
             self.code = os.waitstatus_to_exitcode(status)
@@ -129,11 +129,11 @@ class Command:
             self.watch()
         return self
 
-    def send(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals):
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
-    def press(self, keys: bytes) -> None:
+    def press(self, keys: bytes):
         with suppress(OSError):  # the command has ended
             os.write(self._terminal, keys)
 
@@ -153,7 +153,7 @@ class Command:
         return Tally(lost=self.hangs, tracebacks=tracebacks, raw_controls=raw)
 
 
-def _become(words: list[str], cwd: Path, fresh: bool, limits: Callable[[], None]) -> None:
+def _become(words: list[str], cwd: Path, fresh: bool, limits: Callable[[], None]):
     """Be the command, in the process that was forked for it; the process ends here."""
     code: Any = 1
     try:
@@ -183,7 +183,7 @@ def _become(words: list[str], cwd: Path, fresh: bool, limits: Callable[[], None]
         os._exit(code)
 
 
-def _forget_pytest() -> None:
+def _forget_pytest():
     """Write to the terminal, say what a destructor or a thread raises, and obey Ctrl-C, as a new interpreter does."""
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1, closefd=False)
@@ -269,11 +269,11 @@ class Field:
             self.tally.lost += 1
         return ended
 
-    def compare(self, results: Path) -> None:
+    def compare(self, results: Path):
         """Count the rows that differ from those of the undisturbed run."""
         self.tally.add(compared(rows(self.calm), rows(results)))
 
-    def finish(self, results: Path) -> None:
+    def finish(self, results: Path):
         """Finish a run after an attack on its files and compare its rows."""
         words = self.sweep(results)
         ended = self.run("kvsweep", *words)

@@ -82,7 +82,7 @@ def limit(what: int, most: int) -> Callable[[], None]:
     return partial(resource.setrlimit, what, (most, most))
 
 
-def limit_memory() -> None:
+def limit_memory():
     # The process has torch's libraries in it already; this leaves it some hundred megabytes to work with.
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit(resource.RLIMIT_AS, pages * resource.getpagesize() + (400 << 20))()
@@ -109,7 +109,7 @@ def test_disks(state, field):
     assert field.tally.is_clean, field.tally
 
 
-def forbid_writing(field: Field, place: Path) -> None:
+def forbid_writing(field: Field, place: Path):
     """Put a run without its last rows onto the disk, and let nobody write there."""
     shutil.copytree(field.calm / "default", place / "default")
     for path in place.glob("default/*/completions.jsonl"):
@@ -144,18 +144,18 @@ EXTREMES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def truncate(path: Path, dice: random.Random) -> None:
+def truncate(path: Path, dice: random.Random):
     os.truncate(path, dice.randrange(path.stat().st_size))
 
 
-def flip(path: Path, dice: random.Random) -> None:
+def flip(path: Path, dice: random.Random):
     data = bytearray(path.read_bytes())
     for _ in range(dice.choice((1, 1, 1, 8))):
         data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
     path.write_bytes(data)
 
 
-def swap(path: Path, dice: random.Random) -> None:
+def swap(path: Path, dice: random.Random):
     if others := [other for other in path.parents[1].glob(f"*/{path.name}") if other != path]:
         other = dice.choice(others)
         data = path.read_bytes()
@@ -163,7 +163,7 @@ def swap(path: Path, dice: random.Random) -> None:
         other.write_bytes(data)
 
 
-def double(path: Path, dice: random.Random) -> None:
+def double(path: Path, dice: random.Random):
     """The file's copy as another shard's, or as another cell's, or the whole cell under another name."""
     cells = [cell for cell in path.parents[1].glob("*/") if cell.name != "status"]
     places = [path.with_name(f"{path.stem}-1of2{path.suffix}"), dice.choice(cells) / f"{path.stem}-2of2{path.suffix}"]
@@ -173,7 +173,7 @@ def double(path: Path, dice: random.Random) -> None:
         shutil.copy(path, dice.choice(places))
 
 
-def another_value(path: Path, dice: random.Random) -> None:
+def another_value(path: Path, dice: random.Random):
     """Another value somewhere in a row or in the whole file, which is then written as Python or kvsweep writes it."""
     lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     number = dice.randrange(len(lines))
@@ -194,7 +194,7 @@ def another_value(path: Path, dice: random.Random) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def link(path: Path, dice: random.Random) -> None:
+def link(path: Path, dice: random.Random):
     target = dice.choice(
         (
             path.parents[3] / "victim",
@@ -210,7 +210,7 @@ def link(path: Path, dice: random.Random) -> None:
     name.symlink_to(target)
 
 
-def pipe(path: Path, dice: random.Random) -> None:
+def pipe(path: Path, dice: random.Random):
     path.unlink()
     os.mkfifo(path)
 

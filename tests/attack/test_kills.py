@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)
 pytestmark = pytest.mark.slow
 
 
-def strike(command: Command, number: signal.Signals) -> None:
+def strike(command: Command, number: signal.Signals):
     """Send the signal and see the command's end; a stopped one goes on for a moment and is killed."""
     command.send(number)
     if number == signal.SIGSTOP:
@@ -54,7 +54,7 @@ def test_kills_of_sweeps(field, lives):
     assert field.tally.is_clean, field.tally
 
 
-def lose_rows(field: Field, results: Path, shard: str) -> None:
+def lose_rows(field: Field, results: Path, shard: str):
     """Cut rows from the files of a shard that is done, so that there is work again."""
     for path in results.glob(f"default/*/completions-{shard[6]}of2.jsonl"):
         path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: field.dice.randrange(4)]))

@@ -45,7 +45,7 @@ def test_hostile_rows(entry, field):
     assert field.tally.is_clean, field.tally
 
 
-def sweep_problems(field: Field, results: Path, problems: Path) -> None:
+def sweep_problems(field: Field, results: Path, problems: Path):
     """Let a sweep read the problems, with its own prompt and with the problems as the prompt."""
     small = ["benchmark.limit=2", "decoding.max_new_tokens=16", "grid.policy=[full,dynts]", "run_name=own"]
     own = field.sweep(results, f"benchmark.path={problems}", "benchmark.source=file", *small)
@@ -63,7 +63,7 @@ def _hostile_problems(field: Field, text: str, *, raw: bool) -> Path:
     return path
 
 
-def _plant(run_folder: Path, text: str, *, raw: bool) -> None:
+def _plant(run_folder: Path, text: str, *, raw: bool):
     """Put the text into every file of a run's cells, beside the rows that are there."""
     for number, cell in enumerate(sorted(path.parent for path in run_folder.glob("*/DONE"))):
         if raw:
@@ -103,11 +103,11 @@ def _plant(run_folder: Path, text: str, *, raw: bool) -> None:
 class _Page(HTMLParser):
     """Counts what a page would run that kvsweep did not put there."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.runs = 0
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]):
         names = {name for name, _ in attributes}
         values = [value or "" for name, value in attributes if name in ("src", "href")]
         inert = tag == "script" and ("nonce" in names or ("type", "application/json") in attributes)

@@ -33,7 +33,7 @@ def places(tmp_path, tiny_statistics) -> dict[str, Path]:
     }
 
 
-def use(kind: str, place: Path) -> None:
+def use(kind: str, place: Path):
     """What happens to an artifact before the model is loaded."""
     artifacts.check(kind, str(place), "make")
     artifacts.load(place)

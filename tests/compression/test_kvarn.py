@@ -67,7 +67,7 @@ def empty(per_head: bool = False) -> SlotCache:
     return cache
 
 
-def admitted(cache: SlotCache, layers: list[torch.Tensor]) -> None:
+def admitted(cache: SlotCache, layers: list[torch.Tensor]):
     """Layers of keys and values, [2, kv_heads, length, head_dim] each."""
     prefill = Prefill()
     for keys, values in layers:

@@ -49,7 +49,7 @@ def mine(folder) -> type:
     return policy
 
 
-def rewrite(path: Path, change: Callable[[str], str]) -> None:
+def rewrite(path: Path, change: Callable[[str], str]):
     text = path.read_text()
     assert change(text) != text
     path.write_text(change(text))

@@ -36,7 +36,7 @@ class Example:
     values: Annotated[Sequence[Annotated[float, Field(ge=0, lt=2)]], Field(min_length=1)] | None = None
     name: Literal["a", "b"] = "a"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.name == "b" and self.count > 3:
             raise ValueError(f"example.count={self.count} is too many for b.")
 

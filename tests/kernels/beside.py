@@ -16,7 +16,7 @@ def kernel(name: str) -> Any:
     return getattr(triton_kernels, name)
 
 
-def close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+def close(actual: Tensor, expected: Tensor, dtype: torch.dtype):
     """Relative error in the Euclidean norm."""
     actual, expected = actual.double(), expected.double()
     assert actual.isfinite().all()

@@ -4,7 +4,7 @@ import pytest
 
 
 @pytest.fixture
-def plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain_products(monkeypatch: pytest.MonkeyPatch):
     """Let Triton's interpreter add the products of a tile one after the other, at every place of the tile alike.
 
     Its own `tl.dot` is numpy's product, and a BLAS library rounds a row by the row's place on some processors. With

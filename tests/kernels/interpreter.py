@@ -28,7 +28,7 @@ def is_usable(triton: str, numpy: str) -> bool:
     return Version(triton) >= Version("3.7") or Version(numpy) < Version("2.5")
 
 
-def skip_without_interpreter() -> None:
+def skip_without_interpreter():
     """Skip a test that would start the interpreter where it is missing or fails."""
     try:
         triton, numpy = version("triton"), version("numpy")
@@ -38,7 +38,7 @@ def skip_without_interpreter() -> None:
         pytest.skip(f"the interpreter of triton {triton} fails with numpy {numpy}: install numpy<2.5")
 
 
-def run_files(mark: str, *files: str | Path) -> None:
+def run_files(mark: str, *files: str | Path):
     """Run test files' tests of a mark once more where the interpreter is on; they must pass."""
     skip_without_interpreter()
     root = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that te
 WIDTHS = pytest.mark.parametrize("width", [1, 128, 3584])
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
+def close(actual: Tensor, expected: Tensor):
     """Each token's relative error in the Euclidean norm."""
     assert actual.isfinite().all()
     error = (actual.double() - expected).norm(dim=-1)

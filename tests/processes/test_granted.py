@@ -9,7 +9,7 @@ from kvsweep.messages.errors import UserError
 from kvsweep.processes.granted import cgroup_cores, cgroup_rooms, granted_cores, slurm_rooms
 
 
-def group(folder: Path, **files: object) -> None:
+def group(folder: Path, **files: object):
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name.replace("_", ".", 1)).write_text(f"{text}\n")

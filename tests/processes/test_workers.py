@@ -21,7 +21,7 @@ from kvsweep.processes.workers import Workers
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def wait_until(holds: Callable[[], object], seconds: float = 120) -> None:
+def wait_until(holds: Callable[[], object], seconds: float = 120):
     """Wait for a condition; that it never holds is an error."""
     end = time.monotonic() + seconds
     while not holds():

@@ -120,14 +120,14 @@ def slurm(cluster: dict[str, str], *command: str) -> str:
     return subprocess.run(command, env=cluster, text=True, capture_output=True, check=True, timeout=300).stdout
 
 
-def wait(condition: Callable[[], Any], what: str, seconds: float = 240) -> None:
+def wait(condition: Callable[[], Any], what: str, seconds: float = 240):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"{what} did not come within {seconds} s"
         time.sleep(0.3)
 
 
-def wait_until_empty(cluster: dict[str, str]) -> None:
+def wait_until_empty(cluster: dict[str, str]):
     wait(lambda: not slurm(cluster, "squeue", "--noheader").strip(), "an empty queue")
 
 
@@ -345,7 +345,7 @@ def look(enough: Callable[[str], bool], run: Path, cluster: dict[str, str], seco
     return told
 
 
-def record(case: str, told: str, equal: bool | None) -> None:
+def record(case: str, told: str, equal: bool | None):
     """Add a line to the table of results/published/slurm_cases.md where KVSWEEP_SLURM_TABLE names a file.
 
     `equal` says if the rows are those of the undisturbed run; None where the case makes no rows.
@@ -359,7 +359,7 @@ def record(case: str, told: str, equal: bool | None) -> None:
             file.write(f"| {case} | {plain.strip()} | {'equal' if equal else 'none made'} |\n")
 
 
-def node(cluster: dict[str, str], state: str) -> None:
+def node(cluster: dict[str, str], state: str):
     name, now, *_ = slurm(cluster, "sinfo", "--noheader", "--Node", "--format=%N %T").split()
     if state == "resume" and now in ("idle", "mixed", "allocated"):
         return  # a node that was down comes back by itself as soon as its daemon answers

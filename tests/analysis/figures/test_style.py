@@ -76,7 +76,7 @@ def fonts(tmp_path, monkeypatch):
     style._families_with.cache_clear()
 
 
-def write_font(path: Path, characters: str) -> None:
+def write_font(path: Path, characters: str):
     """A font with these characters, each a filled square."""
     pen = TTGlyphPen(None)
     pen.moveTo((0, 0))

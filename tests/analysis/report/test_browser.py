@@ -343,7 +343,7 @@ def test_the_kept_page_shades_what_went_and_escapes_the_text(browser, tmp_path):
     assert browser.get_log("browser") == []
 
 
-def click(browser: Any, selector: str, number: int = 0) -> None:
+def click(browser: Any, selector: str, number: int = 0):
     """Open a completion by a click on the selected part, and wait until the texts are there."""
     browser.execute_script(
         "drill.close(); drill.replaceChildren(); document.querySelectorAll(arguments[0])[arguments[1]].click()",
@@ -353,7 +353,7 @@ def click(browser: Any, selector: str, number: int = 0) -> None:
     wait_for_pair(browser)
 
 
-def wait_for_pair(browser: Any) -> None:
+def wait_for_pair(browser: Any):
     from selenium.webdriver.support.ui import WebDriverWait
 
     WebDriverWait(browser, 30).until(lambda one: one.execute_script("return document.querySelector('#drill .pair')"))

@@ -322,7 +322,7 @@ def test_the_command(run, make_cell, kvsweep, refused):
     assert kvsweep("report", str(run)).out.strip() == str(run / "report" / "report.html")
 
 
-def run_without(packages: tuple[str, ...], program: str) -> None:
+def run_without(packages: tuple[str, ...], program: str):
     """Run a program for which some packages cannot be imported."""
     # Not by sys.modules["torch"] = None: scipy takes that for a loaded torch.
     block = (

@@ -118,7 +118,7 @@ def test_one_more_wrong_answer_never_looks_better(examples):
     settings(max_examples=examples)(drawn(never_better))()
 
 
-def never_better(tables: tuple[np.ndarray, ...], level: float, population: Population) -> None:
+def never_better(tables: tuple[np.ndarray, ...], level: float, population: Population):
     cell, worse, other, full = tables
     if np.isnan(cell - full).all() or np.isnan(other - full).all():
         return

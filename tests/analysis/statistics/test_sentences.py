@@ -78,7 +78,7 @@ def test_a_panel_where_eviction_hardly_fires_is_called_that(run, make_cell):
     assert "Recommended" not in words
 
 
-def panel(make_cell: MakeCell, losses: list[int], **settings: Any) -> None:
+def panel(make_cell: MakeCell, losses: list[int], **settings: Any):
     """A full cache that solves 80 of 100 problems, four draws each, and cells that lose so many of the 80."""
     make_cell([[1] * 4] * 80 + [[0] * 4] * 20)
     for place, lost in enumerate(losses):

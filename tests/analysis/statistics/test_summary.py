@@ -13,7 +13,7 @@ HEAD = "model,benchmark,policy,keep_ratio,local_window,budget,problems,draws,pas
 GOOD = ["m,aime,dynts,0.1,500,5000,30,5,47.3", "m,aime,dynts,0.2,500,5000,30,5,46.0"]
 
 
-def read(folder: Path, *lines: str, head: str = HEAD) -> None:
+def read(folder: Path, *lines: str, head: str = HEAD):
     (folder / "x.csv").write_text("\n".join([head, *lines]))
     read_summary(folder / "x.csv")
 

@@ -37,7 +37,7 @@ ROWS = [
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch) -> None:
+def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 

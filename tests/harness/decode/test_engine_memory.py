@@ -38,7 +38,7 @@ GRID = ["benchmark=toy_add", "grid.policy=[full,h2o,tova,random]", "policy.budge
 class Allocated(TorchDispatchMode):
     """Counts the bytes of the storages that torch's operations make, now and at most."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.sizes: dict[int, int] = {}
         self.most = 0

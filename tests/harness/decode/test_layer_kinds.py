@@ -206,7 +206,7 @@ def test_forks_are_what_each_branch_writes_alone(name, config, new):
     assert any(c.evictions for c in found.values()) == (len(policies_for(model)) > 1)
 
 
-def check_bits(model: LoadedModel, **options: Any) -> None:
+def check_bits(model: LoadedModel, **options: Any):
     """Logits of 66 texts, 7 and 64 of them side by side, and of the first 12 alone."""
     seen: list[dict[tuple[str, int], torch.Tensor]] = []
     for slots, texts in ((64, 66), (7, 66), (1, 12)):

@@ -111,7 +111,7 @@ def written(model: LlamaForCausalLM, path: Path, rope: str, fields: dict[str, An
     return path
 
 
-def finish(writer: Any) -> None:
+def finish(writer: Any):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -167,13 +167,13 @@ class TestParseInteger:
         assert parse_integer(text) is None
 
     @given(st.integers(-(10**12), 10**12), st.sampled_from(["%s", "$%s$", "%s.0", r"%s\text{ units}", "x=%s"]))
-    def test_any_integer_is_read_back(self, value: int, form: str) -> None:
+    def test_any_integer_is_read_back(self, value: int, form: str):
         assert parse_integer(form % value) == str(value)
         assert parse_integer(form % f"{value:,}") == str(value)
 
     @given(st.text(alphabet=r"0123456789-,.{}\ $%^textboxdcirc=+()A", max_size=60))
     @settings(max_examples=500)
-    def test_whatever_is_accepted_holds_those_digits(self, text: str) -> None:
+    def test_whatever_is_accepted_holds_those_digits(self, text: str):
         value = parse_integer(text)
         if value is not None:
             assert str(int(value)) == value
@@ -244,7 +244,7 @@ class TestGrade:
 
     @given(st.lists(st.sampled_from([*"{}\\5 ", "\\boxed{", "</think>", "<think>", "\\text{"])))
     @settings(max_examples=500)
-    def test_no_text_makes_it_raise(self, pieces: list[str]) -> None:
+    def test_no_text_makes_it_raise(self, pieces: list[str]):
         assert judge("".join(pieces), "stop", "5", "integer")[1] in ("no_answer", "wrong", "correct")
 
 

@@ -27,14 +27,14 @@ class Repository:
 
 
 class _Server(ThreadingHTTPServer):
-    def handle_error(self, *_: object) -> None:
+    def handle_error(self, *_: object):
         """Print nothing where a client goes away."""
 
 
 class Hub:
     """The server; `log` has a line for each request: method, path, status, and the range that it asked for."""
 
-    def __init__(self, repositories: dict[str, Repository]) -> None:
+    def __init__(self, repositories: dict[str, Repository]):
         self.repositories, self.log = repositories, list[str]()
         hub = self
 
@@ -48,7 +48,7 @@ class Hub:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: object):
         self._server.shutdown()
         self._server.server_close()
 
@@ -62,20 +62,20 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_hub: Hub
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_: object):
         """Print nothing."""
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self):
         self._answer(with_body=False)
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self._answer(with_body=True)
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         self._body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self._answer(with_body=True)
 
-    def _answer(self, *, with_body: bool) -> None:
+    def _answer(self, *, with_body: bool):
         path = unquote(urlparse(self.path).path)
         resolve = re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         kinds = r"(revision|tree|paths-info)"
@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
             return False
         return True
 
-    def _describe(self, name: str, kind: str, revision: str, folder: str) -> None:
+    def _describe(self, name: str, kind: str, revision: str, folder: str):
         if self._refuse(name, revision):
             return
         files = self.server_hub.repositories[name].files
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         }[kind]
         self._send(200, json.dumps(described).encode(), {"Content-Type": "application/json"})
 
-    def _file(self, name: str, revision: str, file: str, *, with_body: bool) -> None:
+    def _file(self, name: str, revision: str, file: str, *, with_body: bool):
         if self._refuse(name, revision):
             return
         repository = self.server_hub.repositories[name]

@@ -293,7 +293,7 @@ def exact_steps(model: LoadedModel, text: list[int], prompt: int) -> torch.Tenso
     return torch.stack(found)
 
 
-def check_distance(found: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) -> None:
+def check_distance(found: torch.Tensor, own: torch.Tensor, exact: torch.Tensor):
     """Logits [tokens, vocabulary] in float32 are about as far from float64 as those of transformers' own code.
 
     Both round everywhere, in another order, and how far that carries depends on the processor: the logits of a token
@@ -307,7 +307,7 @@ def check_distance(found: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) 
     assert theirs.median() <= near, (theirs.median(), near)
 
 
-def check_exact(model: LoadedModel, new: int = NEW, prompts: tuple[int, ...] = PROMPTS) -> None:
+def check_exact(model: LoadedModel, new: int = NEW, prompts: tuple[int, ...] = PROMPTS):
     texts, logits = decode(model, 1, new, prompts)
     together, _ = decode(model, 3, new, prompts)
     assert together == texts

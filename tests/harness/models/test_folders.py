@@ -16,19 +16,19 @@ from kvsweep.messages.errors import UserError
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
-def pickle(folder: Path) -> None:
+def pickle(folder: Path):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
 
-def adapt(folder: Path) -> None:
+def adapt(folder: Path):
     for file in list(folder.iterdir()):
         file.unlink()
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "a/b"}))
     (folder / "adapter_model.safetensors").write_bytes(b"")
 
 
-def cached(folder: Path) -> None:
+def cached(folder: Path):
     files = list(folder.iterdir())
     (folder / "refs").mkdir()
     (folder / "snapshots" / "c0ffee").mkdir(parents=True)

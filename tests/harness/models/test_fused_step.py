@@ -91,7 +91,7 @@ def test_the_steps_are_those_of_torch(config, packed, dtype, tolerance):
 class Nodes(TorchDispatchMode):
     """Counts what a CUDA graph of the work would hold: launches of Triton kernels, and operations that write memory."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
         super().__init__()
         self.counts, self._inside = Counter[str](), False
         from triton.runtime import interpreter

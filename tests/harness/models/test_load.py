@@ -219,7 +219,7 @@ def test_the_papers_heatmap_runs_scaled_down(short, kvsweep, write_problems, tmp
 class _Runs:
     """An object whose pickle makes a file when it is loaded."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path):
         self.path = path
 
     def __reduce__(self) -> Any:
@@ -383,7 +383,7 @@ def adapter(plain_model, tmp_path) -> Path:
     return tmp_path
 
 
-def write(folder: Path, factors: dict[str, torch.Tensor], **fields) -> None:
+def write(folder: Path, factors: dict[str, torch.Tensor], **fields):
     card = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none", "lora_dropout": 0.0}
     card |= {"target_modules": [*TARGETS], **fields}
     (folder / "adapter_config.json").write_text(json.dumps(card))

@@ -19,7 +19,7 @@ def load(family: str, **fields: Any) -> LoadedModel:
     return load_model(described(family, {"initializer_range": 0.5, **fields}))
 
 
-def doubled_scaling(monkeypatch: pytest.MonkeyPatch) -> None:
+def doubled_scaling(monkeypatch: pytest.MonkeyPatch):
     of_network = FusedStep.__init__
 
     def wrong(self, network):
@@ -29,14 +29,14 @@ def doubled_scaling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FusedStep, "__init__", wrong)
 
 
-def failing_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def failing_step(monkeypatch: pytest.MonkeyPatch):
     def fail(*_: Any):
         raise RuntimeError("sizes do not fit\nand more")
 
     monkeypatch.setattr(FusedStep, "__call__", fail)
 
 
-def lost_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+def lost_positions(monkeypatch: pytest.MonkeyPatch):
     """Positions counted from the rows that are left, which is right until the first eviction."""
     step = FusedStep.__call__
     monkeypatch.setattr(

@@ -37,7 +37,7 @@ def test_what_answers_without_http_is_an_unreachable_hub(monkeypatch):
     assert not is_reachable()
 
 
-def _answer_without_http(*_: Any, **__: Any) -> None:
+def _answer_without_http(*_: Any, **__: Any):
     from http.client import BadStatusLine
 
     raise BadStatusLine("SSH-2.0-OpenSSH")

@@ -14,7 +14,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec, read_architecture
 from kvsweep.harness.settings import CONF, WEIGHTS, build, compose_config
 from kvsweep.harness.sweep import plan
-from kvsweep.harness.sweep.estimate import TokensLeft, forked_tokens, saving
+from kvsweep.harness.sweep.estimate import TokensLeft, forked_tokens, question_tokens, saving
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.run_files.row_types import read_rows
@@ -217,6 +217,13 @@ def test_a_dry_run_names_the_precision_that_is_faster_on_the_processor(dtype, fl
     monkeypatch.setattr(plan, "processor", lambda field: flags)
     words = ["model=qwen3_1_7b", "model.random_weights=true", f"model.dtype={dtype}", "benchmark=toy_chain"]
     assert (f"model.dtype={faster} is faster" in kvsweep(*words, "policy=full", "--dry-run").out) == bool(faster)
+
+
+def test_a_tokenizer_in_the_working_directory_is_not_that_of_a_gguf_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    job = Mock(**{"model.path": None, "benchmark.problems": [Mock(prompt="12 characters")]})
+    assert question_tokens(job) > 1
 
 
 @pytest.mark.parametrize("card", [[], ["card=h100"]])

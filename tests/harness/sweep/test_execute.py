@@ -111,7 +111,7 @@ def test_a_deleted_description_of_a_cell_comes_again(command, tmp_path):
     assert path.read_bytes() == text
 
 
-def check_evictions(row: Completion, policy: dict[str, Any]) -> None:
+def check_evictions(row: Completion, policy: dict[str, Any]):
     """Every eviction of a row is where and as large as the published rule has it."""
     budget, question = policy["budget"], row.prompt_tokens
     # An overlong question is first evicted with one generated token after it.
@@ -386,7 +386,7 @@ def busy_grading(monkeypatch):
     return graded
 
 
-def wait_for_grades(store: CellStore) -> None:
+def wait_for_grades(store: CellStore):
     """Wait until every stored completion of the cell is graded."""
     end = time.monotonic() + 240
     path = store.directory / "grades.jsonl"

@@ -28,7 +28,7 @@ def examples(few: int, many: int) -> Callable[[Any], Any]:
     return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.slow)])
 
 
-def load(**fields: Any) -> None:
+def load(**fields: Any):
     try:
         benchmark = load_problems(
             build(BenchmarkConfig, "benchmark", {"name": "mine", "title": "Mine", "source": "file", **fields})

@@ -69,7 +69,7 @@ def settings(place):
     return ["model=toy_qwen", *own, *grid, *small, f"results_dir={place}"]
 
 
-def change(path: Path) -> None:
+def change(path: Path):
     """Other contents of the same size, where the file is there; the dates stay."""
     if not path.exists():
         path.write_text("{}")
@@ -89,7 +89,7 @@ def shipped(settings: list[str], *more: str) -> Job:
     return pickle.loads(pickle.dumps(make_job(compose_config(*settings, *more))))
 
 
-def decode(job: Job) -> None:
+def decode(job: Job):
     assert decode_all([share_of(job)]) == []
 
 

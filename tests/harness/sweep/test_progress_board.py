@@ -21,7 +21,7 @@ from kvsweep.harness.sweep.progress_board import Board
 from kvsweep.run_files.task_status import CellProgress, TaskStatus, process_mark
 
 
-def write_task(run: Path, name: str, benchmark: str, finished: int, **more: Any) -> None:
+def write_task(run: Path, name: str, benchmark: str, finished: int, **more: Any):
     cells = {
         f"{name}-{policy}": CellProgress(model="m", benchmark=benchmark, policy=policy, finished=finished, expected=10)
         for policy in ("full", "h2o")

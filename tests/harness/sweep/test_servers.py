@@ -39,7 +39,7 @@ class Adder(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, misbehave: Callable[[Any, int], bool], port: int = 0) -> None:
+    def __init__(self, misbehave: Callable[[Any, int], bool], port: int = 0):
         super().__init__(("127.0.0.1", port), Handler)
         self.misbehave, self.asked, self.keys = misbehave, list[dict[str, Any]](), set[str | None]()
         self.pages = dict[str, str]()
@@ -53,23 +53,23 @@ class Adder(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Adder
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.say(200 if self.path in self.server.pages else 404, self.server.pages.get(self.path, "{}"))
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         self.body = body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(body)
         self.server.keys.add(self.headers["Authorization"])
         if not self.server.misbehave(self, len(self.server.asked)):
             self.add()
 
-    def add(self, **message: Any) -> None:
+    def add(self, **message: Any):
         self.reply(added(self.body, **message))
 
-    def reply(self, answer: Any) -> None:
+    def reply(self, answer: Any):
         self.say(200, json.dumps(answer))
 
-    def say(self, status: int, text: str, **headers: str) -> None:
+    def say(self, status: int, text: str, **headers: str):
         data = text.encode()
         self.send_response(status)
         for name, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
@@ -264,11 +264,11 @@ def saying(status: int, text: str) -> Callable[[Handler, int], None]:
     return lambda handler, number: handler.say(status, text)
 
 
-def half(handler: Handler, number: int) -> None:
+def half(handler: Handler, number: int):
     handler.say(200, json.dumps(added(handler.body))[:40])
 
 
-def cut(handler: Handler, number: int) -> None:
+def cut(handler: Handler, number: int):
     handler.send_response(200)
     handler.send_header("Content-Length", "4000")
     handler.end_headers()

@@ -28,7 +28,7 @@ def squeue(tmp_path, monkeypatch):
     return write
 
 
-def task(run: Path, name: str, **fields: object) -> None:
+def task(run: Path, name: str, **fields: object):
     cell = CellProgress(model="m", benchmark="b", policy="p", finished=0, expected=1)
     values = {"state": "queued", "shard": "1/1", "command": "kvsweep", "cells": {"c": cell}, **fields}
     TaskStatus(task=name, **values).write(run)  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ def test_a_hidden_process_of_a_colleague_is_known_by_its_signs_of_life(tmp_path,
     assert states(tmp_path) == {"hidden": "running", "ended": "stopped", "silent": "stopped"}
 
 
-def silent(run: Path, name: str) -> None:
+def silent(run: Path, name: str):
     """Let the file system's clock say that the task last wrote long ago."""
     os.utime(TaskStatus.path(run, name), (1, 1))
 

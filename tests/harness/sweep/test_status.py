@@ -48,7 +48,7 @@ def live(run: Path, state: status.State, cells: dict[str, tuple[int, int]], **mo
     return task(run, state, cells, **{**alive, **more})
 
 
-def mark_done(run: Path, cell_id: str, completions: int = 5) -> None:
+def mark_done(run: Path, cell_id: str, completions: int = 5):
     (run / cell_id).mkdir(exist_ok=True)
     (run / cell_id / "DONE").write_text(json.dumps({"completions": completions, "files": {}}))
 
@@ -128,7 +128,7 @@ def test_the_time_at_work_counts_tasks_side_by_side_once(tmp_path):
     assert read_sweep(tmp_path).seconds == 105
 
 
-def write_grades(folder: Path, grades: Sequence[tuple[str, int, int]], name: str = "grades.jsonl") -> None:
+def write_grades(folder: Path, grades: Sequence[tuple[str, int, int]], name: str = "grades.jsonl"):
     folder.mkdir(exist_ok=True)
     rows = [
         Grade(problem_id=p, draw=d, answer=None, gold="1", outcome="correct" if right else "wrong", correct=right)

@@ -65,7 +65,7 @@ class MlflowClient:
 class FakeTracker:
     """The stand-in, and what its runs were told."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch):
         self._set, self._told = monkeypatch.setenv, directory / "told.jsonl"
         packages = directory / "packages"
         packages.mkdir()
@@ -74,7 +74,7 @@ class FakeTracker:
         monkeypatch.syspath_prepend(str(packages))
         monkeypatch.setenv("TOLD", str(self._told))
 
-    def before(self, statement: str) -> None:
+    def before(self, statement: str):
         """Run this statement when a run is opened."""
         self._set("BEFORE", statement)
 

@@ -12,7 +12,7 @@ from kvsweep.messages.errors import UserError
 TOY = ("model=toy_qwen", "benchmark=toy_add")
 
 
-def refuse(*jobs: list[str]) -> None:
+def refuse(*jobs: list[str]):
     configs = [compose_config(*TOY, *words) for words in jobs]
     refuse_unused([word for words in jobs for word in words], [unused_settings(c, make_job(c)) for c in configs])
 

@@ -30,7 +30,7 @@ def cell(kvsweep, tiny, tiny_policy, stored, tmp_path) -> Path:
     return next(tmp_path.glob("runs/*/*/cell.yaml")).parent
 
 
-def edit(cell: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def edit(cell: Path, change: Callable[[dict[str, Any]], object]):
     path = cell / "provenance.json"
     stored = json.loads(path.read_text())
     change(stored["config"])
