@@ -144,6 +144,7 @@ class CacheConfig:
         unused = dict.fromkeys(names, f"cache.scheme={self.scheme} does not take it")
         if self.key_bits and self.value_bits:
             unused["bits"] = "cache.key_bits and cache.value_bits are given"
+        # A reason from above goes before this one.
         return unused if self.is_calibrated else {"scales": f"cache.scale={self.scale} does not take it"} | unused
 
     def check_implementation(self, impl: str, capability: tuple[int, int] | None = None) -> None:

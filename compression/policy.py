@@ -219,7 +219,7 @@ class Policy(ABC):
         cls = type(self)
         if is_own(cls):
             contents["class"] = f"{cls.__module__}.{cls.__qualname__} {code_hash(cls)}"
-        return dataclasses.asdict(self) | contents
+        return dataclasses.asdict(self) | contents  # a hash in the place of each path
 
     def load_artifacts(self) -> None:
         """Read the artifacts; raises UserError if one contains invalid numbers."""

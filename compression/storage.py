@@ -195,7 +195,7 @@ class Fp8Rows(WholeRows):
             yield from super()._stored(layer, *pair)
             return
         for at, rows in enumerate(pair, 2 * layer):  # keys, then values: the memories of all layers in turn
-            scale = self.scales[at][0, 0, 0] if self.scales else None  # the layer's
+            scale = self.scales[at][0, 0, 0] if self.scales else None  # the layer's, unless each row has its own
             if self._row_scales:
                 scale = row_scales(rows, self.dtype)
                 yield self._row_scales[at], scale
@@ -368,6 +368,7 @@ class PackedRows(_Packing):
 
     def _rows(self, layer: int, slots: slice, seen: int) -> tuple[Tensor, ...]:
         """The first `seen` rows of a layer, as `packed_attention` takes them: bytes, newest, positions, counts."""
+        # Where all heads keep the same rows, the first index serves all layers, and is expanded over heads.
         kv_heads, index = self.newest.shape[3], min(layer, self.counts.shape[1] - 1)
         packed = (memory[slots, layer, :, :seen] for memory in self.packed)
         positions = self.cache.positions[slots, index, :, :seen].expand(-1, kv_heads, -1)

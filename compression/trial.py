@@ -122,6 +122,7 @@ class Trial(NamedTuple):
             case RecentQueries(window=window):
                 return arrays["queries"][:, :, -window:].clone()
             case LastUse():
+                # Each row was used once behind its own position, so its pause and its last use are drawn together.
                 pause = ((positions[-1] - positions) * drawn).int()
                 return torch.stack([positions.int() + pause, pause])
             case RowMemory():

@@ -47,6 +47,7 @@ def _draw(
         best = tl.maximum(best, _logits(logits, start, vocabulary, BLOCK))
     peak = tl.max(best)
     edge = tl.full([], -(1 << (31 - SHIFT)), tl.int32)  # the lowest rank: all are kept
+    # The flags of `_edge` say whether it searches by weight, and whether by number.
     if TOP_K and (K_FIRST or not TOP_P):  # else one search below finds both edges
         edge = _edge(logits, vocabulary, peak, temperature, 0.0, top_k, False, True, SHIFT, BLOCK)
     if TOP_P:  # of the sum of the weights that are kept so far, since they are not divided by it
@@ -76,7 +77,8 @@ def _weights(logits, start, vocabulary, peak, temperature, SHIFT: tl.constexpr, 
     x = _logits(logits, start, vocabulary, BLOCK)
     weights = tl.exp(tl.div_rn(x, temperature) - tl.div_rn(peak, temperature))
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)  # zero for zero and minus zero
-    # A float's bits grow with its size, so those of negative numbers are turned round, all but the sign.
+    # A float's bits grow with its size, so those of negative numbers are turned round, all but the sign. The bits that
+    # are zero in this dtype are shifted out.
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT, weights
 
 
@@ -128,7 +130,7 @@ def _edge(
 
 @triton.jit
 def _too_many(weight, number, most, many, BY_WEIGHT: tl.constexpr, BY_NUMBER: tl.constexpr):
-    """Return 1 if the tokens of a rank weigh `most` or more, or are `many` or more, else 0."""
+    """Return 1 if the tokens above a rank weigh `most` or more, or are `many` or more, else 0."""
     found = tl.full([], 0, tl.int32)
     if BY_WEIGHT:
         found = found | (tl.sum(weight.to(tl.float64)) >= most).to(tl.int32)

@@ -82,7 +82,7 @@ def column_scales(tiles: Tensor) -> Tensor:
         rows = (rows + scaled.std(dim=-1, keepdim=True).clamp(*_DEVIATIONS).log()).clamp(*_SCALES)
         scaled = tiles / columns.exp() / rows.exp()
         unevenness = _unevenness(scaled)
-        best = torch.where(unevenness <= least, columns, best)  # of equal ones the later, as there
+        best = torch.where(unevenness <= least, columns, best)  # of equal ones the later
         least = torch.minimum(unevenness, least)
     return best.exp()
 

@@ -199,7 +199,7 @@ def decode_attention(
     group = grouped.shape[2]
     if sinks is not None:
         sinks = sinks.view(kv_heads, group, 1)
-    if group > _FEW_HEADS:
+    if group > _FEW_HEADS:  # zeros fill the query heads up to whole blocks
         more = whole_blocks(group, HEAD_BLOCK) - group
         grouped = pad(grouped, (0, 0, 0, more))
         sinks = None if sinks is None else pad(sinks, (0, 0, 0, more))
@@ -276,7 +276,7 @@ def chunk_attention(
     """
     tokens = len(query)
     kv_heads, rows, _ = keys.shape
-    # Minus infinity at rows behind a token, else 0; [tokens, rows], cut out of a larger mask.
+    # Minus infinity at rows behind a token, else 0; [tokens, rows], cut out of a larger mask that many chunks share.
     most_tokens, most_earlier = whole_blocks(tokens, _MASK_BLOCK), whole_blocks(rows - tokens, _MASK_BLOCK)
     begin = most_earlier - (rows - tokens)
     unseen = _mask(most_tokens, most_earlier, query.dtype, query.device)[:tokens, begin : begin + rows]
@@ -414,7 +414,7 @@ def _attend_unpacked(
     """Attend over a few slots at a time; `unpack` returns the first rows of some slots, at most `rows`."""
     few = max(1, _UNPACKED_NUMBERS // (kv_heads * rows * query.shape[-1]))  # slots
     output = torch.empty_like(query)
-    masses = _wide(query[:0]).new_zeros(len(query), kv_heads, rows)
+    masses = _wide(query[:0]).new_zeros(len(query), kv_heads, rows)  # float32 or wider
     # Slots of similar length go together: each is unpacked up to the length of the longest of them, which comes last.
     for slots in lengths.argsort(stable=True).split(few):
         longest = min(rows, whole_blocks(int(lengths[slots[-1]]), ROW_BLOCK))

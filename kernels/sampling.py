@@ -55,7 +55,8 @@ def inverse_cdf(
         least = _least_kept(probabilities, top_p, top_k, k_first)
         probabilities = probabilities.where(probabilities >= least, 0.0)
     cumulative = probabilities.double().cumsum(dim=-1)
-    # A target is strictly below the total, so a tail of zeros is never chosen.
+    # A target is strictly below the total, so a tail of zeros is never chosen. The clamp is for a row of NaN, which has
+    # no place for it: its token is dropped later.
     targets = uniforms[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, targets, right=True).clamp_(max=cumulative.shape[-1] - 1).squeeze(-1)
 

@@ -103,7 +103,7 @@ def _fault(text: str) -> str | None:
     if not re.search(r"[^\W_]|[^\x00-\x7f]", spelled):
         return "it has no number, name or word"
     for sign in spelled:
-        if unicodedata.category(sign) in ("No", "Nl"):
+        if unicodedata.category(sign) in ("No", "Nl"):  # other numbers, such as a circled one, and Roman numerals
             return f"LaTeX has another form of {sign}"
     if any(unicodedata.category(sign) == "Cf" for sign in spelled):
         return "it has an invisible sign"

@@ -407,7 +407,8 @@ class Engine:
         policy, request = state.branches[0].policy, state.request
         try:
             if is_own(type(policy)):
-                selection = (selected if state.evictions else selected_alike)(policy, view)
+                select = selected if state.evictions else selected_alike
+                selection = select(policy, view)
                 check_room(selection, policy.capacity(view.question_length, self.decoding.max_new_tokens))
             else:
                 selection = policy.select(view)

@@ -41,8 +41,9 @@ def auto_slots(
     *,
     wanted: int | None = None,
 ) -> AutoSlots:
-    """Return the number of slots that fit into free memory: at most `MOST_SLOTS`, one per completion, or `wanted`.
+    """Return the number of slots that fit into free memory: at most `MOST_SLOTS`, and at most `wanted`.
 
+    `wanted` None: one per completion.
     On a GPU, first release memory that Python has not collected yet.
     """
     if model.device.type == "cuda":

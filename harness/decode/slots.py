@@ -276,6 +276,7 @@ def view_slot(
     for signal in policy.signals:
         recorder = cache.recorders[signal]
         recorded = recorder.read(slot, length, newest)
+        # A number of tokens is alike in all layers and heads, as positions are.
         signals[signal] = recorded[0, 0] if recorder.of_tokens and not policy.per_head else recorded
     return CacheView(
         text_ids=text_ids,

@@ -70,7 +70,7 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> PreTrainedTokenize
     tokens, kind = fields["ggml.tokens"], fields.get("ggml.model")
     if kind == "gpt2":
         backend = _byte_level(fields)
-        begins_by_default = _CUTS[fields["ggml.pre"]].ignore_merges
+        begins_by_default = _CUTS[fields["ggml.pre"]].ignore_merges  # as `_Cut` says
     elif kind == "llama":
         backend = _sentencepiece(fields, file)
         begins_by_default = True
@@ -146,6 +146,7 @@ def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
     if cut.piece:
         steps.append(pre_tokenizers.Split(Regex(cut.piece), "isolated"))
+    # `use_regex` is GPT-2's cut.
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut.piece is None))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()

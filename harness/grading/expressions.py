@@ -314,7 +314,7 @@ def _same_form(left: Any, right: Any, values: Values, slack: float) -> tuple[boo
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Leave out what the library cannot read, whatever it raises; not what nothing decided."""
+    """End the block at whatever the library raises; TooMuchWork goes on to the caller, since it decides nothing."""
     try:
         yield
     except TooMuchWork:

@@ -64,8 +64,8 @@ class Grader(Workers):
 
         Reads `completions.jsonl`, and the golds from `problems.jsonl`; writes `grades.jsonl` as a whole, in the order
         of the completions, without those that ran out of time, which every later call grades again; a shard's
-        completions have grades of their own. A grade whose gold has changed since is made
-        anew; a grade without a completion is dropped. `regrade` grades every row, `shard` the completions of one shard.
+        completions have grades of their own. A grade whose gold has changed since is made anew; a grade without a
+        completion is dropped. `regrade` grades every row, `shard` the completions of one shard.
         """
         summary = CellSummary(graded=0)
         for stored_shard in StoredCell(directory).files(row_types.COMPLETIONS_FILE):

@@ -46,7 +46,7 @@ class Words(NamedTuple):
 
 def read_words(text: str, *, single: bool = False) -> Words | None:
     """What the words behind a number say, or None if one of them is not known; `single` if the number is 1."""
-    text = re.sub(r"[{}^]|\\cdot|\\[,;: ]|[()]", " ", text).replace(".", "")
+    text = re.sub(r"[{}^]|\\cdot|\\[,;: ]|[()]", " ", text).replace(".", "")  # "sq." is "sq"
     text = re.sub(r"\bdeg(?:ree)?s?\s+(C|F)[a-z]*(?![a-z])", r"deg\1", text)  # degrees Celsius
     text = re.sub(r"\bdeg(?:ree)?s?\s+K[a-z]*(?![a-z])", "K", text)
     tokens = _TOKEN.findall(text)
@@ -79,6 +79,7 @@ def _unit(tokens: list[str], single: bool) -> str | None:
             return None
         if kind == "per":
             sign = -1
+        # "squared" is of the unit before it, if there is one, and else of the next.
         elif kind == "exponent" or (word in ("squared", "cubed") and parts):
             if not parts:
                 return None
@@ -121,6 +122,7 @@ def _says_of_what(kinds_before: list[str]) -> bool:
     """Whether an unknown word says only what was counted, as "rice" does in "bags of rice"."""
     if kinds_before[-1:] != ["preposition"]:
         return False
+    # What stands before "of" must be a counted thing itself, not a word such as "total".
     nouns = [kind for kind in kinds_before if kind in ("unit", "harmless")]
     return nouns[-1:] == ["unit"]
 

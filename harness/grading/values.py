@@ -177,7 +177,7 @@ class Values:
 
     def _part(self, form: Any, point: Mapping[str, Any]) -> Any:
         """The value of a part of a form: a Fraction, or a number of mpmath. Counts its work and its size."""
-        self._work += self._digits // _DIGITS[0]
+        self._work += self._digits // _DIGITS[0]  # the more digits, the more a part costs
         if self._work > _MOST_WORK:
             raise TooMuchWork(f"more than {_MOST_WORK:,} parts")
         value = self._calculated(form, point)

@@ -137,11 +137,11 @@ def lines_of(error: BaseException) -> list[str]:
 
 def reason(place: str, revision: str | None, error: BaseException) -> str:
     """Return why a model or data set at `place` could not be read, and what to do."""
-    causes: BaseException | None = error
+    cause: BaseException | None = error
     names = set[str]()  # of the classes of the error and its causes
-    while causes is not None:
-        names.update(kind.__name__ for kind in type(causes).__mro__)
-        causes = causes.__cause__ or causes.__context__
+    while cause is not None:
+        names.update(kind.__name__ for kind in type(cause).__mro__)
+        cause = cause.__cause__ or cause.__context__
     if not Path(place).is_dir():
         if "GatedRepoError" in names:
             return "it is gated: accept its terms on its hub page and run `hf auth login`"

@@ -278,6 +278,7 @@ def _keep_freed_memory() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # else another library than glibc
+        # The heap keeps 64 MiB at its end, and takes blocks of up to 32 MiB, which would else be given back at once.
         mallopt(_TRIM_THRESHOLD, 2 * _MOST_MMAP)
         mallopt(_MMAP_THRESHOLD, _MOST_MMAP)
 

@@ -29,7 +29,7 @@ def make(stage: str, overrides: Sequence[str]) -> None:
 def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
     """Run the stages, record each in provenance.jsonl, and print what it made and what comes next."""
 
-    @cache
+    @cache  # one model for all stages, loaded when the first of them needs it
     def load() -> LoadedModel:
         from kvsweep.harness.models.load import load_model
 

@@ -67,6 +67,7 @@ def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) ->
     traces = imported(settings, load) if settings.recipe.import_from else written(settings, load, done)
     for trace in traces:
         if not is_stored(done, trace.key, _question(trace)):
+            # Before a trace, so that none is stored without its origin, and no origin without a trace.
             replace_text(manifest, origin)
             row_types.append_row(path, trace)
     return len(read_traces(settings))

@@ -228,5 +228,5 @@ def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: 
         answer_loglik=float(tally.loglik[answer].sum()) if has_answer else None,
         answer_change=float(change[answer].sum()) if has_answer else None,
         by_distance=bins(tally.since, REPLAY_DISTANCES),
-        by_entropy=bins(full.entropy.clip(min=0), REPLAY_ENTROPIES),
+        by_entropy=bins(full.entropy.clip(min=0), REPLAY_ENTROPIES),  # rounding may make a zero negative
     )

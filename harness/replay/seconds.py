@@ -110,7 +110,7 @@ def _time(engine: Engine, requests: Sequence[Request], why: Literal["one", "give
         tokens=clock.tokens,
         seconds=clock.decode,
         cpu_seconds=time.process_time() - cpu_before,
-        eviction_seconds=clock.eviction + clock.scoring,
+        eviction_seconds=clock.eviction + clock.scoring,  # to move rows, and to choose them
         kv_bytes=engine.cache.kv_bytes,
         peak_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None,
         by_length=[(rows, steps, seconds_at[rows]) for rows, steps in sorted(steps_at.items()) if steps],

@@ -25,6 +25,7 @@ def trace(source: Path, **asked: Any) -> None:
 
 def check(options: inspected.TraceOptions) -> None:
     """Refuse options that cannot be read, before anything is loaded."""
+    # On no text, only to compile the expressions.
     inspected.paragraphs([], options.split or inspected.PARAGRAPHS)
     inspected.matches([], options.find or "")
     if options.steps:

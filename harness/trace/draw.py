@@ -85,6 +85,7 @@ def averaged_steps(options: inspected.TraceOptions, text: inspected.InspectedTex
             raise UserError(f"--steps {options.steps} {beyond}: shorten it.")
         return steps
     steps = inspected.paragraphs(text.thinking, separator(options, text))
+    # Where nobody has named a separator, one paragraph may still have several derivations.
     if len(steps) == 1 and separator(options, text) == inspected.PARAGRAPHS:
         steps = inspected.derivations(text.thinking)
     if len(steps) == 1 and options.by == "step":
@@ -121,7 +122,7 @@ def attributed_steps(options: inspected.TraceOptions, text: inspected.InspectedT
             return matches
         raise UserError(f"--find {options.find} matches nothing in the thinking of {text.trace.problem_id}: change it.")
     steps = inspected.derivations(text.thinking, separator(options, text))
-    if not inspected.matches(text.thinking):
+    if not inspected.matches(text.thinking):  # then `derivations` has cut into paragraphs or sentences
         parts = "paragraphs" if len(inspected.paragraphs(text.thinking, separator(options, text))) > 1 else "sentences"
         print(f"attribution: no equation like 3 x 4 = 12, so its columns are {len(steps)} {parts}", file=sys.stderr)
     return steps

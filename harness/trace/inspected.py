@@ -309,7 +309,7 @@ def given(text: str) -> list[range]:
     steps: list[range] = []
     for word in text.split(","):
         bounds = re.fullmatch(r"\s*(\d+)-(\d+)\s*", word)
-        step = range(int(bounds[1]), int(bounds[2]) + 1) if bounds else range(0)
+        step = range(int(bounds[1]), int(bounds[2]) + 1) if bounds else range(0)  # empty: refused below
         is_behind = not steps or step.start >= steps[-1].stop
         if not step or not is_behind:
             raise UserError(f"--steps {text} cannot be used: write first and last tokens in order, as in 0-31,40-80.")
