@@ -187,8 +187,9 @@ class Fp8Rows(WholeRows):
         return [scale.repeat(size[2], 1).expand(*size, 1) for scale in scales]
 
     def _rows(self, layer: int, slots: slice | int, rows: int) -> list[Tensor]:
+        rows_and_scales = super()._rows(layer, slots, rows)
         # The memory of scales has a place for each layer, but a whole layer's rows have none.
-        return super()._rows(layer, slots, rows)[: 2 if layer < self.whole_layers else None]
+        return rows_and_scales[:2] if layer < self.whole_layers else rows_and_scales
 
     def _stored(self, layer: int, *pair: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         if layer < self.whole_layers:
@@ -344,9 +345,11 @@ class PackedRows(_Packing):
         if piece.count == 1:
             return cache.operations.packed_attention(query, *stored, lengths, forms=self.forms, **how)
         # What `place` has noted: the packed rows at each token, the rows that may leave, and their numbers until then.
-        counts, at, old = self._leaving[cache.pieces.index(piece)]
+        all_counts, all_at, all_old = self._leaving[cache.pieces.index(piece)]
         # This piece is one slot's. Where all heads keep the same rows, one count serves all layers.
-        counts, at, old = counts[0, min(layer, counts.shape[1] - 1)], at[0, layer], old[0, layer]
+        counts = all_counts[0, min(layer, all_counts.shape[1] - 1)]
+        at = all_at[0, layer]
+        old = all_old[0, layer]
         packed = torch.cat(whole_rows(*stored, forms=self.forms))  # [2, kv_heads, rows, head_dim]
         # The rows as they were before this chunk: those that it has packed are still whole.
         leaves = at < counts[..., -1, None, None]
@@ -457,10 +460,13 @@ class KiviRows(_Packing):
         length, kept = int(self.cache.lengths[slot]), keep.shape[-1]
         old, count = self._packed_rows(length), self._packed_rows(kept)
         # What an eviction leaves unchanged only where its whole group stays in place.
-        grouped = [self.keys, *((self.values.unflatten(3, (-1, self.group)), *self.scales) if self.scales else ())]
+        grouped = [self.keys, *self.scales]
+        if self.scales:
+            grouped.append(self.values.unflatten(3, (-1, self.group)))
         for layer in range(self.keys.shape[1]):
             index = keep.expand(self.keys.shape[2], -1) if keep.dim() == 1 else keep[layer]
-            before, values = [memory[slot, layer].clone() for memory in grouped], self.values[slot, layer].clone()
+            before = [memory[slot, layer].clone() for memory in grouped]
+            values = self.values[slot, layer].clone()
             rows = self._whole(layer, slot, length)
             self._lay(slot, layer, rows.gather(2, index[None, ..., None].expand(2, -1, -1, rows.shape[-1])))
             index = index[:, :count, None]
@@ -470,7 +476,8 @@ class KiviRows(_Packing):
                     index < old, self.values[slot, layer, :, :count]
                 )
             in_place = (index == torch.arange(count, device=index.device)[:, None]) & (index < old)
-            same, groups = in_place.unflatten(1, (-1, self.group)).all(2)[..., None], count // self.group
+            same = in_place.unflatten(1, (-1, self.group)).all(2)[..., None]
+            groups = count // self.group
             # Groups of which all rows stay in place get their earlier bytes back.
             for memory, was in zip(grouped, before, strict=True):
                 memory[slot, layer, :, :groups] = was[:, :groups].where(same, memory[slot, layer, :, :groups])

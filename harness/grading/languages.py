@@ -155,7 +155,7 @@ def plain_characters(text: str) -> str:
 def _shifted(form: str) -> str:
     """Return a pattern of the digits and signs that Unicode has raised (`<super>`) or lowered (`<sub>`)."""
     chars = ""
-    # From the degree sign to the end of the arrows, where all of them lie; "No": numbers, "Sm": signs.
+    # From the degree sign to the end of the arrows, where those of plain digits lie; "No": numbers, "Sm": signs.
     for char in map(chr, range(0xB0, 0x2200)):
         if unicodedata.decomposition(char).startswith(form) and unicodedata.category(char) in ("No", "Sm"):
             chars += char

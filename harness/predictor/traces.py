@@ -174,7 +174,7 @@ def _parts(ids: list[int], start: int, model: LoadedModel) -> dict[str, int]:
 def graded_trace(completion: Completion, model: LoadedModel, prompt: Sequence[int], correct: bool) -> Trace:
     """Return a completion's trace, kept if it is correct, thinks, answers, and evicted nothing."""
     trace = trace_of(completion, model, prompt)
-    thinks = trace.think_end - trace.think_start > 1  # one token may be a line break alone
+    thinks = trace.think_end - trace.think_start > 1  # a single token, such as a line break, says nothing
     if correct and thinks and trace.answered and not completion.evictions:
         return trace
     # Of a trace that is not kept, the length of its thinking is stored: 0 if it is never closed.

@@ -34,7 +34,7 @@ class ReplayShare(Share):
 def replay_share(job: Job, config: ReplayConfig) -> ReplayShare:
     """Return the share that replays all completions through a job's cells."""
     texts = read_texts(job, config)
-    # Each text is fed once: the job's draws, rounds and early end are of texts that are drawn.
+    # Each text is fed once; the job's draws, its rounds and what follows them are of texts that are drawn.
     job = replace(job, rounds=(), finish=False, draws=1, tracker=UNTRACKED)
     pairs = [text.pair for text in texts]
     return ReplayShare(job=job, dealt=pairs, rows=config.file, texts=texts, tokens=config.tokens)

@@ -265,7 +265,7 @@ def _check_grades(cells: Sequence[CheckedCell]) -> Row:
                 if then is None:
                     missing += 1
                     continue
-                if "grader_timeout" in (now.outcome, then.outcome):  # a slow machine, not a changed text
+                if "grader_timeout" in (now.outcome, then.outcome):  # without a verdict there is nothing to compare
                     continue
                 older += then.rule != now.rule  # counted whether or not the grade has changed
                 if (then.answer, then.gold, then.outcome) != (now.answer, now.gold, now.outcome):
