@@ -57,6 +57,7 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
 
 def _graded_rows(run: Run, side: str) -> pd.DataFrame:
     rows = graded_rows(run)
+    # As text, because nothing can be added to a category.
     return rows.assign(cell_id=side + rows["cell_id"].astype("str"))
 
 

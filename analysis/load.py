@@ -139,7 +139,7 @@ def load_run(directory: Path | str) -> Run:
     folders = [cell.folder for cell in cells]
     completions, events = _completion_table(folders, notices.append)
     table = _cell_table(cells)
-    table["completions"] = table["cell_id"].map(completions["cell_id"].value_counts()).to_numpy()
+    table["completions"] = table["cell_id"].map(completions["cell_id"].value_counts())
     notices += _same_settings(cells)
     for cell in cells:
         if _has_copies(cell):
@@ -170,8 +170,8 @@ def refuse_unlike_golds(*runs: Run) -> None:
     tables = []
     for run in runs:
         graded = run.completions[["cell_id", "problem_id", "gold"]].dropna().drop_duplicates()
+        # Ids as plain objects, because the categories of two runs differ.
         cells = run.cells[["cell_id", "benchmark", "dataset_hash"]].astype({"cell_id": "object"})
-        # As plain objects, because the categories of two runs differ.
         tables.append(graded.astype({"problem_id": "object"}).merge(cells, on="cell_id"))
     golds_of_cells = pd.concat(tables)
     # Golds such as 070 and 70 are one.

@@ -412,6 +412,7 @@ def _edge(panels: list[Panel]) -> float:
 
 def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, float], cmap: str) -> Colorbar | None:
     """Draw one panel, with colours between these ends; return its colour bar, None without a value."""
+    # Without any cell the column has no numbers but objects.
     values = panel.matrix("value").astype(float)
     mesh = style.heat_table(axes, values, labels, cmap=panel.colors(cmap), limits=ends, size=SIZE)
     axes.set_xticks(np.arange(len(panel.columns)) + 0.5, panel.columns)

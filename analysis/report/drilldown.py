@@ -198,6 +198,7 @@ def outcome_maps(run: Run) -> list[dict[str, Any]]:
     """Return the title and `outcome_map` of each condition."""
     rows = run.completions
     is_graded = rows.index.isin(graded_rows(run).index)
+    # Random weights have outcomes and no graded rows: the map shows them as ungraded.
     rows = rows.assign(outcome=rows["outcome"].astype("object").where(is_graded))
     maps = []
     with_completions = run.cells[run.cells["completions"] > 0]
@@ -216,6 +217,7 @@ def outcome_map(rows: pd.DataFrame, cells: Sequence[dict[str, Any]]) -> dict[str
     `rows` are completions with their outcome; `cells` have the `id` and what else the page shows of each.
     """
     letters = rows["outcome"].map(LETTERS).fillna(UNGRADED)
+    # Ids as plain objects: of categories the table would have all, also those without a row here.
     lettered = rows.assign(letter=letters).astype({"cell_id": "object", "problem_id": "object"})
     by_cell = lettered.pivot(index="cell_id", columns=["problem_id", "draw"], values="letter")
     problems = sorted(lettered["problem_id"].unique().tolist())

@@ -62,6 +62,7 @@ def judged_page(
 
 def _with_outcomes(answers: pd.DataFrame) -> pd.DataFrame:
     """The answers by pair, with their outcome as a sweep names it, or none where no answer is known."""
+    # As objects, because without any grade the column would be of floats, which hold no word.
     outcomes = answers["correct"].map({1: "correct", 0: "wrong"}).astype(object)
     outcomes = outcomes.mask(outcomes.eq("wrong") & answers["ending"].eq("length"), "truncated")
     return answers.assign(outcome=outcomes).set_index(PAIR, drop=False)

@@ -226,6 +226,7 @@ def beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd
     # A full cache beside which a cell lies is its own full cache.
     used = full_of_cell.unique()
     full_of_cell = pd.concat([full_of_cell, pd.Series(used, index=used, dtype="object")])
+    # Ids as plain objects, because categories match only the same categories.
     rows = rows.assign(cell_id=rows["cell_id"].astype("object"))
     full_rows = rows[["cell_id", *pair, *names]].rename(columns={"cell_id": "full"})
     full = rows["cell_id"].map(full_of_cell).astype("object")
@@ -260,6 +261,7 @@ def _kept_of_full(run: Run) -> pd.DataFrame:
 def with_fixed_rows(run: Run) -> pd.DataFrame:
     """Add fixed_rows to the completions: how many unquantized tokens the fixed memory of a slot equals."""
     rows = {cell_id: record.get("bytes", {}).get("fixed_rows", 0) for cell_id, record in run.provenance.items()}
+    # Categories with different values would be mapped to categories again, which are no numbers.
     fixed_rows = run.completions["cell_id"].astype("object").map(rows).fillna(0).astype("float64")
     return run.completions.assign(fixed_rows=fixed_rows)
 
@@ -356,7 +358,8 @@ def _completion_means(run: Run) -> pd.DataFrame:
     unpacked_rows = run.cells.set_index("cell_id")["unpacked_rows"]
     unpacked = completions["cell_id"].astype("str").map(unpacked_rows).astype("float64")
     rows = completions.assign(
-        # Quantized rows exist once a cache is longer than what stays unpacked; missing without quantization.
+        # Quantized rows exist once a cache is longer than what stays unpacked; missing without quantization. These are
+        # floats, because truth values beside missing ones have no mean.
         packed=(completions["peak_length"] > unpacked).where(unpacked.notna()).astype("float64"),
         hit_limit=completions["stop_reason"] == "length",
         not_finite=completions["stop_reason"] == "not_finite",

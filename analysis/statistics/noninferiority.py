@@ -401,6 +401,7 @@ def _skellam_tail(won: Any, lost: Any, losses: float) -> Floats:
 
     lead = np.asarray(won - lost, dtype=float)
     variance = constrained_variance(won + lost, losses, lead + losses)
+    # `chndtr` needs numbers above 0.
     wins = np.maximum((variance - losses) / 2, 1e-9)  # the expected numbers of answers won and lost
     misses = np.maximum((variance + losses) / 2, 1e-9)
     # Johnson (1959): the difference of two Poisson numbers has the tails of noncentral chi-squared distributions.
@@ -442,7 +443,7 @@ def _chance_below_zero(steps: Floats, counts: NDArray[Any]) -> float:
     def slope(place: float) -> float:
         return float(1 / place + counts @ (steps / (1 + place * steps)))
 
-    # Where the integrand has its least value between 0 and `end`.
+    # Where the integrand has its least value between 0 and `end`; at both ends it is infinite.
     saddle = optimize.brentq(slope, 1e-15 * end, (1 - 1e-15) * end)
     ratios = steps / (1 + saddle * steps)
     # From the second derivative there the path's width, and from the third its bend.
