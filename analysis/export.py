@@ -140,6 +140,7 @@ def _rows(
     prompts = {}
     if not withheld:
         prompts = {problem_id: problem.prompt for problem_id, problem in load_problems(folder).items()}
+    # All columns of the table: those that `schema_of` does not name are dropped when the rows are written.
     setting = {name: None if pd.isna(value) else value for name, value in cell.items()}
     for row in StoredCell(folder).rows(kind, on_bad=on_bad):
         values = {**setting, **row.to_dict(), "text": _utf8(row.text), "prompt": prompts.get(row.problem_id)}

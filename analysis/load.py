@@ -135,6 +135,7 @@ def load_run(directory: Path | str) -> Run:
     tasks = read_tasks(directory, on_bad=lambda path: notices.append(_UNREAD_TASK.format(path)))
     attempts = failed_attempts(directory, tasks)
     notices += attempts.notes
+    # The cells that only a failed attempt left behind are left out.
     cells = [cell for cell in _read_cells(directory, notices.append) if cell.folder.name not in attempts.cells]
     folders = [cell.folder for cell in cells]
     completions, events = _completion_table(folders, notices.append)
@@ -142,10 +143,12 @@ def load_run(directory: Path | str) -> Run:
     table["completions"] = table["cell_id"].map(completions["cell_id"].value_counts())
     notices += _same_settings(cells)
     for cell in cells:
+        # `copies` and `groups` are not stored: they tell `plan_of` what the sample is.
         if _has_copies(cell):
             cell.provenance["copies"] = True
             same = "most problems have the same text in all draws, though the server was asked to sample"
             notices.append(f"Cell {cell.folder.name}: {same}; each problem counts once, as greedy texts do.")
+        # Problems may be variants of one question.
         columns = cell.settings["benchmark"].get("columns") or ()
         if "group" in columns:
             problems = load_problems(cell.folder)
@@ -301,7 +304,7 @@ def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
     except BrokenCell as error:
         fault = str(error)
     except (OSError, KeyError, TypeError, ValueError):
-        pass
+        pass  # `fault` says it already
     notify(f"{fault} Its folder was left out.")
     return None
 

@@ -399,6 +399,7 @@ def _meaning(
     for name in _NAMES[meaning]:
         if name in rows and rows[name].notna().any() and fits(rows[name]):
             fitting.append(name)
+    # The columns must agree where a row has a value in both.
     for name in fitting[1:]:
         first_name = fitting[0]
         both = rows[[first_name, name]].dropna()

@@ -263,6 +263,7 @@ def retention_figure(
 
     `curves` and `table` come from `metrics.by_eviction` and `by_policy`; `lorenz` has shares of tokens and importance.
     """
+    # Policies that are not among the best.
     unnamed_look: dict[str, Any] = {"color": "0.8", "marker": ".", "zorder": 1}
     best = table.nlargest(MAX_NAMED, "pass1")["policy"]
     looks = {}

@@ -67,6 +67,7 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     compressed = cells[(cells["policy"] != "full") & (cells["evicted"] > 0)]
     if compressed.empty:
         return None
+    # The model and benchmark of the cell with the longest texts.
     longest = compressed["condition"].iloc[int(compressed["mean_tokens"].to_numpy().argmax())]
     compared = compressed[compressed["condition"] == longest]
     full_cells = metrics.loc[(metrics["condition"] == longest) & (metrics["policy"] == "full"), "cell_id"]
@@ -79,6 +80,7 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     chosen = _chosen(compared)
     for place, (name, cell) in enumerate(chosen):
         held, full = _lengths(run, cell)
+        # Without eviction all cells would have about one curve: the longest of them is drawn.
         if len(full) > len(longest_full):
             longest_full = full
         curves = [held, _memory_ratio(run, cell, full_cell, held, full)]

@@ -60,6 +60,7 @@ def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataF
     `error` has the standard error of Pass@1, with the number of graded completions if more will come.
     """
     columns = ["diff_to_full", "these_low", "these_high"] if difference else ["pass_at_1", "ci_low", "ci_high"]
+    # Columns that the table lacks have missing values.
     numbers = rows.reindex(columns=READ)
     numbers[["value", "low", "high"]] = numbers[columns]
     shown = []
@@ -78,6 +79,7 @@ def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataF
             texts["interval"] = f"{100 * row.low:.0f} to {100 * row.high:.0f}"
         shown.append({"cell_id": row.cell_id, "value": 100 * row.value, **texts})
     table = pd.DataFrame(shown, rows.index, ["cell_id", "value", "label", "mark", "error", "interval"])
+    # Of several cells at a place the first is shown.
     table = table[~table.index.duplicated()].reindex(places)
     return table.fillna({"cell_id": "", "label": MISSING, "mark": "", "error": "", "interval": ""})
 
@@ -150,6 +152,7 @@ def grid_panels(
         benchmark_title = metrics.loc[metrics["benchmark"] == benchmark, "benchmark_title"].iloc[0]
         title = _labelled(grid, f"{model_title(metrics, model)} | {benchmark_title}")
         panel = _panel(grid, rows, _full_cells(rows, metrics), title, look)
+        # The floor is one of scores and says nothing of differences.
         if not panel.difference:
             panel = replace(panel, floor=_floor(panel, verdicts))
         panels.append(panel)
@@ -244,7 +247,7 @@ def _panel(grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str,
     places = pd.MultiIndex.from_product([grid.windows, grid.ratios])
     full = full.head(1)
     note = ""
-    for row in notation.rows(full):
+    for row in notation.rows(full):  # one or none
         score = notation.percent_pm(row.pass_at_1, row.se)
         if score == MISSING:
             note = "no full-cache score"

@@ -121,7 +121,9 @@ def report(
         build_report,
         directory,
         folder=output,
+        # From points.
         margin=None if margin is None else margin / 100,
+        # A width is that of a figure and of a row of heatmaps.
         look=Look(**look) if width is None else Look(width=width, row=width, **look),
         completions=completions,
         order=[name.strip() for name in order.split(",") if name.strip()],

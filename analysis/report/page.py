@@ -216,6 +216,7 @@ def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
     names = [notation.setting(row) for row in rows.itertuples()]
     benchmarks = rows.drop_duplicates("benchmark").set_index("benchmark")["benchmark_title"]
     places = pd.MultiIndex.from_product([dict.fromkeys(names), benchmarks.index])
+    # The rows are indexed as `places` is: by the setting's name and the benchmark.
     cells = heatmap.cells(rows.set_index([names, "benchmark"]), places, difference=difference)
     return heatmap.Panel(
         title="",

@@ -179,6 +179,7 @@ def score_table(metrics: pd.DataFrame, model: str, *, marked: bool = False) -> p
         means = mean_over_benchmarks(cells, list(cells["benchmark"].unique()))
         columns["mean"] = _scores(means, marked)
     settings = in_order(cells.drop_duplicates(SETTING), by=SETTING)
+    # In display order, with a dash where a benchmark has no such cell.
     table = pd.DataFrame(columns).reindex(_settings(settings)).fillna(MISSING)
     return table.rename_axis(model_title(metrics, model))
 

@@ -226,6 +226,7 @@ def cut_by_server(run: Run) -> list[str]:
         if lengths.empty:
             return None
         limit = int(cell["limit"].iloc[0])
+        # Room for the longest prompt and all tokens that may follow.
         context = cell["prompt_tokens"].max() + limit
         shortest, longest = lengths.min(), lengths.max()
         tokens = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"

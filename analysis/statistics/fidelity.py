@@ -90,6 +90,7 @@ def fidelity_bins(run: Run, file: str = row_types.REPLAY_FILE) -> pd.DataFrame:
     """
     names = ["cell_id", "by", "from"]
     numbers = ["kl", "change", "top1"]
+    # The completions that all cells of a condition have.
     compared = set(replay_rows(run, file)[["cell_id", "problem_id"]].itertuples(index=False, name=None))
     rows: list[list[Any]] = []
     for cell_id in run.cells["cell_id"]:
@@ -103,6 +104,7 @@ def fidelity_bins(run: Run, file: str = row_types.REPLAY_FILE) -> pd.DataFrame:
     bins = pd.DataFrame(rows, columns=[*names, "tokens", *numbers])
     table = bins.groupby(names, sort=False, as_index=False).sum()
     table = table[table["tokens"] > 0].reset_index(drop=True)
+    # Sums over tokens become means.
     table[numbers] = table[numbers].div(table["tokens"], axis=0)
     return table
 

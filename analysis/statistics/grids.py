@@ -208,6 +208,7 @@ def question_title(cells: pd.DataFrame) -> str:
 
     Policies that differ cannot be compared as equals: "question pinned for DynTS and SnapKV, free for the others".
     """
+    # The full cache keeps all tokens and has no place for the question.
     placed = cells[cells["question"] != ""].drop_duplicates(["policy", "question"])
     places = placed["question"].value_counts()
     if places.empty:

@@ -223,6 +223,7 @@ def _floor(observed: Floats, null: Floats, problems: int, draws: float, centred:
         range=float(np.ptp(observed)),
         expected_spread=float(null_spreads.mean()),
         expected_range=(low, middle, high),
+        # The observed grid counts as one of the identical ones.
         p=float((1 + as_wide) / (len(null) + 1)),
         critical=float(np.quantile(np.ptp(centred, axis=-1), 1 - LEVEL)),
     )

@@ -317,6 +317,7 @@ def mean_over_benchmarks(metrics: pd.DataFrame, benchmarks: Sequence[str]) -> pd
     table = groups.agg(unfinished=("unfinished", "any"), completions=("completions", "sum"))
     count = len(benchmarks)
     averaged = [name for name in ("pass_at_1", *HOLDINGS) if name in metrics]
+    # `min_count`: the sum is missing if a benchmark is.
     table = table.join(groups[averaged].sum(min_count=count) / count)
     if "max_peak_length" in metrics:
         table = table.join(groups["max_peak_length"].max())

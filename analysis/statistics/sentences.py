@@ -165,6 +165,7 @@ def _pairs(setting: SharedSetting, rivals: pd.DataFrame, graded: pd.DataFrame) -
 
 def _duel(shared: list[tuple[SharedSetting, pd.DataFrame]], graded: pd.DataFrame) -> PolicyPairs:
     """Compare two policies at all settings that they share: the better one in the mean minus the other."""
+    # At each setting the two cells are in one order of the policies.
     first = pd.concat([cells.head(1) for _, cells in shared])
     second = pd.concat([cells.tail(1) for _, cells in shared])
     if first["pass_at_1"].mean() < second["pass_at_1"].mean():
@@ -357,6 +358,7 @@ def _population(row: Any) -> str:
 def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
     """Say which setting is best, how many are tied with it, and what would separate it from the second."""
     best, second = np.argsort(-floor.scores, kind="stable")[:2]
+    # The best is tied with itself.
     others = int(floor.tied.sum()) - 1
     tied = "No other setting is"
     if others:
