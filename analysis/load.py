@@ -342,6 +342,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
         served = is_served(cell.settings)
         cache = _cache(cell.settings)
         record = record_of(cell.provenance.get("decoding_passes", []))
+        # A policy's title and kind, where it has them, tell it apart from another of its name.
         variant_parts = [variant, policy.get("title"), policy.get("kind")]
         model_title = _title(model)
         if model.get("random_weights"):
@@ -464,6 +465,7 @@ def settings_of(cell: dict[str, Any]) -> dict[str, str]:
     settings = {}
     for name, value in row_types.leaves(sections):
         if name not in NAMES | ASIDE:
+            # As text, because values of several types are compared and counted.
             settings[name] = value if isinstance(value, str) else json.dumps(value, default=str)
     return settings
 

@@ -170,6 +170,7 @@ def _of_llama_eval(row: Row, graded: bool) -> Iterator[Row]:
 def _of_lm_eval(row: Row, graded: bool) -> Iterator[Row]:
     """The answers of one request; its metrics grade the one that a filter took. Log-likelihoods are no texts."""
     repeats = row["resps"]
+    # The repeats may be in a list within the list.
     if len(repeats) == 1 and isinstance(repeats[0], list):
         repeats = repeats[0]
     texts = [text for text in repeats if isinstance(text, str)]
@@ -511,7 +512,10 @@ def _texts(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Colum
 def _grades(
     rows: pd.DataFrame, answers: pd.DataFrame, metrics: Collection[str], reading: Reading
 ) -> tuple[Column, str | None, str | None]:
-    """1, 0 or NaN, by the column that was named, the one score, or a usual column; its name; its score's."""
+    """Return each row's grade (1, 0 or NaN), the name of the column that has it, and its name as a score.
+
+    The column is the one that --correct names. Else all scores and usual columns that fit must have the same grades.
+    """
     scores = _scores(rows)
     for name in metrics:
         if name in rows:
@@ -523,13 +527,13 @@ def _grades(
     unfitting = {}
     for name in names:
         if name in columns:
-            # What a failed request has as its grade is none.
+            # The grade of a failed request does not count.
             grades = each(columns[name].where(answers["sign"].isna()), _grade)
             if str in {*map(type, grades)}:
                 unfitting[name] = grades
             else:
                 fitting[name] = grades.astype(float).fillna(_NO_GRADE)
-    # All columns that fit must say the same. As a number, having no grade is equal to itself; NaN is not.
+    # A missing grade is a number here, which is equal to itself, as NaN is not.
     different = {tuple(grades) for grades in fitting.values()}
     if len(different) != 1:
         # Every request failed, or no grade is needed.

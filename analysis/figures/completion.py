@@ -113,6 +113,7 @@ def _strip(axes: Axes, layout: Layout, scores: np.ndarray) -> None:
     low = min(low, mean)
     # A scale needs a width. A mean of NaN changes neither end.
     high = max(high, mean, low + 1e-12)
+    # Each token takes a width of 1, with its number in the middle.
     begin, end = -0.5, layout.thinking - 0.5
     axes.imshow(
         pooled(scores, MOST_COLUMNS)[None],
@@ -123,6 +124,7 @@ def _strip(axes: Axes, layout: Layout, scores: np.ndarray) -> None:
         aspect="auto",
         interpolation="nearest",
     )
+    # The background is seen where a token has no score.
     axes.patch.set(**UNSCORED)
     # The question and the answer stay visible beside a long thinking, and leave room for a short one.
     question, answer = np.clip([layout.question, layout.answer], 0.02 * layout.thinking, 0.15 * layout.thinking)

@@ -498,6 +498,7 @@ def strongest(values: np.ndarray, *, axis: int, most: int) -> list[int]:
     """The rows (axis 1) or columns (axis 0) with the largest absolute values, in order, without faint columns."""
     strength = np.abs(values).max(axis=axis)
     ranked = np.argsort(-strength, kind="stable")[:most]
+    # Faint steps are in the sum of the others; tokens are only counted.
     if axis == 0:
         ranked = ranked[strength[ranked] >= FAINT * strength.max()]
     return sorted(ranked.tolist())

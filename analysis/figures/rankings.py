@@ -44,6 +44,7 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     cells = cells[cells["benchmark"].isin(compressed_benchmarks(cells))]
     views = benchmark_views(cells)
     _, mean = views[0]
+    # The full cache first, then the best scores.
     ranked = mean.assign(other=mean["policy"] != "full", loss=-mean["pass_at_1"])
     bars = in_order(ranked, by=["other", "loss", "policy"])[POLICY].drop_duplicates(ignore_index=True)
     unfinished = set(cells.loc[cells["status"] != "done", POLICY].itertuples(index=False, name=None))

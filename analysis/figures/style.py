@@ -313,6 +313,7 @@ def _families_with(characters: str) -> list[str]:
     for path in sorted(findSystemFonts()):
         with suppress(OSError, RuntimeError):  # not a font file
             font = FT2Font(path)
+            # Fonts of pixels cannot be drawn in every size.
             if font.scalable:
                 glyphs[path] = missing & font.get_charmap().keys()
     families = list[str]()

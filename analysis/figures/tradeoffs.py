@@ -69,6 +69,7 @@ def tradeoff(
     title, panels = panels_of(cells)
     if not panels:
         return None
+    # A trigger is no cost by itself, so no setting is cheaper by it.
     has_front = x != "budget"
     costs = pd.concat([points[column] for _, points, _ in panels])
     columns = look.columns

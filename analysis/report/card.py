@@ -155,6 +155,7 @@ def _different(facts: dict[str, list[Any]]) -> dict[str, list[str]]:
     """Return each fact's different values as texts, without the facts that have none."""
     different = {}
     for name, values in facts.items():
+        # Missing values, also where a text was made of one.
         texts = [str(value) for value in values if value not in (None, "", "None", "[]")]
         if texts:
             different[name] = list(dict.fromkeys(texts))

@@ -26,6 +26,7 @@ def judged_page(
     ids = {name: f"file{number}" for number, name in enumerate(answers)}
     # The baseline's rows come first.
     rows = {name: _with_outcomes(answers[name]).assign(cell_id=ids[name]) for name in (full, *sentences)}
+    # The baseline's texts, with which those of each setting are compared.
     texts = rows[full]["text"].dropna()
     shown = _shown_pairs(rows)
     cells = []

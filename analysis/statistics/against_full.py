@@ -70,6 +70,7 @@ def decide_cells(
     beyond_control = dict[str, bool]()
     for _, condition in cells.groupby("condition", sort=False):
         is_full = condition["policy"] == "full"
+        # There is nothing to compare with, or nothing to compare.
         if not is_full.any() or is_full.all():
             continue
         baseline = condition.loc[is_full, "cell_id"].iloc[0]

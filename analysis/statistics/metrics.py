@@ -85,6 +85,7 @@ def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
     draws = graded.groupby(["cell_id", "problem_id"], observed=True, sort=False)["correct"]
     problems = draws.agg(["mean", "size"])
     cells = problems.groupby("cell_id", observed=True)
+    # Of each cell: the draws of all problems, and the number of problems.
     table = pd.DataFrame({"graded": cells["size"].sum(), "problems": cells["mean"].size()})
     scores = [mean_and_error(means.to_list()) for _, means in cells["mean"]]
     return table.join(pd.DataFrame(scores, table.index, ["pass_at_1", "se"], dtype="float64"))

@@ -174,6 +174,7 @@ def decide_rounds(
         lost = sum(decision.settled and decision.high < 0 for decision in decisions.values())
         decisions |= decide_grid(ready, full[:, :draws], family=len(cells) - lost, **options)
         waiting = {name: cells[name] for name in ready if not decisions[name].settled}
+    # Cells without all scores of the first round.
     undecided = {name: scores for name, scores in cells.items() if name not in decisions}
     for name, decision in decide_grid(undecided, full, family=len(cells), **options).items():
         decisions[name] = replace(decision, label="unclear", settled=False)
