@@ -143,7 +143,8 @@ class MassRecorder(RowRecorder):
     fill = 0.0
 
     def __init__(self, signal: AttentionMass, cache: Slots) -> None:
-        self.decay, self.causal_mass = signal.decay, cache.operations.causal_mass
+        self.decay = signal.decay
+        self.causal_mass = cache.operations.causal_mass
         self.total = _per_head(cache, self.fill)
         super().__init__(self.total)
 

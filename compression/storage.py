@@ -288,7 +288,8 @@ class PackedRows(_Packing):
         super().__init__(cache, config)
         self.packed = [self._bytes(cache.capacity, form.row_bytes) for form in self.forms]
         self.counts = torch.zeros(cache.positions.shape[:3], dtype=torch.int64, device=cache.device)
-        self.tensors, self.columns = (*self.packed, self.newest), (self.counts,)
+        self.tensors = (*self.packed, self.newest)
+        self.columns = (self.counts,)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
         """Quantize all rows except the newest tokens' rows, which go to `newest`."""
@@ -372,7 +373,8 @@ class PackedRows(_Packing):
     def _rows(self, layer: int, slots: slice, seen: int) -> tuple[Tensor, ...]:
         """The first `seen` rows of a layer, as `packed_attention` takes them: bytes, newest, positions, counts."""
         # Where all heads keep the same rows, the first index serves all layers, and is expanded over heads.
-        kv_heads, index = self.newest.shape[3], min(layer, self.counts.shape[1] - 1)
+        kv_heads = self.newest.shape[3]
+        index = min(layer, self.counts.shape[1] - 1)
         packed = (memory[slots, layer, :, :seen] for memory in self.packed)
         positions = self.cache.positions[slots, index, :, :seen].expand(-1, kv_heads, -1)
         return *packed, self.newest[slots, layer], positions, self.counts[slots, index].expand(-1, kv_heads)
@@ -442,7 +444,8 @@ class KiviRows(_Packing):
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
-        lengths, seen = cache.step_lengths[piece.tokens], cache.seen(piece.slots)
+        lengths = cache.step_lengths[piece.tokens]
+        seen = cache.seen(piece.slots)
         counts = (lengths - self.residual).clamp(min=0) // self.group * self.group
         stored, kinds = self._rows(layer, piece.slots, seen)
         if piece.count == 1:

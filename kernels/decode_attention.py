@@ -86,7 +86,8 @@ def join(
     kv_heads = lengths.shape[1]
     how = {"GROUP": q_heads // kv_heads, "CHUNK": CHUNK, "num_warps": 4, "num_stages": 1}
     dims = {"DIM": head_dim, "DIM_PADDED": padded(head_dim), "SINKS": sinks is not None}
-    output, norm = torch.empty_like(query), torch.empty_like(peak[..., 0])
+    output = torch.empty_like(query)
+    norm = torch.empty_like(peak[..., 0])
     # A kernel takes a tensor for each argument; without sinks it does not read this one.
     given = (lengths, lengths if sinks is None else sinks, output, norm, *lengths.stride(), chunks, q_heads)
     _join_chunks[(slots, q_heads)](part, peak, total, *given, **how, **dims)

@@ -21,7 +21,8 @@ HEADS, COLUMNS = 8, 1024  # of a program
 def add_norm(states: Tensor, update: Tensor | None, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Do `kernels.pointwise.add_norm`."""
     states = states.contiguous()
-    total, normed = states if update is None else torch.empty_like(states), torch.empty_like(states)
+    total = states if update is None else torch.empty_like(states)
+    normed = torch.empty_like(states)
     given = states, states if update is None else update.contiguous(), weight  # without an update it is not read
     how = row_block(states.shape[1])
     _add_norm[(len(states),)](*given, total, normed, states.shape[1], epsilon, ADD=update is not None, **how)

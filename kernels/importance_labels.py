@@ -22,7 +22,9 @@ def _reduce_columns(
 ) -> Tensor:
     """The reference's reduction; the kernels' tile is fixed, so `block` has no effect."""
     kv_heads, length, head_dim = key.shape
-    q_heads, query, key = query.shape[0], query.contiguous(), key.contiguous()
+    q_heads = query.shape[0]
+    query = query.contiguous()
+    key = key.contiguous()
     norm = torch.empty(q_heads, length, dtype=torch.float32, device=key.device)
     columns = torch.empty(kv_heads, length, dtype=torch.float32, device=key.device)
     group, blocks = q_heads // kv_heads, triton.cdiv(length, BLOCK)

@@ -37,7 +37,8 @@ def packed_attention(
     rows = (keys, values, newest, positions)
     assert all(tensor.stride(-1) == 1 for tensor in rows), "the numbers of a row are contiguous"
     assert newest.stride(-2) == dim, "the newest rows of a head are contiguous"
-    query, head_lengths = query.contiguous(), lengths.expand(kv_heads, slots).T  # [slots, kv_heads]
+    query = query.contiguous()
+    head_lengths = lengths.expand(kv_heads, slots).T  # [slots, kv_heads]
     q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
     parts = scratch(query, chunks, capacity if return_mass else 1)
     group = q_heads // kv_heads

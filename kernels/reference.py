@@ -277,7 +277,8 @@ def chunk_attention(
     tokens = len(query)
     kv_heads, rows, _ = keys.shape
     # Minus infinity at rows behind a token, else 0; [tokens, rows], cut out of a larger mask that many chunks share.
-    most_tokens, most_earlier = whole_blocks(tokens, _MASK_BLOCK), whole_blocks(rows - tokens, _MASK_BLOCK)
+    most_tokens = whole_blocks(tokens, _MASK_BLOCK)
+    most_earlier = whole_blocks(rows - tokens, _MASK_BLOCK)
     begin = most_earlier - (rows - tokens)
     unseen = _mask(most_tokens, most_earlier, query.dtype, query.device)[:tokens, begin : begin + rows]
     if window is not None and window < rows:

@@ -124,7 +124,8 @@ def _cache_fault(error: Exception) -> str | None:
     """Return the sentence's end if the cache of `datasets` caused an error, else None."""
     import datasets
 
-    cache, place = Path(datasets.config.HF_DATASETS_CACHE), getattr(error, "filename", None)
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    place = getattr(error, "filename", None)
     if not isinstance(error, OSError) or not isinstance(place, str):
         return None
     # The file lies in the cache, or is a folder above it that could not be made.

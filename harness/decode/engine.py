@@ -342,8 +342,10 @@ class Engine:
         return completions
 
     def _completion(self, slot: int) -> Completion:
-        request, evictions = self.table[slot].request, self.table[slot].evictions
-        ids, broken = self.table.text(slot).tolist(), bool(self.table.broken[slot])
+        request = self.table[slot].request
+        evictions = self.table[slot].evictions
+        ids = self.table.text(slot).tolist()
+        broken = bool(self.table.broken[slot])
         if broken:
             ids.pop()  # a token drawn from logits that are not finite means nothing
         stopped = not broken and ids[-1] in self.model.stop_ids
@@ -387,7 +389,8 @@ class Engine:
         with self.clock.time("scoring"):
             view = self._view(slot, state)
             selection = self._selected(state, view, slot)
-        kept, step = selection.keep.shape[-1], int(self.table.generated[slot]) - 1  # the newest token is not fed yet
+        kept = selection.keep.shape[-1]
+        step = int(self.table.generated[slot]) - 1  # the newest token is not fed yet
         if kept < view.length:  # a policy may keep all rows
             with self.clock.time("eviction"):
                 self.cache.evict(slot, selection)
@@ -420,7 +423,8 @@ class Engine:
 
     def _view(self, slot: int, state: SlotState) -> CacheView:
         request, text = state.request, self.table.text(slot)
-        question_length, closing = len(request.prompt_ids), self.model.dialogue.closing_tag(text.tolist())
+        question_length = len(request.prompt_ids)
+        closing = self.model.dialogue.closing_tag(text.tolist())
         return view_slot(
             self.model,
             self.cache,

@@ -139,7 +139,8 @@ class SlotTable:
         self._force(slot, len(request.forced))
         self.limits[slot] = len(request.forced) if request.replayed else self.written.shape[1]  # max_new_tokens
         self.written[slot, : len(request.forced)] = uploaded(request.forced, self.written.device)
-        self.tokens[slot], self.positions[slot] = request.prompt_ids[-1], len(request.prefilled_ids)
+        self.tokens[slot] = request.prompt_ids[-1]
+        self.positions[slot] = len(request.prefilled_ids)
         self.streams[slot], self.agreeing[slot], self.broken[slot] = stream, 0, False
         return slot
 
@@ -324,7 +325,10 @@ class Prefiller:
     """
 
     def __init__(self, model: LoadedModel, *, keep_queries: bool, alone: bool = False) -> None:
-        self.model, self.keep_queries, self.alone, self.step_tokens = model, keep_queries, alone, STEP_TOKENS
+        self.model = model
+        self.keep_queries = keep_queries
+        self.alone = alone
+        self.step_tokens = STEP_TOKENS
         self.done: dict[_Ids, Prefill] = {(): Prefill()}  # nothing is prefilled of a prompt of one token
         self._begun: tuple[_Ids, Prefill, DynamicCache] | None = None
 

@@ -265,7 +265,8 @@ _AS_WRITTEN = re.compile(
 
 def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
     """Compare what is no list, relation, bracket or matrix: an option, words, or an expression for the library."""
-    option, chosen = _OPTION.fullmatch(gold), re.match(r"\(?([A-F])(?:[).:]|$)", answer)
+    option = _OPTION.fullmatch(gold)
+    chosen = re.match(r"\(?([A-F])(?:[).:]|$)", answer)
     if option and chosen:
         return option[1] == chosen[1], "the letter of an option"
     words = _PLAIN_WORDS.fullmatch(answer)

@@ -167,7 +167,8 @@ def _check_planned(model: LoadedModel) -> None:
     if config.config is None or config.is_built or config.gguf is not None or Path(config.place).is_dir():
         return
     # With random weights a spec is read from `model.config` alone.
-    planned, loaded = read_spec(replace(config, random_weights=True)), model.spec
+    planned = read_spec(replace(config, random_weights=True))
+    loaded = model.spec
     if planned.cache_shape(config.dtype) != model.shape or planned.hidden_size != loaded.hidden_size:
         other = f"model.config describes another model than {config.place} has ({planned} and {loaded})"
         raise UserError(f"{other}: correct model.config, or set it to null.")
@@ -236,7 +237,9 @@ def _check_text(model: LoadedModel) -> None:
 
 def _check_ends(model: LoadedModel) -> None:
     """Refuse end tokens that no model writes; print a note if only the tokenizer or only the template names one."""
-    ends, rows, name = model.stop_ids, model.spec.vocab_size, model.config.name
+    ends = model.stop_ids
+    rows = model.spec.vocab_size
+    name = model.config.name
     impossible = [end for end in ends if type(end) is not int or not 0 <= end < rows]  # true is an int to isinstance
     if impossible:
         never = f"model={name} names the end tokens {list(ends)}, and no model of {rows:,} tokens writes {impossible}"

@@ -53,8 +53,11 @@ class FusedStep:
     def __init__(self, network: Any) -> None:
         base = network.base_model
         attention = base.layers[0].self_attn
-        self.embedding, self.rotary, self.norm = base.embed_tokens, base.rotary_emb, _norm(base.norm)
-        self.head_dim, self.scaling = attention.head_dim, float(attention.scaling)
+        self.embedding = base.embed_tokens
+        self.rotary = base.rotary_emb
+        self.norm = _norm(base.norm)
+        self.head_dim = attention.head_dim
+        self.scaling = float(attention.scaling)
         self.q_heads = network.config.num_attention_heads
         self.layers = [_Layer(layer) for layer in base.layers]
         self.output_weight = network.get_output_embeddings().weight
@@ -71,8 +74,8 @@ class FusedStep:
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states [tokens, hidden_size] of tokens at positions [tokens]; `cache` has begun the step."""
-        # `update`: what the last block adds to the states; each norm adds it first, in one kernel.
-        states, update = functional.embedding(tokens, self.embedding.weight), None
+        states = functional.embedding(tokens, self.embedding.weight)
+        update = None  # what the last block adds to the states; each norm adds it first, in one kernel
         cos, sin = self._turns(positions, states.dtype)
         operations = cache.operations
         for layer, memory in zip(self.layers, cache.layers, strict=True):

@@ -92,7 +92,8 @@ def text_part(whole: Any) -> Any:
         network = transformers.AutoModelForCausalLM.from_config(text, dtype=whole.dtype)
     setattr(network, network.base_model_prefix, whole.get_decoder())
     network.set_output_embeddings(whole.get_output_embeddings())
-    network.config, network.generation_config = whole.get_decoder().config, whole.generation_config
+    network.config = whole.get_decoder().config
+    network.generation_config = whole.generation_config
     _check_same(network, _logits(whole), "without the part that sees")
     return network
 

@@ -141,7 +141,8 @@ def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Write eval.json: ranking and calibration on held-out traces; UserError without a predictor or such traces."""
     if recipe.held_out is None:
         raise UserError("recipe.held_out=null keeps no trace to measure on: choose one in so many, and train again.")
-    head, card = load_predictor(recipe.head), read_card("predictor", recipe.head)
+    head = load_predictor(recipe.head)
+    card = read_card("predictor", recipe.head)
     # A predictor says nothing by ranking well a trace that it was fitted to.
     if card.get("data") != manifest["data"] or card.get("held_out") != recipe.held_out:
         other = f"{recipe.head} was fitted to other traces, or with recipe.held_out={card.get('held_out')}"

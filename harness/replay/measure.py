@@ -107,7 +107,8 @@ def replay(
                 # Until its first eviction, a cell that is not quantized reads the same rows as the full cache.
                 _compare(model, references, [fed for fed in step if fed.since or job.cache.is_packed], tallies)
         for (cell_id, pair), tally in tallies.items():
-            question, text = requests[pair].prompt_ids, list(requests[pair].forced)
+            question = requests[pair].prompt_ids
+            text = list(requests[pair].forced)
             closing = model.dialogue.closing_tag(text)
             answer_start = len(text) if closing is None else closing.stop
             yield cell_id, _row(pair, len(question), answer_start, tally, references[pair])

@@ -104,7 +104,8 @@ def draw_attribution(options: inspected.TraceOptions, text: inspected.InspectedT
     steps = [range(start + step.start, start + step.stop) for step in attributed_steps(options, text)]
     print(cost(model, len(trace.token_ids), start_of_answer, len(steps)), file=sys.stderr)
     support = removal(model, trace.token_ids, start_of_answer, steps)
-    values, tokens = support.double().numpy(force=True), text.pieces[trace.answer_start :]
+    values = support.double().numpy(force=True)
+    tokens = text.pieces[trace.answer_start :]
     columns = ["".join(text.pieces[step.start : step.stop]) for step in steps]
     name = _name("attribution", text)
     yield _table(attribution_table(values, tokens, columns), options.out, name)
@@ -172,7 +173,8 @@ def draw_retention(options: inspected.TraceOptions, folders: Sequence[Path]) -> 
     if not rows:
         raise UserError(f"{options.source} has no evicted completion with labels of {kind}: name another run.")
     retained = pd.DataFrame(rows)
-    evictions, policies = by_eviction(retained), by_policy(retained, correct)
+    evictions = by_eviction(retained)
+    policies = by_policy(retained, correct)
     carried = mean_lorenz(curves)
     twenty, thirty = carried["importance"][[20, 30]]  # row n is of n percent of the tokens
     print(f"true importance held ({kind}) and Pass@1 over policies: {correlation_text(policies)}")

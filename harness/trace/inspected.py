@@ -249,7 +249,8 @@ def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> Inspe
     [(_, completion)] = engine_of(job, [request], model, slots=1).generate([request])
     with Grader(workers=1) as grader:
         [grade] = grader.grade([completion], standard_of(cell.describe(), {problem.id: problem.gold}))
-    trace, setting = trace_of(completion, model, prompt), setting_of(cell.policy.identity())
+    trace = trace_of(completion, model, prompt)
+    setting = setting_of(cell.policy.identity())
     return InspectedText(model=model, trace=trace, completion=completion, setting=setting, grade=grade)
 
 
