@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
+from kvsweep.analysis.figures.style import STYLE
 from kvsweep.analysis.notation import policy_title
 from kvsweep.analysis.statistics.inference import paired_tests
 
@@ -42,8 +44,10 @@ def main() -> None:
     table.round(4).to_csv(options.output / "question.csv", index=False)
     for ratio in table["keep_ratio"].unique():
         of_ratio = table[table["keep_ratio"] == ratio]
-        for suffix in ("png", "svg"):
-            figure(of_ratio).savefig(options.output / f"question_ratio{ratio:g}.{suffix}", dpi=200)
+        with matplotlib.rc_context(STYLE):
+            drawn = figure(of_ratio)
+            for suffix in ("png", "svg"):
+                drawn.savefig(options.output / f"question_ratio{ratio:g}.{suffix}", dpi=200)
         print(kept(of_ratio), end="\n\n")
 
 
