@@ -137,7 +137,7 @@ def in_gaps(won: np.ndarray, lost: np.ndarray, counts: np.ndarray) -> dict[str, 
     """How each way to count decides about tables [runs, problems, draws] whose problems have `counts` draws."""
     has = np.arange(won.shape[2]) < counts[:, None]
     few = counts.min()
-    found = {"lacking ones are lost (ours)": ours(won & has, lost | ~has, MARGIN * has.size)}
+    found = {"missing answers count as lost (ours)": ours(won & has, lost | ~has, MARGIN * has.size)}
     found["as many as the fewest"] = ours(won[..., :few], lost[..., :few], MARGIN * len(counts) * few)
     found["all pairs alike"] = (
         p_these((won & has).sum((1, 2)), (lost & has).sum((1, 2)), MARGIN * counts.sum()) <= LEVEL
