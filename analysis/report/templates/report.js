@@ -114,7 +114,9 @@ function showPair(view, cellName, full, problem, draw, twin) {
     const key = make("p", null, "note");
     if (counted) key.append(make("span", null, "fork"), " The bar stands where this cell first evicted tokens; up to there both texts are one. ");
     if (apart) key.append("Outlined: the first token that differs. ");
-    if (shaded) key.append("Struck through: tokens that the cache no longer holds, the more the earlier they went; move the slider to see which had gone at which token. ");
+    if (shaded) key.append("Struck through: tokens that the cache no longer holds; the earlier they went, the stronger the line. Move the slider to see which had gone at which token. ");
+    const someHeads = (percent, i) => i % 2 === 0 && percent > 0 && percent < 100;
+    if (shaded && draw.held.some((runs) => runs.some(someHeads))) key.append("On an orange ground: tokens that only some of the heads still hold. ");
     key.append(`Evictions came at token ${events.slice(0, 12).map((event) => event[0]).join(", ")}${events.length > 12 ? " and later" : ""}. In the chart, the dashed line is the full cache.`);
     view.append(key);
   }
