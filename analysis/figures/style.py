@@ -27,6 +27,7 @@ from matplotlib.ticker import LogFormatter
 
 from kvsweep.analysis import notation
 from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import content_hash
 from kvsweep.run_files.safe_files import replace_text, replacing
 
 FORMATS = ("png", "svg", "pdf")
@@ -330,6 +331,17 @@ def _families_with(characters: str) -> list[str]:
         families.append(fontManager.ttflist[-1].name)
 
 
+def _name_clips(path: Path, figure_name: str) -> None:
+    """Name an SVG's clip paths by figure and order.
+
+    matplotlib hashes their bounds, and the layout's last bits differ from one process to the next.
+    """
+    text = path.read_text(encoding="utf-8")
+    for number, clip in enumerate(re.findall('<clipPath id="(p[0-9a-f]{10})">', text)):
+        text = text.replace(clip, f"p{content_hash([figure_name, number])[:10]}")
+    path.write_text(text, encoding="utf-8")
+
+
 def save_figure(figure: Figure, directory: Path, name: str, *, pdf: bool = True) -> dict[str, Path]:
     """Write a figure as PNG (200 dpi), SVG and PDF, always the same bytes, and its caption (its label) as text."""
     paths = {suffix: directory / f"{name}.{suffix}" for suffix in FORMATS if pdf or suffix != "pdf"}
@@ -338,6 +350,8 @@ def save_figure(figure: Figure, directory: Path, name: str, *, pdf: bool = True)
         for suffix, path in paths.items():
             with replacing(path) as temporary:
                 draw_glyphs(figure, partial(figure.savefig, temporary, format=suffix, metadata=no_date[suffix]))
+                if suffix == "svg":
+                    _name_clips(temporary, name)
             # Layout is the slow part: the first format computes it, and the other formats reuse it. With an engine, or
             # a placeholder of one, matplotlib would draw once more before it writes.
             figure.set_layout_engine(None)
