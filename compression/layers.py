@@ -79,7 +79,8 @@ class WindowLayer(_Layer):
 
     def __init__(self, cache: Slots) -> None:
         super().__init__(cache)
-        shape, self.window = cache.shape, cache.shape.window
+        shape = cache.shape
+        self.window = cache.shape.window
         size = (cache.slots, shape.kv_heads, ring(self.window), shape.head_dim)
         self.tensors = [torch.zeros(size, dtype=shape.dtype, device=cache.device) for _ in range(2)]
         self.keys, self.values = self.tensors

@@ -28,7 +28,8 @@ class ImportancePredictor(nn.Module):
 
     def __init__(self, hidden_size: int, widths: Sequence[int] = (8192, 2048)) -> None:
         super().__init__()
-        self.hidden_size, self.widths = hidden_size, tuple(widths)
+        self.hidden_size = hidden_size
+        self.widths = tuple(widths)
         sizes = [hidden_size, *self.widths, 1]
         self.layers = nn.ModuleList(nn.Linear(i, o, bias=False) for i, o in itertools.pairwise(sizes))
 

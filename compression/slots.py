@@ -51,8 +51,12 @@ class Slots:
         impl: Implementation,
         invariant: bool,
     ) -> None:
-        self.shape, self.slots, self.capacity, self.device = shape, slots, capacity, device
-        self.operations, self.invariant = operations(impl), invariant
+        self.shape = shape
+        self.slots = slots
+        self.capacity = capacity
+        self.device = device
+        self.operations = operations(impl)
+        self.invariant = invariant
         self.ragged: bool = self.operations.RAGGED
         self.linear: Callable[..., Tensor] = self.operations.linear if invariant else linear
         self._live = 0

@@ -460,7 +460,8 @@ class KiviRows(_Packing):
 
     def keep(self, slot: int, keep: Tensor) -> None:
         """Write the kept rows again, in new groups."""
-        length, kept = int(self.cache.lengths[slot]), keep.shape[-1]
+        length = int(self.cache.lengths[slot])
+        kept = keep.shape[-1]
         old, count = self._packed_rows(length), self._packed_rows(kept)
         # What an eviction leaves unchanged only where its whole group stays in place.
         grouped = [self.keys, *self.scales]

@@ -231,7 +231,8 @@ def chunk_attention(
     kv_heads, rows = keys.shape[:2]
     assert keys.stride() == values.stride(), "keys and values share one layout"
     assert keys.stride(-1) == 1, "the numbers of a row are contiguous"
-    query, group = query.contiguous(), q_heads // kv_heads
+    query = query.contiguous()
+    group = q_heads // kv_heads
     group_padded = 1 << (group - 1).bit_length()
     at_once = tokens_at_once(query.dtype, group_padded)
     output = torch.empty_like(query)

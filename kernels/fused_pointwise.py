@@ -36,7 +36,8 @@ def row_block(width: int) -> dict[str, int]:
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    tokens, width = len(gate_up), gate_up.shape[1] // 2
+    tokens = len(gate_up)
+    width = gate_up.shape[1] // 2
     output = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
     _gate[(tokens, triton.cdiv(width, COLUMNS))](gate_up.contiguous(), output, width, BLOCK=COLUMNS, num_warps=4)
     return output

@@ -27,7 +27,8 @@ def _reduce_columns(
     key = key.contiguous()
     norm = torch.empty(q_heads, length, dtype=torch.float32, device=key.device)
     columns = torch.empty(kv_heads, length, dtype=torch.float32, device=key.device)
-    group, blocks = q_heads // kv_heads, triton.cdiv(length, BLOCK)
+    group = q_heads // kv_heads
+    blocks = triton.cdiv(length, BLOCK)
     how = {**row_tile(query.dtype, head_dim), "GROUP": group, "BLOCK": BLOCK, "UPCAST": upcast(query.dtype)}
     how |= {"num_warps": 8, "num_stages": stages(query.dtype)}
     _row_norms[(blocks, q_heads)](query, key, norm, scaling, length, first_query, **how)

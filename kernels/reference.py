@@ -242,7 +242,8 @@ def _logits(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
     Keys may be broadcast. float32 or wider: on a GPU the product of 16-bit numbers is written in float32, so that no
     row is copied.
     """
-    columns, batch = keys.transpose(-1, -2), query.shape[:-2]
+    columns = keys.transpose(-1, -2)
+    batch = query.shape[:-2]
     if keys.is_cuda and keys.itemsize == 2:
         columns = columns.expand(*batch, -1, -1).flatten(0, -3)
         return (torch.bmm(query.flatten(0, -3), columns, torch.float32) * scaling).unflatten(0, batch)

@@ -25,7 +25,8 @@ def observation_scores(
     """Do `kernels.reference.observation_scores` without a window x length matrix."""
     kv_heads, length, head_dim = keys.shape
     queries, window = queries.contiguous(), queries.shape[1]
-    group, past = queries.shape[0] // kv_heads, length - window
+    group = queries.shape[0] // kv_heads
+    past = length - window
     members = 1 if pool_logits else group
     norm = torch.empty(kv_heads, members, window, dtype=torch.float32, device=keys.device)
     scores = torch.empty(kv_heads, members, past, dtype=torch.float32, device=keys.device)

@@ -90,7 +90,9 @@ class Engine:
         invariant: bool | None = None,
         cache: CacheConfig = UNPACKED,
     ) -> None:
-        self.model, self.decoding, self.seed = model, decoding, seed
+        self.model = model
+        self.decoding = decoding
+        self.seed = seed
         device = model.device
         if impl != "torch" or model.spec.packed:  # loading has compared torch's steps of unpacked weights
             prepare_steps(model, impl)
@@ -109,8 +111,9 @@ class Engine:
         reads_alone = self.cache.invariant or bool(self.cache.linears)  # why: see `Prefiller`
         self.prefiller = Prefiller(model, keep_queries=bool(self.cache.recorders), alone=reads_alone)
         self.stop_ids = torch.tensor(model.stop_ids, device=device)
-        # True if the host may start a step before it has read the ends of the last one; true while these are unread.
-        self.ahead, self.unread = device.type == "cuda", False
+        # True if the host may start a step before it has read which completions the last one ended.
+        self.ahead = device.type == "cuda"
+        self.unread = False  # true while the ends of the last step are not read
         self.graphs: StepGraphs | None = None
         if StepGraphs.can_capture(model, self.cache):
             self.graphs = StepGraphs(slots=slots, timer=partial(self.clock.time, "forward"))
@@ -180,7 +183,8 @@ class Engine:
         The state at index i predicts token i: the slot is fed its last token and all of these but the last one. The
         caller evicts; until its next eviction a slot takes at most `SlotTable.room` tokens.
         """
-        slots, counts = list(texts), [len(ids) for ids in texts.values()]
+        slots = list(texts)
+        counts = [len(ids) for ids in texts.values()]
         device = self.model.device
         ids = uploaded([token for text in texts.values() for token in text], device)
         at, sizes = uploaded(slots, device), uploaded(counts, device)
@@ -407,7 +411,8 @@ class Engine:
 
         A user's policy selects twice at a text's first eviction, which shows chance and memories of its own.
         """
-        policy, request = state.branches[0].policy, state.request
+        policy = state.branches[0].policy
+        request = state.request
         try:
             if is_own(type(policy)):
                 select = selected if state.evictions else selected_alike
@@ -422,7 +427,8 @@ class Engine:
         return selection
 
     def _view(self, slot: int, state: SlotState) -> CacheView:
-        request, text = state.request, self.table.text(slot)
+        request = state.request
+        text = self.table.text(slot)
         question_length = len(request.prompt_ids)
         closing = self.model.dialogue.closing_tag(text.tolist())
         return view_slot(

@@ -67,7 +67,8 @@ def slot_bytes(shape: CacheShape, requests: Sequence[Request], decoding: Decodin
 
     They are counted on a cache and a table of one slot that have shapes but no memory (torch's meta device).
     """
-    device, policies = torch.device("meta"), policies_of(requests)
+    device = torch.device("meta")
+    policies = policies_of(requests)
     capacity = needed_capacity(requests, decoding)
     cache = slot_cache(shape, policies, slots=1, capacity=capacity, device=device, config=config)
     table = SlotTable(cache, max_new_tokens=decoding.max_new_tokens, find_loops=decoding.stop_on_loop)

@@ -79,7 +79,9 @@ class SlotTable:
     """
 
     def __init__(self, cache: SlotCache, *, max_new_tokens: int, find_loops: bool = False) -> None:
-        self.cache, self.slots, self.waiting = cache, cache.slots, 0
+        self.cache = cache
+        self.slots = cache.slots
+        self.waiting = 0
         self._states = np.full(cache.slots, None)  # an array of objects, which moves like the other columns
         self.generated, self.forced, self.limits = np.zeros((3, cache.slots), dtype=np.int64)
         self.triggers = np.full(cache.slots, _NEVER)
@@ -141,7 +143,9 @@ class SlotTable:
         self.written[slot, : len(request.forced)] = uploaded(request.forced, self.written.device)
         self.tokens[slot] = request.prompt_ids[-1]
         self.positions[slot] = len(request.prefilled_ids)
-        self.streams[slot], self.agreeing[slot], self.broken[slot] = stream, 0, False
+        self.streams[slot] = stream
+        self.agreeing[slot] = 0
+        self.broken[slot] = False
         return slot
 
     def forget_forced(self, slot: int) -> None:
@@ -155,7 +159,8 @@ class SlotTable:
     def append(self, drawn: Tensor) -> Tensor:
         """Write each live slot's drawn token, [live], or its given token; return the written tokens, [live]."""
         live = self.cache.live
-        rows, counts = self.cache.slot_ids[:live], self.counts[:live]
+        rows = self.cache.slot_ids[:live]
+        counts = self.counts[:live]
         if (self.generated[:live] < self.forced[:live]).any():  # the host knows, so most steps launch no `where`
             drawn = torch.where(counts < self.given[:live], self.written[rows, counts], drawn)
         self.written[rows, counts] = drawn
@@ -215,7 +220,8 @@ class SlotTable:
 
     def park(self, slot: int) -> None:
         """Move a trunk from the live slots to the upper end, where it waits to fork."""
-        last, upper = self.cache.live - 1, self.slots - self.waiting - 1
+        last = self.cache.live - 1
+        upper = self.slots - self.waiting - 1
         if upper > last:
             self._copy(slot, upper)
             self._copy(last, slot)
@@ -226,7 +232,8 @@ class SlotTable:
 
     def fork(self) -> int | None:
         """Make a due branch of the lowest parked trunk live, or the whole trunk if none is due; return its slot."""
-        parked, slot = self.slots - self.waiting, self.cache.live
+        parked = self.slots - self.waiting
+        slot = self.cache.live
         trunk = self[parked]
         due = [branch for branch in trunk.branches if self.cache.lengths[parked] > trunk.trigger(branch)]
         resumes = not due or not trunk.is_trunk  # then it leaves its place; else a copy of it becomes a branch

@@ -67,7 +67,8 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> PreTrainedTokenize
         raise UserError("its control tokens take blanks behind them (Phi-3), of which the file says nothing")
     fields = {name.removeprefix("tokenizer."): value for name, value in fields.items() if name.startswith("tokenizer.")}
     _check_fields(fields)
-    tokens, kind = fields["ggml.tokens"], fields.get("ggml.model")
+    tokens = fields["ggml.tokens"]
+    kind = fields.get("ggml.model")
     if kind == "gpt2":
         backend = _byte_level(fields)
         begins_by_default = _CUTS[fields["ggml.pre"]].ignore_merges  # as `_Cut` says

@@ -56,11 +56,13 @@ class _Box(NamedTuple):
 def boxes(text: str) -> Iterator[_Box]:
     """The boxes of a text that are not empty, the last first."""
     for match in reversed(list(_BOX.finditer(text))):
-        end, content = match.end(), match["bare"] or match["tagged"]
+        end = match.end()
+        content = match["bare"] or match["tagged"]
         if match["open"]:
             closing = _closing_brace(text, end)
             if closing:
-                end, content = closing.end(), text[end : closing.start()]
+                content = text[end : closing.start()]
+                end = closing.end()
         if content is not None:
             content = content.strip()
         if content != "":  # also None, of a box that is never closed: the text breaks off in it

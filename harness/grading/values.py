@@ -53,7 +53,9 @@ class Values:
         self._has_i = has_i
         self._work = 0
         self._too_large: TooLarge | None = None
-        self._size, self._digits, self._is_real = 0.0, _DIGITS[0], True
+        self._size = 0.0
+        self._digits = _DIGITS[0]
+        self._is_real = True
 
     def equal(self, left: Any, right: Any, slack: float = 1e-18) -> bool:
         """Whether two forms agree within `slack` times the right one's size, or `slack` where its size is above 1.

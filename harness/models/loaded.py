@@ -332,7 +332,8 @@ class OwnHead:
     def __init__(self, network: Any) -> None:
         head = network.get_output_embeddings()
         [name] = [name for name, module in network.named_children() if module is head]  # such as lm_head
-        self._given, self._product = _GivenStates(), _Product(head)
+        self._given = _GivenStates()
+        self._product = _Product(head)
         # The same network, with these in place of its layers and of its last product.
         self._network = copy.copy(network)
         stand_ins = {network.base_model_prefix: self._given, name: self._product}
@@ -340,7 +341,8 @@ class OwnHead:
 
     def __call__(self, hidden: Tensor, linear: Linear) -> Tensor:
         """Return logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""
-        self._given.states, self._product.linear = hidden[None], linear
+        self._given.states = hidden[None]
+        self._product.linear = linear
         return self._network(inputs_embeds=hidden[None], use_cache=False).logits[0]
 
 

@@ -32,9 +32,11 @@ def warnings_as_notes() -> Iterator[None]:
 
     library.warning_once.cache_clear()  # another model may have had the same warning
     # transformers' own handlers would print each warning as it comes.
-    logger, collector = logging.getLogger("transformers"), _Collector()
+    logger = logging.getLogger("transformers")
+    collector = _Collector()
     handlers, level = logger.handlers, logger.level
-    logger.handlers, logger.level = [collector], logging.WARNING
+    logger.handlers = [collector]
+    logger.level = logging.WARNING
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -157,7 +157,8 @@ def _short_windows(model: LoadedModel) -> Iterator[None]:
 def _first_position(model: LoadedModel) -> int:
     """The position of the text's first token: the steps lie beyond the original length, unless longer texts are
     refused, and the prompt's rows begin where a window's memory does."""
-    config, window = model.network.config, model.spec.window or 1  # 1: any position will do
+    config = model.network.config
+    window = model.spec.window or 1  # 1: any position will do
     if model.spec.limited:
         return 0
     rope = getattr(config, "rope_parameters", None) or {}

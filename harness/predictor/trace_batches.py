@@ -72,7 +72,8 @@ def new_optimizer(
     head: ImportancePredictor, recipe: Recipe, rules: WholeTraces, steps: int
 ) -> tuple[torch.optim.Optimizer, LRScheduler]:
     """Return AdamW and its schedule: linear from 0 in the first share `warm_up` of the steps, then a cosine to 0."""
-    decay, (first, second) = recipe.weight_decay, rules.betas
+    decay = recipe.weight_decay
+    first, second = rules.betas
     optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.lr, betas=(first, second), weight_decay=decay)
     warm = int(steps * rules.warm_up)
 

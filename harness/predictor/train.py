@@ -154,7 +154,8 @@ def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
             has_label = ~goal.isnan()
             if not held_out or has_label.sum() < 2 * BINS:  # a tenth of fewer tokens has no mean worth the name
                 continue
-            goal, scores = goal[has_label], head(hidden[has_label].float())
+            goal = goal[has_label]
+            scores = head(hidden[has_label].float())
             shares.append(shares_of_top(goal, scores))
             correlations.append(spearmanr(goal, scores).statistic)
             parts = zip(goal.tensor_split(BINS), scores.tensor_split(BINS), strict=True)

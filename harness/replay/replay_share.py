@@ -64,7 +64,8 @@ def execute(share: ReplayShare, work: OpenCells) -> None:
     from kvsweep.harness.replay.measure import replay  # imports torch
     from kvsweep.harness.sweep.fill import loaded
 
-    job, decoding_pass = share.job, describe_process()
+    job = share.job
+    decoding_pass = describe_process()
     decoding_pass["arithmetic"] = describe_arithmetic(invariant=False, impl=job.impl, dtype=job.model.dtype)
     for store in work.stores.values():
         if not store.stored.files(PROVENANCE_FILE):  # nothing of the cell was decoded yet

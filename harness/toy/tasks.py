@@ -130,7 +130,8 @@ def is_held_out(question: str) -> bool:
 @lru_cache  # a sweep's jobs ask for the same problems, and most drawn problems are thrown away
 def problems(task: str, count: int = EVAL_COUNT, seed: int = 0) -> tuple[ToyProblem, ...]:
     """Return a task's evaluation problems: distinct, held out of training, the same on every machine."""
-    spec, rng = TASKS[task], Random(f"kvsweep-toy-{task}-eval-{seed}")
+    spec = TASKS[task]
+    rng = Random(f"kvsweep-toy-{task}-eval-{seed}")
     found: dict[str, ToyProblem] = {}
     while len(found) < count:
         size = spec.eval_sizes[len(found) % len(spec.eval_sizes)]

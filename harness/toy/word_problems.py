@@ -65,7 +65,8 @@ def ask_sum(rng: Random, names: list[str], values: dict[str, int], said: list[st
 
 
 def _compare(rng: Random, size: int, held_out: bool) -> Story:
-    thing, names = draw_thing(rng, held_out), rng.sample(NAMES, size)
+    thing = draw_thing(rng, held_out)
+    names = rng.sample(NAMES, size)
     values = {names[0]: rng.randrange(5, 20)}
     said, steps = [f"{names[0]} has {values[names[0]]} {thing}."], []
     for number, name in enumerate(names[1:], start=1):

@@ -79,7 +79,8 @@ def separator(options: inspected.TraceOptions, text: inspected.InspectedText) ->
 def averaged_steps(options: inspected.TraceOptions, text: inspected.InspectedText) -> list[range]:
     """Tokens of each step that the strips average over: the steps of --steps, else paragraphs, else derivations."""
     if options.steps:
-        steps, tokens = inspected.given(options.steps), len(text.thinking)
+        steps = inspected.given(options.steps)
+        tokens = len(text.thinking)
         if steps[-1].stop > tokens:
             beyond = f"goes beyond the thinking, whose tokens are 0 to {tokens - 1}"
             raise UserError(f"--steps {options.steps} {beyond}: shorten it.")
