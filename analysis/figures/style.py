@@ -28,7 +28,7 @@ from matplotlib.ticker import LogFormatter
 from kvsweep.analysis import notation
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.row_types import content_hash
-from kvsweep.run_files.safe_files import replace_text, replacing
+from kvsweep.run_files.safe_files import read_file, replace_text, replacing
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -336,10 +336,10 @@ def _name_clips(path: Path, figure_name: str) -> None:
 
     matplotlib hashes their bounds, and the layout's last bits differ from one process to the next.
     """
-    text = path.read_text(encoding="utf-8")
+    text = read_file(path).decode()
     for number, clip in enumerate(re.findall('<clipPath id="(p[0-9a-f]{10})">', text)):
         text = text.replace(clip, f"p{content_hash([figure_name, number])[:10]}")
-    path.write_text(text, encoding="utf-8")
+    replace_text(path, text)
 
 
 def save_figure(figure: Figure, directory: Path, name: str, *, pdf: bool = True) -> dict[str, Path]:
