@@ -109,21 +109,23 @@ _products: dict[tuple[object, ...], Product] = {}
 def _product(tokens: int, weight: Tensor, bias: Tensor | None) -> Product:
     """Return the fastest product of `tokens` tokens that gives a token the same outputs at every place, in every batch.
 
-    If rows do not fill a block of its kernel, a BLAS library may round a row by its place: MKL's AVX2 kernels and
-    OpenBLAS's kernels do, AVX-512 kernels seldom. So each shape is tried once: with equal rows as inputs, all rows of
-    the result must be equal, and equal to the rows of one block of tokens. One token at a time always passes.
+    If the tokens do not fill the blocks in which a BLAS kernel computes, it may round a token by its place: MKL's AVX2
+    kernels and OpenBLAS's kernels do, AVX-512 kernels seldom. So each shape is tried once: with equal rows as inputs,
+    all rows of the result must be equal, and equal to the rows of one block of tokens. One token at a time always
+    passes.
     """
-    packed = hasattr(weight, "packed_product")
-    shape = (tokens, weight.shape, weight.stride(), weight.dtype, bias is None, torch.get_num_threads(), packed)
+    has_packed_copy = hasattr(weight, "packed_product")  # of the weight (`kernels.packed`), not of quantized rows
+    numbers = (weight.shape, weight.stride(), weight.dtype)
+    shape = (tokens, *numbers, bias is None, torch.get_num_threads(), has_packed_copy)
     if shape not in _products:
-        _products[shape] = _fastest_product(tokens, weight, bias, packed)
+        _products[shape] = _fastest_product(tokens, weight, bias, has_packed_copy)
     return _products[shape]
 
 
-def _fastest_product(tokens: int, weight: Tensor, bias: Tensor | None, packed: bool) -> Product:
+def _fastest_product(tokens: int, weight: Tensor, bias: Tensor | None, has_packed_copy: bool) -> Product:
     """Try the products in the order of their speed: first for a block of tokens, then for so many tokens."""
     forms: list[Product] = [functional.linear, _across]
-    fastest: list[Product] = [_packed] if packed else []
+    fastest: list[Product] = [_packed] if has_packed_copy else []
     if weight.dtype == torch.float32:  # in 16 bits packed products are taken where they have the bits of plain ones
         forms = fastest + forms
     in_a_block: Product = partial(_in_blocks, functional.linear, 1)  # one by one
@@ -477,13 +479,17 @@ def _unpacked(packed: Tensor, form: RowFormat, room: int, like: Tensor) -> Tenso
 
 
 def _fill(whole: Sequence[Tensor], newest: Tensor, rows: Tensor, places: Tensor) -> None:
-    """Copy the `newest` keys and values from their places to rows of `whole`, [slots, kv_heads, rows] each."""
+    """Copy the newest keys and values from `places` to the rows `rows` of the whole ones, in place.
+
+    whole: keys and values, [slots, kv_heads, capacity, head_dim] each. newest: [slots, 2, kv_heads, room, head_dim],
+    keys first. rows, places: [slots, kv_heads, copied].
+    """
     # Copying row by row in flat memory is several times as fast as an index for each dimension. Heads are counted over
     # all slots; each has its rows of `whole`, and its places of `newest`, one behind another.
     heads = torch.arange(rows.shape[0] * rows.shape[1], device=rows.device).view(*rows.shape[:2], 1)
     flat_rows = (heads * whole[0].shape[2] + rows).flatten()
     flat_places = (heads * newest.shape[3] + places).flatten()
-    for target, new in zip(whole, newest.unbind(1), strict=True):
+    for target, new in zip(whole, newest.unbind(1), strict=True):  # keys, then values
         copied = new.reshape(-1, new.shape[-1]).index_select(0, flat_places)
         target.view(-1, target.shape[-1]).index_copy_(0, flat_rows, copied)
 

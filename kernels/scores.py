@@ -50,7 +50,11 @@ def _logits(
     WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
     DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Return logits [window, cols] of one query head, or the largest over a group's query heads."""
+    """Return logits [window, cols] of one query head, or the largest over a group's query heads.
+
+    `head` is the KV head, `member` the query head in its group. Columns outside `seen` get logits of zero keys, which
+    the callers mask.
+    """
     steps = tl.arange(0, WINDOW_PADDED)
     k_at = head.to(tl.int64) * stride_head + cols.to(tl.int64)[:, None] * stride_row
     logits = tl.full([WINDOW_PADDED, BLOCK], float("-inf"), tl.float32)

@@ -353,7 +353,7 @@ def beside_control(run: Run, margin: float | None = None) -> list[str]:
         return (
             f"{row['texts_differ']:.0f} of {counted(row['completions'], 'text')} differ, "
             f"answers that flip: {flips:.0f}; {row['decision']}. "
-            f"With these settings surely more answers flip: {beyond}. With these not surely more: {within}."
+            f"Settings that surely flip more answers: {beyond}. Other settings: {within}."
         )
 
     return _per_cell(table[is_control(table) & table["status"].eq("done")].dropna(subset="decision"), say)

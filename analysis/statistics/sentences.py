@@ -100,7 +100,7 @@ class PolicyPairs:
 
 
 def better_policies(tables: Sequence[PolicyPairs]) -> list[str]:
-    """Return of each policy than which it is shown to be better, and at how many of the settings that both share."""
+    """Return a sentence for each policy that is shown to be better: than which, and at how many shared settings."""
     shared = Counter[tuple[str, str]]()
     better = Counter[tuple[str, str]]()
     for first, second, sign in chain.from_iterable(table.outcomes for table in tables):

@@ -305,14 +305,15 @@ def last_conclusion(text: str) -> str | None:
 
 
 def _conclusion_of(sentence: str, tail: str) -> str | None:
-    """The value that the last sentence with a formula states; `tail` is the text that ends with this sentence."""
+    """The value that `sentence` states, the last one with a formula in `tail`, the end of the text; or None."""
     main_clause = re.split(r", (?:which|because|since|where|not)\b", sentence)[0]
-    states = _STATES.fullmatch(main_clause.rstrip(".! "))
+    statement = _STATES.fullmatch(main_clause.rstrip(".! "))
     concludes = bool(_CONCLUDES.match(tail, tail.rindex(sentence)))  # in the sentence or what follows it
     value = None
+    behind_equals = statement is not None and statement["result"]
     # What merely stands behind = may be a step on the way, unless the sentence concludes.
-    if states and (concludes or not states["result"]):
-        value = _stated(states)
+    if statement and (concludes or not behind_equals):
+        value = _stated(statement)
     bold = _BOLD.findall(sentence if value is None else value)
     if len(bold) == 1:
         value = bold[0]

@@ -161,7 +161,10 @@ class Values:
         return None
 
     def _at(self, form: Any, point: Mapping[str, Any], digits: int) -> Any:
-        """The value in so many digits, or None; `_size` are the digits of the largest part since the last change."""
+        """The value in so many digits, or None where the form has none.
+
+        `_part` keeps in `_size` the digits before the point of the largest part since the number of digits changed.
+        """
         from mpmath import convert, isfinite, workdps
         from mpmath.libmp import NoConvergence
 

@@ -169,7 +169,11 @@ def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
         "held_out_traces": len(correlations),
         "true_top_20_percent_found_in_predicted_top": found_in_top,
         "rank_correlation": round(float(np.mean(correlations)), 4),
-        "calibration_by_tenth_of_thinking_true_predicted": torch.stack(tenths).mean(dim=0).round(decimals=4).tolist(),
+        "calibration_by_tenth_of_thinking_true_predicted": torch.stack(tenths)
+        .double()
+        .mean(dim=0)
+        .round(decimals=4)
+        .tolist(),
     }
     (recipe.head / "eval.json").write_text(json.dumps(result, indent=2) + "\n")
     return result

@@ -39,10 +39,10 @@ class Tally:
 
     def __init__(self, full: Reference) -> None:
         tokens = len(full.loglik)
-        self.kl = np.zeros(tokens)
-        self.loglik = full.loglik.copy()
-        self.same = np.ones(tokens, dtype=bool)
-        self.since = np.zeros(tokens, dtype=int)
+        self.kl = np.zeros(tokens)  # KL(full cache, cell)
+        self.loglik = full.loglik.copy()  # of the token that the text has
+        self.same = np.ones(tokens, dtype=bool)  # the most likely token is the full cache's
+        self.since = np.zeros(tokens, dtype=int)  # tokens since the cell's last eviction
         self.evictions = 0
 
 
@@ -195,10 +195,10 @@ def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: 
     """Return the stored row of a tally; `answer_start` is the answer's first token in the completion."""
     change = tally.loglik - full.loglik
     answer = slice(answer_start, None)
-    other = np.flatnonzero(~tally.same)
+    tokens_of_other_top = np.flatnonzero(~tally.same)
 
     def bins(values: np.ndarray, bounds: Sequence[float]) -> list[ReplayBin]:
-        """Sum the numbers of tokens whose values lie between two bounds."""
+        """Return the bins between each two bounds: how many tokens have values there, and sums over these tokens."""
         place = np.searchsorted(bounds, values, side="right") - 1  # the last bound that is at most the value
         tokens = np.bincount(place, minlength=len(bounds))
         kl = np.bincount(place, tally.kl, len(bounds))
@@ -224,7 +224,7 @@ def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: 
         loglik=float(tally.loglik.sum()),
         change=float(change.sum()),
         top1=float(tally.same.mean()),
-        first_other=int(other[0]) if len(other) else None,
+        first_other=int(tokens_of_other_top[0]) if len(tokens_of_other_top) else None,
         answer_tokens=len(change) - answer_start,
         answer_loglik=float(tally.loglik[answer].sum()) if has_answer else None,
         answer_change=float(change[answer].sum()) if has_answer else None,

@@ -259,7 +259,7 @@ class _Asker:
         """The first refusal, with the number of answers that are missing."""
         first = next(iter(self.refused.values()))
         missing = len(self.refused)
-        return ServerError(f"{first} Answers that lack: {missing} of {missing + self.taken}.")
+        return ServerError(f"{first} Missing answers: {missing} of {missing + self.taken}.")
 
     async def _post(self, pair: Pair) -> bytes:
         """Send a pair's question, and return the answer's bytes; raises ServerError for any other answer, or none."""
@@ -387,9 +387,9 @@ class _Asker:
         thinking = message.reasoning_content
         if thinking is None:
             thinking = message.reasoning
-        # An empty thinking may be one that was split off. But servers that split nothing also send an empty one: so it
-        # is for a model without tags, and where the content still has the closing tag.
-        if thinking is None or (thinking == "" and (tags.end is None or tags.end in content)):
+        # An empty thinking may be one that was split off. But servers that split nothing also send an empty one.
+        splits_nothing = tags.end is None or tags.end in content
+        if thinking is None or (thinking == "" and splits_nothing):
             return content
         if tags.end is None:
             raise self._error("splits thinking off", hint="name the tags of the model by model.think_end")

@@ -30,7 +30,7 @@ def rounds_until(draws: int, cache: CacheConfig, policies: Sequence[Policy]) -> 
         raise UserError(f"until=decided {compares}: let grid.policy name full and another policy, or give until=null.")
     if cache.is_packed:
         compared = "until=decided compares cells with the full cache of unpacked rows"
-        no_full = f"which a job of{cache.title} does not decode"
+        no_full = f"which a job of{cache.title} does not decode"  # the title begins with a blank
         raise UserError(f"{compared}, {no_full}: give until=null, or cache.bits=16.")
     return doubled(draws)
 

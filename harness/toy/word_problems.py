@@ -72,7 +72,9 @@ def _compare(rng: Random, size: int, held_out: bool) -> Story:
     for number, name in enumerate(names[1:], start=1):
         other = names[number - 1] if rng.randrange(2) else rng.choice(names[:number])  # half of them form a chain
         x, by = values[other], rng.randrange(2, 10)
-        more = x <= by + 1 or (x + by < 40 and bool(rng.randrange(2)))  # keeps every number from 2 to 39
+        more = x <= by + 1  # fewer would be less than 2
+        if not more and x + by < 40:  # more would be at most 39
+            more = bool(rng.randrange(2))
         word = "more" if more else "fewer"
         values[name] = x + by if more else x - by
         said.append(phrase(rng, held_out, COMPARED, name=name, by=by, word=word, thing=thing, other=other))

@@ -195,9 +195,9 @@ def note_job(run_directory: Path, task: str, job: str) -> None:
 
 
 def scheduler_jobs(run_directory: Path, task: TaskStatus) -> list[str]:
-    """Return a task's SLURM jobs: those submitted for it, else the job that it runs in."""
+    """Return a task's SLURM jobs: that which it runs or ran in, or those submitted for it if it waits."""
     jobs = []
-    # Of a waiting task the file is newer than what the last run of the same task left in its status.
+    # A waiting task's status may be that of an earlier run, which names that run's job.
     if task.state == "queued" or task.scheduler_job is None:
         jobs = noted_jobs(run_directory, task.task)
     if not jobs and task.scheduler_job:

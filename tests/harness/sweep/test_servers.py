@@ -218,7 +218,7 @@ def test_the_ending_decides_then_the_text_then_the_counts(adder, sweep, tmp_path
         return True
 
     ended = sweep(adder(form), "engine.parallel=1", "decoding.max_new_tokens=400", code=1)
-    assert "Answers that lack: 4 of 12." in ended.err
+    assert "Missing answers: 4 of 12." in ended.err
     found = [(row.text, row.num_tokens, row.thinking_tokens, row.stop_reason) for row in rows(tmp_path)]
     assert found == [row for *_, row in FORMS if row is not None]
 
@@ -334,7 +334,7 @@ def test_a_question_that_is_refused_stops_no_other_one(adder, sweep, tmp_path):
         return refused
 
     ended = sweep(adder(misbehave), "engine.parallel=1", code=1)
-    assert "Answers that lack: 2 of 12." in ended.err.splitlines()[-1]
+    assert "Missing answers: 2 of 12." in ended.err.splitlines()[-1]
     assert len(rows(tmp_path)) == 10
     good = adder()
     sweep(good)
@@ -698,7 +698,7 @@ def test_a_control_asks_the_baseline_again(adder, sweep, write_problems, kvsweep
     assert not any(row.outcome == "grader_timeout" for row in rows(tmp_path, Grade, "grades.jsonl"))
     [said] = [line for line in ended.out.splitlines() if line.startswith("note: ") and "control" in line]
     assert "control, asked again, declared: 1 of 12 texts differ, answers that flip: 1; unclear. " in said
-    assert said.endswith("surely more answers flip: q4, declared. With these not surely more: q8, declared.")
+    assert said.endswith("surely flip more answers: q4, declared. Other settings: q8, declared.")
     run = tmp_path / "runs/sums"
     assert kvsweep("report", str(run)).code == 0
     table = pd.read_csv(run / "report/cells.csv").set_index("policy")
