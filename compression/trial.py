@@ -187,6 +187,7 @@ def _select(trial: Trial) -> Tensor:
         selection = selected(trial.policy, view)
     except SelectionError as error:
         raise _fault(trial, str(error).rstrip(".")) from error
+    # A policy may also write numbers of a signal for each row, which its next eviction reads.
     shape = [trial.layers, trial.kv_heads, view.length]
     for signal, numbers in selection.written.items():
         if list(numbers.shape) != shape:

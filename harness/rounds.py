@@ -167,6 +167,7 @@ def _part(job: Job, stage: Stage) -> Job:
         draws = decided.get(cell.cell_id)
         if not draws:  # not decided, or a full cache without a cell to compare it with
             continue
+        # Without rounds this share is the last of its cell, so that `lacking` also asks for the mark DONE.
         share = share_of(replace(job, cells=(cell,), draws=draws, rounds=()))
         if lacking(share):
             with CellStore.of(share, cell) as store:

@@ -42,7 +42,7 @@ def to_estimate(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> tu
     """Return the jobs that may decode, for `--dry-run`, and a sentence on what they leave open ("" if nothing)."""
     if not plan.wanted:
         return list(jobs), ""
-    full = _full_caches(jobs, launcher, plan)
+    full = _full_caches(jobs, launcher, plan)  # refuses what cannot be replayed; empty where a file has the texts
     note = "Replaying passes each known text once through every cell, which is not counted."
     if plan.replay == "only":
         decoded = "the full cache alone" if full else "nothing"

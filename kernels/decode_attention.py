@@ -87,7 +87,7 @@ def join(
     how = {"GROUP": q_heads // kv_heads, "CHUNK": CHUNK, "num_warps": 4, "num_stages": 1}
     dims = {"DIM": head_dim, "DIM_PADDED": padded(head_dim), "SINKS": sinks is not None}
     output = torch.empty_like(query)
-    norm = torch.empty_like(peak[..., 0])
+    norm = torch.empty_like(peak[..., 0])  # log of each head's summed exponentials, which the first kernel writes
     # A kernel takes a tensor for each argument; without sinks it does not read this one.
     given = (lengths, lengths if sinks is None else sinks, output, norm, *lengths.stride(), chunks, q_heads)
     _join_chunks[(slots, q_heads)](part, peak, total, *given, **how, **dims)
@@ -226,7 +226,11 @@ def warps(dtype: torch.dtype, dim: int, return_mass: bool) -> int:
 def chunk_attention(
     query: Tensor, keys: Tensor, values: Tensor, *, scaling: float, return_mass: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Do `kernels.reference.chunk_attention` without sinks, softcap and window."""
+    """Do `kernels.reference.chunk_attention` without sinks, softcap and window.
+
+    A chunk here is the newest tokens of one slot: query [tokens, q_heads, head_dim], keys and values [kv_heads, rows,
+    head_dim], the mass [tokens, kv_heads, rows].
+    """
     tokens, q_heads, dim = query.shape
     kv_heads, rows = keys.shape[:2]
     assert keys.stride() == values.stride(), "keys and values share one layout"

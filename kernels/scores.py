@@ -183,7 +183,7 @@ def _last_similar(
 
 @triton.jit
 def _sum_lost(last, lost, taken, length, BLOCK: tl.constexpr):
-    """Sum for each of a block's columns the cosines that rows lose there."""
+    """Sum for each of a block's columns the cosines that rows lose there: row r loses lost[r] at column last[r]."""
     head = tl.program_id(1).to(tl.int64) * length
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)

@@ -107,8 +107,10 @@ def _table_facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
         yield "benchmarks", f"{title} ({most:g} problems)"
     yield "draws", _draws(metrics)
     yield "completions", f"{metrics['completions'].sum():,}"
-    for margin in 100 * metrics["margin"].dropna().unique():
+    margins = metrics["margin"].dropna().unique()
+    for margin in 100 * margins:
         yield "margin", f"{margin:.3g} points"
+    if len(margins):
         yield "corrections", CORRECTIONS
 
 

@@ -172,7 +172,7 @@ def not_evicted(run: Run) -> list[str]:
         lengths = panel["length"]
         if panel["evictions"].sum() or lengths.max() <= 1:
             return None
-        largest = int(lengths.max()) - 1
+        largest = int(lengths.max()) - 1  # a cache evicts when it is longer than its trigger
         half_of_most = max(1, int(lengths.median()) // 2)
         would = []
         # The largest trigger that some text outgrows, and one that most texts do.

@@ -176,7 +176,10 @@ class ControlTokens:
 
     @cached_property
     def _plain_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer without control tokens; its own option knows only special tokens."""
+        """Return the tokenizer without control tokens and with their stand-ins.
+
+        Its own option to read control tokens as text knows only special tokens.
+        """
         return self._copy(self._texts.keys())
 
     def _copy(self, without: Collection[int]) -> Tokenizer:

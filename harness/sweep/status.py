@@ -92,7 +92,7 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
         if cell_id not in cells:
             state = cell.state if cell.finished < cell.expected else "done"
             cells[cell_id] = replace(cell, state=state, finished=0, expected=0)
-    # Cells that no task names, such as those whose status files were deleted.
+    # Cells that no task names, as without their status files; `attempts.cells` stay out of the list.
     for stored in stored_cells(directory):
         is_requested = only is None or stored.name in only
         if is_requested and stored.name not in {*cells, *attempts.cells}:

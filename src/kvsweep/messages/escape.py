@@ -64,7 +64,7 @@ def folder_below(parent: str, name: str, setting: str) -> Path:
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:
         raise UserError(f"{setting}={name} must name a folder below {parent}: leave out .. and the first slash.")
-    # A scheduler reads % as the start of a pattern, and \\ as its end.
+    # In names of log files SLURM replaces %j and the like, unless there is a backslash (sbatch, "filename pattern").
     has_forbidden = bool(_HIDDEN.search(name) or set("%\\\n\t") & set(name))
     has_long_part = any(len(part.encode()) > LONGEST_NAME for part in parts)
     if has_forbidden or has_long_part:
