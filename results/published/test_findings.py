@@ -991,7 +991,7 @@ def test_the_policies_on_gsm8k() -> None:
     grades = rows.pivot(index="cell_id", columns="problem_id", values="grades").astype(float)
     cells = pd.read_csv(folder / "settings.csv").set_index("cell_id")
     grades = grades.loc[cells.index]
-    assert grades.shape == (20, 96)
+    assert grades.shape == (21, 96)
     assert grades.notna().all(axis=None)
     [full] = cells.index[cells["policy"] == "full"]
     scores = {cell: grades.loc[cell].to_numpy()[:, None] for cell in grades.index}
@@ -999,7 +999,7 @@ def test_the_policies_on_gsm8k() -> None:
     page = (folder / "README.md").read_text()
     text = " ".join(page.split())
     lines = re.findall(r"^\| (\S.*) \| (\S+) \| (\S+) \| (\d+), (\d+) \| (.+) \((.+) to (.+)\) \| (.+) \|$", page, re.M)
-    assert len(lines) == 19
+    assert len(lines) == 20
     for name, _, score, lost, won, *interval, label in lines:
         if name.startswith("all rows"):
             [cell] = cells.index[cells["stored"] == name.removeprefix("all rows, packed, ")]
@@ -1014,7 +1014,7 @@ def test_the_policies_on_gsm8k() -> None:
         assert [float(score), *map(float, interval)] == pytest.approx([100 * number for number in numbers], abs=0.051)
         assert label == decision.label
         assert (label == "worse") == (
-            "0.2" in name or "0.5" in name or name.endswith(("=4, scheme=rotated", "whole_layers=0"))
+            "0.2" in name or "0.5" in name or name.endswith(("=4, scheme=rotated", "whole_layers=0", "keys / 1.25"))
         )
     evicting = cells[cells["keep_ratio"].notna()]
     losses = -100 * evicting["difference"]
@@ -1023,12 +1023,15 @@ def test_the_policies_on_gsm8k() -> None:
     assert f"4 rotated bits lose {by_format['bits=4, scheme=rotated']} points (*worse*)" in text
     plain, scaled = (by_format[f"bits=8, scheme=fp8, scale={scale}, whole_layers=0"] for scale in ("none", "tensor"))
     assert f"loses {plain} without scales and {scaled} with a layer's" in text
-    fp8, whole = (
-        grades.loc[cells["stored"] == f"bits=8, scheme=fp8, scale=none, whole_layers={n}"].iloc[0] for n in (0, 2)
-    )
+    formats = ("scale=none, whole_layers=0", "scale=none, whole_layers=2", "scale=tensor, whole_layers=0, keys / 1.25")
+    fp8, whole, divided = (grades.loc[cells["stored"] == f"bits=8, scheme=fp8, {one}"].iloc[0] for one in formats)
     won, lost = ((whole - fp8) > 0).sum(), ((whole - fp8) < 0).sum()
     assert f"it wins {won} problems and loses {lost} (p = .002, a sign test)" in text
     assert stats.binomtest(int(won), int(won + lost)).pvalue == pytest.approx(0.0023, abs=5e-5)
+    won, lost = ((divided - fp8) > 0).sum(), ((divided - fp8) < 0).sum()
+    p_value = stats.binomtest(int(won), int(won + lost)).pvalue
+    difference = f"no difference is shown ({won} won, {lost} lost, p = {p_value:.2f})".replace("0.", ".")
+    assert f"fp8 has {divided.mean():.1%} (*worse*), and beside plain fp8 {difference}" in text
     kl = pd.read_csv(folder / "key_rounding.csv").set_index("layer")
     schemes = ["4 bits, rotated", "fp8", "8 bits, rotated", "4 bits, KIVI"]
     numbers = [f"{n:.2g}".removeprefix("0") if n < 1 else f"{n:.1f}" for n in kl.loc[0, schemes]]

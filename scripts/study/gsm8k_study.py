@@ -15,6 +15,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pandas as pd
+import yaml
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.figures import style
@@ -26,6 +27,8 @@ from kvsweep.analysis.statistics.noninferiority import decide_grid
 from scripts.publish import write_answers
 
 SIZE = ["policy", "keep_ratio", "local_window"]
+# Scales that no text has made, by their hash in cell.yaml (`layers` of gsm8k_qwen.sh).
+SCALES = {"1751d06ebd17c3c3": "keys / 1.25"}
 LEAST = 20  # answers of a setting; with fewer it is still being decoded
 
 
@@ -43,7 +46,12 @@ def main() -> None:
     graded = graded_rows(run)
     write_answers(graded, args.out / "answers_drawn.csv.gz")
     metrics = cell_metrics(run)
-    cells = settings(metrics[metrics["graded"] >= LEAST], graded)
+    metrics = metrics[metrics["graded"] >= LEAST]
+    for place, cell in metrics["cell_id"].items():
+        cache = yaml.safe_load((args.drawn / cell / "cell.yaml").read_text()).get("cache", {})
+        if cache.get("scales") in SCALES:
+            metrics.loc[place, "variant"] += f", {SCALES[cache['scales']]}"
+    cells = settings(metrics, graded)
     cells.round(6).to_csv(args.out / "settings.csv", index=False)
     print(table(cells))
 
