@@ -61,16 +61,19 @@ class FusedStep:
         self.q_heads = network.config.num_attention_heads
         self.layers = [_Layer(layer) for layer in base.layers]
         self.output_weight = network.get_output_embeddings().weight
-        self.packed = False
+
+    @property
+    def packed(self) -> bool:
+        """Whether the weights have packed copies: not on a GPU, nor where the processor cannot multiply them."""
+        return hasattr(self.output_weight, "packed_product")
 
     @torch.inference_mode(False)
     def pack_weights(self) -> None:
-        """Multiply later steps on a CPU in oneDNN's order (`kernels.packed`)."""
+        """Multiply later steps in oneDNN's order where `kernels.packed` can."""
         for layer in self.layers:
             for weight in (layer.qkv, layer.out.weight, layer.gate_up, layer.down.weight):
                 pack(weight)
         pack(self.output_weight)
-        self.packed = True
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states [tokens, hidden_size] of tokens at positions [tokens]; `cache` has begun the step."""

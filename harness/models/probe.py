@@ -35,7 +35,8 @@ def prepare_steps(model: LoadedModel, impl: Implementation) -> None:
     step = model.fused_step
     if step is not None and impl == "torch" and model.spec.packed and not step.packed:
         step.pack_weights()
-        model.compared.discard("torch")  # loading compared steps of unpacked weights
+        if step.packed:
+            model.compared.discard("torch")  # loading compared steps of unpacked weights
     check_steps(model, impl)
 
 
