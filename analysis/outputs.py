@@ -227,8 +227,9 @@ def _object(value: Any) -> Row:
 
 def _first_object(values: Any) -> Row:
     for value in _list(values):
-        if _object(value):
-            return _object(value)
+        row = _object(value)
+        if row:
+            return row
     return {}
 
 

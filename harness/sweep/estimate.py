@@ -83,10 +83,10 @@ def saving(lengths: Sequence[int], forks: Sequence[int | None]) -> float:
 def question_tokens(job: Job) -> int:
     """Return the tokens of the longest prompt: counted with the tokenizer if it is here, else from characters."""
     longest = max((problem.prompt for problem in job.benchmark.problems), key=len)
-    folder = job.model.path  # None for a GGUF file, whose tokenizer would have to be converted first
-    file = Path(folder or "", "tokenizer.json")
-    if folder is not None and file.is_file():
-        return len(_tokenizer(file).encode(longest).ids)
+    if job.model.path is not None:  # else a GGUF file, whose tokenizer would have to be converted first
+        file = Path(job.model.path, "tokenizer.json")
+        if file.is_file():
+            return len(_tokenizer(file).encode(longest).ids)
     return len(longest) // _CHARACTERS_PER_TOKEN + 1
 
 
