@@ -76,13 +76,8 @@ def known_card(name: str) -> Card:
     return CARDS[name]
 
 
-def card_here() -> Card | None:
-    """Return this machine's first GPU; None if there is none or its figures are unknown."""
-    return card_of(first_gpu())
-
-
 def card_of(name: str) -> Card | None:
-    """Return the card with a device's name, such as "NVIDIA H100 80GB HBM3"."""
+    """Return the card with a device's name, such as "NVIDIA H100 80GB HBM3"; None if its figures are unknown."""
     for card in CARDS.values():
         if card.title in name:
             return card

@@ -23,7 +23,6 @@ from kvsweep.harness.sweep.card import (
     GIB,
     OFF,
     Card,
-    card_here,
     card_of,
     first_gpu,
     mean_rows,
@@ -108,7 +107,8 @@ def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
     """The jobs and their sizes, a table of what their tasks take, and how the launcher would start them."""
     shares = [share for task in tasks for share in task]
     needs_card = any(share.job.source.local and not share.job.card for share in shares)
-    card = card_here() if needs_card else None
+    gpu = first_gpu() if needs_card else ""
+    card = card_of(gpu)
     share_of_job = {_job_key(share.job): share for share in shares}  # one of the job's shards
     plans = {key: _plan(share.job, card) for key, share in share_of_job.items()}
     parts: list[Part] = []
@@ -124,7 +124,7 @@ def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
     for key, plan in plans.items():
         block = _describe(plan, share_of_job[key])
         if launcher.gpus_of_a_task == 0:  # else the tasks run on other machines
-            block += _precision(plan.job)
+            block += _precision(plan.job, gpu)
         for line in block:
             is_repeated = line.startswith(_SHOWN_ONCE) and line in lines
             if not is_repeated:
@@ -506,9 +506,9 @@ def _notes(plan: Plan) -> list[str]:
     return notes
 
 
-def _precision(job: Job) -> list[str]:
-    """Name the faster precision where steps run on this machine's processor."""
-    if not job.source.local or job.card is not None or (job.model.device != "cpu" and first_gpu()):
+def _precision(job: Job, gpu: str) -> list[str]:
+    """Name the faster precision where steps run on this machine's processor; `gpu` is its first GPU, "" without one."""
+    if not job.source.local or job.card is not None or (job.model.device != "cpu" and gpu):
         return []  # the steps run on a server or on a GPU
     instructions = set(processor("flags").split())
     multiplies = not _MULTIPLY_BFLOAT16.isdisjoint(instructions)

@@ -9,7 +9,7 @@ import pytest
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.window import Window
 from kvsweep.harness.models.spec import ModelSpec
-from kvsweep.harness.sweep import card as cards
+from kvsweep.harness.sweep import plan
 from kvsweep.harness.sweep.card import CARDS, GIB, mean_rows, step_seconds
 from kvsweep.harness.sweep.job import make_job
 
@@ -138,8 +138,8 @@ def test_the_pace_of_a_group_on_the_card_replaces_its_estimate(kvsweep, tiny, tm
 
 @pytest.mark.slow
 def test_on_a_gpu_the_card_is_the_one_that_is_there(dry_run, monkeypatch):
-    monkeypatch.setattr(cards, "first_gpu", lambda: "NVIDIA H200")
+    monkeypatch.setattr(plan, "first_gpu", lambda: "NVIDIA H200")
     assert "on one H200, by arithmetic" in dry_run(*HEATMAP).out
-    monkeypatch.setattr(cards, "first_gpu", lambda: "Some GPU")
+    monkeypatch.setattr(plan, "first_gpu", lambda: "Some GPU")
     assert "speed: not known until a cell has stored something; card=h100 or assume" in dry_run(*HEATMAP).out
     assert all(10 * GIB < card.memory < 200 * GIB for card in CARDS.values())
