@@ -25,6 +25,7 @@ if [ -z "${DTYPE:-}" ]; then
 fi
 RUNS=results/runs
 GREEDY=gsm8k_qwen_$DTYPE$SUFFIX DRAWN=gsm8k_qwen_drawn_$DTYPE$SUFFIX OTHER=gsm8k_qwen_other_$DTYPE$SUFFIX
+CHANNELS=gsm8k_qwen_channels_$DTYPE$SUFFIX
 HEAD=results/predictors/gsm8k_qwen_$DTYPE$SUFFIX
 MODEL="model=qwen25_coder_1_5b model.gguf=$GGUF model.dtype=$DTYPE"
 RUN="$MODEL benchmark=gsm8k slots=$SLOTS $MORE"
@@ -51,13 +52,13 @@ replay() { # the DynTS paper's grid of 5 x 4 sizes, on the greedy texts of TEXTS
         'grid.local_window=[16,32,48,64]' replay=only
 }
 
-statistics() { # TriAttention's mean queries, from the model's texts on the 32 problems behind the first LIMIT ones
-    [ ! -f "$HEAD/statistics.safetensors" ] || return 0
+other_texts() { # the model's texts on the 32 problems behind the first LIMIT ones, for what is calibrated
+    [ ! -f "$HEAD/texts.txt" ] || return 0
     mkdir -p "$HEAD"
     sed -n "$((LIMIT + 1)),$((LIMIT + 32))p" "$PROBLEMS" >"$HEAD/problems.jsonl"
     # shellcheck disable=SC2086
     "$KVSWEEP" $RUN "benchmark.path=$HEAD/problems.jsonl" decoding=greedy policy=full "run_name=$OTHER"
-    "$PYTHON" - "$RUNS/$OTHER" >"$HEAD/texts.txt" <<'PYTHON'
+    "$PYTHON" - "$RUNS/$OTHER" >"$HEAD/texts.part" <<'PYTHON'
 import json
 import sys
 from pathlib import Path
@@ -67,6 +68,12 @@ for folder in sorted(path.parent for path in Path(sys.argv[1]).glob("*/cell.yaml
     for row in map(json.loads, (folder / "completions.jsonl").open()):
         print(asked[row["problem_id"]], row["text"], sep="\n\n", end="\n\n")
 PYTHON
+    mv "$HEAD/texts.part" "$HEAD/texts.txt"
+}
+
+statistics() { # TriAttention's mean queries
+    [ ! -f "$HEAD/statistics.safetensors" ] || return 0
+    other_texts
     # shellcheck disable=SC2086
     "$KVSWEEP" predictor statistics $MODEL "recipe.text=$HEAD/texts.txt" "recipe.out=$HEAD"
 }
@@ -87,7 +94,7 @@ bits() { # all rows in fp8, and at 4 and 8 bits: rotated, with keys by channel, 
 }
 
 scales() { # all rows in fp8 with a layer's scales, from the texts that TriAttention's statistics come from
-    statistics
+    other_texts
     # shellcheck disable=SC2086
     [ -f "$HEAD/scales.safetensors" ] ||
         "$KVSWEEP" predictor scales $MODEL "recipe.text=$HEAD/texts.txt" "recipe.out=$HEAD"
@@ -124,6 +131,22 @@ PYTHON
     drawn policy=full cache.scheme=fp8 cache.scale=tensor "cache.scales=$HEAD/scale_1.25.safetensors"
 }
 
+channels() { # fp8 with a scale for each channel of the keys, in weights that hold the scales; and their full cache
+    local weights=$HEAD/keys_by_channel cache
+    other_texts
+    if [ ! -f "$weights/model.safetensors" ]; then
+        rm -rf "$weights"
+        # shellcheck disable=SC2086
+        "$PYTHON" -m scripts.study.key_channels "$HEAD/texts.txt" "$weights" $MODEL
+    fi
+    for cache in bits=16 scheme=fp8; do
+        # shellcheck disable=SC2086
+        "$KVSWEEP" model=qwen25_coder_1_5b "model.path=$weights" model.gguf=null "model.dtype=$DTYPE" \
+            model.name=qwen25_coder_1_5b_by_channel benchmark=gsm8k "slots=$SLOTS" "benchmark.path=$PROBLEMS" \
+            "benchmark.limit=$LIMIT" decoding=r1 policy=full "cache.$cache" $MORE "run_name=$CHANNELS"
+    done
+}
+
 report() { # the pages
     "$KVSWEEP" report "$RUNS/$GREEDY"
     "$KVSWEEP" report "$RUNS/$DRAWN"
@@ -142,8 +165,9 @@ PARTS=(
     report     # a minute
 )
 MORE_PARTS=(
-    power  # 12 in bfloat16, estimated from the same pace
-    layers # 1
+    power    # 12 in bfloat16, estimated from the same pace
+    layers   # 1
+    channels # 1
 )
 [ $# -gt 0 ] || set -- "${PARTS[@]}"
 PARTS+=("${MORE_PARTS[@]}")

@@ -3,9 +3,10 @@
     python scripts/study/key_rounding.py CELL OUT.csv model=qwen25_coder_1_5b model.gguf=FILE --texts 4
 
 Each text is read once with exact keys. In each layer the same queries then meet the keys as a scheme stores them: fp8
-(e4m3) without a scale and with the layer's largest key as its scale, rotated and plain levels of 4 and 8 bits in groups
-of 32 numbers of a key, and KIVI's 4 bits in groups of 32 tokens of a channel. OUT.csv has the mean KL of attention's
-probabilities in nats over heads and queries, and the layer's largest key. One layer's errors do not reach the next.
+(e4m3) without a scale, with the largest key of the layer or of each channel as its scale, rotated and plain levels of 4
+and 8 bits in groups of 32 numbers of a key, and KIVI's 4 bits in groups of 32 tokens of a channel. OUT.csv has the mean
+KL of attention's probabilities in nats over heads and queries, and the layer's largest key. One layer's errors do not
+reach the next.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from kvsweep.kernels.packing import pack_rows, rotation, unpack_rows
 from kvsweep.kernels.row_format import RowFormat
 from kvsweep.run_files.row_types import Completion
 from kvsweep.run_files.run_reader import StoredCell
+from scripts.study.key_channels import shared_scales
 
 E4M3 = torch.float8_e4m3fn
 
@@ -54,9 +56,16 @@ def fp8(keys: Tensor, scaled: bool) -> Tensor:
     return widened(to_fp8(keys, E4M3, scale), scale, torch.float32)
 
 
+def fp8_by_channel(keys: Tensor) -> Tensor:
+    """Return keys in fp8 with a scale for each channel (`key_channels.py`)."""
+    scales = shared_scales(keys.abs().amax(dim=-2, keepdim=True))
+    return scales * fp8(keys / scales, scaled=False)
+
+
 SCHEMES: dict[str, Callable[[Tensor], Tensor]] = {
     "fp8": lambda keys: fp8(keys, scaled=False),
     "fp8, scaled": lambda keys: fp8(keys, scaled=True),
+    "fp8, by channel": fp8_by_channel,
     "8 bits, rotated": lambda keys: rotated(keys, 8),
     "8 bits, plain": lambda keys: packed(keys, 8),
     "4 bits, rotated": lambda keys: rotated(keys, 4),
