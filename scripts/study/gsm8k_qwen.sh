@@ -137,7 +137,7 @@ channels() { # fp8 with a scale for each channel of the keys, in weights that ho
     if [ ! -f "$weights/model.safetensors" ]; then
         rm -rf "$weights"
         # shellcheck disable=SC2086
-        "$PYTHON" -m scripts.study.key_channels "$HEAD/texts.txt" "$weights" $MODEL
+        "$PYTHON" scripts/study/key_channels.py "$HEAD/texts.txt" "$weights" $MODEL
     fi
     for cache in bits=16 scheme=fp8; do
         # shellcheck disable=SC2086
