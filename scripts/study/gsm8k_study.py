@@ -5,7 +5,8 @@ python scripts/study/gsm8k_study.py results/runs/gsm8k_qwen_bfloat16 results/run
 
 The first run is the greedy one, with the replayed grid: replay_grid.csv and replay_grid.png. Of the second, each
 setting beside the full cache, over the problems that both have answered: settings.csv, answers_drawn.csv.gz, a table.
-Both must be graded (`kvsweep grade RUN`, if their sweep was interrupted).
+`--run NAME=RUN` does so for a run of another model or head: settings_NAME.csv, answers_NAME.csv.gz, a table.
+All must be graded (`kvsweep grade RUN`, if their sweep was interrupted).
 """
 
 import argparse
@@ -36,23 +37,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("greedy", "drawn", "out"):
         parser.add_argument(name, type=Path)
+    parser.add_argument("--run", action="append", default=[], metavar="NAME=RUN")
     args = parser.parse_args()
     grid = fidelity_by_cell(load_run(args.greedy), "replay.jsonl")
     grid = grid[[*SIZE, "texts", "tokens", "evictions", "kl", "kl_se", "change", "flips", "answer_change"]]
     grid.sort_values(SIZE).round(6).to_csv(args.out / "replay_grid.csv", index=False)
     with matplotlib.rc_context(style.STYLE):
         heatmaps(grid[grid["keep_ratio"].notna()]).savefig(args.out / "replay_grid.png")
-    run = of_shared_draws(load_run(args.drawn))
+    write_settings(args.drawn, args.out / "answers_drawn.csv.gz", args.out / "settings.csv")
+    for named_run in args.run:
+        name, _, folder = named_run.partition("=")
+        write_settings(Path(folder), args.out / f"answers_{name}.csv.gz", args.out / f"settings_{name}.csv")
+
+
+def write_settings(folder: Path, answers: Path, file: Path) -> None:
+    """Write each grade of a run, and each setting beside the full cache; print the table."""
+    run = of_shared_draws(load_run(folder))
     graded = graded_rows(run)
-    write_answers(graded, args.out / "answers_drawn.csv.gz")
+    write_answers(graded, answers)
     metrics = cell_metrics(run)
     metrics = metrics[metrics["graded"] >= LEAST]
     for place, cell in metrics["cell_id"].items():
-        cache = yaml.safe_load((args.drawn / cell / "cell.yaml").read_text()).get("cache", {})
+        cache = yaml.safe_load((folder / cell / "cell.yaml").read_text()).get("cache", {})
         if cache.get("scales") in SCALES:
             metrics.loc[place, "variant"] += f", {SCALES[cache['scales']]}"
     cells = settings(metrics, graded)
-    cells.round(6).to_csv(args.out / "settings.csv", index=False)
+    cells.round(6).to_csv(file, index=False)
     print(table(cells))
 
 
