@@ -169,7 +169,9 @@ def _plan(job: Job, here: Card | None) -> Plan:
     if lengths:
         mean_length = sum(lengths) / len(lengths)
         basis = f"mean length {mean_length:.0f} {'measured' if assumed is None else 'assumed'}"
-    card = job.card or (here if job.source.local else None)
+    card = job.card
+    if card is None and job.source.local:
+        card = here
     head, speeds = _speeds(job, groups, question, mean_length, card)
     return Plan(job, question, groups, lengths, mean_length, basis, text_bytes, head, speeds)
 
@@ -219,8 +221,9 @@ def _on_card(job: Job, card: Card, groups: Sequence[Group], question: int, lengt
 
 def _parts(plan: Plan, share: Share) -> list[Part]:
     """What each group of a share has still to do."""
-    job, pairs = plan.job, set(share.pairs)
-    missing = {cell.cell_id: len(pairs - job.stored(cell).pairs()) for cell in lacking(share)}
+    job = plan.job
+    pairs = set(share.pairs)
+    missing = {cell.cell_id: len(pairs - job.stored(cell).pairs()) for cell in lacking(share)}  # completions
     most = _tokens_of(plan.groups, [job.decoding.max_new_tokens], missing)
     expected: Sequence[float | None] = [None] * len(most)
     if plan.lengths:
@@ -280,10 +283,11 @@ def _table(parts: Sequence[Part], hours: Sequence[float | None], at_once: int, g
     # Tasks side by side take their hours divided, but no less than the longest task.
     until_last_ends = _sum(hours)
     if until_last_ends is not None:
-        until_last_ends = max(until_last_ends / at_once, *(task_hours or 0 for task_hours in hours))
+        longest = max(task_hours or 0 for task_hours in hours)  # none is None here, as their sum is not
+        until_last_ends = max(until_last_ends / at_once, longest)
     rows.append(_row(f"in all, {counted(at_once, 'task')} at once", parts, until_last_ends, gpus, price))
     # pandas would write the same, but takes longer to load than all else takes.
-    heads = dict(zip(rows[0], rows[0], strict=True))
+    heads = {head: head for head in rows[0]}  # the first line, made like the other rows
     table = [heads, *rows]
     widths = {}
     for head in heads:
@@ -363,8 +367,8 @@ def measured_pace(job: Job, cells: Sequence[Cell], card: Card | None = None) -> 
 
 def _decoded_on(card: Card, stored: StoredCell) -> bool:
     """Whether all decoding passes of a cell, as its provenance has them, ran on this card."""
-    unread = list[Path]()
-    cards = []
+    unread = list[Path]()  # provenance files that cannot be read: where their rows come from is not known
+    cards = []  # the first GPU of each shard's machine, None for another GPU and for none
     try:
         for _, origin in stored.provenances(lambda path, _: unread.append(path)):
             gpus = origin["hardware"]["gpus"]
@@ -377,18 +381,19 @@ def _decoded_on(card: Card, stored: StoredCell) -> bool:
 def _tokens_of(groups: Sequence[Group], lengths: Sequence[int], missing: Mapping[str, int]) -> list[float]:
     """Return the tokens that each group decodes: a later group gets what an earlier one wrote before its forks.
 
-    `missing`: each cell's missing completions, by cell_id.
+    `lengths`: texts that stand for all; `missing`: each cell's missing completions, by cell_id.
     """
     tokens: list[float] = []
-    forks: list[int | None] = []
-    earlier = 0
+    forks: list[int | None] = []  # of the cells of this group and of those before it
+    tokens_before = 0  # that all cells of the earlier groups take for the texts of `lengths`
     for group in groups:
         forks += group.forks
-        # What this group adds to the tokens of the earlier ones, of each text, for the texts that its cells lack.
-        together = forked_tokens(lengths, forks)
+        tokens_with_group = forked_tokens(lengths, forks)
+        added_per_text = (tokens_with_group - tokens_before) / len(lengths)
+        # The cells of a group mostly lack the same texts, which are decoded together: so their mean counts.
         missing_per_cell = sum(missing.get(cell.cell_id, 0) for cell in group.cells) / len(group.cells)
-        tokens.append((together - earlier) / len(lengths) * missing_per_cell)
-        earlier = together
+        tokens.append(added_per_text * missing_per_cell)
+        tokens_before = tokens_with_group
     return tokens
 
 
@@ -403,7 +408,9 @@ def _slots_on(job: Job, card: Card, weights: int, group: Group, question: int) -
     request = Request(problem_id="", draw=0, prompt_ids=(0,) * question, branches=branches)  # only its sizes count
     slot = slot_bytes(job.spec.cache_shape(job.model.dtype), [request], job.decoding, job.cache)
     slot += step_bytes(job.spec)
+    # No more slots than the group has completions.
     fitting = slots_on(card, weights, slot, len(job.problem_ids) * job.draws * len(group.cells))
+    # Not even one fits, or not as many as slots= says.
     if not fitting or weights + (job.slots or 0) * slot > card.memory:
         sizes = f"weights of {weights / GIB:.1f} GiB and {counted(job.slots or 1, 'slot')} of {slot / GIB:.2f} GiB each"
         hint = "choose a larger card, fewer slots, or a lower policy.budget or decoding.max_new_tokens"
@@ -432,6 +439,7 @@ def _borrowed(job: Job) -> list[str]:
     """What a folder of weights takes over from an embedded model; none for any other model."""
     model = job.model
     embedded = WEIGHTS / model.name  # a folder if the model has an embedded one's name
+    # A server has no weights here, another name takes nothing over, and the embedded model itself is complete.
     if not job.source.local or not embedded.is_dir() or str(embedded) in (model.place, model.adapter):
         return []
     taken = f"with name, precision, tags and sizes (trigger, window, longest text) of {model.name}"
@@ -508,8 +516,10 @@ def _notes(plan: Plan) -> list[str]:
 
 def _precision(job: Job, gpu: str) -> list[str]:
     """Name the faster precision where steps run on this machine's processor; `gpu` is its first GPU, "" without one."""
-    if not job.source.local or job.card is not None or (job.model.device != "cpu" and gpu):
-        return []  # the steps run on a server or on a GPU
+    if not job.source.local or job.card is not None:
+        return []  # the steps run on a server, or on the GPU that card= names
+    if job.model.device != "cpu" and gpu:
+        return []
     instructions = set(processor("flags").split())
     multiplies = not _MULTIPLY_BFLOAT16.isdisjoint(instructions)
     # Where the processor names no instructions, nothing is said.
