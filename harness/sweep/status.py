@@ -83,23 +83,9 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     """Read the progress of a run directory's cells: all, or those with these ids."""
     if not directory.is_dir():
         raise UserError(f"{directory} is no folder; give the folder of a run, such as results/runs/demo.")
-    attempts = failed_attempts(directory, tasks_now(directory))
+    attempts = failed_attempts(directory, tasks_now(directory))  # of servers: empty cells, which are left out here
     tasks = [task for task in attempts.tasks if only is None or not task.cells.keys().isdisjoint(only)]
-    replaying = [task for task in tasks if task.replays]
-    cells = _cells_of_tasks(directory, [task for task in tasks if not task.replays])
-    # A cell that is only replayed expects no completion; its state is its replay's.
-    for cell_id, cell in _cells_of_tasks(directory, replaying).items():
-        if cell_id not in cells:
-            state = cell.state if cell.finished < cell.expected else "done"
-            cells[cell_id] = replace(cell, state=state, finished=0, expected=0)
-    # Cells that no task names, as without their status files; `attempts.cells` stay out of the list.
-    for stored in stored_cells(directory):
-        is_requested = only is None or stored.name in only
-        if is_requested and stored.name not in {*cells, *attempts.cells}:
-            with suppress(BrokenCell, OSError, KeyError, TypeError):
-                cells[stored.name] = _cell_without_task(stored)
-    if only is not None:
-        cells = {cell_id: cell for cell_id, cell in cells.items() if cell_id in only}
+    cells = _cells_of_run(directory, tasks, attempts.cells, only)
     if not cells:
         raise UserError(f"{directory} holds no cell and no status of one; give the folder of a run that has begun.")
     for cell in cells.values():
@@ -110,7 +96,7 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     tokens_per_second, seconds_left = _pace(tasks)
     states = {cell.state for cell in cells.values()}
     # A cell that is being replayed may be done, but then the sweep is not.
-    states.update(task.state for task in replaying if task.state in AT_WORK)
+    states.update(task.state for task in tasks if task.replays and task.state in AT_WORK)
     state = _state(states)
     done_cells = {cell_id for cell_id, cell in cells.items() if cell.state == "done"}
     resting = _resting(tasks, done_cells)
@@ -136,6 +122,27 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
         notes=attempts.notes,
         retry=sorted(commands),
     )
+
+
+def _cells_of_run(
+    directory: Path, tasks: Sequence[TaskStatus], left_out: Collection[str], only: Collection[str] | None
+) -> dict[str, CellStatus]:
+    """Return the progress of a run directory's cells, by cell_id, as `read_sweep` takes them; grades come later."""
+    cells = _cells_of_tasks(directory, [task for task in tasks if not task.replays])
+    # A cell that is only replayed expects no completion; its state is its replay's.
+    for cell_id, cell in _cells_of_tasks(directory, [task for task in tasks if task.replays]).items():
+        if cell_id not in cells:
+            state = cell.state if cell.finished < cell.expected else "done"
+            cells[cell_id] = replace(cell, state=state, finished=0, expected=0)
+    # Cells that no task names, as without their status files.
+    for stored in stored_cells(directory):
+        is_requested = only is None or stored.name in only
+        if is_requested and stored.name not in {*cells, *left_out}:
+            with suppress(BrokenCell, OSError, KeyError, TypeError):
+                cells[stored.name] = _cell_without_task(stored)
+    if only is None:
+        return cells
+    return {cell_id: cell for cell_id, cell in cells.items() if cell_id in only}  # a task may name others, too
 
 
 def _place_in_table(cell: CellStatus) -> tuple[Any, ...]:
@@ -195,7 +202,7 @@ def _pace(tasks: Sequence[TaskStatus]) -> tuple[float, float | None]:
             token_pace += task.pace or mean_pace
     tokens_left = sum(task.tokens_left for task in at_work)
     replayed, to_replay = _counts_of_replays(at_work)
-    tokens_per_second = sum((task.pace for task in running), start=0.0)
+    tokens_per_second = sum((task.pace for task in running), start=0.0)  # to show: without the pace of other tasks
     seconds = 0.0
     # A sweep replays and decodes one after the other, so the times add up.
     for left, pace in ((tokens_left, token_pace), (to_replay - replayed, row_pace)):
@@ -236,13 +243,13 @@ def _cell_of_tasks(directory: Path, cell_id: str, tasks: Sequence[TaskStatus]) -
     """Return the progress of a cell, which all these tasks name."""
     # If a sweep was split differently later, status files of both splits exist; the newest is current.
     newest = max(tasks, key=lambda task: task.heartbeat)
-    count = row_types.Shard.parse(newest.shard).count
+    shard_count = row_types.Shard.parse(newest.shard).count
     # Several experiments may share a cell; each counts the completions that it needs. Of a shard the highest count is
-    # taken (`|=`), and the shards are added up.
-    finished, expected, not_finite = Counter[str](), Counter[str](), Counter[str]()
+    # taken (`|=` of a Counter), and the shards are added up (`total`).
+    finished, expected, not_finite = Counter[str](), Counter[str](), Counter[str]()  # by shard, such as "1/4"
     states = set[State]()
     for task in tasks:
-        if row_types.Shard.parse(task.shard).count == count:
+        if row_types.Shard.parse(task.shard).count == shard_count:
             progress = task.cells[cell_id]
             finished |= {task.shard: progress.finished}
             expected |= {task.shard: progress.expected}
@@ -289,6 +296,7 @@ def _add_grades(cell: CellStatus, folder: Path) -> None:
         stamps.append((stat.st_size, stat.st_mtime_ns))
     score = _score(folder, tuple(stamps))
     cell.graded = score.graded
+    # At least the graded ones are stored; another command may have graded more than this sweep expects.
     cell.finished = max(cell.finished, min(cell.graded, cell.expected))
     if not cell.random_weights:
         cell.pass_at_1, cell.error = score.pass_at_1, score.error
@@ -315,7 +323,7 @@ def _seconds_at_work(tasks: Sequence[TaskStatus]) -> float:
     total = until = 0.0  # seconds, and the time up to which they are counted
     for task in sorted(tasks, key=lambda task: task.started):
         if task.started:  # 0 while it waits
-            total += max(0.0, task.heartbeat - max(task.started, until))
+            total += max(0.0, task.heartbeat - max(task.started, until))  # 0 if it ended before `until`
             until = max(until, task.heartbeat)
     return total
 
@@ -423,7 +431,7 @@ def _left(sweep: SweepStatus) -> str:
 
 
 def _scores(panel: Sequence[CellStatus]) -> tuple[str, str]:
-    """Return Pass@1 so far of a panel's full cache, and the lowest and highest of its other cells."""
+    """Return Pass@1 so far of a panel's full cache, and the lowest and highest of its other cells; "" without any."""
     full_texts, scores = [], []
     for cell in panel:
         if cell.policy == "full":
