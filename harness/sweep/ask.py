@@ -43,6 +43,7 @@ _GOES_ON = "mend it, and the same command goes on"
 _WAYS_OUT = {401: "name the variable of your key by engine.key_env", 404: "leave out engine.model, or check engine.url"}
 # What is kept of a server's pages, which may have a key: vLLM's and SGLang's names of the cache, and the longest text.
 _PAGES = ("metrics", "server_info", "v1/models")
+# Matches `cache_dtype="fp8"`, `"max_model_len": 4096` and `n_ctx = 512`; the groups are the name and the value.
 _ON_PAGES = re.compile(
     r"\b(cache_dtype|kv_cache_memory_bytes|kv_cache_size_tokens|kv_cache_dtype|max_total_num_tokens|kvcache|token_capacity"
     r'|max_model_len|n_ctx)"?\s*[:=]\s*"?([^",}\s]+)'
@@ -99,9 +100,10 @@ class _Usage(msgspec.Struct):
     @property
     def generated(self) -> int:
         """All generated tokens. Some servers count thinking beside the completion, which then only the total shows."""
+        thinking = self.thinking or 0
         # More thinking than completion cannot be a part of it, so it was counted beside it.
-        if self.total_tokens is None and (self.thinking or 0) > self.completion_tokens:
-            return self.completion_tokens + (self.thinking or 0)
+        if self.total_tokens is None and thinking > self.completion_tokens:
+            return self.completion_tokens + thinking
         # The total beyond the prompt is the larger number where thinking is counted beside the completion.
         return max(self.completion_tokens, (self.total_tokens or 0) - self.prompt_tokens)
 
@@ -123,7 +125,8 @@ def fill(work: OpenCells) -> None:
 async def _ask_all(work: OpenCells) -> None:
     """Ask for the missing completions of all cells at once."""
     incomplete = [store for store in work.stores.values() if not store.finished_pairs.issuperset(work.share.pairs)]
-    caches = [_cache_in_log(store.cell.policy) for store in incomplete]  # a log that says nothing ends the sweep here
+    # All before any server is asked: a log that says nothing ends the sweep here.
+    caches = [_cache_in_log(store.cell.policy) for store in incomplete]
     tokens = {store.cell.cell_id: 0 for store in incomplete}  # of the completions that arrive
     beat = asyncio.create_task(_beat())
     work.reporter.counters.append(lambda: sum(tokens.values()))  # the status file shows the tokens so far
@@ -156,7 +159,8 @@ async def _fill(work: OpenCells, store: CellStore, tokens: dict[str, int], cache
         record = record_of(store.begin_pass(job.provenance(store.cell), decoding_pass))
         asker = _Asker(job=job, server=server, client=client, cache=cache_of(cache), record=record)
 
-        async def answer(pair: Pair) -> None:
+        async def store_answer(pair: Pair) -> None:
+            """Ask for a pair's completion, and store it if the server gives one."""
             completion = await asker.ask(pair)
             if completion is not None:
                 # The model, provider and system that the answers have named so far.
@@ -171,17 +175,18 @@ async def _fill(work: OpenCells, store: CellStore, tokens: dict[str, int], cache
             async with asyncio.TaskGroup() as tasks:
                 for pair in work.share.pairs:
                     if work.lacks(cell_id, pair):
-                        tasks.create_task(answer(pair))
+                        tasks.create_task(store_answer(pair))  # waits for one of `parallel` turns
         except ExceptionGroup as errors:  # the first error has cancelled the other tasks
             raise errors.exceptions[0] from None
-        if asker.refused:
+        if asker.refused:  # all other answers are stored
             raise asker.refusal
 
 
 async def _cache_on_pages(client: openai.AsyncOpenAI, url: str) -> dict[str, str]:
     """What a server says of its cache and its limit, by its own names; empty for many."""
     impatient = client.with_options(max_retries=0, timeout=CONNECT_S)
-    # The pages lie at the host's root, or beside the /v1 of an address that has a path before it. Often both are one.
+    # The pages lie at the host's root, or beside the /v1 of an address that has a path before it. Often both are one:
+    # http://host/v1 has http://host/ twice, http://host/a/v1 has http://host/ and http://host/a/.
     roots = dict.fromkeys([urljoin(url, "/"), url.removesuffix("/").removesuffix("/v1") + "/"])
     values: dict[str, str] = {}
     for root in roots:
@@ -220,11 +225,11 @@ class _Asker:
     client: openai.AsyncOpenAI
     cache: dict[str, Any]  # what the server says of its cache now
     record: dict[str, Any]  # what the cell's answers, also those of earlier passes, say
-    taken: int = 0
+    taken: int = 0  # completions that are stored
     refused: dict[Pair, ServerError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.free = asyncio.Semaphore(self.server.parallel)
+        self.turns = asyncio.Semaphore(self.server.parallel)
         self.prompts = {problem.id: problem.prompt for problem in self.job.benchmark.problems}
 
     async def check(self, pairs: list[Pair]) -> None:
@@ -233,8 +238,8 @@ class _Asker:
         second = await asyncio.gather(*map(self.ask, pairs))
         same = 0
         for completion, again in zip(first, second, strict=True):
-            # A refused request gives None, so two refusals count as equal.
-            same += (completion and completion.text) == (again and again.text)
+            # A refused request gives None, which has no text, so two refusals count as equal.
+            same += getattr(completion, "text", None) == getattr(again, "text", None)
         print(f"{self.server.name}: {same} of {len(pairs)} requests sent twice gave the same text", flush=True)
 
     async def ask(self, pair: Pair) -> Completion | None:
@@ -242,12 +247,14 @@ class _Asker:
 
         Raises ServerError where the server gives none to anybody, or none to most.
         """
-        async with self.free:
+        async with self.turns:
             start = time.monotonic()
             try:
-                completion = self._completion(pair, await self._post(pair), time.monotonic() - start)
+                data = await self._post(pair)
+                completion = self._completion(pair, data, time.monotonic() - start)
             except _RefusedError as error:
                 self.refused[pair] = error
+                # It refuses more than it answers, and not just the first few.
                 if len(self.refused) > max(_MOST_REFUSED, self.taken):
                     raise self.refusal from None
                 return None
@@ -330,8 +337,7 @@ class _Asker:
             text = self._text(choice, ended)
             tokens = answer.usage.generated
             limit = self._limit
-            # A text has at least one token; an empty one may have none.
-            if tokens < bool(text) or tokens > limit + MISCOUNTED:
+            if (text and not tokens) or tokens > limit + MISCOUNTED:  # only an empty text may have no token
                 raise ValueError(f"it counts {tokens} tokens, where 1 to {limit} are possible")
         except (ValueError, RecursionError) as error:
             raise self._error(f"sends what is no completion ({error}): {body}", _RefusedError) from None
@@ -368,9 +374,11 @@ class _Asker:
     def _check_record(self, answer: _Answer) -> None:
         """Refuse an answer of another model or cache than the cell's other answers; else remember what it says."""
         for name, value in {"model": answer.model, **self.cache}.items():
-            # Bytes a token are computed from sizes that servers round, so they may differ a little.
-            if name != BYTES and self.record.setdefault(name, value) != value:
-                what = f"says {name} {value}, and other answers of this cell say {self.record[name]}"
+            if name == BYTES:  # bytes a token are computed from sizes that servers round, and may differ a little
+                continue
+            recorded = self.record.setdefault(name, value)  # the first answer's value
+            if recorded != value:
+                what = f"says {name} {value}, and other answers of this cell say {recorded}"
                 raise self._error(what, hint="take another run_name, or start the server that gave those")
         for name in ROUTED:
             value = getattr(answer, name)
@@ -391,7 +399,7 @@ class _Asker:
         splits_nothing = tags.end is None or tags.end in content
         if thinking is None or (thinking == "" and splits_nothing):
             return content
-        if tags.end is None:
+        if tags.end is None:  # then nobody could tell the thinking from the answer
             raise self._error("splits thinking off", hint="name the tags of the model by model.think_end")
         return joined(thinking, content, tags, ended=ended == "stop")
 

@@ -107,7 +107,7 @@ def fill_models(config: DictConfig) -> None:
         for setting in settings:
             if not OmegaConf.is_dict(setting):
                 continue  # refused by `build_servers`
-            complete = {**config.engine, **setting}
+            complete = {**config.engine, **setting}  # what the setting leaves open is that of `engine`
             if complete["model"] is None and complete["url"] is not None:
                 setting.model = _only_model(str(complete["url"]), complete["key_env"])
             if config.engine.model is None:  # only at the first setting
@@ -184,8 +184,18 @@ class Served(Source):
     local = False
     lent = "the tags of thinking"
     unused = (
-        *("policy", "cache.", "grid.", "model.", "impl", "slots", "invariant"),
-        *("replay", "screen", "texts", "card", "cost."),
+        "policy",
+        "cache.",
+        "grid.",
+        "model.",
+        "impl",
+        "slots",
+        "invariant",
+        "replay",
+        "screen",
+        "texts",
+        "card",
+        "cost.",
     )
     used = ("grid.engine", "model.sizes", *(f"model.{name}" for name in NAMES))
     why = "with engine=openai the server decides that"
