@@ -168,7 +168,7 @@ class CellStore:
         with plain_disk_errors(self.directory):
             passes = _earlier_passes(path)
             passes_of_others = []
-            # Another shard's damaged file is not ours.
+            # Another shard's damaged file is passed over: that shard's process moves it aside.
             for file, record in self.stored.provenances(lambda part, error: None):
                 if file != path:
                     passes_of_others += record.get("decoding_passes", [])
@@ -182,8 +182,8 @@ class CellStore:
 
     def note(self, **facts: Any) -> None:
         """Record what this process's pass has learned since it began; facts that stand there are not written again."""
-        last_pass = self._provenance["decoding_passes"][-1]
-        are_recorded = facts.items() <= last_pass.items()
+        last_pass = self._provenance["decoding_passes"][-1]  # that of this process, from `begin_pass`
+        are_recorded = facts.items() <= last_pass.items()  # a subset
         if not are_recorded:
             last_pass |= facts
             with plain_disk_errors(self.directory):
@@ -236,7 +236,7 @@ class CellStore:
         try:
             self._lock.acquire()
             for other in _locks_of_other_counts(self.directory, self.shard):
-                with other:  # only shows that no process holds it
+                with other:  # raises Timeout if a process holds it; else it is released at once
                     pass
         except Timeout as timeout:  # of this lock, or of one of the others
             self._lock.release()

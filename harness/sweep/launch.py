@@ -129,7 +129,7 @@ class Local(Launcher):
         executor = submitit.LocalExecutor(folder=logs(tasks))
         executor.update_parameters(timeout_min=60 * 24 * 365)  # a year: submitit ends a task after some time
         waiting = list(tasks)
-        running: dict[submitit.Job[None], tuple[str | None, Task]] = {}
+        running: dict[submitit.Job[None], tuple[str | None, Task]] = {}  # the GPU and the task of each process
         failed = 0
         gpus = _gpus_for(jobs_of(tasks))
         parallel = self.at_once(tasks)
@@ -141,12 +141,13 @@ class Local(Launcher):
         try:
             while waiting or running:
                 while waiting and len(running) < parallel:
+                    task = waiting.pop(0)
                     gpu = _least_used(gpus, [used_gpu for used_gpu, _ in running.values()])
                     # A task is `python -m`, which would import a random.py from the working directory.
                     safe_path = environment({"PYTHONSAFEPATH": "1"})
                     with _stderr_in(logs(tasks) / "launcher.err"), safe_path:
-                        process = executor.submit(RunJobs(work, gpu), waiting[0])
-                    running[process] = gpu, waiting.pop(0)
+                        process = executor.submit(RunJobs(work, gpu), task)
+                    running[process] = gpu, task
                 ended = [process for process in running if process.done()]
                 for process in ended:
                     _, task = running.pop(process)
@@ -155,7 +156,7 @@ class Local(Launcher):
                         _note_death(task, process.paths.stderr)
                         print(f"note: a task failed; its output is {process.paths.stderr}", file=sys.stderr)
                 time.sleep(0.2)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: no process outlives this one
             for process in running:
                 _end(process)
             raise
@@ -192,6 +193,7 @@ def _end(process: submitit.Job[None]) -> None:
     parent = int(process.job_id)  # submitit's process, whose child is the task
     with suppress(ProcessLookupError, FileNotFoundError):
         os.kill(parent, signal.SIGSTOP)  # a running parent could start its task meanwhile
+        # Linux lists the children's numbers with blanks between them.
         for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
             os.kill(int(child), signal.SIGKILL)
     with suppress(ProcessLookupError):
@@ -314,14 +316,14 @@ def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
     if launcher.cells_per_task is not None:  # shards of a job take about as long, so each task gets one of every job
         pieces.sort(key=lambda piece: piece.job.shard.index)
     tasks: list[list[Share]] = []
-    room = 0  # for cells, in the last task
+    room = 0  # for cells, in the last task; 0 at first, so that the first piece begins a task
     for piece in pieces:
         # A task has the same shard of all its jobs.
         if room <= 0 or tasks[-1][-1].job.shard != piece.job.shard:
             tasks.append([])
-            room = launcher.cells_per_task or 1
+            room = launcher.cells_per_task or 1  # 1 is filled by any job, which then is a task by itself
         tasks[-1].append(piece)
-        room -= len(piece.job.cells)
+        room -= len(piece.job.cells)  # below 0 if the last job has more cells
     return tasks
 
 
@@ -353,11 +355,11 @@ def queue(tasks: Sequence[Task], cluster: str = "") -> list[Path]:
         status.sign()
         status.cluster = cluster
         path = task_status.TaskStatus.path(job.run_directory, status.task)
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # there is no status yet, or a broken one
             if task_status.TaskStatus.read(path).seen(path) == "running":
                 continue
         with plain_disk_errors(job.run_directory):
-            # It names the job that an earlier command submitted for the task.
+            # This file names the SLURM job that an earlier command submitted for the task.
             task_status.job_file(job.run_directory, status.task).unlink(missing_ok=True)
             status.write(job.run_directory)
         written.append(path)
