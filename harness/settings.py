@@ -159,7 +159,7 @@ def _import(target: str) -> ModuleType:
     # Modules of Python and of packages come before the user's, so the file that was imported may be another.
     if folder:
         file = folder.parent / f"{name.replace('.', '/')}.py"
-        taken = getattr(module, "__file__", None) or "Python's own"
+        taken = getattr(module, "__file__", None) or "Python's own"  # a module such as sys has no file
         if file.is_file() and not taken.startswith(str(folder.parent)):
             raise ImportError(f"{taken} is taken in place of {file}, so rename that file")
     return module
@@ -167,17 +167,18 @@ def _import(target: str) -> ModuleType:
 
 def _place_of(error: BaseException, module: str) -> str | None:
     """Return file and line of a mistake that ended the import of a module; None if the module was not there."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
     places = []
     # Without the frames of this file and of Python's import system (importlib, and "<frozen ...>").
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith(("<", __file__, importlib.__file__)):
             places.append(f"{frame.filename}:{frame.lineno}")
-    if isinstance(error, SyntaxError):
-        if error.filename:
-            return f"{error.filename}:{error.lineno}"
-        if not places:  # Python names no place of null bytes, as UTF-16 has
-            return str(getattr(find_spec(module), "origin", module))
-    return places[-1] if places else None  # the innermost is where the code failed
+    if places:
+        return places[-1]  # the innermost is where the code failed
+    if isinstance(error, SyntaxError):  # of null bytes, as UTF-16 has: Python names no place, so the module's file
+        return str(getattr(find_spec(module), "origin", module))
+    return None
 
 
 def fill_homes(node: DictConfig | ListConfig) -> None:
@@ -186,10 +187,11 @@ def fill_homes(node: DictConfig | ListConfig) -> None:
     for key in keys:
         part: Any = node._get_node(key)  # node[key] would resolve an interpolation, and refuse a missing value
         if isinstance(part, DictConfig | ListConfig):
+            # A section that is null, still to be chosen, or an interpolation has no texts of its own.
             if not (part._is_none() or part._is_missing() or part._is_interpolation()):
                 fill_homes(part)
         elif part is not None:
-            text = part._value()
+            text = part._value()  # as it was written
             if isinstance(text, str) and text.startswith("~"):
                 node[key] = at_home(text)
 
@@ -288,7 +290,9 @@ def _sentence_of(error: HydraException | OmegaConfBaseException) -> str:
         name = word.partition("=")[0] if "=" in word else "KEY"
         form = f"""'{name}="TEXT"' for a text, '{name}=[A,B]' for a list"""
         return f"{word} cannot be read: write {form}, within the shell's quotes."
-    # From here on by the wording of Hydra and OmegaConf, whose errors have no fields for the key.
+    # From here on by the wording of Hydra and OmegaConf, whose errors have no fields for the key. Their texts hold, in
+    # this order: "Ambiguous value for argument 'draws=1,2'", "Environment variable 'DATA' not found", "UserError raised
+    # while resolving interpolation: ...", "Could not override 'policy.bugdet'.", "Could not find 'policy/nope'".
     several = re.match("Ambiguous value for argument '(.+?)=(.*)'\n", text)
     if several:
         key, values = several.groups()
@@ -298,7 +302,7 @@ def _sentence_of(error: HydraException | OmegaConfBaseException) -> str:
     unset = re.search("Environment variable '(.+?)' not found", text)
     if unset:
         return f"the environment variable {unset[1]} is not set: set it, or write the value."
-    # A resolver of this file, such as `below`,.
+    # A resolver of this file, such as `below`, has refused a value; OmegaConf adds lines of its own.
     text, _, mistake = text.partition("UserError raised while resolving interpolation: ")
     if mistake:
         return mistake.split("\n")[0]
@@ -338,7 +342,7 @@ def _unknown_key(key: str) -> str:
     # The keys depend on the choices, such as policy=NAME; of a list of choices none is taken.
     chosen = [argument for argument in sys.argv[1:] if argument.split("=")[0] in groups and "," not in argument]
     keys: list[str] = []
-    with suppress(HydraException, OmegaConfBaseException):
+    with suppress(HydraException, OmegaConfBaseException):  # a second mistake, among the choices
         keys = list(config_keys(compose_config(*chosen)))
     if not keys:
         return f"{key} is not a setting of this command: its --help names them."
