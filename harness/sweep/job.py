@@ -160,8 +160,8 @@ class Job:
     def check_inputs(self) -> None:
         """Refuse to write rows if the files have changed since their hashes went into the ids."""
         files = input_files(self.model, [cell.policy for cell in self.cells], self.cache)
-        # Part of a job has some of its policies: artifacts of the others may change, which their parts refuse.
-        # A file that is gone is refused by each part, because those found now do not show that weights are missing.
+        # Part of a job has some of its policies only. `files` are theirs; `inputs` has those of the other policies too,
+        # whose changes the other parts refuse. But a deleted file is refused by each part: it may be of the weights.
         deleted = [path for path in self.inputs if not path.exists()]
         for path in sorted({*files, *deleted}):
             if files.get(path) != self.inputs.get(path):
@@ -169,12 +169,12 @@ class Job:
                 raise UserError(f"{changed}: restore the file, or run the command again for cells of its new contents.")
 
     def differing(self, other: "Job") -> list[str]:
-        """Return the names of the settings in which two jobs that share cells differ, and which no cell's id has."""
-        # What may differ. Two benchmarks may have the same problems, so these are compared and not their benchmarks.
-        aside = ("benchmark", "cells", "inputs", "resolved", "command")
-        names = ["problem_ids", *(field.name for field in fields(self) if field.name not in aside)]
+        """Return the names of the settings in which two jobs differ that share cells: those that no cell's id has."""
+        # Two benchmarks may have the same problems, so these are compared in place of their benchmarks.
+        may_differ = ("benchmark", "cells", "inputs", "resolved", "command")
+        names = ["problem_ids", *(field.name for field in fields(self) if field.name not in may_differ)]
         differing = [name for name in names if getattr(self, name) != getattr(other, name)]
-        # They decide the grades, and a cell has a single grade of each completion.
+        # Of a benchmark these decide the grades, and a cell has a single grade of each completion.
         for name in ("answer_kind", "answer_from"):
             if getattr(self.cells[0].benchmark, name) != getattr(other.cells[0].benchmark, name):
                 differing.append(f"benchmark.{name}")
@@ -217,35 +217,42 @@ def _without_code(settings: Mapping[str, Any]) -> tuple[str, str]:
 
 def make_job(config: DictConfig) -> Job:
     """Check a composed configuration and make its job: first the settings, then the files, which take longest."""
-    kind = source_class(config)
-    model, policies = kind.choose(config)
-    model = replace(model, revision=model.commit or model.revision)
+    source_type = source_class(config)
+    model, policies = source_type.choose(config)
+    model = replace(model, revision=model.commit or model.revision)  # the commit that a branch names now
     benchmark_config = build(BenchmarkConfig, "benchmark", config.benchmark)
     run = checked(RunConfig, {field.name: config[field.name] for field in fields(RunConfig) if field.name in config})
     sections: dict[str, Any] = {name: build(cls, name, config.get(name, {})) for name, cls in _SECTIONS.items()}
     decoding = build_decoding(config.decoding)
     if run.until and "group" in benchmark_config.columns:
         raise UserError("until=decided takes problems as independent: leave it, or benchmark.columns.group, out.")
-    cache = sections["cache"]
+    cache = sections.pop("cache")
     margin = sections.pop("report").margin
     rounds = rounds_until(run.draws, cache, policies) if run.until else ()
+    # From here on files are read.
     benchmark = load_problems(benchmark_config, only_estimated=artifacts.is_planning())
     inputs = input_files(model, policies, cache)  # before the cells hash the same files for their ids
     predictors = {policy.placed.get("predictor") for policy in policies}
     _refuse_leaks(predictors, benchmark)
-    source = kind.read(cache, run.impl, decoding.max_new_tokens, model, policies)
-    shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": run.seed}
-    dataset: dict[str, Any] = {"benchmark": benchmark_config, "dataset_hash": benchmark.content_hash}
-    impl = source.impl(run.impl)  # what rounds the cells' numbers, for their ids; the job has the user's choice
-    cells = [Cell(**shared, **dataset, policy=policy, impl=impl, cache=cache) for policy in policies]
-    # The revision is now the commit that the branch names.
+    source = source_type.read(cache, run.impl, decoding.max_new_tokens, model, policies)
+    shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": run.seed, "cache": cache}
+    cells = {}  # by their ids, so that each comes once
+    for policy in policies:
+        cell = Cell(
+            **shared,
+            benchmark=benchmark_config,
+            dataset_hash=benchmark.content_hash,
+            policy=policy,
+            impl=source.impl(run.impl),  # what rounds the cell's numbers, for its id; the job has the user's choice
+        )
+        cells[cell.cell_id] = cell
     model_settings = plain(config.model) | {"revision": model.revision}
     job = Job(
         **shared,
         **sections,
         source=source,
         benchmark=benchmark,
-        cells=tuple({cell.cell_id: cell for cell in cells}.values()),  # each once
+        cells=tuple(cells.values()),
         impl=run.impl,
         draws=run.draws,
         slots=None if run.slots == "auto" else run.slots,
@@ -292,13 +299,13 @@ def named_protocol(config: DictConfig) -> dict[str, Any]:
     # Merged over the configuration, because values of the protocol may refer to its other settings.
     protocol = OmegaConf.load(conf_files("protocol")[chosen["name"]])
     as_published = OmegaConf.merge(config, protocol)
-    keys = [key for key, _ in leaves(cast(dict[str, Any], OmegaConf.to_container(protocol)))]
+    settings = cast(dict[str, Any], OmegaConf.to_container(protocol))
     changed = []
     if config.benchmark.name not in chosen["benchmarks"]:
         changed.append(f"benchmark.name={config.benchmark.name}")
-    for key in keys:
-        # The keys under "protocol." describe it and are no settings.
+    for key, _ in leaves(settings):
         value = OmegaConf.select(config, key)
+        # The keys under "protocol." describe it and are no settings.
         if not key.startswith("protocol.") and value != OmegaConf.select(as_published, key):
             changed.append(f"{key}={value}")
     return {"protocol": {**chosen, "changed": changed}}
@@ -340,7 +347,7 @@ def stored_config(path: Path) -> dict[str, Any]:
     model = {key: _embedded_here(value) for key, value in model.items() if key in model_settings}
     config = {**stored, "model": model, "policy": policy}
     config.pop("launcher", None)
-    # Class, address and key variable may be a stranger's.
+    # A server's class, address and key variable may be a stranger's. kvsweep's own decoding has no class.
     if config.pop("engine", None) not in (None, {"_target_": None}):
         raise UserError(f"{path} is of a server's texts, and only those of kvsweep's own decoding can be read again.")
     # OmegaConf would replace ${...}, by a variable of the environment for one.
@@ -351,7 +358,7 @@ def stored_config(path: Path) -> dict[str, Any]:
 
 def _embedded_here(value: Any) -> Any:
     """Replace a path into another installation's embedded weights, which is gone, by this installation's path."""
-    _, separator, name = str(value).rpartition("/harness/toy/weights/")
+    _, separator, name = str(value).rpartition("/harness/toy/weights/")  # the separator is "" without such a part
     is_gone = separator and not Path(value).exists()
     if is_gone and (WEIGHTS / name).exists():
         return str(WEIGHTS / name)
