@@ -39,8 +39,8 @@ class NotFiniteError(UserError):
 
 def fill(work: OpenCells) -> None:
     """Decode what the open cells are missing, and store it."""
-    job, pairs = work.share.job, work.share.pairs
-    cells = [store.cell for store in work.stores.values() if not store.finished_pairs.issuperset(pairs)]
+    job = work.share.job
+    cells = [store.cell for store in work.stores.values() if not store.finished_pairs.issuperset(work.share.pairs)]
     if not cells:
         return
     check_available(job.impl)
@@ -65,18 +65,25 @@ def fill(work: OpenCells) -> None:
     # their first eviction, and get the tokens of all other completions up to that eviction.
     for growing in (True, False):
         group = [cell for cell in cells if grows(cell.policy, longest, limit) == growing]
-        missing = set[Pair]()
-        for cell in group:
-            missing.update(pair for pair in pairs if work.lacks(cell.cell_id, pair))
-        texts = _furthest_texts(work.stores.values(), missing)
-        for pair, completion in texts.items():
-            work.know(pair, completion.num_tokens)
-        for cell in group:
-            for pair, completion in texts.items():
-                # Neither cell evicts, so both would write the same completion.
-                if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
-                    work.append(cell.cell_id, completion)
-        _decode_group(work, model, group, texts)
+        _decode_group(work, model, group, _share_texts(work, group))
+
+
+def _share_texts(work: OpenCells, cells: Sequence[Cell]) -> dict[Pair, Completion]:
+    """Store the stored completions of any cell for these cells too, where they would write the same.
+
+    Return, for each pair that some of the cells lacked, the stored completion that shares the most tokens with them.
+    """
+    missing = set[Pair]()
+    for cell in cells:
+        missing.update(pair for pair in work.share.pairs if work.lacks(cell.cell_id, pair))
+    texts = _furthest_texts(work.stores.values(), missing)
+    for pair, completion in texts.items():
+        work.know(pair, completion.num_tokens)
+        for cell in cells:
+            # Neither cell evicts, so both would write the same completion.
+            if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
+                work.append(cell.cell_id, completion)
+    return texts
 
 
 _models: dict[ModelConfig, LoadedModel] = {}  # one at most
@@ -121,9 +128,9 @@ def _sizes(job: Job, model: LoadedModel) -> dict[str, float]:
     `fixed_rows` is the number of unquantized rows that take as many bytes as the fixed part.
     """
     group = job.cache.group  # tokens that may be packed together: a row's bytes are those of a group, divided
-    empty = SlotCache.bytes_per_slot(model.shape, 0, job.cache)
+    empty = SlotCache.bytes_per_slot(model.shape, 0, job.cache)  # all but the packed rows
     row = (SlotCache.bytes_per_slot(model.shape, group, job.cache) - empty) / group
-    fixed = SlotCache.bytes_per_slot(model.shape, 0)
+    fixed = SlotCache.bytes_per_slot(model.shape, 0)  # of an unpacked cache: the layers of fixed size alone
     # Without kinds the shape has no layer of fixed size.
     unquantized_row = SlotCache.bytes_per_slot(replace(model.shape, kinds=()), 1)
     return {
@@ -203,7 +210,7 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], te
             _write(work, model, requests, slots)
             return
         except (RuntimeError, MemoryError) as error:
-            # The CPU's allocator raises a plain RuntimeError.
+            # The CPU's allocator raises a plain RuntimeError; any other one is no lack of memory.
             out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
             if not out_of_memory and "DefaultCPUAllocator" not in str(error):
                 raise
@@ -247,7 +254,7 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     clock = engine.clock
     cache = engine.cache
     work.reporter.counters.append(lambda: clock.tokens)
-    written: dict[str, list[int]] = {cell_id: [] for cell_id in _cell_ids(requests)}
+    written: dict[str, list[int]] = {cell_id: [] for cell_id in _cell_ids(requests)}  # each completion's tokens
     start = time.perf_counter()
     for cell_id, completion in engine.generate(requests):
         written[cell_id].append(completion.num_tokens)
