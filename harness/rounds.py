@@ -8,7 +8,6 @@ before.
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product, zip_longest
 from pathlib import Path
@@ -20,13 +19,12 @@ from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.sweep.cell_store import CellStore
 from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job, changed_code
-from kvsweep.harness.sweep.launch import Launcher, show_results, start
+from kvsweep.harness.sweep.launch import Launcher, note_state, show_results, start
 from kvsweep.harness.sweep.replay_plan import ReplayPlan
 from kvsweep.harness.sweep.share import Share, lacking, share_of
 from kvsweep.messages.command_line import LOCKED, counted
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.run_reader import CONTROL
-from kvsweep.run_files.task_status import State, TaskStatus
 
 
 class UnfinishedRoundError(UserError):
@@ -65,12 +63,12 @@ def _run_rounds(jobs: Sequence[Job], launcher: Launcher) -> bool:
         rounds.append([share for share in stages if share is not None])
     for number, shares in enumerate(rounds):
         # Decided only now: the rows of the rounds before are stored.
-        parts, unfinished = _parts(shares)
+        undecided, unfinished = _undecided_shares(shares)
         failures += [error for _, error in unfinished]
         try:
             if launcher.waits:
-                started |= start([(parts, decode_all)], launcher)
-            elif any(map(lacking, parts)):  # the first round with work goes out together with all later ones
+                started |= start([(undecided, decode_all)], launcher)
+            elif any(map(lacking, undecided)):  # the first round with work goes out together with all later ones
                 started = start([(later, decode_stage) for later in rounds[number:]], launcher)
                 break
         except Exception as error:
@@ -116,7 +114,7 @@ def staged(job: Job) -> list[StageShare]:
     shares = []
     before = 0
     for number, draws in enumerate(ends, start=1):
-        # `dealt` has all draws of the job; `_part` takes those of the stage.
+        # `dealt` has all draws of the job; `_undecided_job` takes those of the stage.
         stage = Stage(before=before, draws=draws, is_last=number == len(ends))
         shares.append(StageShare(job=job, dealt=share_of(job).dealt, stage=stage))
         before = draws
@@ -125,43 +123,36 @@ def staged(job: Job) -> list[StageShare]:
 
 def decode_stage(shares: Sequence[StageShare]) -> list[Exception]:
     """Like `decode_all`, for cells that earlier stages have not decided; the next round's task then waits."""
-    parts, unfinished = _parts(shares)
+    undecided, unfinished = _undecided_shares(shares)
     for share, error in unfinished:
-        _note(share, "stopped", str(error))
-    failures = [*(error for _, error in unfinished), *decode_all(parts)]
+        note_state(share, ["queued", "done"], "stopped", str(error))
+    failures = [*(error for _, error in unfinished), *decode_all(undecided)]
     # A decoding of all the job's cells has written "done", but a round of the job still waits.
     for share in shares:
         if not share.stage.is_last:
-            _note(share, "queued")
+            note_state(share, ["queued", "done"], "queued")
     return failures
 
 
-def _note(share: Share, state: State, error: str | None = None) -> None:
-    """Write a state into the status of a share's task, unless the task has failed or stopped."""
-    with suppress(OSError, ValueError):
-        status = TaskStatus.read(TaskStatus.path(share.job.run_directory, share.task))
-        if status.state in ("queued", "done"):
-            status.state, status.error = state, error
-            status.write(share.job.run_directory)
-
-
-def _parts(shares: Sequence[StageShare]) -> tuple[list[Share], list[tuple[StageShare, UnfinishedRoundError]]]:
+def _undecided_shares(
+    shares: Sequence[StageShare],
+) -> tuple[list[Share], list[tuple[StageShare, UnfinishedRoundError]]]:
     """Return the work left in each stage, and the shares with a stage that cannot start, each with its error."""
-    parts = list[Share]()
+    undecided = list[Share]()
     unfinished = list[tuple[StageShare, UnfinishedRoundError]]()
     for share in shares:
         try:
-            parts.append(share_of(_part(share.job, share.stage)))
+            undecided.append(share_of(_undecided_job(share.job, share.stage)))
         except UnfinishedRoundError as error:
             unfinished.append((share, error))
-    return parts, unfinished
+    return undecided, unfinished
 
 
-def _part(job: Job, stage: Stage) -> Job:
+def _undecided_job(job: Job, stage: Stage) -> Job:
     """Return one stage's job with the cells that earlier stages have not decided; mark decided cells DONE."""
-    part = replace(job, draws=stage.draws)
+    all_cells = replace(job, draws=stage.draws)
     if not stage.before:
-        return part
+        return all_cells
     decided = decided_cells(replace(job, draws=stage.before))
     for cell in job.cells:
         draws = decided.get(cell.cell_id)
@@ -173,8 +164,8 @@ def _part(job: Job, stage: Stage) -> Job:
             with CellStore.of(share, cell) as store:
                 store.mark_done(job.problem_ids, draws)
     if stage.has_all:
-        return part
-    return replace(part, cells=tuple(cell for cell in job.cells if cell.cell_id not in decided))
+        return all_cells
+    return replace(all_cells, cells=tuple(cell for cell in job.cells if cell.cell_id not in decided))
 
 
 def decided_cells(job: Job) -> dict[str, int]:
@@ -184,6 +175,7 @@ def decided_cells(job: Job) -> dict[str, int]:
     completion of these draws raises an UnfinishedRoundError.
     """
     decided = _decided(job)
+    # Only an undecided cell needs the missing grades.
     ungraded = [cell for cell in job.cells if cell.cell_id not in decided and np.isnan(job.scores(cell)).any()]
     if not ungraded:
         return decided

@@ -153,7 +153,9 @@ class Local(Launcher):
                     _, task = running.pop(process)
                     if process.exception() is not None:
                         failed += 1
-                        _note_death(task, process.paths.stderr)
+                        for share in task:
+                            # One that has begun has written its error, or is seen to have stopped; the others wait.
+                            note_state(share, ["queued"], "failed", task_status.end_of(process.paths.stderr))
                         print(f"note: a task failed; its output is {process.paths.stderr}", file=sys.stderr)
                 time.sleep(0.2)
         except BaseException:  # Ctrl-C too: no process outlives this one
@@ -173,16 +175,16 @@ def jobs_of(tasks: Sequence[Task]) -> list[Job]:
     return [share.job for share in chain.from_iterable(tasks)]
 
 
-def _note_death(task: Task, output: Path) -> None:
-    """Record in its shares' status that a process died, so that `kvsweep status` shows its error."""
-    for share in task:
-        directory = share.job.run_directory
-        with suppress(OSError, ValueError):
-            status = task_status.TaskStatus.read(task_status.TaskStatus.path(directory, share.task))
-            # A share that has begun has written its error, or is seen to have stopped. The others seem to wait.
-            if status.state == "queued":
-                status.state, status.error = "failed", task_status.end_of(output)
-                status.write(directory)
+def note_state(
+    share: Share, earlier: Sequence[task_status.State], state: task_status.State, error: str | None = None
+) -> None:
+    """Write a state into the status of a share's task for `kvsweep status`, if it has one of the earlier states."""
+    directory = share.job.run_directory
+    with suppress(OSError, ValueError):
+        status = task_status.TaskStatus.read(task_status.TaskStatus.path(directory, share.task))
+        if status.state in earlier:
+            status.state, status.error = state, error
+            status.write(directory)
 
 
 def _end(process: submitit.Job[None]) -> None:
