@@ -1,13 +1,9 @@
-"""One point of the sweep, its id, and its completeness: DONE is the file that a cell gets last."""
+"""One point of the sweep, and its id."""
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Policy
@@ -16,9 +12,6 @@ from kvsweep.harness.decode.request import DecodingConfig
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.kernels.implementation import ARITHMETIC, Rounding
 from kvsweep.run_files import row_types
-from kvsweep.run_files.run_reader import StoredCell
-
-_Verdict = row_types.view(row_types.Grade, "correct", "rule")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +64,3 @@ class Cell:
         }
         # The check stands near the top, so that a truncated file still has it.
         return {"schema": row_types.SCHEMA, "check": row_types.content_hash([self.cell_id, described]), **described}
-
-
-def stored_scores(stored: StoredCell, problem_ids: Sequence[str], draws: int) -> NDArray[np.float64]:
-    """Return a cell's stored grades, [problems, draws]: 1 right, 0 wrong, NaN ungraded."""
-    rows = {problem_id: row for row, problem_id in enumerate(problem_ids)}
-    scores = np.full((len(rows), draws), np.nan)
-    for grade in stored.grades(_Verdict, on_bad=row_types.ignore).values():
-        # Another command may have stored more problems or draws of the same cell.
-        if grade.problem_id in rows and grade.draw < draws:
-            scores[rows[grade.problem_id], grade.draw] = grade.correct
-    return scores

@@ -23,7 +23,7 @@ from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.harness.provenance import command_line, describe_code
 from kvsweep.harness.settings import WEIGHTS, build, choices, conf_files, plain
 from kvsweep.harness.sweep.card import NOTHING_ASSUMED, UNPRICED, AssumeConfig, Card, CostConfig, known_card
-from kvsweep.harness.sweep.cell import Cell, stored_scores
+from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.checks import input_files, rounds_until
 from kvsweep.harness.sweep.grid import policy_file
 from kvsweep.harness.sweep.source import Decoded, Source, source_class
@@ -32,9 +32,11 @@ from kvsweep.messages.checked import checked
 from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
 from kvsweep.messages.escape import folder_below
+from kvsweep.run_files import row_types
 from kvsweep.run_files.row_types import MOST, WHOLE, Shard, content_hash, leaves
 from kvsweep.run_files.run_reader import StoredCell, read_cells, read_provenance
 
+_Verdict = row_types.view(row_types.Grade, "correct", "rule")
 PositiveSeconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 
 
@@ -182,7 +184,13 @@ class Job:
 
     def scores(self, cell: Cell) -> NDArray[np.float64]:
         """Return the stored grades of one of the job's cells, [problems, draws]: 1 right, 0 wrong, NaN ungraded."""
-        return stored_scores(self.stored(cell), self.problem_ids, self.draws)
+        rows = {problem_id: row for row, problem_id in enumerate(self.problem_ids)}
+        scores = np.full((len(rows), self.draws), np.nan)
+        for grade in self.stored(cell).grades(_Verdict, on_bad=row_types.ignore).values():
+            # Another command may have stored more problems or draws of the same cell.
+            if grade.problem_id in rows and grade.draw < self.draws:
+                scores[rows[grade.problem_id], grade.draw] = grade.correct
+        return scores
 
     def stored(self, cell: Cell) -> StoredCell:
         return StoredCell(self.run_directory / cell.cell_id)
