@@ -25,6 +25,7 @@ from kvsweep.harness import settings
 from kvsweep.harness.overrides import hydra_overrides
 from kvsweep.harness.rounds import run
 from kvsweep.harness.sweep.card import NOTHING_ASSUMED, UNPRICED
+from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.grid import AXES, policy_file
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline, Launcher, split
@@ -72,28 +73,33 @@ def sweep(words: Sequence[str]) -> None:
     if not jobs:  # Hydra only printed something, as for -cjob
         return
     if dry_run:
-        jobs, open_points = annex("screen").to_estimate(jobs, launcher, plan)
-        if jobs:
-            tasks = split([share_of(job) for job in jobs], launcher)
-            print(annex("plan").describe(tasks, launcher))
-        else:
-            print("Nothing is decoded.")
-        if open_points:
-            print(open_points)
-        if any(job.rounds and not job.finish for job in jobs):
-            print("With until=decided this is the most that can come: a decided cell gets no more draws.")
+        _print_estimate(jobs, launcher, plan)
     elif any(job.card or job.cost != UNPRICED or job.assume != NOTHING_ASSUMED for job in jobs):
         raise UserError("card=, cost.* and assume.* say what to estimate, and nothing is decoded there: add --dry-run.")
     else:
         run(jobs, launcher, plan)
 
 
+def _print_estimate(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> None:
+    """Print what the jobs would take, and what the estimate leaves open."""
+    jobs, open_points = annex("screen").to_estimate(jobs, launcher, plan)
+    if jobs:
+        tasks = split([share_of(job) for job in jobs], launcher)
+        print(annex("plan").describe(tasks, launcher))
+    else:
+        print("Nothing is decoded.")
+    if open_points:
+        print(open_points)
+    if any(job.rounds and not job.finish for job in jobs):
+        print("With until=decided this is the most that can come: a decided cell gets no more draws.")
+
+
 def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     """Compose and check every job of the command line before any job runs."""
     jobs: list[Job] = []
-    launchers: list[Launcher] = []
-    plans: list[ReplayPlan] = []
-    unused: list[dict[str, str]] = []
+    launchers: list[Launcher] = []  # of each job
+    plans: list[ReplayPlan] = []  # of each job
+    unused: list[dict[str, str]] = []  # the keys that a job does not use, each with the reason
     notes: set[str] = set()
     mistakes: list[UserError] = []
 
@@ -101,12 +107,13 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         """Check one job's configuration; a mistake is raised once Hydra has ended."""
         # Hydra prints its own lines about an error that passes through it.
         try:
-            # The first lines change the configuration; what follows is made from it.
             with settings.plain_config_errors():
+                # These lines change the configuration.
                 source_class(config).check(config)
                 settings.fill_homes(config)
                 notes.update([*_complete(config), *_not_swept()])
                 others_settings = _without_others_settings(config)
+                # From here on things are made from it.
                 launchers.append(settings.build_target("launcher", config.launcher, Launcher))
                 plans.append(checked(ReplayPlan, {name: config.get(name) for name in ("replay", "screen", "texts")}))
                 jobs.append(make_job(config))
@@ -141,13 +148,15 @@ def _no_full_cache(jobs: Sequence[Job], stored: Sequence[Mapping[str, Any]]) -> 
 
     `stored` are the settings (cell.yaml) of the cells that the jobs' folders have.
     """
+    if {"-m", "--multirun"}.isdisjoint(sys.argv):
+        return None
     # A server's names are no policies that a grid could list.
-    policies = dict[str, None]()
+    policies = dict[str, None]()  # in the jobs' order
     for job in jobs:
         if job.source.local:
             policies.update(dict.fromkeys(cell.policy.name for cell in job.cells))
     has_full = "full" in policies or any(cell.get("policy", {}).get("name") == "full" for cell in stored)
-    if has_full or not policies or {"-m", "--multirun"}.isdisjoint(sys.argv):
+    if has_full or not policies:
         return None
     axes = "|".join(AXES)
     # Lists with commas and without brackets, such as policy=h2o,snapkv or policy.budget=64,128: the multirun's axes.
@@ -155,6 +164,7 @@ def _no_full_cache(jobs: Sequence[Job], stored: Sequence[Mapping[str, Any]]) -> 
     words = [f"'grid.policy=[full,{','.join(policies)}]'"]
     for word in lists:
         if word.startswith("policy."):
+            # policy.budget=64,128 -> 'grid.budget=[64,128]'
             axis, _, values = word.removeprefix("policy.").partition("=")
             words.append(f"'grid.{axis}=[{values}]'")
     instead = f" in place of {' '.join(lists)}" if lists else ""
@@ -169,7 +179,8 @@ def _without_others_settings(config: DictConfig) -> dict[str, str]:
         return {}
     # With -m policy=A,B policy.KEY=V each job gets the key, also that of the policy which has no such setting.
     of_class = {field.name for field in fields(settings.target_class("policy", config.policy, Policy))}
-    others = config.policy.keys() - of_class - policy_file(hydra_config.runtime.choices["policy"]).keys()
+    of_file = policy_file(hydra_config.runtime.choices["policy"]).keys()  # has the other spelling of a size, too
+    others = config.policy.keys() - of_class - of_file
     with open_dict(config):
         for name in others:
             del config.policy[name]
@@ -181,26 +192,31 @@ def _without_shared_cells(jobs: Sequence[Job], plan: ReplayPlan) -> list[Job]:
     remaining: list[Job] = []
     for job in jobs:
         for earlier in remaining:
-            if (job.run_directory, job.shard) != (earlier.run_directory, earlier.shard):
-                continue
-            earlier_ids = {cell.cell_id for cell in earlier.cells}
-            rest = tuple(cell for cell in job.cells if cell.cell_id not in earlier_ids)
-            if len(rest) == len(job.cells):
-                continue
-            differing = job.differing(earlier)
-            if differing:
-                both = f"{job.name}: two jobs of this command have the same cells and differ in {', '.join(differing)}"
-                raise UserError(f"{both}: give one value, or start one command after the other.")
-            # Rounds and replays compare a job's cells with its full cache, so such a job stays whole, unless all of its
-            # cells are shared.
-            if not rest or not (job.rounds or plan.wanted):
-                if job.benchmark.name != earlier.benchmark.name:
-                    alike = f"benchmark={job.benchmark.name} asks the problems of benchmark={earlier.benchmark.name}"
-                    print(f"note: {alike}: their cells are the same, and are decoded once.", file=sys.stderr)
-                job = replace(job, cells=rest)
+            if (job.run_directory, job.shard) == (earlier.run_directory, earlier.shard):
+                job = replace(job, cells=_cells_to_decode(job, earlier, plan))
         if job.cells:
             remaining.append(job)
     return remaining
+
+
+def _cells_to_decode(job: Job, earlier: Job, plan: ReplayPlan) -> tuple[Cell, ...]:
+    """Return the job's cells without those of an earlier job of its folder; refuse unequal jobs that share cells."""
+    earlier_ids = {cell.cell_id for cell in earlier.cells}
+    rest = tuple(cell for cell in job.cells if cell.cell_id not in earlier_ids)
+    if len(rest) == len(job.cells):
+        return rest
+    differing = job.differing(earlier)
+    if differing:
+        both = f"{job.name}: two jobs of this command have the same cells and differ in {', '.join(differing)}"
+        raise UserError(f"{both}: give one value, or start one command after the other.")
+    # Rounds and replays compare a job's cells with its full cache, so such a job stays whole, unless all of its cells
+    # are shared.
+    if rest and (job.rounds or plan.wanted):
+        return job.cells
+    if job.benchmark.name != earlier.benchmark.name:
+        alike = f"benchmark={job.benchmark.name} asks the problems of benchmark={earlier.benchmark.name}"
+        print(f"note: {alike}: their cells are the same, and are decoded once.", file=sys.stderr)
+    return rest
 
 
 def _complete(config: DictConfig) -> list[str]:
@@ -214,13 +230,13 @@ def _complete(config: DictConfig) -> list[str]:
     if not any(word.startswith(_NAMES_CELLS) for word in words):
         config.grid.policy = ["full", config.policy.name]
     # The keys that say where the model is, or what a server calls it; the last one counts.
-    placed = [word.partition("=")[0] for word in words if word.startswith(("model.path=", "model.gguf="))]
+    keys = [word.partition("=")[0] for word in words if word.startswith(("model.path=", "model.gguf="))]
     if OmegaConf.select(config, "engine.model") is not None:
-        placed.append("engine.model")
-    if not placed or any(word.startswith(_NAMES_MODEL) for word in words):
+        keys.append("engine.model")
+    if not keys or any(word.startswith(_NAMES_MODEL) for word in words):
         return []
-    # The last part of the path, so that results never carry the default model's name.
-    place = Path(str(OmegaConf.select(config, placed[-1]))).absolute().name
+    # The last part of the path, so that results never carry the default model's name: "models/My model" -> "My_model".
+    place = Path(str(OmegaConf.select(config, keys[-1]))).absolute().name
     name = re.sub(r"[^\w.-]+", "_", place)
     if not name:  # the path is /
         return []
@@ -244,7 +260,7 @@ def _not_swept() -> list[str]:
 
 
 def _compose(collect: Callable[[DictConfig], None]) -> None:
-    """Let Hydra read the command line, and call `collect` with the configuration of each job.
+    """Let Hydra read the command line, which it takes from sys.argv, and call `collect` with each job's configuration.
 
     An error of Hydra's in a setting of its own becomes a UserError; an error within `collect` passes.
     """
@@ -264,7 +280,7 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
             words = hydra_overrides(typed[1:], settings.target_classes, multirun=multirun)
             if not any(argument.startswith("hydra.searchpath=") for argument in typed):
                 words += settings.own_overrides()
-            # Hydra takes no KEY=VALUE between options, so these words come first.
+            # Hydra takes no KEY=VALUE between options, so these words come first: False sorts before True.
             sys.argv = [typed[0], *sorted(words, key=_is_option_or_its_value)]
             hydra.main(version_base="1.3", config_path=str(settings.CONF), config_name="config")(collect_typed)()
     except Exception as error:  # Hydra checks few of its own settings
