@@ -19,7 +19,7 @@ from kvsweep.messages.errors import UserError
 Kind = Literal["text", "text or null", "mapping", "other"]
 # Where Hydra's own words stand for several values; a text of such a form has to be quoted by the user.
 _FUNCTION = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag|extend_list|int|float|bool|str|json_str)\(.*\)")
-_WORD = re.compile(r"(\+{0,2})([^=]*)=(.*)", re.DOTALL)
+_WORD = re.compile(r"(\+{0,2})([^=]*)=(.*)", re.DOTALL)  # ++cache.bits=4 -> "++", "cache.bits", "4"
 _KEY = re.compile(r"[\w./@:-]+")
 # The types of the fields of each class that a section may be.
 Hints = Callable[[str], Sequence[Mapping[str, Any]]]
@@ -81,14 +81,17 @@ def _hydra_override(word: str, hints: Hints, multirun: bool) -> str:
     if not kind.startswith("text") or is_null or is_hydras:
         return f"{plus}{key}={value}"
     texts = value.split(",") if multirun else [value]
+    # run_name=1e5 -> run_name="1e5", and of a multirun run_name=a,b -> run_name="a","b"
     return f"{plus}{key}={','.join(map(quoted, texts))}"
 
 
 def _is_of_a_policy(key: str, hints: Hints) -> bool:
     """Whether a key is a setting that some policies have, and others have not."""
     section, _, name = key.partition(".")
-    # No field of a class has the other spelling of a size.
-    return section == "policy" and (name in ("rows", "every") or any(name in fields for fields in hints(section)))
+    if section != "policy":
+        return False
+    # `rows` and `every` are another spelling of keep_ratio and budget, and no field of a class.
+    return name in ("rows", "every") or any(name in fields for fields in hints(section))
 
 
 def quoted(text: str) -> str:
@@ -100,8 +103,8 @@ def _kind_of(key: str, hints: Hints) -> Kind:
     """What the setting of this key is by the type of its field; `other` for one that is no text and is not known."""
     if key in _OUTSIDE:
         return _OUTSIDE[key]
-    section, _, rest = key.partition(".")
-    name, _, inner = rest.partition(".")
+    section, _, below = key.partition(".")
+    name, _, inner = below.partition(".")  # benchmark.columns.group -> "columns", "group"
     kinds = {_kind(fields[name]) for fields in hints(section) if name in fields}
     if inner:  # a key below a field
         return "mapping" if "mapping" in kinds else "other"

@@ -149,9 +149,10 @@ def visible_gpus() -> list[str]:
         raise UserError(f"nvidia-smi, which names the GPUs, {why}: {hint}.") from error
     if process.returncode != 0:
         return []
+    # A line is "GPU 0: NVIDIA H100 (UUID: GPU-12ab)", or of a part "  MIG 1g.10gb Device 0: (UUID: MIG-34cd)".
     ids = re.findall(r"\(UUID: ([^)]+)\)", process.stdout)
     gpus = []
-    for gpu, following in pairwise([*ids, ""]):
+    for gpu, following in pairwise([*ids, ""]):  # "" follows the last
         is_divided = not gpu.startswith("MIG") and following.startswith("MIG")  # its parts come just behind it
         if not is_divided:
             gpus.append(gpu)

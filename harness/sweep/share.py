@@ -30,7 +30,8 @@ class Share:
     @cached_property
     def pairs(self) -> list[Pair]:
         """(problem_id, draw) of this shard's rows, problem by problem."""
-        # A problem's last place: its later pairs replace the earlier ones. The sort leaves its draws in their order.
+        # `dealt` is a0 b0 a1 b1, and here a0 a1 b0 b1 are needed. A problem sorts by the place of its last pair in
+        # `dealt`, which replaces its earlier places in the dictionary. The sort leaves its draws in their order.
         last_places = {problem_id: place for place, (problem_id, _) in enumerate(self.dealt)}
         return sorted(self.job.shard.of(self.dealt), key=lambda pair: last_places[pair[0]])
 
@@ -79,7 +80,8 @@ def status_of(share: Share, state: State) -> TaskStatus:
     """Return a status with no completion counted; for a replay, the complete cells are counted."""
     job = share.job
     expected = len(share.pairs)
-    # A cell that has decoded all shows it by DONE. A replay has no DONE, so its complete cells are counted here.
+    # A cell that has decoded all shows it by DONE, so each counts as incomplete. A replay has no DONE, so its complete
+    # cells are counted here.
     incomplete = lacking(share) if share.replays else job.cells
     incomplete_ids = {cell.cell_id for cell in incomplete}
     cells = {}

@@ -120,10 +120,10 @@ class Slurm(Launcher):
         options = [*parameters["additional_parameters"], *_FIXED]
         if self.max_requeues:  # a task that its time limit stops is queued again
             options.append("no_requeue")
-        overruled = _overruled(options)
+        without = dict.fromkeys([*_overruled(options), *_of_another_job()])  # variables that are removed meanwhile
         try:
-            # submitit prints what sbatch says, and so does the error. The variables are removed meanwhile.
-            with redirect_stderr(io.StringIO()), environment(dict.fromkeys([*overruled, *_of_another_job()])):
+            # submitit prints what sbatch says, and so does the error.
+            with redirect_stderr(io.StringIO()), environment(without):
                 submitted = executor.map_array(RunJobs(work), [list(task) for task in tasks])
         except (FileNotFoundError, errors.FailedJobError, errors.FailedSubmissionError) as error:
             raise UserError(f"launcher=slurm cannot submit: {error}") from error
@@ -179,7 +179,7 @@ class Slurm(Launcher):
         options = {}
         for key, value in self.additional.items():
             name = key.replace("-", "_")
-            is_taken = any(option.startswith(name) for option in taken)  # sbatch takes the start of a name, too
+            is_taken = any(option.startswith(name) for option in taken)  # sbatch takes "part" for "partition"
             # "gres" is another name of gpus, but asks for other things too, such as a node's disk.
             if name == "gres" and "gpu" not in str(value):
                 is_taken = False
@@ -284,8 +284,8 @@ def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:
     A task's job counts if it was submitted for the task or is in the queue; another number is left over from a shell.
     No job can wait for a job of another cluster.
     """
-    ahead: dict[str, None] = {}
-    read_queue = cache(slurm_queue.waiting_jobs)
+    ahead: dict[str, None] = {}  # ids of jobs, each once
+    read_queue = cache(slurm_queue.waiting_jobs)  # each user's once
     for directory in dict.fromkeys(job.run_directory for job in jobs):
         jobs_here = [job for job in jobs if job.run_directory == directory]
         for task in slurm_queue.tasks_now(directory, read_queue):
@@ -296,9 +296,11 @@ def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:
             in_queue = read_queue(slurm_queue.owner_of(directory, task.task)) or {}
             is_elsewhere = task.cluster not in ("", cluster)
             if task.scheduler_job in {*submitted, *in_queue} and not is_elsewhere:
-                waiting = [job_id for job_id in submitted if job_id in in_queue] or [task.scheduler_job]
+                job_ids = [job_id for job_id in submitted if job_id in in_queue]
+                if not job_ids:  # SLURM does not answer, or the task runs in the job of a shell
+                    job_ids = [task.scheduler_job]
                 # Waiting for an array, 12, is waiting for all its tasks, such as 12_3.
-                ahead |= dict.fromkeys(job_id.partition("_")[0] for job_id in waiting)
+                ahead |= dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
             elif any(_may_write_same_rows(task, job) for job in sharing):
                 path = task_status.TaskStatus.path(directory, task.task)
                 hint = f"wait until it has ended, or stop it; if its machine is gone, delete {path}"

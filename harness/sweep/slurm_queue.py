@@ -46,7 +46,7 @@ def waiting_jobs(owner: int) -> Queue | None:
     output = said_by("squeue", "--noheader", "--all", "--array", "--format=%i|%T|%r", f"--user={owner}")
     if output is None:
         return None
-    rows = re.findall(r"^(.+?)\|(.+?)\|(.*)", output, re.MULTILINE)
+    rows = re.findall(r"^(.+?)\|(.+?)\|(.*)", output, re.MULTILINE)  # such as 12_3|PENDING|Resources
     return {job: (state, reason) for job, state, reason in rows}
 
 
@@ -98,6 +98,7 @@ def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_
         owner = owner_of(run_directory, task.task)
         queue = ask(owner)
         entries = queue or {}
+        # The one in the queue. Else the last, which says most of how the task ended.
         task.scheduler_job = next((job for job in jobs if job in entries), jobs[-1])
         if task.scheduler_job in entries:
             state, reason = entries[task.scheduler_job]

@@ -58,9 +58,9 @@ def unused_settings(config: DictConfig, job: Job) -> dict[str, str]:
 
 def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield the composed policy's settings, and the first grid's axes, that no policy of any grid takes."""
-    chosen = composed["name"]
+    chosen = composed["name"]  # by policy=NAME; a grid without a list of policies has this one
     policies_of_grids = [grid.get("policy") or [chosen] for grid in grids]
-    names = list(dict.fromkeys(chain(*policies_of_grids)))
+    names = list(dict.fromkeys(chain(*policies_of_grids)))  # of all grids, each once
     fields = {name: set(composed if name == chosen else policy_file(name)) for name in names}
     first_policies = policies_of_grids[0]
     # policy=NAME has no effect where all grids list their policies. It is tolerated if the first list has that name;
@@ -69,7 +69,7 @@ def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]
         yield "policy", f"grid.policy{_GIVES}"
     for key in composed.keys() - {"name", "_target_"}:
         # The composed policy takes each of its settings; a shared one goes to every other policy that has it, too.
-        takers = {chosen}
+        takers = {chosen}  # names of policies
         if key in BudgetPolicy.SHARED:
             takers.update(name for name in names if key in fields[name])
         taking_grids = []
@@ -78,7 +78,7 @@ def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]
                 taking_grids.append(grid)
         if not taking_grids:
             yield f"policy.{key}", f"no policy of the job ({', '.join(names)}) takes it"
-        elif all(grid.get(key) for grid in taking_grids):  # so the single value reaches none
+        elif all(grid.get(key) for grid in taking_grids):  # each has a list, so the single value reaches none
             yield f"policy.{key}", f"grid.{key}{_GIVES}"
     for axis in AXES:
         if grids[0].get(axis) and not any(axis in fields[name] for name in first_policies):
