@@ -64,18 +64,19 @@ def replay(
     limit = max(len(request.forced) for request in requests.values())
     decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)
 
-    def engine(fed: Sequence[Request], cache: CacheConfig) -> Engine:
-        branches = _TEXTS * max(len(request.branches) + 1 for request in fed)  # one more for a trunk that still forks
-        slots = auto_slots(model, fed, decoding, cache, wanted=branches).slots
+    def make_engine(fed: Sequence[Request], cache: CacheConfig) -> Engine:
+        """Make an engine with slots for `_TEXTS` of the requests at a time, as far as memory has room."""
+        slots = _TEXTS * max(len(request.branches) + 1 for request in fed)  # one more for a trunk that still forks
+        slots = auto_slots(model, fed, decoding, cache, wanted=slots).slots
         return engine_of(replace(job, decoding=decoding, invariant=False, cache=cache), fed, model, slots)
 
-    def full(pairs: Iterable[Pair]) -> list[Request]:
+    def of_full_cache(pairs: Iterable[Pair]) -> list[Request]:
         return [replace(requests[pair], branches=(_FULL,)) for pair in pairs]
 
-    def part(pairs: Iterable[Pair], growing: bool) -> list[Request]:
+    def of_cells(pairs: Iterable[Pair], growing: bool) -> list[Request]:
         """Return the requests with the cells that need a row for every token (`growing`), or with the other cells.
 
-        The full cache's cell is fed by `reading` already, unless its rows are quantized.
+        The full cache's cell is left out unless its rows are quantized: its numbers are the reference's.
         """
         fed = []
         for pair in pairs:
@@ -88,33 +89,33 @@ def replay(
                 fed.append(replace(requests[pair], branches=tuple(branches)))
         return fed
 
-    reading = engine(full(requests), UNPACKED)
+    full_cache_engine = make_engine(of_full_cache(requests), UNPACKED)
     # Cells that need a row for every token have an engine of their own: its long slots would be wasted on the others.
-    engines: dict[bool, Engine] = {}
+    cell_engines: dict[bool, Engine] = {}  # by `growing`
     for growing in (False, True):
-        fed = part(requests, growing)
+        fed = of_cells(requests, growing)
         if fed:
-            engines[growing] = engine(fed, job.cache)
-    for first in range(0, len(requests), _TEXTS):
-        pairs = list(requests)[first : first + _TEXTS]
-        references = _read(model, reading, full(pairs))
+            cell_engines[growing] = make_engine(fed, job.cache)
+    for start in range(0, len(requests), _TEXTS):
+        pairs = list(requests)[start : start + _TEXTS]
+        references = _read_full_cache(model, full_cache_engine, of_full_cache(pairs))
         tallies: dict[tuple[str, Pair], Tally] = {}
         for pair in pairs:
             for branch in requests[pair].branches:
                 tallies[branch.cell_id, pair] = Tally(references[pair])
-        for growing, feeding in engines.items():
-            for step in feeding.replay(part(pairs, growing)):
-                # Until its first eviction, a cell that is not quantized reads the same rows as the full cache.
+        for growing, engine in cell_engines.items():
+            for step in engine.replay(of_cells(pairs, growing)):
+                # Until its first eviction, a cell that is not quantized reads the same rows as the full cache: its
+                # tally has these numbers already.
                 _compare(model, references, [fed for fed in step if fed.since or job.cache.is_packed], tallies)
         for (cell_id, pair), tally in tallies.items():
-            question = requests[pair].prompt_ids
             text = list(requests[pair].forced)
-            closing = model.dialogue.closing_tag(text)
-            answer_start = len(text) if closing is None else closing.stop
-            yield cell_id, _row(pair, len(question), answer_start, tally, references[pair])
+            closing_tag = model.dialogue.closing_tag(text)
+            answer_start = len(text) if closing_tag is None else closing_tag.stop
+            yield cell_id, _row(pair, len(requests[pair].prompt_ids), answer_start, tally, references[pair])
 
 
-def _read(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> dict[Pair, Reference]:
+def _read_full_cache(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> dict[Pair, Reference]:
     """Return what the full cache computes for each request's completion."""
     states: dict[Pair, list[Tensor]] = defaultdict(list)
     for step in engine.replay(requests):
@@ -128,10 +129,10 @@ def _read(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> di
         logliks, entropies = [], []
         size = _tokens_at_once(model)
         next_tokens = torch.tensor(request.forced, device=hidden.device)
-        for part, following in zip(hidden.split(size), next_tokens.split(size), strict=True):
-            logs = model.logits(part).float().log_softmax(dim=-1)
-            logliks.append(logs.gather(-1, following[:, None])[:, 0])
-            entropies.append(-(logs.exp() * logs).sum(dim=-1))
+        for few_states, few_tokens in zip(hidden.split(size), next_tokens.split(size), strict=True):
+            log_probabilities = model.logits(few_states).float().log_softmax(dim=-1)  # [tokens, vocabulary]
+            logliks.append(log_probabilities.gather(-1, few_tokens[:, None])[:, 0])
+            entropies.append(-(log_probabilities.exp() * log_probabilities).sum(dim=-1))
         loglik = torch.cat(logliks).double().numpy(force=True)
         entropy = torch.cat(entropies).double().numpy(force=True)
         references[request.key] = Reference(hidden, loglik, entropy)
@@ -143,30 +144,56 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
     """Add these parts of a step to the tallies of all cells that share them."""
     if not step:
         return
-    places = [slice(fed.start, fed.start + len(fed.hidden)) for fed in step]  # in each part's completion
-    parts = list(zip(step, places, strict=True))
-    following: list[int] = []
-    for fed, place in parts:
+    places = []  # of each part's tokens in the completion
+    full_states = []
+    next_tokens: list[int] = []
+    token_numbers = []  # the text's number in the upper 32 bits, the token's index in the lower ones
+    text_numbers = {pair: number << 32 for number, pair in enumerate(references)}
+    for fed in step:
         request = fed.request
+        place = slice(fed.start, fed.start + len(fed.hidden))
         text = f"cell {fed.cell_ids[0]}'s replay of text {request.problem_id!r:.80}, draw {request.draw}"
         model.check_finite(fed.hidden, [*request.prompt_ids, *request.forced[: place.stop]], text)
-        following += request.forced[place]
-    cell_states = torch.cat([fed.hidden for fed in step])
-    full_states = torch.cat([references[fed.request.key].hidden[place] for fed, place in parts])
-    next_tokens = torch.tensor(following)
-    # Many cells read the same token in a step; the full cache's distribution is computed once for all of them. A token
-    # has the number of its text in the upper bits and its place in the text in the lower ones.
-    texts = {pair: number << 32 for number, pair in enumerate(references)}
-    tokens = [texts[fed.request.key] + np.arange(place.start, place.stop) for fed, place in parts]
-    # `first` is a row of each different token, `token_of` the number of each row's token.
-    _, first, token_of = np.unique(np.concatenate(tokens), return_index=True, return_inverse=True)
-    order = np.argsort(token_of, kind="stable")
+        places.append(place)
+        full_states.append(references[request.key].hidden[place])
+        next_tokens += request.forced[place]
+        token_numbers.append(text_numbers[request.key] + np.arange(place.start, place.stop))
+    numbers = _compare_states(
+        model,
+        torch.cat(full_states),
+        torch.cat([fed.hidden for fed in step]),
+        torch.tensor(next_tokens),
+        np.concatenate(token_numbers),
+    )
+    ends = np.cumsum([len(fed.hidden) for fed in step])
+    numbers_of_parts = np.split(numbers, ends[:-1], axis=1)
+    for fed, place, (divergence, logliks, agree) in zip(step, places, numbers_of_parts, strict=True):
+        for cell_id in fed.cell_ids:
+            tally = tallies[cell_id, fed.request.key]
+            tally.kl[place] = divergence
+            tally.loglik[place] = logliks
+            tally.same[place] = agree > 0
+            tally.since[place] = fed.since or 0  # a range has a number for each token
+            tally.evictions = fed.evictions
+
+
+def _compare_states(
+    model: LoadedModel, full_states: Tensor, cell_states: Tensor, next_tokens: Tensor, token_numbers: np.ndarray
+) -> np.ndarray:
+    """Return each row's divergence, log-likelihood and agreement, [3, rows], of last hidden states [rows, width].
+
+    Many rows, of different cells, are of the same token (`token_numbers` [rows]): the full cache's distribution is
+    computed once for all of them.
+    """
+    # `first` [different tokens] is a row of each token, `token_of` [rows] the index in `first` of each row's token.
+    _, first, token_of = np.unique(token_numbers, return_index=True, return_inverse=True)
+    order = np.argsort(token_of, kind="stable")  # the rows, those of the same token side by side
     size = _tokens_at_once(model)
-    numbers = np.empty((3, len(order)))  # divergence, log-likelihood and agreement of each row
+    numbers = np.empty((3, len(order)))
     # `size` different tokens at a time, and of all rows of these tokens `size` at a time: memory stays bounded.
     for begin in range(0, len(first), size):
         full = model.logits(full_states[first[begin : begin + size]]).float().log_softmax(dim=-1)
-        # `order` lists the rows by their tokens: from `low` to `high` those of these tokens.
+        # From `low` to `high`, `order` has the rows of these tokens.
         low, high = np.searchsorted(token_of, [begin, begin + size], sorter=order)
         for rows in np.split(order[low:high], range(size, high - low, size)):
             reference = full[token_of[rows] - begin]
@@ -175,16 +202,7 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
             same = reference.argmax(dim=-1) == cell.argmax(dim=-1)
             loglik = cell.gather(-1, next_tokens[rows, None].to(cell.device))[:, 0]
             numbers[:, rows] = torch.stack([kl, loglik, same.float()]).double().numpy(force=True)
-    ends = np.cumsum([len(fed.hidden) for fed in step])
-    numbers_of_parts = np.split(numbers, ends[:-1], axis=1)
-    for (fed, place), (divergence, logliks, agree) in zip(parts, numbers_of_parts, strict=True):
-        for cell_id in fed.cell_ids:
-            tally = tallies[cell_id, fed.request.key]
-            tally.kl[place] = divergence
-            tally.loglik[place] = logliks
-            tally.same[place] = agree > 0
-            tally.since[place] = fed.since or 0  # a range has a number for each token
-            tally.evictions = fed.evictions
+    return numbers
 
 
 def _tokens_at_once(model: LoadedModel) -> int:
@@ -195,15 +213,15 @@ def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: 
     """Return the stored row of a tally; `answer_start` is the answer's first token in the completion."""
     change = tally.loglik - full.loglik
     answer = slice(answer_start, None)
-    tokens_of_other_top = np.flatnonzero(~tally.same)
+    disagreeing = np.flatnonzero(~tally.same)  # tokens where the cell and the full cache find another most likely
 
     def bins(values: np.ndarray, bounds: Sequence[float]) -> list[ReplayBin]:
-        """Return the bins between each two bounds: how many tokens have values there, and sums over these tokens."""
-        place = np.searchsorted(bounds, values, side="right") - 1  # the last bound that is at most the value
-        tokens = np.bincount(place, minlength=len(bounds))
-        kl = np.bincount(place, tally.kl, len(bounds))
-        changes = np.bincount(place, change, len(bounds))
-        same = np.bincount(place, tally.same, len(bounds))
+        """Return one bin from each bound to the next: how many tokens have values there, and sums over these tokens."""
+        bin_of = np.searchsorted(bounds, values, side="right") - 1  # of each token: the last bound that is not above it
+        tokens = np.bincount(bin_of, minlength=len(bounds))
+        kl = np.bincount(bin_of, tally.kl, len(bounds))
+        changes = np.bincount(bin_of, change, len(bounds))
+        same = np.bincount(bin_of, tally.same, len(bounds))
         return [
             ReplayBin(tokens=int(tokens[i]), kl=float(kl[i]), change=float(changes[i]), top1=int(same[i]))
             for i in range(len(bounds))
@@ -224,7 +242,7 @@ def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: 
         loglik=float(tally.loglik.sum()),
         change=float(change.sum()),
         top1=float(tally.same.mean()),
-        first_other=int(tokens_of_other_top[0]) if len(tokens_of_other_top) else None,
+        first_other=int(disagreeing[0]) if len(disagreeing) else None,
         answer_tokens=len(change) - answer_start,
         answer_loglik=float(tally.loglik[answer].sum()) if has_answer else None,
         answer_change=float(change[answer].sum()) if has_answer else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,24 +92,24 @@ def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
     """Return the full cache's first draw of the first problems, under the job's conditions."""
     cell = _full_cell(job)
     problems = cell.problems()
-    names = dict.fromkeys(islice(job.problem_ids, limit))
+    ids = dict.fromkeys(job.problem_ids[:limit])
     completions: dict[str, Completion] = {}
     for row in cell.rows(Completion):  # of a pair that was written twice, the last row counts
-        if row.draw == 0 and row.problem_id in names:
+        if row.draw == 0 and row.problem_id in ids:
             completions[row.problem_id] = row
-    missing = len(names) - len(completions)
+    missing = len(ids) - len(completions)
     if missing:
-        unwritten = f"the full cache has not written {missing} of the {len(names)} texts yet"
+        unwritten = f"the full cache has not written {missing} of the {len(ids)} texts yet"
         hint = "run its cell first (policy=full), lower limit=, or give texts=FILE"
         raise UserError(f"{job.name}: {unwritten}: {hint}.")
-    broken = [name for name, row in completions.items() if row.stop_reason == "not_finite"]
+    broken = [problem_id for problem_id, row in completions.items() if row.stop_reason == "not_finite"]
     if broken:
         ended = f"of the full cache's texts, {counted(len(broken), 'text')} ended because logits were NaN or infinite"
         raise UserError(f"{job.name}: {ended} ({broken[0]!r:.80}): take model.dtype=bfloat16 or float32.")
     texts = []
-    for name in names:
-        token_ids = tuple(completions[name].token_ids)
-        texts.append(Text(pair=(name, 0), prompt=problems[name].prompt, token_ids=token_ids))
+    for problem_id in ids:
+        token_ids = tuple(completions[problem_id].token_ids)
+        texts.append(Text(pair=(problem_id, 0), prompt=problems[problem_id].prompt, token_ids=token_ids))
     return texts
 
 
@@ -121,6 +120,6 @@ def _full_cell(job: Job) -> StoredCell:
         # A cell names its cache only if rows are quantized.
         if settings["condition"] == condition and settings["policy"]["name"] == "full" and "cache" not in settings:
             return cell
-    lacking = "holds no full cache's cell of the same conditions, whose texts could be replayed"
+    missing = "holds no full cache's cell of the same conditions, whose texts could be replayed"
     hint = "run that cell first (policy=full), or give texts=FILE"
-    raise UserError(f"{job.name}: {job.run_directory} {lacking}: {hint}.")
+    raise UserError(f"{job.name}: {job.run_directory} {missing}: {hint}.")

@@ -69,8 +69,8 @@ def execute(share: ReplayShare, work: OpenCells) -> None:
     decoding_pass["arithmetic"] = describe_arithmetic(invariant=False, impl=job.impl, dtype=job.model.dtype)
     for store in work.stores.values():
         if not store.stored.files(PROVENANCE_FILE):  # nothing of the cell was decoded yet
-            what = {"expected": 0, "draws": job.draws, "random_weights": job.model.random_weights}
-            store.begin_pass({**what, "config": job.resolved}, decoding_pass)
+            provenance = {"expected": 0, "draws": job.draws, "random_weights": job.model.random_weights}
+            store.begin_pass({**provenance, "config": job.resolved}, decoding_pass)  # a replay expects no completions
     cells = [store.cell for store in work.stores.values()]
     cells_of_texts = {}
     for text in job.shard.of(share.texts):
@@ -93,8 +93,7 @@ def read_jobs(directory: Path) -> list[Job]:
     begun = set[str]()
     for _, ids in configs:
         begun |= ids
-    # Jobs with the same model, benchmark and precision become one job.
-    groups: dict[str, Job] = {}
+    jobs: dict[str, Job] = {}  # by model, benchmark and precision: jobs that have the same ones become one
     for config, ids in configs:
         job = make_job(OmegaConf.create(config))
         condition = row_types.content_hash([job.cells[0].describe()["condition"], job.cache.identity()])
@@ -102,21 +101,21 @@ def read_jobs(directory: Path) -> list[Job]:
         # Then only the cells that have begun are replayed, else also those that are still to come.
         if not ids <= {cell.cell_id for cell in job.cells}:
             job = replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id in begun))
-        first = groups.get(condition, job)
-        cells = {cell.cell_id: cell for cell in (*first.cells, *job.cells)}
-        inputs = {**first.inputs, **job.inputs}
-        groups[condition] = replace(first, cells=tuple(cells.values()), inputs=inputs, rounds=(), margin=None)
-    others = set(begun)
-    for job in groups.values():
-        others.difference_update(cell.cell_id for cell in job.cells)
-    _name_others(directory, others, begun)
-    return [job for job in groups.values() if job.cells]
+        joined = jobs.get(condition, job)
+        cells = {cell.cell_id: cell for cell in (*joined.cells, *job.cells)}
+        inputs = {**joined.inputs, **job.inputs}
+        jobs[condition] = replace(joined, cells=tuple(cells.values()), inputs=inputs, rounds=(), margin=None)
+    changed = set(begun)
+    for job in jobs.values():
+        changed.difference_update(cell.cell_id for cell in job.cells)
+    _report_changed(directory, changed, begun)
+    return [job for job in jobs.values() if job.cells]
 
 
-def _name_others(directory: Path, others: set[str], begun: set[str]) -> None:
-    """Print which cells cannot be made again; raises UserError if that is all of them."""
+def _report_changed(directory: Path, changed: set[str], begun: set[str]) -> None:
+    """Print which of the cells that have begun cannot be made again; raises UserError if that is all of them."""
     reason = "because the weights or the code of its policy have changed"
-    if others == begun:
+    if changed == begun:
         raise UserError(f"no cell of {directory} can be replayed, {reason}: restore them.")
-    for name in sorted(others):
-        print(f"note: cell {name} is not replayed, {reason}.", file=sys.stderr)
+    for cell_id in sorted(changed):
+        print(f"note: cell {cell_id} is not replayed, {reason}.", file=sys.stderr)

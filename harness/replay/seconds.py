@@ -58,39 +58,43 @@ def measure_seconds(jobs: Sequence[Job], replayed: ReplayConfig, config: TimeCon
 
 
 def _turn(model: LoadedModel, share: ReplayShare, cell: Cell, config: TimeConfig, number: int) -> Iterator[Timing]:
-    """Yield the timings of one cell in one round: a text alone, `slots` texts, and as many as the memory holds."""
+    """Yield the timings of one cell in round `number`: a text alone, `slots` texts, and as many as the memory holds."""
     job = share.job
     branches = [Branch(cell_id=cell.cell_id, policy=cell.policy)]
     requests = [text.request(model, share.tokens, branches) for text in share.texts]
     limit = max(len(request.forced) for request in requests)
     decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)
     capacity = needed_capacity(requests, decoding)
-    batches: dict[Literal["one", "given", "memory"], int] = {"one": 1, "given": config.slots}
+    slots_of: dict[Literal["one", "given", "memory"], int] = {"one": 1, "given": config.slots}
     if config.memory_gb is not None:
-        batches["memory"] = int(config.memory_gb * 1e9) // SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
-    if not all(batches.values()):
-        too_small = f"memory_gb={config.memory_gb:g} does not hold one text of {capacity} rows"
-        raise UserError(f"{too_small} of {job.name}: give more memory.")
-    for why, slots in batches.items():
+        fitting = int(config.memory_gb * 1e9) // SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
+        if not fitting:
+            too_small = f"memory_gb={config.memory_gb:g} does not hold one text of {capacity} rows"
+            raise UserError(f"{too_small} of {job.name}: give more memory.")
+        slots_of["memory"] = fitting
+    for why, slots in slots_of.items():
         batch = list(itertools.islice(itertools.cycle(requests), slots))  # the texts again if they are too few
         # No name keeps the engine, so that its memory is free before the next engine takes its own.
         yield _time(engine_of(replace(job, decoding=decoding), requests, model, slots), batch, why, number)
 
 
 def _time(engine: Engine, requests: Sequence[Request], why: Literal["one", "given", "memory"], number: int) -> Timing:
-    """Decode the requests side by side, from first to last token; return the timing."""
+    """Decode the requests side by side, from first to last token; return the timing.
+
+    `why` says what chose how many they are, as in `Timing`, and `number` counts the rounds.
+    """
     device, clock = engine.model.device, engine.clock
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    steps_at = Counter[int]()  # by rows of the longest slot
+    steps_at = Counter[int]()  # by rows of the longest slot, a multiple of `_ROWS`
     seconds_at = defaultdict[int, float](float)
     cpu_before = time.process_time()
-    rows = steps_before = 0
+    rows = steps_before = 0  # at the beginning of the steps that are not counted yet
     seconds_before = 0.0
 
-    def note() -> None:
-        """Count the steps since the last call, all at about `rows` rows."""
+    def count_steps() -> None:
+        """Add the steps that are not counted yet, and their seconds: in all of them the longest slot had `rows`."""
         if on_gpu:
             torch.cuda.synchronize(device)
         clock.settle()
@@ -100,9 +104,9 @@ def _time(engine: Engine, requests: Sequence[Request], why: Literal["one", "give
     for _ in engine.steps(requests):
         rows_now = engine.cache.longest // _ROWS * _ROWS
         if rows_now != rows:
-            note()
+            count_steps()
             rows, steps_before, seconds_before = rows_now, clock.steps, clock.decode
-    note()
+    count_steps()
     return Timing(
         why=why,
         round=number,
