@@ -54,7 +54,6 @@ _REPEAT = re.compile(r"-rs(\d+)$")  # the draw in the name of a file of NeMo-Ski
 PAIR = ["problem_id", "draw"]
 Row = Mapping[str, Any]
 Column = Any  # a pandas Series, which mypy does not know by its values
-Source = Path | Sequence[Path]  # a setting's file or folder, or its files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +77,6 @@ class Reading:
         for meaning in self.columns:
             if meaning not in _NAMES:
                 raise UserError(f"--column {meaning}=... is unknown: choose from {', '.join(_NAMES)}.")
-
-
-_USUAL = Reading()
 
 
 class Outputs(NamedTuple):
@@ -124,10 +120,10 @@ def _of_lighteval(row: Row, graded: bool) -> Iterator[Row]:
     if len(texts) == 1:
         shared["scores"] = row["metric"]
     golds = _list(doc.get("choices"))
-    place = doc.get("gold_index")
-    # Some tasks have no place here, or a list of them.
-    if place in range(len(golds)):
-        shared["gold"] = golds[place]
+    gold_index = doc.get("gold_index")
+    # Some tasks have no index here, or a list of them.
+    if gold_index in range(len(golds)):
+        shared["gold"] = golds[gold_index]
     for draw, text in enumerate(texts):
         yield {**shared, "draw": draw, "text": text}
 
@@ -140,13 +136,13 @@ def _of_inspect_ai(row: Row, graded: bool) -> Iterator[Row]:
     if isinstance(text, list):
         thinking = "\n".join(_parts(text, "reasoning"))
         text = "".join(_parts(text, "text")) or None
-    answer = {"text": text, "reasoning_content": thinking}
+    answer = {**row, "text": text, "reasoning_content": thinking}
     answer["stop_reason"] = row.get("stop_reason") or choice.get("stop_reason")
     epoch = row.get("epoch")
     if isinstance(epoch, int) and epoch > 0:
         # `epoch` is emptied, because it would be read as the draw too.
         answer |= {"epoch": None, "draw": epoch - 1}
-    yield {**row, **answer}
+    yield answer
 
 
 def _parts(content: Sequence[Any], name: str) -> list[str]:
@@ -240,12 +236,10 @@ def _metrics(names: Any) -> list[str]:
 # --- files ---------------------------------------------------------------------------------------------------
 
 
-def read_outputs(source: Source, reading: Reading = _USUAL) -> Outputs:
-    """Read a setting's outputs. What cannot be understood, or stands twice, raises a UserError."""
-    if isinstance(source, Path):
-        source = [source]
+def read_outputs(paths: Sequence[Path], reading: Reading) -> Outputs:
+    """Read a setting's files and folders. What cannot be understood, or stands twice, raises a UserError."""
     files = list[Path]()
-    for path in source:
+    for path in paths:
         files += _outputs_in(path, reading) if path.is_dir() else [path]
     # The draw of the rows that name none is that of the file's name, or the file's place.
     draws = list[int]()
@@ -288,21 +282,22 @@ def _begins_with_outputs(path: Path, reading: Reading) -> bool:
 def _read(files: Sequence[Path], draws: Sequence[int], reading: Reading, most: int = MOST_ROWS) -> Outputs:
     """The outputs of some files, each with the draw of its rows that name none; at most so many rows of each."""
     rows = []
-    places = []
+    origins = []  # of each row: its place in a file, the draw if it names none, the sign of a failure
     formats = []
     for file, draw in zip(files, draws, strict=True):
-        for number, (place, values) in enumerate(itertools.islice(rows_of_file(file, keys=_KEYS), most)):
+        file_rows = itertools.islice(rows_of_file(file, keys=_KEYS), most)
+        for number, (place, values) in enumerate(file_rows):
             # A file's first row decides its format.
             if number == 0:
                 formats.append(_format_of(values))
             for row in formats[-1].read(values, reading.graded):
                 rows.append(row)
-                places.append((place, draw, _failure(row, reading.ignored)))
+                origins.append((place, draw, _failure(row, reading.ignored)))
     names = " and ".join(map(str, files))
     if len(rows) >= MOST_ROWS:
         raise UserError(f"{names} has {MOST_ROWS:,} rows or more: give a part of it.")
     table = pd.DataFrame(rows, dtype=object)
-    answers = pd.DataFrame(places, columns=["place", "draw", "sign"], dtype=object)
+    answers = pd.DataFrame(origins, columns=["place", "draw", "sign"], dtype=object)
     try:
         return _outputs(files, table, answers, formats, reading)
     except _Refusal as refusal:
@@ -336,6 +331,7 @@ def _outputs(
     answers["gold"] = each(_meaning("gold", rows, reading), _of_one)
     prompt = reading.columns.get("prompt")
     answers["prompt"] = _first(rows, PROMPT) if prompt is None else _column(rows, prompt)
+    # The names of metrics that any row lists, each once and in their order.
     metrics = dict.fromkeys(itertools.chain(*map(_metrics, _first(rows, ["metrics"]))))
     answers["correct"], grade, score = _grades(rows, answers, metrics, reading)
     # Endings and empty texts are signs too, beside the fields that `_failure` has read.
@@ -346,8 +342,7 @@ def _outputs(
         answers[name] = answers[name].astype(object).where(answers[name].notna(), None)
     if reading.group is not None:
         answers["group"] = each(_column(rows, reading.group), str)
-    no_question: set[Any] = {*_OF_ANSWER, *metrics, *reading.where, *reading.columns.values()}
-    no_question |= {reading.correct, reading.group}
+    no_question = {*_OF_ANSWER, *metrics, *reading.where, *reading.columns.values(), reading.correct, reading.group}
     _refuse_repeated(rows, answers, no_question)
     described = rows.drop(columns=[*no_question], errors="ignore")
     # Where each program's columns of the question are known, no other describes it.
@@ -428,9 +423,11 @@ def _problems(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Co
     for row, problem in problems.items():
         if not problem or not is_text(problem):
             place = f"{answers['place'][row]} ({visible(str(column[row]))!r:.60})"
-            has = visible(", ".join(map(str, rows)))
             hint = f"name it {', '.join(_NAMES['id'][:3])}, or --column id=NAME"
-            raise _Refusal(f"has no problem's id in {place}, text or a whole number: {hint}; it has {has:.200}")
+            raise _Refusal(
+                f"has no problem's id in {place}, text or a whole number: {hint}; it has "
+                f"{visible(', '.join(map(str, rows))):.200}"
+            )
     return problems
 
 
@@ -442,7 +439,7 @@ def _id(value: Any) -> str:
     if type(value) not in (str, int):
         return ""
     text = " ".join(str(value).split())
-    return _WHOLE_ID.sub(r"\1", text) if text.endswith(".0") else text
+    return _WHOLE_ID.sub(r"\1", text)
 
 
 def _draws(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Column:
@@ -530,6 +527,7 @@ def _grades(
         if name in columns:
             # The grade of a failed request does not count.
             grades = each(columns[name].where(answers["sign"].isna()), _grade)
+            # A text is what `_grade` has not understood.
             if str in {*map(type, grades)}:
                 unfitting[name] = grades
             else:
@@ -537,8 +535,9 @@ def _grades(
     # A missing grade is a number here, which is equal to itself, as NaN is not.
     different = {tuple(grades) for grades in fitting.values()}
     if len(different) != 1:
-        # Every request failed, or no grade is needed.
-        if answers["sign"].notna().all() or (not reading.graded and reading.correct is None):
+        needs_no_grade = not reading.graded and reading.correct is None
+        all_failed = answers["sign"].notna().all()
+        if needs_no_grade or all_failed:
             return pd.Series(float("nan"), index=rows.index), None, None
         hint = "name one with --correct NAME (1 right, 0 wrong), or give --grades ours"
         if fitting:
@@ -623,7 +622,9 @@ def _refuse_repeated(rows: pd.DataFrame, answers: pd.DataFrame, no_question: Col
     hint = "choose rows by --where KEY=VALUE, name the draw's column by --column draw=NAME, or give --draws rows"
     for name in map(str, rows):
         values = {*map(str, rows_of_pair[name])}
-        if name in no_question or len(values) < len(rows_of_pair) or values != {*map(str, rows[name])}:
+        tells_apart = len(values) == len(rows_of_pair)
+        has_more_values = values < {*map(str, rows[name])}
+        if name in no_question or has_more_values or not tells_apart:
             continue
         # Whole numbers may be draws.
         draw_column = f"--column draw={visible(name):.60}, or " if all(map(str.isdecimal, values)) else ""

@@ -4,7 +4,7 @@ The grader and the page load slowly, and few files need them: functions import t
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from kvsweep.run_files.thinking import Thinking, ThinkTags, thinking_of, without
 _NAMED = 4  # problems or answers that a note names
 _OFTEN = 0.05  # of the problems have one text, which may be no answer
 _ENDS = ("stop", "length")
+# "int8=runs/b.csv" -> ("int8", "runs/b.csv"), "runs/a=b.csv" -> ("", "runs/a=b.csv")
 _NAME = re.compile(r"^(?:([^=/]+)=)?(.*)$", re.DOTALL)
 # The labels of a file that is safe by itself: one of several, and one that surely wins.
 _MAY_BE_SAFE, _BETTER = "may be safe", "better"
@@ -48,7 +49,6 @@ class Verdict(NamedTuple):
     decision: Decision
     test: PairedTest
     accuracy: float  # the baseline's, on the same pairs
-    elsewhere: tuple[float, float]  # the interval for problems like these
     shows_nothing: bool  # so few pairs leave even equal answers open
     to_decide: str  # how much would show that an unclear setting is safe, if it equals the baseline: "48 draws"
     texts: tuple[int, int]  # how many differ, and how many there are
@@ -58,11 +58,12 @@ class Verdict(NamedTuple):
 
     @property
     def label(self) -> str:
-        if self.decision.label in ("safe", "small loss") and not self.is_taken:
+        label = self.decision.label
+        if label in ("safe", "small loss") and not self.is_taken:
             return _MAY_BE_SAFE
-        if self.decision.label == "safe" and self.decision.low > 0:
+        if label == "safe" and self.decision.low > 0:
             return _BETTER
-        return self.decision.label
+        return label
 
 
 def judge(
@@ -87,17 +88,19 @@ def judge(
     if gold is not None and reading.graded:
         raise UserError(f"--gold {gold} is read by --grades ours alone: give both.")
     names, sources = _names_and_files(files)
-    targets = [*filter(None, [markdown, html])]
+    written = [*filter(None, [markdown, html])]
     read = {path.resolve() for path in [*sources, *filter(None, [gold])]}
+    only_written = {path.resolve() for path in written} - read
     # Fewer are left if both are one file, or if one is among those to read.
-    if len({path.resolve() for path in targets} - read) < len(targets):
+    if len(only_written) < len(written):
         raise UserError("--markdown and --html each write a file: name one that is none of the others.")
-    for target in targets:
-        target.unlink(missing_ok=True)
+    for path in written:
+        path.unlink(missing_ok=True)
     paths = _settings(names, sources)
     baseline = next(iter(paths)) if full is None else full
     if control == baseline:
         raise UserError(f"--control {control} is the baseline: name the file of the baseline asked again.")
+    # Without a control the baseline is looked up twice.
     for name in (baseline, control or baseline, *sizes):
         if name not in paths:
             raise UserError(f"{visible(name)} names none of the files: choose from {', '.join(paths)}.")
@@ -120,9 +123,9 @@ def judge(
     print(*sentences.values(), "", table.to_string(index=False), "", *shown, "", *words, sep="\n")
     if markdown is not None:
         rows = notation.markdown([[*table.columns], *table.to_numpy().tolist()])
-        first = map(notation.markdown_text, sentences.values())
-        last = map(notation.markdown_text, [*notes, *words])
-        replace_text(markdown, "\n\n".join([*first, rows, *last, ""]))
+        above_table = map(notation.markdown_text, sentences.values())
+        below_table = map(notation.markdown_text, [*notes, *words])
+        replace_text(markdown, "\n\n".join([*above_table, rows, *below_table, ""]))
     if html is not None:
         from kvsweep.analysis.report.judged import judged_page
 
@@ -163,12 +166,16 @@ def _settings(names: Sequence[str], files: Sequence[Path]) -> dict[str, list[Pat
     # folders differ, the folders' names are taken.
     titles = [path.name if path.is_dir() else path.stem for path in files]
     folders = [path.absolute().parent.name for path in files]
-    if len({*titles}) < len(titles) == len({*folders}):
+    has_same_titles = len({*titles}) < len(files)
+    if has_same_titles and len({*folders}) == len(files):
         titles = folders
-    settings = dict[str, list[Path]]()
+    settings = defaultdict[str, list[Path]](list)
+    unnamed = []
     for name, title, file in zip(names, titles, files, strict=True):
-        settings.setdefault(name or title, []).append(file)
-    unnamed = [title for name, title in zip(names, titles, strict=True) if not name]
+        settings[name or title].append(file)
+        if not name:
+            unnamed.append(title)
+    # Only files with a name before an equals sign may be one setting together.
     if len(settings) < 2 or any(len(settings[title]) > 1 for title in unnamed):
         raise UserError(
             f"{counted(len(files), 'file')} and the names {visible(', '.join(settings))}: give two files or more, and "
@@ -180,12 +187,12 @@ def _settings(names: Sequence[str], files: Sequence[Path]) -> dict[str, list[Pat
 # --- grades --------------------------------------------------------------------------------------------------
 
 
-def _regraded(answers: Answers, gold: Path | None, kind: Any) -> dict[str, pd.DataFrame]:
+def _regraded(answers: Answers, gold: Path | None, kind: Any) -> Answers:
     """The answers with the grades that `kvsweep grade` would give, and the file's own as `theirs`."""
     from kvsweep.harness.grading.grader import Grader
 
     if gold is not None:
-        source = read_outputs(gold, Reading(graded=False))
+        source = read_outputs([gold], Reading(graded=False))
         golds = one_per_problem(source.questions[["gold"]], source.answers)["gold"]
     thinking, tags = _thinking_of_files(answers)
     regraded = {}
@@ -203,13 +210,13 @@ def _regraded(answers: Answers, gold: Path | None, kind: Any) -> dict[str, pd.Da
             graded = [verdict.outcome for verdict in grader.judge([*jobs.values()])]
             outcomes = pd.Series(graded, index=[*jobs], dtype=object).reindex(table.index)
             overran = outcomes.eq("grader_timeout")  # these answers have no grade, and are not wrong
-            cut = [place for place, job in jobs.items() if job.stop_reason == "length"]
+            cut_off = [row for row, job in jobs.items() if job.stop_reason == "length"]
             regraded[name] = table.assign(
                 theirs=table["correct"],
                 # 1 or 0, as the file's grades are, and NaN without a grade.
                 correct=outcomes.eq("correct").astype(float).where(outcomes.notna() & ~overran),
                 sign=table["sign"].mask(overran, "the grader's time-out"),
-                ending=table["ending"].mask(table.index.isin(cut), "length"),
+                ending=table["ending"].mask(table.index.isin(cut_off), "length"),
             )
     return regraded
 
@@ -222,70 +229,74 @@ def _thinking_of_files(answers: Answers) -> tuple[dict[str, list[Thinking | None
     file that has them, an answer and a text that was cut off look alike, unless the file names the endings.
     """
     thinking = {name: [*map(_thinking, table["text"])] for name, table in answers.items()}
-    # Tags that half of the texts of some file close.
-    usual = set[ThinkTags]()
-    for shown in thinking.values():
-        counts = Counter(text.tags for text in shown if text and text.closes)
-        usual.update(tags for tags, count in counts.items() if 2 * count >= len(shown))
-    closing = {}  # of each file, the tags of texts that close a thinking which they do not open
-    opened = []  # such tags, of a file where prompts open the thinking
-    for name, shown in thinking.items():
-        thinking[name] = [text if text and (text.named or text.tags in usual) else None for text in shown]
-        closing[name] = [text.tags for text in thinking[name] if text and text.closes and not text.opens]
-        if 2 * len(closing[name]) >= len(shown):
-            opened.append(closing[name][0])
+    usual_tags = set[ThinkTags]()  # that half of the texts of some file close
+    for of_texts in thinking.values():
+        counts = Counter(shown.tags for shown in of_texts if shown and shown.closes)
+        usual_tags.update(tags for tags, count in counts.items() if 2 * count >= len(of_texts))
+    unopened = {}  # of each file, the tags of texts that close a thinking which they do not open
+    opened_by_prompts = []  # such tags, of a file where prompts open the thinking
+    for name, of_texts in thinking.items():
+        thinking[name] = [shown if shown and (shown.named or shown.tags in usual_tags) else None for shown in of_texts]
+        unopened[name] = [shown.tags for shown in thinking[name] if shown and shown.closes and not shown.opens]
+        if 2 * len(unopened[name]) >= len(of_texts):
+            opened_by_prompts.append(unopened[name][0])
     of_files = {}
     for name, table in answers.items():
-        tags = [*closing[name], *opened]
-        of_files[name] = tags[0] if closing[name] and opened else None
-        # Texts that may be an answer or a thinking without its end, since no reason of their end is known.
-        shows_none = np.array([text is None for text in thinking[name]])
-        silent = table["text"].notna() & ~table["ending"].isin(_ENDS) & shows_none
-        if of_files[name] is None and tags and silent.any():
-            share = f"{len(closing[name]):,} of {len(table):,} texts close their thinking with {tags[0].end}"
-            raise UserError(
-                f"{visible(name)}: {share}, so that an answer and a text that was cut off in its thinking look alike: "
-                "--column stop_reason=NAME names the column that tells them apart, or drop all thinking from the texts."
-            )
+        of_files[name] = unopened[name][0] if unopened[name] and opened_by_prompts else None
+        tags = [*unopened[name], *opened_by_prompts]
+        if of_files[name] is None and tags:
+            share = f"{len(unopened[name]):,} of {len(table):,} texts close their thinking with {tags[0].end}"
+            _refuse_silent_texts(name, table, thinking[name], share)
     return thinking, of_files
+
+
+def _refuse_silent_texts(name: str, table: pd.DataFrame, thinking: Sequence[Thinking | None], share: str) -> None:
+    """Raise UserError for a text that is an answer or a thinking without its end, if no reason of its end is known."""
+    shows_none = np.array([shown is None for shown in thinking])
+    is_silent = table["text"].notna() & ~table["ending"].isin(_ENDS) & shows_none
+    if is_silent.any():
+        raise UserError(
+            f"{visible(name)}: {share}, so that an answer and a text that was cut off in its thinking look alike: "
+            "--column stop_reason=NAME names the column that tells them apart, or drop all thinking from the texts."
+        )
 
 
 def _thinking(text: str | None) -> Thinking | None:
     return None if text is None else thinking_of(text) or thinking_of(without_end(text), named=False)
 
 
-def _job(row: Any, shown: Thinking | None, kind: Any, of_file: ThinkTags | None) -> Any:
+def _job(row: Any, shown: Thinking | None, kind: Any, file_tags: ThinkTags | None) -> Any:
     """What to grade; None where no answer is known. Of a text that was cut off a server may send nothing."""
     from kvsweep.harness.benchmarks.golds import SOLUTION_END, read_gold
     from kvsweep.harness.grading.answers import Ungraded
 
     if row.sign is not None or (row.text is None and row.ending != "length"):  # `sign`: of a failed request
         return None
-    place = f"{row.place}: problem {visible(row.problem_id)!r:.60}, draw {row.draw} has"
+    place = f"{row.place}: problem {visible(row.problem_id)!r:.60}, draw {row.draw}"
     gold = row.gold
     if gold is None or gold != gold:  # NaN
-        raise UserError(f"{place} no gold: give it, or those of all problems by --gold FILE.")
+        raise UserError(f"{place} has no gold: give it, or those of all problems by --gold FILE.")
     if isinstance(gold, str):
         gold = gold.rpartition(SOLUTION_END)[2]  # GSM8K's target is a worked solution
     try:
-        right = read_gold(gold, kind)
+        gold = read_gold(gold, kind)
     except ValueError as error:
         raise UserError(
-            f"{place} the gold {visible(str(row.gold))!r:.60}, which {error}: correct it or --kind."
+            f"{place} has the gold {visible(str(row.gold))!r:.60}, which {error}: correct it or --kind."
         ) from None
     text = row.text or ""
     # The tags that a text opens come before those of its file; tags that it only closes serve where the file has none.
-    tags = of_file
+    tags = file_tags
     if shown and (shown.opens or tags is None):
         tags = shown.tags
     rule: dict[str, Any] = {"answer_from": "whole_text"}
-    reason = row.ending
+    # A reason that is not understood counts as a stop: then the text alone says if it was cut off.
+    stop_reason = "length" if row.ending == "length" else "stop"
     if tags:
         rule = {"tags": asdict(tags)}
         if tags.closing(text) is None:  # cut off in its thinking
-            reason = "length"
-    # A reason that is not understood counts as a stop: then the text alone says if it was cut off.
-    return Ungraded(text, "length" if reason == "length" else "stop", right, kind, rule)
+            stop_reason = "length"
+    return Ungraded(text, stop_reason, gold, kind, rule)
 
 
 # --- verdicts ------------------------------------------------------------------------------------------------
@@ -293,21 +304,22 @@ def _job(row: Any, shown: Thinking | None, kind: Any, of_file: ThinkTags | None)
 
 def _score_arrays(answers: Answers, baseline: str) -> tuple[dict[str, Floats], Groups]:
     """Each file's grades of the baseline's problems, [problems, draws], and each problem's group."""
-    # A row for each setting and problem, a column for each draw; level 1 is the number of the row in its file.
-    grades = pd.concat(answers).droplevel(1).set_index(PAIR, append=True)["correct"].unstack()
+    rows = pd.concat(answers).droplevel(1)  # level 0 is the setting, level 1 the number of the row in its file
+    # A row for each setting and problem, a column for each draw.
+    grades = rows.set_index(PAIR, append=True)["correct"].unstack()
     problems = grades.loc[baseline].index
     scores = {name: grades.loc[name].reindex(problems).to_numpy(float) for name in answers}
     if "group" not in answers[baseline]:
         return scores, None
-    groups: Any = answers[baseline].groupby("problem_id")["group"]
-    if groups.nunique().max() > 1:
-        problem = groups.nunique().idxmax()
+    values: Any = answers[baseline].groupby("problem_id")["group"]
+    if values.nunique().max() > 1:
+        problem = values.nunique().idxmax()
         raise UserError(f"problem {problem!r:.60} has several values of --group: name another column.")
-    return scores, pd.factorize(groups.first()[problems])[0]  # a number for each value of the column
+    return scores, pd.factorize(values.first()[problems])[0]  # a number for each value of the column
 
 
 def judged(
-    answers: Answers, baseline: str, control: str | None, *, margin: float, sizes: Mapping[str, float] | None = None
+    answers: Answers, baseline: str, control: str | None, *, margin: float, sizes: Mapping[str, float]
 ) -> dict[str, Verdict]:
     """The verdict on each setting beside the baseline.
 
@@ -315,26 +327,19 @@ def judged(
     without the control. `sizes` are the bytes, by setting.
     """
     scores, groups = _score_arrays(answers, baseline)
-    texts = {name: _texts_that_differ(answers[baseline], answers[name]) for name in scores}
     shares = counted_shares(answers)  # of each setting, the share of its draws that are no copies
     full = scores.pop(baseline)
     tests = {}
     for name, cell in scores.items():
-        share = min(shares[name], shares[baseline])
-        test = noninferiority.paired_test(cell, full, "these", share, groups)
-        if not test.pairs.size:
+        tests[name] = _test(cell, full, min(shares[name], shares[baseline]), groups)
+        if not tests[name].pairs.size:
             _refuse_no_pair(answers, baseline, name)
-        # A single draw, or copies of one, may be greedy answers, which have no new draws; groups are a sample of
-        # questions. Both are judged on problems like these, as in a report.
-        if share * test.pairs.shape[1] < GREEDY_BELOW or groups is not None:
-            test = replace(test, population="like_these")
-        tests[name] = test
     losable = noninferiority.can_lose(full, margin)
     # The control is compared like a setting, but is none: it is not corrected for.
     tried = {name: test for name, test in tests.items() if name != control}
     decisions = noninferiority.decide_tests(tried, losable, margin=margin)
     chains = []
-    if sizes and tried.keys() <= sizes.keys():
+    if tried.keys() <= sizes.keys():
         # A sequence from the largest cache down needs all sizes; without them Holm's procedure decides alone.
         chains.append(sorted(tried, key=sizes.__getitem__, reverse=True))
     p_holds = {name: decision.p_holds for name, decision in decisions.items()}
@@ -349,30 +354,40 @@ def judged(
     for name, test in tests.items():
         cell = scores[name]
         graded = np.where(np.isfinite(cell), full, np.nan)  # the baseline's grades, of pairs alone
-        like_these = replace(test, population="like_these")
         equal = replace(test, pairs=np.zeros_like(test.pairs))  # the test, had all grades been equal
         unclear = losable and decisions[name].label == "unclear"
-        to_decide = ""
-        if unclear and test.population == "these":
-            to_decide = f"{noninferiority.draws_to_hold(cell, full, margin=margin):,} draws"
-        elif unclear:
-            needed = noninferiority.problems_to_hold(cell, full, margin=margin, groups=groups)
-            to_decide = f"{needed:,} {'problems' if groups is None else 'groups'}"
         verdicts[name] = Verdict(
             decision=decisions[name],
             test=test,
             # The difference to a cache that solves nothing: problems have the weights that they have in the decision.
             accuracy=noninferiority.paired_test(graded, np.zeros_like(full), groups=groups).difference,
-            elsewhere=(like_these.bound(LEVEL, side=-1), like_these.bound(LEVEL, side=1)),
             shows_nothing=unclear and equal.bound(LEVEL, side=-1) <= -margin,
-            to_decide=to_decide,
-            texts=texts[name],
+            to_decide=_to_decide(test, cell, full, margin) if unclear else "",
+            texts=_texts_that_differ(answers[baseline], answers[name]),
             # `paired` leaves out draws that few problems have.
             unused=np.isfinite(cell - full).sum() - np.isfinite(test.pairs).sum(),
             is_taken=name in taken,
             beyond_control=name in beyond,
         )
     return verdicts
+
+
+def _test(cell: Floats, full: Floats, share: float, groups: Groups) -> PairedTest:
+    """The test of a setting beside the baseline; a `share` of its draws are no copies."""
+    test = noninferiority.paired_test(cell, full, "these", share, groups)
+    # A single draw, or copies of one, may be greedy answers, which have no new draws; groups are a sample of questions.
+    # Both are judged on problems like these, as in a report.
+    if share * test.pairs.shape[1] < GREEDY_BELOW or groups is not None:
+        return replace(test, population="like_these")
+    return test
+
+
+def _to_decide(test: PairedTest, cell: Floats, full: Floats, margin: float) -> str:
+    """How many draws, problems or groups would show that a setting is safe, if it equals the baseline."""
+    if test.population == "these":
+        return f"{noninferiority.draws_to_hold(cell, full, margin=margin):,} draws"
+    needed = noninferiority.problems_to_hold(cell, full, margin=margin, groups=test.groups)
+    return f"{needed:,} {'problems' if test.groups is None else 'groups'}"
 
 
 def _texts_that_differ(first: pd.DataFrame, second: pd.DataFrame) -> tuple[int, int]:
@@ -404,7 +419,10 @@ def _sentence(name: str, verdict: Verdict, control: str | None) -> str:
     change = f"{notation.percent(verdict.accuracy)}% -> {_accuracy(verdict)}"
     parts = [f"{visible(name)}: {verdict.label}. {change}, {_difference(verdict, ' points')} on {size}"]
     if test.population == "these":  # else the interval above is the one for new problems
-        parts.append(f"on new problems {notation.interval(*verdict.elsewhere, signed=True)}")
+        on_new = replace(test, population="like_these")
+        low = on_new.bound(LEVEL, side=-1)
+        high = on_new.bound(LEVEL, side=1)
+        parts.append(f"on new problems {notation.interval(low, high, signed=True)}")
     missing = np.isnan(test.pairs).all(axis=1).sum()
     if missing:
         parts.append(f"{missing} of {counted(len(test.pairs), 'problem')} have no graded pair")
@@ -471,13 +489,12 @@ def _notes_on_files(
     """What a reader has to know of the files that were read."""
     if reading.graded:
         grades = dict.fromkeys(visible(str(setting.grade)) for setting in outputs.values())
-        shares = []
-        for name, setting in outputs.items():
-            shares.append(f"{notation.percent(setting.answers['correct'].mean())}% in {visible(name)}")
+        shares = [
+            f"{notation.percent(setting.answers['correct'].mean())}% in {visible(name)}"
+            for name, setting in outputs.items()
+        ]
         yield f"the grade is {' and '.join(grades):.80}, right in {', '.join(shares)}."
-    taken = []
-    for name, setting in outputs.items():
-        taken.append(f"{len(setting.answers):,} of {setting.rows:,} of {visible(name)}")
+    taken = [f"{len(setting.answers):,} of {setting.rows:,} of {visible(name)}" for name, setting in outputs.items()]
     for column, values in reading.where.items():
         values_taken = " or ".join(map(visible, values))
         yield f"rows with {visible(column)} {values_taken} count: {', '.join(taken)}."
@@ -489,15 +506,15 @@ def _notes_on_files(
 def _notes_on_answers(answers: Answers, baseline: str) -> Iterator[str]:
     """What a reader has to know of each setting's answers."""
     for name, table in answers.items():
-        of_all = f"of {len(table):,}"
         # An answer with neither a sign of failure nor a grade has "no grade" as its sign.
-        signs: Any = table["sign"].where(table["sign"].notna() | table["correct"].notna(), "no grade").value_counts()
+        has_either = table["sign"].notna() | table["correct"].notna()
+        signs: Any = table["sign"].where(has_either, "no grade").value_counts()
         if len(signs):
             by_sign = ", ".join(f"{count:,} by {visible(sign):.60}" for sign, count in signs.items())
-            missing = f"{name}: {counted(signs.sum(), 'answer')} {of_all} are missing and not wrong"
+            missing = f"{name}: {counted(signs.sum(), 'answer')} of {len(table):,} are missing and not wrong"
             yield f"{missing}, as no answer is known: {by_sign}."
         for reason, count in table["ending"][table["sign"].isna()].value_counts().items():
-            share = f"{name}: {counted(count, 'answer')} {of_all}"
+            share = f"{name}: {counted(count, 'answer')} of {len(table):,}"
             if reason == "length":
                 yield f"{share} were cut off, at their longest or in their thinking."
             elif reason != "stop":
@@ -525,9 +542,10 @@ def _unused(answers: Answers, has: str, lacks: str) -> Iterator[str]:
 def _disagreements(name: str, table: pd.DataFrame) -> Iterator[str]:
     both = table.dropna(subset=["theirs", "correct"])
     differ: Any = both.query("theirs != correct")
-    words = []
-    for row in differ.head(_NAMED).itertuples():
-        words.append(f"{visible(row.problem_id)} draw {row.draw} (ours {'right' if row.correct else 'wrong'})")
+    words = [
+        f"{visible(row.problem_id)} draw {row.draw} (ours {'right' if row.correct else 'wrong'})"
+        for row in differ.head(_NAMED).itertuples()
+    ]
     if len(both):
         yield f"{name}: {len(differ)} of {len(both):,} grades differ from the file's own: {'; '.join(words) or 'none'}."
 
@@ -535,7 +553,8 @@ def _disagreements(name: str, table: pd.DataFrame) -> Iterator[str]:
 def _errors_as_texts(name: str, table: pd.DataFrame) -> Iterator[str]:
     """A program that catches its errors may write one text in place of many answers; it is right in none."""
     texts = table.groupby("text")
-    problems: Any = texts["problem_id"].nunique()[texts["correct"].max() == 0]
+    never_right = texts["correct"].max() == 0
+    problems: Any = texts["problem_id"].nunique()[never_right]
     total = table["problem_id"].nunique()
     # Two problems may have the same wrong text by chance; three seldom do, and of many problems more have to.
     for text, count in problems[problems >= max(3, _OFTEN * total)].items():
@@ -580,9 +599,7 @@ def _in_words(verdicts: Mapping[str, Verdict], baseline: str, margin: float) -> 
         f"Safe: very likely loses less than {points} of accuracy against {full}. A setting that truly loses {points} "
         "is called safe at most once in 40."
     ]
-    for label, text in _LEGEND.items():
-        if label in labels:
-            lines.append(text)
+    lines += [text for label, text in _LEGEND.items() if label in labels]
     lines.append(
         f"Lost are the answers that are wrong where {full} is right in the same draw, won the other way around."
     )

@@ -87,7 +87,7 @@ CASES = {
 
 def label(sides: list[pd.DataFrame]) -> str:
     answers = dict(zip(("full", "cell"), sides, strict=True))
-    return judged(answers, "full", None, margin=MARGIN)["cell"].label
+    return judged(answers, "full", None, margin=MARGIN, sizes={})["cell"].label
 
 
 def beyond(rng: Rng, problems: int, draws: int) -> bool:
@@ -96,7 +96,7 @@ def beyond(rng: Rng, problems: int, draws: int) -> bool:
     for name in ("full", "again", "cell"):
         right = (rng.random((problems, draws)) < chance).astype(float)
         answers[name] = table(right, [[f"{name} {p} {d}" for d in range(draws)] for p in range(problems)])
-    return judged(answers, "full", "again", margin=MARGIN)["cell"].beyond_control
+    return judged(answers, "full", "again", margin=MARGIN, sizes={})["cell"].beyond_control
 
 
 def wrong(case: str, problems: int, draws: int, sets: int) -> dict[str, int]:

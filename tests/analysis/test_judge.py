@@ -53,7 +53,7 @@ def row_of(out: str, name: str) -> dict[str, str]:
 
 def answers_of(path: Path, **options: Any) -> dict[tuple[str, int], Any]:
     """The answers of a file, by problem and draw."""
-    rows = read_outputs(path, Reading(**options)).answers.itertuples()
+    rows = read_outputs([path], Reading(**options)).answers.itertuples()
     return {(row.problem_id, row.draw): row for row in rows}
 
 
@@ -131,7 +131,7 @@ def test_the_folders_of_evaluators(name, points, file, judge, tmp_path):
     # Without its results the folder has two files that hold answers.
     moved.unlink()
     with pytest.raises(UserError, match="fp8 has 2 files of outputs"):
-        read_outputs(tmp_path / "fp8")
+        answers_of(tmp_path / "fp8")
 
 
 def llama_eval(cases: list[tuple[int, int, bool | None]]) -> Row:
@@ -184,10 +184,10 @@ def test_a_folder_stands_for_its_one_file_of_outputs(name, tmp_path):
     assert found == expected
     write(place.with_name("other.jsonl"), [{"id": "another", "draw": 0, "correct": 1}])
     with pytest.raises(UserError, match="run has 2 files of outputs: "):
-        read_outputs(tmp_path / "run")
+        answers_of(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty has 0 files of outputs: name a file"):
-        read_outputs(tmp_path / "empty")
+        answers_of(tmp_path / "empty")
 
 
 def asked_again(rng: np.random.Generator, flips: float) -> list[Row]:
@@ -242,7 +242,7 @@ def test_a_column_of_whole_numbers_is_proposed_as_the_draw(tmp_path):
     items = [row | {"seed": row.pop("draw") + 40} for row in rows(3, 2)]
     file = write(tmp_path / "a.jsonl", items)
     with pytest.raises(UserError, match="--column draw=seed, or --where seed=40 or --where seed=41"):
-        read_outputs(file)
+        answers_of(file)
     assert {draw for _, draw in answers_of(file, columns={"draw": "seed"})} == {40, 41}
 
 
@@ -394,7 +394,7 @@ def test_columns_of_other_names(tmp_path):
     found = answers_of(path, correct="ok", columns={"id": "question", "draw": "run"})
     assert [*found] == [("q0", 0), ("q1", 0), ("q2", 0)]
     with pytest.raises(UserError, match=r"a\.jsonl has no column name: it has question, run, ok"):
-        read_outputs(path, Reading(columns={"id": "question", "draw": "run", "prompt": "name"}, correct="ok"))
+        answers_of(path, columns={"id": "question", "draw": "run", "prompt": "name"}, correct="ok")
     with pytest.raises(UserError, match="--column colour="):
         Reading(columns={"colour": "run"})
 
@@ -418,17 +418,18 @@ def test_the_page_holds_the_answers_that_differ_first(judge, tmp_path, monkeypat
 
 
 def test_the_samples_of_lm_evaluation_harness(tmp_path):
-    answers = answers_of(REAL / "lm_eval_0.4.13.jsonl")
+    path = REAL / "lm_eval_0.4.13.jsonl"
+    answers = answers_of(path)
     assert [(*key, row.correct, row.gold) for key, row in answers.items()] == [("0", 0, 0, "7"), ("1", 0, 1, "lol")]
     assert answers["0", 0].text == "lol"
     # A task with two filters writes each problem twice.
-    lines = [json.loads(line) for line in (REAL / "lm_eval_0.4.13.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     both = write(
         tmp_path / "both.jsonl", [line | {"filter": name} for name in ("strict", "flexible") for line in lines]
     )
     with pytest.raises(UserError, match="--where filter=flexible or --where filter=strict"):
-        read_outputs(both)
-    chosen = read_outputs(both, Reading(where={"filter": ["strict"]}))
+        answers_of(both)
+    chosen = read_outputs([both], Reading(where={"filter": ["strict"]}))
     assert chosen.answers["correct"].tolist() == [row.correct for row in answers.values()]
     assert chosen.score == "exact_match strict"
 
@@ -751,7 +752,7 @@ def test_a_column_that_numbers_the_rows_is_no_draw(tmp_path):
     items = [{"id": f"p{n % 10}", "sample": n, "correct": 1} for n in range(200)]
     file = write(tmp_path / "a.jsonl", items)
     with pytest.raises(UserError, match=r"20 times.*--draws rows"):
-        read_outputs(file)
+        answers_of(file)
     assert [*answers_of(file, by_rows=True)] == [(f"p{n % 10}", n // 10) for n in range(200)]
 
 
@@ -830,7 +831,7 @@ def test_a_file_that_says_nothing_is_refused(name, tmp_path):
     data, said = BAD_FILES[name]
     (tmp_path / "bad").write_bytes(data)
     with pytest.raises(UserError, match=re.escape(said)) as refusal:
-        read_outputs(tmp_path / "bad")
+        answers_of(tmp_path / "bad")
     assert "\n" not in str(refusal.value)
 
 
@@ -838,7 +839,7 @@ def test_a_date_that_python_cannot_hold_is_refused(tmp_path):
     far = pa.array([2**62], type=pa.timestamp("us"))
     parquet.write_table(pa.table({"id": ["a"], "correct": [1], "when": far}), tmp_path / "far.parquet")
     with pytest.raises(UserError, match="a value that Python cannot hold"):
-        read_outputs(tmp_path / "far.parquet")
+        answers_of(tmp_path / "far.parquet")
 
 
 ROWS = {
@@ -871,7 +872,7 @@ def test_a_zip_with_torn_bytes_is_one_sentence(packed, tmp_path):
     data[start + 4 : start + 24] = bytes(20)
     path.write_bytes(data)
     with pytest.raises(UserError, match="cannot be unpacked"):
-        read_outputs(path)
+        answers_of(path)
 
 
 def test_a_zip_that_is_a_bomb_or_no_log(tmp_path):
@@ -879,11 +880,11 @@ def test_a_zip_that_is_a_bomb_or_no_log(tmp_path):
         for _ in range(80):
             part.write(b" " * (1 << 20))
     with pytest.raises(UserError, match="a file of more than"):
-        read_outputs(tmp_path / "bomb")
+        answers_of(tmp_path / "bomb")
     with zipfile.ZipFile(tmp_path / "other", "w") as log:
         log.writestr("a.json", "{}")
     with pytest.raises(UserError, match="is a zip without samples"):
-        read_outputs(tmp_path / "other")
+        answers_of(tmp_path / "other")
 
 
 @pytest.mark.parametrize(

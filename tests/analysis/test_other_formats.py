@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kvsweep.analysis.outputs import read_outputs
+from kvsweep.analysis.outputs import Reading, read_outputs
 from kvsweep.run_files.row_types import Completion
-from kvsweep.run_files.run_reader import StoredCell
+from kvsweep.run_files.run_reader import StoredCell, stored_cells
 
 STORED = Path(__file__).parents[1] / "stored" / "8ed060b"
 PLACE = re.compile(
@@ -30,11 +30,11 @@ def run(tmp_path, kvsweep):
 
 def test_logs_of_inspect_ai_have_the_texts_and_grades_of_each_draw(run, kvsweep):
     assert kvsweep("export", str(run), "--format", "inspect").code == 0
-    for folder in (path.parent for path in run.glob("*/cell.yaml")):
-        texts = {row.key: row for row in StoredCell(folder).rows(Completion)}
-        grades = StoredCell(folder).grades()
-        path = run / "export_inspect" / f"{folder.name}.json"
-        found = {(row.problem_id, row.draw): row for row in read_outputs(path).answers.itertuples()}
+    for cell in stored_cells(run):
+        texts = {row.key: row for row in cell.rows(Completion)}
+        grades = cell.grades()
+        path = run / "export_inspect" / f"{cell.name}.json"
+        found = {(row.problem_id, row.draw): row for row in read_outputs([path], Reading()).answers.itertuples()}
         assert {key: one.correct for key, one in found.items()} == {key: one.correct for key, one in grades.items()}
         cut_off = {key for key, text in texts.items() if text.stop_reason == "length"}
         assert {key for key, one in found.items() if one.ending == "length"} == cut_off
