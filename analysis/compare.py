@@ -36,9 +36,11 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
         named = "share no cell that cells.csv names alike (a run of several seeds names the seed)"
         raise UserError(f"{runs} {named}: give runs of the same settings and problems.")
     rows = pd.concat([_graded_rows(first, "a"), _graded_rows(second, "b")])
-    # In one array, because the correction runs over all settings.
     # A letter before each id, because both runs may have a cell with this id.
-    scores = score_array(rows, [*("a" + shared["cell_id_a"]), *("b" + shared["cell_id_b"])])
+    ids_a = "a" + shared["cell_id_a"]
+    ids_b = "b" + shared["cell_id_b"]
+    # [cells of A and of B, problems, draws]: in one array problems and draws have the same places in both.
+    scores = score_array(rows, [*ids_a, *ids_b])
     scores_a = scores[: len(shared)]
     scores_b = scores[len(shared) :]
     differences = scores_b - scores_a
@@ -46,19 +48,19 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     if not graded.any():
         none = "share no graded answer, of any problem and draw"
         raise UserError(f"{runs} {none}: grade both, or give runs of the same draws.")
-    # The differences are taken already, so the reference is zero.
+    # The correction runs over all settings. The differences are taken already, so the reference is zero.
     tests = paired_tests(differences, np.zeros(scores.shape[1:]))
     table = shared.join(tests).assign(graded=graded, graded_a=_graded(scores_a), graded_b=_graded(scores_b))
-    unlike = []
+    other_settings = []
     for pair in notation.rows(shared):
-        unlike.append(_other_settings(first.settings[pair.cell_id_a], second.settings[pair.cell_id_b]))
-    return table.assign(other_settings=unlike)
+        other_settings.append(_other_settings(first.settings[pair.cell_id_a], second.settings[pair.cell_id_b]))
+    return table.assign(other_settings=other_settings)
 
 
-def _graded_rows(run: Run, side: str) -> pd.DataFrame:
+def _graded_rows(run: Run, letter: str) -> pd.DataFrame:
     rows = graded_rows(run)
     # As text, because nothing can be added to a category.
-    return rows.assign(cell_id=side + rows["cell_id"].astype("str"))
+    return rows.assign(cell_id=letter + rows["cell_id"].astype("str"))
 
 
 def _pairs(first: Run, second: Run) -> pd.DataFrame:
@@ -90,10 +92,13 @@ def _graded(scores: np.ndarray) -> np.ndarray:
 
 def _other_settings(first: dict[str, Any], second: dict[str, Any]) -> str:
     """Return the settings that differ between two cells at one grid point, with A's and B's values."""
-    a = settings_of(first)
-    b = settings_of(second)
-    names = [name for name in sorted(a | b) if a.get(name) != b.get(name)]
-    return ", ".join(f"{name} ({a.get(name, 'none')} and {b.get(name, 'none')})" for name in names)
+    settings_a = settings_of(first)
+    settings_b = settings_of(second)
+    texts = []
+    for name in sorted(settings_a | settings_b):
+        if settings_a.get(name) != settings_b.get(name):
+            texts.append(f"{name} ({settings_a.get(name, 'none')} and {settings_b.get(name, 'none')})")
+    return ", ".join(texts)
 
 
 def in_words(table: pd.DataFrame) -> str:
@@ -101,8 +106,9 @@ def in_words(table: pd.DataFrame) -> str:
     differ = table[table["p_holm"] < LEVEL]
     sizes = differ["difference"].abs().sort_values(kind="stable", ascending=False)
     lines = []
-    # The smallest of these comes first, so that the largest is beside the summary.
-    for row in notation.rows(differ.reindex(sizes.index[:MAX_LISTED][::-1])):
+    # The largest comes last, beside the summary.
+    ascending = sizes.index[:MAX_LISTED][::-1]
+    for row in notation.rows(differ.reindex(ascending)):
         difference = notation.percent_pm(row.difference, row.se, signed=True)
         interval = notation.interval(row.low, row.high, signed=True)
         p = f"p {notation.p_value(row.p)}, Holm {notation.p_value(row.p_holm)}"

@@ -177,7 +177,8 @@ def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Non
 
 def card(table: pd.DataFrame, data: Path, schema: pa.Schema, *, problems: bool) -> str:
     """The dataset card of the cells in `table`, whose Parquet files lie in `data`; `problems` is that of `export`."""
-    table = table.assign(**{name: table[name].map(lambda text: markdown_text(str(text))) for name in CARD_NAMES})
+    for name in CARD_NAMES:
+        table = table.assign(**{name: table[name].map(str).map(markdown_text)})
     files = sorted(data.glob("*.parquet"))
     rows = sum(pq.read_metadata(path).num_rows for path in files)
     # The last digest is that of all contents; none without files.
@@ -235,10 +236,9 @@ def _decodings(table: pd.DataFrame) -> Iterator[str]:
     columns = [column for column in table.columns if column == "decoding" or column.startswith("decoding_")]
     for decoding in table[columns].drop_duplicates().to_dict("records"):
         name = decoding.pop("decoding")
-        settings = []
-        for column, value in decoding.items():
-            if pd.notna(value):
-                settings.append(f"{str(column).removeprefix('decoding_')} {value}")
+        settings = [
+            f"{str(column).removeprefix('decoding_')} {value}" for column, value in decoding.items() if pd.notna(value)
+        ]
         yield f"`{name}` ({', '.join(settings)})"
 
 

@@ -26,8 +26,7 @@ from kvsweep.run_files.row_types import Completion, Grade, leaves
 from kvsweep.run_files.run_reader import StoredCell
 from kvsweep.run_files.safe_files import make_folder, replace_text
 
-_SCHEMA = "0.3.0"
-_LEVEL = 0.95
+Record = Mapping[str, Any]  # a JSON object
 # inspect_ai's words for a text that was cut off, and for one that ended.
 _ENDS = {"stop": "stop", "length": "max_tokens", "loop": "max_tokens", "not_finite": "unknown"}
 _WITHHELD = "The problem's licence does not allow to publish it."
@@ -58,60 +57,18 @@ def export_as(name: str, directory: Path, output: Path | None, *, cells: Sequenc
     return folder
 
 
-def _eee(run: Run, cell: Any) -> dict[str, Any]:
-    """The record of a cell, a row of cells.csv: its Pass@1 with error and interval over problems, and its settings."""
+def _eee(run: Run, cell: Any) -> Record:
+    """The record of a cell, a row of cells.csv: who made it, its model, and its result if it has a Pass@1."""
     settings = run.settings[cell.cell_id]
     provenance = run.provenance[cell.cell_id]
     engine = {"name": "kvsweep", "version": version("kvsweep")}
     # Weights from the hub are written ID@COMMIT, others without @.
     hub_id, at, _ = str(settings["model"].get("weights")).partition("@")
     model_id = hub_id if at else cell.model
-    uncertainty = {
-        "standard_error": {"value": cell.se, "method": "clustered by problem"},
-        "confidence_interval": {
-            "lower": cell.ci_low,
-            "upper": cell.ci_high,
-            "confidence_level": _LEVEL,
-            "method": "over problems like these",
-        },
-        "num_samples": int(cell.problems),
-    }
-    decoding = settings["decoding"]
-    arguments = {name: decoding.get(name) for name in ("temperature", "top_p")}
-    arguments |= {"top_k": decoding.get("top_k"), "max_tokens": decoding.get("max_new_tokens")}
-    source = {"dataset_name": cell.benchmark_title, "source_type": "other"}
-    dataset = settings["benchmark"].get("hub_id")
-    if dataset:
-        split = _known(hf_split=settings["benchmark"].get("split"))
-        source |= {"source_type": "hf_dataset", "hf_repo": dataset, **split}
-    result = {
-        "evaluation_result_id": cell.cell_id,
-        "evaluation_name": cell.benchmark,
-        "source_data": source | {"additional_details": _texts({"dataset_hash": cell.dataset_hash})},
-        "metric_config": {
-            "metric_id": "pass@1",
-            "metric_name": "Pass@1",
-            "metric_kind": "accuracy",
-            "metric_unit": "proportion",
-            "lower_is_better": False,
-            "score_type": "continuous",
-            "min_score": 0,
-            "max_score": 1,
-        },
-        "score_details": {
-            "score": cell.pass_at_1,
-            "details": _texts({"graded": cell.graded, "draws": cell.draws, "diff_to_full": cell.diff_to_full}),
-            **({"uncertainty": uncertainty} if pd.notna(cell.se) else {}),
-        },
-        "generation_config": {
-            "generation_args": {**_known(**arguments), "execution_command": _command(provenance)},
-            "additional_details": _texts(dict(leaves({"policy": settings["policy"], "seed": cell.seed}))),
-        },
-    }
     return {
-        "schema_version": _SCHEMA,
+        "schema_version": "0.3.0",
         "evaluation_id": f"{cell.benchmark}/{cell.model}/{cell.cell_id}",
-        **_known(evaluation_timestamp=_started(provenance)),
+        **_not_missing(evaluation_timestamp=_started(provenance)),
         "retrieved_timestamp": str(int(time.time())),
         "source_metadata": {
             "source_name": "kvsweep",
@@ -131,11 +88,62 @@ def _eee(run: Run, cell: Any) -> dict[str, Any]:
                 **_texts(settings["model"]),
             },
         },
-        "evaluation_results": [result] if pd.notna(cell.pass_at_1) else [],
+        "evaluation_results": [_result_in_eee(cell, settings, provenance)] if pd.notna(cell.pass_at_1) else [],
     }
 
 
-def _place_in_eee(cell: Any, record: Mapping[str, Any]) -> str:
+def _result_in_eee(cell: Any, settings: Record, provenance: Record) -> Record:
+    """The result of a cell: its Pass@1 with error and interval over problems, and how its texts were drawn."""
+    decoding = settings["decoding"]
+    source = {"dataset_name": cell.benchmark_title, "source_type": "other"}
+    dataset = settings["benchmark"].get("hub_id")
+    if dataset:
+        split = _not_missing(hf_split=settings["benchmark"].get("split"))
+        source |= {"source_type": "hf_dataset", "hf_repo": dataset, **split}
+    score = {
+        "score": cell.pass_at_1,
+        "details": _texts({"graded": cell.graded, "draws": cell.draws, "diff_to_full": cell.diff_to_full}),
+    }
+    if pd.notna(cell.se):
+        score["uncertainty"] = {
+            "standard_error": {"value": cell.se, "method": "clustered by problem"},
+            "confidence_interval": {
+                "lower": cell.ci_low,
+                "upper": cell.ci_high,
+                "confidence_level": 0.95,
+                "method": "over problems like these",
+            },
+            "num_samples": int(cell.problems),
+        }
+    arguments = _not_missing(
+        temperature=decoding.get("temperature"),
+        top_p=decoding.get("top_p"),
+        top_k=decoding.get("top_k"),
+        max_tokens=decoding.get("max_new_tokens"),
+    )
+    return {
+        "evaluation_result_id": cell.cell_id,
+        "evaluation_name": cell.benchmark,
+        "source_data": source | {"additional_details": _texts({"dataset_hash": cell.dataset_hash})},
+        "metric_config": {
+            "metric_id": "pass@1",
+            "metric_name": "Pass@1",
+            "metric_kind": "accuracy",
+            "metric_unit": "proportion",
+            "lower_is_better": False,
+            "score_type": "continuous",
+            "min_score": 0,
+            "max_score": 1,
+        },
+        "score_details": score,
+        "generation_config": {
+            "generation_args": {**arguments, "execution_command": _command(provenance)},
+            "additional_details": _texts(dict(leaves({"policy": settings["policy"], "seed": cell.seed}))),
+        },
+    }
+
+
+def _place_in_eee(cell: Any, record: Record) -> str:
     """The path that its validator asks for; the same cell has the same name in every export."""
     model = record["model_info"]
     _, _, model_name = model["id"].rpartition("/")
@@ -144,32 +152,24 @@ def _place_in_eee(cell: Any, record: Mapping[str, Any]) -> str:
     return f"data/{cell.benchmark}/{model['developer']}/{model_name}/{number}.json"
 
 
-def _inspect(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
+def _inspect(run: Run, cell: Any, problems: bool) -> Record:
     """The log of a cell: a sample per completion, with the grade as its score."""
-    folder = run.directory / cell.cell_id
     settings = run.settings[cell.cell_id]
     provenance = run.provenance[cell.cell_id]
     model = f"kvsweep/{cell.model}"
-    texts = load_texts(folder)
-    grades = StoredCell(folder).grades(on_bad=row_types.ignore)
-    stored_problems = load_problems(folder)
     withheld = GATED in str(settings["benchmark"].get("licence") or "") and not problems
-    samples = []
-    for pair in sorted(texts):
-        prompt = gold = ""
-        problem = stored_problems.get(texts[pair].problem_id)
-        if problem is not None:
-            prompt = _WITHHELD if withheld else problem.prompt
-            gold = problem.gold
-        samples.append(_sample(model, prompt, gold, texts[pair], grades.get(pair)))
+    samples = _samples(run.directory / cell.cell_id, model, withheld)
     ids = list(dict.fromkeys(sample["id"] for sample in samples))
     # The form demands a time.
     started = _started(provenance) or "1970-01-01T00:00:00+00:00"
-    scored = sum(pair in grades for pair in texts)
+    scored = sum(bool(sample["scores"]) for sample in samples)
     accuracy = {"name": "accuracy", "value": cell.pass_at_1, "params": {}}
     score = {
-        **{"name": "kvsweep", "scorer": "kvsweep", "params": {}},
-        **{"scored_samples": scored, "unscored_samples": len(texts) - scored},
+        "name": "kvsweep",
+        "scorer": "kvsweep",
+        "params": {},
+        "scored_samples": scored,
+        "unscored_samples": len(samples) - scored,
         "metrics": {"accuracy": accuracy} if pd.notna(cell.pass_at_1) else {},
     }
     decoding = settings["decoding"]
@@ -187,14 +187,14 @@ def _inspect(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
             "dataset": {"name": cell.benchmark, "samples": len(ids), "sample_ids": ids, "shuffled": False},
             "model": model,
             "model_args": {name: value for name, value in settings["model"].items() if value is not None},
-            "config": {"epochs": 1 + max(draw for _, draw in texts)},
+            "config": {"epochs": max(sample["epoch"] for sample in samples)},
             "packages": {"kvsweep": version("kvsweep")},
             "metadata": {"setting": setting(cell), "command": _command(provenance)},
         },
         "plan": {
             "name": "kvsweep",
             "steps": [],
-            "config": _known(
+            "config": _not_missing(
                 temperature=decoding.get("temperature"),
                 top_p=decoding.get("top_p"),
                 # 0 sets no limit.
@@ -203,20 +203,36 @@ def _inspect(run: Run, cell: Any, problems: bool) -> dict[str, Any]:
                 seed=settings.get("seed"),
             ),
         },
-        "results": {"total_samples": len(texts), "completed_samples": len(texts), "scores": [score]},
+        "results": {"total_samples": len(samples), "completed_samples": len(samples), "scores": [score]},
         "stats": {"started_at": started, "completed_at": started, "model_usage": {}},
         "samples": samples,
     }
 
 
-def _sample(model: str, prompt: str, gold: str, completion: Completion, grade: Grade | None) -> dict[str, Any]:
+def _samples(folder: Path, model: str, withheld: bool) -> list[Record]:
+    """A sample for each completion of a cell, by problem and draw; of a missing problem prompt and gold are empty."""
+    texts = load_texts(folder)
+    grades = StoredCell(folder).grades(on_bad=row_types.ignore)
+    problems = load_problems(folder)
+    samples = []
+    for pair in sorted(texts):
+        prompt = gold = ""
+        problem = problems.get(texts[pair].problem_id)
+        if problem is not None:
+            prompt = _WITHHELD if withheld else problem.prompt
+            gold = problem.gold
+        samples.append(_sample(model, prompt, gold, texts[pair], grades.get(pair)))
+    return samples
+
+
+def _sample(model: str, prompt: str, gold: str, completion: Completion, grade: Grade | None) -> Record:
     """A sample of the log: one completion, with its grade if it has one."""
     message = {"role": "assistant", "content": completion.text, "source": "generate", "model": model}
     usage = {"input_tokens": completion.prompt_tokens, "output_tokens": completion.num_tokens}
     scores = {}
     if grade is not None:
         value = "C" if grade.correct else "I"
-        scores["kvsweep"] = {"value": value, "explanation": grade.outcome, **_known(answer=grade.answer)}
+        scores["kvsweep"] = {"value": value, "explanation": grade.outcome, **_not_missing(answer=grade.answer)}
     return {
         "id": completion.problem_id,
         "epoch": completion.draw + 1,
@@ -233,16 +249,16 @@ def _sample(model: str, prompt: str, gold: str, completion: Completion, grade: G
     }
 
 
-def _known(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if isinstance(value, dict) or pd.notna(value)}
+def _not_missing(**values: Any) -> Record:
+    return {name: value for name, value in values.items() if pd.notna(value)}
 
 
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """The values that are known, as texts."""
+def _texts(values: Record) -> dict[str, str]:
+    """The values that are not missing, as texts."""
     return {name: str(value) for name, value in values.items() if pd.notna(value)}
 
 
-def _command(provenance: Mapping[str, Any]) -> str:
+def _command(provenance: Record) -> str:
     """The command of the first decoding pass that names one, or ""."""
     for decoding_pass in provenance.get("decoding_passes", []):
         words = decoding_pass.get("command")
@@ -251,7 +267,7 @@ def _command(provenance: Mapping[str, Any]) -> str:
     return ""
 
 
-def _started(provenance: Mapping[str, Any]) -> str | None:
+def _started(provenance: Record) -> str | None:
     """When the first decoding pass began, as ISO 8601 has it."""
     passes = provenance.get("decoding_passes", [])
     times = [str(decoding_pass["started"]) for decoding_pass in passes if decoding_pass.get("started")]
