@@ -60,11 +60,11 @@ def counted_share(answers: pd.DataFrame, *, told_apart: bool = True) -> float:
     if not is_greedy:
         is_no_copy |= texts.map(problems_of_text) > 1
     grades = answers["correct"].fillna(-1)
-    version = pd.DataFrame({"text": texts, "grade": grades}).groupby(["text", "grade"], dropna=False).ngroup()
     # Answers of one text and grade have one number, from 0. Each that is no copy gets a number below 0 for itself.
-    version = version.where(~is_no_copy, -1 - version.index.to_series())
-    sizes = problems.groupby([problems, version]).size()
+    numbers = pd.DataFrame({"text": texts, "grade": grades}).groupby(["text", "grade"], dropna=False).ngroup()
+    numbers = numbers.where(~is_no_copy, -1 - numbers.index.to_series())
+    copies = problems.groupby([problems, numbers]).size()
     draws = problems.groupby(problems).size()
     # The chance that two answers, drawn with replacement, are the same one: at least 1 / draws, more with copies.
-    chance_same = (sizes**2).groupby(level=0).sum() / draws**2
+    chance_same = (copies**2).groupby(level=0).sum() / draws**2
     return round(float((1 / draws).mean() / chance_same.mean()), 6)

@@ -146,8 +146,8 @@ def load_run(directory: Path | str) -> Run:
         # `copies` and `groups` are not stored: they tell `plan_of` what the sample is.
         if _has_copies(cell):
             cell.provenance["copies"] = True
-            same = "most problems have the same text in all draws, though the server was asked to sample"
-            notices.append(f"Cell {cell.folder.name}: {same}; each problem counts once, as greedy texts do.")
+            same_texts = "most problems have the same text in all draws, though the server was asked to sample"
+            notices.append(f"Cell {cell.folder.name}: {same_texts}; each problem counts once, as greedy texts do.")
         # Problems may be variants of one question.
         columns = cell.settings["benchmark"].get("columns") or ()
         if "group" in columns:
@@ -179,8 +179,8 @@ def refuse_unlike_golds(*runs: Run) -> None:
     golds_of_cells = pd.concat(tables)
     # Golds such as 070 and 70 are one.
     golds_of_cells["gold"] = golds_of_cells["gold"].map(plain)
-    golds_of: Any = golds_of_cells.groupby(["benchmark", "dataset_hash", "problem_id"])["gold"].unique()
-    for (benchmark, _, problem_id), golds in golds_of.items():
+    golds_of_problem: Any = golds_of_cells.groupby(["benchmark", "dataset_hash", "problem_id"])["gold"].unique()
+    for (benchmark, _, problem_id), golds in golds_of_problem.items():
         if len(golds) > 1:
             problem = f"Problem {problem_id!r:.60} of {benchmark}"
             listed = " and ".join(golds)
@@ -334,54 +334,54 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
 
 def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
     """Return a row per cell with the columns of `Run.cells`; completions are not counted yet."""
-    rows = []
     variants = _variants([cell.settings for cell in cells])
-    for cell, variant in zip(cells, variants, strict=True):
-        model, benchmark = cell.settings["model"], cell.settings["benchmark"]
-        policy, decoding = cell.settings["policy"], cell.settings["decoding"]
-        served = is_served(cell.settings)
-        cache = _cache(cell.settings)
-        record = record_of(cell.provenance.get("decoding_passes", []))
-        # A policy's title and kind, where it has them, tell it apart from another of its name.
-        variant_parts = [variant, policy.get("title"), policy.get("kind")]
-        model_title = _title(model)
-        if model.get("random_weights"):
-            model_title += " (random weights)"
-        rows.append(
-            {
-                # The folder names the cell, because YAML would read an all-digit id as a number.
-                "cell_id": cell.folder.name,
-                "model": model["name"],
-                "model_title": model_title,
-                "benchmark": benchmark["name"],
-                "benchmark_title": _title(benchmark),
-                "policy": _policy_name(cell.settings),
-                # The bits of a server's cache are its own matter.
-                "bits": None if served else _bits(cache),
-                "unpacked_rows": _unpacked_rows(cache),
-                **{axis: policy.get(axis) for axis in AXES},
-                "question": str(policy.get("question") or ""),
-                "variant": ", ".join(str(part) for part in variant_parts if part),
-                "engine": "server" if served else "kvsweep",
-                "declared_bytes": policy.get("kept_bytes"),
-                "measured_bytes": record.get(BYTES),
-                "decoding": decoding["name"],
-                "seed": cell.settings.get("seed"),
-                "random_weights": bool(model.get("random_weights")),
-                "status": _status(cell),
-                "completions": 0,
-                "expected": cell.provenance.get("expected"),
-                "draws": cell.provenance.get("draws"),
-                "condition": str(cell.settings["condition"]),
-                "dataset_hash": str(cell.settings.get("dataset_hash") or ""),
-                **{f"decoding_{name}": value for name, value in decoding.items() if name != "name"},
-            }
-        )
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(map(_cell_row, cells, variants))
     for column in (*AXES, "bits", "expected", "draws", "unpacked_rows", "declared_bytes", "measured_bytes"):
         # A column may have None alone, of which pandas makes objects.
         table[column] = pd.to_numeric(table[column], errors="coerce").astype("float64")
     return table
+
+
+def _cell_row(cell: _Cell, variant: str) -> dict[str, Any]:
+    """Return a cell's row; `variant` is its text of `_variants`."""
+    model, benchmark = cell.settings["model"], cell.settings["benchmark"]
+    policy, decoding = cell.settings["policy"], cell.settings["decoding"]
+    served = is_served(cell.settings)
+    cache = _cache(cell.settings)
+    server_record = record_of(cell.provenance.get("decoding_passes", []))
+    # A policy's title and kind, where it has them, tell it apart from another of its name.
+    variant_parts = [variant, policy.get("title"), policy.get("kind")]
+    model_title = _title(model)
+    if model.get("random_weights"):
+        model_title += " (random weights)"
+    return {
+        # The folder names the cell, because YAML would read an all-digit id as a number.
+        "cell_id": cell.folder.name,
+        "model": model["name"],
+        "model_title": model_title,
+        "benchmark": benchmark["name"],
+        "benchmark_title": _title(benchmark),
+        "policy": _policy_name(cell.settings),
+        # The bits of a server's cache are its own matter.
+        "bits": None if served else _bits(cache),
+        "unpacked_rows": _unpacked_rows(cache),
+        **{axis: policy.get(axis) for axis in AXES},
+        "question": str(policy.get("question") or ""),
+        "variant": ", ".join(str(part) for part in variant_parts if part),
+        "engine": "server" if served else "kvsweep",
+        "declared_bytes": policy.get("kept_bytes"),
+        "measured_bytes": server_record.get(BYTES),
+        "decoding": decoding["name"],
+        "seed": cell.settings.get("seed"),
+        "random_weights": bool(model.get("random_weights")),
+        "status": _status(cell),
+        "completions": 0,
+        "expected": cell.provenance.get("expected"),
+        "draws": cell.provenance.get("draws"),
+        "condition": str(cell.settings["condition"]),
+        "dataset_hash": str(cell.settings.get("dataset_hash") or ""),
+        **{f"decoding_{name}": value for name, value in decoding.items() if name != "name"},
+    }
 
 
 def _status(cell: _Cell) -> str:
@@ -449,6 +449,7 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
     for policy, values in zip(policies, values_of_cells, strict=True):
         fields = []
         for name, value in values.items():
+            # "fp8" is the scheme of a cache.
             is_quantized = value == "fp8" or (name == "cache.bits" and value != "16")
             if is_quantized or varies.at[policy, name]:
                 _, _, field_name = name.partition(".")
@@ -551,7 +552,7 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
     counts_of = attrgetter("problem_id", "draw", "stop_reason", *COUNTS)
     on_bad = skipped(notify)
     rows: list[tuple[Any, ...]] = []
-    events = array("q")
+    events = array("q")  # three numbers each, in the order of the columns below
     for folder in folders:
         cell = StoredCell(folder)
         completions = list(cell.rows(_Counts, on_bad=on_bad))
@@ -567,16 +568,16 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
                 # This completion's row is the next one of the table.
                 events.extend((len(rows), eviction.step, freed))
             # In the order of `EVICTION_SUMS`.
-            sums: list[int | None] = [len(row.evictions), before, after, freed_step]
+            eviction_sums: list[int | None] = [len(row.evictions), before, after, freed_step]
             if row.peak_length is None:  # a server's completion has no lengths
-                sums = [None] * 4
+                eviction_sums = [None] * 4
             grade = grades.get(row.key)
             # Outcome, correct, answer and gold.
-            verdict: list[Any] = [None] * 4
+            of_grade: list[Any] = [None] * 4
             if grade is not None:
                 is_right = float(grade.outcome == "correct")
-                verdict = [grade.outcome, is_right, grade.answer, grade.gold]
-            rows.append((folder.name, *counts_of(row), *sums, *verdict))
+                of_grade = [grade.outcome, is_right, grade.answer, grade.gold]
+            rows.append((folder.name, *counts_of(row), *eviction_sums, *of_grade))
     cell_ids = pd.CategoricalDtype([folder.name for folder in folders])
     table = pd.DataFrame(rows, columns=["cell_id", *COMPLETION_DTYPES])
     # Of a server some numbers are unknown, and only a column of floats can lack one.

@@ -171,9 +171,9 @@ def marks(texts: Iterable[str]) -> dict[str, int]:
     for text in texts:
         if SMALL_LOSS in text:
             counts[SMALL_LOSS] += 1
-        # The mark of a safe cell is part of it.
-        rest = text.replace(SMALL_LOSS, "")
-        counts.update(mark for mark in MARKS if mark in rest)
+        # "(✓)" contains "✓", the mark of a safe cell.
+        other_marks = text.replace(SMALL_LOSS, "")
+        counts.update(mark for mark in MARKS if mark in other_marks)
     return {mark: counts[mark] for mark in MARKS if counts[mark]}
 
 

@@ -22,10 +22,10 @@ _ROUNDED = 0.02  # by which two such sizes of one cache may differ
 def record_of(passes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what servers said in a cell's passes; later ones have precedence. A pass without answers has no model."""
     record = dict[str, Any]()
-    for answers in passes:
-        if "model" in answers:
-            record |= {name: answers[name] for name in ("model", *ROUTED) if name in answers}
-            record |= cache_of(answers.get("cache") or {})
+    for decoding_pass in passes:
+        if "model" in decoding_pass:
+            record |= {name: decoding_pass[name] for name in ("model", *ROUTED) if name in decoding_pass}
+            record |= cache_of(decoding_pass.get("cache") or {})
     return record
 
 
@@ -61,10 +61,10 @@ def _kinds(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _bytes_per_token(fields: Mapping[str, str]) -> float | None:
     """Return the bytes of a token as a server says its cache's bytes and tokens; None if it does not say both."""
-    for name, unit, factors in _SIZES:
+    for name, unit, counts in _SIZES:
         try:
-            # One count of tokens, or streams times the cells of each.
-            tokens = math.prod(float(fields[factor]) for factor in factors)
+            # One count of tokens, or the cells of a stream times the streams.
+            tokens = math.prod(float(fields[count]) for count in counts)
             return unit * float(fields[name]) / tokens
         except (KeyError, ValueError, ZeroDivisionError):
             continue
