@@ -14,7 +14,7 @@ from kvsweep.analysis.notation import MISSING, Look, Scale
 from kvsweep.analysis.report import card, drilldown, tables
 from kvsweep.analysis.report.gallery import Picture
 from kvsweep.analysis.report.rendering import render, script_json
-from kvsweep.analysis.report.warnings import warnings
+from kvsweep.analysis.report.warnings import cell_title, warnings
 from kvsweep.analysis.statistics.grids import TITLES, beside_published, has_results, missing_cells
 from kvsweep.analysis.statistics.metrics import SETTING, cheapest_in_words, model_title, settings_by_bytes
 from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings, better_policies
@@ -43,7 +43,10 @@ def run_page(
     files: dict[str, str],
     reload: float | None = None,
 ) -> str:
-    """Return a run's HTML page with `drill_data`'s data; a running sweep's page reloads after `reload` seconds."""
+    """Return a run's HTML page; a running sweep's page reloads after `reload` seconds.
+
+    `embedded` and `files` are those of `drill_data`.
+    """
     run = found.run
     metrics = found.metrics
     name = run.directory.resolve().name
@@ -56,10 +59,6 @@ def run_page(
     }
     facts = card.rows(card.card(found), run)
     floors = [(verdict.title, verdict.floor) for verdict in found.verdicts if verdict.floor]
-    # Costs have their own section, and heatmaps are buttons on the page.
-    sections: dict[str, list[Picture]] = {"pictures": [], "heatmaps": [], "costs": []}
-    for picture in pictures:
-        sections[_section(picture)].append(picture)
     grade = ""
     if metrics["ungraded"].any():
         grade = f"kvsweep grade {shlex.quote(in_one_line(str(run.directory)))}"
@@ -78,17 +77,19 @@ def run_page(
         "marks": _marks(boards["own"]),
         "made_of": _made_of(dict(facts)),
         "better": better_policies(found.pairs),
+        # Titles of the grids whose scores differ by more than chance.
         "matter": [title for title, floor in floors if floor.signal],
         # True if a heatmap's scores may differ by chance alone.
         "pale": not all(floor.signal for _, floor in floors),
         "questions": [(TITLES[place], MEANINGS[place]) for place in metrics["question"].unique() if place in TITLES],
-        **sections,
+        **_sections(pictures),
         "cheapest": _cheapest(found),
         "progress": _progress(found),
         "failures": _failures(run, metrics),
         # The command that grades ungraded completions, or "".
         "grade": grade,
         "concerns": _concerns(found),
+        # Settings that are too many for bar charts.
         "uncharted": found.charted[MAX_COMPARED:],
         "facts": facts,
         "published": beside_published(metrics) if len(run.completions) else None,
@@ -96,10 +97,17 @@ def run_page(
     return render("report.html.jinja", page=page, notation=notation, tables=tables)
 
 
-def _section(picture: Picture) -> str:
-    if picture.name.startswith(("heatmap", "difference")):
-        return "heatmaps"
-    return "costs" if picture.name.startswith("cost") else "pictures"
+def _sections(pictures: list[Picture]) -> dict[str, list[Picture]]:
+    """Sort pictures by the page's sections: costs have their own, and heatmaps are buttons on the page."""
+    sections: dict[str, list[Picture]] = {"pictures": [], "heatmaps": [], "costs": []}
+    for picture in pictures:
+        name = "pictures"
+        if picture.name.startswith(("heatmap", "difference")):
+            name = "heatmaps"
+        elif picture.name.startswith("cost"):
+            name = "costs"
+        sections[name].append(picture)
+    return sections
 
 
 def _cheapest(found: Findings) -> list[str]:
@@ -176,6 +184,7 @@ def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
                 titled_panels.append((f"{model_title(metrics, model)} | {grid.title}", panels))
                 for panel in panels:
                     all_values += list(panel.cells["value"])
+    # Now that all values are collected, which all panels' colours may span.
     boards = []
     for title, panels in titled_panels:
         drawn = []
@@ -247,12 +256,10 @@ def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
     # The page shows the scale of a heatmap alone, whose columns share one range.
     first_limits = column_limits[0]
     full_limits = (np.inf, -np.inf) if panel.difference else first_limits  # a difference to itself has no colour
-    cells = list(panel.cells.itertuples())  # row by row
-    width = len(panel.columns)
     rows = []
-    for place, name in enumerate(panel.rows):
-        cells_of_row = cells[place * width :][:width]
-        rows.append([name, [cell(row, limits) for row, limits in zip(cells_of_row, column_limits, strict=True)]])
+    cells = panel.cells.itertuples()  # row by row: each row of the panel takes as many as there are columns
+    for name in panel.rows:
+        rows.append([name, [cell(next(cells), limits) for limits in column_limits]])
     _, _, title = panel.title.rpartition(" | ")  # without the model, which the page names above
     return {
         "title": title,
@@ -294,12 +301,14 @@ def _failures(run: Run, metrics: pd.DataFrame) -> list[dict[str, Any]]:
     done = set(metrics.loc[metrics["status"] == "done", "cell_id"])
     failures = []
     for task in run.tasks:
+        if task.state != "failed":
+            continue
         lines = []
         for cell_id, cell in task.cells.items():
             if cell_id not in done:
                 setting = f"{cell.model} | {cell.benchmark}: {cell.policy}"
                 lines.append(f"{setting}: {cell.finished} of {cell.expected}")
-        if task.state == "failed" and lines:
+        if lines:
             error = visible(task.error or "The task left no error.")
             texts = {"task": task.task, "cells": _shortened(lines), "command": task.command}
             failures.append(in_one_line(texts) | {"error": error})
@@ -321,7 +330,7 @@ def _concerns(found: Findings) -> list[tuple[str, list[str], bool]]:
     alone = conditions[~conditions["condition"].isin(with_full)]
 
     def listed(rows: pd.DataFrame, text: Callable[[Any], str]) -> list[str]:
-        return [f"{_cell(row)}: {text(row)}" for row in notation.rows(rows)]
+        return [f"{cell_title(row)}: {text(row)}" for row in notation.rows(rows)]
 
     concerns = {
         "Unfinished cells": listed(
@@ -357,12 +366,8 @@ def _missing(found: Findings) -> list[str]:
         table = missing_cells(grid).assign(policy=grid.policy, budget=grid.budget, variant=grid.variant)
         table["model_title"] = table["model"].map(model_titles)
         table["benchmark_title"] = table["benchmark"].map(benchmark_titles)
-        lines += [_cell(row) for row in table.itertuples()]
+        lines += [cell_title(row) for row in table.itertuples()]
     return lines
-
-
-def _cell(row: Any) -> str:
-    return f"{row.model_title} | {row.benchmark_title}: {notation.setting(row)}"
 
 
 def _shortened(lines: list[str]) -> list[str]:

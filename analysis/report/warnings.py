@@ -46,7 +46,7 @@ def _cells(run: Run) -> pd.DataFrame:
     cells = run.cells.drop(columns="completions")
     settings = cells["cell_id"].map(lambda cell_id: run.settings.get(cell_id, {}))
     limits = settings.map(lambda section: section.get("decoding", {}).get("max_new_tokens"))
-    full_first = cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable")
+    full_first = cells.sort_values("policy", key=lambda policy: policy != "full", kind="stable")
     # Without a full cell its first cell.
     baseline_of = full_first.groupby("condition")["cell_id"].first()
     return cells.assign(
@@ -80,12 +80,13 @@ def _per_cell(rows: pd.DataFrame, say: Callable[[pd.DataFrame], str | None]) -> 
     for _, cell in rows.groupby("cell_id", sort=False, observed=True):
         sentence = say(cell)
         if sentence:
-            sentences.append(f"{_name(cell.iloc[0])}: {sentence}")
+            sentences.append(f"{cell_title(cell.iloc[0])}: {sentence}")
     return sentences
 
 
-def _name(row: Any) -> str:
-    return f"{row['model_title']} | {row['benchmark_title']}: {notation.setting(row)}"
+def cell_title(row: Any) -> str:
+    """Name the model, benchmark and setting of a row of metrics."""
+    return f"{row.model_title} | {row.benchmark_title}: {notation.setting(row)}"
 
 
 def _settings(cells: pd.DataFrame) -> str:
@@ -170,16 +171,16 @@ def not_evicted(run: Run) -> list[str]:
 
     def say(panel: pd.DataFrame) -> str | None:
         lengths = panel["length"]
-        if panel["evictions"].sum() or lengths.max() <= 1:
+        if panel["evictions"].sum() or lengths.max() <= 1:  # no trigger, at least 1, would evict from a length of 1
             return None
         largest = int(lengths.max()) - 1  # a cache evicts when it is longer than its trigger
-        half_of_most = max(1, int(lengths.median()) // 2)
-        would = []
+        half_of_median = max(1, int(lengths.median()) // 2)
+        suggestions = []
         # The largest trigger that some text outgrows, and one that most texts do.
-        for trigger in (largest, half_of_most):
-            would.append(f"policy.budget={trigger} would evict in {(lengths > trigger).sum()}")
+        for trigger in (largest, half_of_median):
+            suggestions.append(f"policy.budget={trigger} would evict in {(lengths > trigger).sum()}")
         nothing = "nothing was evicted, because no cache outgrew its trigger"
-        return f"{nothing}. Of {counted(len(lengths), 'text')} {', '.join(would)}."
+        return f"{nothing}. Of {counted(len(lengths), 'text')} {', '.join(suggestions)}."
 
     return _per_panel(texts, say)
 
@@ -194,9 +195,9 @@ def otherwise_answered(run: Run, margin: float | None = None) -> list[str]:
     may differ in both.
     """
     graded = run.completions.dropna(subset="outcome")
-    silent = graded["outcome"].eq("no_answer") & graded["stop_reason"].eq("stop")
+    is_silent = graded["outcome"].eq("no_answer") & graded["stop_reason"].eq("stop")
     cells = _cells(run)
-    pairs = beside_full(run.cells, graded.assign(silent=silent), ["silent"])
+    pairs = beside_full(run.cells, graded.assign(silent=is_silent), ["silent"])
     not_itself = pairs["cell_id"] != pairs["full"]  # a full cache is also paired with itself
     pairs = pairs[not_itself].merge(cells[cells["served"]], on="cell_id")
     cell_of = cells.set_index("cell_id")
@@ -243,8 +244,7 @@ def other_prompts(run: Run) -> list[str]:
     """A server counts other prompt tokens than the baseline, for the same questions."""
     texts = _texts(run)
     texts = texts[texts["served"]]
-    # [problems, cells]
-    # All draws of a problem have one prompt, so `max` takes its number.
+    # A row per problem, a column per cell. All draws of a problem have one prompt, so `max` takes its number.
     prompt_tokens = texts.groupby(["cell_id", "problem_id"], observed=True)["prompt_tokens"].max().unstack(0)
     cell_of = texts.drop_duplicates("cell_id").set_index("cell_id")
 
@@ -290,14 +290,16 @@ def other_models(run: Run) -> list[str]:
         requested_model = requested[row["cell_id"]]
         model = record.get("model")
         full_model = full_record.get("model")
+        # Such as "provider A and B": the answers name each maker.
         several = [f"{name} {' and '.join(record[name])}" for name in ROUTED if len(record.get(name, ())) > 1]
         # A setting that asks for another model than the baseline is expected to get another one.
         same_request = requested_model == requested.get(row["baseline"])
+        is_other_model = model and full_model and model != full_model
         if several or record.get("provider") != full_record.get("provider"):
             names = ", ".join(several) or "another provider than those of the full setting"
             difference = f"its answers name {names}"
             hint = "Ask one server, or let engine.extra choose one provider of the router for all settings"
-        elif same_request and model and full_model and model != full_model:
+        elif same_request and is_other_model:
             difference = f"its answers are of the model {model}, and of {full_model} with the full setting"
             hint = "Start both servers with one model, or give each setting its engine.model if they shall differ"
         # If all settings ask for one model, its name at the server may be another one.
