@@ -61,17 +61,15 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
     rows_of = dict(iter(all_rows.groupby("cell_id", observed=True, sort=False)))
     for _, cells in run.cells.groupby("condition", sort=False):
         ranks = _telling(all_rows[all_rows["cell_id"].isin(cells["cell_id"])], cells, limit)
-        full: str | None = None
+        full: str | None = None  # the first full cache, when it has been read
         full_texts: dict[Pair, Completion] = {}
         # The full cache comes first; the other cells are compared with it.
-        full_first = cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable")
+        full_first = cells.sort_values("policy", key=lambda policy: policy != "full", kind="stable")
         for cell in notation.rows(full_first):
             rows = rows_of.get(cell.cell_id)
             if rows is None:
                 continue
-            # Pairs without a rank follow all others.
-            places = [ranks.get(pair, limit) for pair in zip(rows["problem_id"], rows["draw"], strict=True)]
-            shown = rows.assign(place=places).sort_values(["place", "draw", "problem_id"], kind="stable").head(limit)
+            shown = _first_ranked(rows, ranks, limit)
             pairs = set(zip(shown["problem_id"], shown["draw"], strict=True))
             texts = load_texts(run.directory / cell.cell_id, pairs) if pairs else {}
             # A run without the tokenizer of a cell's model has no file with this name.
@@ -85,10 +83,16 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
             draws = list(_draws(shown, texts, full_texts, tokenizer))
             data = {"base": full, "left_out": len(rows) - len(shown), "problems": problems, "draws": draws}
             yield cell.cell_id, packed(data)
-            # This is the first full cache: the next cells are compared with it.
             if full is None and cell.policy == "full":
                 full = cell.cell_id
                 full_texts = texts
+
+
+def _first_ranked(rows: pd.DataFrame, ranks: dict[Pair, int], limit: int) -> pd.DataFrame:
+    """Return at most `limit` of a cell's completions: those of ranked pairs, then those of the first draws."""
+    # `limit` is behind all ranks.
+    places = [ranks.get(pair, limit) for pair in zip(rows["problem_id"], rows["draw"], strict=True)]
+    return rows.assign(place=places).sort_values(["place", "draw", "problem_id"], kind="stable").head(limit)
 
 
 def packed(data: Any) -> str:
@@ -106,7 +110,7 @@ def _telling(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> dict[Pair, 
     lost = (scores[~is_full] == 0) & (scores[is_full].max() == 1)  # [cells, pairs]
     ranks: dict[Pair, int] = {}
     while len(ranks) < limit and lost.to_numpy().any():
-        most_lost: Any = lost.sum().idxmax()
+        most_lost: Any = lost.sum().idxmax()  # the pair that most cells lose; of several that of the first draw
         draw, problem_id = most_lost
         ranks[problem_id, draw] = len(ranks)
         lost = lost[~lost[most_lost]]  # the cells that still show none
@@ -203,11 +207,11 @@ def outcome_maps(run: Run) -> list[dict[str, Any]]:
     maps = []
     with_completions = run.cells[run.cells["completions"] > 0]
     for _, cells in with_completions.groupby("condition", sort=False):
-        named = []
+        page_cells = []
         for cell in notation.rows(cells):
-            named.append({"id": cell.cell_id, "name": notation.setting(cell), "full": cell.policy == "full"})
+            page_cells.append({"id": cell.cell_id, "name": notation.setting(cell), "full": cell.policy == "full"})
         title = " | ".join(cells.iloc[0][["model_title", "benchmark_title"]])
-        maps.append({"title": title, **outcome_map(rows[rows["cell_id"].isin(cells["cell_id"])], named)})
+        maps.append({"title": title, **outcome_map(rows[rows["cell_id"].isin(cells["cell_id"])], page_cells)})
     return maps
 
 

@@ -26,25 +26,27 @@ def judged_page(
     ids = {name: f"file{number}" for number, name in enumerate(answers)}
     # The baseline's rows come first.
     rows = {name: _with_outcomes(answers[name]).assign(cell_id=ids[name]) for name in (full, *sentences)}
-    # The baseline's texts, with which those of each setting are compared.
-    texts = rows[full]["text"].dropna()
+    full_texts = rows[full]["text"].dropna()
     shown = _shown_pairs(rows)
     cells = []
     blocks = {}  # of each setting: the texts that the page shows
-    for name, table_of_answers in rows.items():
-        graded = table_of_answers["correct"].dropna()
+    for name, setting_rows in rows.items():
+        graded = setting_rows["correct"].dropna()
         score = {"graded": len(graded), "pass_at_1": float(graded.mean()) if len(graded) else None}
         cells.append({"cell_id": ids[name], "name": name, "said": sentences.get(name), **score})
-        draws = table_of_answers[table_of_answers["text"].notna() & table_of_answers.index.isin(shown)]
-        left_out = len(table_of_answers) - len(draws)
-        block: dict[str, Any] = {"base": None if name == full else ids[full], "left_out": left_out}
-        block["problems"] = {}
+        draws = setting_rows[setting_rows["text"].notna() & setting_rows.index.isin(shown)]
+        problems = {}
         for row in draws.drop_duplicates("problem_id").itertuples():
-            block["problems"][row.problem_id] = {"gold": _text(row.gold), "question": _text(row.prompt)}
-        block["draws"] = [_draw(row, texts.get(row.Index, "")) for row in draws.itertuples()]
+            problems[row.problem_id] = {"gold": _text(row.gold), "question": _text(row.prompt)}
+        block = {
+            "base": None if name == full else ids[full],  # the setting whose texts lie beside
+            "left_out": len(setting_rows) - len(draws),
+            "problems": problems,
+            "draws": [_draw(row, full_texts.get(row.Index, "")) for row in draws.itertuples()],
+        }
         blocks[ids[name]] = packed(block)
-    named = [{"id": ids[name], "name": name, "full": name == full} for name in answers]
-    outcomes = outcome_map(pd.concat(rows.values(), ignore_index=True), named)
+    page_cells = [{"id": ids[name], "name": name, "full": name == full} for name in answers]
+    outcomes = outcome_map(pd.concat(rows.values(), ignore_index=True), page_cells)
     data = {"files": {}, "cell-data": cells, "outcome-data": [{"title": "all problems", **outcomes}]}
     return render(
         "judged.html.jinja",
@@ -73,7 +75,7 @@ def _shown_pairs(rows: Mapping[str, pd.DataFrame]) -> pd.Index:
     """The pairs with texts on the page: first those that a setting loses or wins, then the first ones."""
     full, *_ = rows.values()
     grades = pd.concat([table["correct"].reindex(full.index) for table in rows.values()], axis=1)
-    # Only one grade, or none, in all files.
+    # Pairs with one grade in all files, or none, come last.
     pairs = full[PAIR].assign(alike=grades.nunique(axis=1) < 2).reset_index(drop=True)
     first = pairs.sort_values(["alike", *reversed(PAIR)]).head(MOST_TEXTS // len(rows))
     return pd.MultiIndex.from_frame(first[PAIR])
