@@ -162,7 +162,7 @@ def _same_otherwise(answer: str, gold: str, also_named: re.Pattern[str] = _NAME)
     gold_kind, gold_parts = _structure(gold)
     signs = set(kind.split())
     if signs in ({"="}, {r"\in"}):
-        return _same_equation(signs, parts, gold, also_named)
+        return _same_equation(parts, gold, also_named, is_equation=signs == {"="})
     # x \neq 5 is all numbers without 5.
     if signs == {r"\neq"} and len(parts) == 2 and r"\cup" in gold:
         return _same(rf"(-\infty, {parts[1]}) \cup ({parts[1]}, \infty)", gold)
@@ -175,11 +175,11 @@ def _same_otherwise(answer: str, gold: str, also_named: re.Pattern[str] = _NAME)
             return None
         members = gold_parts if gold_kind == "list" else [gold]
         return _same_parts(parts, members, ordered=False)
-    if kind == "list" and gold_kind == "()" and all(re.match(r"[a-z] ?=", part) for part in parts):
-        equations = [part.split("=", 1) for part in parts]
-        distinct_names = {name for name, _ in equations}
-        if parts == sorted(parts) and len(distinct_names) == len(parts):  # x = 1, y = 2 is (1, 2)
-            return _same_parts([value.strip() for _, value in equations], gold_parts, ordered=True)
+    if kind == "list" and gold_kind == "()":  # x = 1, y = 2 is (1, 2): each part has a name, in alphabetical order
+        names = [part[0] for part in parts if re.match("[a-z] ?=", part)]
+        if len(names) == len(parts) and names == sorted({*names}):
+            values = [part.split("=", 1)[1].strip() for part in parts]
+            return _same_parts(values, gold_parts, ordered=True)
     if kind == r"list \land" and len(parts) == 2:  # x > 1 and x < 2
         chain = _chained(*parts) or _chained(*reversed(parts))
         if chain:
@@ -192,16 +192,18 @@ def _same_otherwise(answer: str, gold: str, also_named: re.Pattern[str] = _NAME)
 
 
 def _same_equation(
-    signs: set[str], parts: list[str], gold: str, also_named: re.Pattern[str]
+    parts: list[str], gold: str, also_named: re.Pattern[str], *, is_equation: bool
 ) -> tuple[bool, str] | None:
-    """Whether an equation, or a name in a set, says the same as something that has another structure."""
+    """Whether an equation, or else a name in a set, says the same as something that has another structure."""
     gold_kind, gold_parts = _structure(gold)
     left = parts[0].strip()
     is_named = bool(_NAME.fullmatch(_INDICES.sub("", left).strip()) or also_named.fullmatch(left))
+    are_equations = is_equation and set(gold_kind.split()) == {"="}
     # x = a = b beside another equation: each of its parts, as x = a, must say the same as the gold.
-    if signs == {"="} == set(gold_kind.split()) and is_named and len(parts) > 2:
+    if are_equations and is_named and len(parts) > 2:
         parts = [f"{parts[0]} = {part}" for part in parts]
-    if signs == {"="} and len(parts) == 2 and parts[0].startswith("(") and gold_kind == "list":  # (n, k) = (2, 3)
+    is_of_tuples = is_equation and len(parts) == 2 and parts[0].startswith("(")  # (n, k) = (2, 3)
+    if is_of_tuples and gold_kind == "list":
         _, names = _structure(parts[0])
         _, values = _structure(parts[1])
         if len(names) != len(values):

@@ -23,7 +23,7 @@ _KILLED = Verdict(None, "grader_timeout", "no verdict: the worker was killed")
 class CellSummary:
     """The result of grading one cell: how many of its rows were graded now, and all rows' outcomes."""
 
-    graded: int
+    graded: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter)
 
     @property
@@ -67,7 +67,7 @@ class Grader(Workers):
         completions have grades of their own. A grade whose gold has changed since is made anew; a grade without a
         completion is dropped. `regrade` grades every row, `shard` the completions of one shard.
         """
-        summary = CellSummary(graded=0)
+        summary = CellSummary()
         for stored_shard in StoredCell(directory).files(row_types.COMPLETIONS_FILE):
             if shard in (None, stored_shard):
                 summary += self._grade_shard(directory, stored_shard, regrade=regrade)
@@ -78,7 +78,7 @@ class Grader(Workers):
         stored = StoredCell(directory)
         completions = {row.key: row for row in stored.rows(Completion, shard=shard)}
         if not completions:
-            return CellSummary(graded=0)
+            return CellSummary()
         standard = read_standard(directory)
         golds = standard.golds
         for completion in completions.values():
@@ -238,7 +238,7 @@ def _explain(grader: Grader, root: Path, problem_id: str) -> None:
 def _grade_run(grader: Grader, root: Path, *, regrade: bool) -> None:
     """Grade every cell below a folder, and print a line for each and one for all."""
     cells = _cells(root)
-    total = CellSummary(graded=0)
+    total = CellSummary()
     for directory in cells:
         summary = grader.grade_cell(directory, regrade=regrade)
         print(_summary_line(_name(directory, root), summary))

@@ -206,7 +206,7 @@ def _declared(text: str, kind: AnswerKind) -> Statement | None:
         for match in declaration.pattern.finditer(text, start):
             declared = _declared_value(text, match, declaration.wrong, kind)
             if declared:
-                end, value = max((end, value), (match.end(), declared))  # the pair that ends later
+                end, value = max((end, value), (match.end(), declared))  # of two pairs the one that ends later
     if not value:
         return None
     after = text[end:].strip(_MARKS)
@@ -310,9 +310,8 @@ def _conclusion_of(sentence: str, tail: str) -> str | None:
     statement = _STATES.fullmatch(main_clause.rstrip(".! "))
     concludes = bool(_CONCLUDES.match(tail, tail.rindex(sentence)))  # in the sentence or what follows it
     value = None
-    behind_equals = statement is not None and statement["result"]
-    # What merely stands behind = may be a step on the way, unless the sentence concludes.
-    if statement and (concludes or not behind_equals):
+    # What merely stands behind = (`result`) may be a step on the way, unless the sentence concludes.
+    if statement and (concludes or not statement["result"]):
         value = _stated(statement)
     bold = _BOLD.findall(sentence if value is None else value)
     if len(bold) == 1:
@@ -327,11 +326,8 @@ def _conclusion_of(sentence: str, tail: str) -> str | None:
 
 
 def _stated(states: re.Match[str]) -> str:
-    """The group of `_STATES` that holds the value: the pattern has one for each way to state it."""
-    for value in states.groups():
-        if value:
-            return value
-    raise AssertionError("a match without a value")
+    """The value that `_STATES` matched: it has a group for each way to state one, of which a single one matches."""
+    return states[states.lastindex or 0]
 
 
 def _concluded(text: str, kind: AnswerKind) -> Statement | None:

@@ -67,11 +67,11 @@ def _unit(tokens: list[str], single: bool) -> str | None:
 
     An unknown word may stand before a counted thing, as an adjective, and in "of rice" behind one.
     """
-    kinds = list[str]()
-    parts = list[tuple[str, int]]()
+    kinds = list[str]()  # of the words so far
+    parts = list[tuple[str, int]]()  # names with their powers
     sign = 1  # -1 behind "per"
     power = 1  # of the next unit: 2 behind "square"
-    needs_noun = False
+    needs_noun = False  # True behind an unknown word, until a counted thing or a unit follows
     for token, following in zip(tokens, [*tokens[1:], ""], strict=False):
         word = token.lower()
         kind = _kind(token, following)

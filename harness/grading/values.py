@@ -155,6 +155,7 @@ class Values:
             least = max(slack * min(1, abs(right_value)), mpf(10) ** (25 - digits))
             if self._size < digits - 30 and abs(left_value - right_value) <= least:
                 return True
+        # With the most digits.
         if self._size < digits - 30:
             return False
         self._too_large = TooLarge(f"more than {digits} digits")

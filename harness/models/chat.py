@@ -54,7 +54,7 @@ def templated(
             )
     except Exception as error:  # a template may raise anything
         raise TemplateFault(lines_of(error)[0][:200]) from error
-    texts_of_chats, _ = result
+    texts_of_chats, _ = result  # the second says which tokens are the assistant's
     return texts_of_chats[0]
 
 
@@ -163,7 +163,7 @@ class ControlTokens:
 
     def _control_ids(self, ids: list[int]) -> set[int]:
         """Return the control tokens among the ids, except the token for unknown characters."""
-        return self._texts.keys() & set(ids) - {self._tokenizer.unk_token_id}
+        return self._texts.keys() & set(ids).difference([self._tokenizer.unk_token_id])
 
     def encode_behind(self, text: str) -> list[int]:
         """Token ids of a text with its control tokens, as it is read behind another control token."""

@@ -43,9 +43,9 @@ class Dialogue:
             return None
         end = start + len(str(self.config.think_end))
         first = self._tokens_within(ids, text, start)
-        stop, length = first, 0
+        stop, length = first, 0  # tokens up to the tag's end, and their characters
         while length < end:  # a tag has few tokens
-            stop, length = self._whole(ids, text, stop + 1)
+            stop, length = self._whole_characters(ids, text, stop + 1)
         return range(first, stop)
 
     def _tokens_within(self, ids: list[int], text: str, chars: int) -> int:
@@ -53,14 +53,15 @@ class Dialogue:
         low, high = 0, len(ids)
         while low < high:  # by halves: `low` tokens fit, more than `high` do not
             middle = (low + high + 1) // 2
-            count, length = self._whole(ids, text, middle)  # no number from `middle` to `count` - 1 ends a character
+            # No number from `middle` to `count` - 1 ends a character.
+            count, length = self._whole_characters(ids, text, middle)
             if length <= chars:
                 low = count
             else:
                 high = middle - 1
         return low
 
-    def _whole(self, ids: list[int], text: str, count: int) -> tuple[int, int]:
+    def _whole_characters(self, ids: list[int], text: str, count: int) -> tuple[int, int]:
         """Return the fewest tokens, `count` or more, that end between characters of the text, and their characters.
 
         A character may take several tokens; some of these tokens decode to other text than the character.
@@ -189,11 +190,12 @@ class Dialogue:
             return "unopened"
         tail = self._behind_question  # a question may contain a tag; the template's tag comes last
         if not prompt.endswith(tail):  # what the template writes here depends on the question
+            words = question.strip()
             # Behind an empty question nothing is looked at: every text contains it everywhere.
-            tail = prompt.rpartition(question.strip() or prompt)[2]
-        start, end = self.config.think_start, self.config.think_end
+            tail = prompt.rpartition(words)[2] if words else ""
+        start = self.config.think_start
         opened = tail.rfind(start) if start else -1
-        closed = tail.rfind(end) if end else -1
+        closed = tail.rfind(str(self.config.think_end))
         if opened == -1 and closed == -1:
             return "unopened"
         return "closed" if closed > opened else "open"

@@ -84,7 +84,7 @@ def from_place(load: Callable[..., Loaded], place: str, revision: str | None) ->
     """Return what `load`, a `from_pretrained`, reads from a folder, from the cache if a commit pins it, or the hub."""
     if Path(place).is_dir():
         return load()
-    if not _ID.fullmatch(place):
+    if not is_id(place):
         neither = "is no folder, and no id on the hub such as deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
         raise UserError(f"model.path={place} {neither}: name the one or the other.")
     from huggingface_hub import try_to_load_from_cache
@@ -100,7 +100,7 @@ def from_place(load: Callable[..., Loaded], place: str, revision: str | None) ->
 
 def cached_file(place: str, revision: str | None, name: str) -> Path | None:
     """Return the path of a file in a folder, whether or not it exists, or in the hub's local cache, else None."""
-    if Path(place).is_dir() or not _ID.fullmatch(place):
+    if Path(place).is_dir() or not is_id(place):
         return Path(place) / name
     from huggingface_hub import try_to_load_from_cache
 

@@ -54,35 +54,17 @@ _DRAWN = re.compile(r"\|\s*random\b|\blipsum\b")
 @warnings_as_notes()
 def load_model(config: ModelConfig) -> LoadedModel:
     """Load weights and tokenizer, check that slots decode them, move them to the device, and return the model."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, logging  # as slow as torch
+    from transformers import logging  # as slow as torch
 
     _keep_freed_memory()
     logging.disable_progress_bar()
-    dtype: torch.dtype = getattr(torch, config.dtype)
     _warn_of_slow_precision(config)
     architecture = read_architecture(config)
     _check_no_adapter(config)
     try:
         tokenizer = _load_tokenizer(config)
-        # config.json may name an attention whose package is not installed; slots bring their own.
-        how: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager"}
-        if config.random_weights:
-            torch.manual_seed(0)
-            with torch.device(device_of(config)):  # on a CPU, drawing the weights of a large model takes minutes
-                whole = AutoModelForCausalLM.from_config(text_of(architecture), **how)
-        else:
-            how |= {"revision": config.commit, "trust_remote_code": False, "config": architecture}
-            # Without `safetensors_only`, None lets transformers take either kind of file.
-            how |= {"use_safetensors": config.safetensors_only or None, "output_loading_info": True}
-            is_text = text_of(architecture) is architecture
-            auto_class: Any = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
-            # With `output_loading_info` transformers returns a pair; its type hints do not say so.
-            load = partial(auto_class.from_pretrained, config.checkpoint, **how)
-            whole, loading = from_place(load, config.checkpoint, config.commit)
-            missing = [name for name in loading["missing_keys"] if not name.startswith(_SEEING)]
-            check_tensors(missing, loading["unexpected_keys"])
-        whole = whole.to(device_of(config))
-        network = text_part(whole)
+        whole = _load_weights(config, architecture).to(device_of(config))
+        network = text_part(whole)  # all of it, unless it is multimodal
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a damaged file: each library raises its own error
@@ -97,11 +79,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     if config.adapter is not None:
         add_adapter(network, config.adapter, whole)
     network = network.eval().requires_grad_(False)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    worthwhile = 1 + parameters // _PARAMETERS_PER_THREAD
-    # torch counts the machine's cores, and a container may grant fewer.
-    threads = min(_MOST_THREADS, granted_cores(), worthwhile)
-    torch.set_num_threads(config.threads or threads)
+    _set_threads(config, network)
     use_slot_attention(network)
     model = LoadedModel(config, network, tokenizer)
     _check_planned(model)
@@ -113,6 +91,47 @@ def load_model(config: ModelConfig) -> LoadedModel:
         named = f"the generation_config of model={config.name} sets {', '.join(unapplied)}"
         print(f"note: {named}; transformers' generate applies this, and kvsweep does not.", file=sys.stderr)
     return model
+
+
+def _load_weights(config: ModelConfig, architecture: Any) -> Any:
+    """Return the network with the checkpoint's weights, or with random ones.
+
+    Raises ValueError for a checkpoint with other tensors than the network, and transformers' errors for damaged files.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    # config.json may name an attention whose package is not installed; slots bring their own.
+    options: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "attn_implementation": "eager"}
+    text_architecture = text_of(architecture)
+    if config.random_weights:
+        torch.manual_seed(0)
+        with torch.device(device_of(config)):  # on a CPU, drawing the weights of a large model takes minutes
+            return AutoModelForCausalLM.from_config(text_architecture, **options)
+    options |= {
+        "revision": config.commit,
+        "trust_remote_code": False,
+        "config": architecture,
+        # Without `safetensors_only`, None lets transformers take either kind of file.
+        "use_safetensors": config.safetensors_only or None,
+        "output_loading_info": True,
+    }
+    is_text = text_architecture is architecture
+    auto_class: Any = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
+    # With `output_loading_info` transformers returns a pair; its type hints do not say so.
+    load = partial(auto_class.from_pretrained, config.checkpoint, **options)
+    network, loading = from_place(load, config.checkpoint, config.commit)
+    missing = [name for name in loading["missing_keys"] if not name.startswith(_SEEING)]
+    check_tensors(missing, loading["unexpected_keys"])
+    return network
+
+
+def _set_threads(config: ModelConfig, network: Any) -> None:
+    """Let torch use `config.threads`, by default as many as are granted and make a step of this network faster."""
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    worthwhile = 1 + parameters // _PARAMETERS_PER_THREAD
+    # torch counts the machine's cores, and a container may grant fewer.
+    threads = min(_MOST_THREADS, granted_cores(), worthwhile)
+    torch.set_num_threads(config.threads or threads)
 
 
 def _check_no_adapter(config: ModelConfig) -> None:
@@ -129,13 +148,13 @@ def _check_no_adapter(config: ModelConfig) -> None:
 
 def _warn_of_slow_precision(config: ModelConfig) -> None:
     """Print a note, before weights are loaded, if this processor has no instructions for bfloat16."""
-    on_cpu = config.dtype == "bfloat16" and device_of(config).type == "cpu"
-    if on_cpu and not multiplies_bfloat16():
+    bfloat16_on_cpu = config.dtype == "bfloat16" and device_of(config).type == "cpu"
+    if bfloat16_on_cpu and not multiplies_bfloat16():
         slow = "has no instructions for model.dtype=bfloat16, which is slow on it"
         print(f"note: this processor {slow}: take model.dtype=float32 if the memory suffices.", file=sys.stderr)
 
 
-def add_adapter(network: Any, folder: str, whole: Any = None) -> Any:
+def add_adapter(network: Any, folder: str, whole: Any = None) -> None:
     """Add a LoRA adapter to the weights that it names; raises UserError for another kind of adapter or model.
 
     `whole` is the multimodal network whose part the network is: the adapter may name weights as this one does.
@@ -154,7 +173,6 @@ def add_adapter(network: Any, folder: str, whole: Any = None) -> Any:
     except Exception as error:  # a damaged file, a shape that does not fit: peft raises many errors
         unfit = f"model.adapter={folder} cannot be added to the weights ({_first_line(error)})"
         raise UserError(f"{unfit}: name another LoRA adapter, or null.") from error
-    return network
 
 
 def _first_line(error: Exception) -> str:
@@ -164,7 +182,7 @@ def _first_line(error: Exception) -> str:
 def _check_planned(model: LoadedModel) -> None:
     """Refuse a download that differs from `model.config`, from which memory and predictors were planned."""
     config = model.config
-    if config.config is None or config.is_built or config.gguf is not None or Path(config.place).is_dir():
+    if config.config is None or config.commit is None:  # no commit: not a model of the hub
         return
     # With random weights a spec is read from `model.config` alone.
     planned = read_spec(replace(config, random_weights=True))
@@ -182,7 +200,7 @@ def _check_files(model: LoadedModel) -> None:
     read = partial(json_of, config.checkpoint, config.commit)
     end = read("generation_config.json").get("eos_token_id")
     ends = end if isinstance(end, list) else [end]
-    # Settings as the files state them, and as the network has them: pairs of name and value.
+    # Settings as the files state them, None for none, and as the network has them: pairs of name and value.
     stated = [("eos_token_id", end_id) for end_id in ends]
     loaded = [("eos_token_id", end_id) for end_id in model.stop_ids]
     rope = getattr(model.network.config, "rope_parameters", None)
@@ -192,16 +210,17 @@ def _check_files(model: LoadedModel) -> None:
         loaded += _rope_settings({"rope_parameters": rope})
     for name, value in stated:
         if value is not None and (name, value) not in loaded:
-            reads = ", ".join(str(other) for key, other in loaded if key == name) or "nothing"
-            differs = f"the files of model={config.name} say {name}={value}, and transformers reads {reads}"
+            values_read = ", ".join(str(read_value) for key, read_value in loaded if key == name) or "nothing"
+            differs = f"the files of model={config.name} say {name}={value}, and transformers reads {values_read}"
             raise UserError(f"{differs}: correct config.json or generation_config.json, where settings may contradict.")
 
 
 def _rope_settings(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the settings of rotary embeddings, without their types, which transformers may rename."""
-    outside = {name: fields.get(name) for name in ("rope_theta", "partial_rotary_factor")}
+    # Older files have these two beside the ropes' own settings, which go by either of two names.
+    beside = {name: fields.get(name) for name in ("rope_theta", "partial_rotary_factor")}
     settings = []
-    for part in (outside, *rope_parts(fields.get("rope_scaling")), *rope_parts(fields.get("rope_parameters"))):
+    for part in (beside, *rope_parts(fields.get("rope_scaling")), *rope_parts(fields.get("rope_parameters"))):
         for name, value in part.items():
             if name not in ("type", "rope_type"):
                 settings.append((name, value))
@@ -225,7 +244,8 @@ def _check_text(model: LoadedModel) -> None:
         random = f"the chat template of model={name} draws at random ({drawing.group()})"
         raise UserError(f"{random}, so a question would differ each time: name another model, or correct the template.")
     _check_spaces(model)
-    model.dialogue.asked(OTHER_QUESTION)  # a template may contain a shorter question by chance
+    # Refuses a template that leaves out the question; it may contain a shorter question by chance.
+    model.dialogue.asked(OTHER_QUESTION)
     try:
         model.dialogue.prompt_ids("?")
     except UserError:
@@ -238,11 +258,13 @@ def _check_text(model: LoadedModel) -> None:
 def _check_ends(model: LoadedModel) -> None:
     """Refuse end tokens that no model writes; print a note if only the tokenizer or only the template names one."""
     ends = model.stop_ids
-    rows = model.spec.vocab_size
+    vocabulary = model.spec.vocab_size
     name = model.config.name
-    impossible = [end for end in ends if type(end) is not int or not 0 <= end < rows]  # true is an int to isinstance
+    # True is an int to isinstance.
+    impossible = [end for end in ends if type(end) is not int or not 0 <= end < vocabulary]
     if impossible:
-        never = f"model={name} names the end tokens {list(ends)}, and no model of {rows:,} tokens writes {impossible}"
+        writes = f"no model of {vocabulary:,} tokens writes {impossible}"
+        never = f"model={name} names the end tokens {list(ends)}, and {writes}"
         raise UserError(f"{never}: correct eos_token_id in its generation_config.json.")
     text_of_ids = model.tokenizer.convert_ids_to_tokens
     other_ends = {"tokenizer": model.tokenizer.eos_token_id, "chat template": model.dialogue.turn_end}
@@ -277,8 +299,6 @@ def _check_spaces(model: LoadedModel) -> None:
 
 def _keep_freed_memory() -> None:
     """Let glibc keep 64 MiB of freed memory: page faults otherwise take half of a quantized cache's time."""
-    if sys.platform != "linux":
-        return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # else another library than glibc
         # The heap keeps 64 MiB at its end, and takes blocks of up to 32 MiB, which would else be given back at once.

@@ -42,7 +42,7 @@ class _Layer:
         self.norm, self.mlp_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         self.head_norms: HeadNorms | None = None
         if hasattr(attention, "q_norm"):  # Qwen3 normalises queries and keys
-            self.head_norms = (attention.q_norm.weight, *_norm(attention.k_norm))
+            self.head_norms = (attention.q_norm.weight, *_norm(attention.k_norm))  # both have one epsilon
 
 
 class FusedStep:
@@ -107,11 +107,12 @@ class FusedStep:
 
 def _shared(modules: list[nn.Linear], name: str) -> Tensor:
     """Concatenate a parameter of the modules into one tensor; the parameters become views of it."""
-    parts: list[Tensor] = [getattr(module, name) for module in modules]
-    whole = torch.cat([part.detach() for part in parts])
-    for module, view in zip(modules, whole.split([len(part) for part in parts]), strict=True):
+    parameters: list[Tensor] = [getattr(module, name) for module in modules]
+    joined = torch.cat(parameters).detach()
+    views = joined.split([len(parameter) for parameter in parameters])
+    for module, view in zip(modules, views, strict=True):
         setattr(module, name, nn.Parameter(view, requires_grad=False))
-    return whole
+    return joined
 
 
 def _norm(module: Any) -> tuple[Tensor, float]:
@@ -149,9 +150,10 @@ class LoadedModel:
 
     def check_length(self, tokens: int) -> None:
         """Raise UserError for a text longer than the model's rotary embeddings, position table or window."""
-        if self.spec.limited and self.spec.positions is not None and tokens > self.spec.positions:
+        positions = self.spec.positions
+        if self.spec.limited and positions is not None and tokens > positions:
             needed = f"a text may take {tokens} tokens, prompt and completion"
-            most = f"{self.config.name} can be decoded over slots up to {self.spec.positions} alone"
+            most = f"{self.config.name} can be decoded over slots up to {positions} alone"
             raise UserError(f"{needed}, and {most}: lower decoding.max_new_tokens.")
 
     @property
@@ -210,7 +212,7 @@ class LoadedModel:
         if self.fused_step is not None:
             return self.fused_step(tokens, positions, cache)
         inputs = {"input_ids": tokens[:, None], "position_ids": positions[:, None]}
-        # The first is for the layers' updates, the second for `slot_attention`.
+        # One cache under two names: the layers' updates take the first, `slot_attention` the second.
         caches = {"past_key_values": cache, "slot_cache": cache, "use_cache": True}
         with self._step_products.by(cache.linear):
             return self.network.base_model(**inputs, **caches).last_hidden_state[:, 0]
@@ -245,14 +247,15 @@ class LoadedModel:
         hidden: Tensor = self.network.base_model(**inputs, **caches, **observer).last_hidden_state
         if cache is not None and "linear" in self.shape.kinds:
             assert len(ids) == 1, "a linear layer would read the padding of a shorter prompt"
-            first = prefill.parts[0][0] if isinstance(prefill, PaddedPrefill) else prefill
-            # Only prompts of one length, so here one prompt, are read through linear layers.
+            # A padded prefill has a Prefill and a place for each prompt, here for one.
+            observer_of_prompt = prefill.parts[0][0] if isinstance(prefill, PaddedPrefill) else prefill
             linears: list[Any] = [cache.layers[i] for i, kind in enumerate(self.shape.kinds) if kind == "linear"]
-            first.states = []
+            observer_of_prompt.states = []
             for layer in linears:
                 # transformers numbers a layer's states; these families have one of a kind, or no recurrent one.
                 states = (layer.conv_states[0], layer.recurrent_states[0])
-                first.states.append([state[0] for state in states if state is not None])  # of the one prompt
+                states_of_prompt = [state[0] for state in states if state is not None]
+                observer_of_prompt.states.append(states_of_prompt)
         return hidden
 
     def not_finite_in(self, ids: Sequence[int]) -> str:
@@ -362,7 +365,7 @@ class _GivenStates:
 
 
 class _Product:
-    linear: Linear = staticmethod(functional.linear)
+    linear: Linear
 
     def __init__(self, head: Any) -> None:
         self.weight, self.bias = head.weight, head.bias

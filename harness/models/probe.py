@@ -50,9 +50,8 @@ def check_steps(model: LoadedModel, impl: Implementation = "torch") -> None:
         return
     # Earlier versions of transformers read a delta rule's state from elsewhere than the cache.
     if len(model.shape.states) > 1 and not hasattr(transformers.Cache, "get_recurrent_state"):
-        needs = "has a delta rule, which needs transformers 5.21 or later"
-        installed = f"{transformers.__version__} is installed"
-        raise UserError(f"model type {model.spec.family} {needs}, and {installed}: pip install -U transformers.")
+        needs = f"needs transformers 5.21 or later, and {transformers.__version__} is installed"
+        raise UserError(f"model type {model.spec.family} has a delta rule, which {needs}: pip install -U transformers.")
     ids = _text(model.device, model.spec.vocab_size)
     prefill = Prefill()
     try:
@@ -122,9 +121,9 @@ def _text(device: torch.device, rows: int) -> Tensor:
     return torch.arange(3, 3 + 7 * _CHECKED, 7, device=device)[None] % rows
 
 
-def _difference(found: Tensor, expected: Tensor) -> Tensor:
+def _difference(logits: Tensor, expected: Tensor) -> Tensor:
     """Return the root mean square difference, in standard deviations of the expected logits."""
-    return (found - expected).square().mean().sqrt() / expected.std().clamp(min=1e-12)  # logits may all be alike
+    return (logits - expected).square().mean().sqrt() / expected.std().clamp(min=1e-12)  # logits may all be alike
 
 
 def _refused(model: LoadedModel, what: str, impl: Implementation = "torch") -> UserError:
@@ -158,10 +157,9 @@ def _short_windows(model: LoadedModel) -> Iterator[None]:
 def _first_position(model: LoadedModel) -> int:
     """The position of the text's first token: the steps lie beyond the original length, unless longer texts are
     refused, and the prompt's rows begin where a window's memory does."""
-    config = model.network.config
-    window = model.spec.window or 1  # 1: any position will do
     if model.spec.limited:
         return 0
+    config = model.network.config
     rope = getattr(config, "rope_parameters", None) or {}
     lengths = []
     for part in (vars(config), rope, *rope_parts(rope)):
@@ -170,6 +168,7 @@ def _first_position(model: LoadedModel) -> int:
             lengths.append(length)
     original_length = min(lengths, default=model.spec.positions or 0)
     first = max(0, int(original_length) - _PROMPT)  # the steps come right after the prompt
+    window = model.spec.window or 1  # 1: any position will do
     windows = math.ceil(first / window)  # a ring of rows starts anew at each multiple of the window
     return windows * window
 

@@ -83,15 +83,9 @@ class ModelSpec:
         """Return the spec of a transformers config or a config.json; raises UserError if no slot cache supports it."""
         facts = _Facts(config)
         family = str(facts["model_type"])
-        for field, what in _REFUSED_FIELDS.items():
-            if facts[field]:
-                raise _refused(family, f"{what} ({field})")
-        if facts["is_causal"] is False:
-            raise _refused(family, "attention to later tokens (is_causal=false)")
-        if family not in FAMILIES:
-            raise _refused(family, "no proof that a slot cache decodes it as its own code does")
-        parts = rope_parts(facts["rope_parameters"] or facts["rope_scaling"])
-        ropes = {str(part.get("rope_type", part.get("type", "default"))) for part in parts}
+        _check_family(facts, family)
+        rope_settings = rope_parts(facts["rope_parameters"] or facts["rope_scaling"])
+        ropes = {str(settings.get("rope_type", settings.get("type", "default"))) for settings in rope_settings}
         positions = _longest(facts, ropes)
         named_kinds, window = _layers(facts, family)
         # A window as long as all positions is full attention, as long as no text is longer.
@@ -141,8 +135,9 @@ class ModelSpec:
         from kvsweep.compression.cache_rows import CacheShape
 
         kinds = self.layer_kinds if self.layers < len(self.layer_kinds) else ()  # (): all are full
-        same = ("layers", "window", "states", "q_heads", "kv_heads", "head_dim")
-        return CacheShape(kinds=kinds, dtype=getattr(torch, dtype), **{name: getattr(self, name) for name in same})
+        shared_names = ("layers", "window", "states", "q_heads", "kv_heads", "head_dim")  # fields of both classes
+        shared_values = {name: getattr(self, name) for name in shared_names}
+        return CacheShape(kinds=kinds, dtype=getattr(torch, dtype), **shared_values)
 
 
 _REFUSED_FIELDS = {
@@ -178,6 +173,17 @@ class _Facts:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise _refused(str(self["model_type"]), f"{name}={value}, which must be a whole number of at least 1")
         return value
+
+
+def _check_family(facts: _Facts, family: str) -> None:
+    """Refuse a family that no test has decoded, and fields that change its attention or its layers."""
+    for field, what in _REFUSED_FIELDS.items():
+        if facts[field]:
+            raise _refused(family, f"{what} ({field})")
+    if facts["is_causal"] is False:
+        raise _refused(family, "attention to later tokens (is_causal=false)")
+    if family not in FAMILIES:
+        raise _refused(family, "no proof that a slot cache decodes it as its own code does")
 
 
 def _parameters(facts: _Facts) -> int | None:
@@ -246,8 +252,7 @@ def _states(facts: _Facts) -> tuple[tuple[int, ...], ...]:
 def rope_parts(rope: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """Return the settings of rotary embeddings: those for all layers, or those of each kind of layer, by whose name
     some families nest them."""
-    if rope is None:
-        return [{}]
+    rope = rope or {}
     of_kinds = [part for part in rope.values() if isinstance(part, Mapping)]
     return of_kinds or [rope]
 
@@ -280,7 +285,9 @@ def read_spec(config: ModelConfig) -> ModelSpec:
 
 def _is_plain(fields: Any) -> bool:
     """True if a config.json has every field that a spec needs, without transformers' defaults."""
-    if not isinstance(fields, Mapping) or fields.get("model_type") not in _PLAIN or "per_layer_config" in fields:
+    if not isinstance(fields, Mapping) or fields.get("model_type") not in _PLAIN:
+        return False
+    if "per_layer_config" in fields:  # each layer may have other sizes
         return False
     if fields.get("use_sliding_window") and "layer_types" not in fields:  # transformers decides which layers slide
         return False

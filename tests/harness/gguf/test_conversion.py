@@ -127,7 +127,7 @@ def test_greedy_texts_are_generates(name):
     smollm2 = load_model(build(ModelConfig, "model", compose_config(f"model={name}", "model.threads=1").model))
     stock = AutoModelForCausalLM.from_pretrained(smollm2.config.checkpoint, dtype=torch.float32)
     if smollm2.config.adapter is not None:
-        stock = add_adapter(stock, smollm2.config.adapter)
+        add_adapter(stock, smollm2.config.adapter)
     texts = [smollm2.dialogue.prompt_ids(problem.question) for problem in problems("words", 8)]
     requests = [
         Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=(Branch(cell_id="full", policy=FULL),))
