@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ from kvsweep.kernels.implementation import Implementation, operations
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.safe_files import replace_text, replacing
 
-Labeled = tuple[bool, Tensor, dict[LabelKind, Tensor]]  # held out, hidden states [T, hidden_size], labels [T]
-Labels = Mapping[LabelKind, Tensor]
+Labels = Mapping[LabelKind, Tensor]  # [T] each
 
 
 class LabelPass(Prefill):
@@ -164,10 +162,10 @@ class StoredTrace:
     rows: slice
     held_out: bool
 
-    def read(self) -> Labeled:
-        """Return whether the trace is held out, its hidden states [T, hidden_size] and its labels [T]."""
+    def read(self) -> tuple[Tensor, Labels]:
+        """Return the trace's hidden states [T, hidden_size] and its labels."""
         hidden = self.file.get_slice("hidden")[self.rows]
-        return self.held_out, hidden, {kind: self.file.get_slice(kind)[self.rows] for kind in LABEL_KINDS}
+        return hidden, {kind: self.file.get_slice(kind)[self.rows] for kind in LABEL_KINDS}
 
 
 def open_shard(recipe: Recipe, manifest: Mapping[str, Any], number: int) -> list[StoredTrace]:
@@ -195,8 +193,10 @@ def is_held_out(recipe: Recipe, problem_id: str) -> bool:
     return int(hashlib.sha256(problem_id.encode()).hexdigest(), 16) % recipe.held_out == 0
 
 
-def read_shard(recipe: Recipe, manifest: Mapping[str, Any], number: int) -> Iterator[Labeled]:
-    return (trace.read() for trace in open_shard(recipe, manifest, number))
+def open_shards(recipe: Recipe, manifest: Mapping[str, Any]) -> Iterator[StoredTrace]:
+    """Yield the places of all traces, in their order; one shard is open at a time."""
+    for number in range(manifest["shards"]):
+        yield from open_shard(recipe, manifest, number)
 
 
 def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str, Any]) -> Path:
@@ -204,9 +204,9 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
     if manifest["data"] != data_hash(traces):
         raise UserError(f"{recipe.out} holds labels of other traces: run kvsweep predictor labels first.")
     lead = manifest.get("lead", 0)
-    shards = (read_shard(recipe, manifest, number) for number in range(manifest["shards"]))  # one open at a time
     targets = {}
-    for trace, (_, _, labels) in zip(traces, chain.from_iterable(shards), strict=True):
+    for trace, stored in zip(traces, open_shards(recipe, manifest), strict=True):
+        _, labels = stored.read()
         scores = torch.full((len(trace.token_ids),), torch.nan)
         # Labels begin `lead` tokens before the thinking.
         scores[trace.think_start : trace.think_end] = target(labels, recipe.label, recipe.target)[lead:]

@@ -96,9 +96,9 @@ def _queries_at(model: LoadedModel, position: int) -> list[Tensor]:
     texts = []
     # About _TEXTS tokens from all over the vocabulary, behind the special tokens that often come first.
     for token in range(5, model.spec.vocab_size, max(1, model.spec.vocab_size // _TEXTS)):
-        seen = Prefill()
-        model.read(torch.tensor([[token]], device=model.device), position, seen, model.new_cache())
-        texts.append(torch.stack([query[:, -1].double() for query in seen.queries]))
+        prefill = Prefill()
+        model.read(torch.tensor([[token]], device=model.device), position, prefill, model.new_cache())
+        texts.append(torch.stack([query[:, -1].double() for query in prefill.queries]))
     return list(torch.stack(texts, dim=1))
 
 

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from tqdm import tqdm
 
 from kvsweep.compression.recorders import ImportancePredictor
-from kvsweep.harness.predictor.labels import StoredTrace, open_shard, target
+from kvsweep.harness.predictor.labels import StoredTrace, open_shards, target
 from kvsweep.harness.predictor.recipe import Recipe, WholeTraces
 from kvsweep.messages.errors import UserError
 
@@ -35,9 +35,7 @@ class Fitting:
 
 def trace_fitting(recipe: Recipe, rules: WholeTraces, manifest: Mapping[str, Any], device: torch.device) -> Fitting:
     """Return a new head with its optimizer; raises UserError for fewer traces than a batch."""
-    traces: list[StoredTrace] = []
-    for number in range(manifest["shards"]):
-        traces += [trace for trace in open_shard(recipe, manifest, number) if not trace.held_out]
+    traces = [trace for trace in open_shards(recipe, manifest) if not trace.held_out]
     if len(traces) < recipe.batch:
         few = f"{len(traces)} traces that are not held out are less than recipe.batch={recipe.batch} traces"
         raise UserError(f"{few}: write more traces, or choose a smaller batch.")
@@ -102,7 +100,7 @@ def read_traces(traces: Sequence[StoredTrace], recipe: Recipe, rules: WholeTrace
     dtype = getattr(torch, rules.dtype)
     states, goals = [], []
     for trace in traces:
-        _, hidden, labels = trace.read()
+        hidden, labels = trace.read()
         rounded = {kind: label.to(dtype) for kind, label in labels.items()}
         states.append(hidden)
         goals.append(target(rounded, recipe.label, recipe.target))
@@ -128,7 +126,8 @@ def fit_batch(
     """
     device = next(head.parameters()).device
     optimizer.zero_grad(set_to_none=True)
-    tokens, losses = 0, []
+    tokens = 0
+    losses = []
     for hidden, goal in parts:
         goal = goal.to(device)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):

@@ -99,8 +99,7 @@ def is_stored(done: Mapping[row_types.Pair, int | None], key: row_types.Pair, qu
     if key not in done:
         return False
     stored_question = done[key]
-    are_known = stored_question is not None and question is not None
-    if are_known and stored_question != question:
+    if None not in (stored_question, question) and stored_question != question:
         other = f"{TRACES_FILE} holds another question of the id {key[0]!r:.60}"
         raise UserError(f"{other}: delete it, set recipe.out=, or give the problems ids of their own.")
     return True
@@ -269,9 +268,9 @@ def check_cell(folder: Path, model: ModelConfig) -> None:
 
 def _by_question(source: Path) -> dict[row_types.Pair, tuple[str, TextRow]]:
     """Return each row with its place. Rows of a question share the first row's id, to be held out together."""
-    ids: dict[str, str] = {}  # of the first row of each question
-    counts: Counter[str] = Counter()
-    rows: dict[row_types.Pair, tuple[str, TextRow]] = {}
+    ids = dict[str, str]()  # of the first row of each question
+    counts = Counter[str]()  # of the rows with an id: the draw of the next, if it names none
+    rows = dict[row_types.Pair, tuple[str, TextRow]]()
     for where, row in texts_of_file(source):
         if row.gold is None and row.correct is None:
             raise UserError(f"{where} must name problem, text, and gold or correct.")

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from kvsweep.compression.artifacts import read_card
 from kvsweep.compression.recorders import ImportancePredictor, load_predictor, save_predictor
 from kvsweep.harness.models.load import device_of
-from kvsweep.harness.predictor.labels import Labeled, read_shard, target
+from kvsweep.harness.predictor.labels import StoredTrace, open_shard, open_shards, target
 from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe
 from kvsweep.harness.predictor.trace_batches import Fitting, trace_fitting
 from kvsweep.harness.predictor.traces import read_questions
@@ -50,13 +50,7 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     recipe.head.mkdir(parents=True, exist_ok=True)
     path = recipe.head / "checkpoint.pt"
     parts: dict[str, Any] = {"head": head, "optimizer": fitting.optimizer, "schedule": fitting.schedule}
-    start = 0
-    if path.exists():
-        checkpoint = torch.load(path, weights_only=True, map_location=device)
-        if checkpoint.get("settings") == fixed:
-            start = checkpoint["epoch"]
-            for name, part in parts.items():
-                part.load_state_dict(checkpoint[name])
+    start = _resume(path, fixed, parts, device)
     for epoch in tqdm(range(start, recipe.epochs), desc=f"train {'+'.join(recipe.label)}"):
         torch.manual_seed(recipe.seed + epoch)  # so that a resumed epoch draws as in one go
         fitted = fitting.fit_epoch(epoch)
@@ -79,6 +73,18 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     return recipe.head
 
 
+def _resume(path: Path, fixed: Mapping[str, Any], parts: Mapping[str, Any], device: torch.device) -> int:
+    """Load the parts' states from a checkpoint with these fixed values; return its epochs, 0 without one."""
+    if not path.exists():
+        return 0
+    checkpoint = torch.load(path, weights_only=True, map_location=device)
+    if checkpoint.get("settings") != fixed:
+        return 0
+    for name, part in parts.items():
+        part.load_state_dict(checkpoint[name])
+    return int(checkpoint["epoch"])
+
+
 def token_fitting(recipe: Recipe, manifest: Mapping[str, Any], device: torch.device) -> Fitting:
     """Return a new head with its optimizer. A batch is tokens of one shard's traces, and the rate falls by shards."""
     head = ImportancePredictor(manifest["hidden_size"], recipe.widths).to(device)
@@ -87,8 +93,9 @@ def token_fitting(recipe: Recipe, manifest: Mapping[str, Any], device: torch.dev
 
     def fit_epoch(epoch: int) -> int:
         tokens = 0
+        # All shards, in an order that is drawn for each epoch.
         for number in Random(f"{recipe.seed}-{epoch}").sample(range(manifest["shards"]), manifest["shards"]):
-            tokens += fit_shard(head, optimizer, recipe, read_shard(recipe, manifest, number))
+            tokens += fit_shard(head, optimizer, recipe, open_shard(recipe, manifest, number))
             schedule.step()
         return tokens
 
@@ -96,16 +103,17 @@ def token_fitting(recipe: Recipe, manifest: Mapping[str, Any], device: torch.dev
 
 
 def fit_shard(
-    head: ImportancePredictor, optimizer: torch.optim.Optimizer, recipe: Recipe, traces: Iterable[Labeled]
+    head: ImportancePredictor, optimizer: torch.optim.Optimizer, recipe: Recipe, traces: Iterable[StoredTrace]
 ) -> int:
     """Fit one shard's traces that are not held out; return the number of their tokens with a label."""
     device = next(head.parameters()).device
-    states: list[Tensor] = []
-    targets: list[Tensor] = []
-    owners: list[Tensor] = []
-    for held_out, trace_hidden, labels in traces:
-        if held_out:
+    states = list[Tensor]()
+    targets = list[Tensor]()
+    owners = list[Tensor]()  # the number of its trace for each token
+    for trace in traces:
+        if trace.held_out:
             continue
+        trace_hidden, labels = trace.read()
         trace_target = target(labels, recipe.label, recipe.target)
         owners.append(torch.full_like(trace_target, len(targets)))
         states.append(trace_hidden)
@@ -131,9 +139,10 @@ def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
     """Mean logistic loss of neighbours in a trace, for Kendall's tau; all are [batch], `owner` numbers traces."""
     order = owner.argsort(stable=True)  # a trace's tokens side by side, in the batch's own drawn order
     scores, goal, owner = scores[order], goal[order], owner[order]
-    same = owner[1:] == owner[:-1]  # both neighbours are of one trace
+    same_trace = owner[1:] == owner[:-1]  # [batch - 1], of each token and the next
+    # Small where the scores of two neighbours lie in the order of their goals.
     losses = softplus(-10 * (goal[1:] - goal[:-1]).sign() * (scores[1:] - scores[:-1]))
-    return (losses * same).sum() / same.sum().clamp(min=1)
+    return (losses * same_trace).sum() / same_trace.sum().clamp(min=1)
 
 
 @torch.inference_mode()
@@ -148,32 +157,30 @@ def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
         other = f"{recipe.head} was fitted to other traces, or with recipe.held_out={card.get('held_out')}"
         raise UserError(f"{other}: run kvsweep predictor train again.")
     shares, correlations, tenths = [], [], []
-    for number in range(manifest["shards"]):
-        for held_out, hidden, labels in read_shard(recipe, manifest, number):
-            goal = target(labels, recipe.label, recipe.target)
-            has_label = ~goal.isnan()
-            if not held_out or has_label.sum() < 2 * BINS:  # a tenth of fewer tokens has no mean worth the name
-                continue
-            goal = goal[has_label]
-            scores = head(hidden[has_label].float())
-            shares.append(shares_of_top(goal, scores))
-            correlations.append(spearmanr(goal, scores).statistic)
-            parts = zip(goal.tensor_split(BINS), scores.tensor_split(BINS), strict=True)
-            tenths.append(torch.tensor([[float(true.mean()), float(predicted.mean())] for true, predicted in parts]))
+    for trace in open_shards(recipe, manifest):
+        hidden, labels = trace.read()
+        goal = target(labels, recipe.label, recipe.target)
+        has_label = ~goal.isnan()
+        if not trace.held_out or has_label.sum() < 2 * BINS:  # a tenth of fewer tokens has no mean worth the name
+            continue
+        goal = goal[has_label]
+        scores = head(hidden[has_label].float())
+        shares.append(shares_of_top(goal, scores))
+        correlations.append(spearmanr(goal, scores).statistic)
+        true_means = [tenth.mean() for tenth in goal.tensor_split(BINS)]
+        predicted_means = [tenth.mean() for tenth in scores.tensor_split(BINS)]
+        tenths.append(torch.tensor([true_means, predicted_means]).T)
     if not correlations:
         raise UserError(f"{recipe.labels} holds out no trace of {2 * BINS} tokens: train with a lower recipe.held_out.")
-    found_in_top = {}
+    share_by_depth = {}
     for depth, share in zip(DEPTHS, np.mean(shares, axis=0), strict=True):
-        found_in_top[f"{depth:.0%}"] = round(float(share), 4)
+        share_by_depth[f"{depth:.0%}"] = round(float(share), 4)
+    calibration = torch.stack(tenths).double().mean(dim=0).round(decimals=4)  # [BINS, 2], the mean over traces
     result = {
         "held_out_traces": len(correlations),
-        "true_top_20_percent_found_in_predicted_top": found_in_top,
+        "true_top_20_percent_found_in_predicted_top": share_by_depth,
         "rank_correlation": round(float(np.mean(correlations)), 4),
-        "calibration_by_tenth_of_thinking_true_predicted": torch.stack(tenths)
-        .double()
-        .mean(dim=0)
-        .round(decimals=4)
-        .tolist(),
+        "calibration_by_tenth_of_thinking_true_predicted": calibration.tolist(),
     }
     (recipe.head / "eval.json").write_text(json.dumps(result, indent=2) + "\n")
     return result

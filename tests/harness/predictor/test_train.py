@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import kvsweep.harness.predictor.train as stage
-from kvsweep.harness.predictor.labels import read_shard, shard_path
+from kvsweep.harness.predictor.labels import open_shard, shard_path
 from kvsweep.harness.predictor.recipe import LABEL_KINDS, read_manifest, read_settings
 from kvsweep.messages.errors import UserError
 
@@ -82,8 +82,8 @@ def test_calibration_shows_a_drift_along_the_thinking(monkeypatch, recipe):
 
 def test_the_split_is_made_where_labels_are_read(recipe):
     manifest = read(recipe)
-    assert [held_out for held_out, *_ in read_shard(recipe, manifest, 0)] == [True, True, False]
-    assert [held_out for held_out, *_ in read_shard(replace(recipe, held_out=9), manifest, 0)] == [False] * 3
+    assert [trace.held_out for trace in open_shard(recipe, manifest, 0)] == [True, True, False]
+    assert [trace.held_out for trace in open_shard(replace(recipe, held_out=9), manifest, 0)] == [False] * 3
 
 
 def test_a_head_that_was_fitted_to_what_is_held_out_now_is_refused(monkeypatch, recipe):
@@ -94,7 +94,7 @@ def test_a_head_that_was_fitted_to_what_is_held_out_now_is_refused(monkeypatch, 
 
 def test_labels_of_other_traces_are_refused(recipe):
     with pytest.raises(UserError, match=r"shard-00000.safetensors holds labels of other traces or settings: run"):
-        list(read_shard(recipe, read(recipe) | {"data": "e"}, 0))
+        open_shard(recipe, read(recipe) | {"data": "e"}, 0)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"shards": 1}'])
