@@ -220,7 +220,7 @@ def _cells_to_decode(job: Job, earlier: Job, plan: ReplayPlan) -> tuple[Cell, ..
 
 
 def _complete(config: DictConfig) -> list[str]:
-    """Fill in what the arguments leave open; return a note for a model that only a path names."""
+    """Fill in what the arguments leave open; return the note of `_name_model`."""
     words = [word.lstrip("+") for word in HydraConfig.get().overrides.task]
     for word in words:
         if config.get("protocol") and word.startswith("decoding="):
@@ -229,6 +229,11 @@ def _complete(config: DictConfig) -> list[str]:
     # No word says which cells: take the default policy, and the full cache to compare it with.
     if not any(word.startswith(_NAMES_CELLS) for word in words):
         config.grid.policy = ["full", config.policy.name]
+    return _name_model(config, words)
+
+
+def _name_model(config: DictConfig, words: Sequence[str]) -> list[str]:
+    """Name a model after its path, or as its server calls it, if the words give no name; return a note of that."""
     # The keys that say where the model is, or what a server calls it; the last one counts.
     keys = [word.partition("=")[0] for word in words if word.startswith(("model.path=", "model.gguf="))]
     if OmegaConf.select(config, "engine.model") is not None:

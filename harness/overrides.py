@@ -55,17 +55,7 @@ def _hydra_override(word: str, hints: Hints, multirun: bool) -> str:
         return word
     # Pluses before a key say that it is new.
     plus, key, value = match.groups()
-    if key != key.strip():
-        raise UserError(f"{word} has spaces around the equals sign: write {key.strip()}={value.strip()}.")
-    if not _KEY.fullmatch(key):
-        raise UserError(f"{word} begins with no setting's name: write KEY=VALUE, such as benchmark.limit=3.")
-    if key == "hydra/launcher":
-        raise UserError(
-            f"{word} is a launcher of Hydra's: give launcher=local or launcher=slurm, which start the tasks."
-        )
-    # The whole section, or a new key of it; a single key without a plus replaces an experiment's list.
-    if key == "hydra.sweeper.params" or (plus and key.startswith("hydra.sweeper.params")):
-        raise UserError(f"{word} is the form of a file: write -m KEY=A,B on the command line.")
+    _check_key(word, plus, key, value)
     if key.startswith("hydra"):
         return word
     kind = _kind_of(key, hints)
@@ -83,6 +73,21 @@ def _hydra_override(word: str, hints: Hints, multirun: bool) -> str:
     texts = value.split(",") if multirun else [value]
     # run_name=1e5 -> run_name="1e5", and of a multirun run_name=a,b -> run_name="a","b"
     return f"{plus}{key}={','.join(map(quoted, texts))}"
+
+
+def _check_key(word: str, plus: str, key: str, value: str) -> None:
+    """Refuse a word whose key is no name of a setting, or one of Hydra's that no sweep can have."""
+    if key != key.strip():
+        raise UserError(f"{word} has spaces around the equals sign: write {key.strip()}={value.strip()}.")
+    if not _KEY.fullmatch(key):
+        raise UserError(f"{word} begins with no setting's name: write KEY=VALUE, such as benchmark.limit=3.")
+    if key == "hydra/launcher":
+        raise UserError(
+            f"{word} is a launcher of Hydra's: give launcher=local or launcher=slurm, which start the tasks."
+        )
+    # The whole section, or a new key of it; a single key without a plus replaces an experiment's list.
+    if key == "hydra.sweeper.params" or (plus and key.startswith("hydra.sweeper.params")):
+        raise UserError(f"{word} is the form of a file: write -m KEY=A,B on the command line.")
 
 
 def _is_of_a_policy(key: str, hints: Hints) -> bool:

@@ -86,17 +86,11 @@ class Stage:
         before: the draws of the stage before, after which cells are decided; 0 for the first stage.
         draws: the draws per problem at the stage's end.
         is_last: whether no stage follows.
-
     """
 
     before: int
     draws: int
     is_last: bool
-
-    @property
-    def has_all(self) -> bool:
-        """True if decided cells continue too (`finish`)."""
-        return self.draws == self.before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +157,7 @@ def _undecided_job(job: Job, stage: Stage) -> Job:
         if lacking(share):
             with CellStore.of(share, cell) as store:
                 store.mark_done(job.problem_ids, draws)
-    if stage.has_all:
+    if stage.draws == stage.before:  # the stage of `finish`, in which decided cells continue too
         return all_cells
     return replace(all_cells, cells=tuple(cell for cell in job.cells if cell.cell_id not in decided))
 
