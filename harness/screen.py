@@ -77,9 +77,9 @@ def _screened(job: Job, replay: ReplayShare, plan: ReplayPlan) -> Job:
     # An earlier replay may have given some cells more completions; compare all on those of this one.
     problem_ids = [text.pair[0] for text in replay.texts]
     rows = rows[rows["problem_id"].isin(problem_ids)]
-    table = fidelity(rows).sort_values("kl", kind="stable")
+    table = fidelity(rows).sort_values("kl", kind="stable")  # a row for each cell, the lowest KL first
+    # Without full caches, which always pass.
     table = table[~table["cell_id"].isin([cell.cell_id for cell in _full(job)])]
-    # The table is without full caches, which always pass, and the lowest KL comes first.
     passing = table
     if plan.loss is not None:
         passing = passing[-passing["change"] <= plan.loss]  # a change below 0 is a loss
@@ -91,7 +91,7 @@ def _screened(job: Job, replay: ReplayShare, plan: ReplayPlan) -> Job:
     replayed_ids = set(table["cell_id"])
     # Of the cells of this replay the earlier records no longer count.
     screened = {cell_id: record for cell_id, record in recorded.items() if cell_id not in replayed_ids}
-    left_out: Any = out.itertuples()
+    left_out: Any = out.itertuples()  # pandas gives no types of the columns
     for row in left_out:
         screened[row.cell_id] = row_types.Screened(rule=rule, texts=row.texts, kl=row.kl, loss=-row.change)
     if screened != recorded:

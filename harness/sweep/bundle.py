@@ -59,7 +59,7 @@ def write_bundle(directory: Path, file: Path, *, problems: bool) -> str:
         name = min(gated)
         raise UserError(f"the problems of {name} are gated: add --with-problems if their terms let you pass them on.")
     places, weights = _inputs(configs)
-    members = dict(_run_files(directory))
+    members = dict(_run_files(directory))  # the path of each file, by its name in the bundle
     for original, place in places.items():
         members |= _files_below(Path(original), place)
     members |= _own_files()
@@ -92,7 +92,7 @@ def _inputs(configs: list[dict[str, Any]]) -> tuple[dict[str, str], set[str]]:
             if not isinstance(value, str) or not name.startswith(_NAMES_FILES) or value in places:
                 continue
             path = Path(value)
-            looks_like_path = "/" in value or path.suffix
+            looks_like_path = "/" in value or path.suffix  # else a word such as "auto", which may also name a file here
             if path.is_relative_to(WEIGHTS) or not looks_like_path:  # kvsweep has the embedded weights itself
                 continue
             if name in _WEIGHTS:

@@ -163,4 +163,5 @@ def cell_result(folder: Path, shard: row_types.Shard) -> dict[str, float]:
     full = fixed + sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)  # the last token is not fed: no row
     passes = stored.rows(row_types.DecodeStats, shard=shard, on_bad=row_types.ignore)
     allocated = max((row.kv_bytes_allocated for row in passes), default=0)
+    # The peaks' sum, as a share of what a full cache would hold for the same texts.
     return {**values, "kept_memory_own": min(peak / full, 1.0), "kv_bytes_allocated": allocated}
