@@ -142,7 +142,8 @@ class Local(Launcher):
             while waiting or running:
                 while waiting and len(running) < parallel:
                     task = waiting.pop(0)
-                    gpu = _least_used(gpus, [used_gpu for used_gpu, _ in running.values()])
+                    used_gpus = [used_gpu for used_gpu, _ in running.values()]
+                    gpu = min(gpus, key=used_gpus.count, default=None)  # the least used; None without GPUs
                     # A task is `python -m`, which would import a random.py from the working directory.
                     safe_path = environment({"PYTHONSAFEPATH": "1"})
                     with _stderr_in(logs(tasks) / "launcher.err"), safe_path:
@@ -153,9 +154,7 @@ class Local(Launcher):
                     _, task = running.pop(process)
                     if process.exception() is not None:
                         failed += 1
-                        for share in task:
-                            # One that has begun has written its error, or is seen to have stopped; the others wait.
-                            note_state(share, ["queued"], "failed", task_status.end_of(process.paths.stderr))
+                        _note_death(task, process.paths.stderr)
                         print(f"note: a task failed; its output is {process.paths.stderr}", file=sys.stderr)
                 time.sleep(0.2)
         except BaseException:  # Ctrl-C too: no process outlives this one
@@ -165,20 +164,22 @@ class Local(Launcher):
         return failed
 
 
-def _least_used(gpus: Sequence[str], used: Sequence[str | None]) -> str | None:
-    """Return the GPU that the fewest running tasks use; `used` has the GPU of each of them. None without GPUs."""
-    return min(gpus, key=used.count, default=None)
-
-
 def jobs_of(tasks: Sequence[Task]) -> list[Job]:
     """Return the job of each share of the tasks."""
     return [share.job for share in chain.from_iterable(tasks)]
 
 
+def _note_death(task: Task, output: Path) -> None:
+    """Record in its shares' status that a process died, so that `kvsweep status` shows its error."""
+    for share in task:
+        # One that has begun has written its error, or is seen to have stopped. The others seem to wait.
+        note_state(share, ["queued"], "failed", task_status.end_of(output))
+
+
 def note_state(
     share: Share, earlier: Sequence[task_status.State], state: task_status.State, error: str | None = None
 ) -> None:
-    """Write a state into the status of a share's task for `kvsweep status`, if it has one of the earlier states."""
+    """Write a state into the status of a share's task, if it has one of the earlier states."""
     directory = share.job.run_directory
     with suppress(OSError, ValueError):
         status = task_status.TaskStatus.read(task_status.TaskStatus.path(directory, share.task))

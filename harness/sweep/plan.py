@@ -390,7 +390,7 @@ def _tokens_of(groups: Sequence[Group], lengths: Sequence[int], missing: Mapping
         forks += group.forks
         tokens_with_group = forked_tokens(lengths, forks)
         added_per_text = (tokens_with_group - tokens_before) / len(lengths)
-        # The cells of a group mostly lack the same texts, which are decoded together: so their mean counts.
+        # As if the cells of a group lacked the same texts: as many as they lack on average.
         missing_per_cell = sum(missing.get(cell.cell_id, 0) for cell in group.cells) / len(group.cells)
         tokens.append(added_per_text * missing_per_cell)
         tokens_before = tokens_with_group
