@@ -30,7 +30,8 @@ from kvsweep.run_files.safe_files import at_home, open_file
 from kvsweep.run_files.thinking import ending, joined
 
 # The client waits 0.5 s, 1 s, 2 s, ... and then 8 s, or as long as the server says: about a minute in all.
-RETRIES, CONNECT_S = 11, 10.0
+RETRIES = 11
+CONNECT_S = 10.0
 _BEAT_S = 1.0
 _OF_ONE_QUESTION = (400, 413, 422)  # with these a server answers, but not this request
 _MOST_REFUSED = 8  # answers that a server may refuse before it has given as many
@@ -146,7 +147,9 @@ async def _beat() -> None:
 
 async def _fill(work: OpenCells, store: CellStore, tokens: dict[str, int], cache_in_log: dict[str, str]) -> None:
     """Ask a cell's server for the missing completions; `tokens` counts those of each cell that arrive."""
-    job, server, cell_id = work.share.job, store.cell.policy, store.cell.cell_id
+    job = work.share.job
+    server = store.cell.policy
+    cell_id = store.cell.cell_id
     assert isinstance(server, Server)
     origin = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "code": describe_code()}
     timeout = openai.Timeout(None, connect=CONNECT_S)  # a long text takes hours on a slow server

@@ -70,7 +70,9 @@ class CellStore:
     def __init__(
         self, run: Path, cell: Cell, problems: Sequence[Problem], shard: Shard = WHOLE, rows: str = COMPLETIONS_FILE
     ) -> None:
-        self.cell, self.problems, self.shard = cell, problems, shard
+        self.cell = cell
+        self.problems = problems
+        self.shard = shard
         self.directory = run / cell.cell_id
         self.stored = StoredCell(self.directory)
         self.finished_pairs: set[Pair] = set()

@@ -46,7 +46,8 @@ class TokensLeft:
     """
 
     def __init__(self, share: Share, stored: Mapping[str, Collection[row_types.Pair]]) -> None:
-        job, pairs = share.job, share.pairs
+        job = share.job
+        pairs = share.pairs
         question = question_tokens(job)
         policies = {cell.cell_id: cell.policy for cell in job.cells}
         # A table of completions: a row for each pair, a column for each cell of `stored`.

@@ -221,7 +221,8 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], te
         # Outside the handler: the error's traceback keeps the old cache alive. Completions that have ended are stored,
         # so the next turn decodes the rest.
         release_memory()
-        slots, reason = slots // 2, f"out of memory with {slots}"
+        reason = f"out of memory with {slots}"
+        slots //= 2
 
 
 def _cell_ids(requests: Iterable[Request]) -> list[str]:

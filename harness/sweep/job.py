@@ -342,7 +342,8 @@ def stored_config(path: Path) -> dict[str, Any]:
     """
     try:
         stored = dict(read_provenance(path)["config"])
-        model, policy = dict(stored["model"]), dict(stored["policy"])
+        model = dict(stored["model"])
+        policy = dict(stored["policy"])
         name = str(policy["name"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} names no model and policy: run the cell again.") from error

@@ -246,7 +246,9 @@ class RunJobs(Checkpointable):
     """
 
     def __init__(self, work: Work, gpu: str | None = None, command: Sequence[str] | None = None) -> None:
-        self.work, self.gpu, self.command = work, gpu, list(command or sys.argv)
+        self.work = work
+        self.gpu = gpu
+        self.command = list(command or sys.argv)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Unpickle a task's function before its jobs, because their policies may come from the user's folder."""

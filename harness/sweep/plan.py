@@ -251,7 +251,8 @@ def _describe(plan: Plan, share: Share) -> list[str]:
         policies[cell.policy.name] += 1
         artifacts.update(cell.policy.lacking.items())
     names = [f"{name} ({count})" if count > 1 else name for name, count in policies.items()]
-    cells, completions = counted(len(job.cells), "cell"), counted(len(share.dealt), "completion")
+    cells = counted(len(job.cells), "cell")
+    completions = counted(len(share.dealt), "completion")
     lines = [f"{job.name}: {cells} ({done} done) of {completions}", *_borrowed(job), f"  policies: {', '.join(names)}"]
     for kind, command in sorted(artifacts):
         lines.append(f"  lacking: {setting(kind)}, which `{command}` makes; without it the sweep is refused")
@@ -333,7 +334,8 @@ def _hundredths(value: float | None, factor: float) -> str:
 
 def groups_of(job: Job, question: int) -> list[Group]:
     """Return the cells with slots as long as their completions, and the others, in the order that `decode` takes."""
-    source, limit = job.source, job.decoding.max_new_tokens
+    source = job.source
+    limit = job.decoding.max_new_tokens
     groups = []
     for growing in (True, False):
         cells = [cell for cell in job.cells if source.grows(cell.policy, question, limit) == growing]
@@ -454,7 +456,9 @@ def _power(job: Job) -> list[str]:
     draws = max([job.draws, *job.rounds])  # of the last round, if there are rounds
     margin = MARGIN if job.margin is None else job.margin / 100
     level = LEVEL / max(1, len(job.rounds))  # the rounds share it, as in `decide_rounds`
-    chances, needed_draws = [], []  # where many answers differ, and where few do
+    # Of both the first value is where many answers differ, the second where few do.
+    chances = []
+    needed_draws = []
     for differ in DIFFER:
         chance = power(problems, draws, differ, margin=margin, level=level)
         chances.append(f"{chance:.0%}")
@@ -487,7 +491,8 @@ def _sizes(job: Job) -> list[str]:
 
 def _notes(plan: Plan) -> list[str]:
     """Warn of KV budgets that are smaller than the question, and of cells in which nothing would be evicted."""
-    source, question = plan.job.source, plan.question
+    source = plan.job.source
+    question = plan.question
     if not source.local:
         return []
     longest = max(plan.lengths, default=plan.job.decoding.max_new_tokens)
@@ -534,7 +539,8 @@ def _memory(job: Job, question: int) -> str:
     """What a slot of each capacity takes, how that is computed from the model's sizes, and the number of slots."""
     if not job.source.local:
         return "that of the servers"
-    spec, itemsize = job.spec, BYTES[job.model.dtype]
+    spec = job.spec
+    itemsize = BYTES[job.model.dtype]
     fixed = fixed_bytes(spec, itemsize)
     capacities = Counter(cell.policy.capacity(question, job.decoding.max_new_tokens) for cell in job.cells)
     parts = []

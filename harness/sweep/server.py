@@ -164,7 +164,8 @@ def _check_names(servers: Sequence[Server]) -> None:
     if len(servers) > 1 and "full" not in identities:
         raise UserError("grid.engine has no setting with name: full, the baseline of the others: name one so.")
     if "full" in identities and CONTROL in identities:
-        full, control = identities["full"], identities[CONTROL]
+        full = identities["full"]
+        control = identities[CONTROL]
         different = [name for name in full if name not in ("name", "title") and full[name] != control[name]]
         if different:
             differ = f"{CONTROL} and full differ in {', '.join(different)}"

@@ -246,7 +246,9 @@ def _cell_of_tasks(directory: Path, cell_id: str, tasks: Sequence[TaskStatus]) -
     shard_count = row_types.Shard.parse(newest.shard).count
     # Several experiments may share a cell; each counts the completions that it needs. Of a shard the highest count is
     # taken (`|=` of a Counter), and the shards are added up (`total`).
-    finished, expected, not_finite = Counter[str](), Counter[str](), Counter[str]()  # by shard, such as "1/4"
+    finished = Counter[str]()  # by shard, such as "1/4", as the next two
+    expected = Counter[str]()
+    not_finite = Counter[str]()
     states = set[State]()
     for task in tasks:
         if row_types.Shard.parse(task.shard).count == shard_count:
@@ -274,7 +276,8 @@ def _first(order: Sequence[State], states: Collection[State]) -> State | None:
 
 def _cell_without_task(stored: StoredCell) -> CellStatus:
     """Return the progress of a cell that no status file names: its DONE and cell.yaml say all that is known."""
-    settings, done = stored.settings, stored.done
+    settings = stored.settings
+    done = stored.done
     count = done.completions if done else 0
     return CellStatus(
         cell_id=stored.name,
@@ -432,7 +435,8 @@ def _left(sweep: SweepStatus) -> str:
 
 def _scores(panel: Sequence[CellStatus]) -> tuple[str, str]:
     """Return Pass@1 so far of a panel's full cache, and the lowest and highest of its other cells; "" without any."""
-    full_texts, scores = [], []
+    full_texts = []
+    scores = []
     for cell in panel:
         if cell.policy == "full":
             full_texts.append(_percent(cell))
@@ -500,9 +504,11 @@ def _print_failures(sweep: SweepStatus) -> None:
         print(f"    kvsweep grade {shlex.quote(str(sweep.directory))}")
     not_finite = [cell.not_finite for cell in sweep.cells if cell.not_finite]
     if not_finite:
-        texts, cells = counted(sum(not_finite), "text"), counted(len(not_finite), "cell")
+        texts = counted(sum(not_finite), "text")
+        cells = counted(len(not_finite), "cell")
         print(f"\n{texts} of {cells} ended because logits were NaN or infinite (not_finite).")
-    waiting, notes = Counter[str](), Counter[str]()
+    waiting = Counter[str]()
+    notes = Counter[str]()
     for task in sweep.tasks:
         if task.state == "queued" and task.error:
             # Without the number within the array, so that tasks of an array that wait for one reason are one line.
