@@ -25,13 +25,14 @@ class LagKV(HeadPolicy):
     def scores(self, view: CacheView) -> Tensor:
         scores = torch.ones(len(view.keys), view.keys[0].shape[0], view.length, device=view.keys[0].device)
         first = self.sinks_kept
-        parts = (view.length - first) // self.lag
-        if parts < 2:
+        parts = (view.length - first) // self.lag  # whole parts behind the sinks
+        if parts < 2:  # newer rows score higher
             scores[..., first:] = torch.arange(view.length - first) / (view.length - first)
             return scores
-        ranked = slice(first, first + (parts - 1) * self.lag)
+        ranked = slice(first, first + (parts - 1) * self.lag)  # rows of all parts but the last
         for layer, (keys, values) in enumerate(zip(view.keys, view.values, strict=True)):
             spread = (self._spread(keys, parts) + self._spread(values, parts)) / 2
+            # The inverse of the order is each row's place in it: 0 for the largest spread, which gets the highest rank.
             best_first = spread.sort(dim=-1, descending=True, stable=True).indices
             rank = self.lag - 1 - best_first.argsort(dim=-1)
             scores[layer, :, ranked] = rank.flatten(1) / self.lag
@@ -41,6 +42,6 @@ class LagKV(HeadPolicy):
         """Return the spread [kv_heads, parts - 1, lag] of rows [kv_heads, length, head_dim]."""
         first = self.sinks_kept
         split = rows[:, first : first + parts * self.lag].double().unflatten(1, (parts, self.lag))
-        low, high = split[:, 1:].aminmax(dim=-2, keepdim=True)
+        low, high = split[:, 1:].aminmax(dim=-2, keepdim=True)  # of each next part, by channel
         # Without the clamp, a channel that is constant in the next part would divide by zero.
         return ((split[:, :-1] - low) / (high - low).clamp(min=1e-12)).std(dim=-1).softmax(dim=-1)

@@ -78,10 +78,11 @@ def newest_attention(view: CacheView, recorded: RecentQueries, newest: int) -> T
     layers = []
     for queries, keys in zip(view.signals[recorded], view.keys, strict=True):
         kv_heads, length, head_dim = keys.shape
-        grouped = queries[:, -newest:].reshape(kv_heads, -1, head_dim)
+        grouped = queries[:, -newest:].reshape(kv_heads, -1, head_dim)  # [kv_heads, group * newest, head_dim]
         wide = torch.promote_types(keys.dtype, torch.float32)
         logits = torch.matmul(grouped.to(wide), keys.to(wide).transpose(-1, -2)) * view.scaling
-        logits = logits.reshape(-1, newest, length)
+        logits = logits.reshape(-1, newest, length)  # [q_heads, newest, length]
+        # Query i of the newest is that of row length - newest + i, and sees no row behind it.
         later = torch.ones(newest, length, dtype=torch.bool, device=keys.device).triu(diagonal=length - newest + 1)
         layers.append(logits.masked_fill(later, float("-inf")).softmax(dim=-1))
     return torch.stack(layers)

@@ -34,16 +34,18 @@ class RPC(ObservationPolicy):
 
     def capacity(self, question_length: int, max_new_tokens: int) -> int:
         """Return the most rows of the longest text, by simulating its evictions."""
-        unpruned = question_length + max_new_tokens
+        unpruned = question_length + max_new_tokens  # rows of the longest text if nothing is evicted
+        # `written`: tokens of the text so far; `length`: rows in the cache; `fullest`: the most rows so far.
         written = length = fullest = question_length
         for evictions in range(max_new_tokens):
-            due = max(self.trigger(question_length, evictions) or 0, length) + 1
+            due = max(self.trigger(question_length, evictions) or 0, length) + 1  # rows at the next eviction
             written += due - length
-            if written > unpruned:
+            if written > unpruned:  # the text ends before this eviction
                 break
             fullest, length = max(fullest, due), self.length_after(due, question_length, evictions)
-            if length == due:
+            if length == due:  # an eviction that frees nothing: the cache grows with the text from here on
                 return unpruned
+        # At the text's end the cache has as many rows fewer than `due` as the text has tokens fewer than `written`.
         return max(fullest, unpruned - written + due)
 
     def scores(self, view: CacheView) -> Tensor:
@@ -51,8 +53,10 @@ class RPC(ObservationPolicy):
         how = {"scaling": view.scaling, "past_only": True, "pooling": self.pooling}
         score, layers = partial(view.operations.observation_scores, **how), []
         for layer, (queries, keys) in enumerate(zip(view.signals[self._queries], view.keys, strict=True)):
+            # Rows of the question, which come first and do not compete: they get zeros in the place of scores.
             kept = 0 if self.question_rule == "free" else int(view.question[layer, 0].sum())
             apart = min(kept, view.length - self.observation_window)
+            # The newest query twice and the oldest one not at all, as in the released code.
             scores = score(torch.cat([queries[:, 1:], queries[:, -1:]], dim=1), keys[:, apart:])
             layers.append(functional.pad(scores.mean(dim=(0, 1)), (apart, 0)).expand(len(keys), -1))
         return torch.stack(layers)

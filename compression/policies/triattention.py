@@ -34,19 +34,21 @@ class TriAttention(HeadPolicy):
 
     def scores(self, view: CacheView) -> Tensor:
         stats = read_statistics(str(self.statistics), view.positions.device)
+        # Positions of the future queries, and how far the rotary embedding turns each pair of channels there.
         delays = view.positions.flatten()[-1] + 1 + torch.tensor(_DELAYS, device=view.positions.device)
-        angles = delays[:, None] * stats["inverse_frequencies"]
+        angles = delays[:, None] * stats["inverse_frequencies"]  # [delays, pairs]
         # A rotated key and a query rotated to its future position multiply as at their distance, so keys stay rotated.
         future = torch.polar(torch.ones_like(angles), angles).mean(dim=0) * stats["mean"]  # [layers, q_heads, pairs]
         query = torch.cat([future.real, future.imag], dim=-1).float()
-        stray = (stats["mean_size"] - stats["mean"].abs()).float()
+        stray = (stats["mean_size"] - stats["mean"].abs()).float()  # E|q| - |E[q]|, [layers, q_heads, pairs]
         layers = []
         for layer, keys in enumerate(view.keys):
             wide = keys.float()
-            size = torch.stack(wide.chunk(2, dim=-1)).norm(dim=0)  # [kv_heads, length, pairs]
+            size = torch.stack(wide.chunk(2, dim=-1)).norm(dim=0)  # |k|, [kv_heads, length, pairs]
+            # The score's two terms: the mean query times the keys, and how far queries stray times the keys' sizes.
             pairs = (query[layer], wide), (stray[layer], size)
             logits = (torch.matmul(of.unflatten(0, (len(keys), -1)), rows.transpose(-1, -2)) for of, rows in pairs)
-            layers.append(stats["attention_scaling"].float() * sum(logits))
+            layers.append(stats["attention_scaling"].float() * sum(logits))  # [kv_heads, group, length]
         scores = self._standardised(torch.stack(layers), view).amax(dim=2)
         return scores.mean(dim=0, keepdim=True).expand_as(scores) if self.share_layers else scores
 

@@ -40,6 +40,7 @@ class VaSE(ObservationPolicy):
         outside = view.length - self.observation_window
         values = torch.stack(list(view.values))[:, :, :outside].float()
         spread = values.amax(dim=-1) - values.amin(dim=-1)
+        # Sinks count as the largest.
         spread = spread.masked_fill(view.positions[..., :outside] < self.sinks_kept, float("inf"))
         largest = spread.sort(dim=-1, descending=True, stable=True).indices[..., : round(self.large * self.size)]
         return torch.zeros_like(spread, dtype=torch.bool).scatter(-1, largest, True)
