@@ -56,15 +56,15 @@ class SlotCache(Slots, Cache):
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
         # Those that define `on_attention`: without any, `observe` has nothing to prepare.
         self._observing = [r for r in self.recorders.values() if type(r).on_attention is not Recorder.on_attention]
-        packed = {"kivi": KiviRows, "kvarn": KiviRows, "fp8": Fp8Rows}.get(config.scheme, PackedRows)
-        self.storage: Storage = packed(self, config) if config.is_packed else WholeRows(self)
+        packed_rows = {"kivi": KiviRows, "kvarn": KiviRows, "fp8": Fp8Rows}.get(config.scheme, PackedRows)
+        self.storage: Storage = packed_rows(self, config) if config.is_packed else WholeRows(self)
         numbers = itertools.count()  # a storage numbers the full layers alone
-        make: dict[LayerKind, Callable[[], Any]] = {
+        layer_of: dict[LayerKind, Callable[[], Any]] = {
             "full": lambda: SlotLayer(self, self.storage, next(numbers)),
             "window": lambda: WindowLayer(self),
             "linear": lambda: LinearLayer(self),
         }
-        Cache.__init__(self, layers=[make[kind]() for kind in shape.layer_kinds])
+        Cache.__init__(self, layers=[layer_of[kind]() for kind in shape.layer_kinds])
         self.slot_layers = [layer for layer in self.layers if isinstance(layer, SlotLayer)]
         self.windows = [layer for layer in self.layers if isinstance(layer, WindowLayer)]
         self.linears = [layer for layer in self.layers if isinstance(layer, LinearLayer)]
@@ -130,7 +130,8 @@ class SlotCache(Slots, Cache):
     def observe(self, layer: int, piece: Piece, query: Tensor, mass: Tensor | None) -> None:
         if not self._observing:
             return
-        by_slot = (-1, piece.count)  # from [tokens, ...] to [slots, tokens of a slot, ...]
+        # From [tokens, ...] to [slots, tokens of a slot, ...].
+        by_slot = (-1, piece.count)
         positions = self.step_positions[piece.tokens].unflatten(0, by_slot)
         query = query.unflatten(0, by_slot)
         mass = None if mass is None else mass.unflatten(0, by_slot)
@@ -160,7 +161,8 @@ class SlotCache(Slots, Cache):
         The percentage counts the (layer, kv head) pairs that hold the position, rounded to a multiple of 10.
         """
         positions = self.positions[slot, ..., : int(self.lengths[slot])]
-        positions = positions.flatten(0, 1) if per_head else positions[0, :1]  # alike in all pairs: one stands for all
+        # [pairs, length]; if all pairs hold the same positions, one stands for all.
+        positions = positions.flatten(0, 1) if per_head else positions[0, :1]
         pairs = len(positions)
         holding = torch.bincount(positions.flatten(), minlength=text_length)  # pairs that hold each text position
         # 10 * round(10 * holding / pairs) in whole numbers; a half goes up.
@@ -213,15 +215,10 @@ def slot_attention(
         raise ValueError(f"slot attention does not know {', '.join(unknown)}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     shape = slot_shape if slot_cache is None else slot_cache.shape
-    # transformers passes `sliding_window` by the layer, and the cache knows windows by its shape: both must agree, or
-    # the text must be too short for the window to act.
     window = shape.window if shape is not None and shape.layer_kinds[layer] == "window" else None
-    if sliding_window is not None and window is None:
-        reached = key.shape[2] if slot_cache is None else slot_cache.longest
-        if reached > sliding_window:
-            raise ValueError(f"slot attention reaches beyond sliding_window={sliding_window}")
-    elif sliding_window is not None and sliding_window != window:
-        raise ValueError(f"layer {layer} has sliding_window={sliding_window} in a cache of windows of {window}")
+    if sliding_window is not None and sliding_window != window:
+        rows = key.shape[2] if slot_cache is None else slot_cache.longest
+        _check_window(layer, window, sliding_window, rows)
     how: dict[str, Any] = {"scaling": scaling, "sinks": s_aux, "softcap": softcap}
     if slot_cache is not None:
         return slot_cache.layers[layer].attend(query[:, :, 0], how)[:, None], None
@@ -239,11 +236,23 @@ def slot_attention(
     return torch.stack([chunk_attention(*prompt, **how, window=window)[0] for prompt in prompts]), None
 
 
+def _check_window(layer: int, window: int | None, sliding_window: int, rows: int) -> None:
+    """Raise ValueError if `sliding_window`, which transformers passes, is not the cache's and acts on `rows` rows.
+
+    `window` is that of the layer in the cache's shape; None: the cache holds all rows of the layer.
+    """
+    if window is not None:
+        raise ValueError(f"layer {layer} has sliding_window={sliding_window} in a cache of windows of {window}")
+    if rows > sliding_window:
+        raise ValueError(f"slot attention reaches beyond sliding_window={sliding_window}")
+
+
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """Attend as `slot_attention` does in a prefill: each token to itself and to all earlier ones."""
     earlier = key.shape[2] - query.shape[2]  # tokens of earlier chunks, which `is_causal` does not know
-    seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril(earlier)
+    mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril(earlier)
     output = nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=seen if earlier else None, is_causal=not earlier, scale=scaling, enable_gqa=True
+        query, key, value, attn_mask=mask if earlier else None, is_causal=not earlier, scale=scaling, enable_gqa=True
     )
     return output.transpose(1, 2)
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from kvsweep.compression import artifacts
 from kvsweep.kernels.implementation import Tensor
-from kvsweep.kernels.row_format import ROW_BLOCK, Fp8Format, RowFormat, RowForms, whole_blocks
+from kvsweep.kernels.row_format import ROW_BLOCK, Fp8Format, RowFormat, RowFormats, whole_blocks
 from kvsweep.messages.errors import UserError
 
 Scheme = Literal["rotated", "plain", "kivi", "kvarn", "fp8"]
@@ -144,30 +144,36 @@ class CacheConfig:
         unused = dict.fromkeys(names, f"cache.scheme={self.scheme} does not take it")
         if self.key_bits and self.value_bits:
             unused["bits"] = "cache.key_bits and cache.value_bits are given"
-        # A reason from above goes before this one.
-        return unused if self.is_calibrated else {"scales": f"cache.scale={self.scale} does not take it"} | unused
+        if self.is_calibrated:
+            return unused
+        # Another reason for `scales`, from above, goes before this one.
+        return {"scales": f"cache.scale={self.scale} does not take it"} | unused
 
     def check_implementation(self, impl: str, capability: tuple[int, int] | None = None) -> None:
         """Raise UserError if Triton does not support the scheme, or not on a GPU of this compute capability."""
-        if self.is_packed and self.in_groups and impl == "triton":
+        if impl != "triton" or not self.is_packed:
+            return
+        if self.in_groups:
             raise UserError(f"cache.scheme={self.scheme} has no Triton kernel: give impl=torch, or another scheme.")
-        if self.is_fp8 and self.whole_layers and impl == "triton":
+        if not self.is_fp8:
+            return
+        if self.whole_layers:
             raise UserError(f"cache.whole_layers={self.whole_layers} has no Triton kernel: give impl=torch.")
-        if self.is_fp8 and self.format == "e4m3" and impl == "triton" and capability and capability < (8, 9):
+        if self.format == "e4m3" and capability and capability < (8, 9):
             has = f"needs a GPU of compute capability 8.9, and this one has {capability[0]}.{capability[1]}"
             raise UserError(f"cache.format=e4m3 with impl=triton {has}: give cache.format=e5m2, or impl=torch.")
 
-    def forms(self, head_dim: int) -> RowForms | None:
+    def row_formats(self, head_dim: int) -> RowFormats | None:
         """Row formats of integer keys (of `group` keys of a channel, if `in_groups`) and values; None without them."""
         if not self.is_packed or self.is_fp8:
             return None
         if self.scheme in ("rotated", "kvarn") and head_dim & (head_dim - 1):  # not 0: no power of two
             unfit = f"cache.scheme={self.scheme} needs heads of a power of two, and the model's have {head_dim} numbers"
             raise UserError(f"{unfit}: choose plain or kivi.")
-        keys, values = self.widths
-        key = RowFormat(bits=keys, group=self.group, head_dim=self.group if self.in_groups else head_dim)
+        key_bits, value_bits = self.widths
+        key = RowFormat(bits=key_bits, group=self.group, head_dim=self.group if self.in_groups else head_dim)
         share = head_dim if self.scheme == "kvarn" else self.group  # numbers of a value that share a zero and a step
-        return key, RowFormat(bits=values, group=share, head_dim=head_dim)
+        return key, RowFormat(bits=value_bits, group=share, head_dim=head_dim)
 
     def bytes_per_slot(self, *, layers: int, kv_heads: int, head_dim: int, itemsize: int, capacity: int) -> int:
         """Bytes of keys and values in one slot of `capacity` rows: layers * kv_heads times the bytes of one head.
@@ -179,34 +185,35 @@ class CacheConfig:
         """
         whole_row = 2 * head_dim * itemsize  # of a key and a value
         if self.is_fp8:
-            fp8_row = 2 * (head_dim + (4 if self.scale == "token" else 0))  # a scale has 4 bytes
+            scale_bytes = 4 if self.scale == "token" else 0
+            fp8_row = 2 * (head_dim + scale_bytes)
             if self.whole_layers >= layers:
                 raise UserError(
                     f"cache.whole_layers={self.whole_layers} of {layers} layers leaves none for fp8: lower it."
                 )
             fp8_layers = layers - self.whole_layers
             return kv_heads * capacity * (fp8_layers * fp8_row + self.whole_layers * whole_row)
-        forms = self.forms(head_dim)
-        if not forms:
+        formats = self.row_formats(head_dim)
+        if not formats:
             return layers * kv_heads * capacity * whole_row
-        key, value = forms
-        # Rows that are packed together, and the packed keys among them: one for each channel of a group.
-        rows, keys = (self.group, head_dim) if self.in_groups else (1, 1)
+        key, value = formats
+        # Tokens that are packed together, and their packed keys: in a group, a packed key is one of its channels.
+        tokens, packed_keys = (self.group, head_dim) if self.in_groups else (1, 1)
         scales = 2 * (self.group + head_dim) if self.scheme == "kvarn" else 0
-        packed = capacity // rows * (keys * key.row_bytes + rows * value.row_bytes + scales)
+        packed = capacity // tokens * (packed_keys * key.row_bytes + tokens * value.row_bytes + scales)
         return layers * kv_heads * (packed + self.whole_rows * whole_row)
 
     def identity(self) -> dict[str, Any]:
         """The settings that change completions, for `cell_id`; empty if nothing is quantized."""
         if not self.is_packed:
             return {}
-        keys, values = self.widths
+        key_bits, value_bits = self.widths
         if self.is_fp8:
             scales = {kind: artifacts.digest(place) for kind, place in self.placed.items()}
-            stored = {"bits": keys, "scheme": self.scheme, "format": self.format, "scale": self.scale}
+            stored = {"bits": key_bits, "scheme": self.scheme, "format": self.format, "scale": self.scale}
             whole = {"whole_layers": self.whole_layers} if self.whole_layers else {}
             return {"cache": stored | scales | whole}
-        widths = {"bits": keys} if keys == values else {"key_bits": keys, "value_bits": values}
+        widths = {"bits": key_bits} if key_bits == value_bits else {"key_bits": key_bits, "value_bits": value_bits}
         scheme = {} if self.scheme == "rotated" else {"scheme": self.scheme}  # left out as in the first cells
         return {"cache": widths | {"group": self.group, "residual": self.residual} | scheme}
 

@@ -198,15 +198,17 @@ class Policy(ABC):
         """Return the files that a user's settings name, by setting; of a folder, which a slash tells, all in it."""
         if not is_own(type(self)):
             return {}
-        files = {}
+        data = {}
         for name, value in vars(self).items():
             if name == "name" or not isinstance(value, str | Path):
                 continue
             path = Path(value)
             # A plain word, such as a mode, may happen to name a folder here: without a slash only a file counts.
             paths = [path, *path.rglob("*")] if "/" in str(value) else [path]
-            files[name] = sorted(filter(Path.is_file, paths))
-        return {name: paths for name, paths in files.items() if paths}
+            files = sorted(filter(Path.is_file, paths))
+            if files:
+                data[name] = files
+        return data
 
     def identity(self) -> dict[str, Any]:
         """Return everything about the policy that can change a completion, for `cell_id`.
@@ -232,7 +234,7 @@ class Policy(ABC):
         places = {kind: getattr(self, kind) for kind in self.ARTIFACTS}
         for signal in self.signals:
             if isinstance(signal, PredictedImportance):
-                places.setdefault("predictor", signal.directory)
+                places.setdefault("predictor", signal.directory)  # of a policy without this setting
         return {kind: place for kind, place in places.items() if place is not None}
 
     @property
@@ -247,13 +249,14 @@ class SelectionError(ValueError):
 
 def _check_shape(scores: Any, view: CacheView) -> None:
     """Raise SelectionError unless scores are real numbers, shaped as the view's positions, on the cache's device."""
-    heads = tuple(view.positions.shape[:-1])
+    heads = tuple(view.positions.shape[:-1])  # (layers, kv_heads), or () if all keep the same rows
     sizes = ", ".join(map(str, (*heads, view.length)))
     names = "[layers, kv_heads, cached tokens]" if heads else "[cached tokens]"
     rule = f"scores must be a tensor [{sizes}], {names}; the newest tokens that stay for certain may be left out"
     if not torch.is_tensor(scores):
         raise SelectionError(f"{rule}: they are a {type(scores).__name__}.")
-    if tuple(scores.shape[:-1]) != heads or scores.dim() != len(heads) + 1 or scores.shape[-1] > view.length:
+    has_rows = scores.dim() == len(heads) + 1 and scores.shape[-1] <= view.length
+    if not has_rows or tuple(scores.shape[:-1]) != heads:
         raise SelectionError(f"{rule}: they are {list(scores.shape)}.")
     if scores.is_complex() or scores.dtype == torch.bool:
         raise SelectionError(f"{rule}, of real numbers: they are of {scores.dtype}.")
@@ -295,9 +298,10 @@ def checked_capacity(policy: Policy, question: int, limit: int) -> int:
 def check_selection(selection: Selection, view: CacheView) -> None:
     """Raise SelectionError unless `keep` names rows of the view in ascending order, each once."""
     keep = selection.keep
-    heads = tuple(view.positions.shape[:-1])
+    heads = tuple(view.positions.shape[:-1])  # (layers, kv_heads), or () if all keep the same rows
     rule = f"keep must be whole numbers of 0 to {view.length - 1}, ascending, each once"
-    if tuple(keep.shape[:-1]) not in ((), heads) or keep.dtype != torch.int64 or not keep.shape[-1]:
+    has_heads = tuple(keep.shape[:-1]) in ((), heads)
+    if not has_heads or keep.dtype != torch.int64 or not keep.shape[-1]:
         raise SelectionError(f"{rule}, of at least one row: it is {list(keep.shape)} of {keep.dtype}.")
     # None of these numbers may be negative. They are compared together, so that the host waits once for the device.
     ends = torch.stack([keep.amin(), view.length - 1 - keep.amax(), *_least_step(keep)])

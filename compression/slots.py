@@ -81,7 +81,7 @@ class Slots:
     def longest(self) -> int:
         return int(self.lengths[: self.live].max(initial=0))
 
-    def seen(self, slots: slice) -> int:
+    def rows_read(self, slots: slice) -> int:
         """Rows of each of these slots that attention reads: at least the longest slot's length."""
         if self.ragged:  # the kernel stops at each slot's own length
             return self.capacity
@@ -134,14 +134,14 @@ class Slots:
                 raise ValueError(f"{full}: it has no room for {count}.")
             pieces.append(Piece(slots=slice(slot, slot + 1), tokens=slice(begin, begin + count), count=count))
             begin += count
-        at = uploaded(list(counts), self.device)
+        slots = uploaded(list(counts), self.device)
         sizes = uploaded(list(counts.values()), self.device)
         # A token's row: its slot's length, plus its index among all tokens, less that of the slot's first token.
-        first = self.device_lengths[at] - (sizes.cumsum(0) - sizes)
+        first = self.device_lengths[slots] - (sizes.cumsum(0) - sizes)
         write_at = first.repeat_interleave(sizes, output_size=begin) + torch.arange(begin, device=self.device)
         self.lengths[list(counts)] += list(counts.values())
-        self.device_lengths[at] += sizes
-        self._place(pieces, at.repeat_interleave(sizes, output_size=begin), write_at, positions)
+        self.device_lengths[slots] += sizes
+        self._place(pieces, slots.repeat_interleave(sizes, output_size=begin), write_at, positions)
 
     def _place(self, pieces: list[Piece], slots: Tensor, write_at: Tensor, positions: Tensor) -> None:
         """Store each token's slot, row in the slot, and original position for the step, [tokens] each."""

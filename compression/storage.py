@@ -125,28 +125,32 @@ class WholeRows(Storage):
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
-        seen = cache.seen(piece.slots)
-        keys, values, *scales = self._rows(layer, piece.slots, seen)
+        rows_read = cache.rows_read(piece.slots)
+        keys, values, *scales = self._rows(layer, piece.slots, rows_read)
+        lengths = cache.step_lengths[piece.tokens]
         if piece.count == 1:
-            if scales:
-                how = {**how, "scales": scales}
             if not cache.ragged and len(cache.pieces) == 1:  # a whole step: its mask serves all layers
-                how = {**how, "unseen": cache.unseen(seen)}
-            return cache.operations.decode_attention(query, keys, values, cache.step_lengths[piece.tokens], **how)
+                how = {**how, "unseen": cache.unseen(rows_read)}
+            return cache.operations.decode_attention(query, keys, values, lengths, scales=scales, **how)
         arguments = {name: value for name, value in how.items() if value is not None}
         # The Triton kernel of a chunk knows neither sinks nor a softcap; those of a step, below, do.
-        if not cache.invariant and not (cache.operations.RAGGED and arguments.keys() & {"sinks", "softcap"}):
+        is_beyond_kernel = cache.operations.RAGGED and arguments.keys() & {"sinks", "softcap"}
+        if not cache.invariant and not is_beyond_kernel:
             rows = self.read(layer, piece.slots.start, int(cache.lengths[piece.slots.start]))
             return cache.operations.chunk_attention(query, *rows, **arguments)
-        # Attend in this many decode steps over the same rows, so that the result rounds as in single steps. A copy of
-        # the rows in another layout would round differently in torch's product.
+        # Attend in decode steps, one for each token, over the same rows, so that the result rounds as in single steps.
+        # A copy of the rows in another layout would round differently in torch's product.
         parts = []
-        for few, lengths in few_tokens(query, cache.step_lengths[piece.tokens]):
-            copies = [rows.expand(len(few), -1, -1, -1) for rows in (keys, values, *scales)]
+        for few_queries, few_lengths in few_tokens(query, lengths):
+            copies = [rows.expand(len(few_queries), -1, -1, -1) for rows in (keys, values, *scales)]
             if not cache.operations.RAGGED:
                 copies = [rows.contiguous() for rows in copies]
-            copied = {**how, "scales": copies[2:]} if scales else how
-            parts.append(cache.operations.decode_attention(few, *copies[:2], lengths, **copied))
+            few_keys, few_values, *few_scales = copies
+            parts.append(
+                cache.operations.decode_attention(
+                    few_queries, few_keys, few_values, few_lengths, scales=few_scales, **how
+                )
+            )
         return joined(parts)
 
     def keep(self, slot: int, keep: Tensor) -> None:
@@ -168,7 +172,8 @@ class Fp8Rows(WholeRows):
         self.whole_layers = config.whole_layers
         super().__init__(cache, torch.uint8)  # torch copies and gathers rows of bytes, but not of every float8
         self.dtype = DTYPES[config.format]
-        self._codes = list(self.tensors)
+        self._codes = list(self.tensors)  # keys and values of each layer in turn
+        # The same memory as numbers; that of whole layers has no codes.
         numbers = [codes.view(self.dtype) if codes.dtype == torch.uint8 else codes for codes in self._codes]
         self.keys, self.values = numbers[::2], numbers[1::2]
         self._row_scales = self._memory(1, torch.float32) if config.scale == "token" else []
@@ -195,12 +200,14 @@ class Fp8Rows(WholeRows):
         if layer < self.whole_layers:
             yield from super()._stored(layer, *pair)
             return
-        for at, rows in enumerate(pair, 2 * layer):  # keys, then values: the memories of all layers in turn
-            scale = self.scales[at][0, 0, 0] if self.scales else None  # the layer's, unless each row has its own
+        for index, rows in enumerate(pair, 2 * layer):  # keys, then values: the memories of all layers in turn
+            scale = None
             if self._row_scales:
                 scale = row_scales(rows, self.dtype)
-                yield self._row_scales[at], scale
-            yield self._codes[at], to_fp8(rows, self.dtype, scale).view(torch.uint8)
+                yield self._row_scales[index], scale
+            elif self.scales:
+                scale = self.scales[index][0, 0, 0]  # the number that the whole layer shares
+            yield self._codes[index], to_fp8(rows, self.dtype, scale).view(torch.uint8)
 
     def keep(self, slot: int, keep: Tensor) -> None:
         # Apart, since they have other widths; `_row_scales` may be empty.
@@ -224,7 +231,7 @@ class _Packing(Storage):
         super().__init__(cache)
         shape = cache.shape
         self.room = config.whole_rows  # rows of `newest`
-        self.forms: Any = config.forms(shape.head_dim)  # how keys, then values, are quantized
+        self.formats: Any = config.row_formats(shape.head_dim)  # how keys, then values, are quantized
         self.residual = config.residual
         self.longest_chunk = config.residual  # so that no row of a chunk is quantized before the next chunk
         size = (cache.slots, shape.layers, 2, shape.kv_heads, self.room, shape.head_dim)
@@ -253,19 +260,19 @@ class _Packing(Storage):
         """Allocate memory for each layer and head of a slot."""
         return self.newest.new_zeros(*self.newest.shape[:2], self.newest.shape[3], *size, dtype=torch.uint8)
 
-    def _attend_then(
+    def _attend_at_own_step(
         self, query: Tensor, packed: Tensor, whole: Tensor, counts: Tensor, lengths: Tensor, how: Mapping[str, Any]
     ) -> Attended:
         """Attend over a slot's rows [2, kv_heads, rows, head_dim]: each token sees a row as it was at its own step.
 
         A row is in full precision until it is one of the token's `counts` quantized rows, [tokens, kv_heads or 1].
         """
-        numbers = torch.arange(packed.shape[2], device=counts.device)
+        rows = torch.arange(packed.shape[2], device=counts.device)
         parts = []
-        for few, then, ends in few_tokens(query, counts, lengths):
-            is_packed = (numbers < then[..., None])[None, ..., None]  # [1, tokens, kv_heads, rows, 1]
+        for few_queries, few_counts, few_lengths in few_tokens(query, counts, lengths):
+            is_packed = (rows < few_counts[..., None])[None, ..., None]  # [1, tokens, kv_heads, rows, 1]
             keys, values = torch.where(is_packed, packed[:, None], whole[:, None]).contiguous()
-            parts.append(self.cache.operations.decode_attention(few, keys, values, ends, **how))
+            parts.append(self.cache.operations.decode_attention(few_queries, keys, values, few_lengths, **how))
         return joined(parts)
 
 
@@ -286,7 +293,7 @@ class PackedRows(_Packing):
 
     def __init__(self, cache: Slots, config: CacheConfig) -> None:
         super().__init__(cache, config)
-        self.packed = [self._bytes(cache.capacity, form.row_bytes) for form in self.forms]
+        self.packed = [self._bytes(cache.capacity, row_format.row_bytes) for row_format in self.formats]
         self.counts = torch.zeros(cache.positions.shape[:3], dtype=torch.int64, device=cache.device)
         self.tensors = (*self.packed, self.newest)
         self.columns = (self.counts,)
@@ -297,66 +304,69 @@ class PackedRows(_Packing):
         self.counts[slot] = old
         for memory in self.tensors:
             memory[slot] = 0  # an earlier sequence may have left NaN where this prompt writes nothing
-        lie = torch.arange(old, prefill.length, device=self.newest.device) % self.residual
+        places = torch.arange(old, prefill.length, device=self.newest.device) % self.residual
         for layer, (keys, values) in enumerate(prefill.rows):
             rows = self._multiplied(torch.stack([keys, values]), self._forth)
             for memory, packed in zip(self.packed, self._pack(rows[..., :old, :]), strict=True):
                 memory[slot, layer, :, :old] = packed
-            self.newest[slot, layer, :, :, lie] = rows[..., old:, :]
+            self.newest[slot, layer, :, :, places] = rows[..., old:, :]
 
     def place(self) -> None:
         """Quantize the rows that the new tokens make too old; the new rows take their places."""
         cache = self.cache
-        self._lie = cache.step_positions % self.residual
+        self._new_places = cache.step_positions % self.residual
         self._leaving = []
         for piece in cache.pieces:
             slots = piece.slots
-            rows = torch.arange(piece.count, device=self.counts.device)
+            counts = self.counts[slots][..., None]
+            # Each token makes at most one row too old, so that as many rows behind the packed ones may leave.
+            behind = counts + torch.arange(piece.count, device=counts.device)  # [slots, layers, kv_heads, leaving]
             now = cache.step_positions[piece.tokens].view(-1, 1, 1, 1, piece.count)  # [slots, 1, 1, 1, tokens]
-            behind = self.counts[slots][..., None] + rows  # rows that may leave, [slots, layers, kv_heads, tokens]
-            written = cache.step_lengths[piece.tokens].view(-1, piece.count)[:, -1, None, None, None]
-            at = behind.clamp(max=cache.capacity - 1)  # beyond the rows that are written, any place that exists
-            positions = cache.positions[slots].gather(-1, at)
+            # Each slot's length with all its tokens, [slots, 1, 1, 1].
+            lengths = cache.step_lengths[piece.tokens].view(-1, piece.count)[:, -1, None, None, None]
+            rows = behind.clamp(max=cache.capacity - 1)  # beyond the rows that are written, any row that exists
+            positions = cache.positions[slots].gather(-1, rows)
             # If an eviction has dropped older rows, the next rows are younger, and fewer are quantized.
-            # [slots, layers, kv_heads, rows that may leave, tokens]: true from the token on at which the row is packed.
-            left = (behind < written)[..., None] & (positions[..., None] + self.residual <= now)
-            counts = self.counts[slots][..., None] + left.sum(-2)  # packed rows at each token
+            # [slots, layers, kv_heads, leaving, tokens]: true from the token on at which the row is packed.
+            is_packed = (behind < lengths)[..., None] & (positions[..., None] + self.residual <= now)
+            counts = counts + is_packed.sum(-2)  # packed rows at each token, [slots, layers, kv_heads, tokens]
+            # From here on also where all layers or heads keep the same rows, so that one row stood for all.
             shape = -1, cache.shape.layers, cache.shape.kv_heads, -1
-            at = at.expand(*shape)[..., None]
-            lie = (positions % self.residual).expand(*shape)[..., None]
-            lie = lie[:, :, None].expand(-1, -1, 2, -1, -1, self.newest.shape[-1])
-            old = self.newest[slots].gather(4, lie)
+            rows = rows.expand(*shape)[..., None]
+            places = (positions % self.residual).expand(*shape)[..., None]
+            places = places[:, :, None].expand(-1, -1, 2, -1, -1, self.newest.shape[-1])
+            numbers = self.newest[slots].gather(4, places)  # [slots, layers, 2, kv_heads, leaving, head_dim]
             # A row that stays is also written behind the packed rows, where nothing reads it.
-            for memory, packed in zip(self.packed, self._pack(old.unbind(2)), strict=True):
-                memory[slots].scatter_(3, at.expand(packed.shape), packed)
-            self._leaving.append((counts, at, old))
+            for memory, packed in zip(self.packed, self._pack(numbers.unbind(2)), strict=True):
+                memory[slots].scatter_(3, rows.expand(packed.shape), packed)
+            self._leaving.append((counts, rows, numbers))
             self.counts[slots] = counts[..., -1]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write the rows, rotated, into `newest`."""
-        rows = self._multiplied(
-            torch.cat([keys, values], dim=2), self._forth
-        )  # [tokens or more, kv_heads, 2, head_dim]
-        self.newest[self.cache.step_slots, layer, :, :, self._lie] = rows[: len(self._lie)].transpose(1, 2)
+        # [tokens or more, kv_heads, 2, head_dim]
+        rows = self._multiplied(torch.cat([keys, values], dim=2), self._forth)
+        places = self._new_places
+        self.newest[self.cache.step_slots, layer, :, :, places] = rows[: len(places)].transpose(1, 2)
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
-        stored = self._rows(layer, piece.slots, cache.seen(piece.slots))
+        stored = self._rows(layer, piece.slots, cache.rows_read(piece.slots))
         lengths = cache.step_lengths[piece.tokens]
         if piece.count == 1:
-            return cache.operations.packed_attention(query, *stored, lengths, forms=self.forms, **how)
+            return cache.operations.packed_attention(query, *stored, lengths, formats=self.formats, **how)
         # What `place` has noted: the packed rows at each token, the rows that may leave, and their numbers until then.
-        all_counts, all_at, all_old = self._leaving[cache.pieces.index(piece)]
+        all_counts, all_rows, all_numbers = self._leaving[cache.pieces.index(piece)]
         # This piece is one slot's. Where all heads keep the same rows, one count serves all layers.
-        counts = all_counts[0, min(layer, all_counts.shape[1] - 1)]
-        at = all_at[0, layer]
-        old = all_old[0, layer]
-        packed = torch.cat(whole_rows(*stored, forms=self.forms))  # [2, kv_heads, rows, head_dim]
+        counts = all_counts[0, min(layer, all_counts.shape[1] - 1)]  # [kv_heads or 1, tokens]
+        rows = all_rows[0, layer]  # [kv_heads, leaving, 1]
+        numbers = all_numbers[0, layer]  # [2, kv_heads, leaving, head_dim]
+        packed = torch.cat(whole_rows(*stored, formats=self.formats))  # [2, kv_heads, rows, head_dim]
         # The rows as they were before this chunk: those that it has packed are still whole.
-        leaves = at < counts[..., -1, None, None]
-        at = at.clamp(max=packed.shape[2] - 1).expand(old.shape)
-        whole = packed.scatter(2, at, torch.where(leaves, old, packed.gather(2, at)))
-        return self._attend_then(query, packed, whole, counts.T, lengths, how)
+        has_left = rows < counts[..., -1, None, None]
+        rows = rows.clamp(max=packed.shape[2] - 1).expand(numbers.shape)
+        whole = packed.scatter(2, rows, torch.where(has_left, numbers, packed.gather(2, rows)))
+        return self._attend_at_own_step(query, packed, whole, counts.T, lengths, how)
 
     def keep(self, slot: int, keep: Tensor) -> None:
         """Compact the packed rows. Rows in `newest` stay in place; the cache moves their positions."""
@@ -366,22 +376,22 @@ class PackedRows(_Packing):
         self.counts[slot] = (keep < self.counts[slot, ..., None]).sum(-1)
 
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        rows = torch.cat(whole_rows(*self._rows(layer, slice(slot, slot + 1), length), forms=self.forms))
+        rows = torch.cat(whole_rows(*self._rows(layer, slice(slot, slot + 1), length), formats=self.formats))
         keys, values = self._multiplied(rows, self._back)
         return keys, values
 
-    def _rows(self, layer: int, slots: slice, seen: int) -> tuple[Tensor, ...]:
-        """The first `seen` rows of a layer, as `packed_attention` takes them: bytes, newest, positions, counts."""
+    def _rows(self, layer: int, slots: slice, rows: int) -> tuple[Tensor, ...]:
+        """The first `rows` rows of a layer, as `packed_attention` takes them: bytes, newest, positions, counts."""
         # Where all heads keep the same rows, the first index serves all layers, and is expanded over heads.
         kv_heads = self.newest.shape[3]
         index = min(layer, self.counts.shape[1] - 1)
-        packed = (memory[slots, layer, :, :seen] for memory in self.packed)
-        positions = self.cache.positions[slots, index, :, :seen].expand(-1, kv_heads, -1)
+        packed = (memory[slots, layer, :, :rows] for memory in self.packed)
+        positions = self.cache.positions[slots, index, :, :rows].expand(-1, kv_heads, -1)
         return *packed, self.newest[slots, layer], positions, self.counts[slots, index].expand(-1, kv_heads)
 
     def _pack(self, rows: Iterable[Tensor]) -> list[Tensor]:
         """Return the bytes of keys and values, [..., head_dim] each."""
-        return [pack_rows(numbers, form) for numbers, form in zip(rows, self.forms, strict=True)]
+        return [pack_rows(numbers, row_format) for numbers, row_format in zip(rows, self.formats, strict=True)]
 
 
 class KiviRows(_Packing):
@@ -407,9 +417,9 @@ class KiviRows(_Packing):
         super().__init__(cache, config)
         self.group = config.group
         groups = cache.capacity // self.group
-        self.keys = self._bytes(groups, cache.shape.head_dim, self.forms[0].row_bytes)
-        self.values = self._bytes(groups * self.group, self.forms[1].row_bytes)
-        widths = (self.group, cache.shape.head_dim) if config.scheme == "kvarn" else ()
+        self.keys = self._bytes(groups, cache.shape.head_dim, self.formats[0].row_bytes)
+        self.values = self._bytes(groups * self.group, self.formats[1].row_bytes)
+        widths = (self.group, cache.shape.head_dim) if config.scheme == "kvarn" else ()  # scales of keys, of values
         self._unit = 1.0  # makes the rotation one that changes no length: its entries are then head_dim ** -0.5
         if self._forth is not None:  # the entries' size is read on the CPU: a cache on torch's meta device has none
             self._unit = cache.shape.head_dim**-0.5 / float(rotation(cache.shape.head_dim)[0][0, 0])
@@ -420,7 +430,7 @@ class KiviRows(_Packing):
         for memory in self.tensors:
             memory[slot] = 0  # an earlier sequence may have left NaN
         for layer, rows in enumerate(prefill.rows):
-            self._lay(slot, layer, self._multiplied(torch.stack(rows), self._forth))
+            self._write_all(slot, layer, self._multiplied(torch.stack(rows), self._forth))
 
     def place(self) -> None:
         """Quantize the groups that the new tokens complete; the new rows take their places."""
@@ -430,9 +440,9 @@ class KiviRows(_Packing):
             for slot in range(*piece.slots.indices(cache.slots)):
                 length = int(cache.lengths[slot])  # with the new tokens
                 first, end = self._packed_rows(length - piece.count), self._packed_rows(length)
-                if first == end:  # no group is complete
+                if first == end:  # the new tokens complete no group
                     continue
-                rows = self.newest[slot].index_select(-2, self._lies(first, end))
+                rows = self.newest[slot].index_select(-2, self._places(first, end))
                 self._leaving[slot] = (first, rows)
                 for layer, layer_rows in enumerate(rows):
                     self._pack(slot, layer, first, layer_rows)
@@ -445,46 +455,47 @@ class KiviRows(_Packing):
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
         lengths = cache.step_lengths[piece.tokens]
-        seen = cache.seen(piece.slots)
+        rows_read = cache.rows_read(piece.slots)
         counts = (lengths - self.residual).clamp(min=0) // self.group * self.group
-        stored, kinds = self._rows(layer, piece.slots, seen)
+        stored, options = self._rows(layer, piece.slots, rows_read)
         if piece.count == 1:
-            output, mass = cache.operations.kivi_attention(query, *stored, counts, lengths, **kinds, **how)
-            return output, None if mass is None else mass[..., :seen]  # whole groups may reach beyond the rows seen
-        packed = torch.cat(whole_kivi_rows(*stored, counts[-1:], **kinds))[:, :, :seen]
+            output, mass = cache.operations.kivi_attention(query, *stored, counts, lengths, **options, **how)
+            return output, None if mass is None else mass[..., :rows_read]  # whole groups may reach beyond them
+        packed = torch.cat(whole_kivi_rows(*stored, counts[-1:], **options))[:, :, :rows_read]
         # The rows that this chunk has packed, as they were before; else none.
         first, rows = self._leaving.get(piece.slots.start, (0, self.newest[0, :, :, :, :0]))
         whole = packed.clone()
         whole[:, :, first : first + rows.shape[-2]] = rows[layer]
-        return self._attend_then(query, packed, whole, counts[:, None], lengths, how)
+        return self._attend_at_own_step(query, packed, whole, counts[:, None], lengths, how)
 
     def keep(self, slot: int, keep: Tensor) -> None:
         """Write the kept rows again, in new groups."""
         length = int(self.cache.lengths[slot])
-        kept = keep.shape[-1]
-        old, count = self._packed_rows(length), self._packed_rows(kept)
-        # What an eviction leaves unchanged only where its whole group stays in place.
+        packed_before, packed_now = self._packed_rows(length), self._packed_rows(keep.shape[-1])
+        groups = packed_now // self.group
+        # [slots, layers, kv_heads, groups, ...]: what a group keeps if all its rows stay in place.
         grouped = [self.keys, *self.scales]
         if self.scales:
             grouped.append(self.values.unflatten(3, (-1, self.group)))
         for layer in range(self.keys.shape[1]):
-            index = keep.expand(self.keys.shape[2], -1) if keep.dim() == 1 else keep[layer]
-            before = [memory[slot, layer].clone() for memory in grouped]
-            values = self.values[slot, layer].clone()
+            sources = keep.expand(self.keys.shape[2], -1) if keep.dim() == 1 else keep[layer]  # [kv_heads, kept]
+            groups_before = [memory[slot, layer].clone() for memory in grouped]
+            values_before = self.values[slot, layer].clone()
             rows = self._whole(layer, slot, length)
-            self._lay(slot, layer, rows.gather(2, index[None, ..., None].expand(2, -1, -1, rows.shape[-1])))
-            index = index[:, :count, None]
-            if not self.scales:  # a value that was packed before moves with its bytes; `_lay` has packed it again
-                at = index.clamp(max=values.shape[1] - 1).expand(-1, -1, values.shape[-1])
-                self.values[slot, layer, :, :count] = values.gather(1, at).where(
-                    index < old, self.values[slot, layer, :, :count]
-                )
-            in_place = (index == torch.arange(count, device=index.device)[:, None]) & (index < old)
-            same = in_place.unflatten(1, (-1, self.group)).all(2)[..., None]
-            groups = count // self.group
+            kept_rows = rows.gather(2, sources[None, ..., None].expand(2, -1, -1, rows.shape[-1]))
+            self._write_all(slot, layer, kept_rows)
+            sources = sources[:, :packed_now, None]
+            was_packed = sources < packed_before
+            if not self.scales:  # a value that was packed before moves with its bytes; `_write_all` has packed it again
+                at = sources.clamp(max=values_before.shape[1] - 1).expand(-1, -1, values_before.shape[-1])
+                values = self.values[slot, layer, :, :packed_now]
+                values.copy_(values_before.gather(1, at).where(was_packed, values))
+            in_place = (sources == torch.arange(packed_now, device=keep.device)[:, None]) & was_packed
+            group_stays = in_place.unflatten(1, (-1, self.group)).all(2)[..., None]  # [kv_heads, groups, 1, 1]
             # Groups of which all rows stay in place get their earlier bytes back.
-            for memory, was in zip(grouped, before, strict=True):
-                memory[slot, layer, :, :groups] = was[:, :groups].where(same, memory[slot, layer, :, :groups])
+            for memory, before in zip(grouped, groups_before, strict=True):
+                written = memory[slot, layer, :, :groups]
+                written.copy_(before[:, :groups].where(group_stays, written))
 
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
         keys, values = self._multiplied(self._whole(layer, slot, length), self._back)
@@ -493,27 +504,27 @@ class KiviRows(_Packing):
     def _whole(self, layer: int, slot: int, length: int) -> Tensor:
         """Return the rows of a slot as they are stored, [2, kv_heads, length, head_dim]."""
         counts = torch.tensor([self._packed_rows(length)], device=self.newest.device)
-        stored, kinds = self._rows(layer, slice(slot, slot + 1), length)
-        return torch.cat(whole_kivi_rows(*stored, counts, **kinds))[:, :, :length]
+        stored, options = self._rows(layer, slice(slot, slot + 1), length)
+        return torch.cat(whole_kivi_rows(*stored, counts, **options))[:, :, :length]
 
     def _packed_rows(self, length: int) -> int:
         return max(0, length - self.residual) // self.group * self.group
 
-    def _rows(self, layer: int, slots: slice, seen: int) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
-        """Return a layer's groups of the first `seen` rows and all newest rows; then their forms and scales."""
-        groups = min(-(-seen // self.group), self.keys.shape[3])  # rounded up, as far as there are groups
-        rows = self.values[slots, layer, :, : groups * self.group]
-        kinds = {"forms": self.forms, "scales": [scale[slots, layer, :, :groups] for scale in self.scales]}
-        return (self.keys[slots, layer, :, :groups], rows, self.newest[slots, layer]), kinds
+    def _rows(self, layer: int, slots: slice, rows: int) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+        """Return a layer's groups of the first `rows` rows and all newest rows; then their formats and scales."""
+        groups = min(-(-rows // self.group), self.keys.shape[3])  # rounded up, as far as there are groups
+        values = self.values[slots, layer, :, : groups * self.group]
+        options = {"formats": self.formats, "scales": [scale[slots, layer, :, :groups] for scale in self.scales]}
+        return (self.keys[slots, layer, :, :groups], values, self.newest[slots, layer]), options
 
-    def _lies(self, first: int, end: int) -> Tensor:
+    def _places(self, first: int, end: int) -> Tensor:  # in `newest`
         return torch.arange(first, end, device=self.newest.device) % self.room
 
-    def _lay(self, slot: int, layer: int, rows: Tensor) -> None:
+    def _write_all(self, slot: int, layer: int, rows: Tensor) -> None:
         """Write all rows of a slot, [2, kv_heads, length, head_dim]."""
         count = self._packed_rows(rows.shape[-2])
         self._pack(slot, layer, 0, rows[..., :count, :])
-        self.newest[slot, layer].index_copy_(-2, self._lies(count, rows.shape[-2]), rows[..., count:, :])
+        self.newest[slot, layer].index_copy_(-2, self._places(count, rows.shape[-2]), rows[..., count:, :])
 
     def _pack(self, slot: int, layer: int, first: int, rows: Tensor) -> None:
         """Quantize whole groups of rows [2, kv_heads, rows, head_dim], and write them from row `first` on."""
@@ -528,8 +539,8 @@ class KiviRows(_Packing):
             self.scales[0][slot, layer, :, groups] = key_scales
             self.scales[1][slot, layer, :, groups] = value_scales
             keys, values = keys / key_scales, values / value_scales
-        self.keys[slot, layer, :, groups] = pack_rows(keys, self.forms[0])
-        self.values[slot, layer, :, first:end] = pack_rows(values.flatten(1, 2), self.forms[1])
+        self.keys[slot, layer, :, groups] = pack_rows(keys, self.formats[0])
+        self.values[slot, layer, :, first:end] = pack_rows(values.flatten(1, 2), self.formats[1])
 
 
 def few_tokens(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:

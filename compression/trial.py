@@ -107,7 +107,9 @@ class Trial(NamedTuple):
         """Return what a signal's recorder would hold for these rows; random if the rows do not determine it."""
         positions = arrays["positions"]
         shape = arrays["keys"].shape[:-1]
-        drawn = torch.ones(shape) if self.equal else torch.rand(shape, generator=torch.Generator().manual_seed(3))
+        drawn = torch.rand(shape, generator=torch.Generator().manual_seed(3))
+        if self.equal:
+            drawn = torch.ones(shape)
         match signal:
             case PredictedImportance():
                 # The step that feeds the prompt's last token is the first to score.
@@ -127,7 +129,7 @@ class Trial(NamedTuple):
                 return torch.stack([positions.int() + pause, pause])
             case RowMemory():
                 # Rows written after the latest eviction have no number yet.
-                return torch.where(positions < positions[-1] - self.question, drawn, torch.nan * torch.ones(()))
+                return torch.where(positions < positions[-1] - self.question, drawn, torch.nan)
         reason = f"signal {type(signal).__name__} has a recorder of your own, which these caches do not have"
         raise UserError(f"policy={self.policy.name}: {reason}: try the policy in a sweep with benchmark.limit=1.")
 

@@ -18,27 +18,28 @@ WORDS = 32
 
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
     """Do `kernels.reference.compact_layers` for tensors of one layout; rows begin at multiples of 16 or 4 bytes."""
-    first, kept = rows[0], keep.shape[-1]
+    first = rows[0]
+    kept = keep.shape[-1]
     size = first.element_size()
-    words = first.shape[-1] * size // 4
+    words = first.shape[-1] * size // 4  # of a row
     for tensor in rows:
         assert tensor.stride() == first.stride(), "one layout for all layers"
         assert tensor.stride(-1) == 1, "the numbers of a row are contiguous"
         assert tensor.data_ptr() % 4 == 0, "the kernel moves 4 bytes at least"
-    steps = [*(stride * size for stride in first.stride()[:-1]), first.shape[-1] * size]  # in bytes
+    # Bytes from a head to the next, from a row to the next, and of a row.
+    sizes = [*(stride * size for stride in first.stride()[:2]), first.shape[-1] * size]
     addresses = [tensor.data_ptr() for tensor in rows]
-    is_aligned = all(number % 16 == 0 for number in steps + addresses)
-    unit = 4 if is_aligned else 1  # words
-    assert all(number % (4 * unit) == 0 for number in steps), "the kernel moves 4 bytes at least"
+    is_aligned = all(number % 16 == 0 for number in sizes + addresses)
+    unit = 4 if is_aligned else 1  # words that the kernel moves together
+    assert all(number % (4 * unit) == 0 for number in sizes), "the kernel moves 4 bytes at least"
     if not kept:
         return
     pointers = _on_device(tuple(addresses), keep.device)
     keep = keep.contiguous()
-    strides = (stride * size // (4 * unit) for stride in first.stride()[:2])  # in units
+    units = [number // (4 * unit) for number in sizes]
+    per_layer = len(rows) // len(keep)  # tensors of a layer; if all layers share `keep`, it is not read
     how = {"UNIT": unit, "SHARED": keep.dim() == 1, "BLOCK": BLOCK, "WORDS": WORDS, "num_warps": 4, "num_stages": 1}
-    _move_rows[(len(rows), first.shape[0], triton.cdiv(words, WORDS))](
-        pointers, keep, kept, *strides, words // unit, len(rows) // len(keep), **how
-    )  # tensors per layer: what this says of a shared `keep` is not read
+    _move_rows[(len(rows), first.shape[0], triton.cdiv(words, WORDS))](pointers, keep, kept, *units, per_layer, **how)
 
 
 @lru_cache(maxsize=1024)

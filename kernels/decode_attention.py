@@ -51,20 +51,24 @@ def decode_attention(
     assert keys.stride(-1) == 1, "the numbers of a row are contiguous"
     query = query.contiguous()
     chunks = triton.cdiv(capacity, CHUNK)
-    head_lengths = lengths.expand(kv_heads, slots).T if lengths.dim() == 1 else lengths
-    parts = scratch(query, chunks, capacity if return_mass else 1)
+    head_lengths = lengths.expand(kv_heads, slots).T if lengths.dim() == 1 else lengths  # [slots, kv_heads]
+    parts = scratch(query, chunks, capacity if return_mass else 1)  # what the programs store for `join`
     alone = chunks == 1 and sinks is None and not return_mass
     if alone:  # the first kernel writes the output itself, and nothing is joined
         parts[0] = torch.empty_like(query)
-    group = query.shape[1] // kv_heads
-    how: dict[str, Any] = {"GROUP": group, "GROUP_PADDED": 1 << (group - 1).bit_length(), "CHUNK": CHUNK}
+    group = query.shape[1] // kv_heads  # query heads of a key head
+    how: dict[str, Any] = {"GROUP": group, "GROUP_PADDED": triton.next_power_of_2(group), "CHUNK": CHUNK}
     how |= {"BLOCK": block(query.dtype), "DIM": head_dim, "DIM_PADDED": padded(head_dim), "UPCAST": upcast(query.dtype)}
     how |= {"MASS": return_mass, "SOFTCAP": softcap, "SCALED": bool(scales), "ALONE": alone}
     how |= launch(query.dtype, keys.dtype, head_dim)
-    strides = (*keys.stride()[:3], *head_lengths.stride(), *(scales[0].stride()[:2] if scales else (0, 0)))
-    rows = (keys, values, *(scales or (head_lengths, head_lengths)))  # without scales the kernel reads neither
+    # A kernel takes a tensor for each argument; without scales it does not read these two.
+    key_scales, value_scales = scales or (head_lengths, head_lengths)
+    rows = (keys, values, key_scales, value_scales)
+    strides = (*keys.stride()[:3], *head_lengths.stride(), *key_scales.stride()[:2])
     _attend_chunk[(slots, kv_heads, chunks)](query, *rows, head_lengths, *parts, scaling, capacity, *strides, **how)
-    return (parts[0], None) if alone else join(query, parts, head_lengths, sinks, return_mass)
+    if alone:
+        return parts[0], None
+    return join(query, parts, head_lengths, sinks, return_mass)
 
 
 def scratch(query: Tensor, chunks: int, logits: int) -> list[Tensor]:
@@ -88,9 +92,10 @@ def join(
     dims = {"DIM": head_dim, "DIM_PADDED": padded(head_dim), "SINKS": sinks is not None}
     output = torch.empty_like(query)
     norm = torch.empty_like(peak[..., 0])  # log of each head's summed exponentials, which the first kernel writes
-    # A kernel takes a tensor for each argument; without sinks it does not read this one.
-    given = (lengths, lengths if sinks is None else sinks, output, norm, *lengths.stride(), chunks, q_heads)
-    _join_chunks[(slots, q_heads)](part, peak, total, *given, **how, **dims)
+    head_sinks = lengths if sinks is None else sinks  # a tensor in the place of no sinks, which is not read
+    _join_chunks[(slots, q_heads)](
+        part, peak, total, lengths, head_sinks, output, norm, *lengths.stride(), chunks, q_heads, **how, **dims
+    )
     if not return_mass:
         return output, None
     mass = torch.empty(slots, kv_heads, logits.shape[-1], dtype=torch.float32, device=query.device)
@@ -237,7 +242,7 @@ def chunk_attention(
     assert keys.stride(-1) == 1, "the numbers of a row are contiguous"
     query = query.contiguous()
     group = q_heads // kv_heads
-    group_padded = 1 << (group - 1).bit_length()
+    group_padded = triton.next_power_of_2(group)
     at_once = tokens_at_once(query.dtype, group_padded)
     output = torch.empty_like(query)
     mass = torch.zeros(tokens if return_mass else 0, kv_heads, rows, dtype=torch.float32, device=query.device)

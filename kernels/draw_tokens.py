@@ -29,8 +29,8 @@ def draw_tokens(
     how: dict[str, int] = {"TOP_P": top_p < 1, "TOP_K": 0 < top_k < vocabulary, "K_FIRST": k_first}
     how |= {"SHIFT": ZERO_BITS[logits.dtype], "BLOCK": min(BLOCK, triton.next_power_of_2(vocabulary))}
     how["num_warps"] = WARPS
-    places = vocabulary, logits.stride(0), keys.contiguous(), counters.contiguous(), drawn
-    _draw[(rows,)](logits, *places, temperature, top_p, top_k, **how)
+    streams = keys.contiguous(), counters.contiguous()
+    _draw[(rows,)](logits, vocabulary, logits.stride(0), *streams, drawn, temperature, top_p, top_k, **how)
     return drawn
 
 

@@ -23,9 +23,11 @@ def add_norm(states: Tensor, update: Tensor | None, weight: Tensor, epsilon: flo
     states = states.contiguous()
     total = states if update is None else torch.empty_like(states)
     normed = torch.empty_like(states)
-    given = states, states if update is None else update.contiguous(), weight  # without an update it is not read
-    how = row_block(states.shape[1])
-    _add_norm[(len(states),)](*given, total, normed, states.shape[1], epsilon, ADD=update is not None, **how)
+    width = states.shape[1]
+    added = states if update is None else update.contiguous()  # without an update it is not read
+    _add_norm[(len(states),)](
+        states, added, weight, total, normed, width, epsilon, ADD=update is not None, **row_block(width)
+    )
     return total, normed
 
 
@@ -63,8 +65,8 @@ def rotate_and_write(
     q_weight, k_weight, epsilon = norms or (heads, heads, 0.0)  # without norms they are not read
     how: dict[str, Any] = {"Q_HEADS": q_heads, "KV_HEADS": kv_heads, "DIM": dim, "DIM_PADDED": padded(dim)}
     how |= {"HEADS": HEADS, "NORMS": norms is not None, "num_warps": 4}
-    given = heads.contiguous(), cos.contiguous(), sin.contiguous(), q_weight, k_weight
-    _rotate[(tokens, triton.cdiv(count, HEADS))](*given, query, keys, values, lines, epsilon, **how)
+    inputs = heads.contiguous(), cos.contiguous(), sin.contiguous(), q_weight, k_weight
+    _rotate[(tokens, triton.cdiv(count, HEADS))](*inputs, query, keys, values, lines, epsilon, **how)
     return query
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvsweep.kernels.decode_attention import CHUNK, attend_rows, join, scratch
-from kvsweep.kernels.row_format import RowForms
+from kvsweep.kernels.row_format import RowFormats
 from kvsweep.kernels.tiles import padded, upcast
 
 BLOCK = 16  # rows per product; the numbers of two larger unpacked tiles do not fit into the registers
@@ -25,7 +25,7 @@ def packed_attention(
     counts: Tensor,
     lengths: Tensor,
     *,
-    forms: RowForms,
+    formats: RowFormats,
     scaling: float,
     return_mass: bool = False,
     sinks: Tensor | None = None,
@@ -39,17 +39,17 @@ def packed_attention(
     assert newest.stride(-2) == dim, "the newest rows of a head are contiguous"
     query = query.contiguous()
     head_lengths = lengths.expand(kv_heads, slots).T  # [slots, kv_heads]
-    q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
-    parts = scratch(query, chunks, capacity if return_mass else 1)
-    group = q_heads // kv_heads
+    chunks = triton.cdiv(capacity, CHUNK)
+    parts = scratch(query, chunks, capacity if return_mass else 1)  # what the programs store for `join`
+    group = query.shape[1] // kv_heads  # query heads of a key head
     # The same bytes also as float16, for each group's step and zero.
     _attend_packed[(slots, kv_heads, chunks)](
         query, keys, keys.view(torch.float16), values, values.view(torch.float16), newest, positions, counts,
         head_lengths, *parts, scaling, capacity,
         *keys.stride()[:3], *values.stride()[:3], *newest.stride()[:3], *positions.stride()[:2], *counts.stride(),
-        *head_lengths.stride(), GROUP=group, GROUP_PADDED=1 << (group - 1).bit_length(),
+        *head_lengths.stride(), GROUP=group, GROUP_PADDED=triton.next_power_of_2(group),
         DIM=dim, DIM_PADDED=padded(dim), CHUNK=CHUNK, BLOCK=BLOCK,
-        KEY_BITS=forms[0].bits, VALUE_BITS=forms[1].bits, SHARE=forms[1].group,
+        KEY_BITS=formats[0].bits, VALUE_BITS=formats[1].bits, SHARE=formats[1].group,
         RESIDUAL=newest.shape[3], MASS=return_mass, UPCAST=upcast(query.dtype), SOFTCAP=softcap,
         num_warps=WARPS, num_stages=2,
     )  # fmt: skip

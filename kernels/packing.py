@@ -29,39 +29,39 @@ def rotation(head_dim: int) -> tuple[Tensor, Tensor]:
     return hadamard * 2.0**-shrink, hadamard * 2.0 ** (shrink - power)
 
 
-def pack_rows(rows: Tensor, form: RowFormat) -> Tensor:
+def pack_rows(rows: Tensor, row_format: RowFormat) -> Tensor:
     """Quantize rows [..., head_dim] to bytes [..., row_bytes].
 
     The numbers of a group go to the nearest of 2^bits levels. The levels enclose the group after zero and step are
     rounded, so no number changes by more than half a step.
     """
-    numbers = rows.float().unflatten(-1, (-1, form.group))
+    numbers = rows.float().unflatten(-1, (-1, row_format.group))
     low, high = numbers.aminmax(dim=-1, keepdim=True)
     # Below the lowest number, and with `step` the highest level lies above the highest.
     zero = (low - low.abs() * _MARGIN - _LEAST).half()
-    step = ((high - zero.float()) * ((1 + _MARGIN) / form.top) + _LEAST).half()
-    levels = ((numbers - zero.float()) / step.float()).round_().clamp_(0, form.top).to(torch.uint8)
+    step = ((high - zero.float()) * ((1 + _MARGIN) / row_format.top) + _LEAST).half()
+    levels = ((numbers - zero.float()) / step.float()).round_().clamp_(0, row_format.top).to(torch.uint8)
     # Neighbouring levels share a byte, the first in its lowest bits.
-    levels_of_byte = levels.unflatten(-1, (-1, 8 // form.bits)).unbind(-1)
-    shifted = [level << (place * form.bits) for place, level in enumerate(levels_of_byte)]
+    levels_of_byte = levels.unflatten(-1, (-1, 8 // row_format.bits)).unbind(-1)
+    shifted = [level << (place * row_format.bits) for place, level in enumerate(levels_of_byte)]
     packed = reduce(torch.bitwise_or, shifted)
     fields = torch.cat([step, zero], dim=-1).view(torch.uint8)
     return torch.cat([packed, fields], dim=-1).flatten(-2)
 
 
-def unpack_rows(packed: Tensor, form: RowFormat) -> Tensor:
+def unpack_rows(packed: Tensor, row_format: RowFormat) -> Tensor:
     """Return the numbers of quantized rows [..., row_bytes] in float32, [..., head_dim]."""
-    groups = packed.reshape(-1, form.group_bytes).contiguous()
-    if groups.device.type == "cpu" and form.bits in _UNPACK:
+    groups = packed.reshape(-1, row_format.group_bytes).contiguous()
+    if groups.device.type == "cpu" and row_format.bits in _UNPACK:
         # fbgemm's loop is several times as fast as the operations below.
-        numbers = _UNPACK[form.bits](groups)
+        numbers = _UNPACK[row_format.bits](groups)
     else:
-        levels, fields = groups.split([form.group_bytes - 4, 4], dim=1)
+        levels, fields = groups.split([row_format.group_bytes - 4, 4], dim=1)
         levels, fields = levels.contiguous(), fields.contiguous()
-        places = [levels >> place & form.top for place in range(0, 8, form.bits)]  # `pack_rows` in reverse
+        places = [levels >> place & row_format.top for place in range(0, 8, row_format.bits)]  # `pack_rows` in reverse
         step, zero = fields.view(torch.float16).float().split(1, dim=1)
         numbers = torch.stack(places, dim=-1).flatten(1) * step + zero
-    return numbers.view(*packed.shape[:-1], form.head_dim)
+    return numbers.view(*packed.shape[:-1], row_format.head_dim)
 
 
 def column_scales(tiles: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from kvsweep.kernels.row_format import (
     ROW_BLOCK,
     TOKEN_BLOCK,
     RowFormat,
-    RowForms,
+    RowFormats,
     filled_tokens,
     whole_blocks,
 )
@@ -124,19 +124,19 @@ def _product(tokens: int, weight: Tensor, bias: Tensor | None) -> Product:
 
 def _fastest_product(tokens: int, weight: Tensor, bias: Tensor | None, has_packed_copy: bool) -> Product:
     """Try the products in the order of their speed: first for a block of tokens, then for so many tokens."""
-    forms: list[Product] = [functional.linear, _across]
-    fastest: list[Product] = [_packed] if has_packed_copy else []
+    products: list[Product] = [functional.linear, _across]
+    packed: list[Product] = [_packed] if has_packed_copy else []
     if weight.dtype == torch.float32:  # in 16 bits packed products are taken where they have the bits of plain ones
-        forms = fastest + forms
+        products = packed + products
     in_a_block: Product = partial(_in_blocks, functional.linear, 1)  # one by one
-    for form in forms:
-        if _alike(form, form, TOKEN_BLOCK, weight, bias):
-            in_a_block = form
+    for product in products:
+        if _alike(product, product, TOKEN_BLOCK, weight, bias):
+            in_a_block = product
             break
     # `in_a_block` decides a token's bits; any product with the same bits may compute more tokens at once.
-    for form in dict.fromkeys([*fastest, in_a_block, *forms]):
-        if _alike(form, in_a_block, tokens, weight, bias):
-            return form
+    for product in dict.fromkeys([*packed, in_a_block, *products]):
+        if _alike(product, in_a_block, tokens, weight, bias):
+            return product
     return partial(_in_blocks, in_a_block, TOKEN_BLOCK)
 
 
@@ -209,8 +209,10 @@ def decode_attention(
     logits += unseen_rows(lengths, capacity) if unseen is None else unseen
     weights = attention_weights(logits, sinks)  # [slots, kv_heads, group or more, capacity]
     output = _mix(weights.to(values.dtype), values, group).reshape(slots, -1, head_dim)
+    if not return_mass:
+        return output, None
     # sum(dim=2) would add the heads in an order that depends on the number of rows.
-    return output, reduce(torch.add, weights.unbind(dim=2)[:group]) if return_mass else None
+    return output, reduce(torch.add, weights.unbind(dim=2)[:group])
 
 
 def unseen_rows(lengths: Tensor, rows: int) -> Tensor:
@@ -357,7 +359,7 @@ def packed_attention(
     counts: Tensor,
     lengths: Tensor,
     *,
-    forms: RowForms,
+    formats: RowFormats,
     **how: Any,
 ) -> Attended:
     """`decode_attention` with the oldest rows quantized. Query, rows and output are all rotated, or none is.
@@ -371,8 +373,9 @@ def packed_attention(
 
     def unpack(slots: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         packed = _of_slots(keys, slots, rows), _of_slots(values, slots, rows)
-        places = positions[:, :, :rows].index_select(0, slots)
-        return whole_rows(*packed, newest.index_select(0, slots), places, counts.index_select(0, slots), forms=forms)
+        few_positions = positions[:, :, :rows].index_select(0, slots)
+        few_newest = newest.index_select(0, slots)
+        return whole_rows(*packed, few_newest, few_positions, counts.index_select(0, slots), formats=formats)
 
     return _attend_unpacked(unpack, query, lengths, keys.shape[2], keys.shape[1], how)
 
@@ -385,18 +388,19 @@ def kivi_attention(
     counts: Tensor,
     lengths: Tensor,
     *,
-    forms: RowForms,
+    formats: RowFormats,
     scales: Sequence[Tensor] = (),
     **how: Any,
 ) -> Attended:
     """`decode_attention` over rows stored as in `whole_kivi_rows`; other arguments as in `packed_attention`."""
-    group = forms[0].head_dim
+    group = formats[0].head_dim  # tokens: a packed key is a channel of a group
 
     def unpack(slots: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        groups = -(-rows // group)
+        groups = -(-rows // group)  # rounded up
         packed = _of_slots(keys, slots, groups), _of_slots(values, slots, groups * group)
-        of_slots = [scale[:, :, :groups].index_select(0, slots) for scale in scales]
-        return whole_kivi_rows(*packed, newest.index_select(0, slots), counts[slots], forms=forms, scales=of_slots)
+        few_newest = newest.index_select(0, slots)
+        few_scales = [scale[:, :, :groups].index_select(0, slots) for scale in scales]
+        return whole_kivi_rows(*packed, few_newest, counts[slots], formats=formats, scales=few_scales)
 
     return _attend_unpacked(unpack, query, lengths, values.shape[2] + newest.shape[3], values.shape[1], how)
 
@@ -430,13 +434,13 @@ def _attend_unpacked(
 
 
 def whole_rows(
-    keys: Tensor, values: Tensor, newest: Tensor, positions: Tensor, counts: Tensor, *, forms: RowForms
+    keys: Tensor, values: Tensor, newest: Tensor, positions: Tensor, counts: Tensor, *, formats: RowFormats
 ) -> tuple[Tensor, Tensor]:
     """Return keys and values of `packed_attention` in `newest`'s precision, [slots, kv_heads, capacity, head_dim]."""
     capacity, residual = keys.shape[2], newest.shape[3]
-    key_form, value_form = forms
-    whole_keys = _unpacked(keys, key_form, residual, newest)
-    whole_values = _unpacked(values, value_form, residual, newest)
+    key_format, value_format = formats
+    whole_keys = _unpacked(keys, key_format, residual, newest)
+    whole_values = _unpacked(values, value_format, residual, newest)
     # The rows behind the packed ones. A slot may have fewer than `residual` of these: `whole` has room for the rest.
     rows = counts[..., None] + torch.arange(residual, device=counts.device)  # [slots, kv_heads, residual]
     places = positions.gather(-1, rows.clamp(max=capacity - 1)) % residual
@@ -445,7 +449,7 @@ def whole_rows(
 
 
 def whole_kivi_rows(
-    keys: Tensor, values: Tensor, newest: Tensor, counts: Tensor, *, forms: RowForms, scales: Sequence[Tensor] = ()
+    keys: Tensor, values: Tensor, newest: Tensor, counts: Tensor, *, formats: RowFormats, scales: Sequence[Tensor] = ()
 ) -> tuple[Tensor, Tensor]:
     """Return the rows of a cache with keys quantized per channel, [slots, kv_heads, capacity, head_dim] each.
 
@@ -455,16 +459,16 @@ def whole_kivi_rows(
     keys of a group, [slots, kv_heads, groups, 1, group], and its values, [slots, kv_heads, groups, 1, head_dim].
     """
     room = newest.shape[3]
-    key_form, value_form = forms
-    # A packed key is a channel of a group, so that key_form.head_dim is the tokens of a group.
-    channels = unpack_rows(keys, key_form)  # [slots, kv_heads, groups, head_dim, group]
+    key_format, value_format = formats
+    # A packed key is a channel of a group, so that key_format.head_dim is the tokens of a group.
+    channels = unpack_rows(keys, key_format)  # [slots, kv_heads, groups, head_dim, group]
     if scales:
         key_scales, value_scales = scales
         channels = channels * key_scales
-        wide = unpack_rows(values, value_form).unflatten(2, (-1, key_form.head_dim)) * value_scales
+        wide = unpack_rows(values, value_format).unflatten(2, (-1, key_format.head_dim)) * value_scales
         whole_values = pad(wide.flatten(2, 3).to(newest.dtype), (0, 0, 0, room))
     else:
-        whole_values = _unpacked(values, value_form, room, newest)
+        whole_values = _unpacked(values, value_format, room, newest)
     whole_keys = pad(channels.to(newest.dtype).transpose(-1, -2).flatten(2, 3), (0, 0, 0, room))
     # All of `newest` is copied behind the packed rows; what lies beyond a slot's length is dead.
     rows = (counts[:, None, None] + torch.arange(room, device=counts.device)).expand(-1, values.shape[1], -1)
@@ -472,10 +476,10 @@ def whole_kivi_rows(
     return whole_keys, whole_values
 
 
-def _unpacked(packed: Tensor, form: RowFormat, room: int, like: Tensor) -> Tensor:
+def _unpacked(packed: Tensor, row_format: RowFormat, room: int, like: Tensor) -> Tensor:
     """Quantized rows [slots, kv_heads, rows, bytes] in `like`'s dtype, then `room` rows of zeros for the newest."""
     words = pad(packed.view(torch.int32), (0, 0, 0, room))  # copying words is several times as fast as copying bytes
-    return unpack_rows(words.view(torch.uint8), form).to(like.dtype)
+    return unpack_rows(words.view(torch.uint8), row_format).to(like.dtype)
 
 
 def _fill(whole: Sequence[Tensor], newest: Tensor, rows: Tensor, places: Tensor) -> None:

@@ -43,7 +43,7 @@ class RowFormat:
         return 2**self.bits - 1
 
 
-RowForms = tuple[RowFormat, RowFormat]  # of a key and of a value
+RowFormats = tuple[RowFormat, RowFormat]  # of a key and of a value
 Fp8Format = Literal["e4m3", "e5m2"]  # 8 bits of a floating-point number: of the exponent, of the mantissa
 
 

@@ -68,10 +68,10 @@ def _least_kept(probabilities: Tensor, top_p: float, top_k: int, k_first: bool) 
     # Without top_k the vocabulary is small here, and all of it is sorted.
     descending = _largest(probabilities, min(top_k or _SORTED, probabilities.shape[-1]))
     before = descending.cumsum(dim=-1) - descending  # the sum of all larger ones
-    edge: Tensor | float = top_p
+    nucleus: Tensor | float = top_p
     if top_k and k_first:
-        edge = top_p * descending.sum(-1, keepdim=True)
-    return descending.masked_fill(before >= edge, torch.inf).amin(dim=-1, keepdim=True)
+        nucleus = top_p * descending.sum(-1, keepdim=True)
+    return descending.masked_fill(before >= nucleus, torch.inf).amin(dim=-1, keepdim=True)
 
 
 def _nucleus_edge(probabilities: Tensor, top_p: float) -> Tensor:

@@ -24,10 +24,11 @@ def observation_scores(
 ) -> Tensor:
     """Do `kernels.reference.observation_scores` without a window x length matrix."""
     kv_heads, length, head_dim = keys.shape
-    queries, window = queries.contiguous(), queries.shape[1]
+    queries = queries.contiguous()
+    window = queries.shape[1]
     group = queries.shape[0] // kv_heads
-    past = length - window
-    members = 1 if pool_logits else group
+    past = length - window  # rows before the window
+    members = 1 if pool_logits else group  # scores per key head: of its whole group, or of each query head
     norm = torch.empty(kv_heads, members, window, dtype=torch.float32, device=keys.device)
     scores = torch.empty(kv_heads, members, past, dtype=torch.float32, device=keys.device)
     if not past:  # a kernel cannot be launched on nothing
@@ -136,6 +137,8 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
     """Do `kernels.reference.redundancy` without a length x length matrix."""
     heads, length, head_dim = keys.shape
     unit = torch.nn.functional.normalize(keys.float(), dim=-1, eps=1e-8).contiguous()
+    # For each row of the cosine matrix the column of its last similar key, and the cosine there, which does not count;
+    # for each column the sum of the cosines that do not count.
     last = torch.empty(heads, length, dtype=torch.int32, device=keys.device)
     lost = torch.empty(heads, length, dtype=torch.float32, device=keys.device)
     taken = torch.empty_like(lost)

@@ -111,7 +111,7 @@ def check_cache(
     if not spec.layers and evicting:
         no_rows = f"no layer of full attention, whose rows policy={evicting[0]} could evict"
         raise UserError(f"model={model.name} has {no_rows}: choose policy=full.")
-    cache.forms(spec.head_dim)  # raises UserError for a width of heads that the scheme cannot pack
+    cache.row_formats(spec.head_dim)  # raises UserError for a width of heads that the scheme cannot pack
     cache.check_implementation(impl)
     if not cache.is_packed:
         return

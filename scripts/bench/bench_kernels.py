@@ -348,12 +348,12 @@ def packed_attention_case(shape: CacheShape, size: tuple[int, ...], bits: int, d
 
     torch.manual_seed(0)
     slots, kv_heads, tokens, head_dim = size
-    forms = 2 * (RowFormat(bits=bits, group=min(32, head_dim), head_dim=head_dim),)
+    formats = 2 * (RowFormat(bits=bits, group=min(32, head_dim), head_dim=head_dim),)
     residual = min(128, tokens // 2)
     query = torch.randn(slots, shape.q_heads, head_dim, device=device).to(shape.dtype)
     # Packed slot by slot, since the numbers take four bytes each on the way.
     one = (2, *size[1:])
-    kinds = torch.stack([pack_rows(torch.randn(one, device=device), forms[0]) for _ in range(slots)], dim=1)
+    kinds = torch.stack([pack_rows(torch.randn(one, device=device), formats[0]) for _ in range(slots)], dim=1)
     newest = torch.randn(slots, 2, kv_heads, residual, head_dim, device=device).to(shape.dtype)
     positions = torch.arange(tokens, device=device).expand(slots, kv_heads, tokens)
     counts = torch.full((slots, kv_heads), tokens - residual, device=device)
@@ -361,7 +361,8 @@ def packed_attention_case(shape: CacheShape, size: tuple[int, ...], bits: int, d
     given = (query, *kinds, newest, positions, counts, lengths)
     scaling = head_dim**-0.5
     rows = [
-        reference.whole_rows(*(tensor[slot : slot + 1] for tensor in given[1:6]), forms=forms) for slot in range(slots)
+        reference.whole_rows(*(tensor[slot : slot + 1] for tensor in given[1:6]), formats=formats)
+        for slot in range(slots)
     ]
     keys, values = (torch.cat([row[which] for row in rows]) for which in range(2))
 
@@ -371,19 +372,19 @@ def packed_attention_case(shape: CacheShape, size: tuple[int, ...], bits: int, d
         return reference.decode_attention(*inputs, lengths[one], scaling=scaling)[0][0]
 
     def error() -> float:
-        found = kernel.packed_attention(*given, forms=forms, scaling=scaling)[0]
+        found = kernel.packed_attention(*given, formats=formats, scaling=scaling)[0]
         return distance((found[slot], exact(slot)) for slot in range(slots))
 
     return Case(
         shape=f"{slots} x {tokens}, {bits} bits",
-        ours=lambda: kernel.packed_attention(*given, forms=forms, scaling=scaling),
+        ours=lambda: kernel.packed_attention(*given, formats=formats, scaling=scaling),
         peers={
-            "reference": lambda: reference.packed_attention(*given, forms=forms, scaling=scaling),
+            "reference": lambda: reference.packed_attention(*given, formats=formats, scaling=scaling),
             "unpacked": lambda: decode_attention.decode_attention(query, keys, values, lengths, scaling=scaling),
         },
         error=error,
         tolerance=TOLERANCE[shape.dtype],
-        moved=2 * slots * kv_heads * (tokens - residual) * forms[0].row_bytes + newest.nbytes + 2 * query.nbytes,
+        moved=2 * slots * kv_heads * (tokens - residual) * formats[0].row_bytes + newest.nbytes + 2 * query.nbytes,
         operations=4 * shape.q_heads * head_dim * slots * tokens,
         multiplies=shape.dtype,
     )

@@ -204,7 +204,7 @@ def test_equal_bits_cost_whole_blocks_and_kernels_that_know_the_lengths_need_non
     for seed in range(3):
         admit(cache, 5, seed)
     cache.begin_step(torch.full((3,), 5))
-    assert (cache.seen(slice(0, 3)), cache.step_tokens) == (rows, tokens)
+    assert (cache.rows_read(slice(0, 3)), cache.step_tokens) == (rows, tokens)
 
 
 def test_the_mask_of_a_step_is_made_once_for_each_number_of_rows():

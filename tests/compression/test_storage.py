@@ -25,7 +25,7 @@ class Text:
     """
 
     def __init__(self, config):
-        self.config, self.forms, self.residual = config, config.forms(16), config.residual
+        self.config, self.forms, self.residual = config, config.row_formats(16), config.residual
         self.rows = [[[] for _ in range(SHAPE.kv_heads)] for _ in range(SHAPE.layers)]
         self.length = 0
         self.forth, self.back = (FORTH, BACK) if config.scheme == "rotated" else (torch.eye(16), torch.eye(16))

@@ -117,7 +117,7 @@ def check_packed_attention(device, dtype, sizes, bits):
     positions = (rows + 1000).expand(sizes.slots, sizes.kv_heads, -1)
     counts = (lengths - residual).clamp(min=0)[:, None].expand(-1, sizes.kv_heads)
     dead, clean = (rows >= counts[..., None])[..., None], (query, *packed, newest, positions, counts, lengths)
-    junk, how = [one.masked_fill(dead, 0xFF) for one in packed], {"forms": forms, "scaling": sizes.head_dim**-0.5}
+    junk, how = [one.masked_fill(dead, 0xFF) for one in packed], {"formats": forms, "scaling": sizes.head_dim**-0.5}
     inputs = *junk, newest, positions, counts, lengths
     attend = kernel("packed_attention")
     output, mass = attend(query, *inputs, **how, return_mass=True)

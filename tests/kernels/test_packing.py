@@ -99,7 +99,7 @@ def test_attention_over_packed_rows(group, dim, bits):
     lengths, counts, residual, capacity = [90, 7, 64], [[74, 80], [0, 2], [64, 48]], 16, 96
     rows, query = torch.randn(2, 3, 2, capacity, dim), torch.randn(3, 2 * group, dim)
     inputs = cache_of(rows, forms, counts, lengths, residual, capacity)
-    output, mass = packed_attention(query, *inputs, forms=forms, scaling=dim**-0.5, return_mass=True)
+    output, mass = packed_attention(query, *inputs, formats=forms, scaling=dim**-0.5, return_mass=True)
     assert mass.shape == (3, 2, capacity)
     torch.testing.assert_close(mass.sum(-1), torch.full((3, 2), float(group)))
     for slot, length in enumerate(lengths):
@@ -139,7 +139,7 @@ def test_attention_over_keys_packed_by_channel(bits, group, dim):
                 for channel in range(dim):
                     numbers = by_definition(keys[slot, head, first // group, channel], forms[0])[0]
                     stored[0, slot, head, part, channel] = numbers
-    how = {"lengths": torch.tensor(lengths), "forms": forms, "scaling": dim**-0.5, "return_mass": True}
+    how = {"lengths": torch.tensor(lengths), "formats": forms, "scaling": dim**-0.5, "return_mass": True}
     output, mass = kivi_attention(query, keys, values, newest, torch.tensor(counts), **how)
     assert output.isfinite().all()
     torch.testing.assert_close(mass.sum(-1), torch.full((3, 2), 3.0))

@@ -132,7 +132,7 @@ def test_attention_with_sinks_and_a_softcap(softcap, dtype):
     packed = [pack_rows(torch.randn(2, 2, 530, 16), form) for form in forms]
     counts, positions = (lengths[:, None] - 10).clamp(min=0).expand(-1, 2), torch.arange(530).expand(2, 2, -1)
     rows = *packed, newest, positions, counts, lengths
-    compared("packed_attention", query, *rows, forms=forms, sinks=sinks, **how)
+    compared("packed_attention", query, *rows, formats=forms, sinks=sinks, **how)
 
 
 @inside
@@ -153,7 +153,7 @@ def test_packed_attention(bits, group, dim, lengths, dtype):
     counts = (lengths[:, None] - torch.tensor([[residual, 5], [3, 24]])).clamp(min=0)
     expected = reference.packed_attention(
         *(query.double(), *packed, newest.double(), positions, counts, lengths),
-        **{"forms": forms, "scaling": 0.2, "return_mass": True},
+        **{"formats": forms, "scaling": 0.2, "return_mass": True},
     )
     for slot, head in itertools.product(range(2), range(2)):
         for memory in packed:
@@ -163,10 +163,10 @@ def test_packed_attention(bits, group, dim, lengths, dtype):
         newest[slot, :, head, unused] = torch.nan
     inputs = query, *packed, newest, positions, counts, lengths
     packed_attention = kernel("packed_attention")
-    output, mass = packed_attention(*inputs, forms=forms, scaling=0.2, return_mass=True)
+    output, mass = packed_attention(*inputs, formats=forms, scaling=0.2, return_mass=True)
     close(output, expected[0], dtype)
     close(mass, expected[1], dtype)
-    assert torch.equal(packed_attention(*inputs, forms=forms, scaling=0.2)[0], output)
+    assert torch.equal(packed_attention(*inputs, formats=forms, scaling=0.2)[0], output)
 
 
 @inside

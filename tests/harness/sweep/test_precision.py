@@ -86,11 +86,11 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(words, kvsweep, tmp_
 @pytest.mark.parametrize("head_dim", [24, 80, 96])
 def test_a_rotation_needs_heads_of_a_power_of_two(head_dim):
     with pytest.raises(UserError, match=r"cache\.scheme=kvarn needs heads of a power of two"):
-        CacheConfig(bits=8, group=8, scheme="kvarn").forms(head_dim)
+        CacheConfig(bits=8, group=8, scheme="kvarn").row_formats(head_dim)
     config = CacheConfig(bits=8, group=8)
     with pytest.raises(UserError, match=rf"cache.scheme=rotated needs heads of a power of two, .* {head_dim} numbers"):
-        config.forms(head_dim)
-    assert CacheConfig(bits=8, group=8, scheme="plain").forms(head_dim)
+        config.row_formats(head_dim)
+    assert CacheConfig(bits=8, group=8, scheme="plain").row_formats(head_dim)
 
 
 def test_the_short_form_and_the_long_form_name_the_same_cell():
