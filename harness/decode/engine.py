@@ -39,8 +39,8 @@ def is_invariant(setting: bool | None, spec: ModelSpec, device: torch.device, im
     on_cpu = device.type == "cpu"
     # An expert multiplies the tokens of all slots that are routed to it, so their number changes its rounding.
     if setting and spec.experts:
-        experts = f"invariant=true cannot hold for the experts of model type {spec.family}"
-        raise UserError(f"{experts}: choose false or auto.")
+        impossible = f"invariant=true cannot hold for the experts of model type {spec.family}"
+        raise UserError(f"{impossible}: choose false or auto.")
     # On a GPU only the fused step with Triton's kernels sums in an order that does not depend on the slots.
     if setting and not on_cpu and (impl == "torch" or not spec.fusable):
         needs = "invariant=true needs impl=triton on a GPU, and a model of type llama, qwen2 or qwen3"
@@ -184,16 +184,16 @@ class Engine:
         caller evicts; until its next eviction a slot takes at most `SlotTable.room` tokens.
         """
         slots = list(texts)
-        counts = [len(ids) for ids in texts.values()]
+        counts = [len(text) for text in texts.values()]
         device = self.model.device
         ids = uploaded([token for text in texts.values() for token in text], device)
-        at, sizes = uploaded(slots, device), uploaded(counts, device)
+        slot_ids, sizes = uploaded(slots, device), uploaded(counts, device)
         starts = sizes.cumsum(0) - sizes  # where each slot's tokens start in `ids`
         # What is fed lies one token behind what it predicts: before a slot's first new token, the slot's last.
         tokens = ids.roll(1)
-        tokens[starts] = self.table.tokens[at]
+        tokens[starts] = self.table.tokens[slot_ids]
         # A slot's positions go on from its next one: the index in `ids`, less its start, plus that position.
-        positions = (self.table.positions[at] - starts).repeat_interleave(sizes, output_size=len(ids))
+        positions = (self.table.positions[slot_ids] - starts).repeat_interleave(sizes, output_size=len(ids))
         positions += torch.arange(len(ids), device=device)
         with self.clock.time("forward"):
             self.cache.begin_chunks(dict(zip(slots, counts, strict=True)), positions)
@@ -208,23 +208,25 @@ class Engine:
     def _feed_live(self) -> list[Fed]:
         """Feed each live slot its known tokens up to its next eviction; evict; remove completions that end."""
         starts = {slot: int(self.table.generated[slot]) for slot in range(self.cache.live)}
-        fair_share = max(1, _MOST_FED_AT_ONCE // max(1, len(starts)))  # of what one step may feed
+        if not starts:  # a long prompt is still being prefilled
+            return []
+        fair_share = max(1, _MOST_FED_AT_ONCE // len(starts))  # of what one step may feed
         texts = {}
         for slot, start in starts.items():
             count = min(self.table.room(slot), fair_share, self._most_fed)
             texts[slot] = self.table[slot].request.forced[start : start + count]
         fed = []
-        for slot, hidden in self.feed(texts).items() if texts else ():
-            state, start = self.table[slot], starts[slot]
+        for slot, hidden in self.feed(texts).items():
+            state = self.table[slot]
+            start = starts[slot]
             since = None
             if state.evictions:
-                first = start - state.evictions[-1].step
+                first = start - state.evictions[-1].step  # tokens between the eviction and the first of these
                 since = range(first, first + len(hidden))
-            cells = tuple(branch.cell_id for branch in state.branches)
             fed.append(
                 Fed(
                     request=state.request,
-                    cell_ids=cells,
+                    cell_ids=tuple(branch.cell_id for branch in state.branches),
                     start=start,
                     hidden=hidden,
                     since=since,
@@ -324,7 +326,7 @@ class Engine:
         self.clock.steps += 1
         self.clock.tokens += live
         broken = self.table.broken[:live]
-        broken |= ~logits.amax(dim=-1).isfinite()  # NaN is the largest
+        broken |= ~logits.amax(dim=-1).isfinite()  # in the table too; a row with NaN has NaN as its largest logit
         ends = broken | torch.isin(written, self.stop_ids)
         if self.decoding.stop_on_loop:
             ends |= self.table.looping()
@@ -332,9 +334,10 @@ class Engine:
 
     def _finish_ended(self, *, late: int) -> list[tuple[str, Completion]]:
         """Remove the completions that ended `late` steps ago, for each branch, and drop the tokens drawn since."""
-        ended, completions = self.table.ends.read(), []
+        ended = self.table.ends.read()
         if not late:  # `_step` reads a step late only if it leaves no slot full
             ended = ended | self.table.full()
+        completions = []
         # From the last slot down: a release moves the last live slot into the freed place.
         for slot in reversed(np.flatnonzero(ended).tolist()):
             self.table.generated[slot] -= late
@@ -346,22 +349,20 @@ class Engine:
         return completions
 
     def _completion(self, slot: int) -> Completion:
+        """Return the completion of a slot whose text has ended."""
         request = self.table[slot].request
         evictions = self.table[slot].evictions
         ids = self.table.text(slot).tolist()
-        broken = bool(self.table.broken[slot])
-        if broken:
+        stop_reason: StopReason = "loop"  # unless the text has ended for another reason
+        if self.table.broken[slot]:
             ids.pop()  # a token drawn from logits that are not finite means nothing
-        stopped = not broken and ids[-1] in self.model.stop_ids
-        stop_reason: StopReason = "loop"
-        if broken:
             stop_reason = "not_finite"
-        elif stopped:
+        elif ids[-1] in self.model.stop_ids:
             stop_reason = "stop"
         elif len(ids) == self.decoding.max_new_tokens:
             stop_reason = "length"
-        shown = ids[:-1] if stopped else ids
-        closing = self.model.dialogue.closing_tag(shown)
+        shown = ids[:-1] if stop_reason == "stop" else ids
+        closing_tag = self.model.dialogue.closing_tag(shown)
         unclosed = len(ids) if self.model.dialogue.thinks else 0  # thinking tokens, if no tag closes the thinking
         return Completion(
             problem_id=request.problem_id,
@@ -370,7 +371,7 @@ class Engine:
             token_ids=ids,
             num_tokens=len(ids),
             prompt_tokens=len(request.prompt_ids),
-            thinking_tokens=unclosed if closing is None else closing.start,
+            thinking_tokens=unclosed if closing_tag is None else closing_tag.start,
             stop_reason=stop_reason,
             evictions=evictions,
             fork_step=evictions[0].step if evictions else None,
@@ -427,10 +428,11 @@ class Engine:
         return selection
 
     def _view(self, slot: int, state: SlotState) -> CacheView:
+        """Return what the policy of a slot's only branch sees of the slot."""
         request = state.request
         text = self.table.text(slot)
         question_length = len(request.prompt_ids)
-        closing = self.model.dialogue.closing_tag(text.tolist())
+        closing_tag = self.model.dialogue.closing_tag(text.tolist())
         return view_slot(
             self.model,
             self.cache,
@@ -440,7 +442,7 @@ class Engine:
             draw=request.draw,
             text_ids=torch.cat([uploaded(request.prompt_ids, text.device), text]),
             question_length=question_length,
-            answer_start=None if closing is None else question_length + closing.start,
+            answer_start=None if closing_tag is None else question_length + closing_tag.start,
             # Another stream than the one that drew the tokens, so that the policy does not repeat its numbers.
             stream=sequence_key(self.seed, request.problem_id, request.draw, "select", len(state.evictions)),
             evictions=len(state.evictions),

@@ -83,6 +83,7 @@ class SlotTable:
         self.slots = cache.slots
         self.waiting = 0
         self._states = np.full(cache.slots, None)  # an array of objects, which moves like the other columns
+        # Three columns on the host, [slots] each, and five on the device.
         self.generated, self.forced, self.limits = np.zeros((3, cache.slots), dtype=np.int64)
         self.triggers = np.full(cache.slots, _NEVER)
         device = cache.slot_ids.device
@@ -126,9 +127,11 @@ class SlotTable:
 
         Trunks take at most half of the slots, and none starts while the table has enough branches to fill every slot.
         """
-        if not self.free or len(request.branches) == 1:
-            return self.free > 0  # a single branch never forks
-        occupied = [*range(self.cache.live), *range(self.slots - self.waiting, self.slots)]
+        if not self.free:
+            return False
+        if len(request.branches) == 1:  # it never forks
+            return True
+        occupied = [*range(self.cache.live), *range(self.slots - self.waiting, self.slots)]  # by live and parked ones
         trunks = [state for state in map(self.__getitem__, occupied) if state.is_trunk]
         unforked = sum(len(trunk.branches) - 1 for trunk in trunks)
         return len(trunks) < max(1, self.slots // 2) and unforked < self.slots
@@ -172,15 +175,15 @@ class SlotTable:
     def extend(self, slots: Sequence[int], counts: Sequence[int], ids: Tensor) -> None:
         """Write `counts` known tokens of `ids` to each slot; all of a slot's tokens but the last have been fed."""
         device = ids.device
-        at, sizes = uploaded(slots, device), uploaded(counts, device)
+        slot_ids, sizes = uploaded(slots, device), uploaded(counts, device)
         ends = sizes.cumsum(0)  # where each slot's tokens end in `ids`
         # A token's column in `written`: the slot's tokens so far, plus the index in `ids`, less the slot's start there.
-        places = (self.counts[at] + sizes - ends).repeat_interleave(sizes, output_size=len(ids))
-        places += torch.arange(len(ids), device=device)
-        self.written[at.repeat_interleave(sizes, output_size=len(ids)), places] = ids
-        self.tokens[at] = ids[ends - 1]
-        self.positions[at] += sizes
-        self.counts[at] += sizes
+        columns = (self.counts[slot_ids] + sizes - ends).repeat_interleave(sizes, output_size=len(ids))
+        columns += torch.arange(len(ids), device=device)
+        self.written[slot_ids.repeat_interleave(sizes, output_size=len(ids)), columns] = ids
+        self.tokens[slot_ids] = ids[ends - 1]
+        self.positions[slot_ids] += sizes
+        self.counts[slot_ids] += sizes
         self.generated[slots] += counts
         if len(self._periods):  # loops are looked for
             for slot, count in zip(slots, counts, strict=True):
@@ -196,11 +199,12 @@ class SlotTable:
 
     def _count_agreeing(self, slots: slice, count: int) -> None:
         """Count the newest `count` tokens of the slots for loops."""
-        places = self.counts[slots, None] - 1 - torch.arange(count, device=self.counts.device)  # newest first
-        before = places[..., None] - self._periods  # [slots, count, periods]
+        # Columns of the newest tokens in `written`, newest first, [slots, count]; and those a period earlier.
+        newest = self.counts[slots, None] - 1 - torch.arange(count, device=self.counts.device)
+        earlier = newest[..., None] - self._periods  # [slots, count, periods]; negative before the text
         rows = self.cache.slot_ids[slots, None]
-        equal = self.written[rows, places][..., None] == self.written[rows[..., None], before.clamp(min=0)]
-        unbroken = (equal & (before >= 0)).long().cumprod(dim=1)  # 1 up to the first token that differs, then 0
+        equal = self.written[rows, newest][..., None] == self.written[rows[..., None], earlier.clamp(min=0)]
+        unbroken = (equal & (earlier >= 0)).long().cumprod(dim=1)  # 1 up to the first token that differs, then 0
         # The count goes on from before only if all `count` tokens agree.
         self.agreeing[slots] = unbroken.sum(dim=1) + self.agreeing[slots] * unbroken[:, -1]
 
@@ -236,14 +240,14 @@ class SlotTable:
         slot = self.cache.live
         trunk = self[parked]
         due = [branch for branch in trunk.branches if self.cache.lengths[parked] > trunk.trigger(branch)]
-        resumes = not due or not trunk.is_trunk  # then it leaves its place; else a copy of it becomes a branch
+        is_moved = not due or not trunk.is_trunk  # the trunk leaves its place; else a copy of it becomes a branch
         if self.free:
             self._copy(parked, slot)
-        elif not resumes:
+        elif not is_moved:
             return None
         # If no slot is free, `parked` is the slot behind the live ones, and becomes live without a copy.
         self.cache.live += 1
-        if resumes:
+        if is_moved:
             self.waiting -= 1
         else:
             trunk.branches.remove(due[0])
@@ -337,7 +341,7 @@ class Prefiller:
         self.alone = alone
         self.step_tokens = STEP_TOKENS
         self.done: dict[_Ids, Prefill] = {(): Prefill()}  # nothing is prefilled of a prompt of one token
-        self._begun: tuple[_Ids, Prefill, DynamicCache] | None = None
+        self._begun: tuple[_Ids, Prefill, DynamicCache] | None = None  # a long prompt, until its last chunk
 
     def keep(self, wanted: Iterable[_Ids]) -> None:
         wanted = {(), *wanted}
@@ -352,8 +356,9 @@ class Prefiller:
             self._begun = missing[0], Prefill(keep_queries=self.keep_queries), self.model.new_cache()
         if self._begun is not None:
             return self._next_chunk(*self._begun)
-        widths = accumulate(map(len, missing), max)  # of the first prompt, the first two, and so on, with padding
-        # How many prompts fit: `number * width` only grows, so these come first.
+        # The first `number` prompts take `number * width` tokens with padding: the longest of them is the width.
+        widths = accumulate(map(len, missing), max)
+        # How many prompts fit: these tokens only grow with the number.
         count = max(1, sum(number * width <= self.step_tokens for number, width in enumerate(widths, start=1)))
         batches = [[ids] for ids in missing[:count]] if self.alone else [missing[:count]]
         for prompts in batches:
@@ -363,6 +368,7 @@ class Prefiller:
             self.done.update(zip(prompts, prefills, strict=True))
 
     def _next_chunk(self, ids: _Ids, prefill: Prefill, cache: DynamicCache) -> None:
+        """Prefill the next tokens of a long prompt, as many as one call may."""
         start = prefill.length
         prefill.begin_chunk()
         chunk = torch.tensor([ids[start : start + self.step_tokens]], device=self.model.device)
