@@ -40,15 +40,15 @@ def _sum_asked_for(question: str, values: Mapping[str, int]) -> int:
 
 def _ask_chain(rng: Random, size: int) -> str:
     names = "abcdefghijklmnop"
-    parts = [f"{name}={rng.randrange(10)}." for name in names[:2]]
+    sentences = [f"{name}={rng.randrange(10)}." for name in names[:2]]
     for index in range(2, 2 + size):
-        # From the second sum on, one operand is a derived value, which the question does not contain.
+        # From the second sum on, `left` is a derived value, which the question does not contain.
         left = names[rng.randrange(2, index)] if index > 2 else names[rng.randrange(2)]
         right = rng.choice([name for name in names[:index] if name != left])
         pair = [left, right]
         rng.shuffle(pair)
-        parts.append(f"{names[index]}={'+'.join(pair)}.")
-    return f"{' '.join(parts)} Find {'+'.join(rng.sample(names[2 : 2 + size], 3))} mod 10."
+        sentences.append(f"{names[index]}={'+'.join(pair)}.")
+    return f"{' '.join(sentences)} Find {'+'.join(rng.sample(names[2 : 2 + size], 3))} mod 10."
 
 
 def _answer_chain(question: str) -> int:
@@ -63,7 +63,7 @@ def _ask_add(rng: Random, size: int) -> str:
     # The last column is the highest digit. It is not 0 and carries nothing, so the sum has `size` digits.
     high = rng.randrange(1, 9)
     columns.append((high, rng.randrange(9 - high)))
-    named = zip("abcdefghij", columns, strict=False)
+    named = zip("abcdefghij", columns, strict=False)  # as many names as there are columns
     return f"Add with carry: {', '.join(f'{name}={x}+{y}' for name, (x, y) in named)}."
 
 
@@ -132,18 +132,20 @@ def problems(task: str, count: int = EVAL_COUNT, seed: int = 0) -> tuple[ToyProb
     """Return a task's evaluation problems: distinct, held out of training, the same on every machine."""
     spec = TASKS[task]
     rng = Random(f"kvsweep-toy-{task}-eval-{seed}")
-    found: dict[str, ToyProblem] = {}
-    while len(found) < count:
-        size = spec.eval_sizes[len(found) % len(spec.eval_sizes)]
+    by_question: dict[str, ToyProblem] = {}
+    while len(by_question) < count:
+        number = len(by_question)
+        size = spec.eval_sizes[number % len(spec.eval_sizes)]
         question = spec.ask(rng, size)
-        if question not in found and is_held_out(question):
-            found[question] = ToyProblem(f"{task}-{len(found):03d}", question, spec.answer(question), size)
-    return tuple(found.values())
+        if question not in by_question and is_held_out(question):  # else draw again
+            by_question[question] = ToyProblem(f"{task}-{number:03d}", question, spec.answer(question), size)
+    return tuple(by_question.values())
 
 
 def training_problems(task: str, rng: Random, sizes: Sequence[int]) -> Iterator[ToyProblem]:
     """Yield problems for training without end; none is a question of an evaluation set."""
-    spec, number = TASKS[task], 0
+    spec = TASKS[task]
+    number = 0
     while True:
         size = rng.choice(sizes)
         question = spec.ask(rng, size)

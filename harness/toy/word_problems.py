@@ -56,11 +56,11 @@ def draw_thing(rng: Random, held_out: bool) -> str:
     return rng.choice(THINGS[TRAINED_THINGS:] if held_out else THINGS[:TRAINED_THINGS])
 
 
-def ask_sum(rng: Random, names: list[str], values: dict[str, int], said: list[str], steps: list[str]) -> Story:
-    """Return the story; its last sentence, with gaps for names, asks for the sum of two values."""
+def ask_sum(rng: Random, names: list[str], values: dict[str, int], sentences: list[str], steps: list[str]) -> Story:
+    """Return the story of these sentences; the last one, with a gap for two names, asks for the sum of their values."""
     first, second = rng.sample(names, 2)
     x, y = values[first], values[second]
-    question = " ".join(said).format(f"{first} and {second}")
+    question = " ".join(sentences).format(f"{first} and {second}")
     return Story(question, (*steps, f"{first} has {x}, {second} has {y}. {x}+{y}={x + y}."), x + y)
 
 
@@ -68,49 +68,51 @@ def _compare(rng: Random, size: int, held_out: bool) -> Story:
     thing = draw_thing(rng, held_out)
     names = rng.sample(NAMES, size)
     values = {names[0]: rng.randrange(5, 20)}
-    said, steps = [f"{names[0]} has {values[names[0]]} {thing}."], []
+    sentences, steps = [f"{names[0]} has {values[names[0]]} {thing}."], []
     for number, name in enumerate(names[1:], start=1):
         other = names[number - 1] if rng.randrange(2) else rng.choice(names[:number])  # half of them form a chain
-        x, by = values[other], rng.randrange(2, 10)
+        x = values[other]
+        by = rng.randrange(2, 10)
         more = x <= by + 1  # fewer would be less than 2
         if not more and x + by < 40:  # more would be at most 39
             more = bool(rng.randrange(2))
         word = "more" if more else "fewer"
         values[name] = x + by if more else x - by
-        said.append(phrase(rng, held_out, COMPARED, name=name, by=by, word=word, thing=thing, other=other))
+        sentences.append(phrase(rng, held_out, COMPARED, name=name, by=by, word=word, thing=thing, other=other))
         if rng.randrange(5) == 0:  # a fact that no step needs
-            said.append(f"{rng.choice(names)} is {rng.randrange(6, 80)} years old.")
+            sentences.append(f"{rng.choice(names)} is {rng.randrange(6, 80)} years old.")
         sign = "+" if more else "-"
         steps.append(f"{name}: {by} {word} than {other}. {other} has {x}. {x}{sign}{by}={values[name]}.")
-    said.append(f"How many {thing} do {{}} have together?")
-    return ask_sum(rng, names[: max(2, size - 2)], values, said, steps)  # of early names, far back in the solution
+    sentences.append(f"How many {thing} do {{}} have together?")
+    return ask_sum(rng, names[: max(2, size - 2)], values, sentences, steps)  # of early names, far back in the solution
 
 
 def _schedule(rng: Random, size: int, held_out: bool) -> Story:
     jobs = rng.sample(JOBS, size)
     ends = {jobs[0]: rng.randrange(3, 10)}
-    said, steps = [f"The {jobs[0]} ends on day {ends[jobs[0]]}."], []
+    sentences, steps = [f"The {jobs[0]} ends on day {ends[jobs[0]]}."], []
     for number, job in enumerate(jobs[1:], start=1):
         other = jobs[number - 1] if rng.randrange(2) else rng.choice(jobs[:number])
         days = rng.randrange(2, 10)
         ends[job] = ends[other] + days
-        said.append(phrase(rng, held_out, FOLLOWS, job=job, other=other, days=days))
+        sentences.append(phrase(rng, held_out, FOLLOWS, job=job, other=other, days=days))
         x = ends[other]
         steps.append(f"The {job} takes {days} days after the {other}, day {x}. {x}+{days}={ends[job]}.")
     earlier, later = sorted(rng.sample(jobs, 2), key=lambda job: ends[job])
     x, y = ends[later], ends[earlier]
     steps.append(f"The {later} ends on day {x}, the {earlier} on day {y}. {x}-{y}={x - y}.")
     ask = f"How many days after the end of the {earlier} does the {later} end?"
-    return Story(" ".join([*said, ask]), tuple(steps), x - y)
+    return Story(" ".join([*sentences, ask]), tuple(steps), x - y)
 
 
 def _records(rng: Random, size: int, held_out: bool) -> Story:
     cities = rng.sample(CITIES, size)
     numbers = {city: rng.randrange(2, 10) for city in cities}
-    said = [f"The number of {city} is {number}." for city, number in numbers.items()]
-    asked = rng.choice(cities)
-    # Told only once, the facts are too hard for SmolLM2: it answers 28 of 40 such questions.
-    return Story(f"{' '.join([*said, *rng.sample(said, size)])}\nWhat is the number of {asked}?", (), numbers[asked])
+    sentences = [f"The number of {city} is {number}." for city, number in numbers.items()]
+    city = rng.choice(cities)
+    # If each fact is said only once, the questions are too hard for SmolLM2: it answers 28 of 40.
+    facts = " ".join([*sentences, *rng.sample(sentences, size)])
+    return Story(f"{facts}\nWhat is the number of {city}?", (), numbers[city])
 
 
 KINDS: dict[str, Kind] = {
