@@ -24,11 +24,11 @@ ALIKE = 0.04
 # With fewer completions, the mean depends more on which of them still decode than on the step.
 MIN_LIVE = 10
 
-RATIOS = (
+TITLES = (
+    "cache length (tokens)",
     "the full cache's KV memory divided by the setting's",
     "the full cache's FLOPs a step divided by the setting's",
 )
-TITLES = ("cache length (tokens)", *RATIOS)
 
 
 def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -68,12 +68,12 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     if compressed.empty:
         return None
     # The model and benchmark of the cell with the longest texts.
-    longest = compressed["condition"].iloc[int(compressed["mean_tokens"].to_numpy().argmax())]
-    compared = compressed[compressed["condition"] == longest]
-    full_cells = metrics.loc[(metrics["condition"] == longest) & (metrics["policy"] == "full"), "cell_id"]
-    full_cell = "" if full_cells.empty else full_cells.iloc[0]
+    condition = compressed["condition"].iloc[int(compressed["mean_tokens"].to_numpy().argmax())]
+    compared = compressed[compressed["condition"] == condition]
+    full_cells = metrics.loc[(metrics["condition"] == condition) & (metrics["policy"] == "full"), "cell_id"]
+    full_cell = "" if full_cells.empty else full_cells.iloc[0]  # "", which no cell has, has no known bytes
     token_flops = flops(run, compared["cell_id"].iloc[0])
-    titles = TITLES if token_flops else TITLES[:2]
+    titles = TITLES if token_flops else TITLES[:2]  # the last is of FLOPs
     columns = len(titles) if look.width > 5 else 1
     figure, panels = style.panels(look.width, len(titles), columns, row=1.9, rest=0.6)
     longest_full = np.array([])
@@ -95,10 +95,11 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
         style.tidy(axes)
     style.legend_below(figure)
     title = f"{model_title(metrics, model)} | {compared['benchmark_title'].iloc[0]}"
-    few = f"{len(chosen)} of {counted(len(compared), 'setting')}, from the smallest cache to the largest"
-    few += f"; of settings whose mean lengths differ by less than {ALIKE:.0%} the first stands for all"
-    few += f". Left out: benchmarks of shorter texts, settings that evict nothing, steps of fewer than {MIN_LIVE} texts"
-    figure.set_label(f"{title}: the cost of a decoding step, mean over the texts that have not ended; {few}")
+    notes = f"{len(chosen)} of {counted(len(compared), 'setting')}, from the smallest cache to the largest"
+    notes += f"; of settings whose mean lengths differ by less than {ALIKE:.0%} the first stands for all"
+    left_out = f"benchmarks of shorter texts, settings that evict nothing, steps of fewer than {MIN_LIVE} texts"
+    notes += f". Left out: {left_out}"
+    figure.set_label(f"{title}: the cost of a decoding step, mean over the texts that have not ended; {notes}")
     return figure
 
 

@@ -319,13 +319,10 @@ def _families_with(characters: str) -> list[str]:
                 glyphs[path] = missing & font.get_charmap().keys()
     families = list[str]()
     while True:
-        best, most = "", set[int]()
-        for path, of_font in glyphs.items():
-            if len(of_font & missing) > len(most):
-                best, most = path, of_font & missing
-        if not most:
+        best = max(glyphs, key=lambda path: len(glyphs[path] & missing), default=None)
+        if best is None or not glyphs[best] & missing:
             return families
-        missing -= most
+        missing -= glyphs[best]
         # It adds the font at the end of the list.
         fontManager.addfont(best)
         families.append(fontManager.ttflist[-1].name)
