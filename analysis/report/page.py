@@ -223,8 +223,9 @@ def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
     """Return a panel of one model: settings in rows (full cache first), benchmarks in columns."""
     rows = in_order(rows, by=SETTING)
     names = [notation.setting(row) for row in rows.itertuples()]
+    settings = list(dict.fromkeys(names))
     benchmarks = rows.drop_duplicates("benchmark").set_index("benchmark")["benchmark_title"]
-    places = pd.MultiIndex.from_product([dict.fromkeys(names), benchmarks.index])
+    places = pd.MultiIndex.from_product([settings, benchmarks.index])
     # The rows are indexed as `places` is: by the setting's name and the benchmark.
     cells = heatmap.cells(rows.set_index([names, "benchmark"]), places, difference=difference)
     return heatmap.Panel(
@@ -233,7 +234,7 @@ def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
         cells=cells,
         full=cells.head(0),
         difference=difference,
-        rows=list(dict.fromkeys(names)),
+        rows=settings,
         columns=benchmarks.tolist(),
     )
 
@@ -347,8 +348,11 @@ def _concerns(found: Findings) -> list[tuple[str, list[str], bool]]:
         "No full-cache cell to compare with": list(alone["model_title"] + " | " + alone["benchmark_title"]),
         "Notices from reading the files": found.run.notices,
     }
-    raised = [(heading, lines) for heading, lines in concerns.items() if lines]
-    return [(f"{heading}: {len(lines)}", _shortened(lines), heading in ROUTINE) for heading, lines in raised]
+    return [
+        (f"{heading}: {len(lines)}", _shortened(lines), heading in ROUTINE)
+        for heading, lines in concerns.items()
+        if lines
+    ]
 
 
 def _reason(screened: Screened) -> str:
