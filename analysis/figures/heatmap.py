@@ -59,17 +59,17 @@ def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataF
     points, NaN if unknown. The label is the value as text; `mark` has the marks of the cell's state and verdict;
     `error` has the standard error of Pass@1, with the number of graded completions if more will come.
     """
-    columns = ["diff_to_full", "these_low", "these_high"] if difference else ["pass_at_1", "ci_low", "ci_high"]
+    sources = ["diff_to_full", "these_low", "these_high"] if difference else ["pass_at_1", "ci_low", "ci_high"]
     # Columns that the table lacks have missing values.
     numbers = rows.reindex(columns=READ)
-    numbers[["value", "low", "high"]] = numbers[columns]
+    numbers[["value", "low", "high"]] = numbers[sources]
     shown = []
     for row in notation.rows(numbers):
         texts = {"label": MISSING, "mark": "", "error": "", "interval": ""}
         if not notation.missing(row.value):
             texts["label"] = notation.percent(row.value, signed=difference)
             texts["mark"] = notation.state_marks(row) + notation.DECISION_MARKS.get(row.decision, "")
-        elif notation.missing(row.pass_at_1) and row.completions:
+        elif notation.missing(row.pass_at_1) and row.completions:  # none of them has a grade
             texts["label"] = UNGRADED
         if not difference and not notation.missing(row.se):
             more_will_come = row.status != "done" or row.ungraded > 0
@@ -167,13 +167,13 @@ def grid_figure(
     verdicts: Sequence[PanelVerdict] = (),
 ) -> Figure:
     """Draw the panels of `grid_panels`."""
-    what = "Pass@1 in %"
+    measure = "Pass@1 in %"
     interval = "its 95% interval"
     if look.scale == "diff_from_full":
-        what = "Pass@1 minus the full cache's, in points, on the same pairs"
+        measure = "Pass@1 minus the full cache's, in points, on the same pairs"
         interval = "the interval of its verdict"
     scale = "each panel has its own colour scale" if look.scale == "own" else "one colour scale for all panels"
-    notes = [what, scale]
+    notes = [measure, scale]
     panels = grid_panels(grid, model, metrics, look, verdicts)
     errors = grid.cells.loc[grid.cells["model"] == model, "se"].dropna()
     if look.interval:
@@ -215,6 +215,7 @@ def published_figure(
 ) -> Figure:
     """Draw per benchmark the scores of `grids.published_grid`, ours on the same scale, and ours minus theirs."""
     panels: list[Panel] = []
+    # A row per benchmark has its three panels, if they fit.
     look = replace(look, columns=3 if look.row > 5 else 1, scale="own", interval=False)
     for benchmark, rows in published.groupby("benchmark", sort=False):
         scale = str(benchmark)
@@ -227,9 +228,9 @@ def published_figure(
         labels = (gaps / 100).map(lambda gap: notation.percent(gap, signed=True))
         gap_cells = ours.cells.assign(value=gaps, label=labels, mark="")
         note = f"typical standard error of ours {notation.percent(our_cells['se'].mean())}"
-        difference = replace(ours, title="ours minus published", note=note, cells=gap_cells, difference=True)
+        difference = replace(ours, title="ours minus published", note=note, cells=gap_cells, measure="points")
         # Panels with the benchmark's scale share its colours; all differences share the scale of no name.
-        difference = replace(difference, scale="", measure="points")
+        difference = replace(difference, difference=True, scale="")
         panels += [replace(theirs, scale=scale), replace(ours, scale=scale), difference]
     scales = "published and ours have one colour scale per row, the differences one for all rows"
     notes = ["Pass@1 in % beside the published scores, differences in points", scales]
@@ -352,11 +353,11 @@ def _caption(panels: list[Panel], name: str, notes: list[str]) -> str:
     texts: list[str] = []
     total = 0
     for panel in panels:
-        _, *facts = panel.lines
+        _, *facts = panel.lines  # without the title
         if facts:
             _, _, benchmark = panel.title.rpartition(" | ")
             sentences.append(f"{benchmark}: {', '.join(facts)}")
-        # A doubtful window counts for each of its cells.
+        # A doubtful window counts for each of its cells: [windows, 1] beside [windows, ratios].
         doubts = np.where([[window.endswith(UNSURE)] for window in panel.rows], UNSURE, "")
         texts += (panel.matrix("label") + panel.matrix("mark") + doubts).ravel().tolist()
         total += len(panel.cells)

@@ -60,17 +60,18 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     columns = min(columns, len(views) + 1)
     height = BAR * len(bars) + 0.55
     figure, panels = style.panels(look.width, len(views) + 1, columns, row=height, rest=0.8, sharey=True)
+    *score_panels, length_panel = panels
     texts = list(names)
-    # Not strict: the last panel is that of the lengths.
-    for axes, (title, rows) in zip(panels, views, strict=False):
+    for axes, (title, rows) in zip(score_panels, views, strict=True):
         # Each panel has all policies, in the same places.
         texts += _bars(axes, title, bars.merge(rows, on=POLICY, how="left"))
-    _lengths(panels[-1], bars.merge(mean, on=POLICY, how="left"))
-    panels[0].set_yticks(bars.index, names)
-    panels[0].set_ylim(len(bars) - 0.4, -0.6)
+    _lengths(length_panel, bars.merge(mean, on=POLICY, how="left"))
+    first = panels[0]  # whose vertical axis all share
+    first.set_yticks(bars.index, names)
+    first.set_ylim(len(bars) - 0.4, -0.6)
     # The legend of the bars explains ± already.
     for mark in style.marks(text.replace("±", "") for text in texts):
-        panels[0].plot([], [], " ", label=mark)
+        first.plot([], [], " ", label=mark)  # draws nothing
     style.legend_below(figure)
     figure.set_label(f"{model_title(metrics, model)}: Pass@1 per policy at {setting.title}")
     return figure
@@ -78,15 +79,15 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
 
 def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> list[str]:
     """Draw the bars of a benchmark, or of the mean, which has no verdicts; return the numbers beside them."""
-    score, ends = style.percent_errors(rows)
+    scores, errors = style.percent_errors(rows)
     colors = [FULL_COLOR if policy == "full" else BAR_COLOR for policy in rows["policy"]]
     error_look = {"ecolor": "0.25", "elinewidth": 0.8}
-    axes.barh(rows.index, score, xerr=ends, color=colors, edgecolor="0.45", linewidth=0.5, error_kw=error_look)
+    axes.barh(rows.index, scores, xerr=errors, color=colors, edgecolor="0.45", linewidth=0.5, error_kw=error_look)
     # This draws nothing and gives the legend a bar.
     axes.fill_between([], [], color=BAR_COLOR, label="Pass@1 (%) ± standard error over problems")
-    zero = score[score == 0]
-    if len(zero):  # a bar of length zero is drawn as a stroke
-        axes.plot(zero, zero.index, "|", color="0.25", markersize=7, markeredgewidth=1.6, clip_on=False)
+    zeros = scores[scores == 0]
+    if len(zeros):  # a bar of length zero is drawn as a stroke
+        axes.plot(zeros, zeros.index, "|", color="0.25", markersize=7, markeredgewidth=1.6, clip_on=False)
     if "decision" in rows:
         marks = rows["decision"].map(notation.DECISION_MARKS).fillna("")
         numbers = list(rows["pass_at_1"].map(notation.percent) + marks)
@@ -143,21 +144,21 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
     longest = max(high - low for low, high in spans)
     # With room beyond the widest span, at least a point, and no more than from -2 to 102.
     length = min(1.16 * max(longest, 1.0), 104.0)
-    for place, (axes, verdict, floor) in enumerate(zip(grid, verdicts, floors, strict=True)):
+    for axes, verdict, floor, band, span in zip(grid, verdicts, floors, bands, spans, strict=True):
         scores = 100 * np.sort(floor.scores)
-        axes.axhspan(*bands[place], color=BAND_COLOR, linewidth=0)
+        axes.axhspan(*band, color=BAND_COLOR, linewidth=0)
         color = SIGNAL_COLOR if floor.signal else NOISE_COLOR
         axes.plot(np.arange(1, len(scores) + 1), scores, "o", markersize=3.5, color=color)
         title = style.wrapped(f"{verdict.title}\nscores {', '.join(floor.words)}", look.width / columns)
         axes.set_title(title, fontsize=7, linespacing=1.3)
         # The axis stays between -2 and 102, so that markers at 0 and 100 have room.
-        middle = np.clip(np.mean(spans[place]), length / 2 - 2, 102 - length / 2)
+        middle = np.clip(np.mean(span), length / 2 - 2, 102 - length / 2)
         axes.set_ylim(middle - length / 2, middle + length / 2)
         style.percent_axis(axes)
         axes.set_xticks([])
-        if place + columns >= len(verdicts):
-            axes.set_xlabel("settings, the lowest score first")
         axes.spines[["top", "right", "bottom"]].set_visible(False)
+    for axes in grid[-columns:]:  # the lowest of each column
+        axes.set_xlabel("settings, the lowest score first")
     figure.supylabel("Pass@1 (%)", fontsize=8)
     note = "one dot per setting, on axes of one length: blue where they span more than chance, orange where not;"
     style.footnote(figure, f"{note} grey: tied with the best")
