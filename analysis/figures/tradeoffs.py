@@ -27,6 +27,8 @@ from kvsweep.analysis.statistics.metrics import (
     size,
 )
 
+# Columns that panels are drawn over. A trigger is no cost by itself, so it has no Pareto front.
+TRIGGER, LENGTH, BYTES, SPEED = "budget", "mean_cache_length", "kv_bytes_mean", "tokens_per_second"
 POLICY = ["policy", "variant"]
 # What the points of a trigger line have in common, and the most lines.
 LINE = [*POLICY, "keep_ratio", "local_window"]
@@ -47,6 +49,8 @@ NAME_SIDES: Any = ((6, "left"), (-6, "right"))
 # A line: its name in the legend, points and look. A panel: title, all points and lines.
 Line = tuple[str, pd.DataFrame, dict[str, Any]]
 Panel = tuple[str, pd.DataFrame, list[Line]]
+# What a caption says after "against", and the panels; none if there is nothing to compare.
+Panels = tuple[str, list[Panel]]
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -69,8 +73,6 @@ def tradeoff(
     title, panels = panels_of(cells)
     if not panels:
         return None
-    # A trigger is no cost by itself, so no setting is cheaper by it.
-    has_front = x != "budget"
     costs = pd.concat([points[column] for _, points, _ in panels])
     columns = look.columns
     if columns is None:
@@ -80,46 +82,54 @@ def tradeoff(
     columns = min(len(panels), columns)
     height = 1.9 if x in ("budget", "speed") else 2.7
     figure, grid = style.panels(look.width, len(panels), columns, row=height, rest=0.7, most=MOST_HIGH, sharey=True)
-    for place, (axes, (name, points, lines)) in enumerate(zip(grid, panels, strict=True)):
-        for line_name, rows, line_look in lines:
-            scores, errors = style.percent_errors(rows)
-            looks = {"markersize": 4, "elinewidth": 0.7, **line_look}
-            axes.errorbar(rows[column], scores, errors, label=line_name, **looks)
-        axes.set(title=name, xlabel=label, ylabel="" if place % columns else "Pass@1 (%)")
-        style.tidy(axes, grid="both")
-        if x == "budget":
-            axes.set_xticks(np.unique(costs.dropna()))
-        if x == "bytes":
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_formatter(lambda value, _: size(value))
-        if has_front:
-            _draw_front(axes, points, column, costs.max())
-        else:
-            style.full_cache_level(axes, points)
+    for axes, panel in zip(grid, panels, strict=True):
+        _draw_panel(axes, panel, column, costs)
+        axes.set_xlabel(label)
+    for axes in grid[::columns]:  # the first of each row
+        axes.set_ylabel("Pass@1 (%)")
+    # The panels share this axis, whose limits are known when all are drawn.
     for axes in grid:
         style.percent_axis(axes)
     figure.set_label(f"{model_title(metrics, model)}: Pass@1 ± standard error against {title}")
     style.legend_below(figure)
-    # Names can be placed only when the layout is known.
-    if has_front:
+    if column != TRIGGER:
+        # Names can be placed only when the layout is known.
         style.draw_glyphs(figure, figure.draw_without_rendering)
         for axes, (_, points, _) in zip(grid, panels, strict=True):
             _name_points(axes, points, column)
     return figure
 
 
-def _triggers(cells: pd.DataFrame) -> tuple[str, list[Panel]]:
+def _draw_panel(axes: Axes, panel: Panel, column: str, costs: pd.Series) -> None:
+    """Draw a panel's lines over a column, and its front or full cache; `costs` has the column of all panels."""
+    title, points, lines = panel
+    for name, rows, look in lines:
+        scores, errors = style.percent_errors(rows)
+        axes.errorbar(rows[column], scores, errors, label=name, **{"markersize": 4, "elinewidth": 0.7, **look})
+    axes.set_title(title)
+    style.tidy(axes, grid="both")
+    if column == TRIGGER:
+        axes.set_xticks(np.unique(costs.dropna()))
+        style.full_cache_level(axes, points)
+        return
+    if column == BYTES:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: size(value))
+    _draw_front(axes, points, column, costs.max())
+
+
+def _triggers(cells: pd.DataFrame) -> Panels:
     """Return a line for each setting that ran at two or more triggers, for those with the most."""
     scored = cells[cells["pass_at_1"].notna()]
     compressed = scored[scored["budget"].notna()]
     triggers = compressed.groupby(LINE, dropna=False, sort=False)["budget"].nunique()
     most_triggers = triggers[triggers >= 2].sort_values(ascending=False, kind="stable").head(MAX_LINES)
-    chosen = compressed.merge(most_triggers.index.to_frame(index=False), on=LINE)
-    full = scored[(scored["policy"] == "full") & scored["condition"].isin(chosen["condition"])]
-    panels: list[Panel] = []
+    chosen = compressed.merge(most_triggers.index.to_frame(index=False), on=LINE)  # the cells of these settings
     if chosen.empty:
-        return "", panels
+        return "", []
+    full = scored[(scored["policy"] == "full") & scored["condition"].isin(chosen["condition"])]
     names = list(dict.fromkeys(_settings(chosen)))
+    panels: list[Panel] = []
     for title, rows in benchmark_views(pd.concat([chosen, full])):
         points = rows.dropna(subset="pass_at_1")
         # Points at one trigger are shifted sideways, so that no error bar hides another.
@@ -139,7 +149,7 @@ def _settings(rows: pd.DataFrame) -> list[str]:
     return [notation.setting(row, trigger=False) for row in rows.itertuples()]
 
 
-def _memory(cells: pd.DataFrame) -> tuple[str, list[Panel]]:
+def _memory(cells: pd.DataFrame) -> Panels:
     """Return a line per policy through its settings, the policy with the best score first.
 
     A policy with settings along several axes (a grid) has a line for each series of the axis with the most values. Its
@@ -147,15 +157,36 @@ def _memory(cells: pd.DataFrame) -> tuple[str, list[Panel]]:
     without all benchmarks are left out.
     """
     benchmarks = compressed_benchmarks(cells)
-    points = mean_over_benchmarks(cells, benchmarks).dropna(subset=["pass_at_1", "mean_cache_length"])
+    points = mean_over_benchmarks(cells, benchmarks).dropna(subset=["pass_at_1", LENGTH])
     compressed = points[points["policy"] != "full"]
     if compressed.empty:
         return "", []
+    lines, shapes = _policy_lines(compressed)
+    lines.sort(key=lambda line: -line[1]["pass_at_1"].max())
+    # A single other line keeps its name.
+    if len(lines) > MAX_NAMED + 1:
+        label = f"{len(lines) - MAX_NAMED} others, each below them"
+        for place, (_, line, look) in enumerate(lines[MAX_NAMED:], start=MAX_NAMED):
+            lines[place] = label, line, look | {"color": "0.75", "zorder": 1}
+            label = "_"  # matplotlib leaves it out, so the legend has one line for all
+    scores = f"mean of {len(benchmarks)} benchmarks" if len(benchmarks) > 1 else cells["benchmark_title"].iloc[0]
+    mark = f" ({UNFINISHED} not finished)" if any(UNFINISHED in label for label, _, _ in lines) else ""
+    caption = f"memory{mark}, {scores}, {question_title(cells)}".removesuffix(", ")
+    if len(shapes) > 1:
+        caption += f"; a colour for each policy, a shape for each of: {'; '.join(shapes)}"
+    return caption, [("", points, lines)]
+
+
+def _policy_lines(compressed: pd.DataFrame) -> tuple[list[Line], list[str]]:
+    """Return the lines of all policies, and what each shape stands for; with a single one, shapes tell policies apart.
+
+    A line's name ends with its best score.
+    """
     best_first = compressed.sort_values("pass_at_1", ascending=False, kind="stable").drop_duplicates(POLICY)
     ranking = list(zip(best_first["policy"], best_first["variant"], strict=True))
     series_of: dict[Any, list[pd.DataFrame]] = {}
-    for policy, rows in compressed.groupby(POLICY, sort=False):
-        series_of[policy] = series(rows)
+    for policy, settings in compressed.groupby(POLICY, sort=False):
+        series_of[policy] = series(settings)
     all_series = list(itertools.chain.from_iterable(series_of.values()))
     # What no line of any policy varies along: its values choose the shapes.
     fixed = _fixed_axes(all_series)
@@ -176,20 +207,7 @@ def _memory(cells: pd.DataFrame) -> tuple[str, list[Panel]]:
                 look["marker"] = style.MARKERS[shape % len(style.MARKERS)]
                 look["color"] = style.LINE_COLORS[ranking.index(policy) % len(style.LINE_COLORS)]
             lines.append((f"{label}, best {100 * line['pass_at_1'].max():.1f}", line, look))
-    lines.sort(key=lambda line: -line[1]["pass_at_1"].max())
-    others = lines[MAX_NAMED:]
-    # A single other line keeps its name.
-    if len(others) > 1:
-        label = f"{len(others)} others, each below them"
-        for place, (_, line, look) in enumerate(others, start=MAX_NAMED):
-            lines[place] = label, line, look | {"color": "0.75", "zorder": 1}
-            label = "_"  # matplotlib leaves it out, so the legend has one line for all
-    over = f"mean of {len(benchmarks)} benchmarks" if len(benchmarks) > 1 else cells["benchmark_title"].iloc[0]
-    mark = f" ({UNFINISHED} not finished)" if any(UNFINISHED in label for label, _, _ in lines) else ""
-    caption = f"memory{mark}, {over}, {question_title(cells)}".removesuffix(", ")
-    if len(shapes) > 1:
-        caption += f"; a colour for each policy, a shape for each of: {'; '.join(shapes)}"
-    return caption, [("", points, lines)]
+    return lines, shapes
 
 
 def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
@@ -211,10 +229,9 @@ def _fixed_axes(lines: list[pd.DataFrame]) -> list[str]:
     return list(counts.index[counts < 2])
 
 
-def _bytes(cells: pd.DataFrame) -> tuple[str, list[Panel]]:
+def _bytes(cells: pd.DataFrame) -> Panels:
     """A colour per number of bits, a marker per policy; no panel with only one number of bits."""
-    model = cells["model"].iloc[0] if len(cells) else ""
-    points = settings_by_bytes(cells, model)
+    points = settings_by_bytes(cells, cells["model"].iloc[0])
     if points["bits"].nunique() < 2:
         return "", []
     all_bits = sorted(points["bits"].unique(), reverse=True)
@@ -238,7 +255,7 @@ def _bytes(cells: pd.DataFrame) -> tuple[str, list[Panel]]:
     return f"bytes; {weights}", [("", points, lines)]
 
 
-def _speeds(timed: pd.DataFrame) -> tuple[str, list[Panel]]:
+def _speeds(timed: pd.DataFrame) -> Panels:
     """A marker per policy on each benchmark, at the largest batch that was timed; a row per cell and batch."""
     largest_batch = timed.groupby("cell_id")["slots"].transform("max")
     cells = timed[timed["pass_at_1"].notna() & (timed["slots"] == largest_batch)]
@@ -259,45 +276,43 @@ def _speeds(timed: pd.DataFrame) -> tuple[str, list[Panel]]:
 
 
 # Of each cost: its column, the label of its axis, and the function for title and panels.
-COSTS: dict[str, tuple[str, str, Callable[[pd.DataFrame], tuple[str, list[Panel]]]]] = {
-    "budget": ("budget", "trigger of evictions (tokens)", _triggers),
-    "memory": ("mean_cache_length", "mean cache length (tokens)", _memory),
-    "bytes": ("kv_bytes_mean", "keys and values of a text, mean over its steps (log scale)", _bytes),
-    "speed": ("tokens_per_second", "tokens/s of the whole batch, median over rounds", _speeds),
+COSTS: dict[str, tuple[str, str, Callable[[pd.DataFrame], Panels]]] = {
+    "budget": (TRIGGER, "trigger of evictions (tokens)", _triggers),
+    "memory": (LENGTH, "mean cache length (tokens)", _memory),
+    "bytes": (BYTES, "keys and values of a text, mean over its steps (log scale)", _bytes),
+    "speed": (SPEED, "tokens/s of the whole batch, median over rounds", _speeds),
 }
 
 
 def _front(points: pd.DataFrame, column: str) -> pd.DataFrame:
     """Return the Pareto front over a cost, or over the speed, where more is better."""
-    cost = -points[column] if column == "tokens_per_second" else points[column]
+    cost = -points[column] if column == SPEED else points[column]
     return pareto_front(points.assign(cost=cost), "cost")
 
 
-def _draw_front(axes: Axes, points: pd.DataFrame, column: str, most: float) -> None:
-    """Draw the full cache and the Pareto front.
+def _draw_front(axes: Axes, points: pd.DataFrame, column: str, highest: float) -> None:
+    """Draw the full cache and the Pareto front; `highest` is the highest cost of all panels.
 
     The axis starts at 0; for logarithmic axes, or data in the upper half, it starts just before the data.
     """
     axes.margins(x=0.05)
-    is_speed = column == "tokens_per_second"
-    is_bytes = column == "kv_bytes_mean"
-    least = points[column].min()
-    start = 0.0
-    if not is_speed and most / 2 < least < most:
-        start = least - 0.1 * (most - least)
-    if is_bytes:  # on a logarithmic axis
+    if column == BYTES:
         # This holds the limits where the data has put them.
         axes.set_xlim(axes.get_xlim())
     else:
-        axes.set_xlim(start, most + 0.05 * (most - start))
+        start = 0.0
+        lowest = points[column].min()
+        if column != SPEED and highest / 2 < lowest < highest:
+            start = lowest - 0.1 * (highest - lowest)
+        axes.set_xlim(start, highest + 0.05 * (highest - start))
     for row in notation.rows(points[points["policy"] == "full"].head(1)):
         cost = getattr(row, column)
         label = notation.policy_title("full")
-        if not is_speed:
-            cost_text = size(cost) if is_bytes else f"{notation.decimal(cost, 0)} tokens"
+        if column != SPEED:
+            cost_text = size(cost) if column == BYTES else f"{notation.decimal(cost, 0)} tokens"
             label += f": {notation.percent_pm(row.pass_at_1, row.se)} at {cost_text}"
         style.full_cache_level(axes, points, label)
-        if column == "mean_cache_length":
+        if column == LENGTH:
             axes.plot(cost, 100 * row.pass_at_1, "*", color="0.25", markersize=8)
     front = _front(points, column)
     axes.step(
@@ -320,7 +335,7 @@ def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
     front = _front(points, column)
     front = front[front["policy"] != "full"]
-    is_speed = column == "tokens_per_second"
+    is_speed = column == SPEED
     if not is_speed:
         # A policy has its name once, at its largest cache.
         front = front.drop_duplicates(POLICY, keep="last")
