@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if COMPLETE in os.environ:
         sys.exit(shell_complete(program, {}, "kvsweep", COMPLETE, os.environ[COMPLETE]))
     first = words[0] if words else ""
-    name = first if first in program.commands else ""
+    name = first if first in program.commands else ""  # "": the sweep, or the help
     asks_help = "-h" in words or "--help" in words
     with one_sentence(f"kvsweep {name}".rstrip(), GOES_ON if name in _GO_ON else "interrupted."):
         if words == ["--version"]:
@@ -308,7 +308,8 @@ def judge(**options: Any) -> None:
     from kvsweep.analysis.outputs import Reading
     from kvsweep.harness.judge import judge
 
-    sizes = _single("--bytes", itertools.chain(*(words.split(",") for words in options.pop("sizes"))))
+    words = itertools.chain(*(group.split(",") for group in options.pop("sizes")))  # "a=0.5,b=1": a=0.5 and b=1
+    size_texts = _single("--bytes", words)
     reading = Reading(
         correct=options.pop("correct"),
         where=_pairs("--where", options.pop("where")),
@@ -318,7 +319,8 @@ def judge(**options: Any) -> None:
         by_rows=options.pop("draws") == "rows",
         group=options.pop("group"),
     )
-    sys.exit(judge(**options, sizes={name: _share(name, share) for name, share in sizes.items()}, reading=reading))
+    sizes = {name: _share(name, text) for name, text in size_texts.items()}
+    sys.exit(judge(**options, sizes=sizes, reading=reading))
 
 
 def _pairs(option: str, words: Iterable[str]) -> dict[str, list[str]]:

@@ -101,12 +101,12 @@ def _range(adapter: TypeAdapter[Any], field: str) -> str:
         _, _, name = class_schema["$ref"].rpartition("/")
         class_schema = class_schema["$defs"][name]
     schema = class_schema["properties"][field]
-    first, *others = schema.get("anyOf", [schema])
+    first, *others = schema.get("anyOf", [schema])  # of `int | None`: whole numbers, then null
     number = first.get("items", first)  # of a list: each of its numbers
     description = schema.get("description", number.get("description"))
     noun = _noun(number)
     alternatives = [_noun(other) for other in others]
-    if not all(alternatives) or not (description or noun):
+    if not all(alternatives) or not (description or noun):  # a type without a noun
         return ""
     allowed = f"it is {description}" if description else f"it must be {noun}"
     bounds = [f"{words} {number[key]:,.16g}" for key, words in _BOUNDS.items() if key in number]

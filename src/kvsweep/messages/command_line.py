@@ -22,7 +22,8 @@ GOES_ON = "interrupted; the same command goes on where this one stopped."
 ENGINE = ("torch", "transformers", "datasets", "safetensors", "peft", "tqdm")
 # What threads, mapped files, torch, C++ and the library loader say when memory runs out.
 _NO_MEMORY = ("can't start new thread", "allocate memory", "not enough memory", "bad_alloc", "failed to map segment")
-# A file that the program should have looked for, and calls that it should not have made; a user mends the others.
+# Numbers of errors that only a fault of the program has (None: no number): a file that it should have looked for, and
+# calls that it should not have made. A user mends the others.
 _FAULTS_OF_OURS = (None, errno.ENOENT, errno.EBADF, errno.EINVAL)
 _TOO_SMALL = "the memory does not suffice; what is stored stays."
 
@@ -49,13 +50,13 @@ def _interrupts_kept() -> Iterator[None]:
         if not isinstance(error, KeyboardInterrupt):
             earlier_hook(lost)
             return
-        number = getattr(error, "exit_code", INTERRUPTED) - 128
+        number = getattr(error, "exit_code", INTERRUPTED) - 128  # of the signal
         seconds = 0.01  # until the callback has ended
         while True:
             try:
                 threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
                 return
-            except KeyboardInterrupt:  # it has not ended, as this thread had to wait
+            except KeyboardInterrupt:  # the signal came while this call waited for the timer's thread: once more
                 seconds *= 2
 
     sys.unraisablehook = send_again
@@ -84,7 +85,7 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
             with _interrupts_kept():
                 yield
         except SystemExit:
-            sys.stdout.flush()
+            sys.stdout.flush()  # a closed stdout shows here, and counts more than the body's own status
             raise
         sys.stdout.flush()
     except BrokenPipeError:

@@ -60,7 +60,7 @@ def control_groups(controller: str, groups: Path, mount: Path) -> Iterator[tuple
     In a container the files of the process's own group are at the mount.
     """
     with suppress(OSError):
-        for line in groups.read_text().splitlines():
+        for line in groups.read_text().splitlines():  # "4:cpu,cpuacct:/job" of version 1, "0::/job" of version 2
             _, controllers, name = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue
@@ -82,6 +82,7 @@ def _file_pages(group: Path) -> int:
 
 def slurm_rooms(environment: Mapping[str, str]) -> Iterator[int]:
     """Yield the bytes left by SLURM's memory limits of this job; a limit of 0 means all of the node's memory."""
+    # SLURM_MEM_PER_CPU counts all of the job's processors on the node, also those of its other tasks.
     cores_of_node = slurm_cores({"SLURM_CPUS_ON_NODE": environment.get("SLURM_CPUS_ON_NODE", "")})
     cores = min(cores_of_node, default=1)
     for name, units in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", cores)):
