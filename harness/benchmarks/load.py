@@ -178,7 +178,8 @@ def _questions(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> lis
     """Return a question for each row; raises UserError for a row that cannot be asked, or is an earlier one again."""
     problem_column = _require("problem", config, rows, origin)
     answer_column = _require("answer", config, rows, origin)
-    wrong_columns = [_require(name, config, rows, origin) for name in WRONG_OPTIONS if config.has_options]
+    wrong_names = WRONG_OPTIONS if config.has_options else ()
+    wrong_columns = [_require(name, config, rows, origin) for name in wrong_names]
     if config.leave_out_faulty:
         rows = _with_comparable_answers(rows, answer_column, config)
     texts = [_problem_text(row, problem_column) for row in rows]
@@ -189,7 +190,7 @@ def _questions(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> lis
     questions = []
     for row, text, problem_id in zip(rows, texts, ids, strict=True):
         options = dict[str, str]()
-        order = orders.get(problem_id)
+        order = orders.get(problem_id)  # None for a problem without options
         if order:
             choices = _choices(row, [answer_column, *wrong_columns], problem_id)
             for letter, number in zip(LETTERS, order, strict=True):

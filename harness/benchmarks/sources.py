@@ -174,13 +174,13 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
     _check_entries(path)
     is_saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
     arguments = {} if is_saved else _arguments(path)
-    files: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}  # by split: the files that are read here; empty where `datasets` reads them
     try:
         if is_saved:
-            data: Any = datasets.load_from_disk(str(path))
+            data: Any = datasets.load_from_disk(str(path))  # rows by split, or rows without splits
         else:
             files = _files(datasets.load_dataset_builder(**arguments))
-            data = files or datasets.load_dataset(**arguments)  # by split: the files to read here, or rows
+            data = files or datasets.load_dataset(**arguments)
     except Exception as error:  # as in `_read_hub`, the errors have no common base class
         fault = _cache_fault(error)
         if fault:

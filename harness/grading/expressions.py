@@ -111,9 +111,10 @@ def _structure(text: str) -> tuple[str, list[str]]:
             signs.reverse()
         return " ".join(_TURNED.get(sign, sign) for sign in signs), sides
     opening = text[:2] if text.startswith("\\") else text[:1]
-    (inside, *after), closings = split(text, (")", "]", r"\}"))  # at brackets that close the outermost ones
-    items, commas = split(inside[len(opening) :], ",;")
-    is_closed_at_end = after == [""]  # one such bracket, with nothing behind it
+    # At brackets that close the outermost ones: "(1, 2)" is "(1, 2" and "", divided by ")".
+    pieces, closings = split(text, (")", "]", r"\}"))
+    is_closed_at_end = pieces[1:] == [""]  # one such bracket, with nothing behind it
+    items, commas = split(pieces[0][len(opening) :], ",;")
     # Without a comma, (x) and [x] are brackets of an expression, but \{x\} is a set.
     if is_closed_at_end and opening + closings[0] in _BRACKETS and (commas or opening == r"\{"):
         return opening + closings[0], items

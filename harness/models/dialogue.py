@@ -217,6 +217,7 @@ class Dialogue:
             text = self._templated(*turn, asks=False)
         except UserError:  # the template takes no answer
             return None
+        # Such as <user>QUESTION<assistant>ANSWER<end>, or with <user>QUESTION<assistant> once more.
         before, _, behind = text.partition(_OTHER_ANSWER)
         if always_asks:  # look between the two turns
             behind = behind.partition(OTHER_QUESTION)[0]

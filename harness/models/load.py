@@ -206,7 +206,7 @@ def _check_files(model: LoadedModel) -> None:
     rope = getattr(model.network.config, "rope_parameters", None)
     if rope:
         fields = read("config.json")
-        stated += _rope_settings(fields.get("text_config") or fields)
+        stated += _rope_settings(fields.get("text_config") or fields)  # of a multimodal model the text model's
         loaded += _rope_settings({"rope_parameters": rope})
     for name, value in stated:
         if value is not None and (name, value) not in loaded:

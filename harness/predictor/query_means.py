@@ -43,6 +43,7 @@ class QueryMeans(Prefill):
         length = query.shape[2]
         if layer == 0:
             self.tokens += length
+        # The sums of earlier texts, 0 before the first: [2, heads, head_dim / 2], of queries and of their sizes.
         sums = self.sums[layer] if layer < len(self.sums) else torch.zeros((), device=query.device)
         for positions in torch.arange(length, device=query.device).split(_BLOCK):
             # A rotation turns the pair of channels i and i + head_dim / 2 as one complex number.

@@ -130,11 +130,11 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
 
     With a model that the DynTS paper's code names, recipe=r1 is the model's own file, which adds the target.
     """
-    model = recipe = None
+    model = recipe = None  # the names behind model= and recipe=
     overrides = []
     for argument in arguments:
         key, _, value = argument.partition("=")
-        if key == "recipe":
+        if key == "recipe":  # the name of the file, and no key in it
             recipe = value
             continue
         if key == "model":
@@ -154,12 +154,12 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
     config = compose_config(*overrides, name=f"predictor/{recipe}")
     # conf/predictor/r1.yaml leaves out the file, which only the stage that writes traces needs.
     benchmark = config.get("benchmark")
-    chosen = benchmark and (benchmark.path is not None or benchmark.source != "file")
+    names_problems = benchmark and (benchmark.path is not None or benchmark.source != "file")
     return PredictorSettings(
         recipe=build(Recipe, "recipe", config.recipe),
         model=build(ModelConfig, "model", config.model),
         decoding=build_decoding(config.decoding),
-        benchmark=build(BenchmarkConfig, "benchmark", benchmark) if chosen else None,
+        benchmark=build(BenchmarkConfig, "benchmark", benchmark) if names_problems else None,
     )
 
 

@@ -61,7 +61,8 @@ def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) ->
     origin = json.dumps(_origin(settings), indent=2) + "\n"
     manifest = path.with_name(ORIGIN_FILE)
     done = {trace.key: _question(trace) for trace in read_rows(path, Trace)}
-    if done and not (manifest.is_file() and manifest.read_bytes() == origin.encode()):
+    has_same_origin = manifest.is_file() and manifest.read_bytes() == origin.encode()
+    if done and not has_same_origin:
         other = f"{path} holds traces of another model, seed, decoding or recipe.import_from, or does not name them"
         raise UserError(f"{other}: delete it or set recipe.out=.")
     traces = imported(settings, load) if settings.recipe.import_from else written(settings, load, done)
@@ -132,7 +133,7 @@ def written(
     model = load()
     recipe = settings.recipe
     add_questions(recipe.out, questions)
-    branch = (Branch(cell_id="", policy=FullCache(name="full")),)
+    branches = (Branch(cell_id="", policy=FullCache(name="full")),)
     prompts = {problem.id: model.dialogue.prompt_ids(problem.prompt) for problem in problems}
     golds = {problem.id: problem.gold for problem in problems}
     requests = []
@@ -140,7 +141,7 @@ def written(
         question = hash(tuple(prompt))
         for draw in range(recipe.draws):
             if not is_stored(done, (name, draw), question):
-                requests.append(Request(problem_id=name, draw=draw, prompt_ids=prompt, branches=branch))
+                requests.append(Request(problem_id=name, draw=draw, prompt_ids=prompt, branches=branches))
     if not requests:
         return
     from kvsweep.harness.decode.engine import Engine
