@@ -19,7 +19,7 @@ With one draw and no gains it is Clopper and Pearson's.
 
 A missing pair (`paired`) counts as lost in the test for safety, and as won in the test for a loss: whatever made
 answers missing, the tests err no more than with all answers. One more wrong answer of the cell never raises an end of
-an interval. scipy loads slowly: functions import it.
+an interval. scipy loads slowly: the function that needs it imports it.
 
 Where texts repeat, a `share` of the answers counts: the exact test then has so many fewer wins, losses and pairs.
 Problems that are variants of one question are no sample by themselves: `groups` numbers each problem's question, and
@@ -27,9 +27,10 @@ the questions are the sample, with the same weight each.
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -237,13 +238,11 @@ def power(problems: int, draws: int, differ: float, *, margin: float = MARGIN, l
 
 def pairs_to_hold(differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
     """Return about how many pairs of answers give `PLANNED_POWER`, by the normal approximation of `power`."""
-    from scipy import special
-
     # The margin has to cover the error of a lossless cell's lead, and that of the lead under the hypothesis.
-    errors = special.ndtri(PLANNED_POWER) * math.sqrt(differ)
-    # `ndtri` of a small chance is negative, so this adds.
-    errors -= special.ndtri(level) * math.sqrt(constrained_variance(differ, margin, margin))
-    return float((errors / margin) ** 2)
+    errors = NormalDist().inv_cdf(PLANNED_POWER) * math.sqrt(differ)
+    # The quantile of a small chance is negative, so this adds.
+    errors -= NormalDist().inv_cdf(level) * math.sqrt(constrained_variance(differ, margin, margin))
+    return (errors / margin) ** 2
 
 
 def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
@@ -343,15 +342,15 @@ class PairedTest:
 
     def bound(self, level: float, *, side: int) -> float:
         """The lower (`side` -1) or upper (1) end of the interval, the farthest difference that is not rejected."""
-        from scipy import optimize
-
         if not len(self.pairs):
             return math.nan
         p_value = self.p_above if side < 0 else self.p_below
+        end = float(side)
         # Not even the farthest possible difference is rejected.
-        if p_value(float(side)) > level:
-            return float(side)
-        return float(optimize.brentq(lambda value: p_value(value) - level, self.difference, side, xtol=1e-9))
+        if p_value(end) > level:
+            return end
+        # The logarithm of p is nearer to a line than p is. p may be 0, so it counts at least the level's square.
+        return _root(lambda value: math.log(max(p_value(value), level**2) / level), self.difference, end)
 
 
 def paired_test(
@@ -431,24 +430,22 @@ def _chance_below_zero(steps: Floats, counts: NDArray[Any]) -> float:
     Rice (1980, SIAM Journal on Scientific and Statistical Computing 1:438): invert the Laplace transform along a path
     through its saddle point that equals steepest descent up to the third order. The relative error is below 1e-8.
     """
-    from scipy import optimize
-
     if steps.max() <= 0 or steps.min() >= 0:
         return float(steps.max() <= 0)
     # Only the chance of the rarer side is computed, which keeps its relative error small.
     if counts @ steps < 0:
         return 1 - _chance_below_zero(-steps, counts)
-    # Up to here 1 + place * step is positive for all steps.
-    end = -1 / steps.min()
-
-    def slope(place: float) -> float:
-        return float(1 / place + counts @ (steps / (1 + place * steps)))
-
-    # Where the integrand has its least value between 0 and `end`; at both ends it is infinite.
-    saddle = optimize.brentq(slope, 1e-15 * end, (1 - 1e-15) * end)
-    ratios = steps / (1 + saddle * steps)
-    # From the second derivative there the path's width, and from the third its bend.
-    width = 1 / math.sqrt(saddle**-2 + counts @ ratios**2)
+    # Between 0 and -1 / steps.min() the integrand has its least value, and 1 + saddle * step is positive for all steps.
+    # Its logarithm is self-concordant there, so that Newton's damped steps stay between the ends and converge (Nesterov
+    # 2004, Introductory Lectures on Convex Optimization, 4.1.5).
+    saddle = -0.5 / steps.min()
+    decrement = 1.0
+    while abs(decrement) > 1e-8:
+        ratios = steps / (1 + saddle * steps)
+        # From the second derivative the path's width, and below from the third its bend.
+        width = 1 / math.sqrt(saddle**-2 + counts @ ratios**2)
+        decrement = width * (1 / saddle + counts @ ratios)
+        saddle += width * decrement / (1 + abs(decrement))
     bend = -2 / 3 * width**3 * (saddle**-3 + counts @ ratios**3)
     path = saddle + width * (1j * np.sinh(_PATH) + bend * (np.cosh(_PATH) - 1))
     # The derivative of the path.
@@ -456,3 +453,23 @@ def _chance_below_zero(steps: Floats, counts: NDArray[Any]) -> float:
     values = (np.exp(-np.log1p(np.multiply.outer(path, steps)) @ counts) / path * pace).imag
     # The trapezoid rule on half of the path; the other half is its mirror image.
     return float((values.sum() - values[0] / 2) * _STEP / math.pi)
+
+
+def _root(function: Callable[[float], float], start: float, end: float) -> float:
+    """Return where the continuous `function`, of opposite signs at `start` and `end`, is 0, to about 1e-9.
+
+    Regula falsi with the Illinois rule (Dowell and Jarratt 1971, BIT 11:168).
+    """
+    start_height = function(start)
+    end_height = function(end)
+    step = end - start
+    while abs(step) > 1e-9:
+        step = end_height * (start - end) / (end_height - start_height)
+        height = function(end + step)
+        if height * end_height > 0:
+            # The root stays on the side of `start`: half the height there draws the next line nearer to it.
+            start_height /= 2
+        else:
+            start, start_height = end, end_height
+        end, end_height = end + step, height
+    return end
