@@ -397,7 +397,7 @@ def _cache(cell: dict[str, Any]) -> dict[str, Any]:
     if not section:
         return {"bits": 16}
     bits = section["bits"] if "bits" in section else f"{section['key_bits']}/{section['value_bits']}"
-    sizes = {name: section[name] for name in ("group", "residual", "format", "scale") if name in section}
+    sizes = {name: section[name] for name in ("group", "residual", "format", "scale", "scales") if name in section}
     if section.get("scheme") == "fp8":
         sizes["whole_layers"] = section.get("whole_layers", 0)  # always, so that two settings differ in it
     return {"bits": bits, "scheme": section.get("scheme", "rotated"), **sizes}

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from kvsweep.analysis.compare import compare
 from kvsweep.analysis.figures.cost import cost_figure, flops
 from kvsweep.analysis.figures.tradeoffs import tradeoff
 from kvsweep.analysis.load import load_run
@@ -310,6 +311,14 @@ def test_fp8_is_named_where_it_is_the_only_packed_setting(make_cell, run):
     cells = load_run(run).cells.set_index("policy")
     assert cells.loc["full_packed", "variant"] == "bits=8, scheme=fp8"
     assert cells.loc["full_packed", "unpacked_rows"] == 0
+
+
+def test_two_files_of_scales_are_told_apart(make_cell, run):
+    """Each has its row and its comparison, and neither stands for the other."""
+    for scales in "ab":
+        make_packed(make_cell, {"bits": 8, "scheme": "fp8", "scale": "tensor", "scales": scales}, seed=scales)
+    table = compare(load_run(run), load_run(run))
+    assert [*table["variant"]] == ["bits=8, scheme=fp8, scales=a", "bits=8, scheme=fp8, scales=b"]
 
 
 def test_bits_are_named_where_all_cells_but_the_full_cache_have_them(make_cell, run):

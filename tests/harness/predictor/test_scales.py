@@ -47,9 +47,7 @@ def test_a_sweep_stores_by_them_and_its_cells_are_named_by_their_contents(scales
     for path in (scales, tmp_path / "twice.safetensors"):
         ended = kvsweep(*words, f"cache.scales={path}")
         assert ended.code == 0, ended.err
-    stored = [described["cache"] for _, described in read_cells(tmp_path / "default")]
-    assert [one["scale"] for one in stored] == ["tensor", "tensor"]
-    assert len({one["scales"] for one in stored}) == 2
+    assert len({described["cache"]["scales"] for _, described in read_cells(tmp_path / "default")}) == 2
 
 
 @pytest.mark.parametrize(
@@ -63,7 +61,6 @@ def test_a_sweep_stores_by_them_and_its_cells_are_named_by_their_contents(scales
         ({"keys": torch.ones(2), "values": torch.tensor([1, torch.nan])}, "holds numbers in 'values' that are none"),
         ({"keys": torch.tensor([1.0, 0]), "values": torch.ones(2)}, "holds numbers in 'keys' that are none"),
         ({"keys": torch.ones(2), "values": torch.ones(3)}, "which does not fit its card and kind"),
-        ({"keys": torch.ones(2)}, "which does not fit its card and kind"),
     ],
 )
 def test_what_is_no_such_file_is_refused(change, message, scales, kvsweep, tiny, tmp_path):
@@ -73,7 +70,6 @@ def test_what_is_no_such_file_is_refused(change, message, scales, kvsweep, tiny,
     ended = kvsweep(*words, f"cache.scales={tmp_path / 'other.safetensors'}")
     assert ended.code == 2
     assert message in ended.err
-    assert not any(path.read_bytes() for path in tmp_path.glob("default/*/completions.jsonl"))
 
 
 def test_a_file_that_changes_before_the_task_starts_stops_it(scales, tiny, tmp_path):
