@@ -82,21 +82,11 @@ def judge(
     """Print a verdict on each setting beside the baseline; return the exit status of the worst verdict.
 
     `files` are FILE or NAME=FILE, a folder in a file's place; files of one name are one setting. `kind` is the grader's
-    `AnswerKind`, by which texts are graded again. What was at `markdown` and `html` is removed first, so that a refusal
-    leaves no verdict of an earlier run.
+    `AnswerKind`, by which texts are graded again. `markdown` and `html` are files to write.
     """
     if gold is not None and reading.graded:
         raise UserError(f"--gold {gold} is read by --grades ours alone: give both.")
-    names, sources = _names_and_files(files)
-    written = [*filter(None, [markdown, html])]
-    read = {path.resolve() for path in [*sources, *filter(None, [gold])]}
-    only_written = {path.resolve() for path in written} - read
-    # Fewer are left if both are one file, or if one is among those to read.
-    if len(only_written) < len(written):
-        raise UserError("--markdown and --html each write a file: name one that is none of the others.")
-    for path in written:
-        path.unlink(missing_ok=True)
-    paths = _settings(names, sources)
+    paths = _settings(*_names_and_files(files))
     baseline = next(iter(paths)) if full is None else full
     if control == baseline:
         raise UserError(f"--control {control} is the baseline: name the file of the baseline asked again.")
@@ -139,6 +129,22 @@ def judge(
 
 
 # --- files ---------------------------------------------------------------------------------------------------
+
+
+def remove_verdicts(options: Mapping[str, Any]) -> None:
+    """Remove what an earlier run wrote at `--markdown` and `--html`, so that no refusal leaves its verdict.
+
+    Raises UserError if both are one file, or one is among those to read.
+    """
+    _, sources = _names_and_files(options["files"])
+    written = [*filter(None, [options["markdown"], options["html"]])]
+    read = {path.resolve() for path in [*sources, *filter(None, [options["gold"]])]}
+    only_written = {path.resolve() for path in written} - read
+    # Fewer are left if both are one file, or if one is among those to read.
+    if len(only_written) < len(written):
+        raise UserError("--markdown and --html each write a file: name one that is none of the others.")
+    for path in written:
+        path.unlink(missing_ok=True)
 
 
 def _names_and_files(words: Sequence[str]) -> tuple[list[str], list[Path]]:

@@ -110,6 +110,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sweep(words)
             return
         try:
+            if name == "judge" and not asks_help:
+                from kvsweep.harness.judge import remove_verdicts
+
+                readable = judge.make_context(name, words[1:], resilient_parsing=True)
+                # None where an option is unknown: any word may then be a file to read.
+                if readable.params["files"]:
+                    remove_verdicts(readable.params)
             # Without a command's name all that is left is the help.
             with program.make_context("kvsweep", words if name else ["--help"]) as context:
                 program.invoke(context)

@@ -669,9 +669,7 @@ def test_other_questions_under_the_same_ids(name, judge, tmp_path):
         str(year): [row | {name: column(int(row["id"][1:]), year)} for row in rows(80, draws)] for year in (2031, 2032)
     }
     full, other = write_all(tmp_path, **sides)
-    earlier = write(tmp_path / "earlier.md", [])
-    assert f"2031 and 2032 differ in {name} for problem 'p0'" in judge(full, other, "--markdown", earlier)[2]
-    assert not earlier.exists()
+    assert f"2031 and 2032 differ in {name} for problem 'p0'" in judge(full, other)[2]
     assert judge(full, other, "--ignore", name)[0] == 0
 
 
@@ -763,7 +761,6 @@ def test_a_column_that_numbers_the_rows_is_no_draw(tmp_path):
         ("--html a --markdown a", "name one that is none of the others"),
         ("--html none/a.html", "none/a.html is a folder, or would lie in none"),
         ("--markdown .", "is a folder, or would lie in none"),
-        ("--margin nan", "nan is no finite number"),
     ],
 )
 def test_a_target_is_refused_before_the_files_are_read(words, said, refused, tmp_path, monkeypatch):
@@ -908,6 +905,7 @@ def test_a_zip_that_is_a_bomb_or_no_log(tmp_path):
         ("FULL LATER", "full counts draws from 0 and later from 1"),
         ("FULL missing.jsonl", "missing.jsonl cannot be read (No such file or directory)"),
         ("FULL PIPE", "is no plain file"),
+        ("FULL OTHER --margin nan", "nan is no finite number"),
     ],
 )
 def test_a_mistake_is_one_sentence(words, said, refused, tmp_path):
@@ -917,7 +915,9 @@ def test_a_mistake_is_one_sentence(words, said, refused, tmp_path):
     files = {name.upper(): write(tmp_path / f"{name}.jsonl", some) for name, some in items.items()}
     os.mkfifo(tmp_path / "pipe")
     files["PIPE"] = tmp_path / "pipe"
-    assert said in refused("judge", *(files.get(word, word) for word in words.split()))
+    earlier = write(tmp_path / "earlier.md", [])
+    assert said in refused("judge", *(files.get(word, word) for word in words.split()), "--markdown", earlier)
+    assert not earlier.exists()
 
 
 FAILED: dict[str, Row] = {
