@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from kvsweep.analysis.statistics import inference
 from kvsweep.analysis.statistics.grids import PolicyGrid, SharedSetting, find_grids, shared_settings
 from kvsweep.analysis.statistics.inference import BETWEEN_PROBLEMS, NoiseFloor
 from kvsweep.analysis.statistics.metrics import cell_metrics, graded_rows
+from kvsweep.analysis.statistics.noninferiority import LEVEL, p_these
 from kvsweep.analysis.statistics.summary import read_summary
 from kvsweep.messages.command_line import counted
 
@@ -103,12 +103,13 @@ def better_policies(tables: Sequence[PolicyPairs]) -> list[str]:
     """Return a sentence for each policy that is shown to be better: than which, and at how many shared settings."""
     shared = Counter[tuple[str, str]]()
     better = Counter[tuple[str, str]]()
-    for first, second, sign in chain.from_iterable(table.outcomes for table in tables):
-        shared.update([(first, second), (second, first)])
-        if sign > 0:
-            better[first, second] += 1
-        if sign < 0:
-            better[second, first] += 1
+    for table in tables:
+        for first, second, sign in table.outcomes:
+            shared.update([(first, second), (second, first)])
+            if sign > 0:
+                better[first, second] += 1
+            if sign < 0:
+                better[second, first] += 1
     rivals = defaultdict[str, list[str]](list)
     for (first, second), count in better.most_common():
         rivals[first].append(f"{second} ({count} of {shared[first, second]})")
@@ -152,15 +153,14 @@ def _pairs(setting: SharedSetting, rivals: pd.DataFrame, graded: pd.DataFrame) -
         outcomes.append((names[row], names[column], differs * np.sign(test.difference)))
         label = f"{BETTER} " if differs else ""
         texts[row, column] = f"{label}{_signed(test.difference)} ({notation.p_value(test.p_holm)})"
-    with_best = above == 0
-    alike = "; ".join(names[place] for place in below[with_best & ~differ])
+    # The best is the first.
+    alike = "; ".join(names[place] for place in below[(above == 0) & ~differ])
     best = f"not shown to be better than {alike}" if alike else "shown to be better than every other"
     table = pd.DataFrame(texts[:, 1:], index=names, columns=names[1:])
     table.insert(0, "Pass@1", _scored(ranked))
     table.insert(1, "rows, % of full", ranked["kept_rows"].map(notation.percent).to_list())
     line = f"{differ.sum()} of {len(tests)} pairs differ. The best, {names[0]}, is {best}."
-    title = _title(ranked, setting.title)
-    return PolicyPairs(title=title, line=line, table=table, outcomes=outcomes)
+    return PolicyPairs(title=_title(ranked, setting.title), line=line, table=table, outcomes=outcomes)
 
 
 def _duel(shared: list[tuple[SharedSetting, pd.DataFrame]], graded: pd.DataFrame) -> PolicyPairs:
@@ -268,7 +268,7 @@ def _recommendation(chosen: pd.Series) -> str:
 
 def _no_recommendation(decided: pd.DataFrame, nearest: pd.Series) -> str:
     """Say why none of the `decided` cells is recommended, and what the nearest one lacks."""
-    safe = int(decided["decision"].isin(["safe", "small loss"]).sum())
+    safe = decided["decision"].isin(["safe", "small loss"]).sum()
     less = _less(nearest)
     headline = f"No setting is shown to be safe, that is, to lose {less}."
     if safe:
@@ -290,7 +290,7 @@ def _counts(cells: pd.DataFrame, what: str = "settings") -> str:
     """Count the cells with each label: "24 settings on ...: 3 are safe, 21 are unclear."."""
     counts = []
     for label, (singular, plural) in LABELS.items():
-        count = int((cells["decision"] == label).sum())
+        count = (cells["decision"] == label).sum()
         if count or label == "safe":
             counts.append(f"{count} {singular if count == 1 else plural}")
     return f"{_size(cells, what)}: {', '.join(counts)}."
@@ -331,10 +331,13 @@ def _to_show(row: Any) -> str:
     if pd.isna(row["draws_to_hold"]):
         share = f"no more than {notation.percent(row['margin'])}% of its answers"
         return f"The full cache is right in {share}, so nothing can be called safe beside it."
-    if row["population"] == "groups":
-        return f"If it is as good as the full cache, {row['problems_to_hold']:,.0f} questions like these would show it."
+    what = "questions" if row["population"] == "groups" else "problems"
+    problems = f"{row['problems_to_hold']:,.0f} {what} like these with as many draws as here (90% power)"
+    # As `kvsweep judge` says, so few pairs show nothing even if all are equal; many draws of few problems are no plan.
+    shows_nothing = p_these(0, 0, row["margin"] * row["problems"] * row["paired_draws"]) > LEVEL
+    if row["population"] != "these" or (shows_nothing and row["draws_to_hold"] > row["problems"]):
+        return f"If it is as good as the full cache, {problems} would show it."
     draws = counted(f"{row['draws_to_hold']:,.0f}", "draw")
-    problems = f"{row['problems_to_hold']:,.0f} problems like these with as many draws as here (90% power)"
     return f"If it is as good as the full cache, {draws} per problem would show it, or {problems}."
 
 
@@ -359,7 +362,7 @@ def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
     """Say which setting is best, how many are tied with it, and what would separate it from the second."""
     best, second = np.argsort(-floor.scores, kind="stable")[:2]
     # The best is tied with itself.
-    others = int(floor.tied.sum()) - 1
+    others = floor.tied.sum() - 1
     tied = "No other setting is"
     if others:
         verb = "is" if others == 1 else "are"
@@ -381,7 +384,7 @@ def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
 
 def _eviction(cells: pd.DataFrame) -> str:
     """Say in which share of a panel's completions eviction acted, and how many differ that lost no token."""
-    share = float(np.average(cells["evicted"], weights=cells["completions"]))
+    share = np.average(cells["evicted"], weights=cells["completions"])
     completions = f"{notation.percent(share)}% of the completions"
     if share < HARDLY_FIRES:
         return f"Eviction acted in only {completions}: this panel mostly compares the full cache with itself."
