@@ -89,7 +89,8 @@ def _open(config: TrackerConfig, run_directory: Path, status: TaskStatus, cell_i
 def _progress(status: TaskStatus, cell_id: str) -> dict[str, float]:
     cell = status.cells[cell_id]
     speed = status.tokens / max(status.heartbeat - status.started, 1e-9)
-    return {"completions": cell.finished, "progress": cell.finished / cell.expected, "tokens_per_second": speed}
+    progress = cell.finished / max(cell.expected, 1)  # a shard may have no completion of a cell
+    return {"completions": cell.finished, "progress": progress, "tokens_per_second": speed}
 
 
 class TrackerRun(NamedTuple):

@@ -209,6 +209,12 @@ def test_a_tracker_that_hangs_is_stopped(command, fake, tmp_path):
     assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == 2
 
 
+def test_a_shard_may_be_empty(command, fake):
+    ended = command("tracker=wandb", "shard=9/9", "benchmark.limit=1")
+    assert "note: tracker" not in ended.err
+    assert [fake.last(run)["progress"] for run in fake.runs] == [0, 0]
+
+
 def test_a_run_that_fails_is_told_as_failed(command, fake, monkeypatch):
     def fail(*_):
         raise RuntimeError("broken")
