@@ -68,7 +68,7 @@ class SlotCache(Slots, Cache):
         self.slot_layers = [layer for layer in self.layers if isinstance(layer, SlotLayer)]
         self.windows = [layer for layer in self.layers if isinstance(layer, WindowLayer)]
         self.linears = [layer for layer in self.layers if isinstance(layer, LinearLayer)]
-        self._fixed: list[Tensor] = []
+        self._fixed: list[Tensor] = []  # memory whose size does not depend on the capacity
         for layer in self.windows + self.linears:
             self._fixed += layer.tensors
 
@@ -113,10 +113,10 @@ class SlotCache(Slots, Cache):
         self.positions[slot, ..., :length] = torch.arange(length, device=self.device)
         self.storage.admit(slot, prefill)
         # An empty `Prefill` has no windows and no states.
-        for at, window in enumerate(self.windows):
-            window.admit(slot, prefill.windows[at] if prefill.windows else None, length)
-        for at, linear in enumerate(self.linears):
-            linear.admit(slot, prefill.states[at] if prefill.states else None)
+        for index, window in enumerate(self.windows):
+            window.admit(slot, prefill.windows[index] if prefill.windows else None, length)
+        for index, linear in enumerate(self.linears):
+            linear.admit(slot, prefill.states[index] if prefill.states else None)
         for recorder in self.recorders.values():
             recorder.admit(slot, prefill)
         return slot

@@ -68,7 +68,7 @@ class Prefill:
         # A slice of one place appends in the first chunk, and replaces in later ones.
         self.rows[layer : layer + 1] = [(key[0], value[0])]
         self.sinks[layer : layer + 1] = [sinks]
-        if self.keep_queries:
+        if self.keep_queries:  # of the chunk alone, so that those of earlier chunks stay
             self.queries[layer : layer + 1] = [torch.cat([*self.queries[layer : layer + 1], query[0]], dim=1)]
 
     def observe_window(self, query: Tensor, key: Tensor, value: Tensor, window: int) -> None:
@@ -88,6 +88,7 @@ class PaddedPrefill:
     """The prefill of several prompts in one forward. Padding lies at the end; no prompt token attends to it."""
 
     def __init__(self, prefills: Sequence[Prefill], lengths: Sequence[int]) -> None:
+        # A prompt's place in [prompts, heads, tokens, head_dim]: its row, all heads, its tokens without the padding.
         places = [(slice(row, row + 1), slice(None), slice(length)) for row, length in enumerate(lengths)]
         self.parts = list(zip(prefills, places, strict=True))
 

@@ -118,8 +118,8 @@ class CacheConfig:
             scale = "" if self.scale == "none" else f", a scale per {self.scale}"
             whole = f", first {self.whole_layers} layers whole" if self.whole_layers else ""
             return f" fp8 {self.format}{scale}{whole}"
-        keys, values = self.widths
-        bits = f"{keys}" if keys == values else f"{keys} and {values}"
+        key_bits, value_bits = self.widths
+        bits = f"{key_bits}" if key_bits == value_bits else f"{key_bits} and {value_bits}"
         scheme = "" if self.scheme == "rotated" else f", {self.scheme}"
         return f" {bits} bits{scheme}"
 

@@ -89,10 +89,12 @@ class WindowLayer(_Layer):
         """Write the newest rows of a prompt of `length` tokens, [kv_heads, tokens, head_dim] each; None: no prompt."""
         for memory in self.tensors:
             memory[slot] = 0  # an earlier sequence may have left NaN
-        for memory, new in zip(self.tensors, rows or (), strict=False):
+        if rows is None:
+            return
+        for memory, new in zip(self.tensors, rows, strict=True):
             newest = new[:, -self.window :]
-            at = torch.arange(length - newest.shape[1], length, device=memory.device) % self.window
-            memory[slot, :, at] = newest
+            places = torch.arange(length - newest.shape[1], length, device=memory.device) % self.window
+            memory[slot, :, places] = newest
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Take one row per token of the step, [tokens or more, kv_heads, 1, head_dim]; `attend` writes the rows."""

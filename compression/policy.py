@@ -264,12 +264,12 @@ def _check_shape(scores: Any, view: CacheView) -> None:
         raise SelectionError(f"{rule}, on {view.positions.device} as the cache: they are on {scores.device}.")
 
 
-def _checked(scores: Tensor, view: CacheView, outside: int) -> Tensor:
-    """Return the scores of the `outside` rows that compete; raises SelectionError if there are fewer or one is NaN."""
-    if scores.shape[-1] < outside:
-        named = f"scores name {scores.shape[-1]} of the {view.length} cached tokens, of which {outside} compete"
+def _checked(scores: Tensor, view: CacheView, competing: int) -> Tensor:
+    """Return the scores of the rows that compete, the first `competing`; SelectionError if there are fewer, or NaN."""
+    if scores.shape[-1] < competing:
+        named = f"scores name {scores.shape[-1]} of the {view.length} cached tokens, of which {competing} compete"
         raise SelectionError(f"{named}: return a score for each of these.")
-    scores = scores[..., :outside]
+    scores = scores[..., :competing]
     nan_count = int(scores.isnan().sum())  # the only wait for the device here
     if nan_count:
         numbers = f"{nan_count} of {scores.numel()} scores are NaN"
@@ -381,14 +381,15 @@ class BudgetPolicy(Policy):
 
     def select(self, view: CacheView) -> Selection:
         """Keep the `newest_kept` newest rows and the highest scores of the others; position breaks ties."""
-        # The first `outside` rows compete; a question on top is among them, with infinite scores, and never the newest.
-        outside = max(self._on_top(view.question_length), view.length - self.newest_kept)
-        scores = _checked(self.ranking(view), view, outside)
+        # The rows before the newest compete. A question on top does so even if it is among the newest: its scores are
+        # infinite.
+        competing = max(self._on_top(view.question_length), view.length - self.newest_kept)
+        scores = _checked(self.ranking(view), view, competing)
         kept = self.length_after(view.length, view.question_length, view.evictions)
-        count = kept - (view.length - outside)  # rows to keep of those that compete
+        count = kept - (view.length - competing)  # rows to keep of those that compete
         ranked = scores.sort(dim=-1, descending=True, stable=True).indices
         best = ranked[..., :count].sort(dim=-1).values
-        newest = torch.arange(outside, view.length, device=best.device).expand(*best.shape[:-1], -1)
+        newest = torch.arange(competing, view.length, device=best.device).expand(*best.shape[:-1], -1)
         return Selection(keep=torch.cat([best, newest], dim=-1), written=self.written(view))
 
     def ranking(self, view: CacheView) -> Tensor:

@@ -40,9 +40,8 @@ class _Module(NamedTuple):
 
     @classmethod
     def of(cls, module: ModuleType) -> Self:
-        return cls(
-            module.__name__, Path(getattr(module, "__file__", None) or "/").resolve(), hasattr(module, "__path__")
-        )
+        file = getattr(module, "__file__", None) or "/"  # built-in modules have no file
+        return cls(module.__name__, Path(file).resolve(), is_package=hasattr(module, "__path__"))
 
     @classmethod
     def named(cls, name: str) -> Self | None:
@@ -55,7 +54,9 @@ class _Module(NamedTuple):
             if spec is None:
                 return None
             folders = spec.submodule_search_locations or []  # where the next name is looked for; [] of a plain module
-        return cls(name, Path(spec.origin), bool(folders)) if spec and spec.origin else None
+        if spec is None or spec.origin is None:  # a folder without __init__.py has no file
+            return None
+        return cls(name, Path(spec.origin), is_package=bool(folders))
 
 
 def is_own(policy_class: type) -> bool:

@@ -188,7 +188,7 @@ class Fp8Rows(WholeRows):
         rows = config.largest_rows(self.cache.shape.layers)
         largest = torch.stack([rows["keys"], rows["values"]], dim=1).float().flatten()  # keys and values in turn
         scales = scale_of(largest.to(self.cache.device), self.dtype)
-        size = self._codes[0].shape[:3]
+        size = self._codes[0].shape[:3]  # slots, kv_heads, capacity
         return [scale.repeat(size[2], 1).expand(*size, 1) for scale in scales]
 
     def _rows(self, layer: int, slots: slice | int, rows: int) -> list[Tensor]:

@@ -60,16 +60,16 @@ class Trial(NamedTuple):
     def arrays(self) -> dict[str, Tensor]:
         """Return keys and values [layers, kv_heads, length, head_dim], queries of every row, positions, token ids."""
         length = int(self.length or 0)
-        numbers = torch.Generator().manual_seed(20240)
+        generator = torch.Generator().manual_seed(20240)
         gaps = self.evictions * length // 2  # positions behind the question whose tokens were evicted
         is_generated = torch.arange(length) >= self.question
         positions = torch.arange(length) + gaps * is_generated
 
         def drawn(heads: int) -> Tensor:
-            rows = torch.randn(self.layers, heads, length, HEAD_DIM, generator=numbers)
+            rows = torch.randn(self.layers, heads, length, HEAD_DIM, generator=generator)
             return torch.ones_like(rows) if self.equal else rows
 
-        token_ids = torch.randint(50, (length + gaps + 1,), generator=numbers)  # the last token is not fed yet
+        token_ids = torch.randint(50, (length + gaps + 1,), generator=generator)  # the last token is not fed yet
         return {
             "keys": drawn(self.kv_heads),
             "values": drawn(self.kv_heads),

@@ -72,17 +72,19 @@ def column_scales(tiles: Tensor) -> Tensor:
     least. Scales of rows are not returned: quantized rows have a step each, which absorbs them.
     """
     tiles = tiles.float()
-    columns, rows = torch.zeros_like(tiles[..., :1, :]), torch.zeros_like(tiles[..., :1])  # logarithms of scales
+    # Logarithms of the scales.
+    column_logs = torch.zeros_like(tiles[..., :1, :])
+    row_logs = torch.zeros_like(tiles[..., :1])
     scaled = tiles
-    best = columns
+    best = column_logs
     least = _unevenness(tiles)
     for _ in range(_STEPS):
-        columns = (columns + scaled.std(dim=-2, keepdim=True).clamp(*_DEVIATIONS).log()).clamp(*_SCALES)
-        scaled = tiles / columns.exp() / rows.exp()
-        rows = (rows + scaled.std(dim=-1, keepdim=True).clamp(*_DEVIATIONS).log()).clamp(*_SCALES)
-        scaled = tiles / columns.exp() / rows.exp()
+        column_logs = (column_logs + scaled.std(dim=-2, keepdim=True).clamp(*_DEVIATIONS).log()).clamp(*_SCALES)
+        scaled = tiles / column_logs.exp() / row_logs.exp()
+        row_logs = (row_logs + scaled.std(dim=-1, keepdim=True).clamp(*_DEVIATIONS).log()).clamp(*_SCALES)
+        scaled = tiles / column_logs.exp() / row_logs.exp()
         unevenness = _unevenness(scaled)
-        best = torch.where(unevenness <= least, columns, best)  # of equal ones the later
+        best = torch.where(unevenness <= least, column_logs, best)  # of equal ones the later
         least = torch.minimum(unevenness, least)
     return best.exp()
 

@@ -281,14 +281,16 @@ def chunk_attention(
     """
     tokens = len(query)
     kv_heads, rows, _ = keys.shape
-    # Minus infinity at rows behind a token, else 0; [tokens, rows], cut out of a larger mask that many chunks share.
+    earlier = rows - tokens
+    # Minus infinity at rows behind a token, else 0; [tokens, rows], cut out of a larger mask that many chunks share. In
+    # that one, tokens come behind `most_earlier` rows, of which the last `earlier` are taken.
     most_tokens = whole_blocks(tokens, _MASK_BLOCK)
-    most_earlier = whole_blocks(rows - tokens, _MASK_BLOCK)
-    begin = most_earlier - (rows - tokens)
+    most_earlier = whole_blocks(earlier, _MASK_BLOCK)
+    begin = most_earlier - earlier
     unseen = _mask(most_tokens, most_earlier, query.dtype, query.device)[:tokens, begin : begin + rows]
     if window is not None and window < rows:
-        # Token i lies in row rows - tokens + i, and rows up to `window` before that one are beyond its window.
-        unseen = unseen + torch.full_like(unseen, float("-inf")).tril(rows - tokens - window)
+        # Token i lies in row `earlier` + i, and rows up to `window` before that one are beyond its window.
+        unseen = unseen + torch.full_like(unseen, float("-inf")).tril(earlier - window)
     if not return_mass and sinks is None and softcap is None:  # torch's attention has none of these
         output = scaled_dot_product_attention(
             query.transpose(0, 1)[None], keys[None], values[None], attn_mask=unseen, scale=scaling, enable_gqa=True
@@ -342,7 +344,8 @@ def _bags(
 ) -> tuple[Tensor, Tensor]:
     """The lines of a table that each query head of each slot adds up, and where those of each head begin.
 
-    In 32 bits, because the bags read as many line numbers as weights.
+    `per_slot`, `per_head` and `per_row` are the lines from a slot, head or row to the next. In 32 bits, because the
+    bags read as many line numbers as weights.
     """
     first = torch.arange(slots)[:, None] * per_slot + torch.arange(kv_heads) * per_head
     line_numbers = (first[..., None, None] + torch.arange(rows) * per_row).int()  # [slots, kv_heads, 1, rows]

@@ -42,7 +42,8 @@ def is_invariant(setting: bool | None, spec: ModelSpec, device: torch.device, im
         impossible = f"invariant=true cannot hold for the experts of model type {spec.family}"
         raise UserError(f"{impossible}: choose false or auto.")
     # On a GPU only the fused step with Triton's kernels sums in an order that does not depend on the slots.
-    if setting and not on_cpu and (impl == "torch" or not spec.fusable):
+    keeps_order = on_cpu or (impl == "triton" and spec.fusable)
+    if setting and not keeps_order:
         needs = "invariant=true needs impl=triton on a GPU, and a model of type llama, qwen2 or qwen3"
         raise UserError(f"{needs}: choose these, or invariant=false.")
     if setting is None:

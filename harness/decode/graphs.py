@@ -53,6 +53,7 @@ class StepGraphs:
         return logits
 
     def _capture(self, step: Step, rows: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Return the graph of a step of `rows` slots, and the logits that each replay writes."""
         graph = torch.cuda.CUDAGraph()
         # Graphs run one after another, so they can share the memory of intermediate results.
         pool = next((other.pool() for other, _ in self._captured.values()), None)

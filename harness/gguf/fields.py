@@ -35,6 +35,7 @@ _WITHOUT_EFFECT: dict[str, Any] = {
 }
 _LAYERS_OF_GEMMA3_27B = 62
 _ROPE_FREQUENCIES = "rope_freqs.weight"
+_ARCHITECTURE = "general.architecture"
 # The field as its bytes in the file, with type and length: Qwen2's pre-tokenizer.
 _CUT_OF_QWEN2 = "tokenizer.ggml.pre" + "\x08\0\0\0" + "\x05\0\0\0\0\0\0\0" + "qwen2"
 # Fields that `scale_rope` reads.
@@ -73,15 +74,17 @@ def _rope_scaling(reader: GGUFReader, config: PreTrainedConfig) -> dict[str, Any
 
     llama.cpp stores linear and yarn scaling as fields, and Llama 3.1's as factors that divide the frequencies.
     """
-    scaling = [_value(reader, name) for name in _SCALING]
-    kind, factor, original = scaling
+    scaling = [_model_value(reader, key) for key in _SCALING]
+    kind, factor, original_length = scaling
     divisors = next((tensor.data for tensor in reader.tensors if tensor.name == _ROPE_FREQUENCIES), None)
     if kind in (None, "none"):
         return {} if divisors is None else _llama3(divisors, config)
-    if divisors is None and kind == "linear" and factor:
-        return {"rope_type": "linear", "factor": float(factor)}
-    if divisors is None and kind == "yarn" and factor and original:
-        return {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": int(original)}
+    if divisors is None and factor:
+        if kind == "linear":
+            return {"rope_type": "linear", "factor": float(factor)}
+        if kind == "yarn" and original_length:
+            original = {"original_max_position_embeddings": int(original_length)}
+            return {"rope_type": "yarn", "factor": float(factor), **original}
     raise UserError(f"rope.scaling.type={kind} is read neither by transformers nor here")
 
 
@@ -91,9 +94,9 @@ def _llama3(factors: Any, config: PreTrainedConfig) -> dict[str, Any]:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     plain = config.rope_parameters
-    divisors = torch.tensor(factors)
+    divisors = torch.tensor(factors)  # [head_dim / 2]
     exponents = torch.arange(0, 2 * len(divisors), 2) / (2 * len(divisors))
-    unscaled = 1.0 / plain["rope_theta"] ** exponents
+    unscaled = 1.0 / plain["rope_theta"] ** exponents  # the rotary embedding's frequencies
     bounds = {"factor": round(float(divisors.max()), 3), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     # The file does not say the original context: try each power of two, up to a million tokens.
     for power in range(5, 21):
@@ -116,19 +119,20 @@ def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     harmless = {**_WITHOUT_EFFECT, "rope.dimension_count": head_dim}
     harmless |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
-    architecture = _value(reader, "general.architecture", whole=True)
+    architecture = _value(reader, _ARCHITECTURE)
     if architecture == "gemma3" and config.num_hidden_layers == _LAYERS_OF_GEMMA3_27B:
         raise UserError("it may be Gemma 3 27B, whose scaling of queries is its own, and the file does not say it")
     read_keys = {*_SCALING, *_read_keys(architecture)}
     for key in _NEEDED:
-        if key in read_keys and _value(reader, key) is None:
+        if key in read_keys and _model_value(reader, key) is None:
             raise UserError(f"it lacks the field {architecture}.{key}, which llama.cpp needs too")
     for name in reader.fields:
-        group, _, key = name.partition(".")
+        group, _, key = name.partition(".")  # "llama.rope.scaling.type" -> "llama", "rope.scaling.type"
         if group in _OTHER_GROUPS or (group == architecture and key in read_keys):
             continue
-        value = _value(reader, name, whole=True)
-        if group != architecture or key not in harmless or harmless[key] not in (None, value):
+        value = _value(reader, name)
+        is_harmless = key in harmless and harmless[key] in (None, value)
+        if group != architecture or not is_harmless:
             raise UserError(f"transformers does not read its field {name} ({value!r:.60})")
     # transformers skips tensors without a message, so the numbers of all tensors are counted.
     numbers = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name != _ROPE_FREQUENCIES)
@@ -138,11 +142,15 @@ def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
         raise UserError(f"it has {numbers:,} numbers and the network {parameters:,}: transformers leaves out {unread}")
 
 
-def _value(reader: GGUFReader, name: str, *, whole: bool = False) -> Any:
-    """Return a field's value, None if missing; `name` leaves out the architecture unless `whole`."""
-    prefix = "" if whole else f"{_value(reader, 'general.architecture', whole=True)}."
-    field = reader.fields.get(prefix + name)
+def _value(reader: GGUFReader, name: str) -> Any:
+    """Return a field's value, None if missing."""
+    field = reader.fields.get(name)
     return None if field is None else field.contents()
+
+
+def _model_value(reader: GGUFReader, key: str) -> Any:
+    """Return the value of a field that begins with the architecture's name, as llama.rope.scaling.type does."""
+    return _value(reader, f"{_value(reader, _ARCHITECTURE)}.{key}")
 
 
 def _read_keys(architecture: str) -> set[str]:
@@ -163,8 +171,7 @@ def _unread_tensors(reader: GGUFReader, network: PreTrainedModel) -> list[str]:
     """Return the names of up to three tensors of the file that the network does not have."""
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
-    architecture = _value(reader, "general.architecture", whole=True)
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=network.config.to_dict())
+    processor = TENSOR_PROCESSORS.get(_value(reader, _ARCHITECTURE), TensorProcessor)(config=network.config.to_dict())
     read_names = get_gguf_hf_weights_map(network, processor)
     return sorted(tensor.name for tensor in reader.tensors if tensor.name not in read_names)[:3]
 

@@ -68,15 +68,15 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> PreTrainedTokenize
     fields = {name.removeprefix("tokenizer."): value for name, value in fields.items() if name.startswith("tokenizer.")}
     _check_fields(fields)
     tokens = fields["ggml.tokens"]
-    kind = fields.get("ggml.model")
-    if kind == "gpt2":
+    vocabulary = fields.get("ggml.model")
+    if vocabulary == "gpt2":
         backend = _byte_level(fields)
         begins_by_default = _CUTS[fields["ggml.pre"]].ignore_merges  # as `_Cut` says
-    elif kind == "llama":
+    elif vocabulary == "llama":
         backend = _sentencepiece(fields, file)
         begins_by_default = True
     else:
-        raise UserError(f"its tokenizer.ggml.model={kind} is not known here, which gpt2 and llama are")
+        raise UserError(f"its tokenizer.ggml.model={vocabulary} is not known here, which gpt2 and llama are")
     _check_tokens(backend, tokens, fields["ggml.token_type"])
     special_tokens = {}
     for role, name in _ROLES.items():
@@ -97,8 +97,8 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> PreTrainedTokenize
 
 def end_ids(fields: Mapping[str, Any]) -> list[int]:
     """Return the ids that end a completion: end of text, of turn, and of message."""
-    found = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS)
-    return sorted({int(i) for i in found if i is not None})
+    ids = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS)
+    return sorted({int(i) for i in ids if i is not None})
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
@@ -106,7 +106,8 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
     for name in ("ggml.tokens", "ggml.token_type"):
         if name not in fields:
             raise UserError(f"it lacks the field tokenizer.{name}")
-    tokens, types = fields["ggml.tokens"], fields["ggml.token_type"]
+    tokens = fields["ggml.tokens"]
+    types = fields["ggml.token_type"]
     for name, value in fields.items():
         if name.endswith("_token_id"):
             if not 0 <= value < len(tokens):
@@ -135,21 +136,21 @@ def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
     if "ggml.merges" not in fields:
         raise UserError("it lacks the field tokenizer.ggml.merges")
     tokens, types = fields["ggml.tokens"], fields["ggml.token_type"]
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())  # a character for each byte
     for token, kind in zip(tokens, types, strict=True):
         if kind == _NORMAL and not alphabet.issuperset(token):
             raise UserError(f"its token {token!r:.40} is spelled as no text of a byte-level vocabulary is")
-    merges = [tuple(merge.split(" ")) for merge in fields["ggml.merges"]]
+    merges = [tuple(merge.split(" ")) for merge in fields["ggml.merges"]]  # "t he" -> ("t", "he")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.ignore_merges))
-    steps: list[Any] = []
+    cuts: list[Any] = []
     if cut.digits:
-        steps.append(pre_tokenizers.Digits(individual_digits=True))
+        cuts.append(pre_tokenizers.Digits(individual_digits=True))
     if cut.piece:
-        steps.append(pre_tokenizers.Split(Regex(cut.piece), "isolated"))
+        cuts.append(pre_tokenizers.Split(Regex(cut.piece), "isolated"))
     # `use_regex` is GPT-2's cut.
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut.piece is None))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut.piece is None))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     backend.decoder = decoders.ByteLevel()
     if cut.composed:
         backend.normalizer = normalizers.NFC()

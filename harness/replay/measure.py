@@ -54,54 +54,55 @@ def replay(
 ) -> Iterator[tuple[str, Replay]]:
     """Yield (cell_id, row) for every completion and each of its cells; the rows of a completion come together.
 
+    At most the first `tokens` tokens of a completion are replayed; None: all.
     Products are torch's own, because equal bits are not needed here; the same completions and cells give equal numbers.
     """
-    requests = {}
+    request_of = {}  # by pair
     for completion, cells in cells_of_texts.items():
         branches = [Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in cells]
-        requests[completion.pair] = completion.request(model, tokens, branches)
-    longest = max(len(request.prompt_ids) for request in requests.values())
-    limit = max(len(request.forced) for request in requests.values())
+        request_of[completion.pair] = completion.request(model, tokens, branches)
+    longest = max(len(request.prompt_ids) for request in request_of.values())
+    limit = max(len(request.forced) for request in request_of.values())
     decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)
 
-    def make_engine(fed: Sequence[Request], cache: CacheConfig) -> Engine:
+    def make_engine(requests: Sequence[Request], cache: CacheConfig) -> Engine:
         """Make an engine with slots for `_TEXTS` of the requests at a time, as far as memory has room."""
-        slots = _TEXTS * max(len(request.branches) + 1 for request in fed)  # one more for a trunk that still forks
-        slots = auto_slots(model, fed, decoding, cache, wanted=slots).slots
-        return engine_of(replace(job, decoding=decoding, invariant=False, cache=cache), fed, model, slots)
+        slots = _TEXTS * max(len(request.branches) + 1 for request in requests)  # one more for a trunk that still forks
+        slots = auto_slots(model, requests, decoding, cache, wanted=slots).slots
+        return engine_of(replace(job, decoding=decoding, invariant=False, cache=cache), requests, model, slots)
 
     def of_full_cache(pairs: Iterable[Pair]) -> list[Request]:
-        return [replace(requests[pair], branches=(_FULL,)) for pair in pairs]
+        return [replace(request_of[pair], branches=(_FULL,)) for pair in pairs]
 
     def of_cells(pairs: Iterable[Pair], growing: bool) -> list[Request]:
         """Return the requests with the cells that need a row for every token (`growing`), or with the other cells.
 
         The full cache's cell is left out unless its rows are quantized: its numbers are the reference's.
         """
-        fed = []
+        requests = []
         for pair in pairs:
             branches = []
-            for branch in requests[pair].branches:
+            for branch in request_of[pair].branches:
                 is_fed = branch.policy.name != "full" or job.cache.is_packed
                 if is_fed and grows(branch.policy, longest, limit) == growing:
                     branches.append(branch)
             if branches:
-                fed.append(replace(requests[pair], branches=tuple(branches)))
-        return fed
+                requests.append(replace(request_of[pair], branches=tuple(branches)))
+        return requests
 
-    full_cache_engine = make_engine(of_full_cache(requests), UNPACKED)
+    full_cache_engine = make_engine(of_full_cache(request_of), UNPACKED)
     # Cells that need a row for every token have an engine of their own: its long slots would be wasted on the others.
     cell_engines: dict[bool, Engine] = {}  # by `growing`
     for growing in (False, True):
-        fed = of_cells(requests, growing)
-        if fed:
-            cell_engines[growing] = make_engine(fed, job.cache)
-    for start in range(0, len(requests), _TEXTS):
-        pairs = list(requests)[start : start + _TEXTS]
+        requests = of_cells(request_of, growing)
+        if requests:
+            cell_engines[growing] = make_engine(requests, job.cache)
+    for start in range(0, len(request_of), _TEXTS):
+        pairs = list(request_of)[start : start + _TEXTS]
         references = _read_full_cache(model, full_cache_engine, of_full_cache(pairs))
         tallies: dict[tuple[str, Pair], Tally] = {}
         for pair in pairs:
-            for branch in requests[pair].branches:
+            for branch in request_of[pair].branches:
                 tallies[branch.cell_id, pair] = Tally(references[pair])
         for growing, engine in cell_engines.items():
             for step in engine.replay(of_cells(pairs, growing)):
@@ -109,10 +110,10 @@ def replay(
                 # tally has these numbers already.
                 _compare(model, references, [fed for fed in step if fed.since or job.cache.is_packed], tallies)
         for (cell_id, pair), tally in tallies.items():
-            text = list(requests[pair].forced)
+            text = list(request_of[pair].forced)
             closing_tag = model.dialogue.closing_tag(text)
             answer_start = len(text) if closing_tag is None else closing_tag.stop
-            yield cell_id, _row(pair, len(requests[pair].prompt_ids), answer_start, tally, references[pair])
+            yield cell_id, _row(pair, len(request_of[pair].prompt_ids), answer_start, tally, references[pair])
 
 
 def _read_full_cache(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> dict[Pair, Reference]:

@@ -92,7 +92,7 @@ def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
     """Return the full cache's first draw of the first problems, under the job's conditions."""
     cell = _full_cell(job)
     problems = cell.problems()
-    ids = dict.fromkeys(job.problem_ids[:limit])
+    ids = dict.fromkeys(job.problem_ids[:limit])  # each once, in order
     completions: dict[str, Completion] = {}
     for row in cell.rows(Completion):  # of a pair that was written twice, the last row counts
         if row.draw == 0 and row.problem_id in ids:
@@ -117,8 +117,8 @@ def _full_cell(job: Job) -> StoredCell:
     """Return the stored cell of the full, unpacked cache under the job's conditions."""
     condition = job.cells[0].describe()["condition"]
     for cell, settings in read_cells(job.run_directory):
-        # A cell names its cache only if rows are quantized.
-        if settings["condition"] == condition and settings["policy"]["name"] == "full" and "cache" not in settings:
+        is_full_cache = settings["policy"]["name"] == "full" and "cache" not in settings  # named only if quantized
+        if is_full_cache and settings["condition"] == condition:
             return cell
     missing = "holds no full cache's cell of the same conditions, whose texts could be replayed"
     hint = "run that cell first (policy=full), or give texts=FILE"

@@ -69,8 +69,15 @@ def execute(share: ReplayShare, work: OpenCells) -> None:
     decoding_pass["arithmetic"] = describe_arithmetic(invariant=False, impl=job.impl, dtype=job.model.dtype)
     for store in work.stores.values():
         if not store.stored.files(PROVENANCE_FILE):  # nothing of the cell was decoded yet
-            provenance = {"expected": 0, "draws": job.draws, "random_weights": job.model.random_weights}
-            store.begin_pass({**provenance, "config": job.resolved}, decoding_pass)  # a replay expects no completions
+            store.begin_pass(
+                {
+                    "expected": 0,  # completions: a replay writes none
+                    "draws": job.draws,
+                    "random_weights": job.model.random_weights,
+                    "config": job.resolved,
+                },
+                decoding_pass,
+            )
     cells = [store.cell for store in work.stores.values()]
     cells_of_texts = {}
     for text in job.shard.of(share.texts):
