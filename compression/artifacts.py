@@ -69,10 +69,11 @@ def _check_shapes(kind: str, place: str, card: Mapping[str, Any]) -> None:
     expected = _shapes(kind, card, shapes)
     wrong = sorted(name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name))
     for name, (_, dtype) in tensors.items():
-        if dtype not in (_IDS if name.startswith("ids/") else _FLOATS):
+        dtypes = _IDS if name.startswith("ids/") else _FLOATS
+        if dtype not in dtypes:
             wrong.append(name)
     if wrong:
-        shape, dtype = tensors.get(wrong[0], ("", "nothing"))
+        shape, dtype = tensors.get(wrong[0], ("", "nothing"))  # the file may have no tensor of this name
         tensor = f"the tensor {wrong[0]!r:.80} as {dtype} {shape}"
         raise UserError(f"{setting(kind)}={place} has {tensor}, which does not fit its card and kind: make it again.")
 
@@ -93,8 +94,9 @@ def _shapes(kind: str, card: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
     """Return the required shape of each tensor of an artifact, by name; `shapes` are those of its file."""
     if kind == "predictor":
         widths = card.get("widths")
-        # No tensor has a size of None, so a card without widths fits no file.
-        sizes = [card["hidden_size"], *(widths if isinstance(widths, list) else [None]), 1]
+        if not isinstance(widths, list):
+            widths = [None]  # no tensor has a size of None, so a card without widths fits no file
+        sizes = [card["hidden_size"], *widths, 1]
         return {f"layers.{i}.weight": (rows, columns) for i, (columns, rows) in enumerate(pairwise(sizes))}
     if kind == "labels":
         expected = {}

@@ -159,7 +159,7 @@ class LinearLayer(LinearAttentionLayer):
         self.tensors = [torch.zeros(cache.slots, *size, dtype=dtype, device=cache.device) for size, dtype in states]
         # If `record_past` is true, the modules pass every state to `update_conv_state` and change none in place.
         self.record_past = True
-        self.has_previous_state = {0: True}
+        self.has_previous_state = {0: True}  # so that they read the states also before the first token, as zeros
         self._cache = weakref.proxy(cache)
 
     def admit(self, slot: int, states: list[Tensor] | None) -> None:

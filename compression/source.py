@@ -41,7 +41,7 @@ class _Module(NamedTuple):
     @classmethod
     def of(cls, module: ModuleType) -> Self:
         file = getattr(module, "__file__", None) or "/"  # built-in modules have no file
-        return cls(module.__name__, Path(file).resolve(), is_package=hasattr(module, "__path__"))
+        return cls(module.__name__, Path(file).resolve(), hasattr(module, "__path__"))
 
     @classmethod
     def named(cls, name: str) -> Self | None:
@@ -56,7 +56,7 @@ class _Module(NamedTuple):
             folders = spec.submodule_search_locations or []  # where the next name is looked for; [] of a plain module
         if spec is None or spec.origin is None:  # a folder without __init__.py has no file
             return None
-        return cls(name, Path(spec.origin), is_package=bool(folders))
+        return cls(name, Path(spec.origin), bool(folders))
 
 
 def is_own(policy_class: type) -> bool:

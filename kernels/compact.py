@@ -21,13 +21,13 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
     first = rows[0]
     kept = keep.shape[-1]
     size = first.element_size()
-    words = first.shape[-1] * size // 4  # of a row
     for tensor in rows:
         assert tensor.stride() == first.stride(), "one layout for all layers"
         assert tensor.stride(-1) == 1, "the numbers of a row are contiguous"
         assert tensor.data_ptr() % 4 == 0, "the kernel moves 4 bytes at least"
     # Bytes from a head to the next, from a row to the next, and of a row.
     sizes = [*(stride * size for stride in first.stride()[:2]), first.shape[-1] * size]
+    words = sizes[-1] // 4  # of a row
     addresses = [tensor.data_ptr() for tensor in rows]
     is_aligned = all(number % 16 == 0 for number in sizes + addresses)
     unit = 4 if is_aligned else 1  # words that the kernel moves together

@@ -63,9 +63,10 @@ def decode_attention(
     how |= launch(query.dtype, keys.dtype, head_dim)
     # A kernel takes a tensor for each argument; without scales it does not read these two.
     key_scales, value_scales = scales or (head_lengths, head_lengths)
-    rows = (keys, values, key_scales, value_scales)
     strides = (*keys.stride()[:3], *head_lengths.stride(), *key_scales.stride()[:2])
-    _attend_chunk[(slots, kv_heads, chunks)](query, *rows, head_lengths, *parts, scaling, capacity, *strides, **how)
+    _attend_chunk[(slots, kv_heads, chunks)](
+        query, keys, values, key_scales, value_scales, head_lengths, *parts, scaling, capacity, *strides, **how
+    )
     if alone:
         return parts[0], None
     return join(query, parts, head_lengths, sinks, return_mass)

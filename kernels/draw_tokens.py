@@ -28,9 +28,19 @@ def draw_tokens(
     drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
     how: dict[str, int] = {"TOP_P": top_p < 1, "TOP_K": 0 < top_k < vocabulary, "K_FIRST": k_first}
     how |= {"SHIFT": ZERO_BITS[logits.dtype], "BLOCK": min(BLOCK, triton.next_power_of_2(vocabulary))}
-    how["num_warps"] = WARPS
-    streams = keys.contiguous(), counters.contiguous()
-    _draw[(rows,)](logits, vocabulary, logits.stride(0), *streams, drawn, temperature, top_p, top_k, **how)
+    _draw[(rows,)](
+        logits,
+        vocabulary,
+        logits.stride(0),
+        keys.contiguous(),
+        counters.contiguous(),
+        drawn,
+        temperature,
+        top_p,
+        top_k,
+        num_warps=WARPS,
+        **how,
+    )
     return drawn
 
 

@@ -25,7 +25,7 @@ class StepGraphs:
 
     def __init__(self, *, slots: int, timer: Callable[[], AbstractContextManager[object]]) -> None:
         self.slots, self.timer = slots, timer
-        self._met: set[int] = set()
+        self._met: set[int] = set()  # buckets whose first step has run
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     @staticmethod

@@ -43,18 +43,17 @@ def auto_slots(
 ) -> AutoSlots:
     """Return the number of slots that fit into free memory: at most `MOST_SLOTS`, and at most `wanted`.
 
-    `wanted` None: one per completion.
-    On a GPU, first release memory that Python has not collected yet.
+    `wanted` None: one per completion. On a GPU, first release memory that Python has not collected yet.
     """
     if model.device.type == "cuda":
         release_memory()
-    slot = slot_bytes(model.shape, requests, decoding, config)
-    step = step_bytes(model.spec)
+    in_slot = slot_bytes(model.shape, requests, decoding, config)
+    in_step = step_bytes(model.spec)
     free = free_memory(model.device)
     if wanted is None:
         wanted = sum(len(request.branches) for request in requests)
-    fitting = fitting_slots(free, slot + step)
-    sizes = f"{slot / 2**20:.3g} MiB, and {step / 2**20:.3g} MiB more in a step"
+    fitting = fitting_slots(free, in_slot + in_step)
+    sizes = f"{in_slot / 2**20:.3g} MiB, and {in_step / 2**20:.3g} MiB more in a step"
     reason = (
         f"{fitting:,} of {sizes}, fit into {MEMORY_SHARE:.0%} of {free / 2**30:.1f} GiB free, "
         f"{wanted:,} completions are wanted, more than {MOST_SLOTS} hardly help on {model.device.type}"
