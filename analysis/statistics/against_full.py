@@ -65,56 +65,66 @@ def decide_cells(
     its full cache are complete. A control is decided by itself. Returns `COLUMNS`, recommendable and beyond_control
     (docs/report.md), by cell_id.
     """
-    rows: list[dict[str, Any]] = []
-    recommendable = set[str]()
-    beyond_control = dict[str, bool]()
+    rows = []
     for _, condition in cells.groupby("condition", sort=False):
-        is_full = condition["policy"] == "full"
-        # There is nothing to compare with, or nothing to compare.
-        if not is_full.any() or is_full.all():
-            continue
-        baseline = condition.loc[is_full, "cell_id"].iloc[0]
-        compressed = list(condition.loc[~is_full, "cell_id"])
-        # One array for all, so that problems and draws have the same places in each cell's scores.
-        full, *others = score_array(graded, [baseline, *compressed])
-        scores = dict(zip(compressed, others, strict=True))
-        # In the order of the scores' first axis.
-        problems = graded.loc[graded["cell_id"].isin([baseline, *compressed]), "problem_id"].unique()
-        groups = _groups(problems, provenance.get(baseline, {}))
-        controls = list(condition.loc[is_control(condition), "cell_id"])
-        unfinished = set(condition.loc[condition["status"] != "done", "cell_id"])
-        families = defaultdict[tuple[Plan, bool], dict[str, Floats]](dict)
-        for cell_id in compressed:
-            plan = plan_of(provenance.get(cell_id, {}), margin)
-            families[plan, cell_id in controls][cell_id] = scores[cell_id]
-        for (plan, of_control), family in families.items():
-            decisions = _decisions(family, full, plan, groups)
-            finished = []
-            for cell_id, decision in decisions.items():
-                is_finished = not {cell_id, baseline} & unfinished
-                if is_finished:
-                    finished.append(cell_id)
-                # It shares no pair with the full cache.
-                if math.isnan(decision.difference):
-                    continue
-                row = _row(family[cell_id], full, plan, decision, len(family), is_finished, groups)
-                row |= _where_lost(family[cell_id], full)
-                rows.append({"cell_id": cell_id, **row, "fewest_draws": _fewest(family[cell_id], full, problems)})
-            if of_control:
-                continue
+        rows += _decide_condition(condition, graded, provenance, margin)
+    return pd.DataFrame(rows, columns=["cell_id", *COLUMNS, "beyond_control", "recommendable"]).set_index("cell_id")
+
+
+def _decide_condition(
+    condition: pd.DataFrame, graded: pd.DataFrame, provenance: Mapping[str, Record], margin: float | None
+) -> list[Any]:
+    """Return the rows of `decide_cells` for the cells of one condition."""
+    is_full = condition["policy"] == "full"
+    # There is nothing to compare with, or nothing to compare.
+    if not is_full.any() or is_full.all():
+        return []
+    baseline = condition.loc[is_full, "cell_id"].iloc[0]
+    compressed = list(condition.loc[~is_full, "cell_id"])
+    # One array for all, so that problems and draws have the same places in each cell's scores.
+    full, *others = score_array(graded, [baseline, *compressed])
+    scores = dict(zip(compressed, others, strict=True))
+    # In the order of the scores' first axis.
+    problems = graded.loc[graded["cell_id"].isin([baseline, *compressed]), "problem_id"].unique()
+    groups = _groups(problems, provenance.get(baseline, {}))
+    controls = list(condition.loc[is_control(condition), "cell_id"])
+    unfinished = set(condition.loc[condition["status"] != "done", "cell_id"])
+    families = defaultdict[tuple[Plan, bool], dict[str, Floats]](dict)
+    for cell_id in compressed:
+        plan = plan_of(provenance.get(cell_id, {}), margin)
+        families[plan, cell_id in controls][cell_id] = scores[cell_id]
+    rows = []
+    for (plan, of_control), family in families.items():
+        decisions = _decisions(family, full, plan, groups)
+        finished = [cell_id for cell_id in decisions if not {cell_id, baseline} & unfinished]
+        beyond_control = dict[str, bool]()
+        recommendable = set[str]()
+        if not of_control:
             for control in controls:
-                if control in unfinished:
-                    continue
-                changed = noninferiority.beyond_control(family, full, scores[control], plan.population, groups)
-                beyond_control |= {cell_id: cell_id in changed for cell_id in finished}
+                if control not in unfinished:
+                    changed = noninferiority.beyond_control(family, full, scores[control], plan.population, groups)
+                    beyond_control = {cell_id: cell_id in changed for cell_id in finished}
             # The smallest safe cell is searched for among all cells of the plan, so all must be complete.
             if len(finished) == len(decisions):
                 p_holds = {cell_id: decisions[cell_id].p_holds for cell_id in finished}
                 chains = _chains(condition[condition["cell_id"].isin(finished)])
-                recommendable |= noninferiority.hold_in_search(p_holds, chains)
-    table = pd.DataFrame(rows, columns=["cell_id", *COLUMNS]).set_index("cell_id")
-    table["beyond_control"] = pd.Series(beyond_control, dtype="object").reindex(table.index)
-    return table.assign(recommendable=[cell_id in recommendable for cell_id in table.index])
+                recommendable = noninferiority.hold_in_search(p_holds, chains)
+        for cell_id, decision in decisions.items():
+            # It shares no pair with the full cache.
+            if math.isnan(decision.difference):
+                continue
+            cell = family[cell_id]
+            rows.append(
+                {
+                    "cell_id": cell_id,
+                    "fewest_draws": _fewest(cell, full, problems),
+                    "beyond_control": beyond_control.get(cell_id, math.nan),
+                    "recommendable": cell_id in recommendable,
+                    **_where_lost(cell, full),
+                    **_row(cell, full, plan, decision, len(family), cell_id in finished, groups),
+                }
+            )
+    return rows
 
 
 def _groups(problems: NDArray[Any], record: Record) -> Groups:
@@ -167,10 +177,10 @@ def _row(
     if plan.rounds and noninferiority.complete(cell, draws) and noninferiority.complete(full, draws):
         cell = cell[:, :draws]
         full = full[:, :draws]
-    for_like_these = decision
-    # A decision about such problems has their interval. Else it is computed here, for this cell alone.
+    like_these = decision
+    # A decision about problems like these has their interval. Else it is computed here, for this cell alone.
     if plan.population == "these":
-        for_like_these = noninferiority.decide(cell, full, margin=plan.margin, level=level, population="like_these")
+        like_these = noninferiority.decide(cell, full, margin=plan.margin, level=level, population="like_these")
     draws_to_hold, problems_to_hold = math.nan, math.nan
     if noninferiority.can_lose(full, plan.margin):
         draws_to_hold = noninferiority.draws_to_hold(cell, full, margin=plan.margin, level=level)
@@ -185,8 +195,8 @@ def _row(
         "these_high": decision.high,
         "p_holds": decision.p_holds,
         "p_loses": decision.p_loses,
-        "diff_low": for_like_these.low,
-        "diff_high": for_like_these.high,
+        "diff_low": like_these.low,
+        "diff_high": like_these.high,
         "draws_to_hold": draws_to_hold,
         "problems_to_hold": problems_to_hold,
         "population": plan.population if groups is None else "groups",
@@ -222,9 +232,10 @@ def _where_lost(cell: Floats, full: Floats) -> dict[str, float]:
     lost_each_pair = ((differences == -1) | missing).all(1)
     lost_wholly = lost_each_pair & ~missing.all(1)
     thirds: list[list[float]] = [[], [], []]  # differences of answers
-    for draw in range(draws if draws > 1 else 0):
-        [difficulty] = problem_means(np.delete(full, draw, axis=1)[None])
-        ranks = pd.Series(difficulty).rank(pct=True)  # from 0 to 1
+    for draw in range(draws):
+        other_draws = np.delete(full, draw, axis=1)
+        [easiness] = problem_means(other_draws[None])  # the full cache's Pass@1 of each problem
+        ranks = pd.Series(easiness).rank(pct=True)  # from 0, hard, to 1
         for rank, difference in zip(ranks, differences[:, draw], strict=True):
             # The rank is missing without another draw, the difference without a pair.
             if not math.isnan(rank + difference):

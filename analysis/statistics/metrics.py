@@ -145,15 +145,15 @@ def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
 
 def majority(graded: pd.DataFrame) -> pd.Series:
     """Chance per (cell, problem) that the most frequent answer is right; ties share it, a missing answer never wins."""
-    problem = ["cell_id", "problem_id"]
+    of_problem = ["cell_id", "problem_id"]
     # As text a missing answer would be "nan", an answer like any other.
     votes = graded.assign(answer=graded["answer"].astype("str").where(graded["answer"].notna()))
     # An answer is right if any of its equals was graded right.
-    answers = votes.groupby([*problem, "answer"], observed=True)["correct"].agg(["size", "max"]).reset_index()
-    most_votes = answers.groupby(problem, observed=True)["size"].transform("max")
+    answers = votes.groupby([*of_problem, "answer"], observed=True)["correct"].agg(["size", "max"]).reset_index()
+    most_votes = answers.groupby(of_problem, observed=True)["size"].transform("max")
     winners = answers[answers["size"] == most_votes]
-    chance_right = winners.groupby(problem, observed=True)["max"].mean()
-    all_problems = graded.groupby(problem, observed=True).size().index
+    chance_right = winners.groupby(of_problem, observed=True)["max"].mean()
+    all_problems = graded.groupby(of_problem, observed=True).size().index
     return chance_right.reindex(all_problems, fill_value=0.0)
 
 
@@ -224,9 +224,9 @@ def beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd
     is_full = cells["policy"] == "full"
     full_of_condition = cells[is_full].drop_duplicates("condition").set_index("condition")["cell_id"]
     full_of_cell = cells[~is_full].set_index("cell_id")["condition"].map(full_of_condition).dropna()
-    # A full cache beside which a cell lies is its own full cache.
-    used = full_of_cell.unique()
-    full_of_cell = pd.concat([full_of_cell, pd.Series(used, index=used, dtype="object")])
+    # A full cache with which a cell is compared is compared with itself too.
+    full_ids = full_of_cell.unique()
+    full_of_cell = pd.concat([full_of_cell, pd.Series(full_ids, index=full_ids, dtype="object")])
     # Ids as plain objects, because categories match only the same categories.
     rows = rows.assign(cell_id=rows["cell_id"].astype("object"))
     full_rows = rows[["cell_id", *pair, *names]].rename(columns={"cell_id": "full"})
@@ -238,7 +238,7 @@ def beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd
 def _kept_of_full(run: Run) -> pd.DataFrame:
     """Divide the cells' memory and cache lengths by the full cache's, on the pairs that both have."""
     completions = with_fixed_rows(run)
-    held = cache_rows(completions)["held"]
+    held = cache_rows(completions)["held"]  # cached rows, summed over the steps
     sizes = _sizes(completions["cell_id"], run.provenance)
     rest_bytes = sizes["newest"] + sizes["fixed"]  # at each step, beside the cached rows
     rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(
@@ -372,9 +372,10 @@ def _completion_means(run: Run) -> pd.DataFrame:
         own_length=completions["peak_length"] + fixed_rows,
     ).join(cache_rows(completions))
     of_cell = rows.groupby("cell_id", observed=True)
-    shares = ["evicted", "packed", "full_length", "own_length"]
-    counts = [*COUNTS[2:], "evictions"]  # no mean of the prompt; the mean of all tokens has another name
-    table = of_cell[["hit_limit", "not_finite", "num_tokens", *counts, *shares]].mean()
+    # num_tokens gets another name, and the prompt's mean says nothing.
+    counts = [*COUNTS[2:], "evictions"]
+    columns = ["hit_limit", "not_finite", "num_tokens", *counts, "evicted", "packed", "full_length", "own_length"]
+    table = of_cell[columns].mean()
     table = table.rename(columns={"num_tokens": "mean_tokens", **{name: f"mean_{name}" for name in counts}})
     # cells.csv has it right behind the mean peak.
     table.insert(5, "max_peak_length", of_cell["peak_length"].max())
@@ -447,7 +448,7 @@ def by_policy(held: pd.DataFrame, correct: Mapping[str, Sequence[int]]) -> pd.Da
     """
     table = held.groupby("policy", as_index=False).agg(retained=("retained", "mean"), texts=("text", "nunique"))
     scores = {policy: np.mean(grades) for policy, grades in correct.items() if grades}
-    return table.assign(pass1=[float(scores.get(policy, np.nan)) for policy in table["policy"]])
+    return table.assign(pass1=table["policy"].map(scores).astype("float64"))
 
 
 def mean_lorenz(curves: Iterable[tuple[np.ndarray, np.ndarray]]) -> pd.DataFrame:
