@@ -18,7 +18,6 @@ from kvsweep.analysis import notation
 from kvsweep.analysis.figures import style
 from kvsweep.analysis.notation import PAGE_WIDTH
 from kvsweep.analysis.report.rendering import render, script_json
-from kvsweep.messages.errors import UserError
 from kvsweep.run_files.row_types import Eviction, held_percents
 
 WHITE_TO_BLUE = LinearSegmentedColormap.from_list("importance", ["#ffffff", "#9ecae1", "#3182bd", "#08306b"])
@@ -129,7 +128,7 @@ def _strip(axes: Axes, layout: Layout, scores: np.ndarray) -> None:
     # The question and the answer stay visible beside a long thinking, and leave room for a short one.
     question, answer = np.clip([layout.question, layout.answer], 0.02 * layout.thinking, 0.15 * layout.thinking)
     left, right = begin - question, end
-    unscored = [("question", begin, left)]
+    unscored = [("question", begin, left)]  # name, edge at the thinking, outer edge
     if layout.answer:
         right = end + answer
         unscored.append(("answer", end, right))
@@ -183,11 +182,7 @@ class Kept:
 
 
 def read_kept(pieces: Sequence[str], prompt: int, evictions: Sequence[Eviction]) -> Kept:
-    """Decode which tokens each eviction of a completion kept; raises UserError if no eviction is stored."""
-    if not evictions:
-        raise UserError(
-            "this completion was never evicted: all of it stayed; choose another, or a smaller policy.budget."
-        )
+    """Decode which tokens each eviction of a completion kept; `evictions` must have one or more."""
     percent_held = np.full((len(evictions), len(pieces)), np.nan)  # an eviction says nothing of tokens written later
     for percents, eviction in zip(percent_held, evictions, strict=True):
         written = held_percents(eviction.held)[: len(pieces)]
@@ -259,11 +254,11 @@ def correlation_text(table: pd.DataFrame) -> str:
 
 @matplotlib.rc_context(style.STYLE)
 def retention_figure(
-    curves: pd.DataFrame, table: pd.DataFrame, lorenz: dict[str, tuple[np.ndarray, np.ndarray]], *, title: str
+    curves: pd.DataFrame, table: pd.DataFrame, carried: pd.DataFrame, kind: str, *, title: str
 ) -> Figure:
     """Draw how much true importance each policy keeps, its score against that, and how unequal importance is.
 
-    `curves` and `table` come from `metrics.by_eviction` and `by_policy`; `lorenz` has shares of tokens and importance.
+    The tables come from `metrics.by_eviction`, `by_policy` and `mean_lorenz`; `kind` is that of the importance.
     """
     # Policies that are not among the best.
     unnamed_look: dict[str, Any] = {"color": "0.8", "marker": ".", "zorder": 1}
@@ -284,8 +279,7 @@ def retention_figure(
         middle.plot(row.retained, 100 * row.pass1, markersize=5, **look)
     middle.set(xlabel="true importance held", ylabel="Pass@1 (%)", xlim=(0, 1.02), ylim=(-2, 102))
     middle.set_title(correlation_text(table), fontsize=7)
-    for label, (tokens, carried) in lorenz.items():
-        right.plot(tokens, carried, color=style.LINE_COLORS[0], label=f"importance: {label}")
+    right.plot(carried["tokens"], carried["importance"], color=style.LINE_COLORS[0], label=f"importance: {kind}")
     right.plot([0, 1], [0, 1], color="0.5", linestyle=":", label="all alike")
     right.axvspan(0.2, 0.3, color="0.5", alpha=0.2, linewidth=0, label="20 to 30% of the tokens")
     right.set(xlabel="tokens, most important first", ylabel="importance they carry")

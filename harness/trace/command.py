@@ -11,7 +11,6 @@ from kvsweep.messages.errors import UserError
 from kvsweep.run_files.run_reader import stored_cells
 
 LIVE = "live"
-PICTURES = ("importance", "attribution", "kept")
 
 
 def trace(source: Path, **asked: Any) -> None:
@@ -29,7 +28,7 @@ def check(options: inspected.TraceOptions) -> None:
     inspected.paragraphs([], options.split or inspected.PARAGRAPHS)
     inspected.matches([], options.find or "")
     if options.steps:
-        inspected.given(options.steps)
+        inspected.read_steps(options.steps)
     if options.map is not None:
         from kvsweep.analysis.figures.style import check_map
 
@@ -50,13 +49,15 @@ def draw_run(options: inspected.TraceOptions) -> Iterator[Path]:
 
 def draw_text(options: inspected.TraceOptions) -> Iterator[Path]:
     """Draw the pictures of one completion; yield the files. Bad input is refused before the model is loaded."""
-    if options.source != LIVE and not Path(options.source).exists():
-        raise UserError(f"{options.source} does not exist: give a cell's folder, a file of texts, or {LIVE}.")
+    path = Path(options.source)
     if options.source == LIVE:
         source = inspected.live(options.overrides, options.problem, options.draw, options.question)
+    elif path.is_dir():
+        source = inspected.of_cell(path, options.problem, options.draw, options.overrides)
+    elif path.exists():
+        source = inspected.of_file(path, options.problem, options.draw, options.overrides)
     else:
-        stored = inspected.of_cell if Path(options.source).is_dir() else inspected.of_file
-        source = stored(Path(options.source), options.problem, options.draw, options.overrides)
+        raise UserError(f"{options.source} does not exist: give a cell's folder, a file of texts, or {LIVE}.")
     policies = source.policies(options.scores)
     for head in options.head:
         source.check_head(head)
@@ -73,7 +74,8 @@ def draw_text(options: inspected.TraceOptions) -> Iterator[Path]:
         "attribution": draw_attribution,
         "kept": draw_kept,
     }
-    for name in PICTURES if options.show == "all" else [options.show]:
+    pictures = list(draw) if options.show == "all" else [options.show]
+    for name in pictures:
         try:
             yield from draw[name](options, text)
         except inspected.NotInText as missing:

@@ -45,7 +45,7 @@ _MOST_TEXTS = 20
 
 
 def draw_importance(
-    options: inspected.TraceOptions, text: inspected.InspectedText, policies: Sequence[BudgetPolicy] = ()
+    options: inspected.TraceOptions, text: inspected.InspectedText, policies: Sequence[BudgetPolicy]
 ) -> Iterator[Path]:
     """Draw a text's importance: a strip for each label, predictor and policy, of tokens or the means of steps."""
     trace = text.trace
@@ -53,7 +53,7 @@ def draw_importance(
         question=trace.think_start,
         thinking=len(text.thinking),
         answer=len(trace.token_ids) - trace.think_end,
-        steps=inspected.numbers(averaged_steps(options, text), len(text.thinking)),
+        steps=inspected.step_numbers(averaged_steps(options, text), len(text.thinking)),
         pieces=text.thinking,
     )
     labels: Sequence[LabelKind] = options.label or ["answer"]
@@ -68,8 +68,10 @@ def draw_importance(
 def strip_title(column: str) -> str:
     """Return a strip's title with the policy's usual name: "scores: H2O" for the column `scores: h2o`."""
     kind, _, source = column.partition(": ")
-    policy, *more = source.split(", ")
-    return ", ".join([f"{kind}: {policy_title(policy) if kind == 'scores' else policy}", *more])
+    if kind != "scores":
+        return column
+    policy, comma, mean = source.partition(", ")  # as in "h2o, mean of layers and heads"
+    return f"{kind}: {policy_title(policy)}{comma}{mean}"
 
 
 def separator(options: inspected.TraceOptions, text: inspected.InspectedText) -> str:
@@ -79,7 +81,7 @@ def separator(options: inspected.TraceOptions, text: inspected.InspectedText) ->
 def averaged_steps(options: inspected.TraceOptions, text: inspected.InspectedText) -> list[range]:
     """Tokens of each step that the strips average over: the steps of --steps, else paragraphs, else derivations."""
     if options.steps:
-        steps = inspected.given(options.steps)
+        steps = inspected.read_steps(options.steps)
         tokens = len(text.thinking)
         if steps[-1].stop > tokens:
             beyond = f"goes beyond the thinking, whose tokens are 0 to {tokens - 1}"
@@ -100,12 +102,12 @@ def draw_attribution(options: inspected.TraceOptions, text: inspected.InspectedT
     trace, model = text.trace, text.model
     if not trace.answered:
         raise inspected.NotInText(f"{trace.problem_id} never answers: there is no answer token to attribute.")
-    # The tag's last token is the first token that is read without the step.
-    start, start_of_answer = trace.think_start, trace.answer_start - 1
+    # From positions in the thinking to positions in the text.
+    start = trace.think_start
     steps = [range(start + step.start, start + step.stop) for step in attributed_steps(options, text)]
-    print(cost(model, len(trace.token_ids), start_of_answer, len(steps)), file=sys.stderr)
-    support = removal(model, trace.token_ids, start_of_answer, steps)
-    values = support.double().numpy(force=True)
+    first_fed = trace.answer_start - 1  # the closing tag's last token, which predicts the answer's first
+    print(cost(model, len(trace.token_ids), first_fed, len(steps)), file=sys.stderr)
+    values = removal(model, trace.token_ids, first_fed, steps).double().numpy(force=True)
     tokens = text.pieces[trace.answer_start :]
     columns = ["".join(text.pieces[step.start : step.stop]) for step in steps]
     name = _name("attribution", text)
@@ -148,20 +150,41 @@ def draw_kept(options: inspected.TraceOptions, text: inspected.InspectedText) ->
 def draw_retention(options: inspected.TraceOptions, folders: Sequence[Path]) -> Iterator[Path]:
     """Draw how much true importance (from the full cache) each policy kept of its own completions, and its Pass@1."""
     kind: LabelKind = options.label[0] if options.label else "answer"
+    retained, correct, curves = _retained(folders, kind)
+    if retained.empty:
+        raise UserError(f"{options.source} has no evicted completion with labels of {kind}: name another run.")
+    evictions = by_eviction(retained)
+    policies = by_policy(retained, correct)
+    carried = mean_lorenz(curves)
+    twenty, thirty = carried["importance"][[20, 30]]  # row n is of n percent of the tokens
+    print(f"true importance held ({kind}) and Pass@1 over policies: {correlation_text(policies)}")
+    print(f"the most important 20% of the thinking tokens carry {twenty:.0%} of it, 30% {thirty:.0%}")
+    name = f"retention_{kind}"
+    tables = {"": policies, "_curves": evictions, "_lorenz": carried}
+    for suffix, table in tables.items():
+        yield _table(table, options.out, f"{name}{suffix}")
+    title = f"{Path(options.source).name}: true importance ({kind}) held at each eviction"
+    figure = retention_figure(evictions, policies, carried, kind, title=title)
+    yield from save_figure(figure, options.out, name).values()
+
+
+def _retained(
+    folders: Sequence[Path], kind: LabelKind
+) -> tuple[pd.DataFrame, dict[str, list[int]], list[tuple[np.ndarray, np.ndarray]]]:
+    """Measure cells' evicted completions; return a row per eviction, the grades of each policy, and `lorenz` curves.
+
+    A row has the policy, the text's number, the eviction's (from 1), and the share of true importance that it retained.
+    """
     rows: list[dict[str, Any]] = []
-    curves: list[tuple[np.ndarray, np.ndarray]] = []
     correct = defaultdict[str, list[int]](list)
+    curves: list[tuple[np.ndarray, np.ndarray]] = []  # of each text
     loaded = cache(load_model)  # each model once
     for folder in folders:
         policy = setting_of(StoredCell(folder).settings["policy"])
         stored = list(read_graded(folder))
         correct[policy] += [grade.correct for _, _, grade in stored if grade]
-        evicted = {}
-        for question, completion, _ in stored:
-            if completion.evictions:
-                evicted[completion.key] = question, completion
-        for pair in sorted(evicted)[:_MOST_TEXTS]:
-            question, completion = evicted[pair]
+        evicted = [(completion.key, question, completion) for question, completion, _ in stored if completion.evictions]
+        for _, question, completion in sorted(evicted)[:_MOST_TEXTS]:  # no two have the same key
             source = inspected.of_completion(folder, question, completion)
             text = source.read(loaded(source.model))
             if kind == "answer" and not text.trace.answered:
@@ -171,21 +194,7 @@ def draw_retention(options: inspected.TraceOptions, folders: Sequence[Path]) -> 
             for number, share in enumerate(retention(kept, scores, text.trace.think_start), start=1):
                 rows.append({"policy": policy, "text": len(curves), "eviction": number, "retained": float(share)})
             curves.append(lorenz(scores))
-    if not rows:
-        raise UserError(f"{options.source} has no evicted completion with labels of {kind}: name another run.")
-    retained = pd.DataFrame(rows)
-    evictions = by_eviction(retained)
-    policies = by_policy(retained, correct)
-    carried = mean_lorenz(curves)
-    twenty, thirty = carried["importance"][[20, 30]]  # row n is of n percent of the tokens
-    print(f"true importance held ({kind}) and Pass@1 over policies: {correlation_text(policies)}")
-    print(f"the most important 20% of the thinking tokens carry {twenty:.0%} of it, 30% {thirty:.0%}")
-    name = f"retention_{kind}"
-    for suffix, table in (("", policies), ("_curves", evictions), ("_lorenz", carried)):
-        yield _table(table, options.out, f"{name}{suffix}")
-    title = f"{Path(options.source).name}: true importance ({kind}) held at each eviction"
-    shares: dict[str, Any] = {kind: (carried["tokens"].to_numpy(), carried["importance"].to_numpy())}
-    yield from save_figure(retention_figure(evictions, policies, shares, title=title), options.out, name).values()
+    return pd.DataFrame(rows), correct, curves
 
 
 def _name(picture: str, text: inspected.InspectedText) -> str:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -69,9 +68,37 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
         return []
     text.model.check_rows("policies score its rows")
     model, trace = text.model, text.trace
-    device, end = model.device, trace.think_end
     for policy in policies:
         _check_scores(policy, trace)
+    cache, slot = _cache_of_thinking(model, trace, policies)
+    seed = text.completion.seed if text.completion else 0
+    # A view's text has one token more than the cache has rows.
+    text_ids = torch.tensor([*trace.token_ids, 0][: trace.think_end + 1], device=model.device)
+    scores_of_policies = []
+    for policy in policies:
+        view = view_slot(
+            model,
+            cache,
+            slot,
+            policy,
+            problem_id=trace.problem_id,
+            draw=trace.draw,
+            text_ids=text_ids,
+            stream=sequence_key(seed, trace.problem_id, trace.draw, "select", 0),
+            question_length=trace.think_start,
+            answer_start=trace.think_end,
+        )
+        scores = _pinned_as_highest(policy.ranking(view)[..., trace.think_start :].double())
+        if policy.per_head:
+            scores = scores.mean(dim=(0, 1))
+        unscored = torch.full((trace.think_end - trace.think_start - len(scores),), torch.nan, device=model.device)
+        scores_of_policies.append(torch.cat([scores, unscored]))
+    return scores_of_policies
+
+
+def _cache_of_thinking(model: LoadedModel, trace: Trace, policies: Sequence[BudgetPolicy]) -> tuple[SlotCache, int]:
+    """Read question and thinking at once; return a cache with their rows and what the policies record, and its slot."""
+    device, end = model.device, trace.think_end
     prefill = Prefill()
     hidden = read_whole(model, trace.token_ids[:end], prefill)
     signals = dict.fromkeys(signal for policy in policies for signal in policy.signals)
@@ -82,20 +109,7 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
     written = torch.arange(trace.think_start, end, device=device)
     for recorder in cache.recorders.values():
         recorder.on_token(torch.full_like(written, slot), written, hidden[written])
-    seed = text.completion.seed if text.completion else 0
-    text_ids = torch.tensor([*trace.token_ids, 0][: end + 1], device=device)  # one token has no row yet
-    stream = sequence_key(seed, trace.problem_id, trace.draw, "select", 0)
-    place: dict[str, Any] = {"problem_id": trace.problem_id, "draw": trace.draw, "text_ids": text_ids, "stream": stream}
-    place |= {"question_length": trace.think_start, "answer_start": end}
-    scores_of_policies = []
-    for policy in policies:
-        view = view_slot(model, cache, slot, policy, **place)
-        scores = _pinned_as_highest(policy.ranking(view)[..., trace.think_start :].double())
-        if policy.per_head:
-            scores = scores.mean(dim=(0, 1))
-        unscored = torch.full((len(written) - len(scores),), torch.nan, device=device)
-        scores_of_policies.append(torch.cat([scores, unscored]))
-    return scores_of_policies
+    return cache, slot
 
 
 def _check_scores(policy: BudgetPolicy, trace: Trace) -> None:
@@ -121,30 +135,30 @@ def _pinned_as_highest(scores: Tensor) -> Tensor:
 _FED, _SLOTS = 64, 32
 
 
-def cost(model: LoadedModel, length: int, answer_start: int, steps: int) -> str:
-    """Return a sentence on the work and memory that `removal` will take."""
+def cost(model: LoadedModel, length: int, first_fed: int, steps: int) -> str:
+    """Return a sentence on the work and memory that `removal` will take for a text of this length."""
     slots = min(_SLOTS, steps + 1)
     batches = math.ceil((steps + 1) / slots)
     mib = slots * SlotCache.bytes_per_slot(model.shape, length) / 2**20
     return (
-        f"attribution: a prefill of {answer_start} tokens, then {batches} x {length - answer_start} decode steps over "
+        f"attribution: a prefill of {first_fed} tokens, then {batches} x {length - first_fed} decode steps over "
         f"{slots} slots ({steps} steps and the whole text), {mib:.1f} MiB of keys and values"
     )
 
 
 @torch.inference_mode()
 def removal(
-    model: LoadedModel, token_ids: Sequence[int], answer_start: int, steps: Sequence[range], *, slots: int = _SLOTS
+    model: LoadedModel, token_ids: Sequence[int], first_fed: int, steps: Sequence[range], *, slots: int = _SLOTS
 ) -> Tensor:
     """Log-probability of each answer token minus its log-probability without each step, [answer, steps], float32.
 
-    A positive number: the step supports the token. Later tokens keep their positions. `answer_start` is the position of
+    A positive number: the step supports the token. Later tokens keep their positions. `first_fed` is the position of
     the closing tag's last token, the first token read without the step; the result has a row for each token behind it.
     `steps` are text positions before it; `slots` of them are removed at once.
     """
     prefill = Prefill(keep_queries=False)
-    read_whole(model, token_ids[:answer_start], prefill)
-    positions = torch.arange(answer_start, device=model.device)
+    read_whole(model, token_ids[:first_fed], prefill)
+    positions = torch.arange(first_fed, device=model.device)
     removed = [range(0), *steps]  # the first of them removes nothing
     cache = SlotCache(model.shape, slots=min(slots, len(removed)), capacity=len(token_ids), device=model.device)
     batches = []
@@ -153,23 +167,23 @@ def removal(
         for step in removed[start : start + cache.slots]:
             kept = (positions < step.start) | (positions >= step.stop)
             cache.evict(cache.admit(prefill), Selection(keep=positions[kept]))
-        batches.append(_read_answer(model, token_ids, answer_start, cache))
+        batches.append(_read_answer(model, token_ids, first_fed, cache))
     scores = torch.cat(batches, dim=1)  # column 0 is of the whole text
     return scores[:, :1] - scores[:, 1:]
 
 
-def _read_answer(model: LoadedModel, token_ids: Sequence[int], answer_start: int, cache: SlotCache) -> Tensor:
-    """Return the log-probability of each answer token in each live slot, [answer, live]."""
+def _read_answer(model: LoadedModel, token_ids: Sequence[int], first_fed: int, cache: SlotCache) -> Tensor:
+    """Return the log-probability of each token behind `first_fed` in each live slot, [answer, live]."""
     rows = []
     live = cache.live
-    answer = torch.tensor(token_ids[answer_start:], device=model.device)
-    positions = torch.arange(answer_start, len(token_ids) - 1, device=model.device)
+    ids = torch.tensor(token_ids, device=model.device)
+    # The last token is predicted and not fed.
+    positions = torch.arange(first_fed, len(token_ids) - 1, device=model.device)
     for chunk in positions.split(cache.longest_chunk or _FED):
-        chunk_of_slots = chunk.repeat(live)
+        chunk_of_slots = chunk.repeat(live)  # [live x chunk], slot by slot
         cache.begin_chunks(dict.fromkeys(range(live), len(chunk)), chunk_of_slots)
-        tokens = answer[chunk - answer_start].repeat(live)
-        next_tokens = answer[chunk + 1 - answer_start].repeat(live)
-        logits = model.logits(model.step_hidden(tokens, chunk_of_slots, cache)).float()
+        logits = model.logits(model.step_hidden(ids[chunk_of_slots], chunk_of_slots, cache)).float()
+        next_tokens = ids[chunk_of_slots + 1]
         scores = logits.log_softmax(dim=-1).gather(-1, next_tokens[:, None])
         rows.append(scores.view(live, len(chunk)).T)
     return torch.cat(rows)

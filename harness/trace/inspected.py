@@ -156,16 +156,18 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
             raise UserError(f"{other}: give only where files lie now, as in {places}.")
     stored = list(read_graded(folder))
     matching = []
+    answered = []
     for question, completion, grade in stored:
         if problem_id in (None, completion.problem_id) and completion.draw == draw:
             matching.append((question, completion, grade))
+            if grade is not None and grade.answer is not None:
+                answered.append((question, completion, grade))
     if not matching:
         pairs = sorted(f"{completion.problem_id}/{completion.draw}" for _, completion, _ in stored)
         missing = f"--problem {problem_id} --draw {draw} is not among the completions of {folder}"
         raise UserError(f"{missing}: it has {', '.join(pairs[:5]) or 'none'} ...")
     # Most pictures need an answer.
-    with_answer = [row for row in matching if row[2] is not None and row[2].answer is not None]
-    question, completion, grade = (with_answer or matching)[0]
+    question, completion, grade = answered[0] if answered else matching[0]
     source = of_completion(folder, question, completion, overrides, grade)
     check_cell(folder, source.model)
     return source
@@ -176,11 +178,13 @@ def of_completion(
 ) -> TextSource:
     """Return a cell's completion, with the run's configuration and the size of the cell's policy."""
     cell = StoredCell(folder)
-    files = cell.files(PROVENANCE_FILE)  # a cell of several shards has only theirs
+    files = cell.files(PROVENANCE_FILE)  # a cell of several shards has only theirs, each with the configuration
     config_of_run = stored_config(next(iter(files.values()), folder / PROVENANCE_FILE))
     policy_of_cell = cell.settings["policy"]
     policy = config_of_run["policy"]
-    policy |= {name: policy_of_cell[name] for name in BudgetPolicy.SHARED if name in policy_of_cell and name in policy}
+    for name in BudgetPolicy.SHARED:
+        if name in policy_of_cell and name in policy:
+            policy[name] = policy_of_cell[name]
     # The cell's keep_ratio and budget, just taken over, say what `rows` and `every` say, and both may not be given.
     if "rows" in policy:
         policy.update(rows=None, every=None)
@@ -286,7 +290,7 @@ def derivations(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
             first, _ = steps[-1]
             steps[-1] = first, end
     if not steps:
-        return _parts(pieces, paragraph_ends or cuts)
+        return _parts(pieces, paragraph_ends or cuts)  # the cuts between sentences, if there is one paragraph
     return [token_range(pieces, begin, end) for begin, end in steps]
 
 
@@ -305,7 +309,7 @@ def matches(pieces: Sequence[str], pattern: str = EQUATION) -> list[range]:
     return [token_range(pieces, *match.span()) for match in _pattern("--find", pattern).finditer(text) if match.group()]
 
 
-def given(text: str) -> list[range]:
+def read_steps(text: str) -> list[range]:
     """Read `0-31,40-80`, first and last tokens of thinking steps; disorder or overlap raises UserError."""
     steps: list[range] = []
     for word in text.split(","):
@@ -318,7 +322,7 @@ def given(text: str) -> list[range]:
     return steps
 
 
-def numbers(steps: Sequence[range], tokens: int) -> list[int]:
+def step_numbers(steps: Sequence[range], tokens: int) -> list[int]:
     """Return the number of each token's step, ascending from 0. Tokens between two steps count as a step too."""
     bounds: list[int] = []
     for step in steps:

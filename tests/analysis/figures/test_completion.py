@@ -24,7 +24,6 @@ from kvsweep.analysis.figures.completion import (
     retention,
     retention_figure,
 )
-from kvsweep.messages.errors import UserError
 from kvsweep.run_files.row_types import Eviction
 
 SCORES = np.array([0.2, 0.4, 0.9, np.nan, 0.1])
@@ -119,11 +118,6 @@ def test_retention_by_hand(kept):
         assert np.isnan(retention(kept, np.zeros(5), 1)).all()
 
 
-def test_what_cannot_be_shown_is_one_sentence():
-    with pytest.raises(UserError, match="never evicted"):
-        read_kept(PIECES, 1, [])
-
-
 def test_policies_that_hold_more_importance_and_score_higher_correlate():
     table = pd.DataFrame({"policy": list("abcd"), "retained": [0.9, 0.8, 0.4, 0.2], "pass1": [0.8, 0.9, 0.3, 0.1]})
     rho, p, n = rank_correlation(table)
@@ -136,7 +130,8 @@ def test_policies_that_hold_more_importance_and_score_higher_correlate():
     assert rank_correlation(table[:3])[0] == pytest.approx(0.5)
     assert correlation_text(table.assign(pass1=0.5)) == "no correlation over n = 4"
     curves = pd.DataFrame({"policy": ["a", "a", "b"], "eviction": [1, 2, 1], "retained": [0.9, 0.8, 0.4], "texts": 3})
-    figure = retention_figure(curves, table, {"answer": (np.array([0, 1.0]), np.array([0, 1.0]))}, title="t")
+    carried = pd.DataFrame({"tokens": [0, 1.0], "importance": [0, 1.0]})
+    figure = retention_figure(curves, table, carried, "answer", title="t")
     assert [line.get_ydata().tolist() for line in figure.axes[0].lines] == [[0.9, 0.8], [0.4]]
     assert figure.axes[1].get_title() == correlation_text(table)
 

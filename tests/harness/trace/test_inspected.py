@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from kvsweep.harness.settings import WEIGHTS, compose_config
 from kvsweep.harness.toy.tasks import TASKS, problems
 from kvsweep.harness.toy.word_problems import KINDS
-from kvsweep.harness.trace.inspected import derivations, given, matches, numbers, paragraphs, token_range
+from kvsweep.harness.trace.inspected import derivations, matches, paragraphs, read_steps, step_numbers, token_range
 from kvsweep.messages.errors import UserError
 from scripts.train.toy_completions import SOLVE
 
@@ -60,13 +60,13 @@ def test_a_step_is_an_equation_with_the_sentences_that_go_on_with_it():
 
 
 def test_steps_are_given_by_their_first_and_last_tokens():
-    steps = given("2-3, 6-6")
+    steps = read_steps("2-3, 6-6")
     assert steps == [range(2, 4), range(6, 7)]
-    assert numbers(steps, 9) == [0, 0, 1, 1, 2, 2, 3, 4, 4]
-    assert numbers(given("0-1,2-3"), 4) == [0, 0, 1, 1]
+    assert step_numbers(steps, 9) == [0, 0, 1, 1, 2, 2, 3, 4, 4]
+    assert step_numbers(read_steps("0-1,2-3"), 4) == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("text", ["", "4", "3-2", "0-3,3-5", "5-6,0-1", "a-b", "0-1,"])
 def test_steps_that_cannot_be_read(text):
     with pytest.raises(UserError, match="in order"):
-        given(text)
+        read_steps(text)
