@@ -43,21 +43,22 @@ _CIRCUMSTANCES = {
 
 def drawn(stored: Mapping[str, Sequence[Pair]], count: int, seed: int) -> list[tuple[str, Pair]]:
     """Draw (cell_id, pair) of stored completions: cells in turn, and in each a problem and draw that came least yet."""
-    numbers = random.Random(seed)
-    left: dict[str, list[Pair]] = {}  # the pairs of each cell that are not drawn yet, in a drawn order
+    generator = random.Random(seed)
+    remaining: dict[str, list[Pair]] = {}  # the pairs of each cell that are not drawn yet, in a drawn order
     for cell_id, pairs in sorted(stored.items()):
         if pairs:
-            left[cell_id] = numbers.sample(sorted(pairs), len(pairs))
-    order = numbers.sample(list(left), len(left))
-    most = min(count, sum(map(len, stored.values())))
-    problems, draws = Counter[str](), Counter[int]()
+            remaining[cell_id] = generator.sample(sorted(pairs), len(pairs))
+    order = generator.sample(list(remaining), len(remaining))
+    number = min(count, sum(map(len, stored.values())))
+    problems = Counter[str]()  # how often each was drawn
+    draws = Counter[int]()
     chosen = list[tuple[str, Pair]]()
     for cell_id in itertools.cycle(order):
-        if len(chosen) == most:
+        if len(chosen) == number:
             break
-        if left[cell_id]:
-            pair = min(left[cell_id], key=lambda pair: (problems[pair[0]], draws[pair[1]]))
-            left[cell_id].remove(pair)
+        if remaining[cell_id]:
+            pair = min(remaining[cell_id], key=lambda pair: (problems[pair[0]], draws[pair[1]]))
+            remaining[cell_id].remove(pair)
             problem_id, draw = pair
             problems[problem_id] += 1
             draws[draw] += 1
@@ -65,8 +66,8 @@ def drawn(stored: Mapping[str, Sequence[Pair]], count: int, seed: int) -> list[t
     return chosen
 
 
-def decoded_again(cells: Mapping[str, CheckedCell], count: int | None, seed: int) -> Iterator[Row]:
-    """Decode drawn completions again, job by job, each model loaded once; None draws all of them."""
+def decoded_again(cells: Mapping[str, CheckedCell], count: int, seed: int) -> Iterator[Row]:
+    """Decode drawn completions again, at most `count`, job by job, each model loaded once."""
     stored: dict[str, list[Pair]] = {}
     jobs: dict[int, Job] = {}
     for cell_id, cell in cells.items():
@@ -75,19 +76,17 @@ def decoded_again(cells: Mapping[str, CheckedCell], count: int | None, seed: int
             jobs[id(job)] = job  # many cells share a job, which has no hash
             problem_ids = set(job.problem_ids)
             stored[cell_id] = [pair for pair in cell.stored.pairs() if pair[0] in problem_ids]
-    if count is None:
-        count = sum(map(len, stored.values()))
     chosen = defaultdict[str, set[Pair]](set)
     for cell_id, pair in drawn(stored, count, seed):
         chosen[cell_id].add(pair)
     by_model = sorted(jobs.values(), key=lambda job: str(job.model))  # `loaded` keeps only the last model
     for job in by_model:
-        cells_of_job = {cell_id: cell for cell_id, cell in cells.items() if cell_id in chosen and _is_of(cell, job)}
-        if cells_of_job:
-            cells_today = tuple(cell for cell in job.cells if cell.cell_id in cells_of_job)
+        # Of a cell that several configurations began only today's job decodes.
+        cells_today = tuple(cell for cell in job.cells if cell.cell_id in chosen and _is_of(cells[cell.cell_id], job))
+        if cells_today:
             with tempfile.TemporaryDirectory() as folder:
                 again = replace(job, cells=cells_today, run_directory=Path(folder, "verify"), tracker=UNTRACKED)
-                yield from _compared(again, cells_of_job, chosen)
+                yield from _compared(again, cells, chosen)
 
 
 def _is_of(cell: CheckedCell, job: Job) -> bool:
@@ -98,31 +97,39 @@ def _compared(job: Job, cells: Mapping[str, CheckedCell], chosen: Mapping[str, C
     """Decode chosen completions of a job's cells into its empty folder, and compare them with the stored ones."""
     error = _decode(job, chosen)
     for cell in job.cells:
-        stored = cells[cell.cell_id]
-        now = {row.key: row for row in job.stored(cell).rows(Completion)}
-        today: Mapping[str, Any] = {}
-        if now:
-            origin = read_provenance(job.stored(cell).folder / row_types.PROVENANCE_FILE)
+        checked = cells[cell.cell_id]
+        again = job.stored(cell)
+        made = {row.key: row for row in again.rows(Completion)}
+        today: Mapping[str, Any] = {}  # the pass that has just decoded; none if an error came first
+        if made:
+            origin = read_provenance(again.folder / row_types.PROVENANCE_FILE)
             today = origin["decoding_passes"][-1]
-        notes = "; ".join(differing(stored.passes, today))
+        cause = "; ".join(differing(checked.passes, today))
         setting = setting_of(cell.policy.identity())
-        for then in stored.stored.rows(Completion, on_bad=row_types.ignore):
+        for then in checked.stored.rows(Completion, on_bad=row_types.ignore):
             if then.key not in chosen[cell.cell_id]:
                 continue
-            made = now.get(then.key)
-            facts: dict[str, Any] = {"cell_id": cell.cell_id, "setting": setting, "cause": notes}
-            facts |= {"problem_id": then.problem_id, "draw": then.draw, "tokens": then.num_tokens}
-            if made is None:  # an error ended the decoding before
+            now = made.get(then.key)
+            facts: dict[str, Any] = {
+                "cell_id": cell.cell_id,
+                "setting": setting,
+                "cause": cause,
+                "problem_id": then.problem_id,
+                "draw": then.draw,
+                "tokens": then.num_tokens,
+            }
+            if now is None:  # an error ended the decoding before
                 state: State = "cannot"
-                text = facts["cause"] = str(error)
-            elif made == then:
+                text = str(error)
+                facts["cause"] = text
+            elif now == then:
                 state = "same"
                 text = f"{then.num_tokens} tokens"
             else:
                 state = "other"
-                facts["cause"] = notes or _unexplained(today)
-                facts |= _difference(job, cell, then, made)
-                text = f"{_place(facts)}; {facts['cause']}"
+                facts["cause"] = cause or _unexplained(today)
+                facts |= _difference(job, cell, then, now)
+                text = f"{_where(facts)}; {facts['cause']}"
             title = f"{setting}, {then.problem_id} draw {then.draw} ({cell.cell_id})"
             yield Row(name="completion", state=state, text=f"{title}: {text}", facts=facts)
 
@@ -179,7 +186,8 @@ def _unexplained(today: Mapping[str, Any]) -> str:
     return "no code, version or machine that is recorded differs, so the row may have been changed"
 
 
-def _place(facts: Mapping[str, Any]) -> str:
+def _where(facts: Mapping[str, Any]) -> str:
+    """Say where two completions differ, by the facts of `_difference`."""
     if "first_other" not in facts:
         return f"the same tokens, other {', '.join(facts['fields'])}"
     where = f"first differs at token {facts['first_other']}: stored {facts['stored_token']!r}, now {facts['token']!r}"
@@ -187,32 +195,39 @@ def _place(facts: Mapping[str, Any]) -> str:
 
 
 def _difference(job: Job, cell: Cell, then: Completion, now: Completion) -> dict[str, Any]:
-    """The fields that differ, and the first token that does: its index, both tokens, and the gap of their logits.
-
-    The gap is the stored token's logit minus the other one's, by the model of today behind the tokens before both.
-    """
+    """The fields that differ, and the first token that does: its index, both tokens, and the gap of their logits."""
     fields = [name for name in then.__struct_fields__ if getattr(then, name) != getattr(now, name)]
     pairs = itertools.zip_longest(then.token_ids, now.token_ids)  # a text may be the start of the other
     first = next((index for index, (stored, other) in enumerate(pairs) if stored != other), None)
     if first is None:
         return {"fields": fields}
-    model, gap = loaded(job.model), None
+    model = loaded(job.model)
+    # A list of one token, or of none behind the end of a text.
+    ids = then.token_ids[first : first + 1]
+    other_ids = now.token_ids[first : first + 1]
+    gap = None
     # A changed row may name any number as a token.
-    ids, other_ids = then.token_ids[first : first + 1], now.token_ids[first : first + 1]  # empty behind the end
     if ids and other_ids and ids[0] < model.network.config.vocab_size:
-        [prompt] = [problem.prompt for problem in job.benchmark.problems if problem.id == then.problem_id]
-        request = Request(
-            problem_id=then.problem_id,
-            draw=then.draw,
-            prompt_ids=model.dialogue.prompt_ids(prompt),
-            branches=(Branch(cell_id=cell.cell_id, policy=cell.policy),),
-            forced=tuple(then.token_ids[: first + 1]),
-            replayed=True,
-        )
-        for fed in itertools.chain.from_iterable(engine_of(job, [request], model, 1).replay([request])):
-            if fed.start <= first < fed.start + len(fed.hidden):  # the part with the state that predicts this token
-                logits = model.logits(fed.hidden[first - fed.start][None]).float()[0]
-                gap = float(logits[ids[0]] - logits[other_ids[0]])
+        gap = _gap(job, cell, then, first, other_ids[0])
     stored_token = model.dialogue.decode(ids) if ids else None
     token = model.dialogue.decode(other_ids) if other_ids else None
     return {"fields": fields, "first_other": first, "stored_token": stored_token, "token": token, "gap": gap}
+
+
+def _gap(job: Job, cell: Cell, then: Completion, first: int, other: int) -> float | None:
+    """The logit of the stored token at `first` minus that of another one, by today's model behind the tokens before."""
+    [prompt] = [problem.prompt for problem in job.benchmark.problems if problem.id == then.problem_id]
+    model = loaded(job.model)
+    request = Request(
+        problem_id=then.problem_id,
+        draw=then.draw,
+        prompt_ids=model.dialogue.prompt_ids(prompt),
+        branches=(Branch(cell_id=cell.cell_id, policy=cell.policy),),
+        forced=tuple(then.token_ids[: first + 1]),
+        replayed=True,
+    )
+    for fed in itertools.chain.from_iterable(engine_of(job, [request], model, 1).replay([request])):
+        if fed.start <= first < fed.start + len(fed.hidden):  # the part with the state that predicts this token
+            logits = model.logits(fed.hidden[first - fed.start][None]).float()[0]
+            return float(logits[then.token_ids[first]] - logits[other])
+    return None

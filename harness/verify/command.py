@@ -23,15 +23,17 @@ def verify(directory: Path, *, count: int, seed: int, every: bool, as_json: bool
     check_engine("a verification of completions")
     begin = time.time()
     stream = sys.stderr if as_json else sys.stdout
-    draws = None if every else count
+    if every:
+        count = sys.maxsize  # more than a run has
     cells = read_run(directory)
+    checked = list(cells.values())
     rows = list[Row]()
-    for row in itertools.chain(stored_checks([*cells.values()]), _unread(cells), _again(cells, draws, seed)):
+    for row in itertools.chain(stored_checks(checked), _unread(cells), _again(cells, count, seed)):
         rows.append(row)
         print(_text(row), file=stream, flush=True)
     decoded = [row for row in rows if row.name == "completion"]
     summary = _summary(rows, decoded)
-    ok = _is_good([*cells.values()], rows, decoded)
+    ok = _is_good(checked, rows, decoded)
     seconds = round(time.time() - begin, 1)
     print(f"{summary} ({seconds} s)", file=stream, flush=True)
     report = {
@@ -58,7 +60,7 @@ def _unread(cells: Mapping[str, CheckedCell]) -> Iterator[Row]:
         yield Row(name="cells", state="cannot", text=f"{number} of {counted(len(cells), 'cell')}: {why}")
 
 
-def _again(cells: Mapping[str, CheckedCell], count: int | None, seed: int) -> Iterator[Row]:
+def _again(cells: Mapping[str, CheckedCell], count: int, seed: int) -> Iterator[Row]:
     """Yield the completions that are decoded again, and then what differs without having changed any bit."""
     from kvsweep.harness.verify.again import decoded_again  # imports torch
 
@@ -75,7 +77,8 @@ def _again(cells: Mapping[str, CheckedCell], count: int | None, seed: int) -> It
 def _text(row: Row) -> str:
     """A row as it is printed, with its first lines."""
     indent = " " * 11
-    lines = [f"{row.state:8} {row.name:13} {row.text}", *(f"{indent}{line}" for line in row.lines[:_MOST_LINES])]
+    lines = [f"{row.state:8} {row.name:13} {row.text}"]
+    lines += [f"{indent}{line}" for line in row.lines[:_MOST_LINES]]
     if len(row.lines) > _MOST_LINES:
         lines.append(f"{indent}and {len(row.lines) - _MOST_LINES} more")
     return "\n".join(lines)

@@ -106,7 +106,8 @@ def read_run(directory: Path) -> dict[str, CheckedCell]:
 def _read_origin(cell: CheckedCell) -> None:
     """Read a cell's decoding passes; several configurations may have begun it, and one of them gives it again."""
     if cell.today is not None:  # what another configuration said of it no longer counts
-        cell.changed, cell.unread = None, ""
+        cell.changed = None
+        cell.unread = ""
 
     def unread(path: Path, error: Exception) -> None:
         cell.unread = f"{path} cannot be read ({error})"
@@ -123,12 +124,13 @@ def _least_changed(stored: Mapping[str, Any], cells: Iterable[Cell]) -> dict[str
     changes = []
     for cell in cells:
         now = _hashed(cell.describe())
-        names = [name for name in {*then, *now} if then.get(name) != now.get(name)]
+        names = [name for name in then | now if then.get(name) != now.get(name)]
         changes.append({name: (then.get(name), now.get(name)) for name in names})
     return min(changes, key=len)
 
 
 def _hashed(described: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a cell's id is made of, by their names in cell.yaml."""
     return dict(leaves({name: value for name, value in described.items() if name in _HASHED}))
 
 
@@ -203,16 +205,19 @@ def _part_of(leaf: str) -> str:
 
 def _check_problems(cells: Sequence[CheckedCell]) -> Row:
     """Whether the problems beside the completions are those of the data."""
-    lines, compared = [], 0
+    lines = []
+    compared = 0
     for cell in cells:
         if cell.today is None:
             continue
         job, _ = cell.today
         problems = {problem.id: problem for problem in job.benchmark.problems}
         for row in cell.stored.rows(row_types.Problem, on_bad=row_types.ignore):
-            compared += row.id in problems
-            # A problem that the data no longer have, as with a lower limit, has nothing to differ from.
-            if row != problems.get(row.id, row):
+            # The data may no longer have a problem, as with a lower limit.
+            if row.id not in problems:
+                continue
+            compared += 1
+            if row != problems[row.id]:
                 path = cell.stored.folder / row_types.PROBLEMS_FILE
                 lines.append(f"{path}: {row.id!r:.80} has another prompt or gold")
     if lines:
@@ -247,8 +252,8 @@ def _check_policy_code(cells: Sequence[CheckedCell]) -> Row:
 
 def _check_grades(cells: Sequence[CheckedCell]) -> Row:
     """Whether the grades that are stored are those that the texts get again; another version may grade otherwise."""
-    wrong: list[str] = []  # changed although the rule is the same
-    changed: list[str] = []  # by another rule
+    wrong: list[str] = []  # a line for each grade that has changed although the rule is the same
+    changed: list[str] = []  # a line for each that has changed by another rule
     graded = missing = older = 0
     with Grader() as grader:
         for cell in cells:
@@ -267,11 +272,11 @@ def _check_grades(cells: Sequence[CheckedCell]) -> Row:
                     continue
                 if "grader_timeout" in (now.outcome, then.outcome):  # without a verdict there is nothing to compare
                     continue
-                older += then.rule != now.rule  # counted whether or not the grade has changed
+                older += then.rule != now.rule  # 1 or 0, whether or not the grade has changed
                 if (then.answer, then.gold, then.outcome) != (now.answer, now.gold, now.outcome):
                     change = f"{then.outcome} ({then.answer!r:.40}) is {now.outcome} ({now.answer!r:.40}) now"
-                    lines = wrong if then.rule == now.rule else changed
-                    lines.append(f"{cell.stored.name}: {now.problem_id!r:.80} draw {now.draw}: {change}")
+                    changes = wrong if then.rule == now.rule else changed
+                    changes.append(f"{cell.stored.name}: {now.problem_id!r:.80} draw {now.draw}: {change}")
     text = f"{counted(graded, 'completion')} graded again"
     state: State = "holds"
     if missing:
