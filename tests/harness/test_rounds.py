@@ -26,7 +26,7 @@ from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.launch import Inline
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.status import read_sweep
-from kvsweep.run_files.row_types import COMPLETIONS_FILE, Shard, read_rows, shard_files
+from kvsweep.run_files.row_types import COMPLETIONS_FILE, Grade, Shard, read_rows, shard_files
 from kvsweep.run_files.run_reader import read_provenance
 from kvsweep.run_files.task_status import TaskStatus, read_tasks
 from tests.harness.sweep import rounds_grades
@@ -74,7 +74,7 @@ def scores(run, draws):
     """The grades of each cell, [problems, draws], and the cell_id of the full cache."""
     found, full = {}, None
     for path in run.glob("*/cell.yaml"):
-        table = sorted((g["problem_id"], g["draw"], g["correct"]) for g in read_rows(path.parent / "grades.jsonl"))
+        table = sorted((*g.key, g.correct) for g in read_rows(path.parent / "grades.jsonl", Grade))
         found[path.parent.name] = np.array([correct for *_, correct in table], dtype=float).reshape(-1, draws)
         if yaml.safe_load(path.read_text())["policy"]["name"] == "full":
             full = path.parent.name

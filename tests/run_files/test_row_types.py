@@ -102,7 +102,7 @@ def test_any_text_comes_back_in_every_view(text, tmp_path):
     path = tmp_path / "rows.jsonl"
     append_row(path, completion(text=text))
     assert [row.text for row in read_rows(path, Completion)] == [text]
-    assert [row["text"] for row in read_rows(path)] == [text] == [json.loads(path.read_bytes())["text"]]
+    assert json.loads(path.read_bytes())["text"] == text
     assert [row.key for row in read_rows(path, PairRow)] == [("p", 0)]
 
 

@@ -28,25 +28,26 @@ def failed_attempts(run_directory: Path, tasks: Sequence[TaskStatus]) -> Attempt
     for task in tasks:
         if task.state in ("running", "queued"):
             empty -= task.cells.keys()
-    by_setting = defaultdict[tuple[str, str], set[str]](set)
+    names_of_setting = defaultdict[tuple[str, str], set[str]](set)
+    # Most runs have no empty cell, and their settings need not be read.
     for cell, settings in read_cells(run_directory) if empty else ():
         if is_served(settings):
-            by_setting[settings["condition"], settings["policy"]["name"]].add(cell.name)
+            names_of_setting[settings["condition"], settings["policy"]["name"]].add(cell.name)
     failed = set[str]()
-    for names in by_setting.values():
-        if not names <= empty:
+    for names in names_of_setting.values():
+        if not names <= empty:  # another cell of the setting has rows
             failed |= names & empty
     if not failed:
         return Attempts(failed, [*tasks], [])
-    kept = list[TaskStatus]()
+    other_tasks = list[TaskStatus]()
     sentence = f"left out, without a completion: {counted(len(failed), 'cell')} of a failed sweep."
-    removed = [run_directory / name for name in sorted(failed)]
+    useless = [run_directory / name for name in sorted(failed)]  # what the user may remove
     for task in tasks:
-        cells = {name: row for name, row in task.cells.items() if name not in failed}
+        cells = {name: progress for name, progress in task.cells.items() if name not in failed}
         if len(cells) < len(task.cells):
             sentence += f" Resume: `{task.command}`."
         if cells:
-            kept.append(replace(task, cells=cells))
+            other_tasks.append(replace(task, cells=cells))
         else:
-            removed.append(TaskStatus.path(run_directory, task.task))
-    return Attempts(failed, kept, [f"{sentence} Remove: `{shlex.join(['rm', '-r', *map(str, removed)])}`."])
+            useless.append(TaskStatus.path(run_directory, task.task))
+    return Attempts(failed, other_tasks, [f"{sentence} Remove: `{shlex.join(['rm', '-r', *map(str, useless)])}`."])

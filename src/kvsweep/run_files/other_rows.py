@@ -59,8 +59,9 @@ def rows_of_file(path: Path, *, keys: Sequence[str] = ()) -> Iterator[FileRow]:
     """
     try:
         first_line = _first_line(path)
-        row = _object_in(first_line)
-        is_one_value = row is None or _under(row, keys) is not None
+        first_object = _object_in(first_line)
+        # Else, if it begins as JSON does, each of its lines is an object.
+        is_one_value = first_object is None or _under(first_object, keys) is not None
         if first_line.startswith(b"PAR1"):
             yield from _parquet_rows(path)
         elif keys and first_line.startswith((b"PK\3\4", b"PK\5\6")):
@@ -69,8 +70,8 @@ def rows_of_file(path: Path, *, keys: Sequence[str] = ()) -> Iterator[FileRow]:
             raise UserError(f"{path} is packed by gzip; unpack it.")
         elif first_line.startswith((b"{", b"[")) and is_one_value:
             yield from _json_rows(path, keys)
-        elif row is not None:
-            _refuse_columns(row, path)
+        elif first_object is not None:
+            _refuse_columns(first_object, path)
             with path.open(encoding="utf-8-sig", newline="\n") as text:
                 for number, line in enumerate(text, start=1):
                     if line.strip():

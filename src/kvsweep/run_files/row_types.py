@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, overload
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import msgspec
 
@@ -87,6 +87,7 @@ def shard_files(directory: Path, name: str) -> dict[Shard, Path]:
     stem, _, suffix = name.rpartition(".")
     files = {}
     for path in directory.glob(f"{stem}-*of*.{suffix}"):
+        # "completions-1of4.jsonl" -> "-1of4"
         match = re.fullmatch(r"-(\d+)of(\d+)", path.name[len(stem) : -len(suffix) - 1])
         if match is None:
             continue
@@ -132,7 +133,7 @@ class StoredRow(Row, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
 
     def to_line(self, folder: Path | None = None) -> str:
         """Return the row as one ASCII line; with `folder`, the line is sealed for this cell."""
-        body = json.dumps(self.to_dict(), separators=(",", ":"))[:-1]
+        body = json.dumps(self.to_dict(), separators=(",", ":"))[:-1]  # without its last brace
         end = _seal(body.encode(), cell_of(folder)).decode() if folder and self.sealed else "}"
         return f"{body}{end}\n"
 
@@ -431,11 +432,7 @@ def refuse(line: BadLine) -> None:
     raise UserError(f"{line}: {line.hint}.")
 
 
-@overload
-def read_rows(path: Path, kind: type[_T], *, on_bad: OnBad = refuse) -> Iterator[_T]: ...
-@overload
-def read_rows(path: Path, *, on_bad: OnBad = refuse) -> Iterator[dict[str, Any]]: ...
-def read_rows(path: Path, kind: Any = dict[str, Any], *, on_bad: OnBad = refuse) -> Iterator[Any]:
+def read_rows(path: Path, kind: type[_T], *, on_bad: OnBad = refuse) -> Iterator[_T]:
     """Yield the rows of a file of lines as `kind`; a missing file yields none, and empty lines are skipped.
 
     A broken line goes to `on_bad`. A broken last line without a newline is skipped silently: its writer is still
@@ -448,7 +445,7 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container
     """Yield rows with their line numbers; lines with a number in `checked` are known to be whole."""
     if not os.path.lexists(path):
         return
-    is_stored = isinstance(kind, type) and issubclass(kind, StoredRow)
+    is_stored = issubclass(kind, StoredRow)
     is_sealed_kind = is_stored and getattr(kind, "sealed", False)
     cell = cell_of(path.parent) if is_sealed_kind else None
     for number, line in enumerate(read_lines(path), start=1):

@@ -114,6 +114,7 @@ class StoredCell:
         rule = None
         by_other_rule = 0
         for row in self.rows(kind, shard=shard, on_bad=on_bad):
+            # The rule of cell.yaml is made when the first row names one; a row of another program names none.
             if row.rule is not None and rule is None:
                 rule = row_types.grading_rule(self.settings)
             if row.rule in (rule, None):

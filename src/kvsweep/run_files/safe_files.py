@@ -140,6 +140,7 @@ def digests(files: Sequence[Path], *, named: bool = False) -> list[str]:
     computed = _computed(files, named)
     if stamps != [stamp(path) for path in files]:
         raise UnusableFileError(f"{files[0].parent} is being written to: run the command again when it is whole.")
+    # A stamp has a size, two times, and an inode.
     is_at_rest = all(time.time_ns() - max(times) > _TICK_NS for _, *times, _ in stamps)
     if is_at_rest:
         _MEMORY[key] = stamps, computed

@@ -134,12 +134,12 @@ def policy_label(settings: Mapping[str, Any]) -> str:
 def process_mark(pid: int) -> str:
     """Return a mark that no other process has: machine start, namespace, own start; "" if there is no such process."""
     with suppress(OSError, IndexError):
-        # Behind the name in parentheses come the state and the other fields; the start is the 22nd of all.
+        # Behind the name in parentheses come the state, which is the third field, and the others from the fourth on.
         _, _, behind_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
         state, *fields = behind_name.split()
         if state == "Z":  # a process that nobody has waited for is dead
             return ""
-        start = fields[22 - 4]
+        start = fields[22 - 4]  # the 22nd
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = Path("/proc/self/ns/pid").readlink()
         return f"{machine} {namespace} {start}"
@@ -191,7 +191,7 @@ def noted_jobs(run_directory: Path, task: str) -> list[str]:
 
 def note_job(run_directory: Path, task: str, job: str) -> None:
     noted = [*noted_jobs(run_directory, task), job]
-    replace_text(job_file(run_directory, task), "".join(f"{one}\n" for one in noted))
+    replace_text(job_file(run_directory, task), "".join(f"{name}\n" for name in noted))
 
 
 def scheduler_jobs(run_directory: Path, task: TaskStatus) -> list[str]:

@@ -55,6 +55,7 @@ class ThinkTags:
         if self.end is None:
             return None
         opening = -1 if self.start is None else text.rfind(self.start)
+        # From the last opening tag back to one that is no mention, by the few characters before it.
         while opening > 0 and _BEFORE_MENTION.search(text[max(0, opening - 16) : opening]):
             opening = text.rfind(str(self.start), 0, opening)
         closing = text.find(self.end, max(0, opening))
@@ -74,12 +75,16 @@ class Thinking(NamedTuple):
 
 
 def _pattern(words: str, fixed: Sequence[tuple[str | None, str]] = ()) -> re.Pattern[str]:
-    """Any tag; the group's name has the number of its pair behind `o` for an opening and `c` for a closing tag."""
+    """Any tag; the group's name has the number of its pair behind `o` for an opening and `c` for a closing tag.
+
+    The opening tag of `("<{}>", "</{}>")`, which is pair 4: `(?P<o4><(?i:WORDS)>)`.
+    """
     groups = []
     for number, pair in enumerate([*_SHAPES, *fixed]):
         for side, tag in zip("oc", pair, strict=True):
             if tag:
                 pattern = re.escape(tag).replace(r"\{\}", f"(?i:{words})")
+                # "START_" as well as "start_"; the tags of `fixed` are written in one way.
                 if number < len(_SHAPES):
                     pattern = re.sub("start_|end_", r"(?i:\g<0>)", pattern)
                 groups.append(f"(?P<{side}{number}>{pattern})")
@@ -92,7 +97,7 @@ _ANY_TAG = _pattern(r"(?!answer|box)\w{1,40}")
 
 @lru_cache
 def _tags(group: str, written: str) -> ThinkTags:
-    """The pair of tags of which one, of this group of the pattern, is `written` so."""
+    """The pair of tags of which one, of this group of the pattern, is `written` so: "c4" and "</think>"."""
     number = int(group[1:])
     if number >= len(_SHAPES):
         start, end = _FIXED[number - len(_SHAPES)]
@@ -104,7 +109,10 @@ def _tags(group: str, written: str) -> ThinkTags:
 
 
 def _other_tag(written: str, shape: str, other_shape: str) -> str:
-    """Return the tag of the other shape with the name that the written tag of `shape` has."""
+    """Return the tag of the other shape with the name that the written tag of `shape` has.
+
+    "<seed:think>" of shape "<{}>" -> "</seed:think>" of shape "</{}>".
+    """
     before, after = map(len, shape.split("{}"))
     tag = other_shape.format(written[before : len(written) - after])
     return tag.upper() if written.isupper() else tag
@@ -125,11 +133,11 @@ def thinking_of(text: str, *, named: bool = True) -> Thinking | None:
     if tags is None:
         return None
     opens = tags.start is not None and tags.start in text
-    end = tags.closing(text)
-    closes = end is not None
-    if end is not None and not named:
-        behind = text[end + len(tags.end or "") :].strip()
-        closes = behind != "" and len(text[:end].split()) >= _WORDS
+    closing = tags.closing(text)
+    closes = closing is not None
+    if closing is not None and not named:
+        answer = text[closing + len(tags.end or "") :].strip()
+        closes = answer != "" and len(text[:closing].split()) >= _WORDS
     return _thinking(tags, opens, closes, named)
 
 
@@ -146,6 +154,7 @@ def _shown_tags(text: str, *, named: bool) -> ThinkTags | None:
             begins_text = not text[: match.start()].strip()
             if opens and begins_text:
                 return tags
+        # Within a text a pair of any name is a mark of the answer, such as <b> and </b>.
         if not opens and (named or str(tags.start) not in text):
             return tags
     return first if named else None

@@ -58,7 +58,7 @@ def test_from_texts_to_a_head_and_again_from_any_stage(settings, tmp_path, capsy
     printed = capsys.readouterr()
     assert "never closes its thinking with </think>" in printed.out + printed.err
     assert printed.out.endswith("policy.budget=256 policy.local_window=32 decoding.max_new_tokens=448 --dry-run\n")
-    traces = list(read_rows(out / "traces.jsonl"))
+    traces = list(read_rows(out / "traces.jsonl", dict))
     assert [t["kept"] for t in traces] == [i % 2 == 1 for i in range(40)]
     report = json.loads((out / "far_max/eval.json").read_text())
     assert report["held_out_traces"] > 0
@@ -85,7 +85,7 @@ RELEASED = ["recipe=r1", "recipe.target=power", "recipe.batch=4", "recipe.whole_
 
 def test_a_head_by_the_released_recipe(settings, tmp_path, capsys):
     main(["all", *settings, *RELEASED])
-    head, traces = tmp_path / "out/answer", list(read_rows(tmp_path / "out/traces.jsonl"))
+    head, traces = tmp_path / "out/answer", list(read_rows(tmp_path / "out/traces.jsonl", dict))
     assert json.loads((head / "eval.json").read_text())["held_out_traces"] > 0
     card = read_card("predictor", head)
     assert {"target": "power", "batch": 4, "lead": 1}.items() <= card.items()
@@ -230,7 +230,7 @@ def test_traces_go_on_with_more_problems_and_no_other_seed(tiny_model_dir, tmp_p
     own = [f"model.path={tiny_model_dir}", f"recipe.out={tmp_path}", "decoding.max_new_tokens=20"]
     refused(["traces", *own, *TOYS], capsys)  # the tiny model solves nothing
     refused(["traces", *own, *TOYS, "recipe.toy_problems=2"], capsys)
-    assert len(list(read_rows(tmp_path / "traces.jsonl"))) == 2
+    assert len(list(read_rows(tmp_path / "traces.jsonl", dict))) == 2
     for other in ("recipe.seed=1", "decoding.max_new_tokens=21"):
         assert "traces of another model, seed, decoding" in refused(["traces", *own, *TOYS, other], capsys)
 

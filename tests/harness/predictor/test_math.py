@@ -111,4 +111,4 @@ def test_traces_are_graded_by_the_models_own_tags(tmp_path):
     place = [f"recipe.out={tmp_path / 'out'}", f"model.path={tmp_path / 'toy'}", "model.think_end=</done>"]
     few = ["recipe.toy_tasks=[add]", "recipe.toy_problems=4", "model.threads=1"]
     predictor(["traces", "model=toy_qwen", *place, *few])
-    assert any(row["kept"] for row in read_rows(tmp_path / "out/traces.jsonl"))
+    assert any(row["kept"] for row in read_rows(tmp_path / "out/traces.jsonl", dict))

@@ -115,7 +115,7 @@ def test_any_text_is_one_row(text, tmp_path):
     path = opened.directory / "completions.jsonl"
     assert path.read_bytes().isascii()
     assert path.read_bytes().count(b"\n") == 2
-    assert [row["text"] for row in read_rows(path)] == [text, ""]
+    assert [row.text for row in read_rows(path, Completion)] == [text, ""]
     with store(tmp_path) as again:
         assert again.finished_pairs == {("a", 0), ("b", 0)}
 

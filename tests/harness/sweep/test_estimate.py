@@ -113,8 +113,8 @@ def test_the_calculation_agrees_with_the_engine(kvsweep, tmp_path):
     arguments = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=6", "policy.question=on_top", *GRID]
     assert kvsweep(*arguments, "decoding.max_new_tokens=200", f"results_dir={tmp_path}").code == 0
     cells = list((tmp_path / "default").glob("*/cell.yaml"))
-    rows = [[*read_rows(cell.with_name("completions.jsonl"))] for cell in cells]
-    [stats] = read_rows(cells[0].with_name("stats.jsonl"))
+    rows = [[*read_rows(cell.with_name("completions.jsonl"), dict)] for cell in cells]
+    [stats] = read_rows(cells[0].with_name("stats.jsonl"), dict)
     texts: dict[str, list[tuple[int, int | None]]] = {}
     for row in (row for cell in rows for row in cell):
         texts.setdefault(row["problem_id"], []).append((row["num_tokens"], row["fork_step"]))
@@ -183,7 +183,7 @@ def test_the_command_measures_what_is_there(kvsweep, tiny, tmp_path):
     ended = kvsweep(*arguments, "draws=2", "--dry-run")
     assert "1 cell (0 done) of 6 completions" in ended.out
     [rows] = tmp_path.glob("default/*/completions.jsonl")
-    written = sum(row["num_tokens"] for row in read_rows(rows))
+    written = sum(row["num_tokens"] for row in read_rows(rows, dict))
     last = table_of(ended.out)[-1]
     assert float(last["tokens expected"]) == pytest.approx(written, rel=0.01), "one of two draws is stored"
     assert last["completions"] == "3"

@@ -22,7 +22,7 @@ from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.sweep.cell_store import CellStore
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files import loops
-from kvsweep.run_files.row_types import OUTCOMES, Completion, read_rows
+from kvsweep.run_files.row_types import OUTCOMES, Completion, PairRow, read_rows
 from kvsweep.run_files.thinking import DEFAULT_TAGS
 from tests.program import beside
 
@@ -56,7 +56,7 @@ def cells(tmp_path):
         for path in sorted((tmp_path / "runs" / run).glob("*/cell.yaml")):
             folder = path.parent
             files = {"rows": [*read_rows(folder / "completions.jsonl", Completion)]}
-            files |= {name: [*read_rows(folder / f"{name}.jsonl")] for name in ("grades", "stats")}
+            files |= {name: [*read_rows(folder / f"{name}.jsonl", dict)] for name in ("grades", "stats")}
             found.append({**yaml.safe_load(path.read_text()), **files, "folder": folder})
         return found
 
@@ -97,7 +97,7 @@ def test_grades_that_a_killed_shard_left_out_are_made(command, tmp_path):
     command(*words, "shard=2/2")
     assert (folder / "DONE").exists()
     for part in ("1of2", "2of2"):
-        rows = [[*read_rows(folder / f"{name}-{part}.jsonl")] for name in ("completions", "grades")]
+        rows = [[*read_rows(folder / f"{name}-{part}.jsonl", dict)] for name in ("completions", "grades")]
         assert len(rows[0]) == len(rows[1]) > 0
 
 
@@ -365,7 +365,7 @@ def test_an_interrupted_run_says_how_to_go_on(command, kvsweep, read_completions
 
 
 def keys(path: Path) -> list[tuple[str, int]]:
-    return [(row["problem_id"], row["draw"]) for row in read_rows(path)]
+    return [row.key for row in read_rows(path, PairRow)]
 
 
 def grades(folder: Path) -> list[str]:
@@ -541,7 +541,7 @@ def test_real_aime24_runs_to_the_end_and_every_outcome_is_counted(kvsweep, share
     assert ended.code == 0
     assert "it is evicted too" in ended.err
     (cell,) = (tmp_path / "default").glob("*/DONE")
-    grades = [*read_rows(cell.parent / "grades.jsonl")]
+    grades = [*read_rows(cell.parent / "grades.jsonl", dict)]
     assert len({(g["problem_id"], g["draw"]) for g in grades}) == len(grades) == 60
     assert {g["outcome"] for g in grades} <= set(OUTCOMES)
     # A model that has never seen such a problem may hit a one-digit answer by luck, and no more.

@@ -20,7 +20,7 @@ PACKED = ["cache.bits=4", "cache.group=8", "cache.residual=6"]
 
 
 def completions(folder):
-    rows = [row for path in folder.glob("completions*.jsonl") for row in read_rows(path)]
+    rows = [row for path in folder.glob("completions*.jsonl") for row in read_rows(path, dict)]
     return sorted(rows, key=lambda row: (row["problem_id"], row["draw"]))
 
 
@@ -40,7 +40,7 @@ def test_packed_cells_have_ids_of_their_own_and_do_not_depend_on_shards(kvsweep,
     for folder in packed:
         assert cells[folder]["cache"] == {"bits": 4, "group": 8, "residual": 6}
         assert completions(folder) == completions(tmp_path / "b" / "default" / folder.name)
-        stats = next(read_rows(folder / "stats.jsonl"))
+        stats = next(read_rows(folder / "stats.jsonl", dict))
         assert stats["kv_bytes_allocated"] == stats["kv_bytes_analytic"]
         sizes = json.loads((folder / "provenance.json").read_text())["bytes"]
         # Two layers of two heads: keys and values of 4 + 4 bytes, and 6 rows of 8 numbers in float32.

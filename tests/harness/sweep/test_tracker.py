@@ -131,7 +131,7 @@ def test_each_cell_tells_its_settings_progress_and_result(kind, command, fake, t
         last = fake.last(run)
         assert (last["completions"], last["progress"]) == (3, 1.0)
         assert last["tokens_per_second"] > 0
-        grades = [*read_rows(tmp_path / "runs/default" / config["cell_id"] / "grades.jsonl")]
+        grades = [*read_rows(tmp_path / "runs/default" / config["cell_id"] / "grades.jsonl", dict)]
         shares = {o: sum(g["outcome"] == o for g in grades) / 3 for o in ("truncated", "wrong", "no_answer")}
         assert {name: last[name] for name in shares} == shares
         assert last["pass_at_1"] == sum(g["correct"] for g in grades) / 3
