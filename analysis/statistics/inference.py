@@ -236,7 +236,7 @@ def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
     the paired differences replaces it. Returns the number (infinite for equal scores), and True for an upper bound.
     """
     pairs = first - second
-    [means] = problem_means(pairs[None])
+    [means] = problem_means(pairs[None])  # as the one cell of an array
     problems = int(np.isfinite(means).sum())
     if problems < 2:
         return float("nan"), False

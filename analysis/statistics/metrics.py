@@ -244,6 +244,7 @@ def _kept_of_full(run: Run) -> pd.DataFrame:
     rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(
         held=held,
         peak_length=completions["peak_length"] + completions["fixed_rows"],
+        # At the peak, and summed over the steps.
         bytes=completions["peak_length"] * sizes["row"] + rest_bytes,
         held_bytes=held * sizes["row"] + completions["num_tokens"] * rest_bytes,
     )

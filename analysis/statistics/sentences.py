@@ -142,19 +142,21 @@ def _pairs(setting: SharedSetting, rivals: pd.DataFrame, graded: pd.DataFrame) -
     """Compare three cells or more of one setting, each with each: the better one minus the other."""
     ranked = rivals.sort_values("pass_at_1", ascending=False, kind="stable")
     scores = inference.score_array(graded, list(ranked["cell_id"]))
-    above, below = np.triu_indices(len(ranked), 1)  # of each pair the places in the ranking
-    tests = inference.paired_tests(scores[above] - scores[below], np.zeros(scores.shape[1:]))
+    # Of each pair the places in the ranking, the better one's first: (0, 1), (0, 2), ..., (1, 2), ...
+    better, other = np.triu_indices(len(ranked), 1)
+    # [pairs, problems, draws] beside zero, as the differences are taken already.
+    tests = inference.paired_tests(scores[better] - scores[other], np.zeros(scores.shape[1:]))
     differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
     names = [_policy(row) for row in ranked.itertuples()]
     outcomes = []
     texts = np.full((len(ranked), len(ranked)), "", dtype=object)
-    for row, column, test, differs in zip(above, below, notation.rows(tests), differ, strict=True):
-        # The first of a pair is the better one; 0 if no difference is shown.
+    for row, column, test, differs in zip(better, other, notation.rows(tests), differ, strict=True):
+        # 1 or -1, and 0 if no difference is shown.
         outcomes.append((names[row], names[column], differs * np.sign(test.difference)))
         label = f"{BETTER} " if differs else ""
         texts[row, column] = f"{label}{_signed(test.difference)} ({notation.p_value(test.p_holm)})"
-    # The best is the first.
-    alike = "; ".join(names[place] for place in below[(above == 0) & ~differ])
+    with_best = better == 0
+    alike = "; ".join(names[place] for place in other[with_best & ~differ])
     best = f"not shown to be better than {alike}" if alike else "shown to be better than every other"
     table = pd.DataFrame(texts[:, 1:], index=names, columns=names[1:])
     table.insert(0, "Pass@1", _scored(ranked))
@@ -171,6 +173,7 @@ def _duel(shared: list[tuple[SharedSetting, pd.DataFrame]], graded: pd.DataFrame
     if first["pass_at_1"].mean() < second["pass_at_1"].mean():
         first, second = second, first
     size = len(shared)
+    # [cells of the first and of the second policy, problems, draws]
     scores = inference.score_array(graded, [*first["cell_id"], *second["cell_id"]])
     tests = inference.paired_tests(scores[:size] - scores[size:], np.zeros(scores.shape[1:]))
     differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
@@ -219,11 +222,9 @@ def best_setting(cells: pd.DataFrame) -> pd.Series:
     smallest = recommended(cells)
     if smallest is not None:
         return smallest
-    for label in LABELS:
-        of_label = cells[cells["decision"] == label]
-        if len(of_label):
-            break
-    # `of_label` has the cells with the best label that any cell has.
+    # `LABELS` begins with the best.
+    best_label = min(cells["decision"], key=[*LABELS].index)
+    of_label = cells[cells["decision"] == best_label]
     return of_label.sort_values("diff_to_full", ascending=False, kind="stable").iloc[0]
 
 

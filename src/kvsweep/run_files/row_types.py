@@ -348,11 +348,11 @@ def view(kind: type[Row], *names: str, **types: Any) -> Any:
 
     Readers skip the other fields, which is faster. `types` gives fields another type, such as a view of an inner row.
     """
-    new: Any = msgspec.field  # its declared type allows one kind of default alone, NODEFAULT counted
+    new_field: Any = msgspec.field  # its declared type allows one kind of default alone, NODEFAULT counted
     fields = []
     for field in msgspec.structs.fields(kind):
         if field.name in {*names, *types}:
-            default = new(default=field.default, default_factory=field.default_factory)
+            default = new_field(default=field.default, default_factory=field.default_factory)
             fields.append((field.name, types.get(field.name, field.type), default))
     for base in (PairRow, StoredRow, Row):
         if issubclass(kind, base):

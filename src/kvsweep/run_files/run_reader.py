@@ -87,7 +87,7 @@ class StoredCell:
     ) -> Iterator[Any]:
         """Yield the rows of `kind`'s file (or `file`), of a shard or all; a pair's row once (`records.latest_rows`)."""
         files = self.files(file or kind.file)
-        paths = [path for of_shard, path in files.items() if shard in (None, of_shard)]
+        paths = [path for of_shard, path in files.items() if shard in (None, of_shard)]  # None: all shards
         if issubclass(kind, PairRow):
             return row_types.latest_rows(paths, kind, on_bad=on_bad)
         return chain.from_iterable(row_types.read_rows(path, kind, on_bad=on_bad) for path in paths)

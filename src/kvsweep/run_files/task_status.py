@@ -95,6 +95,7 @@ class TaskStatus(msgspec.Struct, kw_only=True):
         A process number means nothing on another machine, after a restart, or in another namespace (a container). A
         machine may hide other users' processes (hidepid).
         """
+        # A mark is "MACHINE NAMESPACE START".
         reader_machine, _, _ = process_mark(os.getpid()).rpartition(" ")
         writer_machine, _, _ = self.process.rpartition(" ")  # and namespace
         if not self.process or writer_machine != reader_machine:
