@@ -18,7 +18,7 @@ from kvsweep.run_files.run_reader import StoredCell
 NUMBERS = ("kl", "change", "flips", "answer_change", "first_other")
 
 
-def replay_rows(run: Run, file: str = row_types.REPLAY_FILE) -> pd.DataFrame:
+def replay_rows(run: Run, file: str) -> pd.DataFrame:
     """Return a row per cell and completion with the numbers per token; empty if nothing was replayed.
 
     A completion that another replayed cell of the condition lacks is left out, so that all means are comparable.
@@ -70,12 +70,12 @@ def fidelity(rows: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
-def paired_fidelity(rows: pd.DataFrame, reference: str, number: str = "kl") -> pd.DataFrame:
-    """Compare each cell with a reference cell, paired by completion: difference, interval, p, Holm's p.
+def paired_fidelity(rows: pd.DataFrame, reference: str) -> pd.DataFrame:
+    """Compare each cell's KL with a reference cell's, paired by completion: difference, interval, p, Holm's p.
 
-    `rows` are `replay_rows`, `reference` is a cell_id, `number` a column.
+    `rows` are `replay_rows`, `reference` is a cell_id.
     """
-    by_cell = rows.pivot(index="cell_id", columns="problem_id", values=number)
+    by_cell = rows.pivot(index="cell_id", columns="problem_id", values="kl")
     others = [cell_id for cell_id in by_cell.index if cell_id != reference]
     # [cells, problems, one draw] and [problems, one draw]
     values = by_cell.loc[others].to_numpy()[..., None]
@@ -83,7 +83,7 @@ def paired_fidelity(rows: pd.DataFrame, reference: str, number: str = "kl") -> p
     return paired_tests(values, reference_values).assign(cell_id=others)
 
 
-def fidelity_bins(run: Run, file: str = row_types.REPLAY_FILE) -> pd.DataFrame:
+def fidelity_bins(run: Run, file: str) -> pd.DataFrame:
     """KL, change and top-1 agreement per token, by distance since the last eviction and by the full cache's entropy.
 
     A row per cell_id, `by` ("distance" or "entropy") and `from`, the lower bound of a bin.

@@ -88,14 +88,14 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
     return table
 
 
-def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
+def sign_flip_p(differences: Floats) -> Floats:
     """Test rows of `differences` [cells, problems] (missing ones 0) against mean zero, by random signs; two-sided p."""
     values = np.nan_to_num(differences)
     observed = np.abs(values.sum(-1))
-    signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(resamples, values.shape[1]))
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(RESAMPLES, values.shape[1]))
     resampled = np.abs(signs @ values.T)  # [resamples, cells]
     # `_EPSILON`: sums that are equal may differ by rounding.
-    p = (1 + (resampled >= observed - _EPSILON).sum(0)) / (resamples + 1)
+    p = (1 + (resampled >= observed - _EPSILON).sum(0)) / (RESAMPLES + 1)
     for cell, cell_values in enumerate(values):
         changed = cell_values[np.abs(cell_values) > _EPSILON]
         if len(changed) > EXACT_PROBLEMS:
