@@ -159,6 +159,11 @@ def setting(row: Any, *, trigger: bool = True) -> str:
     return ", ".join(filter(None, parts))
 
 
+def settings(rows: Any, *, trigger: bool = True) -> list[str]:
+    """Name the policy setting of each row of a data frame."""
+    return [setting(row, trigger=trigger) for row in rows.itertuples()]
+
+
 def setting_of(policy: Mapping[str, Any]) -> str:
     """Name the policy section of a cell.yaml: "DynTS 0.3 / 48, trigger 128"."""
     sizes = {name: policy.get(name) for name in AXES}

@@ -46,11 +46,11 @@ class Layout:
 
 def mean_and_ratio(scores: np.ndarray) -> tuple[float, float]:
     """Return the mean of the known scores and the fraction of them above the mean; both NaN without a known score."""
-    known = scores[~np.isnan(scores)]
-    if not len(known):
+    scored = scores[~np.isnan(scores)]
+    if not len(scored):
         return float("nan"), float("nan")
-    mean = float(known.mean())
-    return mean, float((known > mean).mean())
+    mean = float(scored.mean())
+    return mean, float((scored > mean).mean())
 
 
 def by_step(scores: np.ndarray, steps: Sequence[int]) -> np.ndarray:
@@ -82,14 +82,14 @@ def importance_figure(
 
     A strip is a named score of thinking tokens, [thinking], NaN where unknown, or its steps' means, on its own scale.
     """
-    figure, panels = style.panels(PAGE_WIDTH, len(strips), 1, row=1.2, rest=0.88, sharex=True)
+    figure, panels = style.panels(PAGE_WIDTH, len(strips), 1, row_height=1.2, extra_height=0.88, sharex=True)
     for axes, (name, scores) in zip(panels, strips.items(), strict=True):
         if average_steps:
             name = f"{name}, mean of each step"
             scores = by_step(scores, layout.steps)
         _strip(axes, layout, scores)
         axes.set_title(name, loc="left", fontsize=8)
-    # Only the thinking is drawn to scale, so only the thinking has ticks.
+    # Only the thinking is drawn to scale, so only the thinking has ticks, at whole tokens.
     lowest = panels[-1]
     lowest.set_xticks([tick for tick in lowest.get_xticks() if 0 <= tick < layout.thinking and tick % 1 == 0])
     lowest.set_xlabel("Reasoning Step (tokens of the thinking)")
@@ -104,9 +104,9 @@ def importance_figure(
 
 def _strip(axes: Axes, layout: Layout, scores: np.ndarray) -> None:
     """Draw one text's scores [thinking] as colours, with their mean as a line, between question and answer."""
-    known = scores[~np.isnan(scores)]
-    # Any scale will do if nothing is known.
-    low, high = np.percentile(known, PERCENTILES).tolist() if len(known) else (0.0, 1.0)
+    scored = scores[~np.isnan(scores)]
+    # Any scale will do if nothing is scored.
+    low, high = np.percentile(scored, PERCENTILES).tolist() if len(scored) else (0.0, 1.0)
     # The line of the mean lies on the scale of the colours, so the scale must reach it.
     mean, _ = mean_and_ratio(scores)
     low = min(low, mean)
@@ -156,8 +156,8 @@ def pooled(scores: np.ndarray, most: int) -> np.ndarray:
 
 def lorenz(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return shares of tokens, most important first, and their shares of all importance; both from 0 to 1."""
-    known = scores[~np.isnan(scores)]
-    most_first = np.sort(known)[::-1]
+    scored = scores[~np.isnan(scores)]
+    most_first = np.sort(scored)[::-1]
     carried = np.concatenate([[0.0], np.cumsum(most_first)])
     # Not 0, if no token has any importance.
     total = max(carried[-1], 1e-300)
@@ -226,9 +226,9 @@ def retention(kept: Kept, importance: np.ndarray, start: int) -> np.ndarray:
     """
     percents = kept.held[:, start : start + len(importance)]  # [evictions, thinking], NaN before a token is written
     weights = np.where(np.isnan(percents) | np.isnan(importance), 0.0, importance)
-    held = (np.nan_to_num(percents) / 100 * weights).sum(axis=1)
+    retained = (np.nan_to_num(percents) / 100 * weights).sum(axis=1)
     total = weights.sum(axis=1)
-    return held / np.where(total > 0, total, np.nan)
+    return retained / np.where(total > 0, total, np.nan)
 
 
 def rank_correlation(table: pd.DataFrame) -> tuple[float, float, int]:
@@ -264,9 +264,9 @@ def retention_figure(
     unnamed_look: dict[str, Any] = {"color": "0.8", "marker": ".", "zorder": 1}
     best = table.nlargest(MAX_NAMED, "pass1")["policy"]
     looks = {}
-    for place, policy in enumerate(best):
-        looks[policy] = {**style.look_of(place), "linestyle": "-", "zorder": 2}
-    figure, (left, middle, right) = style.panels(PAGE_WIDTH, 3, 3, row=2.3, rest=0.4)
+    for number, policy in enumerate(best):
+        looks[policy] = {**style.look_of(number), "linestyle": "-", "zorder": 2}
+    figure, (left, middle, right) = style.panels(PAGE_WIDTH, 3, 3, row_height=2.3, extra_height=0.4)
     for policy, rows in curves.groupby("policy", sort=False):
         look = {"markersize": 3.5, "linewidth": 1, **looks.get(policy, unnamed_look)}
         left.plot(rows["eviction"], rows["retained"], **look)

@@ -35,7 +35,7 @@ def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarra
     """Count the completions that still decode at each step, and average their cache lengths (`metrics.cache_rows`).
 
     `rows` are one cell's completions, indexed by their number in the run; `events` are their evictions. Returns live,
-    held, full, each [steps]: the count, the mean length, and the mean length without evictions.
+    lengths, full, each [steps]: the count, the mean length, and the mean length without evictions.
     """
     ends = rows["num_tokens"].to_numpy()
     starts = np.zeros(len(rows), int)
@@ -75,47 +75,48 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     token_flops = flops(run, compared["cell_id"].iloc[0])
     titles = TITLES if token_flops else TITLES[:2]  # the last is of FLOPs
     columns = len(titles) if look.width > 5 else 1
-    figure, panels = style.panels(look.width, len(titles), columns, row=1.9, rest=0.6)
+    figure, panels = style.panels(look.width, len(titles), columns, row_height=1.9, extra_height=0.6)
     longest_full = np.array([])
     chosen = _chosen(compared)
-    for place, (name, cell) in enumerate(chosen):
-        held, full = _lengths(run, cell)
+    for number, (name, cell) in enumerate(chosen):
+        lengths, full = _lengths(run, cell)
         # Without eviction all cells would have about one curve: the longest of them is drawn.
         if len(full) > len(longest_full):
             longest_full = full
-        curves = [held, _memory_ratio(run, cell, full_cell, held, full)]
+        curves = [lengths, _memory_ratio(run, cell, full_cell, lengths, full)]
         if token_flops:
             token, cached_token = token_flops
-            curves.append((token + cached_token * full) / (token + cached_token * held))
+            curves.append((token + cached_token * full) / (token + cached_token * lengths))
         for axes, values in zip(panels, curves, strict=True):
-            axes.plot(values, label=name, color=style.LINE_COLORS[place], linestyle=style.DASHES[place], linewidth=1.2)
+            axes.plot(
+                values, label=name, color=style.LINE_COLORS[number], linestyle=style.DASHES[number], linewidth=1.2
+            )
     panels[0].plot(longest_full, color="0.4", linewidth=1, label=notation.policy_title("full"), zorder=1)
     for axes, title in zip(panels, titles, strict=True):
         axes.set(title=style.wrapped(title, 0.8 * look.width / columns), xlabel="decoding step")
         style.tidy(axes)
     style.legend_below(figure)
     title = f"{model_title(metrics, model)} | {compared['benchmark_title'].iloc[0]}"
-    notes = f"{len(chosen)} of {counted(len(compared), 'setting')}, from the smallest cache to the largest"
-    notes += f"; of settings whose mean lengths differ by less than {ALIKE:.0%} the first stands for all"
-    left_out = f"benchmarks of shorter texts, settings that evict nothing, steps of fewer than {MIN_LIVE} texts"
-    notes += f". Left out: {left_out}"
-    figure.set_label(f"{title}: the cost of a decoding step, mean over the texts that have not ended; {notes}")
+    note = f"{len(chosen)} of {counted(len(compared), 'setting')}, from the smallest cache to the largest"
+    note += f"; of settings whose mean lengths differ by less than {ALIKE:.0%} the first stands for all. "
+    note += f"Left out: benchmarks of shorter texts, settings that evict nothing, steps of fewer than {MIN_LIVE} texts"
+    figure.set_label(f"{title}: the cost of a decoding step, mean over the texts that have not ended; {note}")
     return figure
 
 
 def _lengths(run: Run, cell: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the cache lengths of a cell and of a full cache, at steps where enough completions still decode."""
     rows = run.completions[run.completions["cell_id"] == cell]
-    live, held, full = lengths_by_step(rows, run.events[run.events["completion"].isin(rows.index)])
-    return held[live >= MIN_LIVE], full[live >= MIN_LIVE]
+    live, lengths, full = lengths_by_step(rows, run.events[run.events["completion"].isin(rows.index)])
+    return lengths[live >= MIN_LIVE], full[live >= MIN_LIVE]
 
 
-def _memory_ratio(run: Run, cell: str, full_cell: str, held: np.ndarray, full: np.ndarray) -> np.ndarray:
+def _memory_ratio(run: Run, cell: str, full_cell: str, lengths: np.ndarray, full: np.ndarray) -> np.ndarray:
     """Full-cache KV bytes divided by this cell's, per step; the length ratio if bytes per token are unknown."""
     full_bytes = _kv_bytes(run, full_cell, full)
-    cell_bytes = _kv_bytes(run, cell, held)
+    cell_bytes = _kv_bytes(run, cell, lengths)
     if full_bytes is None or cell_bytes is None:
-        return full / held
+        return full / lengths
     return full_bytes / cell_bytes
 
 
@@ -136,10 +137,10 @@ def _chosen(cells: pd.DataFrame) -> list[tuple[str, str]]:
     lengths = (np.log(cells["mean_cache_length"]) / np.log1p(ALIKE)).round()
     groups = [rows for _, rows in cells.groupby([lengths, "bits"])]
     # Evenly from the smallest to the largest; of fewer groups each once.
-    places = np.unique(np.linspace(0, len(groups) - 1, MAX_LINES).round().astype(int))
+    indices = np.unique(np.linspace(0, len(groups) - 1, MAX_LINES).round().astype(int))
     chosen = []
-    for place in places:
-        alike = groups[place]
+    for index in indices:
+        alike = groups[index]
         first = alike.iloc[0]
         name = notation.setting(first)
         if len(alike) > 1:

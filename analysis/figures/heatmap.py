@@ -275,13 +275,13 @@ def _windows(grid: PolicyGrid, rows: pd.DataFrame) -> list[str]:
 
 def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]:
     """Return the ends of a colour scale for some numbers, without NaN; centred on zero for differences."""
-    known = [number for number in numbers if number == number]
+    values = [number for number in numbers if number == number]
     if difference:
-        largest = max([1.0, *map(abs, known)])
+        largest = max([1.0, *map(abs, values)])
         return -largest, largest
-    if not known:
+    if not values:
         return 0.0, 100.0
-    low, high = min(known), max(known)
+    low, high = min(values), max(values)
     if low < high:
         return low, high
     # If all values are equal, the scale still needs a width, and no colour should claim a difference.
@@ -297,13 +297,13 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
     labels = [_labels(panel, look) for panel in panels]
     columns = min(look.columns or _fitting_columns(panels, labels, look.row), len(panels))
     width, height = _panel_row_size(panels, labels, columns, look.row)
-    figure, grid = style.panels(width, len(panels), columns, row=height, rest=0.6 if look.title else 0.4)
+    figure, grid = style.panels(width, len(panels), columns, row_height=height, extra_height=0.6 if look.title else 0.4)
     last_bars: dict[int, Colorbar] = {}  # of each row of panels
-    for place, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
+    for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         scale_values = np.concatenate([other.cells["value"] for other in panels if other.scale == panel.scale])
         ends = limits(scale_values, difference=panel.difference)
-        bar = _heatmap(axes, panel, labels[place], ends, look.map or style.SEQUENTIAL)
-        row, column = divmod(place, columns)
+        bar = _heatmap(axes, panel, labels[index], ends, look.map or style.SEQUENTIAL)
+        row, column = divmod(index, columns)
         if bar is not None:
             _finish_bar(bar, panel, scale_values)
             # Only the last bar of a row is labelled.
@@ -314,10 +314,10 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
         if column == 0:
             axes.set_ylabel("Local Window Size")
         # The panel to the left names the same windows.
-        elif panel.rows == panels[place - 1].rows:
+        elif panel.rows == panels[index - 1].rows:
             axes.set_yticklabels([])
-        if place + columns >= len(panels):
-            axes.set_xlabel("Ratio")
+    for axes in grid[-columns:]:  # the lowest of each column
+        axes.set_xlabel("Ratio")
     figure.set_label(caption)
     if look.title:
         figure.suptitle(look.title, fontsize=TITLE_SIZE)

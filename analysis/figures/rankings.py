@@ -56,10 +56,10 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     columns = int((look.width - LETTER * max(map(len, names)) - 0.2) / PANEL)
     if columns < min(FEWEST_IN_A_ROW, len(views) + 1):
         views = views[:1]
-        columns = 2
+        columns = 2  # the mean, and the lengths
     columns = min(columns, len(views) + 1)
     height = BAR * len(bars) + 0.55
-    figure, panels = style.panels(look.width, len(views) + 1, columns, row=height, rest=0.8, sharey=True)
+    figure, panels = style.panels(look.width, len(views) + 1, columns, row_height=height, extra_height=0.8, sharey=True)
     *score_panels, length_panel = panels
     texts = list(names)
     for axes, (title, rows) in zip(score_panels, views, strict=True):
@@ -113,9 +113,9 @@ def _lengths(axes: Axes, rows: pd.DataFrame) -> None:
 
 def _numbers(axes: Axes, numbers: list[str], end: float) -> None:
     """Write a number before each bar, and end the axis at `end`."""
-    for place, number in enumerate(numbers):
+    for row, number in enumerate(numbers):
         axes.annotate(
-            number, (0, place), fontsize=6.5, xytext=(-3, 0), textcoords="offset points", ha="right", va="center"
+            number, (0, row), fontsize=6.5, xytext=(-3, 0), textcoords="offset points", ha="right", va="center"
         )
     axes.set_xlim(0, end)
     style.tidy(axes, grid="x")
@@ -131,7 +131,9 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
     The band reaches from the best score down by `NoiseFloor.critical`: settings inside are tied with the best.
     """
     columns = min(2 if look.width > 5 else 1, len(verdicts))
-    figure, grid = style.panels(look.width, len(verdicts), columns, row=1.8, rest=0.38, most=MOST_HIGH)
+    figure, grid = style.panels(
+        look.width, len(verdicts), columns, row_height=1.8, extra_height=0.38, max_height=MOST_HIGH
+    )
     floors = [verdict.floor for verdict in verdicts if verdict.floor is not None]
     bands = []  # lowest tied and best score of each panel, in percent
     spans = []  # lowest and highest that each panel shows
@@ -175,7 +177,7 @@ def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: L
     """Draw a model's KL per setting (a `fidelity` table), smallest first, and that of cells by `fidelity_bins`."""
     # If all settings share a trigger, the title names it.
     budgets = table["budget"].dropna().unique()
-    named = table.assign(setting=[notation.setting(row, trigger=len(budgets) > 1) for row in table.itertuples()])
+    named = table.assign(setting=notation.settings(table, trigger=len(budgets) > 1))
     wide = look.width > 5
     settings = named.groupby("setting")["kl"].mean().sort_values().index
     nearest = settings[: MOST if wide else MOST_IN_A_COLUMN]
@@ -193,18 +195,18 @@ def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: L
         panels[kind].set_xlabel(label)
     style.legend_below(figure)
     trigger = f", trigger {notation.number(budgets[0])}" if len(budgets) == 1 else ""
-    most = "" if len(nearest) == len(settings) else f", the {len(nearest)} nearest settings"
-    what = f"KL of replayed texts with 95% intervals{most}; the darker a line, the nearer its cell"
-    figure.set_label(f"{title}{trigger}: {what}")
+    number = "" if len(nearest) == len(settings) else f", the {len(nearest)} nearest settings"
+    meaning = f"KL of replayed texts with 95% intervals{number}; the darker a line, the nearer its cell"
+    figure.set_label(f"{title}{trigger}: {meaning}")
     return figure
 
 
 def _kl_of_settings(axes: Axes, table: pd.DataFrame, settings: pd.Index) -> None:
     """Draw the KL of these settings with its interval, a line per setting, a marker per benchmark."""
     shown = table[table["setting"].isin(settings)]
-    for place, benchmark in enumerate(table["benchmark_title"].unique()):
+    for number, benchmark in enumerate(table["benchmark_title"].unique()):
         rows = shown[shown["benchmark_title"] == benchmark]
-        look = style.look_of(place) | {"linestyle": "none", "label": benchmark, "markersize": 3, "elinewidth": 0.8}
+        look = style.look_of(number) | {"linestyle": "none", "label": benchmark, "markersize": 3, "elinewidth": 0.8}
         heights = settings.get_indexer(pd.Index(rows["setting"]))
         axes.errorbar(rows["kl"], heights, xerr=1.96 * rows["kl_se"].fillna(0), **look)
     axes.set_yticks(range(len(settings)), list(settings), fontsize=6)
@@ -216,10 +218,10 @@ def _kl_of_bins(axes: Axes, bins: pd.DataFrame, cell_ids: list[str]) -> None:
     """Draw the KL of each cell over the lower bounds of its bins, the last cell darkest."""
     drawn = bins[bins["kl"] > 0]  # on a logarithmic axis
     bounds = pd.Index(sorted(drawn["from"].unique()))
-    for place, cell_id in enumerate(cell_ids):
+    for number, cell_id in enumerate(cell_ids):
         cell_bins = drawn[drawn["cell_id"] == cell_id]
         # The dark end of this map is 0.
-        color = matplotlib.colormaps["viridis"](1 - place / max(1, len(cell_ids) - 1))
+        color = matplotlib.colormaps["viridis"](1 - number / max(1, len(cell_ids) - 1))
         places = bounds.get_indexer(pd.Index(cell_bins["from"]))
         axes.plot(places, cell_bins["kl"], marker=".", markersize=3, linewidth=0.6, color=color)
     axes.set_xticks(range(len(bounds)), [f"{bound:g}" for bound in bounds])

@@ -79,8 +79,9 @@ def wrapped(text: str, width: float) -> str:
     broken = []
     for line in text.splitlines():
         fewest_breaks = fill(line, letters).count("\n")
-        # The narrowest lines that are as few make their lengths about the same.
-        for narrower in range(min(letters, max(map(len, line.split(" ")))), letters + 1):
+        longest_word = max(map(len, line.split(" ")))
+        # The narrowest lines that are as few make their lengths about the same. Lines of `letters` are as few.
+        for narrower in range(min(letters, longest_word), letters + 1):
             lines = fill(line, narrower)
             if lines.count("\n") == fewest_breaks:
                 break
@@ -105,14 +106,21 @@ def marks(texts: Iterable[str]) -> list[str]:
 
 
 def panels(
-    width: float, count: int, columns: int, *, row: float, rest: float, most: float = np.inf, **shared: Any
+    width: float,
+    count: int,
+    columns: int,
+    *,
+    row_height: float,
+    extra_height: float,
+    max_height: float = np.inf,
+    **shared: Any,
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure of `count` panels in rows of `columns`; `shared` is for `Figure.subplots`.
 
-    `row` is the height of a row, at most `most` for all rows, and `rest` that of all else, in inches like `width`.
+    All rows together have at most `max_height`, and all else has `extra_height`, in inches like `width`.
     """
     rows = ceil(count / columns)
-    figure = new_figure((width, min(row * rows, most) + rest))
+    figure = new_figure((width, min(row_height * rows, max_height) + extra_height))
     axes = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
     for unused in axes[count:]:
         unused.remove()
@@ -181,23 +189,23 @@ def legend_below(figure: Figure) -> None:
     )
 
 
-def look_of(place: int) -> dict[str, Any]:
+def look_of(number: int) -> dict[str, Any]:
     """Return the colour, marker and dashes of the line or policy with this number, from 0."""
     choices: dict[str, Any] = {"color": LINE_COLORS, "marker": MARKERS, "linestyle": DASHES}
-    return {name: values[place % len(values)] for name, values in choices.items()}
+    return {name: values[number % len(values)] for name, values in choices.items()}
 
 
 def policy_looks(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return colour, marker and dashes by policy and variant; a known policy looks the same in every figure."""
-    known = [policy for policy in notation.POLICY_TITLES if policy != "full"]
-    next_place = len(known)
+    """Return colour, marker and dashes by policy and variant; one with a title looks the same in every figure."""
+    titled = [policy for policy in notation.POLICY_TITLES if policy != "full"]
+    next_number = len(titled)
     looks = dict[tuple[str, str], dict[str, Any]]()
     for policy, variant in keys:
-        if policy in known and not variant:
-            looks[policy, variant] = look_of(known.index(policy))
+        if policy in titled and not variant:
+            looks[policy, variant] = look_of(titled.index(policy))
         else:
-            looks[policy, variant] = look_of(next_place)
-            next_place += 1
+            looks[policy, variant] = look_of(next_number)
+            next_number += 1
     return looks
 
 

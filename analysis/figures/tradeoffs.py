@@ -81,7 +81,9 @@ def tradeoff(
             columns += 1
     columns = min(len(panels), columns)
     height = 1.9 if x in ("budget", "speed") else 2.7
-    figure, grid = style.panels(look.width, len(panels), columns, row=height, rest=0.7, most=MOST_HIGH, sharey=True)
+    figure, grid = style.panels(
+        look.width, len(panels), columns, row_height=height, extra_height=0.7, max_height=MOST_HIGH, sharey=True
+    )
     for axes, panel in zip(grid, panels, strict=True):
         _draw_panel(axes, panel, column, costs)
         axes.set_xlabel(label)
@@ -128,25 +130,21 @@ def _triggers(cells: pd.DataFrame) -> Panels:
     if chosen.empty:
         return "", []
     full = scored[(scored["policy"] == "full") & scored["condition"].isin(chosen["condition"])]
-    names = list(dict.fromkeys(_settings(chosen)))
+    names = list(dict.fromkeys(notation.settings(chosen, trigger=False)))
     panels: list[Panel] = []
     for title, rows in benchmark_views(pd.concat([chosen, full])):
         points = rows.dropna(subset="pass_at_1")
         # Points at one trigger are shifted sideways, so that no error bar hides another.
         step = 0.02 * np.ptp(points["budget"].dropna())
         shifts = step * (np.arange(len(names)) - (len(names) - 1) / 2)
-        settings = np.array(_settings(points))
+        settings = np.array(notation.settings(points, trigger=False))
         lines: list[Line] = []
-        for place, name in enumerate(names):
+        for index, name in enumerate(names):
             line = points[settings == name].drop_duplicates("budget").sort_values("budget")
-            look = {"linewidth": 1.2, **style.look_of(place)}
-            lines.append((name, line.assign(budget=line["budget"] + shifts[place]), look))
+            look = {"linewidth": 1.2, **style.look_of(index)}
+            lines.append((name, line.assign(budget=line["budget"] + shifts[index]), look))
         panels.append((title, points, lines))
     return "trigger of evictions", panels
-
-
-def _settings(rows: pd.DataFrame) -> list[str]:
-    return [notation.setting(row, trigger=False) for row in rows.itertuples()]
 
 
 def _memory(cells: pd.DataFrame) -> Panels:
@@ -166,8 +164,8 @@ def _memory(cells: pd.DataFrame) -> Panels:
     # A single other line keeps its name.
     if len(lines) > MAX_NAMED + 1:
         label = f"{len(lines) - MAX_NAMED} others, each below them"
-        for place, (_, line, look) in enumerate(lines[MAX_NAMED:], start=MAX_NAMED):
-            lines[place] = label, line, look | {"color": "0.75", "zorder": 1}
+        for index, (_, line, look) in enumerate(lines[MAX_NAMED:], start=MAX_NAMED):
+            lines[index] = label, line, look | {"color": "0.75", "zorder": 1}
             label = "_"  # matplotlib leaves it out, so the legend has one line for all
     scores = f"mean of {len(benchmarks)} benchmarks" if len(benchmarks) > 1 else cells["benchmark_title"].iloc[0]
     mark = f" ({UNFINISHED} not finished)" if any(UNFINISHED in label for label, _, _ in lines) else ""
@@ -199,9 +197,9 @@ def _policy_lines(compressed: pd.DataFrame) -> tuple[list[Line], list[str]]:
             title += UNFINISHED
         # What differs between the policy's lines tells them apart.
         telling = [axis for axis in _fixed_axes(series_of[policy]) if settings[axis].nunique() > 1]
-        for place, line in enumerate(series_of[policy]):
+        for number, line in enumerate(series_of[policy]):
             label = f"{title}, {notation.axes(line.iloc[0][telling])}".removesuffix(", ")
-            look = policy_look | WHITE_EDGE | {"linestyle": style.DASHES[place % len(style.DASHES)]}
+            look = policy_look | WHITE_EDGE | {"linestyle": style.DASHES[number % len(style.DASHES)]}
             if len(shapes) > 1:  # the shape says nothing of the policy, so the colour alone must
                 shape = shapes.index(notation.axes(line.iloc[0][fixed]))
                 look["marker"] = style.MARKERS[shape % len(style.MARKERS)]

@@ -81,7 +81,7 @@ def run_page(
         "matter": [title for title, floor in floors if floor.signal],
         # True if a heatmap's scores may differ by chance alone.
         "pale": not all(floor.signal for _, floor in floors),
-        "questions": [(TITLES[place], MEANINGS[place]) for place in metrics["question"].unique() if place in TITLES],
+        "questions": [(TITLES[name], MEANINGS[name]) for name in metrics["question"].unique() if name in TITLES],
         **_sections(pictures),
         "cheapest": _cheapest(found),
         "progress": _progress(found),
@@ -222,7 +222,7 @@ def _column_values(panel: heatmap.Panel, grid_values: list[float]) -> list[list[
 def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
     """Return a panel of one model: settings in rows (full cache first), benchmarks in columns."""
     rows = in_order(rows, by=SETTING)
-    names = [notation.setting(row) for row in rows.itertuples()]
+    names = notation.settings(rows)
     settings = list(dict.fromkeys(names))
     benchmarks = rows.drop_duplicates("benchmark").set_index("benchmark")["benchmark_title"]
     places = pd.MultiIndex.from_product([settings, benchmarks.index])
@@ -269,7 +269,7 @@ def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
         "full": [cell(row, full_limits) for row in panel.full.itertuples()],
         "rows": rows,
         "ends": [notation.percent(end / 100, signed=panel.difference) for end in first_limits],
-        "ramp": [style.shade(place, (0, 1), cmap)[0] for place in np.linspace(0, 1, 9)],
+        "ramp": [style.shade(share, (0, 1), cmap)[0] for share in np.linspace(0, 1, 9)],
     }
 
 
@@ -323,9 +323,9 @@ def _concerns(found: Findings) -> list[tuple[str, list[str], bool]]:
     unfinished = metrics[~metrics["status"].isin(["done", "replayed"])]
     screened_out = metrics[metrics["cell_id"].isin(screen.keys()) & (metrics["completions"] == 0)]
     done = metrics[(metrics["status"] == "done") & (metrics["graded"] > 0)]
-    done = done.assign(most=done.groupby("condition")["problems"].transform("max"))
+    done = done.assign(most_problems=done.groupby("condition")["problems"].transform("max"))
     # Fewer problems than another cell, or not as many draws of each.
-    incomplete = done[(done["problems"] < done["most"]) | (done["graded"] % done["problems"] > 0)]
+    incomplete = done[(done["problems"] < done["most_problems"]) | (done["graded"] % done["problems"] > 0)]
     conditions = metrics.drop_duplicates("condition")
     with_full = metrics.loc[metrics["policy"] == "full", "condition"]
     alone = conditions[~conditions["condition"].isin(with_full)]
@@ -341,7 +341,7 @@ def _concerns(found: Findings) -> list[tuple[str, list[str], bool]]:
         "Screened out, not decoded": listed(screened_out, lambda row: _reason(screen[row.cell_id])),
         "Missing cells": _missing(found),
         "Not on all problems and draws of the others, which are compared on what both have": listed(
-            incomplete, lambda row: f"{row.graded} answers to {row.problems} of {row.most} problems"
+            incomplete, lambda row: f"{row.graded} answers to {row.problems} of {row.most_problems} problems"
         ),
         "Ungraded": listed(metrics[metrics["ungraded"] > 0], lambda row: f"{row.ungraded} of {row.completions}"),
         **warnings(found.run, found.margin),

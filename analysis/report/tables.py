@@ -131,7 +131,7 @@ def _caches(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
     Of servers alone: the bytes of a token that a server says, and the bytes that were declared, where there are any.
     """
     cells = scores[scores["model"] == model].drop_duplicates([*SETTING, "benchmark"])
-    settings = _settings(cells)
+    settings = notation.settings(cells)
     if cells["engine"].eq("server").all():
         by_setting = cells.set_axis(settings)
         by_setting = by_setting[~by_setting.index.duplicated()]
@@ -143,7 +143,7 @@ def _caches(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
     # The column is a share of the completions; rounding makes it a count again.
     evicted = (cells["evicted"].where(cells["completions"] > 0, 0) * cells["completions"]).round()
     groups = cells.assign(evicted=evicted).groupby(settings)
-    counts = groups[["evicted", "completions"]].sum(min_count=1)
+    counts = groups[["evicted", "completions"]].sum(min_count=1)  # missing, and not 0, where all are missing
     length_after = groups["mean_length_after"].mean()
     shares = counts["evicted"].map(notation.number) + " of " + counts["completions"].astype("str")
     shares = shares.where(counts["evicted"].notna(), MISSING)
@@ -180,17 +180,14 @@ def score_table(metrics: pd.DataFrame, model: str, *, marked: bool = False) -> p
         columns["mean"] = _scores(means, marked)
     settings = in_order(cells.drop_duplicates(SETTING), by=SETTING)
     # In display order, with a dash where a benchmark has no such cell.
-    table = pd.DataFrame(columns).reindex(_settings(settings)).fillna(MISSING)
+    table = pd.DataFrame(columns).reindex(notation.settings(settings)).fillna(MISSING)
     return table.rename_axis(model_title(metrics, model))
 
 
 def _scores(rows: pd.DataFrame, marked: bool) -> pd.Series:
+    """A column of `score_table` by setting."""
     best = rows.loc[~rows["policy"].isin(["full", CONTROL]), "pass_at_1"].max() if marked else None
-    return pd.Series([_score(row, best) for row in rows.itertuples()], index=_settings(rows), dtype="object")
-
-
-def _settings(rows: pd.DataFrame) -> list[str]:
-    return [notation.setting(row) for row in rows.itertuples()]
+    return pd.Series([_score(row, best) for row in rows.itertuples()], index=notation.settings(rows), dtype="object")
 
 
 def _score(row: Any, best: float | None) -> str:
@@ -225,18 +222,18 @@ def _lengths(cells: pd.DataFrame) -> pd.DataFrame:
         "peak memory, % of full": rows["kept_memory"].map(notation.percent),
         "mean memory, % of full": rows["kept_memory_mean"].map(notation.percent),
     }
-    return pd.DataFrame(texts).set_axis(_settings(rows))
+    return pd.DataFrame(texts).set_axis(notation.settings(rows))
 
 
 def seconds_table(found: Findings) -> pd.DataFrame | None:
     """Return the speed of each timed cell and batch (`fidelity.timings`) as texts; None if nothing was timed."""
     # The metrics' speed is that of cells decoded together; the timed one replaces it.
-    timed = found.metrics.drop(columns=["tokens_per_second"], errors="ignore").merge(timings(found.run), on="cell_id")
+    timed = found.metrics.drop(columns="tokens_per_second").merge(timings(found.run), on="cell_id")
     if timed.empty:
         return None
     table = pd.DataFrame(
         {
-            "setting": timed.apply(notation.setting, axis=1),
+            "setting": notation.settings(timed),
             "texts at once": timed["slots"].map(notation.number),
             "tokens/s": timed["tokens_per_second"].map(notation.decimal, digits=0),
             "× full": timed["times_full"].map(notation.decimal, digits=2),
@@ -287,7 +284,7 @@ def fidelity_text(table: pd.DataFrame) -> str:
 def _fidelity_texts(table: pd.DataFrame) -> pd.DataFrame:
     """The table of `fidelity_by_cell` as texts with their errors, one row per cell."""
     shown = pd.DataFrame({"model | benchmark": table["model_title"] + " | " + table["benchmark_title"]})
-    shown["setting"] = _settings(table)
+    shown["setting"] = notation.settings(table)
     for name in ("kl", "change", "flips", "answer_change"):
         errors = table[f"{name}_se"]
         error_texts = errors.map(" ± {:.4f}".format).where(errors.notna(), "")
@@ -314,9 +311,17 @@ def _latex(metrics: pd.DataFrame, model: str) -> str:
         caption=CAPTION.replace("%", r"\%"),
         label=f"tab:{file_name(model)}",
     )
-    commands = {"±": r"$\pm$", MISSING: "--", WORSE: r"$^{\dagger}$", UNFINISHED: "$^{*}$"}
-    commands |= {UNTOUCHED: "$^{=}$", UNPACKED: r"$^{\S}$", STOPPED: r"$^{\circ}$"}
-    commands |= {BEST_BEGIN: r"\textbf{", BEST_END: "}"}
+    commands = {
+        "±": r"$\pm$",
+        MISSING: "--",
+        WORSE: r"$^{\dagger}$",
+        UNFINISHED: "$^{*}$",
+        UNTOUCHED: "$^{=}$",
+        UNPACKED: r"$^{\S}$",
+        STOPPED: r"$^{\circ}$",
+        BEST_BEGIN: r"\textbf{",
+        BEST_END: "}",
+    }
     for sign, command in commands.items():
         # The `=` in a setting such as bits=4 follows a name and is no mark.
         text = re.sub(rf"(?<![A-Za-z]){re.escape(sign)}", command.replace("\\", r"\\"), text)

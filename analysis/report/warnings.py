@@ -90,7 +90,7 @@ def cell_title(row: Any) -> str:
 
 
 def _settings(cells: pd.DataFrame) -> str:
-    return "; ".join(map(notation.setting, notation.rows(cells))) or "none"
+    return "; ".join(notation.settings(cells)) or "none"
 
 
 def _why(run: Run, texts: pd.DataFrame) -> str:

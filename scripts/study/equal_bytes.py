@@ -101,7 +101,7 @@ def table(cells: pd.DataFrame) -> str:
 
 def draw(cells: pd.DataFrame) -> matplotlib.figure.Figure:
     """All rows as stars with their names, each eviction as a line, and the best one with fp8 dashed."""
-    figure, [axes] = style.panels(7.1, 1, 1, row=3.4, rest=0.2)
+    figure, [axes] = style.panels(7.1, 1, 1, row_height=3.4, extra_height=0.2)
     for at, title in SHARES.items():
         axes.axvline(at, color="0.85", linewidth=3, zorder=0)
         axes.annotate(title, (at, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=8)

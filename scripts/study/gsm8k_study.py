@@ -80,7 +80,7 @@ def of_shared_draws(run: Run) -> Run:
 def heatmaps(grid: pd.DataFrame) -> matplotlib.figure.Figure:
     """The mean KL of each policy's settings, in thousandths of a nat, on one scale."""
     policies = sorted(grid["policy"].unique(), key=notation.policy_title)
-    figure, axes = style.panels(7.1, len(policies), len(policies), row=1.9, rest=0.4)
+    figure, axes = style.panels(7.1, len(policies), len(policies), row_height=1.9, extra_height=0.4)
     limits = (0.0, 1000 * float(grid["kl"].max()))
     for place, (panel, policy) in enumerate(zip(axes, policies, strict=True)):
         own = (
