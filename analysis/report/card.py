@@ -29,8 +29,8 @@ FACTS = (
 # A fact with more different values than this says nothing about the run as a whole.
 _MOST_VALUES, _LONGEST = 4, 200
 # Provenance that the card has already, or that is no fact about the run as a whole.
-_NOT_APART = {"expected", "draws", "rounds", "margin", "config", "decoding_passes", "schema"}
-_NOT_APART |= {"git", "packages", "hardware", "dataset_hash", "dataset_origin"}
+_LEFT_OUT = {"expected", "draws", "rounds", "margin", "config", "decoding_passes", "schema"}
+_LEFT_OUT |= {"git", "packages", "hardware", "dataset_hash", "dataset_origin"}
 
 
 class _Verified(msgspec.Struct):
@@ -103,8 +103,8 @@ def _table_facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
     # A CSV of scores has no completions, and its rows say how many problems they are about.
     stored_problems = run.completions.groupby("cell_id", observed=True)["problem_id"].nunique()
     problems = metrics["cell_id"].map(stored_problems).fillna(metrics["problems"])
-    for title, most in problems.groupby(metrics["benchmark_title"], sort=False).max().items():
-        yield "benchmarks", f"{title} ({most:g} problems)"
+    for title, count in problems.groupby(metrics["benchmark_title"], sort=False).max().items():
+        yield "benchmarks", f"{title} ({count:g} problems)"
     yield "draws", _draws(metrics)
     yield "completions", f"{metrics['completions'].sum():,}"
     margins = metrics["margin"].dropna().unique()
@@ -116,14 +116,14 @@ def _table_facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
 
 def rows(facts: dict[str, list[str]], run: Run) -> list[tuple[str, str]]:
     """Return the facts for the page, one text each, then the other provenance of the cells."""
-    others = defaultdict[str, list[Any]](list)
+    other_facts = defaultdict[str, list[Any]](list)
     for record in run.provenance.values():
         for name, value in leaves(record):
-            section, _, _ = name.partition(".")
-            if section not in _NOT_APART:
+            section, _, _ = name.partition(".")  # "git.revision" -> "git"
+            if section not in _LEFT_OUT:
                 title = name.replace(".", " ").replace("_", " ")
-                others[title].append(str(value)[:_LONGEST])
-    all_facts = facts | _different(others)
+                other_facts[title].append(str(value)[:_LONGEST])
+    all_facts = facts | _different(other_facts)
     return [(name, _one_text(name, values)) for name, values in all_facts.items()]
 
 

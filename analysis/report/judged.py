@@ -87,8 +87,14 @@ def _text(value: Any) -> str | None:
     return json.dumps(value, default=str)
 
 
-def _draw(row: Any, full: str) -> dict[str, Any]:
-    same = common_length(row.text, full)
-    outcome = row.outcome if isinstance(row.outcome, str) else ""
-    known = {"problem": row.problem_id, "draw": row.draw, "outcome": outcome}
-    return {**known, "text": row.text, "characters": len(row.text), "same": same, "evictions": []}
+def _draw(row: Any, full_text: str) -> dict[str, Any]:
+    """One answer as the page's script reads a completion."""
+    return {
+        "problem": row.problem_id,
+        "draw": row.draw,
+        "outcome": row.outcome if isinstance(row.outcome, str) else "",
+        "text": row.text,
+        "characters": len(row.text),
+        "same": common_length(row.text, full_text),
+        "evictions": [],
+    }

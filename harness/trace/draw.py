@@ -59,7 +59,7 @@ def draw_importance(
     labels: Sequence[LabelKind] = options.label or ["answer"]
     strips = importance(text, labels, options.head, policies)
     name = _name("importance", text)
-    yield _table(importance_table(layout, strips), options.out, name)
+    yield _write_table(importance_table(layout, strips), options.out, name)
     scores_by_title = {strip_title(column): scores for column, scores in strips.items()}
     figure = importance_figure(layout, scores_by_title, title=text.title, average_steps=options.by == "step")
     yield from save_figure(figure, options.out, name).values()
@@ -111,7 +111,7 @@ def draw_attribution(options: inspected.TraceOptions, text: inspected.InspectedT
     tokens = text.pieces[trace.answer_start :]
     columns = ["".join(text.pieces[step.start : step.stop]) for step in steps]
     name = _name("attribution", text)
-    yield _table(attribution_table(values, tokens, columns), options.out, name)
+    yield _write_table(attribution_table(values, tokens, columns), options.out, name)
     figure = attribution_figure(values, tokens, columns, title=text.title, cmap=options.map)
     yield from save_figure(figure, options.out, name).values()
 
@@ -141,7 +141,7 @@ def draw_kept(options: inspected.TraceOptions, text: inspected.InspectedText) ->
         raise inspected.NotInText("nothing was evicted here: choose another completion, or a smaller policy.budget.")
     kept = read_kept(text.pieces, text.trace.think_start, text.completion.evictions)
     name = _name("kept", text)
-    yield _table(kept_table(kept), options.out, name)
+    yield _write_table(kept_table(kept), options.out, name)
     path = options.out / f"{name}.html"
     replace_text(path, kept_html(kept, title=text.title))
     yield path
@@ -162,7 +162,7 @@ def draw_retention(options: inspected.TraceOptions, folders: Sequence[Path]) -> 
     name = f"retention_{kind}"
     tables = {"": policies, "_curves": evictions, "_lorenz": carried}
     for suffix, table in tables.items():
-        yield _table(table, options.out, f"{name}{suffix}")
+        yield _write_table(table, options.out, f"{name}{suffix}")
     title = f"{Path(options.source).name}: true importance ({kind}) held at each eviction"
     figure = retention_figure(evictions, policies, carried, kind, title=title)
     yield from save_figure(figure, options.out, name).values()
@@ -201,7 +201,7 @@ def _name(picture: str, text: inspected.InspectedText) -> str:
     return f"{picture}_{file_name(text.trace.problem_id, f'draw{text.trace.draw}')}"
 
 
-def _table(table: pd.DataFrame, directory: Path, name: str) -> Path:
+def _write_table(table: pd.DataFrame, directory: Path, name: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.csv"
     replace_text(path, csv_text(table))
