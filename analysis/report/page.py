@@ -1,7 +1,7 @@
 """The report's page: texts for the template, and data for its scripts."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 import numpy as np
@@ -175,9 +175,7 @@ def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
     metrics = found.metrics
     titled_panels: list[tuple[str, list[heatmap.Panel]]] = []
     all_values: list[float] = []
-    in_grids: set[str] = set()
     for grid in found.grids:
-        in_grids.update(grid.cells["cell_id"])
         for model in grid.models:
             if has_results(grid.cells, model):
                 panels = heatmap.grid_panels(grid, model, metrics, Look(scale=scale), found.verdicts)
@@ -193,6 +191,18 @@ def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
             values = list(panel.cells["value"]) if scale == "own" else all_values
             drawn.append(_drawn(panel, [values] * len(panel.columns)))
         boards.append({"title": title, "corner": "window ↓ ratio →", "panels": drawn})
+    for title, panel in _panels_outside(found, scale == "diff_from_full"):
+        drawn = [_drawn(panel, _column_values(panel, all_values))]
+        boards.append({"title": title, "corner": "policy, keep ratio / window", "panels": drawn})
+    return boards
+
+
+def _panels_outside(found: Findings, difference: bool) -> Iterator[tuple[str, heatmap.Panel]]:
+    """Yield for each model a title and a panel of the settings that lie in no grid."""
+    metrics = found.metrics
+    in_grids: set[str] = set()
+    for grid in found.grids:
+        in_grids.update(grid.cells["cell_id"])
     outside = metrics[~metrics["cell_id"].isin(in_grids)].drop_duplicates([*SETTING, "benchmark"])
     which = "settings outside the grids" if found.grids else "all settings"
     for model in found.models:
@@ -200,11 +210,7 @@ def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
         # A full cache alone needs no table where the grids' panels show it.
         has_compressed = (rows["policy"] != "full").any()
         if has_compressed or (len(rows) and not found.grids):
-            panel = _settings_panel(rows, scale == "diff_from_full")
-            title = f"{model_title(metrics, model)} | {which}"
-            drawn = [_drawn(panel, _column_values(panel, all_values))]
-            boards.append({"title": title, "corner": "policy, keep ratio / window", "panels": drawn})
-    return boards
+            yield f"{model_title(metrics, model)} | {which}", _settings_panel(rows, difference)
 
 
 def _column_values(panel: heatmap.Panel, grid_values: list[float]) -> list[list[float]]:
