@@ -219,12 +219,13 @@ def kept_table(kept: Kept) -> pd.DataFrame:
     return pd.DataFrame({"position": position, "text": kept.pieces, "gone_at": kept.gone_at + 1, **columns})
 
 
-def retention(kept: Kept, importance: np.ndarray, start: int) -> np.ndarray:
+def retention(kept: Kept, importance: np.ndarray) -> np.ndarray:
     """Return the share of the importance written so far that the cache holds after each eviction, [evictions].
 
-    `importance`, [thinking], is that of the thinking tokens from position `start` on, none below 0; NaN counts as 0.
+    `importance`, [thinking], is that of the thinking tokens, which follow the prompt; none below 0; NaN counts as 0.
     """
-    percents = kept.held[:, start : start + len(importance)]  # [evictions, thinking], NaN before a token is written
+    thinking = slice(kept.prompt, kept.prompt + len(importance))
+    percents = kept.held[:, thinking]  # [evictions, thinking], NaN before a token is written
     weights = np.where(np.isnan(percents) | np.isnan(importance), 0.0, importance)
     retained = (np.nan_to_num(percents) / 100 * weights).sum(axis=1)
     total = weights.sum(axis=1)

@@ -139,8 +139,8 @@ def grid_panels(
     grid: PolicyGrid,
     model: str,
     metrics: pd.DataFrame,
-    look: Look = DEFAULT_LOOK,
-    verdicts: Sequence[PanelVerdict] = (),
+    look: Look,
+    verdicts: Sequence[PanelVerdict],
 ) -> list[Panel]:
     """Return a model's heatmap of each benchmark; `metrics` has all cells, for titles and full caches.
 

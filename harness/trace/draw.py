@@ -191,7 +191,7 @@ def _retained(
                 continue
             (scores,) = importance(text, [kind], []).values()
             kept = read_kept(text.pieces, text.trace.think_start, completion.evictions)
-            for number, share in enumerate(retention(kept, scores, text.trace.think_start), start=1):
+            for number, share in enumerate(retention(kept, scores), start=1):
                 rows.append({"policy": policy, "text": len(curves), "eviction": number, "retained": float(share)})
             curves.append(lorenz(scores))
     return pd.DataFrame(rows), correct, curves

@@ -113,9 +113,9 @@ def test_the_two_lines_of_a_title_stay_apart_on_the_page(kept):
 
 def test_retention_by_hand(kept):
     importance = np.array([1.0, 2.0, 3.0, np.nan, 9.0])
-    np.testing.assert_allclose(retention(kept, importance, 1), [(0.5 * 2 + 3) / 6, 3 / 6])
+    np.testing.assert_allclose(retention(kept, importance), [(0.5 * 2 + 3) / 6, 3 / 6])
     with np.errstate(invalid="raise"):
-        assert np.isnan(retention(kept, np.zeros(5), 1)).all()
+        assert np.isnan(retention(kept, np.zeros(5))).all()
 
 
 def test_policies_that_hold_more_importance_and_score_higher_correlate():

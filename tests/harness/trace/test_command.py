@@ -283,7 +283,7 @@ def test_retention_of_a_run(decoded, model, tmp_path, capsys):
         if text.completion.evictions:
             scores = importance(text, ["far_max"], [])["true: far_max"]
             kept = read_kept(text.pieces, text.trace.think_start, text.completion.evictions)
-            expected.append(retention(kept, scores, text.trace.think_start)[0])
+            expected.append(retention(kept, scores)[0])
     (first,) = curves[(curves["policy"].str.startswith("window")) & (curves["eviction"] == 1)]["retained"]
     assert first == pytest.approx(np.mean(expected))
     assert "(far_max) and Pass@1 over policies: no correlation over n = 2" in capsys.readouterr().out
