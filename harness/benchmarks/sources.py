@@ -38,9 +38,9 @@ def read_source(config: BenchmarkConfig, *, only_estimated: bool) -> tuple[list[
         if config.fallback is None:
             raise
         # A revision and a column name belong to one dataset only.
-        unset: dict[str, Any] = dict.fromkeys(("revision", "hub_config", "answer_after", "keep_if", "fallback"))
-        unset["columns"] = {}
-        fallback = build(BenchmarkConfig, "benchmark", vars(config) | unset | dict(config.fallback))
+        unset = dict.fromkeys(("revision", "hub_config", "answer_after", "keep_if", "fallback"))
+        values = vars(config) | unset | {"columns": {}} | dict(config.fallback)
+        fallback = build(BenchmarkConfig, "benchmark", values)
         try:
             rows = _read_hub(fallback)
         except UserError:
@@ -174,7 +174,7 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
     _check_entries(path)
     is_saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
     arguments = {} if is_saved else _arguments(path)
-    files: dict[str, list[str]] = {}  # by split: the files that are read here; empty where `datasets` reads them
+    files = dict[str, list[str]]()  # by split: the files that are read here; empty where `datasets` reads them
     try:
         if is_saved:
             data: Any = datasets.load_from_disk(str(path))  # rows by split, or rows without splits
@@ -194,7 +194,7 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
         raise UserError(f"benchmark.split={split} is not in {path}, which has {', '.join(data)}; choose one of these.")
     if not files:
         return _dataset_rows(data[name], str(path))
-    rows: list[FileRow] = []
+    rows = list[FileRow]()
     for file in files[str(name)]:
         rows += rows_of_file(Path(file))
     return rows
@@ -212,7 +212,7 @@ def _check_entries(path: Path) -> None:
 
 def _files(builder: Any) -> dict[str, list[str]]:
     """Return the files of each split if kvsweep reads all itself: `datasets` would read 007 in a CSV as 7."""
-    files_of_splits: dict[str, list[str]] = {}
+    files_of_splits = dict[str, list[str]]()
     for split, files in (builder.config.data_files or {}).items():
         if not all(Path(file).suffix.lower() in _SUFFIXES for file in files):
             return {}

@@ -264,7 +264,7 @@ def make_job(config: DictConfig) -> Job:
         impl=run.impl,
         draws=run.draws,
         slots=None if run.slots == "auto" else run.slots,
-        run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
+        run_directory=folder_below(str(config.results_dir), str(config.run_name)),
         resolved={**plain(config), "model": model_settings, **named_protocol(config)},
         invariant=None if run.invariant == "auto" else run.invariant,
         shard=run.shard,

@@ -47,12 +47,12 @@ def test_markdown_has_no_tag_no_link_and_no_column_of_its_own():
 )
 def test_a_name_that_leads_astray_is_refused(name):
     with pytest.raises(UserError, match="run_name="):
-        folder_below("results", name, "run_name")
+        folder_below("results", name)
 
 
 @pytest.mark.parametrize("name", ["a b", "漢字 שלום", "a/b", "...", "~", "-x", "a'b\"c$(d)", "é" * 127, "b" * 255])
 def test_any_other_name_is_a_folder_below(name, tmp_path):
-    folder = folder_below(str(tmp_path), name, "run_name")
+    folder = folder_below(str(tmp_path), name)
     folder.mkdir(parents=True)
     assert tmp_path in folder.resolve().parents
 

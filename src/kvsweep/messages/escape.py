@@ -59,17 +59,17 @@ def file_name(*parts: str) -> str:
     return f"{safe[:80]}_{content_hash(raw)[:6]}"
 
 
-def folder_below(parent: str, name: str, setting: str) -> Path:
-    """Return the folder with this name below its parent; the name may have slashes."""
+def folder_below(parent: str, name: str) -> Path:
+    """Return the folder of a run below its parent; `name` is its run_name, which may have slashes."""
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:
-        raise UserError(f"{setting}={name} must name a folder below {parent}: leave out .. and the first slash.")
+        raise UserError(f"run_name={name} must name a folder below {parent}: leave out .. and the first slash.")
     # In names of log files SLURM replaces %j and the like, unless there is a backslash (sbatch, "filename pattern").
     has_forbidden = bool(_HIDDEN.search(name) or set("%\\\n\t") & set(name))
     has_long_part = any(len(part.encode()) > LONGEST_NAME for part in parts)
     if has_forbidden or has_long_part:
         allowed = f"take at most {LONGEST_NAME} bytes, and neither control characters nor % nor \\."
-        raise UserError(f"{setting}={visible(name):.80} is no name for a folder: {allowed}")
+        raise UserError(f"run_name={visible(name):.80} is no name for a folder: {allowed}")
     return Path(parent) / name
 
 
