@@ -58,7 +58,7 @@ def _same_percent(signed: str, bare: str, *, by_answer: bool) -> tuple[bool, str
     if match is None:
         return None
     number = match[1]
-    size = abs(_form(number, False, True).evalf())  # a number has neither i nor letters
+    size = abs(_form(number, has_i=False, one_case=True).evalf())  # a number has neither i nor letters
     may_be_hundredth = size <= 100 or not by_answer  # 500% may be 5, but a gold of 5 may also be 5%
     if may_be_hundredth and _same(rf"\frac{{{number}}}{{100}}", bare)[0]:
         return True, "a percent is a hundredth"
@@ -177,8 +177,8 @@ def _same_otherwise(answer: str, gold: str, also_named: re.Pattern[str] = _NAME)
         members = gold_parts if gold_kind == "list" else [gold]
         return _same_parts(parts, members, ordered=False)
     if kind == "list" and gold_kind == "()":  # x = 1, y = 2 is (1, 2): each part has a name, in alphabetical order
-        names = [part[0] for part in parts if re.match("[a-z] ?=", part)]
-        if len(names) == len(parts) and names == sorted({*names}):
+        names = {part.split("=")[0] for part in parts if re.match("[a-z] ?=", part)}
+        if len(names) == len(parts) and parts == sorted(parts):
             values = [part.split("=", 1)[1].strip() for part in parts]
             return _same_parts(values, gold_parts, ordered=True)
     if kind == r"list \land" and len(parts) == 2:  # x > 1 and x < 2

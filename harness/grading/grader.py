@@ -206,11 +206,12 @@ def _cells(root: Path) -> list[Path]:
     """The cells' folders below a folder, with a note of each broken one; raises UserError if there is no cell."""
     if not root.is_dir():
         raise UserError(f"{root} is no folder; give the folder of a run, such as results/runs/demo.")
-    cells, errors = list[Path](), list[BrokenCell]()
+    cells = list[Path]()
+    errors = list[BrokenCell]()
     for path in sorted(root.rglob(CELL_FILE)):
         try:
-            _ = StoredCell(path.parent).settings
-        except BrokenCell as error:  # as a copy beside the cell is one, which no reader counts
+            _ = StoredCell(path.parent).settings  # reads and checks cell.yaml
+        except BrokenCell as error:  # also a copy of a cell in a folder of another name, which no reader counts
             errors.append(error)
         else:
             cells.append(path.parent)

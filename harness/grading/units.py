@@ -47,8 +47,8 @@ class Words(NamedTuple):
 def read_words(text: str, *, single: bool = False) -> Words | None:
     """What the words behind a number say, or None if one of them is not known; `single` if the number is 1."""
     text = re.sub(r"[{}^]|\\cdot|\\[,;: ]|[()]", " ", text).replace(".", "")  # "sq." is "sq"
-    text = re.sub(r"\bdeg(?:ree)?s?\s+(C|F)[a-z]*(?![a-z])", r"deg\1", text)  # degrees Celsius
-    text = re.sub(r"\bdeg(?:ree)?s?\s+K[a-z]*(?![a-z])", "K", text)
+    text = re.sub(r"\bdeg(?:ree)?s?\s+(C|F)[a-z]*(?![a-z])", r"deg\1", text)  # degrees Celsius -> degC
+    text = re.sub(r"\bdeg(?:ree)?s?\s+K[a-z]*(?![a-z])", "K", text)  # deg Kelvin -> K
     tokens = _TOKEN.findall(text)
     factor = 1
     first_other = 0  # token behind the multiplying words, such as "thousand"

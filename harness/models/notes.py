@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _HARMLESS = re.compile(
-    # `check_tensors`, `probe.merged`, `_check_ends` and `unapplied_settings` look at these themselves.
+    # `check_tensors`, `probe.merge`, `_check_ends` and `unapplied_settings` look at these themselves.
     "LOAD REPORT|Found missing adapter keys|`tie_word_embeddings=True`|save_embedding_layers"
     "|_token_id must be `None`|generation flags"
     # These change no number.

@@ -95,7 +95,9 @@ class ModelSpec:
         if unknown:
             raise _refused(family, f"rotary embeddings of type {', '.join(unknown)}")
         heads, hidden = facts.size("num_attention_heads"), facts.size("hidden_size")
-        fusable = family in _PLAIN and facts["hidden_act"] in (None, "silu")  # None: the family's default, silu
+        is_plain = family in _PLAIN
+        # None: the family's default, silu.
+        has_plain_mlp = facts["hidden_act"] in (None, "silu") and not facts["mlp_bias"]
         # Limited: ropes that change with the text's length, a table of positions, a window that would begin to act.
         limited = not ropes <= _FIXED_ROPES or family in _TABLES or ("window" in named_kinds and not window_acts)
         return cls(
@@ -111,12 +113,12 @@ class ModelSpec:
             vocab_size=facts.size("vocab_size"),
             positions=positions,
             limited=limited,
-            plain_head=family in _PLAIN,
-            fusable=fusable and not limited and not facts["mlp_bias"],
+            plain_head=is_plain,
+            fusable=is_plain and has_plain_mlp and not limited,
             # Each family with experts has one of these names for the experts of a token.
             experts=any(facts[name] for name in ("num_experts_per_tok", "moe_topk", "moe_k")),
             tied=bool(facts["tie_word_embeddings"]),
-            parameters=_parameters(facts) if family in _PLAIN else None,
+            parameters=_parameters(facts) if is_plain else None,
         )
 
     @property

@@ -100,7 +100,7 @@ def _queries_at(model: LoadedModel, position: int) -> list[Tensor]:
         prefill = Prefill()
         model.read(torch.tensor([[token]], device=model.device), position, prefill, model.new_cache())
         texts.append(torch.stack([query[:, -1].double() for query in prefill.queries]))
-    return list(torch.stack(texts, dim=1))
+    return list(torch.stack(texts, dim=1))  # from [layers, q_heads, head_dim] of each text
 
 
 @torch.inference_mode()
