@@ -6,8 +6,9 @@ const svgNode = (tag, attributes, ...children) => {
 };
 const COLOURS = { full: "var(--full)", cell: "var(--cell)" };
 
-// A frame with both axes; x and y turn values into places. Several charts share it.
-function frame(width, height, xMax, yMax, xLabel, yLabel, spoken) {
+// A frame with both axes; x and y turn values into places. Several charts share it. On a phone it is narrower, with letters of full size.
+function frame(widest, height, xMax, yMax, xLabel, yLabel, spoken) {
+  const width = Math.min(widest, Math.max(240, innerWidth - 92));
   const left = 44, bottom = 30, top = 8, right = 12;
   const x = (value) => left + ((width - left - right) * value) / xMax;
   const y = (value) => height - bottom - ((height - bottom - top) * value) / yMax;
