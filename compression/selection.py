@@ -21,13 +21,13 @@ def selected(policy: Policy, view: CacheView) -> Selection:
     before = {name: _copied(getattr(view, name)) for name in _TENSORS}
     try:
         selection = policy.select(view)
+        if not isinstance(selection, Selection):
+            raise SelectionError(f"select returned a {type(selection).__name__}: return a Selection.")
+        check_selection(selection, view)
     except SelectionError:
         raise
     except Exception as error:
         raise SelectionError(f"{_place(error, policy)} raises {type(error).__name__}: {error}"[:400]) from error
-    if not isinstance(selection, Selection):
-        raise SelectionError(f"select returned a {type(selection).__name__}: return a Selection.")
-    check_selection(selection, view)
     for name, copy in before.items():
         if not _equal(getattr(view, name), copy):
             raise SelectionError(f"it changes view.{name} in place: work on a copy (clone)")

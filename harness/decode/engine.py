@@ -404,7 +404,7 @@ class Engine:
             if not state.request.replayed:
                 self.table.forget_forced(slot)
                 text_length = len(state.request.prompt_ids) + step
-                held = self.cache.held(slot, text_length, per_head=selection.keep.dim() > 1)
+                held = self.cache.held(slot, text_length, per_head=view.positions.dim() > 1)
             eviction = Eviction(step=step, length_before=view.length, length_after=kept, held=held)
             self.table.add_eviction(slot, eviction)
 
