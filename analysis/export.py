@@ -39,7 +39,7 @@ SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "1
 CARD_NAMES = ("model", "model_title", "benchmark", "benchmark_title", "policy", "decoding", "licence", "revision")
 CELL_HEADS = ("cell", "model", "benchmark", "policy", "completions", "Pass@1", "cut at the limit")
 _TEXT = pa.string()
-# Of the cell; the columns of a completion and of its grade are those of `records.Completion` and `records.Grade`.
+# Of the cell; the columns of a completion and of its grade are those of `Completion` and `Grade`.
 SETTINGS = {
     **dict.fromkeys(("cell_id", "condition", "model", "benchmark", "policy"), _TEXT),
     **{"keep_ratio": pa.float64(), "local_window": pa.int64(), "budget": pa.int64()},

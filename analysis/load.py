@@ -344,10 +344,13 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
 
 def _cell_row(cell: _Cell, variant: str) -> dict[str, Any]:
     """Return a cell's row; `variant` is its text of `_variants`."""
-    model, benchmark = cell.settings["model"], cell.settings["benchmark"]
-    policy, decoding = cell.settings["policy"], cell.settings["decoding"]
-    served = is_served(cell.settings)
-    cache = _cache(cell.settings)
+    settings = cell.settings
+    model = settings["model"]
+    benchmark = settings["benchmark"]
+    policy = settings["policy"]
+    decoding = settings["decoding"]
+    served = is_served(settings)
+    cache = _cache(settings)
     server_record = record_of(cell.provenance.get("decoding_passes", []))
     # A policy's title and kind, where it has them, tell it apart from another of its name.
     variant_parts = [variant, policy.get("title"), policy.get("kind")]
@@ -361,7 +364,7 @@ def _cell_row(cell: _Cell, variant: str) -> dict[str, Any]:
         "model_title": model_title,
         "benchmark": benchmark["name"],
         "benchmark_title": _title(benchmark),
-        "policy": _policy_name(cell.settings),
+        "policy": _policy_name(settings),
         # The bits of a server's cache are its own matter.
         "bits": None if served else _bits(cache),
         "unpacked_rows": _unpacked_rows(cache),
@@ -372,14 +375,14 @@ def _cell_row(cell: _Cell, variant: str) -> dict[str, Any]:
         "declared_bytes": policy.get("kept_bytes"),
         "measured_bytes": server_record.get(BYTES),
         "decoding": decoding["name"],
-        "seed": cell.settings.get("seed"),
+        "seed": settings.get("seed"),
         "random_weights": bool(model.get("random_weights")),
         "status": _status(cell),
         "completions": 0,
         "expected": cell.provenance.get("expected"),
         "draws": cell.provenance.get("draws"),
-        "condition": str(cell.settings["condition"]),
-        "dataset_hash": str(cell.settings.get("dataset_hash") or ""),
+        "condition": str(settings["condition"]),
+        "dataset_hash": str(settings.get("dataset_hash") or ""),
         **{f"decoding_{name}": value for name, value in decoding.items() if name != "name"},
     }
 
@@ -558,32 +561,37 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
         completions = list(cell.rows(_Counts, on_bad=on_bad))
         grades = cell.grades(on_bad=on_bad)
         for row in completions:
-            # Of all evictions of the text: lengths before and after, and tokens freed times step.
-            before = after = freed_step = 0
             for eviction in row.evictions:
-                freed = eviction.length_before - eviction.length_after
-                before += eviction.length_before
-                after += eviction.length_after
-                freed_step += freed * eviction.step
                 # This completion's row is the next one of the table.
-                events.extend((len(rows), eviction.step, freed))
-            # In the order of `EVICTION_SUMS`.
-            eviction_sums: list[int | None] = [len(row.evictions), before, after, freed_step]
-            if row.peak_length is None:  # a server's completion has no lengths
-                eviction_sums = [None] * 4
+                events.extend((len(rows), eviction.step, eviction.length_before - eviction.length_after))
             grade = grades.get(row.key)
             # Outcome, correct, answer and gold.
             of_grade: list[Any] = [None] * 4
             if grade is not None:
                 is_right = float(grade.outcome == "correct")
                 of_grade = [grade.outcome, is_right, grade.answer, grade.gold]
-            rows.append((folder.name, *counts_of(row), *eviction_sums, *of_grade))
+            rows.append((folder.name, *counts_of(row), *_eviction_sums(row), *of_grade))
     cell_ids = pd.CategoricalDtype([folder.name for folder in folders])
     table = pd.DataFrame(rows, columns=["cell_id", *COMPLETION_DTYPES])
     # Of a server some numbers are unknown, and only a column of floats can lack one.
     gaps = {name: "float64" for name in (*COUNTS, *EVICTION_SUMS) if table[name].isna().any()}
     table = table.astype({"cell_id": cell_ids, **COMPLETION_DTYPES, **gaps})
     return table, pd.DataFrame(np.array(events).reshape(-1, 3), columns=["completion", "step", "freed"])
+
+
+def _eviction_sums(row: Any) -> list[int | None]:
+    """Return the `EVICTION_SUMS` of a completion: evictions, lengths before and after them, tokens freed times step.
+
+    A server's completion has none of them.
+    """
+    if row.peak_length is None:
+        return [None] * 4
+    before = after = freed_step = 0
+    for eviction in row.evictions:
+        before += eviction.length_before
+        after += eviction.length_after
+        freed_step += (eviction.length_before - eviction.length_after) * eviction.step
+    return [len(row.evictions), before, after, freed_step]
 
 
 def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:

@@ -31,7 +31,7 @@ DONE_NAMES = (*_NEEDED, Completion.file, Grade.file)  # the files whose sizes DO
 class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The contents of DONE: the stored completions, and the sizes in bytes of the cell's files by name.
 
-    Attributes: rule: the `records.grading_rule` of the grades.
+    Attributes: rule: the `grading_rule` of the grades.
     """
 
     completions: int = 0
@@ -57,14 +57,13 @@ class StoredCell:
         """The contents of cell.yaml, a dictionary; raises BrokenCell if it describes no cell."""
         path = self.folder / row_types.CELL_FILE
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        try:
+        cell = None
+        with suppress(UnicodeDecodeError, yaml.YAMLError, RecursionError):
             text = read_file(path, 1 << 20).decode()
             # With YAML aliases a short file could describe more than any memory holds; no cell has aliases.
             events = yaml.parse(text, Loader=loader) if "&" in text else ()
-            has_alias = any(isinstance(event, yaml.AliasEvent) for event in events)
-            cell = None if has_alias else yaml.load(text, loader)
-        except (UnicodeDecodeError, yaml.YAMLError, RecursionError):
-            cell = None
+            if not any(isinstance(event, yaml.AliasEvent) for event in events):
+                cell = yaml.load(text, loader)
         if not isinstance(cell, dict):
             way_out = "restore the file, or delete its folder and run the cell again"
             raise BrokenCell(f"{path} describes no cell: {way_out}.")
@@ -85,7 +84,7 @@ class StoredCell:
     def rows(
         self, kind: type[Any], *, file: str = "", shard: Shard | None = None, on_bad: OnBad = refuse
     ) -> Iterator[Any]:
-        """Yield the rows of `kind`'s file (or `file`), of a shard or all; a pair's row once (`records.latest_rows`)."""
+        """Yield the rows of `kind`'s file (or `file`), of a shard or all; a pair's row once (`latest_rows`)."""
         files = self.files(file or kind.file)
         paths = [path for of_shard, path in files.items() if shard in (None, of_shard)]  # None: all shards
         if issubclass(kind, PairRow):
