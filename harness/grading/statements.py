@@ -198,10 +198,10 @@ def _declared(text: str, kind: AnswerKind) -> Statement | None:
     # Numbers are calculated all along a text; a letter is declared only as an answer.
     start = 0 if kind == "letter" else max(0, len(text) - _TAIL_CHARS)
     small = text.lower()
+    kinds = ("", "letter" if kind == "letter" else "number")  # "": a declaration of any kind of answer
     end, value = -1, ""  # of the last declaration
     for declaration in _DECLARED:
-        fits = declaration.kind in ("", "letter" if kind == "letter" else "number")
-        if not fits or not any(stem in small for stem in declaration.stems):
+        if declaration.kind not in kinds or not any(stem in small for stem in declaration.stems):
             continue
         for match in declaration.pattern.finditer(text, start):
             declared = _declared_value(text, match, declaration.wrong, kind)
@@ -220,35 +220,27 @@ def _declared(text: str, kind: AnswerKind) -> Statement | None:
 
 
 def _declared_value(text: str, match: re.Match[str], wrong: re.Pattern[str], kind: AnswerKind) -> str | None:
-    """The value that follows a declaration in its sentence or, after a heading, in the next line.
+    """The value that follows a declaration in its sentence or, after a heading, in the next line; None if denied.
 
     `wrong` is what denies it in the declaration's own language: a word of another one may be a name, as `\\ne` is.
     """
     before = text[max(0, match.start() - 200) : match.start()]
-    sentence = re.split(r"[.!?\n](?:\s|$)", before)[-1]
-    clause = _CLAUSE_START.split(before)[-1]
-    if _IMAGINED.search(sentence + match[0]) or _DOUBTED.search(clause) or wrong.search(clause):
+    sentence_before = re.split(r"[.!?\n](?:\s|$)", before)[-1]
+    clause_before = _CLAUSE_START.split(before)[-1]
+    if _IMAGINED.search(sentence_before + match[0]) or _DOUBTED.search(clause_before) or wrong.search(clause_before):
         return None
     if "value" in match.re.groupindex:
         return _fitting(match["value"], kind)
-    rest = text[match.end() : match.end() + 2000]
+    behind = text[match.end() : match.end() + 2000]
     if match[0].endswith("\n"):  # a heading
-        rest = rest.lstrip()
-    value = _SENTENCE_END.split(rest)[0].split("\n")[0].strip()
+        behind = behind.lstrip()
+    value = _SENTENCE_END.split(behind)[0].split("\n")[0].strip()
     if value.endswith("?") or wrong.match(value):
         return None
     value = re.sub(rf"\s*{COPULA}(?=[.。]?$)", "", value)
     if kind == "letter":
         return letter_of(value)
-    # **72**, unless a formula or a sentence goes on behind it.
-    bold = re.match(r"\*\*([^*]+)\*\*(?!\s*(?:\w|[-+*/=^]))", value)
-    if bold:
-        value = bold[1]
-    # Three words: a sentence, in which the value comes after its own "is" or "=".
-    elif re.match(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+ ", value) and not _names_number(value):
-        states = _STATES.fullmatch(value.rstrip(".! "))
-        value = _stated(states) if states else ""
-    value = _GOES_ON.split(value)[0]
+    value = _value_in(value)
     if kind == "integer":
         value = re.split(r",\s+[a-z]{2,}", value)[0]
     ends_in_sign = re.search(r"[:=]\W*$", match[0])
@@ -256,6 +248,19 @@ def _declared_value(text: str, match: re.Match[str], wrong: re.Pattern[str], kin
     if not ends_in_sign and not _FORMULA.search(value) and not _names_number(value):
         return None
     return _fitting(value, kind)
+
+
+def _value_in(sentence: str) -> str:
+    """The value in the rest of a sentence: in bold type, behind the sentence's own "is" or "=", or up to a clause."""
+    # **72**, unless a formula or a sentence goes on behind it.
+    bold = re.match(r"\*\*([^*]+)\*\*(?!\s*(?:\w|[-+*/=^]))", sentence)
+    if bold:
+        sentence = bold[1]
+    # Three words: a sentence, in which the value comes after its own "is" or "=".
+    elif re.match(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+ ", sentence) and not _names_number(sentence):
+        states = _STATES.fullmatch(sentence.rstrip(".! "))
+        sentence = _stated(states) if states else ""
+    return _GOES_ON.split(sentence)[0]
 
 
 def _names_number(value: str) -> bool:

@@ -22,8 +22,12 @@ _WINDOW: dict[str, LayerKind] = {"sliding_attention": "window"}
 # With these fields, these families' config.json gives every size.
 _PLAIN = {"llama", "qwen2", "qwen3"}
 _SIZES = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    *("vocab_size", "max_position_embeddings"),
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "max_position_embeddings",
 )
 # Of a model whose weights are packed, at least. The embedded models have a twentieth, SmolLM2-135M eight times as many.
 _PACKED_PARAMETERS = 1 << 24
