@@ -240,9 +240,11 @@ def _same_relation(kind: str, parts: list[str], gold: list[str]) -> tuple[bool, 
     is_symmetric = kind in ("=", r"\neq")
     if _equal_in_order(parts, gold) or (is_symmetric and _equal_in_order(parts[::-1], gold)):
         return True, "relations with equal sides"
-    if len(parts) == 2 and kind != r"\in" and not _AS_WRITTEN.search("".join((*parts, *gold))):
-        with _reading():
-            difference, gold_difference = f"({parts[0]}) - ({parts[1]})", f"({gold[0]}) - ({gold[1]})"
+    can_be_calculated = len(parts) == 2 and kind != r"\in" and not _AS_WRITTEN.search("".join((*parts, *gold)))
+    if can_be_calculated:
+        with _reading():  # which ends the block at what the library cannot read: then the last line decides
+            difference = f"({parts[0]}) - ({parts[1]})"
+            gold_difference = f"({gold[0]}) - ({gold[1]})"
             left, right, values = _parsed(difference, gold_difference)
             ratio = values.ratio(left, right) or 0.0  # 0: no constant multiple
             # 4x = 8 for x = 2 is not in lowest terms.

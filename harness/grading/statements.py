@@ -319,7 +319,7 @@ def _conclusion_of(sentence: str, tail: str) -> str | None:
     if statement and (concludes or not statement["result"]):
         value = _stated(statement)
     bold = _BOLD.findall(sentence if value is None else value)
-    if len(bold) == 1:
+    if len(bold) == 1:  # of several none is the value for sure
         value = bold[0]
     if value is None:
         return None

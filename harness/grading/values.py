@@ -256,6 +256,7 @@ class Values:
             if exponent.real < 0:
                 raise _Undefined
             return Fraction(1 if exponent == 0 else 0)
+        # The base's bits times the exponent are about those of the power.
         bits = _bits(base) if isinstance(base, Fraction) else abs(float(mpmath.mag(base)))
         if abs(exponent) * max(bits, 1) > _MOST_BITS:
             raise TooLarge("a power")

@@ -270,7 +270,8 @@ def _longest(facts: _Facts, ropes: set[str]) -> int | None:
     """
     rope = facts["rope_parameters"] or facts["rope_scaling"] or {}
     lengths = [facts["max_position_embeddings"]]
-    if not ropes <= _FIXED_ROPES:  # dynamic, longrope: another embedding beyond the original length
+    # dynamic, longrope: another embedding beyond the original length, which stands beside their settings or in them.
+    if not ropes <= _FIXED_ROPES:
         lengths += [source["original_max_position_embeddings"] for source in (facts, _Facts(rope))]
     return min((length for length in lengths if length is not None), default=None)
 

@@ -95,8 +95,8 @@ class Workers:
         once. Raises the function's own errors, and RuntimeError if no worker starts.
         """
         results: dict[int, Result] = {}
-        for is_prepared in (prepared, True):
-            missing = {number: call for number, call in enumerate(calls) if number not in results}  # by place
+        for is_prepared in (prepared, True):  # the first try of all calls, and the second of those without a result
+            missing = {number: call for number, call in enumerate(calls) if number not in results}
             if missing:
                 results |= self._try(function, missing, is_prepared and self._prepare is not None)
         return [results.get(number) for number in range(len(calls))]
