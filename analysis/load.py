@@ -314,6 +314,7 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
     provenance: dict[str, Any] = {}
     passes: list[Any] = []
 
+    # `provenances` gives the error too.
     def unread(path: Path, _: Exception | None = None) -> None:
         notify(f"{path} cannot be read; the number of completions that its cell should have may be unknown.")
 

@@ -255,6 +255,7 @@ def _kept_of_full(run: Run) -> pd.DataFrame:
     steps_ratio = sums["num_tokens_full"] / sums["num_tokens"]
     kept_peak = sums["peak_length"] / sums["peak_length_full"]
     kept_rows = sums["held"] / sums["held_full"] * steps_ratio
+    # Runs of older versions have no bytes of a row: there the rows are compared.
     kept_memory = (sums["bytes"] / sums["bytes_full"]).fillna(kept_peak)
     kept_memory_mean = (sums["held_bytes"] / sums["held_bytes_full"] * steps_ratio).fillna(kept_rows)
     return pd.DataFrame({"kept_memory": kept_memory, "kept_memory_mean": kept_memory_mean, "kept_rows": kept_rows})

@@ -38,11 +38,11 @@ def mean_and_error(means: Sequence[float]) -> tuple[float, float]:
 
 def read_score(folder: Path, shard: Shard | None = None) -> Score:
     """Return Pass@1 of a cell's grades, of one shard or all; every outcome but "correct" counts 0."""
-    draws_of: dict[str, list[int]] = defaultdict(list)  # 1 right, 0 wrong, by problem
+    grades_of_problem: dict[str, list[int]] = defaultdict(list)  # 1 right, 0 wrong
     for grade in StoredCell(folder).grades(_Verdict, shard=shard, on_bad=ignore).values():
-        draws_of[grade.problem_id].append(grade.correct)
-    if not draws_of:
+        grades_of_problem[grade.problem_id].append(grade.correct)
+    if not grades_of_problem:
         return Score(graded=0)
-    score, error = mean_and_error([sum(draws) / len(draws) for draws in draws_of.values()])
-    graded = sum(map(len, draws_of.values()))
+    score, error = mean_and_error([sum(grades) / len(grades) for grades in grades_of_problem.values()])
+    graded = sum(map(len, grades_of_problem.values()))
     return Score(graded=graded, pass_at_1=score, error=None if math.isnan(error) else error)

@@ -456,6 +456,7 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container
             if cell is not None and number not in checked:
                 _check_seal(line, cell)
         except (ValueError, RecursionError) as error:
+            # A line without an end is still being written.
             if line.strip() and line.endswith(b"\n"):
                 on_bad(BadLine(path=path, number=number, text=line, reason=str(error)))
         else:

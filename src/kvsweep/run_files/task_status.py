@@ -116,6 +116,7 @@ class TaskStatus(msgspec.Struct, kw_only=True):
         now = time.time()
         signs_of_life = [self.heartbeat, path.stat().st_mtime]
         is_silent = all(abs(now - sign) >= LOST_AFTER_S for sign in signs_of_life)  # a clock may be ahead
+        # `lives` is False, or None if this machine cannot know.
         return "stopped" if self.lives is False or is_silent else "running"
 
 
