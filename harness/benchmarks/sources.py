@@ -2,7 +2,7 @@
 
 import glob
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,11 +70,10 @@ def _read_toy(config: BenchmarkConfig) -> list[FileRow]:
     from kvsweep.harness.toy import tasks, word_problems
 
     task = str(config.task)
-    toys: Iterable[tasks.ToyProblem]
     if task in word_problems.BENCHMARKS:
         toys = word_problems.problems(task, count=config.count)
     elif task in tasks.TASKS:
-        toys = tasks.problems(task, count=config.count)
+        toys = list(tasks.problems(task, count=config.count))
     else:
         names = ", ".join([*tasks.TASKS, *word_problems.BENCHMARKS])
         raise UserError(f"benchmark.task={task} is unknown: choose one of {names}.")
