@@ -355,7 +355,7 @@ def judged(
     if control:
         decisions |= noninferiority.decide_tests({control: tests[control]}, losable, margin=margin)
         cells = {name: scores[name] for name in tried}
-        beyond = noninferiority.beyond_test(tests, cells, full, scores[control])
+        beyond = noninferiority.beyond_control(tests, cells, full, scores[control])
     verdicts = {}
     for name, test in tests.items():
         cell = scores[name]

@@ -101,9 +101,13 @@ def _decide_condition(
         recommendable = set[str]()
         if not of_control:
             for control in controls:
-                if control not in unfinished:
-                    changed = noninferiority.beyond_control(family, full, scores[control], plan.population, groups)
-                    beyond_control = {cell_id: cell_id in changed for cell_id in finished}
+                if control in unfinished:
+                    continue
+                tests = {}
+                for cell_id, cell in family.items():
+                    tests[cell_id] = noninferiority.paired_test(cell, full, plan.population, groups=groups)
+                changed = noninferiority.beyond_control(tests, family, full, scores[control])
+                beyond_control = {cell_id: cell_id in changed for cell_id in finished}
             # The smallest safe cell is searched for among all cells of the plan, so all must be complete.
             if len(finished) == len(decisions):
                 p_holds = {cell_id: decisions[cell_id].p_holds for cell_id in finished}

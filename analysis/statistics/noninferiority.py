@@ -49,6 +49,8 @@ PLANNED_POWER = 0.95
 # Step length on the path of `_chance_below_zero`. Half the length changes results by a relative 1e-8 at most.
 _STEP = 0.1
 _PATH = np.arange(0, 24, _STEP)
+_SINH = np.sinh(_PATH)
+_COSH = np.cosh(_PATH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,18 +204,13 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
 
 
 def beyond_control(
-    cells: Mapping[Id, Floats], full: Floats, control: Floats, population: Population = "these", groups: Groups = None
+    like: Mapping[Id, "PairedTest"], cells: Mapping[Id, Floats], full: Floats, control: Floats
 ) -> set[Id]:
     """Return the cells in which surely more answers are lost or won than where the full cache is asked again.
 
-    Where a cell changes nothing, it and the control are alike; Holm bounds the chance of any error by `LEVEL`.
+    Where a cell changes nothing, it and the control are alike; Holm bounds the chance of any error by `LEVEL`. The
+    populations, shares and groups are those of the tests `like`.
     """
-    tests = {name: paired_test(scores, full, population, groups=groups) for name, scores in cells.items()}
-    return beyond_test(tests, cells, full, control)
-
-
-def beyond_test(like: Mapping[Id, "PairedTest"], cells: Mapping[Id, Floats], full: Floats, control: Floats) -> set[Id]:
-    """Return the cells of `beyond_control`, with the populations, shares and groups of the tests `like`."""
     # 1 where an answer agrees with the full cache's, 0 where one of the two is right: fewer agreements are a loss.
     control_agreements = 1 - np.abs(differences(control, full))
     tests = {}
@@ -447,9 +444,9 @@ def _chance_below_zero(steps: Floats, counts: NDArray[Any]) -> float:
         decrement = width * (1 / saddle + counts @ ratios)
         saddle += width * decrement / (1 + abs(decrement))
     bend = -2 / 3 * width**3 * (saddle**-3 + counts @ ratios**3)
-    path = saddle + width * (1j * np.sinh(_PATH) + bend * (np.cosh(_PATH) - 1))
+    path = saddle + width * (1j * _SINH + bend * (_COSH - 1))
     # The derivative of the path.
-    pace = width * (1j * np.cosh(_PATH) + bend * np.sinh(_PATH))
+    pace = width * (1j * _COSH + bend * _SINH)
     values = (np.exp(-np.log1p(np.multiply.outer(path, steps)) @ counts) / path * pace).imag
     # The trapezoid rule on half of the path; the other half is its mirror image.
     return float((values.sum() - values[0] / 2) * _STEP / math.pi)
