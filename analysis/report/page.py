@@ -264,7 +264,7 @@ def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
     first_limits = column_limits[0]
     full_limits = (np.inf, -np.inf) if panel.difference else first_limits  # a difference to itself has no colour
     rows = []
-    cells = panel.cells.itertuples()  # row by row: each row of the panel takes as many as there are columns
+    cells = notation.rows(panel.cells)  # row by row: each row of the panel takes as many as there are columns
     for name in panel.rows:
         rows.append([name, [cell(next(cells), limits) for limits in column_limits]])
     _, _, title = panel.title.rpartition(" | ")  # without the model, which the page names above
@@ -272,7 +272,7 @@ def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
         "title": title,
         "chance": ", ".join(panel.chance),
         "columns": panel.columns,
-        "full": [cell(row, full_limits) for row in panel.full.itertuples()],
+        "full": [cell(row, full_limits) for row in notation.rows(panel.full)],
         "rows": rows,
         "ends": [notation.percent(end / 100, signed=panel.difference) for end in first_limits],
         "ramp": [style.shade(share, (0, 1), cmap)[0] for share in np.linspace(0, 1, 9)],

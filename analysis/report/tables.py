@@ -187,7 +187,7 @@ def score_table(metrics: pd.DataFrame, model: str, *, marked: bool = False) -> p
 def _scores(rows: pd.DataFrame, marked: bool) -> pd.Series:
     """A column of `score_table` by setting."""
     best = rows.loc[~rows["policy"].isin(["full", CONTROL]), "pass_at_1"].max() if marked else None
-    return pd.Series([_score(row, best) for row in rows.itertuples()], index=notation.settings(rows), dtype="object")
+    return pd.Series([_score(row, best) for row in notation.rows(rows)], index=notation.settings(rows), dtype="object")
 
 
 def _score(row: Any, best: float | None) -> str:

@@ -209,7 +209,7 @@ def question_title(cells: pd.DataFrame) -> str:
     Policies that differ cannot be compared as equals: "question pinned for DynTS and SnapKV, free for the others".
     """
     # The full cache keeps all tokens and has no place for the question.
-    placed = cells[cells["question"] != ""].drop_duplicates(["policy", "question"])
+    placed = cells.loc[cells["question"] != "", ["policy", "question"]].drop_duplicates()
     places = placed["question"].value_counts()
     if places.empty:
         return ""
