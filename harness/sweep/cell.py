@@ -49,16 +49,17 @@ class Cell:
         """Return the contents of cell.yaml, for people and for the analysis; `check` shows if the file was edited."""
         decoding = dataclasses.asdict(self.decoding)
         sampling = decoding.pop("sampling")
+        conditions = self._conditions
         described = {
             "schema": row_types.SCHEMA,
             "cell_id": self.cell_id,
-            "condition": row_types.content_hash(self._conditions),
+            "condition": row_types.content_hash(conditions),
             "model": self.model.describe(),
             "benchmark": dataclasses.asdict(self.benchmark),
             "dataset_hash": self.dataset_hash,
             "policy": self.policy.identity(),
             "decoding": {**sampling, **decoding},
-            "impl": self._conditions["impl"],
+            "impl": conditions["impl"],
             "seed": self.seed,
             **self.cache.identity(),
         }
