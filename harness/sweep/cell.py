@@ -33,7 +33,7 @@ class Cell:
         policy = {"class": type(self.policy).__qualname__, **self.policy.identity()}
         return row_types.content_hash({**self._conditions, "policy": policy, **self.cache.identity()})
 
-    @property
+    @cached_property
     def _conditions(self) -> dict[str, Any]:
         """All settings except policy and cache. Cells with equal conditions can be compared."""
         limits = {"max_new_tokens": self.decoding.max_new_tokens, "stop_on_loop": self.decoding.stop_on_loop}
@@ -49,17 +49,16 @@ class Cell:
         """Return the contents of cell.yaml, for people and for the analysis; `check` shows if the file was edited."""
         decoding = dataclasses.asdict(self.decoding)
         sampling = decoding.pop("sampling")
-        conditions = self._conditions
         described = {
             "schema": row_types.SCHEMA,
             "cell_id": self.cell_id,
-            "condition": row_types.content_hash(conditions),
+            "condition": row_types.content_hash(self._conditions),
             "model": self.model.describe(),
             "benchmark": dataclasses.asdict(self.benchmark),
             "dataset_hash": self.dataset_hash,
             "policy": self.policy.identity(),
             "decoding": {**sampling, **decoding},
-            "impl": conditions["impl"],
+            "impl": self._conditions["impl"],
             "seed": self.seed,
             **self.cache.identity(),
         }
