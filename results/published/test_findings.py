@@ -13,7 +13,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from kvsweep.analysis.notation import policy_title
-from kvsweep.analysis.statistics.noninferiority import beyond_control, decide, decide_grid, power
+from kvsweep.analysis.statistics.noninferiority import beyond_control, decide, decide_grid, paired_test, power
 
 PUBLISHED = Path(__file__).resolve().parent
 
@@ -736,7 +736,8 @@ def test_the_rotation_of_llama_cpp() -> None:
     assert [*cells] == ["q8", "q8_unrotated", "q4", "q4_unrotated"]
     verdicts = decide_grid(cells, full, margin=0.05, population="like_these")
     verdicts |= decide_grid({"control": control}, full, margin=0.05, population="like_these")
-    surely = beyond_control(cells, full, control, population="like_these")
+    tests = {name: paired_test(cell, full, "like_these") for name, cell in cells.items()}
+    surely = beyond_control(tests, cells, full, control)
     sizes = pd.read_csv(PUBLISHED / "servers_rotation/cells.csv").set_index("policy")["measured_bytes"]
     for name, size, score, points, low, high, lost, won, label, beyond in told:
         scores, verdict = found[name, "nan"], verdicts[name]

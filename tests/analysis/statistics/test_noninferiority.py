@@ -64,6 +64,16 @@ def test_about_problems_like_these_the_p_is_exact_however_many_they_are(size):
                 assert losses.bound(p, side=-1) == pytest.approx(-share, abs=1e-8)
 
 
+@pytest.mark.parametrize("won", [29, 300])
+def test_about_problems_like_these_the_p_is_right_where_few_of_many_answers_are_won(won):
+    test = PairedTest(np.repeat([[1.0], [0.0]], [won, 1319 - won], 0), "like_these")
+    weights = np.random.default_rng(0).dirichlet([won, 1319 - won, 1], 100_000)
+    drawn = weights[:, 0] - weights[:, 2]
+    for p in (0.005, 0.025, 0.3, 0.9):
+        assert test.p_above(np.quantile(drawn, p)) == pytest.approx(p, rel=0.1)
+    assert test.bound(0.025, side=-1) == pytest.approx(np.quantile(drawn, 0.025), rel=0.02)
+
+
 @pytest.mark.parametrize("lost", range(6))
 def test_scattered_losses_alone_are_held_against_the_poisson_distribution(lost):
     full = np.ones((400, 5))

@@ -156,18 +156,6 @@ def test_the_report_says_the_same_of_memory(command, fake, tmp_path):
 
 
 @pytest.mark.slow
-def test_random_weights_have_no_accuracy(command, fake):
-    settings = ["model=r1_qwen_7b", "model.random_weights=true", "model.config.num_hidden_layers=1"]
-    small = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
-    sizes = [f"model.config.{name}={value}" for name, value in small.items()]
-    ended = command(*settings, *sizes, "grid.policy=[full]", "tracker=wandb")
-    assert ended.code == 0, ended.err
-    (run,) = fake.runs
-    assert "truncated" in fake.last(run)
-    assert "pass_at_1" not in fake.last(run)
-
-
-@pytest.mark.slow
 def test_a_tracker_changes_no_cell_and_no_completion(command, fake, tmp_path, read_completions):
     command(run="plain")
     command("tracker=wandb", "tracker.interval_s=0.01", run="tracked")
