@@ -42,6 +42,7 @@ def build_policies(config: DictConfig) -> list[Policy]:
     and shared settings that are null in the composed policy.
     """
     _check_names()
+    _refuse_other_axes(config)
     grid = settings.build(GridAxes, "grid", config.grid)
     policies: list[Policy] = []
     for axes in (grid, *grid.beside):
@@ -79,6 +80,17 @@ def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
             yield _hashable(settings.build_target("policy", sized, Policy))
 
 
+def _refuse_other_axes(config: DictConfig) -> None:
+    """Refuse a policy's own setting among the axes of a grid beside."""
+    names = sorted(axis.name for axis in fields(GridAxes))
+    for axes in settings.plain(config.grid).get("beside") or ():
+        if not isinstance(axes, dict):  # refused by the type of `GridAxes.beside`
+            continue
+        for name in sorted(axes.keys() - {*names}):
+            way = f"`-m policy=NAME policy.{name}=A,B` sweeps a policy's own setting"
+            raise UserError(f"grid.beside names {name}, and a grid's lists are {', '.join(names)}: {way}.")
+
+
 def _check_names() -> None:
     """Refuse files in the user's conf/policy whose `name` differs from the file name."""
     for name, path in settings.own_conf_files("policy").items():
@@ -100,7 +112,6 @@ def _check_class(policy: Mapping[str, Any]) -> None:
             hint = "leave policy.name out, or give a policy of your own a file in conf/policy"
             raise UserError(f"policy.name={name} {differs}: {hint}.")
         return
-    # Read only as far as needed: each file imports its class.
     classes_with_file = (settings.target_class("policy", policy_file(other), Policy) for other in names)
     # A class without a file, given by policy._target_, may have any name that is a word.
     if not name.isidentifier() or cls in classes_with_file:
@@ -112,7 +123,7 @@ def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictC
     """Refuse keep_ratio or budget beside rows and every, unless it is the default value."""
     if composed.get("rows") is None and composed.get("every") is None:
         return
-    defaults = _policy_section("base/budget", config)  # the file from which policies have keep_ratio and budget
+    defaults = _policy_section("base/budget", config)
     for name in ("keep_ratio", "budget"):
         axis = getattr(grid, name)
         given = f"grid.{name}={axis}" if axis else f"policy.{name}={composed[name]}"
@@ -123,16 +134,15 @@ def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictC
 
 def _sized(policy: Mapping[str, Any]) -> dict[str, Any]:
     """Return a policy's settings, with keep_ratio and budget instead of rows and every, if these are given."""
-    values = dict(policy)
-    rows = values.pop("rows", None)
-    every = values.pop("every", None)
+    rest = dict(policy)
+    rows, every = rest.pop("rows", None), rest.pop("every", None)
     if rows is None and every is None:
-        return values
+        return rest
     if rows is None or every is None:
         name = "every" if rows is None else "rows"
         raise UserError(f"policy.{name} is given alone: policy.rows and policy.every go together.")
-    size = checked(SizeInRows, {"rows": rows, "every": every, "local_window": values["local_window"]}, "policy.")
-    return values | size.settings()
+    size = checked(SizeInRows, {"rows": rows, "every": every, "local_window": rest["local_window"]}, "policy.")
+    return rest | size.settings()
 
 
 def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) -> dict[str, Any]:
