@@ -202,20 +202,20 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
 
 
 def beyond_control(
-    like: Mapping[Id, "PairedTest"], cells: Mapping[Id, Floats], full: Floats, control: Floats
+    tests: Mapping[Id, "PairedTest"], cells: Mapping[Id, Floats], full: Floats, control: Floats
 ) -> set[Id]:
     """Return the cells in which surely more answers are lost or won than where the full cache is asked again.
 
-    Where a cell changes nothing, it and the control are alike; Holm bounds the chance of any error by `LEVEL`. The
-    populations, shares and groups are those of the tests `like`.
+    Where a cell changes nothing, it and the control are alike; Holm bounds the chance of any error by `LEVEL`. `tests`
+    are the cells' own, from which population, share and groups are taken.
     """
     # 1 where an answer agrees with the full cache's, 0 where one of the two is right: fewer agreements are a loss.
     control_agreements = 1 - np.abs(differences(control, full))
-    tests = {}
+    agreement_tests = {}
     for name, scores in cells.items():
         agreements = 1 - np.abs(differences(scores, full))
-        tests[name] = replace(like[name], pairs=paired(agreements, control_agreements))
-    decisions = decide_tests(tests, losable=True)
+        agreement_tests[name] = replace(tests[name], pairs=paired(agreements, control_agreements))
+    decisions = decide_tests(agreement_tests, losable=True)
     return {name for name, decision in decisions.items() if decision.high < 0}
 
 

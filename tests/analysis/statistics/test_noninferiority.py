@@ -42,13 +42,18 @@ def test_about_problems_like_these_without_gains_the_interval_is_clopper_and_pea
         assert found.high == pytest.approx(-found.low)
 
 
-def test_about_problems_like_these_the_p_is_that_of_dirichlet_weights():
-    rng = np.random.default_rng(0)
-    cell, full = (rng.random((2, 40, 4)) < rng.random((40, 1))).astype(float)
-    weights = rng.dirichlet(np.ones(41), 100_000)
-    drawn = weights[:, :40] @ (cell - full).mean(1) - weights[:, 40]
-    found = decide(cell, full, population="like_these", margin=0.1)
-    assert found.p_holds == pytest.approx((drawn <= -0.1).mean(), abs=0.005)
+SOME, OTHERS = (np.random.default_rng(0).random((2, 40, 4)) < 0.5).astype(float)
+FEW_OF_MANY = np.repeat([[1.0], [0.0]], [29, 1290], 0)
+
+
+@pytest.mark.parametrize("pairs", [SOME - OTHERS, FEW_OF_MANY], ids=["some", "few of many"])
+def test_about_problems_like_these_the_p_is_that_of_dirichlet_weights(pairs):
+    means, counts = np.unique(pairs.mean(1), return_counts=True)
+    drawn = np.random.default_rng(0).dirichlet([*counts, 1], 100_000) @ [*means, -1]
+    test = PairedTest(pairs, "like_these")
+    for p in (0.005, 0.025, 0.3, 0.9):
+        assert test.p_above(np.quantile(drawn, p)) == pytest.approx(p, rel=0.1)
+    assert test.bound(0.025, side=-1) == pytest.approx(np.quantile(drawn, 0.025), rel=0.02)
 
 
 @pytest.mark.parametrize("size", [1, 5, 200, 1319, 25_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
@@ -62,16 +67,6 @@ def test_about_problems_like_these_the_p_is_exact_however_many_they_are(size):
             assert gains.p_below(share) == pytest.approx(p, rel=1e-8)
             if p < 0.5:
                 assert losses.bound(p, side=-1) == pytest.approx(-share, abs=1e-8)
-
-
-@pytest.mark.parametrize("won", [29, 300])
-def test_about_problems_like_these_the_p_is_right_where_few_of_many_answers_are_won(won):
-    test = PairedTest(np.repeat([[1.0], [0.0]], [won, 1319 - won], 0), "like_these")
-    weights = np.random.default_rng(0).dirichlet([won, 1319 - won, 1], 100_000)
-    drawn = weights[:, 0] - weights[:, 2]
-    for p in (0.005, 0.025, 0.3, 0.9):
-        assert test.p_above(np.quantile(drawn, p)) == pytest.approx(p, rel=0.1)
-    assert test.bound(0.025, side=-1) == pytest.approx(np.quantile(drawn, 0.025), rel=0.02)
 
 
 @pytest.mark.parametrize("lost", range(6))

@@ -198,8 +198,7 @@ def test_a_tracker_that_hangs_is_stopped(command, fake, tmp_path):
 
 
 def test_a_shard_may_be_empty(command, fake):
-    ended = command("tracker=wandb", "shard=9/9", "benchmark.limit=1")
-    assert "note: tracker" not in ended.err
+    command("tracker=wandb", "shard=9/9", "benchmark.limit=1")
     assert [fake.last(run)["progress"] for run in fake.runs] == [0, 0]
 
 
