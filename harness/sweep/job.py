@@ -146,13 +146,13 @@ class Job:
         """Return where a cell's rows come from, as far as it is known before decoding or asking."""
         code = describe_code()
         # Only a sequential job has these two.
-        rounds = {"rounds": list(self.rounds), "margin": self.margin} if self.rounds else {}
+        of_rounds = {"rounds": list(self.rounds), "margin": self.margin} if self.rounds else {}
         return {
             "dataset_hash": cell.dataset_hash,
             "dataset_origin": self.benchmark.origin,
             "expected": len(self.problem_ids) * self.draws,
             "draws": self.draws,
-            **rounds,
+            **of_rounds,
             "random_weights": self.model.random_weights,
             "git": {"revision": code["git_revision"], "dirty": code["git_dirty"]},
             "packages": code["packages"],
@@ -171,12 +171,16 @@ class Job:
                 raise UserError(f"{changed}: restore the file, or run the command again for cells of its new contents.")
 
     def differing(self, other: "Job") -> list[str]:
-        """Return the names of the settings in which two jobs differ that share cells: those that no cell's id has."""
-        # Two benchmarks may have the same problems, so these are compared in place of their benchmarks.
+        """Return the names of the settings in which two jobs differ that share cells, such as slots.
+
+        What is in the ids of the cells that they share is equal anyway.
+        """
+        # Two benchmarks may have the same problems, so the problems' ids are compared in place of the benchmarks.
         may_differ = ("benchmark", "cells", "inputs", "resolved", "command")
         names = ["problem_ids", *(field.name for field in fields(self) if field.name not in may_differ)]
         differing = [name for name in names if getattr(self, name) != getattr(other, name)]
-        # Of a benchmark these decide the grades, and a cell has a single grade of each completion.
+        # These decide the grades, and a cell has a single grade of each completion. They are settings of the
+        # configuration of the benchmark, `Cell.benchmark`, which is the same for all cells of a job.
         for name in ("answer_kind", "answer_from"):
             if getattr(self.cells[0].benchmark, name) != getattr(other.cells[0].benchmark, name):
                 differing.append(f"benchmark.{name}")
@@ -300,11 +304,11 @@ def _refuse_leaks(predictors: set[str | None], benchmark: Benchmark) -> None:
 
 
 def named_protocol(config: DictConfig) -> dict[str, Any]:
-    """Return the section `protocol` of a configuration that chose one; `changed` lists overridden settings."""
+    """Return the section `protocol` of a configuration that chose one, else {}; `changed` lists overridden settings."""
     chosen = plain(config.get("protocol") or {})
     if not chosen or chosen["name"] not in choices("protocol"):
         return {}
-    # Merged over the configuration, because values of the protocol may refer to its other settings.
+    # Merged over the configuration, because values of the protocol may refer to other settings of the configuration.
     protocol = OmegaConf.load(conf_files("protocol")[chosen["name"]])
     as_published = OmegaConf.merge(config, protocol)
     settings = cast(dict[str, Any], OmegaConf.to_container(protocol))

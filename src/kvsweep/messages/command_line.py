@@ -56,7 +56,8 @@ def _interrupts_kept() -> Iterator[None]:
             try:
                 threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
                 return
-            except KeyboardInterrupt:  # the signal came while this call waited for the timer's thread: once more
+            except KeyboardInterrupt:
+                # Before start() had returned, a signal came, mostly the timer's own: once more with a longer wait.
                 seconds *= 2
 
     sys.unraisablehook = send_again
