@@ -118,9 +118,11 @@ class Slurm(Launcher):
         executor.update_parameters(**parameters)
         errors = submitit.core.utils
         options = [*parameters["additional_parameters"], *_FIXED]
-        if self.max_requeues:  # a task that its time limit stops is queued again
+        # A user's SBATCH_NO_REQUEUE would keep a task that its time limit stops from being queued again.
+        if self.max_requeues:
             options.append("no_requeue")
-        without = dict.fromkeys([*_overruled(options), *_of_another_job()])  # variables that are removed meanwhile
+        # The variables of these options, and of the job whose shell submits, are removed meanwhile.
+        without = dict.fromkeys([*_overruled(options), *_of_another_job()])
         try:
             # submitit prints what sbatch says, and so does the error.
             with redirect_stderr(io.StringIO()), environment(without):
@@ -159,7 +161,7 @@ class Slurm(Launcher):
             wait = f"afterany:{':'.join(ahead)}"  # also if they fail
             given = options.get("dependency")
             options["dependency"] = f"{given},{wait}" if given else wait
-        # The script names files in the run's folder, for the output.
+        # The script names files in the run's folder, for the output. `folder_below` has checked the folder's own name.
         for name, value in {**options, "results_dir": run_directory.absolute().parent}.items():
             if _NO_VALUE.search(str(value)):
                 hint = "take another, without control characters, % and \\"
@@ -281,8 +283,8 @@ def _check_array(tasks: int) -> None:
 def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:
     """The SLURM jobs that wait or run with cells of these jobs, with a note; another process at work is refused.
 
-    A task's job counts if it was submitted for the task or is in the queue; another number is left over from a shell.
-    No job can wait for a job of another cluster.
+    A task's job, the `scheduler_job` that `tasks_now` sets, counts if it was submitted for the task or is in the queue;
+    another number is left over from a shell. No job can wait for a job of another cluster.
     """
     ahead: dict[str, None] = {}  # ids of jobs, each once
     read_queue = cache(slurm_queue.waiting_jobs)  # each user's once
@@ -296,8 +298,9 @@ def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:
             in_queue = read_queue(slurm_queue.owner_of(directory, task.task)) or {}
             is_elsewhere = task.cluster not in ("", cluster)
             if task.scheduler_job in {*submitted, *in_queue} and not is_elsewhere:
+                # In a sequential sweep a task has a job for each round, and several may be in the queue.
                 job_ids = [job_id for job_id in submitted if job_id in in_queue]
-                if not job_ids:  # SLURM does not answer, or the task runs in the job of a shell
+                if not job_ids:  # the queue does not show them, or the task runs in the job of a shell
                     job_ids = [task.scheduler_job]
                 # Waiting for an array, 12, is waiting for all its tasks, such as 12_3.
                 ahead |= dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)

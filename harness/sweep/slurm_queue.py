@@ -79,6 +79,7 @@ def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_
 
     A waiting task has the reason in `error`. A task without a job in the queue has stopped, unless it still gives signs
     of life: its job number may be left over from an earlier job. The queue of another cluster says nothing of a task.
+    An unfinished task that has jobs gets as `scheduler_job` the one in the queue, else the last.
     """
     tasks = read_tasks(run_directory)
     unfinished = [task for task in tasks if task.state not in ("done", "failed")]
