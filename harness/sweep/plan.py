@@ -68,7 +68,7 @@ class Group(NamedTuple):
 class Part(NamedTuple):
     """What a group of a task's cells has still to do; None where nothing says the expected tokens or the hours."""
 
-    job: str
+    job_name: str
     title: str
     completions: int
     most: float
@@ -277,7 +277,7 @@ def _table(parts: Sequence[Part], hours: Sequence[float | None], at_once: int, g
     """
     groups = defaultdict[str, list[Part]](list)
     for part in parts:
-        groups[f"{part.job}, {part.title}"].append(part)
+        groups[f"{part.job_name}, {part.title}"].append(part)
     rows = []
     for name, group in groups.items():
         rows.append(_row(name, group, _sum(part.hours for part in group), gpus, price))
