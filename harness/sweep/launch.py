@@ -271,7 +271,10 @@ def _run_jobs(work: Work, gpu: str | None, command: Sequence[str], folder: str |
 
 
 def start(rounds: Sequence[tuple[Sequence[Share], Work]], launcher: Launcher) -> bool:
-    """Start the tasks that have work, round by round; return False if none has. A launcher's error passes."""
+    """Start the tasks that have work, round by round; return False if the first round has none.
+
+    A launcher's error passes.
+    """
     first_shares, _ = rounds[0]
     if not any(map(lacking, first_shares)):
         return False
@@ -355,7 +358,7 @@ def queue(tasks: Sequence[Task], cluster: str = "") -> list[Path]:
         job = share.job
         status = status_of(share, "queued")
         if not share.replays:
-            # As if none were stored: the task counts what is, once it begins.
+            # As if no completion were stored: the task itself counts those that are, once it begins.
             status.tokens_left = int(TokensLeft(share, {cell.cell_id: () for cell in cells}))
         status.sign()
         status.cluster = cluster
