@@ -97,7 +97,7 @@ def _inputs(configs: list[dict[str, Any]]) -> tuple[dict[str, str], set[str]]:
                 continue
             if name in _WEIGHTS:
                 weights.add(value)
-            elif path.exists() and not path.resolve().is_relative_to(CONF):  # it has the files of its conf, too
+            elif path.exists() and not path.resolve().is_relative_to(CONF):  # kvsweep has the files of its conf, too
                 # Numbered, because two files may have the same name.
                 places[value] = f"inputs/{len(places)}/{path.name}"
     return places, weights

@@ -139,6 +139,7 @@ def _rows(policy: Policy, question: int, length: float) -> float:
         return policy.capacity(question, round(length))
     steps_before = max(0, trigger - question)  # until the first eviction
     rows_before = question + steps_before / 2
-    # From then on the rows fall to the KV budget at each eviction, and grow to the trigger again.
+    # From then on the rows fall to the KV budget at each eviction, and grow to the trigger again. An eviction is at one
+    # row more than the trigger, because the step that finds so many rows first writes its own row.
     rows_after = (trigger + policy.length_after(trigger + 1, question)) / 2
     return (rows_before * steps_before + rows_after * (length - steps_before)) / length

@@ -86,7 +86,7 @@ def other_model(card: Mapping[str, Any], model: ModelConfig, spec: ModelSpec) ->
 
 def other_sizes(kind: str, place: str, model: ModelConfig, spec: ModelSpec) -> str:
     """Return the first size of an artifact's tensors that is not the model's, and the model's, as text."""
-    sizes = {"layers": spec.layers}
+    sizes = {"layers": spec.layers}  # in the order of the tensor's dimensions
     if kind == "statistics":
         # The rotary embedding turns a head's numbers in pairs, which have a mean query each.
         sizes |= {"query heads": spec.q_heads, "pairs": spec.head_dim // 2}
