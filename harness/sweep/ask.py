@@ -226,7 +226,7 @@ class _Asker:
     job: Job
     server: Server
     client: openai.AsyncOpenAI
-    cache: dict[str, Any]  # what the server says of its cache now
+    cache: dict[str, Any]  # what the server says of its cache now, as `cache_of` reads it
     record: dict[str, Any]  # what the cell's answers, also those of earlier passes, say
     taken: int = 0  # completions that are stored
     refused: dict[Pair, ServerError] = field(default_factory=dict)

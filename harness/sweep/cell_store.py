@@ -198,7 +198,7 @@ class CellStore:
     def _check_code(self, code: str, passes: Sequence[Mapping[str, Any]]) -> None:
         """Raise UserError if a pass was made by code of the policy with another hash than `code`."""
         for earlier in passes:
-            # A pass without it is from a version that recorded no code: nothing shows that its code was another.
+            # A pass without "policy_code" is from a version that recorded none: nothing shows that its code differed.
             earlier_code = earlier.get("policy_code", code)
             if not is_same_code(earlier_code, code):
                 begun = f"cell {self.cell.cell_id} was begun by other code of policy={self.cell.policy.name}"
