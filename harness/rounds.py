@@ -124,7 +124,7 @@ def decode_stage(shares: Sequence[StageShare]) -> list[Exception]:
     # A decoding of all the job's cells has written "done", but a round of the job still waits.
     for share in shares:
         if not share.stage.is_last:
-            note_state(share, ["queued", "done"], "queued")
+            note_state(share, ["done"], "queued")
     return failures
 
 
