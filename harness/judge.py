@@ -248,8 +248,10 @@ def _thinking_of_files(answers: Answers) -> tuple[dict[str, list[Thinking | None
             opened_by_prompts.append(unopened[name][0])
     of_files = {}
     for name, table in answers.items():
+        # If the prompts of some file open the thinking, one such text shows that those of this file do, too.
         of_files[name] = unopened[name][0] if unopened[name] and opened_by_prompts else None
         tags = [*unopened[name], *opened_by_prompts]
+        # This file has such texts, but no file has many; or another file has many, and this one none.
         if of_files[name] is None and tags:
             share = f"{len(unopened[name]):,} of {len(table):,} texts close their thinking with {tags[0].end}"
             _refuse_silent_texts(name, table, thinking[name], share)

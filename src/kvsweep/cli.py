@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 from kvsweep.harness.judge import remove_verdicts
 
                 readable = judge.make_context(name, words[1:], resilient_parsing=True)
-                # None where an option is unknown: any word may then be a file to read.
+                # Without a file, as where an option is unknown, nothing is removed: any word may be a file to read.
                 if readable.params["files"]:
                     remove_verdicts(readable.params)
             # Without a command's name all that is left is the help.
