@@ -320,7 +320,8 @@ def _sentence_of(error: HydraException | OmegaConfBaseException) -> str:
 
 def unknown_choice(group: str, name: str, key: str | None = None) -> str:
     """Return the message for a name that a configuration group lacks; `key` is what named it, if not the group."""
-    # A file of conf/experiment with the default `model: X` has Hydra look for experiment/model/X.
+    # A file of conf/experiment with the default `model: X` has Hydra look for experiment/model/X, and the word
+    # hydra/sweeper=X for hydra/sweeper/X.
     inner, _, rest = name.rpartition("/")
     if group == "hydra":
         return f"hydra/{inner}={rest} is unknown: Hydra's own parts are there, and no plugin of that name is installed."

@@ -76,6 +76,7 @@ def _file_pages(group: Path) -> int:
     """Return the bytes of cached files in a group's memory; the kernel drops them when memory is short."""
     with suppress(OSError, ValueError):
         sizes = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # In version 1 the total alone counts the groups below this one too, as its usage does.
         return int(sizes.get("total_inactive_file", sizes["inactive_file"]))
     return 0
 
