@@ -183,23 +183,25 @@ def _questions(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> lis
     if config.leave_out_faulty:
         rows = _with_comparable_answers(rows, answer_column, config)
     texts = [_problem_text(row, problem_column) for row in rows]
-    _warn(rows, problem_column)
+    _warn_of_lost_backslash(rows, problem_column)
     ids = _ids(rows, texts, _find("id", config, rows))
+    # The number of the choice behind each letter, by problem; empty without options.
     orders = option_orders(ids, config.option_seed, config.option_order) if config.has_options else {}
     first_rows = dict[tuple[str, ...], str]()  # place of the first row of each problem with its options
     questions = []
     for row, text, problem_id in zip(rows, texts, ids, strict=True):
         options = dict[str, str]()
-        order = orders.get(problem_id)  # None for a problem without options
-        if order:
+        if config.has_options:
+            order = orders[problem_id]
             choices = _choices(row, [answer_column, *wrong_columns], problem_id)
             for letter, number in zip(LETTERS, order, strict=True):
                 options[letter] = choices[number]
             gold = LETTERS[order.index(0)]  # 0 is the right option
         else:
+            # Beside a question for a letter, any list may be its options; beside others many are none, such as tags.
             check_lists(row, text, problem_id, named=config.answer_kind != "letter")
             gold = _gold(row, answer_column, config, problem_id)
-        content = (text, *sorted(options.values()))  # whatever letters the options have
+        content = (text, *sorted(options.values()))  # sorted: another id gives the same options other letters
         if content in first_rows:
             again = f"{row.where} has the problem of {first_rows[content]} again"
             raise UserError(f"{again}, under another id; delete one.")
@@ -273,7 +275,7 @@ def _ids(rows: list[FileRow], texts: list[str], column: str | None) -> list[str]
             again = f"{row.where} has the {repeated} of {first_rows[problem_id]} again"
             raise UserError(f"{again}; ids must differ, so change or delete one.")
         first_rows[problem_id] = row.where
-    return list(first_rows)
+    return list(first_rows)  # in the order of the rows
 
 
 def _id(row: FileRow, column: str) -> str:
@@ -294,7 +296,7 @@ def _problem_text(row: FileRow, column: str) -> str:
     return _whole_text(value, row)
 
 
-def _warn(rows: list[FileRow], column: str) -> None:
+def _warn_of_lost_backslash(rows: list[FileRow], column: str) -> None:
     """Name the first problem that has lost a backslash. A published benchmark is asked as published."""
     for row in rows:
         fault = text_warning(row.values[column])
