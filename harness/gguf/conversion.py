@@ -55,7 +55,7 @@ def converted(gguf: Path) -> Path:
 
     The folder lies in the user's cache under the file's digest, else in a folder deleted when this process ends.
     """
-    # Folders named only by the digest hold transformers' own tokenizer of the file.
+    # `-tokens`, since earlier versions kept transformers' own tokenizer of the file in a folder named by the digest.
     folder = cache_folder() / "gguf" / f"{digests([gguf])[0]}-tokens"
     if folder.is_dir():
         return folder

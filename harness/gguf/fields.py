@@ -101,7 +101,7 @@ def _llama3(factors: Any, config: PreTrainedConfig) -> dict[str, Any]:
     # The file does not say the original context: try each power of two, up to a million tokens.
     for power in range(5, 21):
         scaling = {"rope_type": "llama3", **bounds, "original_max_position_embeddings": 2**power}
-        config.rope_parameters = {**plain, **scaling}
+        config.rope_parameters = {**plain, **scaling}  # the next line calculates from it
         frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
         if torch.allclose(unscaled / frequencies, divisors, rtol=1e-4):
             return scaling

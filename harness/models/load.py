@@ -244,7 +244,7 @@ def _check_text(model: LoadedModel) -> None:
         random = f"the chat template of model={name} draws at random ({drawing.group()})"
         raise UserError(f"{random}, so a question would differ each time: name another model, or correct the template.")
     _check_spaces(model)
-    # Refuses a template that leaves out the question; it may contain a shorter question by chance.
+    # `asked` refuses a template that leaves out the question. A short question might stand in the template by chance.
     model.dialogue.asked(OTHER_QUESTION)
     try:
         model.dialogue.prompt_ids("?")
