@@ -102,7 +102,8 @@ class Grader(Workers):
             make_folder(directory)
             path = directory / shard.file(row_types.GRADES_FILE)
             with locked(path):
-                # A sweep that runs may have graded more completions meanwhile: their grades stay behind these.
+                # A sweep that runs may have graded more completions meanwhile: their grades stay behind these. A grade
+                # that `old_grades` had too is no such one: its completion is gone.
                 grades_now, _ = _stored_grades(stored, shard)
                 newer = []
                 for key, grade in grades_now.items():

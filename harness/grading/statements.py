@@ -90,7 +90,7 @@ def _boxed(text: str, kind: AnswerKind) -> Statement | None:
         if _CALLED_WRONG.match(text, box.end):
             continue
         if values:
-            joint = _JOINT.fullmatch(text, box.end, start)
+            joint = _JOINT.fullmatch(text, box.end, start)  # what stands between this box and the one behind it
             if not joint or not box.content:
                 break
             values[-1] = joint["name"] + values[-1]  # the name before the box that follows

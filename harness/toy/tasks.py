@@ -60,7 +60,8 @@ def _answer_chain(question: str) -> int:
 
 def _ask_add(rng: Random, size: int) -> str:
     columns = [(rng.randrange(10), rng.randrange(10)) for _ in range(size - 1)]
-    # The last column is the highest digit. It is not 0 and carries nothing, so the sum has `size` digits.
+    # The last column is the highest digit: its sum is 1 to 8, at most 9 with a carry into it. So it carries nothing,
+    # and the sum of all columns has `size` digits.
     high = rng.randrange(1, 9)
     columns.append((high, rng.randrange(9 - high)))
     named = zip("abcdefghij", columns, strict=False)  # as many names as there are columns
