@@ -337,7 +337,7 @@ def _parsed(answer: str, gold: str) -> tuple[Any, Any, Values]:
 
 
 def _has_one_case(answer: str, gold: str) -> bool:
-    """Whether no letter occurs both small and large in a text, nor a name such as `\\theta` or `m_a` in one of both."""
+    """Whether no letter is both small and large in one text, nor a command (`\\theta`) or index in the two together."""
     spellings = []
     for text in (answer, gold):
         without_commands = re.sub(r"\\[A-Za-z]+", "", text)

@@ -211,7 +211,7 @@ def number_of_words(text: str) -> int | None:
     text = re.sub(r"(hundred|thousand|illion) and (?=\w)", r"\1 ", text)
     number = 0
     for scale, size in _SCALES.items():  # trillion before billion, and so on
-        before, name, behind = f"{text} ".partition(f" {scale} ")
+        before, name, behind = f"{text} ".partition(f" {scale} ")  # a blank more, since the scale may be the last word
         if name:
             if before not in _BELOW:
                 return None

@@ -109,7 +109,7 @@ def _kind(token: str, following: str) -> str:
         return "exponent"
     if word in _POWERS and following:
         return "power"
-    if _PREPOSITIONS.fullmatch(word) and following.isalpha():
+    if _PREPOSITIONS.fullmatch(word) and following.isalpha():  # at the end, "in" are inches
         return "preposition"
     if _changes_number(token):
         return "another number"
@@ -171,7 +171,8 @@ def _name(token: str) -> str | None:
 def _unit_name(word: str) -> str | None:
     """A unit that a word names, behind a space; physical constants are no units, nor is `units` a micronit."""
     for prefix, unit, _ in _registry().parse_unit_name(word):
-        # A long word in the plural has no prefix that is a mere sign, as the u of `units` would be.
+        # A long word in the plural has no prefix that is a mere sign, as the u of `units` would be; pint gives that
+        # prefix by its name, micro, with which the word does not begin.
         is_allowed = len(word) < 5 or word.startswith(prefix) or not word.endswith("s")
         if is_allowed and unit not in _constants():
             return f" {word}"
