@@ -195,7 +195,10 @@ def _same_otherwise(answer: str, gold: str, also_named: re.Pattern[str] = _NAME)
 def _same_equation(
     parts: list[str], gold: str, also_named: re.Pattern[str], *, is_equation: bool
 ) -> tuple[bool, str] | None:
-    """Whether an equation, or else a name in a set, says the same as something that has another structure."""
+    """Whether an equation, or else a name in a set, says the same as something that has another structure.
+
+    None if an equation of tuples has more names than values, or fewer.
+    """
     gold_kind, gold_parts = _structure(gold)
     left = parts[0].strip()
     is_named = bool(_NAME.fullmatch(_INDICES.sub("", left).strip()) or also_named.fullmatch(left))
@@ -217,7 +220,7 @@ def _same_equation(
 
 
 def _same_tuple(parts: list[str], gold: str) -> tuple[bool, str] | None:
-    """Whether a tuple says the same as a column or a list."""
+    """Whether a tuple says the same as a column or a list; None beside anything else."""
     gold_kind, gold_parts = _structure(gold)
     column = re.fullmatch(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}", gold)
     if column:

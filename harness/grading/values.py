@@ -52,10 +52,10 @@ class Values:
     def __init__(self, *, has_i: bool) -> None:
         self._has_i = has_i
         self._work = 0
-        self._too_large: TooLarge | None = None
+        self._too_large: TooLarge | None = None  # the last one met; raised if the values do not decide
         self._size = 0.0
         self._digits = _DIGITS[0]
-        self._is_real = True
+        self._is_real = True  # only real values count, and a complex one is undefined
 
     def equal(self, left: Any, right: Any, slack: float = 1e-18) -> bool:
         """Whether two forms agree within `slack` times the right one's size, or `slack` where its size is above 1.
@@ -67,7 +67,7 @@ class Values:
         names = self._names(left, right)
         fewest = _FEWEST if names else 1
         for only_real in (True, False):  # where no real point lies in both domains, complex points tell
-            self._is_real = only_real and not self._has_i
+            self._is_real = only_real and not self._has_i  # with i, real points have complex values
             points = self._points_of_agreement(left, right, _points(names, is_real=only_real), slack)
             if points is None:
                 return False
