@@ -48,7 +48,10 @@ def scales_rope(file: Path) -> bool:
 
 
 def is_cut_otherwise(file: Path) -> bool:
-    """True if this file's tokens may differ from those that an earlier kvsweep took from transformers."""
+    """True if this file's tokens may differ from those that an earlier kvsweep took from transformers.
+
+    Those of Qwen2's cut do not.
+    """
     return not contains(file, _CUT_OF_QWEN2)
 
 

@@ -172,7 +172,7 @@ class LoadedModel:
 
     @cached_property
     def scaling(self) -> float:  # of the attention logits
-        prefill = Prefill()
+        prefill = Prefill()  # notes the scaling of the full layers that it observes
         with torch.inference_mode():
             self.read(torch.zeros(1, 1, dtype=torch.int64, device=self.device), 0, prefill, self.new_cache())
         return float(prefill.scaling)
