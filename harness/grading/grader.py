@@ -130,7 +130,10 @@ class Grader(Workers):
         return grades
 
     def explain_problem(self, directory: Path, problem_id: str) -> Iterator[str]:
-        """A text for every completion of one problem of a cell: what was read, compared, and decided by what."""
+        """A text for every completion of one problem of a cell: what was read, compared, and decided by what.
+
+        Nothing for a problem that the cell does not have.
+        """
         standard = read_standard(directory)
         gold = standard.golds.get(problem_id)
         if gold is None:

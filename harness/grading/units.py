@@ -96,6 +96,7 @@ def _unit(tokens: list[str], single: bool) -> str | None:
             if single:  # 1 apple: a counted thing in the singular, which no plural's ending shows
                 parts.append((word, 1))
             needs_noun = not single
+        # A harmless word or a preposition says nothing about the unit.
         kinds.append(kind)
     return None if needs_noun else _spelled(parts)
 
