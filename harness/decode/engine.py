@@ -153,7 +153,8 @@ class Engine:
         while queue or self.table.free < self.table.slots:  # until every slot is free
             with self.clock.time("wall"):
                 completions = self._step(queue)
-            # An unread step may still run on the device; every earlier one has drawn its tokens.
+            # The first step has drawn its tokens once its ends are read: with it or, if it is left unread, with the
+            # second step.
             if not self.clock.first_token and self.clock.steps > self.unread:
                 self.clock.first_token = self.clock.wall
             yield completions
@@ -222,7 +223,8 @@ class Engine:
             start = starts[slot]
             since = None
             if state.evictions:
-                first = start - state.evictions[-1].step  # tokens between the eviction and the first of these
+                # `start` and `step` count the tokens that were fed up to the first state and before the eviction.
+                first = start - state.evictions[-1].step
                 since = range(first, first + len(hidden))
             fed.append(
                 Fed(
@@ -336,7 +338,9 @@ class Engine:
     def _finish_ended(self, *, late: int) -> list[tuple[str, Completion]]:
         """Remove the completions that ended `late` steps ago, for each branch, and drop the tokens drawn since."""
         ended = self.table.ends.read()
-        if not late:  # `_step` reads a step late only if it leaves no slot full
+        # A step that is read late left no slot full (`_step`). Slots that the newest step has filled are read next,
+        # with late=0.
+        if not late:
             ended = ended | self.table.full()
         completions = []
         # From the last slot down: a release moves the last live slot into the freed place.
@@ -404,6 +408,7 @@ class Engine:
             if not state.request.replayed:
                 self.table.forget_forced(slot)
                 text_length = len(state.request.prompt_ids) + step
+                # The positions of a `per_head` policy are [layers, kv_heads, length], those of others [length].
                 held = self.cache.held(slot, text_length, per_head=view.positions.dim() > 1)
             eviction = Eviction(step=step, length_before=view.length, length_after=kept, held=held)
             self.table.add_eviction(slot, eviction)

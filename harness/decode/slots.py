@@ -235,10 +235,14 @@ class SlotTable:
         self.waiting += 1
 
     def fork(self) -> int | None:
-        """Make a due branch of the lowest parked trunk live, or the whole trunk if none is due; return its slot."""
+        """Make a due branch of the lowest parked trunk live, or the whole trunk if none is due; return its slot.
+
+        None if no slot is free for the branch, and other branches still need the trunk.
+        """
         parked = self.slots - self.waiting
         slot = self.cache.live
         trunk = self[parked]
+        # As in `due`; that the trunk has fed a generated token was true when it was parked.
         due = [branch for branch in trunk.branches if self.cache.lengths[parked] > trunk.trigger(branch)]
         is_moved = not due or not trunk.is_trunk  # the trunk leaves its place; else a copy of it becomes a branch
         if self.free:
@@ -288,7 +292,7 @@ def view_slot(
     for signal in policy.signals:
         recorder = cache.recorders[signal]
         recorded = recorder.read(slot, length, newest)
-        # A number of tokens is alike in all layers and heads, as positions are.
+        # What is recorded of a token, as its position, is alike in all layers and heads.
         signals[signal] = recorded[0, 0] if recorder.of_tokens and not policy.per_head else recorded
     return CacheView(
         text_ids=text_ids,

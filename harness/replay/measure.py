@@ -174,7 +174,7 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
             tally.kl[place] = divergence
             tally.loglik[place] = logliks
             tally.same[place] = agree > 0
-            tally.since[place] = fed.since or 0  # a range has a number for each token
+            tally.since[place] = fed.since or 0  # a range has a number for each token; 0 before the first eviction
             tally.evictions = fed.evictions
 
 
