@@ -195,6 +195,7 @@ def decode_attention(
     """
     how: dict[str, Any] = {"scaling": scaling, "return_mass": return_mass, "sinks": sinks, "softcap": softcap}
     if keys.itemsize == 1 or (keys.itemsize == 2 and keys.device.type == "cpu"):
+        # `unseen` is not passed on: it is made again for the few slots that are widened together.
         return _attend_widened(query, (keys, values), scales, lengths, how)
     slots, kv_heads, capacity, head_dim = keys.shape
     grouped = query.reshape(slots, kv_heads, -1, head_dim)  # [slots, kv_heads, group, head_dim]
@@ -282,14 +283,16 @@ def chunk_attention(
     tokens = len(query)
     kv_heads, rows, _ = keys.shape
     earlier = rows - tokens
-    # Minus infinity at rows behind a token, else 0; [tokens, rows], cut out of a larger mask that many chunks share. In
-    # that one, tokens come behind `most_earlier` rows, of which the last `earlier` are taken.
+    # Minus infinity at rows behind a token, else 0; [tokens, rows], cut out of a larger mask that many chunks share.
+    # There `most_earlier` rows lie before the tokens; the cut begins where `earlier` of them are left. With 700 earlier
+    # rows: 1024 in the mask, and the cut begins at column 324.
     most_tokens = whole_blocks(tokens, _MASK_BLOCK)
     most_earlier = whole_blocks(earlier, _MASK_BLOCK)
     begin = most_earlier - earlier
     unseen = _mask(most_tokens, most_earlier, query.dtype, query.device)[:tokens, begin : begin + rows]
     if window is not None and window < rows:
-        # Token i lies in row `earlier` + i, and rows up to `window` before that one are beyond its window.
+        # Token i lies in row `earlier` + i, and sees no row at or before `earlier` + i - `window`. Not added in place,
+        # because other chunks share the mask.
         unseen = unseen + torch.full_like(unseen, float("-inf")).tril(earlier - window)
     if not return_mass and sinks is None and softcap is None:  # torch's attention has none of these
         output = scaled_dot_product_attention(
@@ -444,7 +447,8 @@ def whole_rows(
     key_format, value_format = formats
     whole_keys = _unpacked(keys, key_format, residual, newest)
     whole_values = _unpacked(values, value_format, residual, newest)
-    # The rows behind the packed ones. A slot may have fewer than `residual` of these: `whole` has room for the rest.
+    # The rows behind the packed ones, always `residual` of them. A slot may have fewer: what lies beyond its length is
+    # dead, and what lies beyond the capacity is cut off below.
     rows = counts[..., None] + torch.arange(residual, device=counts.device)  # [slots, kv_heads, residual]
     places = positions.gather(-1, rows.clamp(max=capacity - 1)) % residual
     _fill((whole_keys, whole_values), newest, rows, places)

@@ -69,7 +69,7 @@ def _least_kept(probabilities: Tensor, top_p: float, top_k: int, k_first: bool) 
     descending = _largest(probabilities, min(top_k or _SORTED, probabilities.shape[-1]))
     before = descending.cumsum(dim=-1) - descending  # the sum of all larger ones
     nucleus: Tensor | float = top_p
-    if top_k and k_first:
+    if top_k and k_first:  # the nucleus is a share of what top_k keeps
         nucleus = top_p * descending.sum(-1, keepdim=True)
     return descending.masked_fill(before >= nucleus, torch.inf).amin(dim=-1, keepdim=True)
 
