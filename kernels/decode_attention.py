@@ -24,7 +24,7 @@ def block(dtype: torch.dtype) -> int:
 
 
 def launch(query: torch.dtype, rows: torch.dtype, dim: int) -> dict[str, int]:
-    """Warps per program and loads in flight: widened fp8 rows would spill registers with those of other rows."""
+    """Warps per program and loads in flight. fp8 rows are widened, which takes more registers (wide heads, float32)."""
     if rows.itemsize > 1:
         return {"num_warps": 4, "num_stages": 2}
     return {"num_warps": 8 if dim > 128 else 4, "num_stages": stages(query)}
@@ -246,6 +246,7 @@ def chunk_attention(
     group_padded = triton.next_power_of_2(group)
     at_once = tokens_at_once(query.dtype, group_padded)
     output = torch.empty_like(query)
+    # Zeros, because no program writes the rows behind its tokens.
     mass = torch.zeros(tokens if return_mass else 0, kv_heads, rows, dtype=torch.float32, device=query.device)
     how = {"GROUP": group, "GROUP_PADDED": group_padded, "TOKENS": at_once, "BLOCK": block(query.dtype)}
     how |= {"DIM": dim, "DIM_PADDED": padded(dim), "MASS": return_mass, "UPCAST": upcast(query.dtype)}

@@ -37,7 +37,7 @@ def pack_rows(rows: Tensor, row_format: RowFormat) -> Tensor:
     """
     numbers = rows.float().unflatten(-1, (-1, row_format.group))
     low, high = numbers.aminmax(dim=-1, keepdim=True)
-    # Below the lowest number, and with `step` the highest level lies above the highest.
+    # `zero` lies below the lowest number, and zero + top * step above the highest.
     zero = (low - low.abs() * _MARGIN - _LEAST).half()
     step = ((high - zero.float()) * ((1 + _MARGIN) / row_format.top) + _LEAST).half()
     levels = ((numbers - zero.float()) / step.float()).round_().clamp_(0, row_format.top).to(torch.uint8)
