@@ -56,6 +56,7 @@ class SlotCache(Slots, Cache):
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
         # Those that define `on_attention`: without any, `observe` has nothing to prepare.
         self._observing = [r for r in self.recorders.values() if type(r).on_attention is not Recorder.on_attention]
+        # The schemes plain and rotated have one storage.
         packed_rows = {"kivi": KiviRows, "kvarn": KiviRows, "fp8": Fp8Rows}.get(config.scheme, PackedRows)
         self.storage: Storage = packed_rows(self, config) if config.is_packed else WholeRows(self)
         numbers = itertools.count()  # a storage numbers the full layers alone

@@ -113,7 +113,8 @@ class Slots:
         """
         whole = slice(len(positions))
         slots = self.slot_ids[whole]
-        # A graph's bucket may have more slots than live ones; row 0 of a free slot is nobody's.
+        # A graph's bucket may have more slots than live ones. Row 0 of a free slot is nobody's, and the next sequence
+        # that takes the slot sets its length.
         write_at = torch.where(slots < self.device_live, self.device_lengths[whole], 0)
         self.device_lengths[whole] = write_at + 1
         self._place([Piece(slots=whole, tokens=whole, count=1)], slots, write_at, positions)
@@ -160,6 +161,7 @@ class Slots:
             rows = ring(self.shape.window)
             # Until a text is as long as the ring, its later places are empty. Kernels stop by themselves.
             self.reach = rows if self.ragged else min(rows, whole_blocks(int(positions.max()) + 1, ROW_BLOCK))
+        # Two indices with slices between them put the tokens first: [tokens, layers or 1, kv_heads or 1].
         self.positions[slots, :, :, write_at] = positions[:, None, None]
 
     def observe(self, layer: int, piece: Piece, query: Tensor, mass: Tensor | None) -> None:

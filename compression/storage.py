@@ -132,14 +132,15 @@ class WholeRows(Storage):
             if not cache.ragged and len(cache.pieces) == 1:  # a whole step: its mask serves all layers
                 how = {**how, "unseen": cache.unseen(rows_read)}
             return cache.operations.decode_attention(query, keys, values, lengths, scales=scales, **how)
+        # The Triton kernel of a chunk has no arguments for sinks and a softcap: None is left out, and layers that have
+        # either attend in decode steps, below, whose kernel takes both.
         arguments = {name: value for name, value in how.items() if value is not None}
-        # The Triton kernel of a chunk knows neither sinks nor a softcap; those of a step, below, do.
         is_beyond_kernel = cache.operations.RAGGED and arguments.keys() & {"sinks", "softcap"}
         if not cache.invariant and not is_beyond_kernel:
             rows = self.read(layer, piece.slots.start, int(cache.lengths[piece.slots.start]))
             return cache.operations.chunk_attention(query, *rows, **arguments)
         # Attend in decode steps, one for each token, over the same rows, so that the result rounds as in single steps.
-        # A copy of the rows in another layout would round differently in torch's product.
+        # torch's product would copy expanded rows itself, into another memory layout, and may then round differently.
         parts = []
         for few_queries, few_lengths in few_tokens(query, lengths):
             copies = [rows.expand(len(few_queries), -1, -1, -1) for rows in (keys, values, *scales)]
@@ -257,7 +258,7 @@ class _Packing(Storage):
         return rows if by is None else self.cache.linear(rows.reshape(-1, rows.shape[-1]), by).view(rows.shape)
 
     def _bytes(self, *size: int) -> Tensor:
-        """Allocate memory for each layer and head of a slot."""
+        """Allocate bytes, [slots, layers, kv_heads, *size]."""
         return self.newest.new_zeros(*self.newest.shape[:2], self.newest.shape[3], *size, dtype=torch.uint8)
 
     def _attend_at_own_step(
@@ -330,7 +331,7 @@ class PackedRows(_Packing):
             # [slots, layers, kv_heads, leaving, tokens]: true from the token on at which the row is packed.
             is_packed = (behind < lengths)[..., None] & (positions[..., None] + self.residual <= now)
             counts = counts + is_packed.sum(-2)  # packed rows at each token, [slots, layers, kv_heads, tokens]
-            # From here on also where all layers or heads keep the same rows, so that one row stood for all.
+            # From here on each layer and head has its entries, also where all keep the same rows and share those above.
             shape = -1, cache.shape.layers, cache.shape.kv_heads, -1
             rows = rows.expand(*shape)[..., None]
             places = (positions % self.residual).expand(*shape)[..., None]
@@ -347,6 +348,7 @@ class PackedRows(_Packing):
         # [tokens or more, kv_heads, 2, head_dim]
         rows = self._multiplied(torch.cat([keys, values], dim=2), self._forth)
         places = self._new_places
+        # Two indices of tokens with slices between them put the tokens first: [tokens, 2, kv_heads, head_dim].
         self.newest[self.cache.step_slots, layer, :, :, places] = rows[: len(places)].transpose(1, 2)
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
