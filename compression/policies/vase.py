@@ -26,7 +26,8 @@ class VaSE(ObservationPolicy):
     def scores(self, view: CacheView) -> Tensor:
         """[layers, kv_heads, rows outside the window]: infinite at protected rows, else the order of the draw."""
         weights = self.weights(view)
-        # The largest weight-scaled exponentials are a draw without replacement in proportion to the weights.
+        # E = -log(uniform) of each row is exponentially distributed. The rows with the largest weight / E are a draw
+        # without replacement, in proportion to the weights. `race` is the logarithm of weight / E.
         uniform = view.uniform()[..., : weights.shape[-1]].clamp(min=1e-12)
         race = weights.double().log() - (-uniform.double().log()).log()
         return race.masked_fill(self.protected(view), float("inf"))

@@ -218,7 +218,7 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
 
 
 def target(labels: Labels, kinds: Sequence[LabelKind], scale: Target | None = "standardised") -> Tensor:
-    """Return what a head learns of a trace's labels, [T]; NaN where a label is missing.
+    """Return what a head learns of a trace's labels, [T]; NaN where a label is missing. No recipe has `scale` None.
 
     `standardised` is the sum of the labels of these kinds, each standardised, scaled to 0 to 1. The code of DynTS
     (Robin930/DynTS a55dc37, verl_sft_fsdp.py 1390-1410) scales the mean attention x of one kind, alike in all traces:
