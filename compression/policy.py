@@ -216,6 +216,7 @@ class Policy(ABC):
         Artifacts and a user's data are given by a hash of their contents, a user's class by its name and a hash of its
         code. The code of kvsweep's own policies is left out, so that an update keeps the ids: `CellStore.begin_pass`.
         """
+        # The last digest covers all files of a setting.
         contents = {name: digests(files, named=True)[-1] for name, files in self._data().items()}
         contents |= {kind: artifacts.digest(place) for kind, place in self.placed.items()}
         cls = type(self)

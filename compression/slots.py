@@ -153,6 +153,7 @@ class Slots:
         self.step_lengths = write_at + 1
         self._unseen = None
         self.step_tokens = len(slots)
+        # Filled up once for all of torch's products, whose rounding depends on the number of tokens; Triton's does not.
         if self.invariant and not self.ragged:
             self.step_tokens = filled_tokens(len(slots))
             if "linear" in self.shape.kinds:  # whose products of few tokens round differently from those of a block

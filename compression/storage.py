@@ -366,6 +366,7 @@ class PackedRows(_Packing):
         packed = torch.cat(whole_rows(*stored, formats=self.formats))  # [2, kv_heads, rows, head_dim]
         # The rows as they were before this chunk: those that it has packed are still whole.
         has_left = rows < counts[..., -1, None, None]
+        # Any other row is written as `packed` has it; those beyond the rows read become the last, which has not left.
         rows = rows.clamp(max=packed.shape[2] - 1).expand(numbers.shape)
         whole = packed.scatter(2, rows, torch.where(has_left, numbers, packed.gather(2, rows)))
         return self._attend_at_own_step(query, packed, whole, counts.T, lengths, how)
@@ -471,7 +472,10 @@ class KiviRows(_Packing):
         return self._attend_at_own_step(query, packed, whole, counts[:, None], lengths, how)
 
     def keep(self, slot: int, keep: Tensor) -> None:
-        """Write the kept rows again, in new groups."""
+        """Write the kept rows again, in new groups, then put back the bytes of what an eviction must not change.
+
+        That is each value that was packed before, if there are no scales, and each group with all its rows in place.
+        """
         length = int(self.cache.lengths[slot])
         packed_before, packed_now = self._packed_rows(length), self._packed_rows(keep.shape[-1])
         groups = packed_now // self.group
@@ -488,7 +492,7 @@ class KiviRows(_Packing):
             self._write_all(slot, layer, kept_rows)
             sources = sources[:, :packed_now, None]
             was_packed = sources < packed_before
-            if not self.scales:  # a value that was packed before moves with its bytes; `_write_all` has packed it again
+            if not self.scales:  # with scales, a value's bytes are valid only in their group
                 at = sources.clamp(max=values_before.shape[1] - 1).expand(-1, -1, values_before.shape[-1])
                 values = self.values[slot, layer, :, :packed_now]
                 values.copy_(values_before.gather(1, at).where(was_packed, values))
