@@ -137,6 +137,7 @@ class WindowLayer(_Layer):
         values = torch.cat([old_values[slot], new_values[tokens].transpose(0, 1)], dim=1)
         outputs = []
         for few_queries, few_lengths, few_rows in few_tokens(query[tokens], lengths[tokens], rows):
+            # [tokens, kv_heads, places, head_dim]: a copy of the ring for each token.
             few_keys = keys[:, few_rows].transpose(0, 1).contiguous()
             few_values = values[:, few_rows].transpose(0, 1).contiguous()
             output, _ = cache.operations.decode_attention(few_queries, few_keys, few_values, few_lengths, **how)

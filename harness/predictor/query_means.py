@@ -120,7 +120,7 @@ def read_texts(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel, pref
     """Read a text file, or the traces, which `prefill` observes; return the artifact's card."""
     texts = _texts(recipe, traces, model)
     for token_ids in texts:
-        prefill.begin_chunk()
+        prefill.begin_chunk()  # from the first layer again, here for the next text
         read_whole(model, token_ids, prefill)
     text = Path(recipe.text).name if recipe.text else "traces"
     of_model = {"model": model.config.name, "model_weights": model.config.identity()["weights"]}
