@@ -34,7 +34,7 @@ class PolicyGrid:
     def title(self) -> str:
         """The policy, budget, variant and question, as "dynts, trigger 128, question pinned"."""
         title = notation.setting(self)
-        # The variant may name the question's place already.
+        # The variant may name the question's place already. A grid without any place has an empty title for it.
         return title if "question=" in self.variant else f"{title}, {question_title(self.cells)}".removesuffix(", ")
 
 
@@ -137,7 +137,7 @@ def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
             continue
         at_point = metrics
         for axis, value in point.items():
-            # A policy without the axis belongs to all of its values.
+            # A policy without the axis belongs to all of its values. A point without it (NaN) has such policies alone.
             at_point = at_point[at_point[axis].isna() | (at_point[axis] == value)]
         for question, cells in by_question(at_point):
             setting = SharedSetting(**point, cells=cells, question=question)
@@ -178,12 +178,11 @@ def beside_published(metrics: pd.DataFrame) -> pd.DataFrame | None:
     scored = metrics[metrics["pass_at_1"].notna()]
     tables = [pd.read_csv(REFERENCE / name) for name in (GRID_FILE, SCORES_FILE)]
     published = pd.concat(tables, ignore_index=True)[[*MATCH, "pass_at_1", "source", "doubt"]]
-    # The full cache has no value on these axes, and a missing value matches nothing.
-    no_value = dict.fromkeys(AXES, -1.0)
-    both = scored.fillna(no_value).merge(published.fillna(no_value), on=MATCH, suffixes=("", "_published"))
+    # The full cache is missing on the axes in both tables, and pandas joins missing values like equal ones.
+    both = scored.merge(published, on=MATCH, suffixes=("", "_published"))
     texts = []
     for row in notation.rows(both):
-        # A budget of -1 was filled in above: the full cache has a name and no setting.
+        # A missing budget fails the comparison: the full cache has a name and no setting.
         setting = notation.setting(row) if row.budget >= 0 else notation.policy_title(row.policy)
         texts.append(
             {
@@ -207,6 +206,7 @@ def question_title(cells: pd.DataFrame) -> str:
     """Describe the question's place in some cells: "question pinned", or which policies differ from most.
 
     Policies that differ cannot be compared as equals: "question pinned for DynTS and SnapKV, free for the others".
+    Returns "" if no cell has a place, as full caches and servers.
     """
     # The full cache keeps all tokens and has no place for the question.
     placed = cells.loc[cells["question"] != "", ["policy", "question"]].drop_duplicates()
