@@ -86,6 +86,7 @@ def _decide_condition(
     scores = dict(zip(compressed, others, strict=True))
     # In the order of the scores' first axis.
     problems = graded.loc[graded["cell_id"].isin([baseline, *compressed]), "problem_id"].unique()
+    # All cells of a condition have the same problems, so the baseline's record is enough.
     groups = _groups(problems, provenance.get(baseline, {}))
     controls = list(condition.loc[is_control(condition), "cell_id"])
     unfinished = set(condition.loc[condition["status"] != "done", "cell_id"])
@@ -100,6 +101,7 @@ def _decide_condition(
         beyond_control = dict[str, bool]()
         recommendable = set[str]()
         if not of_control:
+            # A sweep has one control or none. Of the controls of several sweeps the last finished one counts.
             for control in controls:
                 if control in unfinished:
                     continue
@@ -114,7 +116,7 @@ def _decide_condition(
                 chains = _chains(condition[condition["cell_id"].isin(finished)])
                 recommendable = noninferiority.hold_in_search(p_holds, chains)
         for cell_id, decision in decisions.items():
-            # It shares no pair with the full cache.
+            # A cell without a pair with the full cache has no difference, and gets no row.
             if math.isnan(decision.difference):
                 continue
             cell = family[cell_id]
@@ -148,6 +150,7 @@ def _decisions(family: Mapping[str, Floats], full: Floats, plan: Plan, groups: G
     """Decide about the cells of one plan, by cell_id; scores are [problems, draws]."""
     if not plan.rounds:
         return noninferiority.decide_grid(family, full, margin=plan.margin, population=plan.population, groups=groups)
+    # Rounds are always about these problems, so the groups of variants do not count; no sweep has rounds of variants.
     decisions = noninferiority.decide_rounds(family, full, rounds=plan.rounds, margin=plan.margin)
     # A cell that got its other draws after its decision is judged by all of them, at the level of a last round.
     all_draws = plan.rounds[-1]
@@ -239,7 +242,7 @@ def _where_lost(cell: Floats, full: Floats) -> dict[str, float]:
     for draw in range(draws):
         other_draws = np.delete(full, draw, axis=1)
         [easiness] = problem_means(other_draws[None])  # the full cache's Pass@1 of each problem
-        ranks = pd.Series(easiness).rank(pct=True)  # from 0, hard, to 1
+        ranks = pd.Series(easiness).rank(pct=True)  # above 0, hard, up to 1
         for rank, difference in zip(ranks, differences[:, draw], strict=True):
             # The rank is missing without another draw, the difference without a pair.
             if not math.isnan(rank + difference):

@@ -181,6 +181,7 @@ def _permuted(means: Floats, resamples: int, seed: int) -> Floats:
     chunks = []
     for start in range(0, resamples, most_at_once):
         count = min(most_at_once, resamples - start)
+        # For each resample and problem another order of the cells.
         order = rng.random((count, cells, problems)).argsort(1)
         shuffled = np.take_along_axis(means[None], order, 1)
         chunks.append(shuffled.mean(-1))
@@ -202,6 +203,7 @@ def summary_noise_floor(
     chance_right = rng.beta(mean * concentration, (1 - mean) * concentration, (resamples, 1, problems))
     right = rng.binomial(draws, np.broadcast_to(chance_right, (resamples, len(scores), problems)))
     null = right.mean(-1) / draws
+    # Simulated cells differ by chance alone, so `critical` needs no others.
     return _floor(np.asarray(scores), null, problems, draws, null)
 
 
@@ -230,7 +232,8 @@ def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
     """Count the draws per problem that separate two cells [problems, draws], at level 5% with 80% power.
 
     More draws shrink only the variance between draws, which decides; with one draw per problem, the whole variance of
-    the paired differences replaces it. Returns the number (infinite for equal scores), and True for an upper bound.
+    the paired differences replaces it. Returns the number (infinite for equal scores, NaN with fewer than two common
+    problems), and True for an upper bound.
     """
     pairs = first - second
     [means] = problem_means(pairs[None])  # as the one cell of an array
