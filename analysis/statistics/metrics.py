@@ -219,6 +219,7 @@ def beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd
     """Join completions with the full cache's of the same problem and draw; without one, a completion is left out.
 
     `rows` has a row per completion. Adds `full`, the full cache's cell_id, and its columns of these `names`, NAME_full.
+    The completions of a full cache that is compared with are joined with themselves.
     """
     pair = ["problem_id", "draw"]
     is_full = cells["policy"] == "full"
@@ -381,6 +382,7 @@ def _completion_means(run: Run) -> pd.DataFrame:
     table = table.rename(columns={"num_tokens": "mean_tokens", **{name: f"mean_{name}" for name in counts}})
     # cells.csv has it right behind the mean peak.
     table.insert(5, "max_peak_length", of_cell["peak_length"].max())
+    # A text that ends not finite has all its tokens in the cache, one more than `full_length` counts.
     table["kept_memory_own"] = (table.pop("own_length") / table.pop("full_length")).clip(upper=1.0)
     # The rows of a batch that holds one text of each problem, all at their peak.
     problem_peaks = rows.groupby(["cell_id", "problem_id"], observed=True)["peak_length"].mean()

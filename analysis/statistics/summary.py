@@ -64,6 +64,7 @@ def _checked(row: FileRow) -> FileRow:
     """Return the row with its numbers as numbers, and all else as text."""
     texts = {name: "" if value is None else str(value).strip() for name, value in row.values.items()}
     filled = {name: text for name, text in texts.items() if text}
+    # Without the axes `checked` would ask for them, which a full cache cannot have.
     has_grid_axes = "keep_ratio" in filled and "local_window" in filled
     if filled.get("policy") == "full" and not has_grid_axes:
         raise UserError(f"{row.where} is the full cache, which no grid of scores has; delete the row.")
