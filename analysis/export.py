@@ -134,7 +134,7 @@ def _claim(output: Path) -> None:
 def _rows(
     folder: Path, kind: Any, cell: dict[str, Any], withheld: bool, notices: list[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a cell's completions as rows of `schema_of`; `kind` is the `row_type`, without prompts if `withheld`."""
+    """Yield a cell's completions as rows of `schema_of`, without prompts if `withheld`; `kind` is the `row_type`."""
     on_bad = skipped(notices.append)
     grades = StoredCell(folder).grades(on_bad=on_bad)
     prompts = {}

@@ -98,7 +98,7 @@ class Run:
 
     @property
     def state(self) -> Literal["done", "running", "waiting", "stopped"]:
-        """The state of the sweep: waiting while every task is queued."""
+        """The state of the sweep: waiting while tasks are queued and none is running or done."""
         states = {task.state for task in self.tasks}
         if "running" in states:
             return "running"
@@ -275,7 +275,7 @@ def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
         raise UserError(f"{directory} {what}; give a run directory, <results_dir>/<run_name>.")
     if (directory / row_types.CELL_FILE).is_file():
         raise UserError(f"{directory} is a single cell; give the run directory around it, {directory.parent}.")
-    # Any text or table can show a printable name.
+    # A name that is not printable could break any text or table that shows it.
     folders = [cell.folder for cell in stored_cells(directory) if cell.name.isprintable()]
     if not folders:
         raise UserError(f"{directory} holds no cells; give a run directory, <results_dir>/<run_name>.")

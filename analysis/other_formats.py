@@ -144,7 +144,7 @@ def _result_in_eee(cell: Any, settings: Record, provenance: Record) -> Record:
 
 
 def _place_in_eee(cell: Any, record: Record) -> str:
-    """The path that its validator asks for; the same cell has the same name in every export."""
+    """The path that Every Eval Ever's validator asks for; the same cell has the same name in every export."""
     model = record["model_info"]
     _, _, model_name = model["id"].rpartition("/")
     # Not a random one, though version 4 says so: the id's hash.

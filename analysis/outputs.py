@@ -329,6 +329,7 @@ def _outputs(
     answers["ending"] = _endings(rows, reading)
     answers["text"] = _texts(rows, answers, reading)
     answers["gold"] = each(_meaning("gold", rows, reading), _of_one)
+    # A row's `prompt` and `input` may be two parts of its question, so they need not agree as `_meaning` demands.
     prompt = reading.columns.get("prompt")
     answers["prompt"] = _first(rows, PROMPT) if prompt is None else _column(rows, prompt)
     # The names of metrics that any row lists, each once and in their order.
@@ -518,7 +519,7 @@ def _grades(
     for name in metrics:
         if name in rows:
             scores[name] = rows[name]
-    # Columns by name; a score has precedence over a column of its name.
+    # Columns by name, as a data frame unpacks; a score has precedence over a column of its name.
     columns = {**rows, **scores}
     names = [*scores, *_GRADES] if reading.correct is None else [reading.correct]
     fitting = {}
@@ -587,12 +588,13 @@ def _signs(answers: pd.DataFrame) -> Column:
 
 
 def _failure(row: Row, ignored: Collection[str] = ()) -> str | None:
-    """The field, at any depth, by which a row says that it failed."""
+    """The field, at any depth, by which a row says that it failed; None if it says no such thing."""
     for name, value in row.items():
         if name in _FAILURES and name not in ignored and _says(value):
             return name
         # A question's object may have fields of these names that say nothing of the answer.
         if isinstance(value, dict) and name not in OF_QUESTION and name not in ignored:
+            # `ignored` names columns, so no field within one.
             inner = _failure(value)
             if inner is not None:
                 return f"{name}.{inner}"
