@@ -216,6 +216,7 @@ def _regraded(answers: Answers, gold: Path | None, kind: Any) -> Answers:
             graded = [verdict.outcome for verdict in grader.judge([*jobs.values()])]
             outcomes = pd.Series(graded, index=[*jobs], dtype=object).reindex(table.index)
             overran = outcomes.eq("grader_timeout")  # these answers have no grade, and are not wrong
+            # Also texts that `_job` has seen end in their thinking.
             cut_off = [row for row, job in jobs.items() if job.stop_reason == "length"]
             regraded[name] = table.assign(
                 theirs=table["correct"],
@@ -242,6 +243,7 @@ def _thinking_of_files(answers: Answers) -> tuple[dict[str, list[Thinking | None
     unopened = {}  # of each file, the tags of texts that close a thinking which they do not open
     opened_by_prompts = []  # such tags, of a file where prompts open the thinking
     for name, of_texts in thinking.items():
+        # Without a name of thinking, and if few texts of each file close them, tags are marks of the answer.
         thinking[name] = [shown if shown and (shown.named or shown.tags in usual_tags) else None for shown in of_texts]
         unopened[name] = [shown.tags for shown in thinking[name] if shown and shown.closes and not shown.opens]
         if 2 * len(unopened[name]) >= len(of_texts):
@@ -251,7 +253,8 @@ def _thinking_of_files(answers: Answers) -> tuple[dict[str, list[Thinking | None
         # If the prompts of some file open the thinking, one such text shows that those of this file do, too.
         of_files[name] = unopened[name][0] if unopened[name] and opened_by_prompts else None
         tags = [*unopened[name], *opened_by_prompts]
-        # This file has such texts, but no file has many; or another file has many, and this one none.
+        # A few texts of this file close what they do not open, and half of no file's do; or none does, and half of
+        # another file's do.
         if of_files[name] is None and tags:
             share = f"{len(unopened[name]):,} of {len(table):,} texts close their thinking with {tags[0].end}"
             _refuse_silent_texts(name, table, thinking[name], share)
@@ -270,6 +273,10 @@ def _refuse_silent_texts(name: str, table: pd.DataFrame, thinking: Sequence[Thin
 
 
 def _thinking(text: str | None) -> Thinking | None:
+    """What a text shows of its thinking, by tags with a name of thinking or else of any name; None if it shows none.
+
+    A token that ends a text looks like a tag of any name, so it is removed before those are looked for.
+    """
     return None if text is None else thinking_of(text) or thinking_of(without_end(text), named=False)
 
 
