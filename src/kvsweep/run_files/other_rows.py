@@ -60,7 +60,8 @@ def rows_of_file(path: Path, *, keys: Sequence[str] = ()) -> Iterator[FileRow]:
     try:
         first_line = _first_line(path)
         first_object = _object_in(first_line)
-        # Else, if it begins as JSON does, each of its lines is an object.
+        # What begins as JSON is one value if its first line is no whole object, or an object with the rows under a key.
+        # Else that line is a row, and so are the others.
         is_one_value = first_object is None or _under(first_object, keys) is not None
         if first_line.startswith(b"PAR1"):
             yield from _parquet_rows(path)
@@ -197,7 +198,8 @@ def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[FileRow]:
             if len(names) == 1 and separator in names[0]:
                 raise UserError(f"{path}:1 separates its columns by {separator!r}; write commas.")
         for values in reader:
-            # Otherwise a stray comma would shift a value into another column.
+            # `DictReader` puts cells beyond the header under None, and None where a row has too few. Unchecked, a stray
+            # comma would shift a value into another column.
             if None in values or None in values.values():
                 raise UserError(f"{path}:{first_line} has not the header's count of cells; quote its commas.")
             yield FileRow(f"{path}:{first_line}", values)

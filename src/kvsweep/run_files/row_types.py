@@ -509,6 +509,7 @@ def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse
     """
     paths = list(paths)
     last_line: dict[Pair, tuple[Path, int]] = {}
+    # Broken lines are ignored here: the second reading gives them to `on_bad`.
     for path in paths:
         for number, row in _numbered_rows(path, PairRow, ignore):
             last_line[row.key] = path, number
@@ -542,6 +543,7 @@ def decode(data: bytes, kind: type[_T]) -> _T:
     """Read one JSON value as `kind`; raises ValueError for anything else."""
     try:
         return msgspec.json.decode(data, type=kind)
+    # A kind of `DecodeError`: good JSON that is no `kind`, which a second try would not change.
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError):

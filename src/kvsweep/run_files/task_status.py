@@ -202,6 +202,7 @@ def scheduler_jobs(run_directory: Path, task: TaskStatus) -> list[str]:
     # A waiting task's status may be that of an earlier run, which names that run's job.
     if task.state == "queued" or task.scheduler_job is None:
         jobs = noted_jobs(run_directory, task.task)
+    # Without a note it was not submitted, but works in the job of the shell that started it.
     if not jobs and task.scheduler_job:
         jobs = [task.scheduler_job]
     return jobs

@@ -97,7 +97,10 @@ _ANY_TAG = _pattern(r"(?!answer|box)\w{1,40}")
 
 @lru_cache
 def _tags(group: str, written: str) -> ThinkTags:
-    """The pair of tags of which one, of this group of the pattern, is `written` so: "c4" and "</think>"."""
+    """The pair of tags of which this `group` of the pattern has matched one, as `written`.
+
+    "c4" and "</think>" -> "<think>" and "</think>".
+    """
     number = int(group[1:])
     if number >= len(_SHAPES):
         start, end = _FIXED[number - len(_SHAPES)]
@@ -142,7 +145,10 @@ def thinking_of(text: str, *, named: bool = True) -> Thinking | None:
 
 
 def _shown_tags(text: str, *, named: bool) -> ThinkTags | None:
-    """The tags of `thinking_of`: those that open the text, else those of the first closing tag, else the first ones."""
+    """The tags of `thinking_of`: those that open the text, else those of the first closing tag; None without any.
+
+    A text without a closing tag shows the first opening one, wherever it stands, only if its tags are `named`.
+    """
     first = None
     pattern = _TAG if named else _ANY_TAG
     for match in pattern.finditer(text):
