@@ -57,7 +57,7 @@ Panels = tuple[str, list[Panel]]
 def tradeoff(
     x: str, metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK, timed: pd.DataFrame | None = None
 ) -> Figure | None:
-    """Draw a model's Pass@1 with its standard error against one of `COSTS`; None if the run has nothing to compare.
+    """Draw a model's Pass@1 with its standard error against the cost `x` of `COSTS`; None with nothing to compare.
 
     For trigger and speed there is a panel per benchmark, and for the trigger one of their mean. For memory and bytes,
     one panel shows means over benchmarks with the Pareto front and the names of the policies on it. The speed needs
@@ -65,7 +65,7 @@ def tradeoff(
     """
     cells = metrics[metrics["model"] == model]
     column, label, panels_of = COSTS[x]
-    if x == "speed" and timed is not None:
+    if column == SPEED and timed is not None:
         # The timed speed keeps the plain name; the other is that of cells decoded together.
         cells = cells.merge(timed, on="cell_id", suffixes=("_together", ""))
         if timed["peak_bytes"].isna().all():  # only a GPU counts them
@@ -76,11 +76,11 @@ def tradeoff(
     costs = pd.concat([points[column] for _, points, _ in panels])
     columns = look.columns
     if columns is None:
-        columns = 1 if x == "speed" else 2
+        columns = 1 if column == SPEED else 2
         if look.width > 5:
             columns += 1
     columns = min(len(panels), columns)
-    height = 1.9 if x in ("budget", "speed") else 2.7
+    height = 1.9 if column in (TRIGGER, SPEED) else 2.7
     figure, grid = style.panels(
         look.width, len(panels), columns, row_height=height, extra_height=0.7, max_height=MOST_HIGH, sharey=True
     )
@@ -94,6 +94,7 @@ def tradeoff(
         style.percent_axis(axes)
     figure.set_label(f"{model_title(metrics, model)}: Pass@1 ± standard error against {title}")
     style.legend_below(figure)
+    # Only the points of a Pareto front have names, and over triggers there is no front.
     if column != TRIGGER:
         # Names can be placed only when the layout is known.
         style.draw_glyphs(figure, figure.draw_without_rendering)
@@ -121,7 +122,7 @@ def _draw_panel(axes: Axes, panel: Panel, column: str, costs: pd.Series) -> None
 
 
 def _triggers(cells: pd.DataFrame) -> Panels:
-    """Return a line for each setting that ran at two or more triggers, for those with the most."""
+    """Return a line for each setting that ran at two or more triggers; of many, for those with the most triggers."""
     scored = cells[cells["pass_at_1"].notna()]
     compressed = scored[scored["budget"].notna()]
     triggers = compressed.groupby(LINE, dropna=False, sort=False)["budget"].nunique()
@@ -129,6 +130,7 @@ def _triggers(cells: pd.DataFrame) -> Panels:
     chosen = compressed.merge(most_triggers.index.to_frame(index=False), on=LINE)  # the cells of these settings
     if chosen.empty:
         return "", []
+    # In no line: `_draw_panel` draws it as a level.
     full = scored[(scored["policy"] == "full") & scored["condition"].isin(chosen["condition"])]
     names = list(dict.fromkeys(notation.settings(chosen, trigger=False)))
     panels: list[Panel] = []
@@ -176,9 +178,10 @@ def _memory(cells: pd.DataFrame) -> Panels:
 
 
 def _policy_lines(compressed: pd.DataFrame) -> tuple[list[Line], list[str]]:
-    """Return the lines of all policies, and what each shape stands for; with a single one, shapes tell policies apart.
+    """Return the lines of all policies, and what each shape stands for, such as "window 48" ("" if no axis is fixed).
 
-    A line's name ends with its best score.
+    If there is only one such text, shapes say nothing of settings and tell policies apart. A line's name ends with its
+    best score.
     """
     best_first = compressed.sort_values("pass_at_1", ascending=False, kind="stable").drop_duplicates(POLICY)
     ranking = list(zip(best_first["policy"], best_first["variant"], strict=True))
@@ -254,7 +257,7 @@ def _bytes(cells: pd.DataFrame) -> Panels:
 
 
 def _speeds(timed: pd.DataFrame) -> Panels:
-    """A marker per policy on each benchmark, at the largest batch that was timed; a row per cell and batch."""
+    """A marker per policy on each benchmark, at each cell's largest batch; `timed` has a row per cell and batch."""
     largest_batch = timed.groupby("cell_id")["slots"].transform("max")
     cells = timed[timed["pass_at_1"].notna() & (timed["slots"] == largest_batch)]
     looks = style.policy_looks(cells[POLICY].drop_duplicates().itertuples(index=False, name=None))
@@ -291,7 +294,8 @@ def _front(points: pd.DataFrame, column: str) -> pd.DataFrame:
 def _draw_front(axes: Axes, points: pd.DataFrame, column: str, highest: float) -> None:
     """Draw the full cache and the Pareto front; `highest` is the highest cost of all panels.
 
-    The axis starts at 0; for logarithmic axes, or data in the upper half, it starts just before the data.
+    The axis of a speed starts at 0. That of bytes is logarithmic and starts just before the data, as does that of a
+    length if all data lie in its upper half; else it starts at 0 too.
     """
     axes.margins(x=0.05)
     if column == BYTES:
@@ -306,11 +310,12 @@ def _draw_front(axes: Axes, points: pd.DataFrame, column: str, highest: float) -
     for row in notation.rows(points[points["policy"] == "full"].head(1)):
         cost = getattr(row, column)
         label = notation.policy_title("full")
+        # Speed has several panels with one legend, in which each panel's numbers would make another line.
         if column != SPEED:
             cost_text = size(cost) if column == BYTES else f"{notation.decimal(cost, 0)} tokens"
             label += f": {notation.percent_pm(row.pass_at_1, row.se)} at {cost_text}"
         style.full_cache_level(axes, points, label)
-        if column == LENGTH:
+        if column == LENGTH:  # for bytes and speed the full cache is one of the panel's lines
             axes.plot(cost, 100 * row.pass_at_1, "*", color="0.25", markersize=8)
     front = _front(points, column)
     axes.step(
