@@ -53,7 +53,7 @@ def _facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
         for decoding_pass in record.get("decoding_passes", []):
             yield from _pass_facts(decoding_pass)
             code = decoding_pass.get("policy_code")
-            if code and cell_id in run.settings:
+            if code:
                 yield "policy code", f"{run.settings[cell_id]['policy']['name']} {code}"
     for record in run.provenance.values():
         git = record.get("git") or {}
@@ -91,8 +91,7 @@ def _cell_facts(settings: dict[str, Any], origin: Any) -> Iterator[tuple[str, An
     yield "answers", _words(settings, "benchmark.answer_kind", "benchmark.answer_from")
     for kind in ("predictor", "statistics", "labels"):
         yield "heads", get(f"policy.{kind}")
-    if settings:
-        yield "decoding", f"{get('decoding.name')}: {_words(settings, 'decoding.', but='decoding.name')}"
+    yield "decoding", f"{get('decoding.name')}: {_words(settings, 'decoding.', but='decoding.name')}"
 
 
 def _table_facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
@@ -177,6 +176,7 @@ def _words(values: dict[str, Any], *prefixes: str, but: str = "") -> str:
 def _draws(metrics: pd.DataFrame) -> str:
     """Return the numbers of draws, and the rounds of a sequential sweep: "2, 8; sequential: in rounds of 2, 4, 8"."""
     draws = ", ".join(dict.fromkeys(metrics["draws"].sort_values().map(notation.number)))
+    # "2 4 8"; a single number is no sequence of rounds.
     rounds = [text.replace(" ", ", ") for text in metrics["rounds"].dropna().unique() if " " in text]
     if not rounds:
         return draws
