@@ -204,6 +204,7 @@ def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
     full_mean = mean_over_benchmarks(_full_cells(rows, metrics), grid.benchmarks)
     mean = mean_over_benchmarks(rows, grid.benchmarks).dropna(subset="pass_at_1")
     title = _labelled(grid, f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks")
+    # A mean has neither an interval nor a difference to the full cache.
     look = replace(look, columns=None, scale="own", interval=False)
     panel = _panel(grid, mean, full_mean, title, look)
     panel = replace(panel, rows=_windows(grid, rows))  # the mean has no column of doubts
@@ -291,7 +292,7 @@ def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]
 @matplotlib.rc_context(style.STYLE)
 def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> Figure:
     """Draw panels; the figure's label (its caption) has the name, the notes and what `look.marks` draws."""
-    caption = _caption(panels, name, notes)
+    caption = _caption(panels, name, notes)  # of all marks, also where the panels lose theirs
     if not look.marks:
         panels = [panel.plain for panel in panels]
     labels = [_labels(panel, look) for panel in panels]

@@ -37,8 +37,9 @@ MOST, MOST_IN_A_COLUMN = 60, 40
 def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
     """Draw Pass@1 per policy as bars with standard errors and numbers, best first, with the cache length at the end.
 
-    The first panel is the mean over benchmarks, missing if one of them is. Each further panel is a benchmark, with
-    verdict marks unless the figure is narrow. The length is the mean over benchmarks and steps (`metrics.cache_rows`).
+    Of several benchmarks the first panel is their mean, missing if one of them is. Each further panel is a benchmark,
+    with verdict marks, and is left out if the figure is narrow. The length is the mean over benchmarks and steps
+    (`metrics.cache_rows`).
     """
     cells = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
     cells = cells[cells["benchmark"].isin(compressed_benchmarks(cells))]
@@ -126,7 +127,7 @@ def _numbers(axes: Axes, numbers: list[str], end: float) -> None:
 
 @matplotlib.rc_context(style.STYLE)
 def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Figure:
-    """Draw one panel per verdict that has a floor: its settings' Pass@1 in ascending order, and a grey band.
+    """Draw one panel per verdict: its settings' Pass@1 in ascending order, and a grey band. All must have a floor.
 
     The band reaches from the best score down by `NoiseFloor.critical`: settings inside are tied with the best.
     """

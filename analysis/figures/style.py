@@ -311,9 +311,10 @@ def _draw_and_list_missing(draw: Callable[[], object]) -> set[str]:
 
 @cache
 def _families_with(characters: str) -> list[str]:
-    """Return the fewest of this machine's fonts that together have the most of the characters.
+    """Return fonts of this machine that together have as many of the characters as all its fonts have.
 
-    The fonts are searched again, because matplotlib's own list may be old.
+    Each next font has the most of the characters that are still missing. The fonts are searched again, because
+    matplotlib's own list may be old.
     """
     missing = set(map(ord, characters))
     if not missing:
@@ -331,7 +332,7 @@ def _families_with(characters: str) -> list[str]:
         if best is None or not glyphs[best] & missing:
             return families
         missing -= glyphs[best]
-        # It adds the font at the end of the list.
+        # `addfont` puts the font at the end of `ttflist`.
         fontManager.addfont(best)
         families.append(fontManager.ttflist[-1].name)
 
