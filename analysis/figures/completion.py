@@ -202,6 +202,7 @@ def kept_html(kept: Kept, *, title: str) -> str:
         stretches.append(numbers)
     data = {
         "text": "".join(kept.pieces),
+        # In UTF-16 units, as a browser counts.
         "lengths": [len(piece.encode("utf-16-le")) // 2 for piece in kept.pieces],
         # The text begins with the prompt, so no token stands before it and its first tokens are the question.
         "prompt": 0,

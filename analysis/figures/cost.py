@@ -125,6 +125,7 @@ def _kv_bytes(run: Run, cell: str, lengths: np.ndarray) -> np.ndarray | None:
     sizes = run.provenance.get(cell, {}).get("bytes", {})
     if not sizes.get("row"):
         return None
+    # Beside the packed rows: the newest rows, which are not packed yet, and layers of a fixed size.
     return lengths * sizes["row"] + sizes.get("newest", 0) + sizes.get("fixed", 0)
 
 

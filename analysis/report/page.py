@@ -317,6 +317,7 @@ def _failures(run: Run, metrics: pd.DataFrame) -> list[dict[str, Any]]:
                 lines.append(f"{setting}: {cell.finished} of {cell.expected}")
         if lines:
             error = visible(task.error or "The task left no error.")
+            # The error keeps its lines; the other texts are put on one line each.
             texts = {"task": task.task, "cells": _shortened(lines), "command": task.command}
             failures.append(in_one_line(texts) | {"error": error})
     return failures
