@@ -72,7 +72,7 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
         _check_scores(policy, trace)
     cache, slot = _cache_of_thinking(model, trace, policies)
     seed = text.completion.seed if text.completion else 0
-    # A view's text has one token more than the cache has rows.
+    # A view's text has one token more than the cache has rows: the tag's first, or 0 if the text ends in its thinking.
     text_ids = torch.tensor([*trace.token_ids, 0][: trace.think_end + 1], device=model.device)
     scores_of_policies = []
     for policy in policies:
@@ -179,7 +179,7 @@ def _read_answer(model: LoadedModel, token_ids: Sequence[int], first_fed: int, c
     ids = torch.tensor(token_ids, device=model.device)
     # The last token is predicted and not fed.
     positions = torch.arange(first_fed, len(token_ids) - 1, device=model.device)
-    for chunk in positions.split(cache.longest_chunk or _FED):
+    for chunk in positions.split(cache.longest_chunk or _FED):  # None: the cache has no limit
         chunk_of_slots = chunk.repeat(live)  # [live x chunk], slot by slot
         cache.begin_chunks(dict.fromkeys(range(live), len(chunk)), chunk_of_slots)
         logits = model.logits(model.step_hidden(ids[chunk_of_slots], chunk_of_slots, cache)).float()

@@ -195,7 +195,11 @@ def _where(facts: Mapping[str, Any]) -> str:
 
 
 def _difference(job: Job, cell: Cell, then: Completion, now: Completion) -> dict[str, Any]:
-    """The fields that differ, and the first token that does: its index, both tokens, and the gap of their logits."""
+    """The fields that differ, and the first token that does: its index, both tokens, and the gap of their logits.
+
+    A token is None behind the end of its text, and the gap is None if a token is or cannot be replayed; if all tokens
+    are equal, the fields alone.
+    """
     fields = [name for name in then.__struct_fields__ if getattr(then, name) != getattr(now, name)]
     pairs = itertools.zip_longest(then.token_ids, now.token_ids)  # a text may be the start of the other
     first = next((index for index, (stored, other) in enumerate(pairs) if stored != other), None)
@@ -215,7 +219,10 @@ def _difference(job: Job, cell: Cell, then: Completion, now: Completion) -> dict
 
 
 def _gap(job: Job, cell: Cell, then: Completion, first: int, other: int) -> float | None:
-    """The logit of the stored token at `first` minus that of another one, by today's model behind the tokens before."""
+    """The logit of the stored token at `first` minus that of another one, by today's model behind the tokens before.
+
+    None if the replay ends before it.
+    """
     [prompt] = [problem.prompt for problem in job.benchmark.problems if problem.id == then.problem_id]
     model = loaded(job.model)
     request = Request(
