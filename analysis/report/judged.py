@@ -22,19 +22,23 @@ def judged_page(
     answers: Mapping[str, pd.DataFrame],
     full: str,
 ) -> str:
-    """Return the HTML page: `table`, `sentences` and `words` of the verdicts, `notes`, and some texts of each pair."""
+    """Return the HTML page: `table`, `sentences` and `words` of the verdicts, `notes`, and some texts of each pair.
+
+    `answers` has the rows of each file by name, `full` is the baseline's name, and `sentences` has one by name of each
+    other file.
+    """
     ids = {name: f"file{number}" for number, name in enumerate(answers)}
     # The baseline's rows come first.
     rows = {name: _with_outcomes(answers[name]).assign(cell_id=ids[name]) for name in (full, *sentences)}
     full_texts = rows[full]["text"].dropna()
-    shown = _shown_pairs(rows)
+    shown_pairs = _shown_pairs(rows)
     cells = []
     blocks = {}  # of each setting: the texts that the page shows
     for name, setting_rows in rows.items():
         graded = setting_rows["correct"].dropna()
         score = {"graded": len(graded), "pass_at_1": float(graded.mean()) if len(graded) else None}
         cells.append({"cell_id": ids[name], "name": name, "said": sentences.get(name), **score})
-        draws = setting_rows[setting_rows["text"].notna() & setting_rows.index.isin(shown)]
+        draws = setting_rows[setting_rows["text"].notna() & setting_rows.index.isin(shown_pairs)]
         problems = {}
         for row in draws.drop_duplicates("problem_id").itertuples():
             problems[row.problem_id] = {"gold": _text(row.gold), "question": _text(row.prompt)}
@@ -72,7 +76,7 @@ def _with_outcomes(answers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shown_pairs(rows: Mapping[str, pd.DataFrame]) -> pd.Index:
-    """The pairs with texts on the page: first those that a setting loses or wins, then the first ones."""
+    """The pairs with texts on the page: first those that a setting loses or wins; each group by draw, then problem."""
     full, *_ = rows.values()
     grades = pd.concat([table["correct"].reindex(full.index) for table in rows.values()], axis=1)
     # Pairs with one grade in all files, or none, come last.
