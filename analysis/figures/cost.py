@@ -74,7 +74,7 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     full_cell = "" if full_cells.empty else full_cells.iloc[0]  # "", which no cell has, has no known bytes
     token_flops = flops(run, compared["cell_id"].iloc[0])
     titles = TITLES if token_flops else TITLES[:2]  # the last is of FLOPs
-    columns = len(titles) if look.width > 5 else 1
+    columns = len(titles) if look.width > 5 else 1  # beside one another on a page, below one another in a column
     figure, panels = style.panels(look.width, len(titles), columns, row_height=1.9, extra_height=0.6)
     longest_full = np.array([])
     chosen = _chosen(compared)

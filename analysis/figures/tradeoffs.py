@@ -77,7 +77,7 @@ def tradeoff(
     columns = look.columns
     if columns is None:
         columns = 1 if column == SPEED else 2
-        if look.width > 5:
+        if look.width > 5:  # a page's width, not a column's
             columns += 1
     columns = min(len(panels), columns)
     height = 1.9 if column in (TRIGGER, SPEED) else 2.7

@@ -104,8 +104,11 @@ def read_run(directory: Path) -> dict[str, CheckedCell]:
 
 
 def _read_origin(cell: CheckedCell) -> None:
-    """Read a cell's decoding passes; several configurations may have begun it, and one of them gives it again."""
-    if cell.today is not None:  # what another configuration said of it no longer counts
+    """Read a cell's decoding passes, and settle `changed` and `unread`.
+
+    Several configurations may have begun a cell. If one gives it again, what the others left there no longer counts.
+    """
+    if cell.today is not None:
         cell.changed = None
         cell.unread = ""
 
