@@ -60,6 +60,7 @@ def _texts(run: Run) -> pd.DataFrame:
     """The run's texts with their cells' columns; `cut`: truncated, `early`: by a server below the limit."""
     texts = _cells(run).merge(run.completions, on="cell_id")  # in the order of the cells
     cut = texts["stop_reason"] == "length"
+    # Servers count a few tokens more or less, so a text just below the limit may have reached it.
     below_limit = texts["num_tokens"] < texts["limit"] - MISCOUNTED
     return texts.assign(cut=cut, early=cut & texts["served"] & below_limit)
 

@@ -157,7 +157,7 @@ def _decode(job: Job, chosen: Mapping[str, Collection[Pair]]) -> Exception | Non
 
 
 def differing(passes: Sequence[Mapping[str, Any]], today: Mapping[str, Any]) -> list[str]:
-    """The circumstances of today's decoding pass that differ from any of a cell's passes, in words."""
+    """The circumstances in which today's decoding pass differs from at least one of a cell's passes, in words."""
     values_now = dict(row_types.leaves(today))
     notes = dict[str, None]()
     for earlier in passes:
