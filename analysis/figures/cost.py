@@ -45,8 +45,8 @@ def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarra
     # Freed tokens are missing from the step after their eviction to the end of their completion.
     event_ends = rows["num_tokens"].reindex(events["completion"]).to_numpy()
     freed = _sums(events["step"].to_numpy() + 1, event_ends, events["freed"].to_numpy(), steps)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return live, (full - freed) / live, full / live
+    # The longest completion is live at every step, so nothing is divided by zero.
+    return live, (full - freed) / live, full / live
 
 
 def _sums(starts: np.ndarray, ends: np.ndarray, amounts: np.ndarray, steps: int) -> np.ndarray:
