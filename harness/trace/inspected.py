@@ -179,6 +179,7 @@ def of_completion(
     """Return a cell's completion, with the run's configuration and the size of the cell's policy."""
     cell = StoredCell(folder)
     files = cell.files(PROVENANCE_FILE)  # a cell of several shards has only theirs, each with the configuration
+    # Without any file the missing one is named, and refused.
     config_of_run = stored_config(next(iter(files.values()), folder / PROVENANCE_FILE))
     policy_of_cell = cell.settings["policy"]
     policy = config_of_run["policy"]

@@ -104,6 +104,7 @@ def _compared(job: Job, cells: Mapping[str, CheckedCell], chosen: Mapping[str, C
         if made:
             origin = read_provenance(again.folder / row_types.PROVENANCE_FILE)
             today = origin["decoding_passes"][-1]
+        # Of no use without a pass of today: each row then has the error in its place.
         cause = "; ".join(differing(checked.passes, today))
         setting = setting_of(cell.policy.identity())
         for then in checked.stored.rows(Completion, on_bad=row_types.ignore):
