@@ -200,6 +200,7 @@ def run_of_scores(table: pd.DataFrame, directory: Path) -> Run:
         }
         # No such folder exists: its name is the cell's id.
         cells.append(_Cell(directory / f"row-{number}", settings, {"draws": row["draws"]}))
+    # Empty tables: nothing is read, so nothing is printed.
     completions, events = _completion_table([], print)
     stats = _stat_table([], print)
     cell_table = _cell_table(cells).assign(status="done")

@@ -274,6 +274,7 @@ def _outputs_in(folder: Path, reading: Reading) -> list[Path]:
 
 def _begins_with_outputs(path: Path, reading: Reading) -> bool:
     with suppress(UserError):
+        # The first row need not be one that `where` takes.
         _read([path], [0], replace(reading, where={}), most=1)
         return True
     return False

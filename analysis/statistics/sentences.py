@@ -158,6 +158,7 @@ def _pairs(setting: SharedSetting, rivals: pd.DataFrame, graded: pd.DataFrame) -
     with_best = better == 0
     alike = "; ".join(names[place] for place in other[with_best & ~differ])
     best = f"not shown to be better than {alike}" if alike else "shown to be better than every other"
+    # In no pair the first of the ranking is the other one, so it has a row and no column.
     table = pd.DataFrame(texts[:, 1:], index=names, columns=names[1:])
     table.insert(0, "Pass@1", _scored(ranked))
     table.insert(1, "rows, % of full", ranked["kept_rows"].map(notation.percent).to_list())
@@ -493,5 +494,6 @@ def analyse_scores(path: Path, order: Sequence[str] = ()) -> Findings:
     scores["pass_at_1"] /= 100
     scores["graded"] = scores["problems"] * scores["draws"]
     without_scores = cell_metrics(run).drop(columns=scores.columns, errors="ignore")
+    # Joined by number: the cells are the table's rows, in the same order.
     metrics = benchmarks_first(without_scores.join(scores), order)
     return Findings(run=run, metrics=metrics, grids=find_grids(metrics), verdicts=summary_verdicts(metrics))

@@ -35,7 +35,7 @@ def find_loop(token_ids: Sequence[int]) -> Loop | None:
     start = end = 0  # of the parts text[start:end] equal to text[: end - start], the one that ends last
     for period in range(1, longest + 1):
         length = 0
-        if period < end:  # within that part, equal tokens have been counted at its copy
+        if period < end:  # within that part, equal tokens have been counted at text[period - start]
             length = min(same[period - start], end - period)
         while period + length < len(text) and text[length] == text[period + length]:
             length += 1
