@@ -68,7 +68,8 @@ def _run_rounds(jobs: Sequence[Job], launcher: Launcher) -> bool:
         try:
             if launcher.waits:
                 started |= start([(undecided, decode_all)], launcher)
-            elif any(map(lacking, undecided)):  # the first round with work goes out together with all later ones
+            elif any(map(lacking, undecided)):
+                # The first round with work goes out together with all later ones, with all cells: its tasks decide.
                 started = start([(later, decode_stage) for later in rounds[number:]], launcher)
                 break
         except Exception as error:

@@ -109,7 +109,10 @@ def weights_bytes(spec: ModelSpec, dtype: str) -> tuple[int, int] | None:
 
 
 def slots_on(card: Card, weights: int, slot: int, wanted: int) -> int:
-    """Return how many slots fit on the card, computed like `harness.decode.memory.auto_slots`; 0 if none fits."""
+    """Return how many slots fit on the card, computed like `harness.decode.memory.auto_slots`; 0 if none fits.
+
+    `weights` and `slot` are the bytes of the weights and of a slot; `wanted` slots are the most.
+    """
     from kvsweep.harness.decode.memory import MOST_SLOTS, fitting_slots  # with torch
 
     return min(fitting_slots(card.memory - _CONTEXT - weights, slot), wanted, MOST_SLOTS)

@@ -131,6 +131,8 @@ def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
                 lines.append(line)
         cells.update((plan.job.run_directory, cell.cell_id) for cell in plan.job.cells)
     at_once = min(launcher.at_once(tasks), len(tasks))
+    # The first job's price counts for all: in one folder, a list of prices would make jobs that share cells, which are
+    # refused.
     lines += ["", _table(parts, hours, at_once, launcher.gpus_of_a_task, shares[0].job.cost.per_hour), ""]
     lines += launcher.preview(tasks, hours)
     counts = f"{counted(len(plans), 'job')} in {counted(len(tasks), 'task')}, {counted(len(cells), 'cell')}"
