@@ -143,7 +143,8 @@ def _drop_stdout() -> None:
 def _open_closed_streams() -> None:
     """Give a stream that was closed, as by `2>&-`, its number again, which a file or a pipe would take otherwise.
 
-    Processes that start later have it too. Stdin and stderr become the null device, stdout a pipe that nobody reads.
+    Processes that start later have it too. Stdin and stderr become the null device, stdout a pipe that nobody reads, so
+    that a command whose results are lost fails.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is not None:

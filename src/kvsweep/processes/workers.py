@@ -165,6 +165,7 @@ def _begin(prepare: Callable[[], object] | None) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if prepare is not None:
         prepare()
+    # The first number is the address space in pages, which RLIMIT_AS limits.
     imported = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     most = imported + _CALL_BYTES
     _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
