@@ -46,7 +46,7 @@ SOME, OTHERS = (np.random.default_rng(0).random((2, 40, 4)) < 0.5).astype(float)
 FEW_OF_MANY = np.repeat([[1.0], [0.0]], [29, 1290], 0)
 
 
-@pytest.mark.parametrize("pairs", [SOME - OTHERS, FEW_OF_MANY], ids=["some", "few of many"])
+@pytest.mark.parametrize("pairs", [SOME - OTHERS, FEW_OF_MANY])
 def test_about_problems_like_these_the_p_is_that_of_dirichlet_weights(pairs):
     means, counts = np.unique(pairs.mean(1), return_counts=True)
     drawn = np.random.default_rng(0).dirichlet([*counts, 1], 100_000) @ [*means, -1]
