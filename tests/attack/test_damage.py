@@ -83,8 +83,8 @@ def limit(what: int, most: int) -> Callable[[], None]:
 
 
 def limit_memory():
-    # The process has torch's libraries in it already; this leaves it some hundred megabytes to work with. With 300 to 400
-    # OpenBLAS asks for ever for its first 32, while scipy is loaded.
+    # The process has torch's libraries in it already; this leaves it some hundred megabytes to work with. Of 300 or
+    # 400, 32 may be missing while scipy is loaded, and its OpenBLAS asks for them for ever.
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit(resource.RLIMIT_AS, pages * resource.getpagesize() + (300 << 20))()
 
