@@ -147,16 +147,18 @@ def _pairs(setting: SharedSetting, rivals: pd.DataFrame, graded: pd.DataFrame) -
     # [pairs, problems, draws] beside zero, as the differences are taken already.
     tests = inference.paired_tests(scores[better] - scores[other], np.zeros(scores.shape[1:]))
     differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
+    # Over the problems that both have, the better one of the ranking may be the worse one.
+    is_better = (tests["difference"] > 0).to_numpy()
+    labels = np.where(differ, np.where(is_better, f"{BETTER} ", "worse "), "")
     names = [_policy(row) for row in ranked.itertuples()]
     outcomes = []
     texts = np.full((len(ranked), len(ranked)), "", dtype=object)
-    for row, column, test, differs in zip(better, other, notation.rows(tests), differ, strict=True):
+    for row, column, test, label in zip(better, other, notation.rows(tests), labels, strict=True):
         # 1 or -1, and 0 if no difference is shown.
-        outcomes.append((names[row], names[column], differs * np.sign(test.difference)))
-        label = f"{BETTER} " if differs else ""
+        outcomes.append((names[row], names[column], np.sign(test.difference) if label else 0))
         texts[row, column] = f"{label}{_signed(test.difference)} ({notation.p_value(test.p_holm)})"
     with_best = better == 0
-    alike = "; ".join(names[place] for place in other[with_best & ~differ])
+    alike = "; ".join(names[place] for place in other[with_best & ~(differ & is_better)])
     best = f"not shown to be better than {alike}" if alike else "shown to be better than every other"
     # In no pair the first of the ranking is the other one, so it has a row and no column.
     table = pd.DataFrame(texts[:, 1:], index=names, columns=names[1:])
@@ -350,7 +352,7 @@ def _population(row: Any) -> str:
     if row["population"] == "groups":
         return "Problems are variants of questions, so this is about other questions like these."
     these = f"This is about these {row['problems']} problems, with new draws of the answers."
-    if row["fewest_draws"]:
+    if isinstance(row["fewest_draws"], str):  # else None or NaN
         counted_draws = counted(f"{row['paired_draws']:.0f}", "draw")
         fewer = f"{row['fewest_draws']} has fewer answers than others: {counted_draws} of each problem count"
         these += f" {fewer}, and one that lacks may be lost or won."
