@@ -1033,7 +1033,23 @@ def test_the_policies_on_gsm8k() -> None:
     p_value = stats.binomtest(int(won), int(won + lost)).pvalue
     difference = f"no difference is shown ({won} won, {lost} lost, p = {p_value:.2f})".replace("0.", ".")
     assert f"fp8 has {divided.mean():.1%} (*worse*), and beside plain fp8 {difference}" in text
+    weights = pd.read_csv(folder / "settings_channels.csv").set_index("policy")["cell_id"]
+    by_channel = pd.read_csv(folder / "answers_channels.csv.gz", dtype={"grades": float}).pivot(
+        index="cell_id", columns="problem_id", values="grades"
+    )
+    channels, whole = by_channel.loc[weights["full_packed"]], by_channel.loc[weights["full"]]
+    decision = decide(channels.to_numpy()[:, None], whole.to_numpy()[:, None], population="like_these")
+    lost, won = (channels < whole).sum(), (channels > whole).sum()
+    interval = (
+        f"{100 * decision.difference:.1f}, {100 * decision.low:.1f} to {100 * decision.high:+.1f}: *{decision.label}*"
+    )
+    assert f"fp8 has {channels.mean():.1%} beside {whole.mean():.1%}" in text
+    assert f"({lost} lost, {won} won, {interval})" in text
+    won, lost = (channels > fp8).sum(), (channels < fp8).sum()
+    assert f"it wins {won} and loses {lost}: no difference is shown (p = .12)" in text
+    assert stats.binomtest(int(won), int(won + lost)).pvalue == pytest.approx(0.122, abs=5e-4)
     kl = pd.read_csv(folder / "key_rounding.csv").set_index("layer")
+    assert kl.loc[0, "fp8, by channel"] == pytest.approx(0.84, abs=0.005)
     schemes = ["4 bits, rotated", "fp8", "8 bits, rotated", "4 bits, KIVI"]
     numbers = [f"{n:.2g}".removeprefix("0") if n < 1 else f"{n:.1f}" for n in kl.loc[0, schemes]]
     first = "KL of {} nats (4 bits, rotated), {} (fp8), {} (8 bits, rotated) and {} (KIVI's 4 bits"

@@ -28,8 +28,8 @@ from kvsweep.analysis.statistics.noninferiority import decide_grid
 from scripts.publish import write_answers
 
 SIZE = ["policy", "keep_ratio", "local_window"]
-# Scales that no text has made, by their hash in cell.yaml (`layers` of gsm8k_qwen.sh).
-SCALES = {"1751d06ebd17c3c3": "keys / 1.25"}
+# Scales by their hash in cell.yaml: those of the texts, and those that `layers` of gsm8k_qwen.sh makes.
+SCALES = {"103faac3d59c8a03": "", "1751d06ebd17c3c3": ", keys / 1.25"}
 LEAST = 20  # answers of a setting; with fewer it is still being decoded
 
 
@@ -59,8 +59,10 @@ def write_settings(folder: Path, answers: Path, file: Path) -> None:
     metrics = metrics[metrics["graded"] >= LEAST]
     for place, cell in metrics["cell_id"].items():
         cache = yaml.safe_load((folder / cell / "cell.yaml").read_text()).get("cache", {})
-        if cache.get("scales") in SCALES:
-            metrics.loc[place, "variant"] += f", {SCALES[cache['scales']]}"
+        scales = cache.get("scales")
+        if scales in SCALES:
+            without = metrics.loc[place, "variant"].replace(f", scales={scales}", "")
+            metrics.loc[place, "variant"] = f"{without}{SCALES[scales]}"
     cells = settings(metrics, graded)
     cells.round(6).to_csv(file, index=False)
     print(table(cells))
