@@ -91,7 +91,8 @@ class Decoded(Source):
         spec = read_spec(model)
         check_artifacts(model, spec, [*policies, cache])
         check_cache(cache, impl, tokens, model, spec, policies)
-        # Packed weights change the bits of float32 alone: bfloat16 is packed only where the bits stay the same.
+        # The field `packed` says that packing changes the bits, `spec.packed` that weights are packed at all.
+        # The bits of float32 change; bfloat16 is packed only where they stay the same.
         return cls(spec=spec, packed=spec.packed and model.dtype == "float32")
 
     def impl(self, asked: Implementation) -> Rounding:

@@ -106,6 +106,7 @@ def _schedule(rng: Random, size: int, held_out: bool) -> Story:
 
 
 def _records(rng: Random, size: int, held_out: bool) -> Story:
+    # Records have one wording, so that nothing is `held_out`.
     cities = rng.sample(CITIES, size)
     numbers = {city: rng.randrange(2, 10) for city in cities}
     sentences = [f"The number of {city} is {number}." for city, number in numbers.items()]
