@@ -83,20 +83,20 @@ def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
 
 
 # What a policy does beside another.
-BETTER, ALIKE = "better", "no difference shown"
+BETTER, WORSE, ALIKE = "better", "worse", "no difference shown"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyPairs:
     """Policies of one model and benchmark, compared with each other: a sentence, and a table of pairs.
 
-    `outcomes` has the names of each pair at each setting, and 1 or -1 if the first is shown to be better or worse.
+    `outcomes` has the names of each pair at each setting, and what the first is: BETTER, WORSE or ALIKE.
     """
 
     title: str
     line: str
     table: pd.DataFrame
-    outcomes: list[tuple[str, str, float]]
+    outcomes: list[tuple[str, str, str]]
 
 
 def better_policies(tables: Sequence[PolicyPairs]) -> list[str]:
@@ -104,11 +104,11 @@ def better_policies(tables: Sequence[PolicyPairs]) -> list[str]:
     shared = Counter[tuple[str, str]]()
     better = Counter[tuple[str, str]]()
     for table in tables:
-        for first, second, sign in table.outcomes:
+        for first, second, label in table.outcomes:
             shared.update([(first, second), (second, first)])
-            if sign > 0:
+            if label == BETTER:
                 better[first, second] += 1
-            if sign < 0:
+            if label == WORSE:
                 better[second, first] += 1
     rivals = defaultdict[str, list[str]](list)
     for (first, second), count in better.most_common():
@@ -146,25 +146,26 @@ def _pairs(setting: SharedSetting, rivals: pd.DataFrame, graded: pd.DataFrame) -
     better, other = np.triu_indices(len(ranked), 1)
     # [pairs, problems, draws] beside zero, as the differences are taken already.
     tests = inference.paired_tests(scores[better] - scores[other], np.zeros(scores.shape[1:]))
-    differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
     # Over the problems that both have, the better one of the ranking may be the worse one.
-    is_better = (tests["difference"] > 0).to_numpy()
-    labels = np.where(differ, np.where(is_better, f"{BETTER} ", "worse "), "")
+    labels = _labels(tests)
     names = [_policy(row) for row in ranked.itertuples()]
     outcomes = []
     texts = np.full((len(ranked), len(ranked)), "", dtype=object)
     for row, column, test, label in zip(better, other, notation.rows(tests), labels, strict=True):
-        # 1 or -1, and 0 if no difference is shown.
-        outcomes.append((names[row], names[column], np.sign(test.difference) if label else 0))
-        texts[row, column] = f"{label}{_signed(test.difference)} ({notation.p_value(test.p_holm)})"
-    with_best = better == 0
-    alike = "; ".join(names[place] for place in other[with_best & ~(differ & is_better)])
-    best = f"not shown to be better than {alike}" if alike else "shown to be better than every other"
+        outcomes.append((names[row], names[column], label))
+        text = f"{_signed(test.difference)} ({notation.p_value(test.p_holm)})"
+        texts[row, column] = text if label == ALIKE else f"{label} {text}"
+    # The pairs of the first of the ranking come first, with the others in their order.
+    not_better = [name for name, label in zip(names[1:], labels, strict=False) if label != BETTER]
+    best = "shown to be better than every other"
+    if not_better:
+        best = f"not shown to be better than {'; '.join(not_better)}"
     # In no pair the first of the ranking is the other one, so it has a row and no column.
     table = pd.DataFrame(texts[:, 1:], index=names, columns=names[1:])
     table.insert(0, "Pass@1", _scored(ranked))
     table.insert(1, "rows, % of full", ranked["kept_rows"].map(notation.percent).to_list())
-    line = f"{differ.sum()} of {len(tests)} pairs differ. The best, {names[0]}, is {best}."
+    differing = len(labels) - labels.count(ALIKE)
+    line = f"{differing} of {len(tests)} pairs differ. The best, {names[0]}, is {best}."
     return PolicyPairs(title=_title(ranked, setting.title), line=line, table=table, outcomes=outcomes)
 
 
@@ -179,8 +180,7 @@ def _duel(shared: list[tuple[SharedSetting, pd.DataFrame]], graded: pd.DataFrame
     # [cells of the first and of the second policy, problems, draws]
     scores = inference.score_array(graded, [*first["cell_id"], *second["cell_id"]])
     tests = inference.paired_tests(scores[:size] - scores[size:], np.zeros(scores.shape[1:]))
-    differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
-    labels = np.where(differ, np.where(tests["difference"] > 0, BETTER, "worse"), ALIKE)
+    labels = _labels(tests)
     first_name = _policy(first.iloc[0])
     second_name = _policy(second.iloc[0])
     table = pd.DataFrame(
@@ -197,8 +197,14 @@ def _duel(shared: list[tuple[SharedSetting, pd.DataFrame]], graded: pd.DataFrame
     counts = ", ".join(f"{count} {label}" for label, count in pd.Series(labels).value_counts().items())
     line = f"at {counted(size, 'size')}: {counts}."
     title = _title(first, f"{first_name} minus {second_name}")
-    outcomes = [(first_name, second_name, sign) for sign in differ * np.sign(tests["difference"])]
+    outcomes = [(first_name, second_name, label) for label in labels]
     return PolicyPairs(title=title, line=line, table=table, outcomes=outcomes)
+
+
+def _labels(tests: pd.DataFrame) -> list[str]:
+    """Say of each of the `paired_tests` what its first cell is beside the second: BETTER, WORSE or ALIKE."""
+    differ = tests["p_holm"] < inference.LEVEL
+    return np.where(differ, np.where(tests["difference"] > 0, BETTER, WORSE), ALIKE).tolist()
 
 
 def _scored(rows: pd.DataFrame) -> list[str]:
