@@ -94,6 +94,7 @@ def _decide_condition(
     for cell_id in compressed:
         plan = plan_of(provenance.get(cell_id, {}), margin)
         families[plan, cell_id in controls][cell_id] = scores[cell_id]
+    finished_controls = [control for control in controls if control not in unfinished]
     rows = []
     for (plan, of_control), family in families.items():
         decisions = _decisions(family, full, plan, groups)
@@ -101,14 +102,13 @@ def _decide_condition(
         beyond_control = dict[str, bool]()
         recommendable = set[str]()
         if not of_control:
-            # A sweep has one control or none. Of the controls of several sweeps the last finished one counts.
-            for control in controls:
-                if control in unfinished:
-                    continue
+            if finished_controls:
+                # A sweep has one control or none. Of the controls of several sweeps the last one counts.
+                control = scores[finished_controls[-1]]
                 tests = {}
                 for cell_id, cell in family.items():
                     tests[cell_id] = noninferiority.paired_test(cell, full, plan.population, groups=groups)
-                changed = noninferiority.beyond_control(tests, family, full, scores[control])
+                changed = noninferiority.beyond_control(tests, family, full, control)
                 beyond_control = {cell_id: cell_id in changed for cell_id in finished}
             # The smallest safe cell is searched for among all cells of the plan, so all must be complete.
             if len(finished) == len(decisions):

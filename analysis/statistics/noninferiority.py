@@ -467,6 +467,8 @@ def _root(function: Callable[[float], float], start: float, end: float) -> float
     """
     start_height = function(start)
     end_height = function(end)
+    if start_height * end_height > 0:
+        raise ValueError(f"the function has one sign at {start} and {end}")
     step = end - start
     while abs(step) > 1e-9:
         step = end_height * (start - end) / (end_height - start_height)

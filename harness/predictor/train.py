@@ -158,10 +158,12 @@ def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"{other}: run kvsweep predictor train again.")
     shares, correlations, tenths = [], [], []
     for trace in open_shards(recipe, manifest):
+        if not trace.held_out:
+            continue
         hidden, labels = trace.read()
         goal = target(labels, recipe.label, recipe.target)
         has_label = ~goal.isnan()
-        if not trace.held_out or has_label.sum() < 2 * BINS:  # a tenth of fewer tokens has no mean worth the name
+        if has_label.sum() < 2 * BINS:  # a tenth of fewer tokens has no mean worth the name
             continue
         goal = goal[has_label]
         scores = head(hidden[has_label].float())
