@@ -70,7 +70,7 @@ def main() -> None:
             continue
         stock = AutoModelForCausalLM.from_pretrained(model.config.checkpoint, dtype=getattr(torch, dtype))
         if model.config.adapter is not None:
-            stock = add_adapter(stock, model.config.adapter)
+            add_adapter(stock, model.config.adapter)
         for slots in args.slots:
             work = Work(prompts, slots, args.new_tokens, limits)
             row = {"dtype": dtype, "slots": slots, **race(model, stock, work, invariant)}

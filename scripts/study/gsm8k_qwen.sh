@@ -139,11 +139,11 @@ channels() { # fp8 with a scale for each channel of the keys, in weights that ho
         # shellcheck disable=SC2086
         "$PYTHON" scripts/study/key_channels.py "$HEAD/texts.txt" "$weights" $MODEL
     fi
+    # `drawn` and what it calls read these in place of the script's own.
+    local DRAWN=$CHANNELS
+    local RUN="$RUN model.path=$weights model.gguf=null model.name=qwen25_coder_1_5b_by_channel"
     for cache in bits=16 scheme=fp8; do
-        # shellcheck disable=SC2086
-        "$KVSWEEP" model=qwen25_coder_1_5b "model.path=$weights" model.gguf=null "model.dtype=$DTYPE" \
-            model.name=qwen25_coder_1_5b_by_channel benchmark=gsm8k "slots=$SLOTS" "benchmark.path=$PROBLEMS" \
-            "benchmark.limit=$LIMIT" decoding=r1 policy=full "cache.$cache" $MORE "run_name=$CHANNELS"
+        drawn policy=full cache.$cache
     done
 }
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pandas as pd
-import yaml
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.figures import style
@@ -28,8 +27,8 @@ from kvsweep.analysis.statistics.noninferiority import decide_grid
 from scripts.publish import write_answers
 
 SIZE = ["policy", "keep_ratio", "local_window"]
-# Scales by their hash in cell.yaml: those of the texts, and those that `layers` of gsm8k_qwen.sh makes.
-SCALES = {"103faac3d59c8a03": "", "1751d06ebd17c3c3": ", keys / 1.25"}
+# What stands for the hash of scales: those of the texts, and those that `layers` of gsm8k_qwen.sh makes.
+SCALES = {", scales=103faac3d59c8a03": "", ", scales=1751d06ebd17c3c3": ", keys / 1.25"}
 LEAST = 20  # answers of a setting; with fewer it is still being decoded
 
 
@@ -57,12 +56,7 @@ def write_settings(folder: Path, answers: Path, file: Path) -> None:
     write_answers(graded, answers)
     metrics = cell_metrics(run)
     metrics = metrics[metrics["graded"] >= LEAST]
-    for place, cell in metrics["cell_id"].items():
-        cache = yaml.safe_load((folder / cell / "cell.yaml").read_text()).get("cache", {})
-        scales = cache.get("scales")
-        if scales in SCALES:
-            without = metrics.loc[place, "variant"].replace(f", scales={scales}", "")
-            metrics.loc[place, "variant"] = f"{without}{SCALES[scales]}"
+    metrics["variant"] = metrics["variant"].replace(SCALES, regex=True)
     cells = settings(metrics, graded)
     cells.round(6).to_csv(file, index=False)
     print(table(cells))

@@ -23,10 +23,9 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import read_whole
+from kvsweep.harness.predictor.query_means import MOST_TOKENS
 from kvsweep.harness.settings import build, compose_config
-
-LARGEST = torch.finfo(torch.float8_e4m3fn).max
-MOST_TOKENS = 32_768  # as many as for a layer's scales
+from kvsweep.kernels.fp8 import scale_of
 
 
 class LargestChannels(Prefill):
@@ -53,7 +52,7 @@ def channel_scales(model: LoadedModel, text: str) -> list[Tensor]:
 def shared_scales(sizes: Tensor) -> Tensor:
     """Return the scales [..., head_dim] of channels with these largest keys, alike where a rotation mixes two."""
     first, second = sizes.chunk(2, dim=-1)
-    shared = torch.maximum(first, second) / LARGEST
+    shared = scale_of(torch.maximum(first, second), torch.float8_e4m3fn)
     return torch.cat([shared, shared], dim=-1)
 
 

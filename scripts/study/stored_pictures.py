@@ -10,11 +10,11 @@ from pathlib import Path
 import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
-from PIL import Image
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.figures import rankings, style
 from kvsweep.analysis.figures.completion import retention_figure
+from scripts.publish import with_palette
 
 PUBLISHED = Path(__file__).parents[2] / "results" / "published"
 
@@ -54,8 +54,7 @@ def main() -> None:
         table = PUBLISHED / name
         picture = table.with_suffix(".png")
         draw(table).savefig(picture, dpi=200)
-        image = Image.open(picture).convert("RGB")
-        image.quantize(256, dither=Image.Dither.NONE).save(picture, optimize=True)
+        with_palette(picture)
         print(picture)
 
 
