@@ -371,13 +371,14 @@ def judged(
         graded = np.where(np.isfinite(cell), full, np.nan)  # the baseline's grades, of pairs alone
         equal = replace(test, pairs=np.zeros_like(test.pairs))  # the test, had all grades been equal
         unclear = losable and decisions[name].label == "unclear"
+        shows_nothing = unclear and equal.bound(LEVEL, side=-1) <= -margin
         verdicts[name] = Verdict(
             decision=decisions[name],
             test=test,
             # The difference to a cache that solves nothing: problems have the weights that they have in the decision.
             accuracy=noninferiority.paired_test(graded, np.zeros_like(full), groups=groups).difference,
-            shows_nothing=unclear and equal.bound(LEVEL, side=-1) <= -margin,
-            to_decide=_to_decide(test, cell, full, margin) if unclear else "",
+            shows_nothing=shows_nothing,
+            to_decide=_to_decide(test, cell, full, margin, shows_nothing) if unclear else "",
             texts=_texts_that_differ(answers[baseline], answers[name]),
             # `paired` leaves out draws that few problems have.
             unused=np.isfinite(cell - full).sum() - np.isfinite(test.pairs).sum(),
@@ -397,10 +398,13 @@ def _test(cell: Floats, full: Floats, share: float, groups: Groups) -> PairedTes
     return test
 
 
-def _to_decide(test: PairedTest, cell: Floats, full: Floats, margin: float) -> str:
+def _to_decide(test: PairedTest, cell: Floats, full: Floats, margin: float, shows_nothing: bool) -> str:
     """How many draws, problems or groups would show that a setting is safe, if it equals the baseline."""
-    if test.population == "these":
-        return f"{noninferiority.draws_to_hold(cell, full, margin=margin):,} draws"
+    draws = noninferiority.draws_to_hold(cell, full, margin=margin)
+    # As in a report: many draws of problems that are too few to show anything are no plan.
+    no_plan = shows_nothing and draws > len(cell)
+    if test.population == "these" and not no_plan:
+        return f"{draws:,} draws"
     needed = noninferiority.problems_to_hold(cell, full, margin=margin, groups=test.groups)
     return f"{needed:,} {'problems' if test.groups is None else 'groups'}"
 

@@ -195,7 +195,7 @@ def _score(row: Any, best: float | None) -> str:
     text = notation.percent_pm(row.pass_at_1, row.se)
     if text != MISSING:
         text += notation.state_marks(row)
-    if row.policy != "full" and row.pass_at_1 == best:
+    if row.policy not in ("full", CONTROL) and row.pass_at_1 == best:
         text = f"{BEST_BEGIN}{text}{BEST_END}"
     # Means have no decision.
     if best is not None and getattr(row, "decision", None) == "worse":

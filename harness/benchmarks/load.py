@@ -180,7 +180,7 @@ def _questions(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> lis
     answer_column = _require("answer", config, rows, origin)
     wrong_names = WRONG_OPTIONS if config.has_options else ()
     wrong_columns = [_require(name, config, rows, origin) for name in wrong_names]
-    if config.leave_out_faulty:
+    if config.leave_out_faulty and not config.has_options:  # of options, any text is an answer
         rows = _with_comparable_answers(rows, answer_column, config)
     texts = [_problem_text(row, problem_column) for row in rows]
     _warn_of_lost_backslash(rows, problem_column)

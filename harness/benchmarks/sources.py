@@ -55,11 +55,13 @@ def _stand_ins(config: BenchmarkConfig, reason: UserError) -> tuple[list[FileRow
     print(f"{reason} The dry run counts {counted}, and no stored cell of theirs as done.", file=sys.stderr)
     names = FIELDS + WRONG_OPTIONS if config.has_options else FIELDS
     options: dict[str, Any] = {name: str(number) for number, name in enumerate(WRONG_OPTIONS, start=1)}
-    # The right option is "0", and the wrong ones are "1" to "3", which nothing reads in a benchmark without options.
+    # The right option is "A" or "0", the wrong ones are "1" to "3", which nothing reads in a benchmark without options.
+    # A question for a letter without option columns has its options in its text.
+    answer = "A" if config.answer_kind == "letter" else "0"
     rows = []
     for number in range(int(config.expected_count or 0)):  # the caller has seen that it is not None
-        problem = f"{config.name} {number}".ljust(_STAND_IN_CHARS, "?")  # of two benchmarks no question is the same
-        values: dict[str, Any] = {"id": number, "problem": problem, "answer": "0", **options}
+        problem = f"{config.name} {number} (A) (B)".ljust(_STAND_IN_CHARS, "?")  # of two benchmarks no question is the same
+        values: dict[str, Any] = {"id": number, "problem": problem, "answer": answer, **options}
         rows.append(FileRow(f"{config.hub_id} row {number}", values))
     columns = {name: name for name in names}
     fitting = replace(config, columns=columns, answer_after=None, keep_if=None, expected_hash=None)
