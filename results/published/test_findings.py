@@ -985,6 +985,54 @@ def test_fp8_packing_and_evictions_at_equal_bytes_on_a_language_model() -> None:
         assert told in said_here
 
 
+# A line of a table: name, rows, Pass@1, lost, won, difference, its ends, label.
+COMPARED = r"^\| (\S.*) \| (\S+) \| (\S+) \| (\d+), (\d+) \| (.+) \((.+) to (.+)\) \| (.+) \|$"
+
+
+def test_dynts_on_gsm8k() -> None:
+    """The page's table and its sign tests recomputed from the answers."""
+    folder = PUBLISHED / "gsm8k"
+    rows = pd.read_csv(folder / "answers_dynts.csv.gz", dtype=str)
+    grades = rows.pivot(index="cell_id", columns="problem_id", values="grades").astype(float)
+    cells = pd.read_csv(folder / "settings_dynts.csv").set_index("cell_id")
+    names = {}
+    for cell, row in cells.iterrows():
+        names[cell] = "full" if row["policy"] == "full" else f"{policy_title(row['policy'])} {row['keep_ratio']}"
+    grades = grades.rename(index=names)
+    assert grades.shape == (13, 96)
+    assert grades.notna().all(axis=None)
+    full = grades.loc["full"].to_numpy()[:, None]
+    settings = {name: grades.loc[name].to_numpy()[:, None] for name in grades.index if name != "full"}
+    decisions = decide_grid(settings, full, population="like_these")
+    page = (folder / "README.md").read_text()
+    lines = re.findall(COMPARED, page.split("## DynTS")[1], re.M)
+    assert {name for name, *_ in lines} == decisions.keys()
+    for name, _, score, lost, won, *interval, label in lines:
+        change = grades.loc[name] - grades.loc["full"]
+        assert (int(lost), int(won)) == ((change < 0).sum(), (change > 0).sum())
+        decision = decisions[name]
+        numbers = [grades.loc[name].mean(), change.mean(), decision.low, decision.high]
+        assert [float(score), *map(float, interval)] == pytest.approx([100 * number for number in numbers], abs=0.051)
+        assert label == decision.label
+        assert (label == "worse") == name.startswith(("random", "H2O"))
+    counts, p_values = {}, {}
+    for ratio in (0.3, 0.5):
+        for rival in ("random", "H2O", "window", "R-KV"):
+            change = grades.loc[f"DynTS {ratio}"] - grades.loc[f"{rival} {ratio}"]
+            won, lost = int((change > 0).sum()), int((change < 0).sum())
+            counts[rival, ratio] = won, lost
+            p_values[rival, ratio] = stats.binomtest(won, won + lost).pvalue
+    adjusted = dict(zip(p_values, multipletests([*p_values.values()], method="holm")[1], strict=True))
+    better = {pair for pair, p in adjusted.items() if p < 0.05}
+    assert better == {("random", 0.5), ("H2O", 0.5), ("H2O", 0.3)}
+    text = " ".join(page.split())
+    for pair in better:
+        won, lost = counts[pair]
+        rival = pair[0].replace("random", "random rows")
+        p_value = f"{adjusted[pair]:.3f}".removeprefix("0")
+        assert re.search(rf"wins {won} and loses {lost} beside {rival} \(p = {p_value}\)", text)
+
+
 def test_the_policies_on_gsm8k() -> None:
     """The page's table recomputed from the answers; interval and label are those of docs/statistics.md."""
     folder = PUBLISHED / "gsm8k"
@@ -999,7 +1047,7 @@ def test_the_policies_on_gsm8k() -> None:
     decisions = decide_grid({c: s for c, s in scores.items() if c != full}, scores[full], population="like_these")
     page = (folder / "README.md").read_text()
     text = " ".join(page.split())
-    lines = re.findall(r"^\| (\S.*) \| (\S+) \| (\S+) \| (\d+), (\d+) \| (.+) \((.+) to (.+)\) \| (.+) \|$", page, re.M)
+    lines = re.findall(COMPARED, page.split("## DynTS")[0], re.M)
     assert len(lines) == 20
     for name, _, score, lost, won, *interval, label in lines:
         if name.startswith("all rows"):
