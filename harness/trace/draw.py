@@ -75,6 +75,7 @@ def strip_title(column: str) -> str:
 
 
 def separator(options: inspected.TraceOptions, text: inspected.InspectedText) -> str:
+    """Return the regular expression between two steps: --split, else the model's, else blank lines."""
     return str(options.split or text.model.config.split or inspected.PARAGRAPHS)
 
 
@@ -87,10 +88,11 @@ def averaged_steps(options: inspected.TraceOptions, text: inspected.InspectedTex
             beyond = f"goes beyond the thinking, whose tokens are 0 to {tokens - 1}"
             raise UserError(f"--steps {options.steps} {beyond}: shorten it.")
         return steps
-    steps = inspected.paragraphs(text.thinking, separator(options, text))
+    split = separator(options, text)
+    steps = inspected.paragraphs(text.thinking, split)
     # Where nobody has named a separator, one paragraph may still have several derivations.
-    if len(steps) == 1 and separator(options, text) == inspected.PARAGRAPHS:
-        steps = inspected.derivations(text.thinking)
+    if len(steps) == 1 and split == inspected.PARAGRAPHS:
+        steps = inspected.derivations(text.thinking, split)
     if len(steps) == 1 and options.by == "step":
         hint = "name what separates its steps with --split REGEX, or their tokens with --steps A-B,C-D"
         raise UserError(f"the thinking of {text.trace.problem_id} is one step: {hint}.")
@@ -125,9 +127,10 @@ def attributed_steps(options: inspected.TraceOptions, text: inspected.InspectedT
         if matches:
             return matches
         raise UserError(f"--find {options.find} matches nothing in the thinking of {text.trace.problem_id}: change it.")
-    steps = inspected.derivations(text.thinking, separator(options, text))
+    split = separator(options, text)
+    steps = inspected.derivations(text.thinking, split)
     if not inspected.matches(text.thinking):  # then `derivations` has cut into paragraphs or sentences
-        parts = "paragraphs" if len(inspected.paragraphs(text.thinking, separator(options, text))) > 1 else "sentences"
+        parts = "paragraphs" if len(inspected.paragraphs(text.thinking, split)) > 1 else "sentences"
         print(f"attribution: no equation like 3 x 4 = 12, so its columns are {len(steps)} {parts}", file=sys.stderr)
     return steps
 

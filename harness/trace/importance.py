@@ -13,6 +13,7 @@ from kvsweep.compression.cache_rows import Prefill
 from kvsweep.compression.policies.observation import ObservationPolicy
 from kvsweep.compression.policy import BudgetPolicy, LastUse, Selection
 from kvsweep.compression.recorders import load_predictor
+from kvsweep.harness.decode.memory import slot_cache
 from kvsweep.harness.decode.sampling import sequence_key
 from kvsweep.harness.decode.slots import view_slot
 from kvsweep.harness.models.loaded import LoadedModel
@@ -101,9 +102,7 @@ def _cache_of_thinking(model: LoadedModel, trace: Trace, policies: Sequence[Budg
     device, end = model.device, trace.think_end
     prefill = Prefill()
     hidden = read_whole(model, trace.token_ids[:end], prefill)
-    signals = dict.fromkeys(signal for policy in policies for signal in policy.signals)
-    per_head = any(policy.per_head for policy in policies)
-    cache = SlotCache(model.shape, slots=1, capacity=end, device=device, signals=signals, per_head=per_head)
+    cache = slot_cache(model.shape, policies, slots=1, capacity=end, device=device)
     slot = cache.admit(prefill)
     # The cache admits the whole text as a prompt; the recorders learn here which tokens were generated.
     written = torch.arange(trace.think_start, end, device=device)
