@@ -15,7 +15,8 @@ from typing import Any
 
 from kvsweep.analysis.notation import setting_of
 from kvsweep.compression.source import is_same_code
-from kvsweep.harness.decode.request import Branch, Request
+from kvsweep.harness.decode.request import Branch
+from kvsweep.harness.replay.references import Text
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.cell_store import OpenCells
 from kvsweep.harness.sweep.execute import work_through
@@ -104,33 +105,35 @@ def _compared(job: Job, cells: Mapping[str, CheckedCell], chosen: Mapping[str, C
         if made:
             origin = read_provenance(again.folder / row_types.PROVENANCE_FILE)
             today = origin["decoding_passes"][-1]
-        # Of no use without a pass of today: each row then has the error in its place.
-        cause = "; ".join(differing(checked.passes, today))
+        # Used only beside a completion of today, so not without its pass.
+        circumstances = "; ".join(differing(checked.passes, today))
         setting = setting_of(cell.policy.identity())
         for then in checked.stored.rows(Completion, on_bad=row_types.ignore):
             if then.key not in chosen[cell.cell_id]:
                 continue
             now = made.get(then.key)
-            facts: dict[str, Any] = {
+            difference: dict[str, Any] = {}
+            if now is None:  # an error ended the decoding before
+                state: State = "cannot"
+                text = cause = str(error)
+            elif now == then:
+                state = "same"
+                text = f"{then.num_tokens} tokens"
+                cause = circumstances
+            else:
+                state = "other"
+                difference = _difference(job, cell, then, now)
+                cause = circumstances or _unexplained(today)
+                text = f"{_where(difference)}; {cause}"
+            facts = {
                 "cell_id": cell.cell_id,
                 "setting": setting,
                 "cause": cause,
                 "problem_id": then.problem_id,
                 "draw": then.draw,
                 "tokens": then.num_tokens,
+                **difference,
             }
-            if now is None:  # an error ended the decoding before
-                state: State = "cannot"
-                text = str(error)
-                facts["cause"] = text
-            elif now == then:
-                state = "same"
-                text = f"{then.num_tokens} tokens"
-            else:
-                state = "other"
-                facts["cause"] = cause or _unexplained(today)
-                facts |= _difference(job, cell, then, now)
-                text = f"{_where(facts)}; {facts['cause']}"
             title = f"{setting}, {then.problem_id} draw {then.draw} ({cell.cell_id})"
             yield Row(name="completion", state=state, text=f"{title}: {text}", facts=facts)
 
@@ -226,14 +229,8 @@ def _gap(job: Job, cell: Cell, then: Completion, first: int, other: int) -> floa
     """
     [prompt] = [problem.prompt for problem in job.benchmark.problems if problem.id == then.problem_id]
     model = loaded(job.model)
-    request = Request(
-        problem_id=then.problem_id,
-        draw=then.draw,
-        prompt_ids=model.dialogue.prompt_ids(prompt),
-        branches=(Branch(cell_id=cell.cell_id, policy=cell.policy),),
-        forced=tuple(then.token_ids[: first + 1]),
-        replayed=True,
-    )
+    text = Text(pair=then.key, prompt=prompt, token_ids=tuple(then.token_ids))
+    request = text.request(model, first + 1, [Branch(cell_id=cell.cell_id, policy=cell.policy)])
     for fed in itertools.chain.from_iterable(engine_of(job, [request], model, 1).replay([request])):
         if fed.start <= first < fed.start + len(fed.hidden):  # the part with the state that predicts this token
             logits = model.logits(fed.hidden[first - fed.start][None]).float()[0]
