@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 import yaml
@@ -129,23 +128,25 @@ def compose_config(*overrides: str, name: str = "config") -> DictConfig:
 
 
 def target_classes(section: str) -> list[type]:
-    """Return the classes named in a group's files; a class that cannot be imported is left out."""
+    """Return the classes named in a group's files; a class that cannot be imported, or is not there, is left out."""
     targets = set[str]()
     for path in conf_files(section).values():
         targets.update(re.findall(r"^_target_: *(\S+)", path.read_text(), re.MULTILINE))
     classes = []
     for target in sorted(targets):
-        with suppress(ImportError, AttributeError):
-            classes.append(getattr(_import(target), target.rpartition(".")[2]))
+        with suppress(ImportError):
+            cls = _imported(target)
+            if cls is not None:
+                classes.append(cls)
     return classes
 
 
-def _import(target: str) -> ModuleType:
-    """Import the module of the class that a `_target_` names.
+def _imported(target: str) -> Any:
+    """Return the class that a `_target_` names, MODULE.CLASS; None if its module has nothing of that name.
 
     Raises ImportError that says what is wrong, with file and line (its `path`) of a mistake in the user's code.
     """
-    name = target.rpartition(".")[0]
+    name, _, class_name = target.rpartition(".")
     folder = own_folder()
     import_from(str(folder.parent) if folder else None)
     try:
@@ -162,7 +163,7 @@ def _import(target: str) -> ModuleType:
         taken = getattr(module, "__file__", None) or "Python's own"  # a module such as sys has no file
         if file.is_file() and not taken.startswith(str(folder.parent)):
             raise ImportError(f"{taken} is taken in place of {file}, so rename that file")
-    return module
+    return getattr(module, class_name, None)
 
 
 def _place_of(error: BaseException, module: str) -> str | None:
@@ -247,9 +248,9 @@ def target_class(section: str, node: DictConfig | Mapping[str, Any], base: type)
     path = str(node.get("_target_"))
     rule = f"name a dataclass that extends {base.__module__}.{base.__qualname__}"
     try:
-        cls = getattr(_import(path), path.rpartition(".")[2], None)
+        cls = _imported(path)
     except ImportError as error:
-        hint = "correct that line" if error.path else rule  # `_import` gives the place of a mistake in the code
+        hint = "correct that line" if error.path else rule  # `_imported` gives the place of a mistake in the code
         raise UserError(f"{section}._target_={path} cannot be imported ({error}): {hint}.") from error
     if not (inspect.isclass(cls) and issubclass(cls, base) and dataclasses.is_dataclass(cls)):
         raise UserError(f"{section}._target_={path} is no {section}: {rule}.")
