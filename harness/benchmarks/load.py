@@ -226,7 +226,7 @@ def _with_comparable_answers(rows: list[FileRow], column: str, config: Benchmark
     faults = list[UserError]()
     for row in rows:
         try:
-            _gold(row, column, config, row.where)
+            _gold(row, column, config, row.where)  # only for its refusal, which names the place: ids are read later
         except UserError as fault:
             faults.append(fault)
         else:

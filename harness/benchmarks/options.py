@@ -87,7 +87,7 @@ def check_letter(row: FileRow, prompt: str, gold: str, problem_id: str) -> None:
             raise UserError(f"{row.where} has {fault}; {_HINT}.")
 
 
-def check_lists(row: FileRow, text: str, problem_id: str, *, named: bool = False) -> None:
+def check_lists(row: FileRow, text: str, problem_id: str, *, named: bool) -> None:
     """Refuse a list of texts beside a problem that does not contain them: options that no prompt would ask.
 
     `named`: only in a column with a name that promises options.

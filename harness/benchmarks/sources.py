@@ -53,7 +53,6 @@ def _stand_ins(config: BenchmarkConfig, reason: UserError) -> tuple[list[FileRow
     """Return `expected_count` questions of one length, to estimate a sweep of a data set that cannot be had here."""
     counted = f"{config.expected_count} questions of {_STAND_IN_CHARS:,} characters (benchmark.expected_count)"
     print(f"{reason} The dry run counts {counted}, and no stored cell of theirs as done.", file=sys.stderr)
-    names = FIELDS + WRONG_OPTIONS if config.has_options else FIELDS
     options: dict[str, Any] = {name: str(number) for number, name in enumerate(WRONG_OPTIONS, start=1)}
     # The right option is "A" or "0", the wrong ones are "1" to "3", which nothing reads in a benchmark without options.
     # A question for a letter without option columns has its options in its text.
@@ -63,6 +62,7 @@ def _stand_ins(config: BenchmarkConfig, reason: UserError) -> tuple[list[FileRow
         problem = f"{config.name} {number} (A) (B)".ljust(_STAND_IN_CHARS, "?")  # of two benchmarks no question is the same
         values: dict[str, Any] = {"id": number, "problem": problem, "answer": answer, **options}
         rows.append(FileRow(f"{config.hub_id} row {number}", values))
+    names = (FIELDS + WRONG_OPTIONS) if config.has_options else FIELDS
     columns = {name: name for name in names}
     fitting = replace(config, columns=columns, answer_after=None, keep_if=None, expected_hash=None)
     return rows, _hub_origin(config), fitting
@@ -175,7 +175,7 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
 
     _check_entries(path)
     is_saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
-    arguments = {} if is_saved else _arguments(path)
+    arguments = {} if is_saved else _arguments(path)  # not within `try`: its refusal stands as it is
     files = dict[str, list[str]]()  # by split: the files that are read here; empty where `datasets` reads them
     try:
         if is_saved:
