@@ -78,7 +78,7 @@ class SlotTable:
     period of a loop, how many last tokens equal the token one period earlier.
     """
 
-    def __init__(self, cache: SlotCache, *, max_new_tokens: int, find_loops: bool = False) -> None:
+    def __init__(self, cache: SlotCache, *, max_new_tokens: int, find_loops: bool) -> None:
         self.cache = cache
         self.slots = cache.slots
         self.waiting = 0
@@ -244,19 +244,18 @@ class SlotTable:
         trunk = self[parked]
         # As in `due`; that the trunk has fed a generated token was true when it was parked.
         due = [branch for branch in trunk.branches if self.cache.lengths[parked] > trunk.trigger(branch)]
-        is_moved = not due or not trunk.is_trunk  # the trunk leaves its place; else a copy of it becomes a branch
-        if self.free:
+        if due and trunk.is_trunk:  # a copy of the trunk becomes the branch
+            if not self.free:
+                return None
             self._copy(parked, slot)
-        elif not is_moved:
-            return None
-        # If no slot is free, `parked` is the slot behind the live ones, and becomes live without a copy.
-        self.cache.live += 1
-        if is_moved:
-            self.waiting -= 1
-        else:
             trunk.branches.remove(due[0])
             self._seat(parked, trunk)  # its trigger is that of the branches that remain
             self._seat(slot, SlotState(trunk.request, due[:1]))
+        else:  # the trunk itself becomes live, whole or with its last branch
+            if self.free:  # else `parked` is the slot behind the live ones already
+                self._copy(parked, slot)
+            self.waiting -= 1
+        self.cache.live += 1
         return slot
 
     def _seat(self, slot: int, state: SlotState) -> None:
@@ -339,7 +338,7 @@ class Prefiller:
     (products may round differently), or because linear layers would read the padding.
     """
 
-    def __init__(self, model: LoadedModel, *, keep_queries: bool, alone: bool = False) -> None:
+    def __init__(self, model: LoadedModel, *, keep_queries: bool, alone: bool) -> None:
         self.model = model
         self.keep_queries = keep_queries
         self.alone = alone
