@@ -95,8 +95,9 @@ def generate(
         given = checked(_Arguments, arguments, extra=True)
         Decoded.read(given.cache, given.impl, max_new_tokens, model.config, [policy])  # only for its refusals
     branches = (Branch(cell_id=policy.name, policy=policy),)  # here is no cell, so any id does
-    settings = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
-    decoding = build_decoding({"name": "notebook", **settings})
+    decoding = build_decoding(
+        {"name": "notebook", "temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
+    )
     # Prompts are numbered in place of problems' ids; the numbers give the order back at the end.
     requests = [
         Request(problem_id=str(number), draw=0, prompt_ids=model.dialogue.prompt_ids(prompt), branches=branches)

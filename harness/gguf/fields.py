@@ -120,8 +120,8 @@ def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
     """Raise UserError, naming a field or tensor of the file that the loaded network does not have."""
     config = network.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    harmless = {**_WITHOUT_EFFECT, "rope.dimension_count": head_dim}
-    harmless |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    sizes_of_heads = ("rope.dimension_count", "attention.key_length", "attention.value_length")
+    harmless = _WITHOUT_EFFECT | dict.fromkeys(sizes_of_heads, head_dim)
     architecture = _value(reader, _ARCHITECTURE)
     if architecture == "gemma3" and config.num_hidden_layers == _LAYERS_OF_GEMMA3_27B:
         raise UserError("it may be Gemma 3 27B, whose scaling of queries is its own, and the file does not say it")

@@ -56,7 +56,7 @@ class Text:
     token_ids: tuple[int, ...] = ()
     words: str = ""
 
-    def request(self, model: LoadedModel, tokens: int | None, branches: Iterable[Branch] = ()) -> Request:
+    def request(self, model: LoadedModel, tokens: int | None, branches: Iterable[Branch]) -> Request:
         """Return the request that replays at most `tokens` first tokens of the completion in each branch."""
         ids = self.token_ids or model.dialogue.completion_ids(self.words)
         return Request(

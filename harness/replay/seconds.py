@@ -24,6 +24,8 @@ from kvsweep.harness.sweep.job import Job
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.row_types import Timing
 
+# What chose how many texts a batch has, as in `Timing`.
+Why = Literal["one", "given", "memory"]
 # Step times are collected together per this many rows of the longest slot.
 _ROWS = 64
 
@@ -65,7 +67,7 @@ def _turn(model: LoadedModel, share: ReplayShare, cell: Cell, config: TimeConfig
     limit = max(len(request.forced) for request in requests)
     decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)
     capacity = needed_capacity(requests, decoding)
-    slots_of: dict[Literal["one", "given", "memory"], int] = {"one": 1, "given": config.slots}
+    slots_of: dict[Why, int] = {"one": 1, "given": config.slots}
     if config.memory_gb is not None:
         fitting = int(config.memory_gb * 1e9) // SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
         if not fitting:
@@ -78,11 +80,8 @@ def _turn(model: LoadedModel, share: ReplayShare, cell: Cell, config: TimeConfig
         yield _time(engine_of(replace(job, decoding=decoding), requests, model, slots), batch, why, number)
 
 
-def _time(engine: Engine, requests: Sequence[Request], why: Literal["one", "given", "memory"], number: int) -> Timing:
-    """Decode the requests side by side, from first to last token; return the timing.
-
-    `why` says what chose how many they are, as in `Timing`, and `number` counts the rounds.
-    """
+def _time(engine: Engine, requests: Sequence[Request], why: Why, number: int) -> Timing:
+    """Decode the requests side by side, from first to last token; return the timing. `number` counts the rounds."""
     device, clock = engine.model.device, engine.clock
     on_gpu = device.type == "cuda"
     if on_gpu:
