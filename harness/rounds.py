@@ -80,38 +80,30 @@ def _run_rounds(jobs: Sequence[Job], launcher: Launcher) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
-    """One stage of a job.
+class StageShare(Share):
+    """A job and one of its stages. The process finds the cells once the stage before has ended.
 
     Attributes:
         before: the draws of the stage before, after which cells are decided; 0 for the first stage.
-        draws: the draws per problem at the stage's end.
-        is_last: whether no stage follows.
+        draws: the draws per problem at the stage's end; the job's may be more.
+        has_next: whether another stage follows.
     """
 
     before: int
     draws: int
-    is_last: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageShare(Share):
-    """A job and its stage. The process finds the cells once the stage before has ended."""
-
-    stage: Stage
+    has_next: bool
 
 
 def staged(job: Job) -> list[StageShare]:
     """Return a share for each stage of the job: one per round, and one for `finish`."""
+    dealt = share_of(job).dealt  # with all draws of the job; `_undecided_job` takes those of the stage
     ends = list(job.rounds) or [job.draws]
     if job.finish:
         ends.append(job.draws)  # no further draws, but all cells
     shares = []
     before = 0
     for number, draws in enumerate(ends, start=1):
-        # `dealt` has all draws of the job; `_undecided_job` takes those of the stage.
-        stage = Stage(before=before, draws=draws, is_last=number == len(ends))
-        shares.append(StageShare(job=job, dealt=share_of(job).dealt, stage=stage))
+        shares.append(StageShare(job=job, dealt=dealt, before=before, draws=draws, has_next=number < len(ends)))
         before = draws
     return shares
 
@@ -124,7 +116,7 @@ def decode_stage(shares: Sequence[StageShare]) -> list[Exception]:
     failures = [*(error for _, error in unfinished), *decode_all(undecided)]
     # A decoding of all the job's cells has written "done", but a round of the job still waits.
     for share in shares:
-        if not share.stage.is_last:
+        if share.has_next:
             note_state(share, ["done"], "queued")
     return failures
 
@@ -137,14 +129,15 @@ def _undecided_shares(
     unfinished = list[tuple[StageShare, UnfinishedRoundError]]()
     for share in shares:
         try:
-            undecided.append(share_of(_undecided_job(share.job, share.stage)))
+            undecided.append(share_of(_undecided_job(share)))
         except UnfinishedRoundError as error:
             unfinished.append((share, error))
     return undecided, unfinished
 
 
-def _undecided_job(job: Job, stage: Stage) -> Job:
+def _undecided_job(stage: StageShare) -> Job:
     """Return one stage's job with the cells that earlier stages have not decided; mark decided cells DONE."""
+    job = stage.job
     all_cells = replace(job, draws=stage.draws)
     if not stage.before:
         return all_cells
