@@ -86,8 +86,11 @@ def _rope_scaling(reader: GGUFReader, config: PreTrainedConfig) -> dict[str, Any
         if kind == "linear":
             return {"rope_type": "linear", "factor": float(factor)}
         if kind == "yarn" and original_length:
-            original = {"original_max_position_embeddings": int(original_length)}
-            return {"rope_type": "yarn", "factor": float(factor), **original}
+            return {
+                "rope_type": "yarn",
+                "factor": float(factor),
+                "original_max_position_embeddings": int(original_length),
+            }
     raise UserError(f"rope.scaling.type={kind} is read neither by transformers nor here")
 
 

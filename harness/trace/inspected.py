@@ -119,9 +119,9 @@ class TextSource:
         if not names:
             return []
         existing = choices("policy")
-        for name in sorted(set(names)):
-            if name not in existing:
-                raise UserError(f"--scores {name} is no policy: choose from {', '.join(existing)}.")
+        unknown = set(names).difference(existing)
+        if unknown:
+            raise UserError(f"--scores {min(unknown)} is no policy: choose from {', '.join(existing)}.")
         values: Any = OmegaConf.to_container(self.config)
         policies = build_policies(DictConfig({**values, "grid": {"policy": list(names)}}))
         check_tags(self.model, policies)
@@ -154,14 +154,15 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
             other = f"{override} cannot be given with a cell's folder, because the cell has its own settings"
             places = "model.path=DIR model.predictor=DIR policy.predictor=DIR"
             raise UserError(f"{other}: give only where files lie now, as in {places}.")
-    stored = list(read_graded(folder))
+    stored = list(read_graded(folder))  # question, completion and grade
     matching = []
     answered = []
-    for question, completion, grade in stored:
+    for row in stored:
+        _, completion, grade = row
         if problem_id in (None, completion.problem_id) and completion.draw == draw:
-            matching.append((question, completion, grade))
+            matching.append(row)
             if grade is not None and grade.answer is not None:
-                answered.append((question, completion, grade))
+                answered.append(row)
     if not matching:
         pairs = sorted(f"{completion.problem_id}/{completion.draw}" for _, completion, _ in stored)
         missing = f"--problem {problem_id} --draw {draw} is not among the completions of {folder}"
