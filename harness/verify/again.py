@@ -70,28 +70,25 @@ def drawn(stored: Mapping[str, Sequence[Pair]], count: int, seed: int) -> list[t
 def decoded_again(cells: Mapping[str, CheckedCell], count: int, seed: int) -> Iterator[Row]:
     """Decode drawn completions again, at most `count`, job by job, each model loaded once."""
     stored: dict[str, list[Pair]] = {}
-    jobs: dict[int, Job] = {}
+    job_of: dict[str, Job] = {}  # by cell_id
     for cell_id, cell in cells.items():
         if cell.today is not None:
             job, _ = cell.today
-            jobs[id(job)] = job  # many cells share a job, which has no hash
+            job_of[cell_id] = job
             problem_ids = set(job.problem_ids)
             stored[cell_id] = [pair for pair in cell.stored.pairs() if pair[0] in problem_ids]
     chosen = defaultdict[str, set[Pair]](set)
     for cell_id, pair in drawn(stored, count, seed):
         chosen[cell_id].add(pair)
+    jobs = {id(job): job for job in job_of.values()}  # each once; a job has no hash
     by_model = sorted(jobs.values(), key=lambda job: str(job.model))  # `loaded` keeps only the last model
     for job in by_model:
         # Of a cell that several configurations began only today's job decodes.
-        cells_today = tuple(cell for cell in job.cells if cell.cell_id in chosen and _is_of(cells[cell.cell_id], job))
+        cells_today = tuple(cell for cell in job.cells if cell.cell_id in chosen and job_of[cell.cell_id] is job)
         if cells_today:
             with tempfile.TemporaryDirectory() as folder:
                 again = replace(job, cells=cells_today, run_directory=Path(folder, "verify"), tracker=UNTRACKED)
                 yield from _compared(again, cells, chosen)
-
-
-def _is_of(cell: CheckedCell, job: Job) -> bool:
-    return cell.today is not None and cell.today[0] is job
 
 
 def _compared(job: Job, cells: Mapping[str, CheckedCell], chosen: Mapping[str, Collection[Pair]]) -> Iterator[Row]:
