@@ -248,14 +248,15 @@ def _thinking_of_files(answers: Answers) -> tuple[dict[str, list[Thinking | None
         unopened[name] = [shown.tags for shown in thinking[name] if shown and shown.closes and not shown.opens]
         if 2 * len(unopened[name]) >= len(of_texts):
             opened_by_prompts.append(unopened[name][0])
-    of_files = {}
+    of_files: dict[str, ThinkTags | None] = dict.fromkeys(answers)
     for name, table in answers.items():
-        # If the prompts of some file open the thinking, one such text shows that those of this file do, too.
-        of_files[name] = unopened[name][0] if unopened[name] and opened_by_prompts else None
         tags = [*unopened[name], *opened_by_prompts]
-        # A few texts of this file close what they do not open, and half of no file's do; or none does, and half of
-        # another file's do.
-        if of_files[name] is None and tags:
+        if unopened[name] and opened_by_prompts:
+            # If the prompts of some file open the thinking, one such text shows that those of this file do, too.
+            of_files[name] = tags[0]
+        elif tags:
+            # A few texts of this file close what they do not open, and half of no file's do; or none does, and half of
+            # another file's do.
             share = f"{len(unopened[name]):,} of {len(table):,} texts close their thinking with {tags[0].end}"
             _refuse_silent_texts(name, table, thinking[name], share)
     return thinking, of_files
@@ -417,6 +418,7 @@ def _texts_that_differ(first: pd.DataFrame, second: pd.DataFrame) -> tuple[int, 
 
 
 def _refuse_no_pair(answers: Answers, *names: str) -> None:
+    """Raise UserError that says why two settings have no graded pair: one without grades, or no common draw."""
     for name in names:
         if answers[name]["correct"].isna().all():
             raise UserError(
@@ -547,6 +549,7 @@ def _notes_on_answers(answers: Answers, baseline: str) -> Iterator[str]:
 
 
 def _unused(answers: Answers, has: str, lacks: str) -> Iterator[str]:
+    """What of the setting `has` is compared with nothing, because the setting `lacks` has no such draw or problem."""
     table = answers[has]
     unused = ~table["draw"].isin(answers[lacks]["draw"])
     if unused.any():
@@ -559,6 +562,7 @@ def _unused(answers: Answers, has: str, lacks: str) -> Iterator[str]:
 
 
 def _disagreements(name: str, table: pd.DataFrame) -> Iterator[str]:
+    """How many of the file's own grades (`theirs`) are others than ours, and the first of them."""
     both = table.dropna(subset=["theirs", "correct"])
     differ: Any = both.query("theirs != correct")
     words = [
