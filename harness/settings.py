@@ -187,7 +187,7 @@ def fill_homes(node: DictConfig | ListConfig) -> None:
     keys: Any = node if isinstance(node, DictConfig) else range(len(node))
     for key in keys:
         part: Any = node._get_node(key)  # node[key] would resolve an interpolation, and refuse a missing value
-        if isinstance(part, DictConfig | ListConfig):
+        if OmegaConf.is_config(part):
             # A section that is null, still to be chosen, or an interpolation has no texts of its own.
             if not (part._is_none() or part._is_missing() or part._is_interpolation()):
                 fill_homes(part)
@@ -230,12 +230,12 @@ OmegaConf.register_new_resolver(
 _T = TypeVar("_T")
 
 
-def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> _T:
+def build(cls: type[_T], section: str, node: Mapping[str, Any]) -> _T:
     """Make a checked dataclass of a configuration section; `section` is its name on the command line before the dot."""
     return checked(cls, plain(node), f"{section}.")
 
 
-def build_target(section: str, node: DictConfig | Mapping[str, Any], base: type) -> Any:
+def build_target(section: str, node: Mapping[str, Any], base: type) -> Any:
     """Make the dataclass that a section's `_target_` names, a `base`, from the other settings, as `build` does."""
     cls = target_class(section, node, base)
     settings = plain(node)
@@ -243,7 +243,7 @@ def build_target(section: str, node: DictConfig | Mapping[str, Any], base: type)
     return build(cls, section, settings)
 
 
-def target_class(section: str, node: DictConfig | Mapping[str, Any], base: type) -> type[Any]:
+def target_class(section: str, node: Mapping[str, Any], base: type) -> type[Any]:
     """Return the dataclass that a section's `_target_` names; raises UserError if it is not a `base`."""
     path = str(node.get("_target_"))
     rule = f"name a dataclass that extends {base.__module__}.{base.__qualname__}"
@@ -259,7 +259,7 @@ def target_class(section: str, node: DictConfig | Mapping[str, Any], base: type)
 
 def plain(node: Any) -> dict[str, Any]:
     """Return a section of the configuration as a dictionary of plain values; UserError if it is no section."""
-    if not isinstance(node, Mapping | DictConfig):
+    if not isinstance(node, Mapping):  # a section of OmegaConf is one, too
         hint = "name the setting with its value, such as cache.bits=4, or leave that word out"
         raise UserError(f"{node or 'null'} stands where a group of settings is needed (grid, cache, report): {hint}.")
     if not OmegaConf.is_config(node):

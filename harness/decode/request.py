@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from omegaconf import DictConfig
 from pydantic import Field
 
 from kvsweep.compression.policy import Policy, checked_capacity
@@ -47,7 +46,7 @@ class DecodingConfig:
     stop_on_loop: bool = False
 
 
-def build_decoding(node: DictConfig | Mapping[str, Any]) -> DecodingConfig:
+def build_decoding(node: Mapping[str, Any]) -> DecodingConfig:
     """Build the decoding from its flat section, which also has the fields of the sampling."""
     decoding, sampling = dict[str, Any](), dict[str, Any]()
     for name, value in node.items():
