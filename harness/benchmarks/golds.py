@@ -13,7 +13,7 @@ from kvsweep.messages.escape import is_text
 
 # GSM8K's files end a worked solution with this, and the answer follows.
 SOLUTION_END = "####"
-_KINDS = {"letter": "letter from A to D"}
+_KINDS = {"letter": "letter from A to D"}  # how a message calls a kind; the others have their names
 _MOST_WORDS = 8
 _COMMANDS = re.compile(r"\\begin\{\w+\*?\}(?:\{\w*\})?|\\[A-Za-z]+|\$")
 _WORD = re.compile(r"(?<!\S)[^\W\d_]{2,}(?=[\s,.;:!?]|$)")

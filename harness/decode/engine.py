@@ -153,8 +153,8 @@ class Engine:
         while queue or self.table.free < self.table.slots:  # until every slot is free
             with self.clock.time("wall"):
                 completions = self._step(queue)
-            # The first step has drawn its tokens once its ends are read: with it or, if it is left unread, with the
-            # second step.
+            # The first step has drawn its tokens once its ends are read: with it or, if it is left unread (which counts
+            # as 1), with the second step.
             if not self.clock.first_token and self.clock.steps > self.unread:
                 self.clock.first_token = self.clock.wall
             yield completions

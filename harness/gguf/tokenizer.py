@@ -65,6 +65,7 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> PreTrainedTokenize
 
     if fields["general.architecture"] == "phi3" and fields.get("tokenizer.ggml.model") == "llama":
         raise UserError("its control tokens take blanks behind them (Phi-3), of which the file says nothing")
+    # From here on only the tokenizer's fields, by their names without "tokenizer.".
     fields = {name.removeprefix("tokenizer."): value for name, value in fields.items() if name.startswith("tokenizer.")}
     _check_fields(fields)
     tokens = fields["ggml.tokens"]
