@@ -61,8 +61,8 @@ def replayed(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list[
     start_replay(replays, launcher)
     if plan.replay == "only":
         return []
-    passed = [_screened(job, share, plan) for job, share in zip(jobs, replays, strict=True)]
-    return [job for job in passed if job.cells]
+    screened_jobs = [_screened(job, share, plan) for job, share in zip(jobs, replays, strict=True)]
+    return [job for job in screened_jobs if job.cells]
 
 
 def _full(job: Job) -> tuple[Cell, ...]:
@@ -85,20 +85,19 @@ def _screened(job: Job, replay: ReplayShare, plan: ReplayPlan) -> Job:
         passing = passing[-passing["change"] <= plan.loss]  # a change below 0 is a loss
     if plan.most is not None:
         passing = passing[: plan.most]
-    out = table[~table["cell_id"].isin(passing["cell_id"])]
+    left_out: Any = table[~table["cell_id"].isin(passing["cell_id"])]  # Any: pandas gives no types of the columns
     rule = f"screen={plan.screen}"
-    recorded = read_screen(job.run_directory)
+    earlier_records = read_screen(job.run_directory)
     replayed_ids = set(table["cell_id"])
     # Of the cells of this replay the earlier records no longer count.
-    screened = {cell_id: record for cell_id, record in recorded.items() if cell_id not in replayed_ids}
-    left_out: Any = out.itertuples()  # pandas gives no types of the columns
-    for row in left_out:
-        screened[row.cell_id] = row_types.Screened(rule=rule, texts=row.texts, kl=row.kl, loss=-row.change)
-    if screened != recorded:
-        text = json.dumps(msgspec.to_builtins(screened), indent=1)
+    records = {cell_id: record for cell_id, record in earlier_records.items() if cell_id not in replayed_ids}
+    for row in left_out.itertuples():
+        records[row.cell_id] = row_types.Screened(rule=rule, texts=row.texts, kl=row.kl, loss=-row.change)
+    if records != earlier_records:
+        text = json.dumps(msgspec.to_builtins(records), indent=1)
         replace_text(job.run_directory / row_types.SCREEN_FILE, text + "\n")
     if plan.screen is not None:
-        fewer = f"{len(out)} of {len(job.cells)} cells after {len(replay.texts)} replayed texts"
+        fewer = f"{len(left_out)} of {len(job.cells)} cells after {len(replay.texts)} replayed texts"
         print(f"{job.name}: {rule} leaves out {fewer}; a cell left out may still be safe.")
-    out_ids = set(out["cell_id"])
-    return replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id not in out_ids))
+    ids_left_out = set(left_out["cell_id"])
+    return replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id not in ids_left_out))

@@ -13,9 +13,9 @@ from kvsweep.run_files.run_reader import stored_cells
 LIVE = "live"
 
 
-def trace(source: Path, **asked: Any) -> None:
+def trace(source: Path, **values: Any) -> None:
     """Draw the pictures of a completion or a run, and print their files; options as in `kvsweep trace --help`."""
-    options = inspected.TraceOptions(source=str(source), **asked)
+    options = inspected.TraceOptions(source=str(source), **values)
     check(options)
     paths = draw_run(options) if options.show == "retention" else draw_text(options)
     for path in paths:
