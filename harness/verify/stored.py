@@ -124,12 +124,15 @@ def _read_origin(cell: CheckedCell) -> None:
 def _least_changed(stored: Mapping[str, Any], cells: Iterable[Cell]) -> dict[str, tuple[Any, Any]]:
     """What differs between a stored cell and the cell of today that is most like it: name to (then, now)."""
     then = _hashed(stored)
-    changes = []
+    changes_of_cells = []
     for cell in cells:
         now = _hashed(cell.describe())
-        names = [name for name in then | now if then.get(name) != now.get(name)]
-        changes.append({name: (then.get(name), now.get(name)) for name in names})
-    return min(changes, key=len)
+        changes = {}
+        for name in then | now:
+            if then.get(name) != now.get(name):
+                changes[name] = then.get(name), now.get(name)
+        changes_of_cells.append(changes)
+    return min(changes_of_cells, key=len)
 
 
 def _hashed(described: Mapping[str, Any]) -> dict[str, Any]:
