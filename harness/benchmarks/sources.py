@@ -59,7 +59,8 @@ def _stand_ins(config: BenchmarkConfig, reason: UserError) -> tuple[list[FileRow
     answer = "A" if config.answer_kind == "letter" else "0"
     rows = []
     for number in range(int(config.expected_count or 0)):  # the caller has seen that it is not None
-        problem = f"{config.name} {number} (A) (B)".ljust(_STAND_IN_CHARS, "?")  # of two benchmarks no question is the same
+        # Of two benchmarks no question is the same.
+        problem = f"{config.name} {number} (A) (B)".ljust(_STAND_IN_CHARS, "?")
         values: dict[str, Any] = {"id": number, "problem": problem, "answer": answer, **options}
         rows.append(FileRow(f"{config.hub_id} row {number}", values))
     names = (FIELDS + WRONG_OPTIONS) if config.has_options else FIELDS
