@@ -3,7 +3,6 @@
 The grader and the page load slowly, and few files need them: functions import them.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -29,8 +28,6 @@ from kvsweep.run_files.thinking import Thinking, ThinkTags, thinking_of, without
 _NAMED = 4  # problems or answers that a note names
 _OFTEN = 0.05  # of the problems have one text, which may be no answer
 _ENDS = ("stop", "length")
-# "int8=runs/b.csv" -> ("int8", "runs/b.csv"), "runs/a=b.csv" -> ("", "runs/a=b.csv")
-_NAME = re.compile(r"^(?:([^=/]+)=)?(.*)$", re.DOTALL)
 # The labels of a file that is safe by itself: one of several, and one that surely wins.
 _MAY_BE_SAFE, _BETTER = "may be safe", "better"
 _LEGEND = {
@@ -107,7 +104,7 @@ def judge(
         notes.insert(0, f"{baseline} is right in at most {notation.number(margin)}%: nothing is safe beside it.")
     for name, verdict in verdicts.items():
         notes += _notes_on_pairs(name, verdict, baseline)
-    words = _in_words(verdicts, baseline, margin)
+    words = [*_in_words(verdicts, baseline, margin)]
     table = _table(verdicts, sizes)
     shown = [f"note: {note}" for note in notes]
     print(*sentences.values(), "", table.to_string(index=False), "", *shown, "", *words, sep="\n")
@@ -138,7 +135,7 @@ def remove_verdicts(options: Mapping[str, Any]) -> None:
     """
     _, sources = _names_and_files(options["files"])
     written = [*filter(None, [options["markdown"], options["html"]])]
-    read = {path.resolve() for path in [*sources, *filter(None, [options["gold"]])]}
+    read = {path.resolve() for path in (*sources, options["gold"]) if path}
     only_written = {path.resolve() for path in written} - read
     # Fewer are left if both are one file, or if one is among those to read.
     if len(only_written) < len(written):
@@ -152,9 +149,10 @@ def _names_and_files(words: Sequence[str]) -> tuple[list[str], list[Path]]:
     names = []
     files = []
     for word in words:
-        name, path = "", word
-        if not Path(word).exists():  # else an equals sign is part of the file's name
-            name, path = _NAME.findall(word)[0]
+        name, sign, path = word.partition("=")  # "int8=runs/b.csv" -> "int8", "=", "runs/b.csv"
+        # An equals sign may be part of the file's path, as in "runs/a=b.csv".
+        if Path(word).exists() or not sign or not name or "/" in name:
+            name, path = "", word
         names.append(name)
         files.append(Path(at_home(path)))
     return names, files
@@ -248,7 +246,7 @@ def _thinking_of_files(answers: Answers) -> tuple[dict[str, list[Thinking | None
         unopened[name] = [shown.tags for shown in thinking[name] if shown and shown.closes and not shown.opens]
         if 2 * len(unopened[name]) >= len(of_texts):
             opened_by_prompts.append(unopened[name][0])
-    of_files: dict[str, ThinkTags | None] = dict.fromkeys(answers)
+    of_files = dict.fromkeys(answers)  # None, unless prompts open the file's thinking
     for name, table in answers.items():
         tags = [*unopened[name], *opened_by_prompts]
         if unopened[name] and opened_by_prompts:
@@ -401,11 +399,11 @@ def _test(cell: Floats, full: Floats, share: float, groups: Groups) -> PairedTes
 
 def _to_decide(test: PairedTest, cell: Floats, full: Floats, margin: float, shows_nothing: bool) -> str:
     """How many draws, problems or groups would show that a setting is safe, if it equals the baseline."""
-    draws = noninferiority.draws_to_hold(cell, full, margin=margin)
-    # As in a report: many draws of problems that are too few to show anything are no plan.
-    no_plan = shows_nothing and draws > len(cell)
-    if test.population == "these" and not no_plan:
-        return f"{draws:,} draws"
+    if test.population == "these":
+        draws = noninferiority.draws_to_hold(cell, full, margin=margin)
+        # As in a report: many draws of problems that are too few to show anything are no plan.
+        if not shows_nothing or draws <= len(cell):
+            return f"{draws:,} draws"
     needed = noninferiority.problems_to_hold(cell, full, margin=margin, groups=test.groups)
     return f"{needed:,} {'problems' if test.groups is None else 'groups'}"
 
@@ -612,24 +610,21 @@ def _notes_on_pairs(name: str, verdict: Verdict, baseline: str) -> Iterator[str]
         yield f"{name}: {grades}: check that the column is the answer's grade and not the question's."
 
 
-def _in_words(verdicts: Mapping[str, Verdict], baseline: str, margin: float) -> list[str]:
+def _in_words(verdicts: Mapping[str, Verdict], baseline: str, margin: float) -> Iterator[str]:
     """What the labels and numbers speak of, and what to do next."""
     points = counted(notation.number(margin), "point")
     full = visible(baseline)
     labels = {verdict.label for verdict in verdicts.values()}
     # Once in 40 is `LEVEL`.
-    lines = [
+    yield (
         f"Safe: very likely loses less than {points} of accuracy against {full}. A setting that truly loses {points} "
         "is called safe at most once in 40."
-    ]
-    lines += [text for label, text in _LEGEND.items() if label in labels]
-    lines.append(
-        f"Lost are the answers that are wrong where {full} is right in the same draw, won the other way around."
     )
+    for label, text in _LEGEND.items():
+        if label in labels:
+            yield text
+    yield f"Lost are the answers that are wrong where {full} is right in the same draw, won the other way around."
     if "like_these" in {verdict.test.population for verdict in verdicts.values()}:
-        lines.append(
-            "A verdict on one draw, on copies or on groups is about problems like these: new draws say nothing."
-        )
+        yield "A verdict on one draw, on copies or on groups is about problems like these: new draws say nothing."
     if labels & {"safe", "worse", "small loss", _BETTER}:
-        lines.append("Problems are taken as independent: variants of one question need --group COLUMN.")
-    return lines
+        yield "Problems are taken as independent: variants of one question need --group COLUMN."
