@@ -152,10 +152,9 @@ def _chosen(cells: pd.DataFrame) -> list[tuple[str, str]]:
 
 def flops(run: Run, cell_id: str) -> tuple[float, float] | None:
     """FLOPs of a token without cached tokens (full windows included), and per cached token; None if unknown."""
-    record = run.provenance.get(cell_id, {}).get("config") or {}
-    path = (record.get("model") or {}).get("path")
     try:
-        config = json.loads(read_file(Path(str(path)) / "config.json", linked=True))
+        folder = Path(run.provenance[cell_id]["config"]["model"]["path"])
+        config = json.loads(read_file(folder / "config.json", linked=True))
         hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
         head_dim = config.get("head_dim") or hidden // heads
         # Queries and output have all heads, keys and values the key heads.

@@ -163,11 +163,12 @@ def _memory(cells: pd.DataFrame) -> Panels:
         return "", []
     lines, shapes = _policy_lines(compressed)
     lines.sort(key=lambda line: -line[1]["pass_at_1"].max())
-    # A single other line keeps its name.
-    if len(lines) > MAX_NAMED + 1:
-        label = f"{len(lines) - MAX_NAMED} others, each below them"
-        for index, (_, line, look) in enumerate(lines[MAX_NAMED:], start=MAX_NAMED):
-            lines[index] = label, line, look | {"color": "0.75", "zorder": 1}
+    others = lines[MAX_NAMED:]
+    if len(others) > 1:  # a single one keeps its name
+        del lines[MAX_NAMED:]
+        label = f"{len(others)} others, each below them"
+        for _, line, look in others:
+            lines.append((label, line, look | {"color": "0.75", "zorder": 1}))
             label = "_"  # matplotlib leaves it out, so the legend has one line for all
     scores = f"mean of {len(benchmarks)} benchmarks" if len(benchmarks) > 1 else cells["benchmark_title"].iloc[0]
     mark = f" ({UNFINISHED} not finished)" if any(UNFINISHED in label for label, _, _ in lines) else ""
@@ -180,33 +181,35 @@ def _memory(cells: pd.DataFrame) -> Panels:
 def _policy_lines(compressed: pd.DataFrame) -> tuple[list[Line], list[str]]:
     """Return the lines of all policies, and what each shape stands for, such as "window 48" ("" if no axis is fixed).
 
-    If there is only one such text, shapes say nothing of settings and tell policies apart. A line's name ends with its
-    best score.
+    With a single such text, shape and colour tell policies apart as in the other figures; with several, the colour
+    alone does. A line's name ends with its best score.
     """
     best_first = compressed.sort_values("pass_at_1", ascending=False, kind="stable").drop_duplicates(POLICY)
-    ranking = list(zip(best_first["policy"], best_first["variant"], strict=True))
+    ranking = list(best_first[POLICY].itertuples(index=False, name=None))
     series_of: dict[Any, list[pd.DataFrame]] = {}
     for policy, settings in compressed.groupby(POLICY, sort=False):
         series_of[policy] = series(settings)
     all_series = list(itertools.chain.from_iterable(series_of.values()))
-    # What no line of any policy varies along: its values choose the shapes.
-    fixed = _fixed_axes(all_series)
-    shapes = list(dict.fromkeys(notation.axes(line.iloc[0][fixed]) for line in all_series))
+    # Along these a line has one value, which its shape stands for.
+    shape_axes = _fixed_axes(all_series)
+    shapes = list(dict.fromkeys(notation.axes(line.iloc[0][shape_axes]) for line in all_series))
     lines: list[Line] = []
     for policy, policy_look in style.policy_looks(series_of).items():
         settings = pd.concat(series_of[policy])
         title = notation.policy_title(*policy)
         if (settings["status"] != "done").any():
             title += UNFINISHED
-        # What differs between the policy's lines tells them apart.
-        telling = [axis for axis in _fixed_axes(series_of[policy]) if settings[axis].nunique() > 1]
+        # Axes with one value along each of the policy's lines, and another along another line: they name the lines.
+        name_axes = [axis for axis in _fixed_axes(series_of[policy]) if settings[axis].nunique() > 1]
         for number, line in enumerate(series_of[policy]):
-            label = f"{title}, {notation.axes(line.iloc[0][telling])}".removesuffix(", ")
-            look = policy_look | WHITE_EDGE | {"linestyle": style.DASHES[number % len(style.DASHES)]}
-            if len(shapes) > 1:  # the shape says nothing of the policy, so the colour alone must
-                shape = shapes.index(notation.axes(line.iloc[0][fixed]))
-                look["marker"] = style.MARKERS[shape % len(style.MARKERS)]
-                look["color"] = style.LINE_COLORS[ranking.index(policy) % len(style.LINE_COLORS)]
+            setting = line.iloc[0]
+            label = f"{title}, {notation.axes(setting[name_axes])}".removesuffix(", ")
+            look = policy_look | WHITE_EDGE | {"linestyle": style.look_of(number)["linestyle"]}
+            if len(shapes) > 1:
+                shape = shapes.index(notation.axes(setting[shape_axes]))
+                look["marker"] = style.look_of(shape)["marker"]
+                # The shape says nothing of the policy, so the colour alone must: the best policies differ in it.
+                look["color"] = style.look_of(ranking.index(policy))["color"]
             lines.append((f"{label}, best {100 * line['pass_at_1'].max():.1f}", line, look))
     return lines, shapes
 
@@ -248,7 +251,7 @@ def _bytes(cells: pd.DataFrame) -> Panels:
             marker = ALL_ROWS_MARKERS[schemes.index(scheme) % len(ALL_ROWS_MARKERS)]
         else:
             title = notation.policy_title(policy)
-            marker = style.MARKERS[policies.index(policy) % len(style.MARKERS)]
+            marker = style.look_of(policies.index(policy))["marker"]
         label = f"{title}, {bits:g} bits, {scheme}".removesuffix(", ")
         color = style.LINE_COLORS[all_bits.index(bits)]
         lines.append((label, line, {"color": color, "linewidth": 1, "capsize": 1.5, "marker": marker}))
