@@ -184,9 +184,9 @@ class Kept:
 def read_kept(pieces: Sequence[str], prompt: int, evictions: Sequence[Eviction]) -> Kept:
     """Decode which tokens each eviction of a completion kept; `evictions` must have one or more."""
     percent_held = np.full((len(evictions), len(pieces)), np.nan)  # an eviction says nothing of tokens written later
-    for percents, eviction in zip(percent_held, evictions, strict=True):
+    for number, eviction in enumerate(evictions):
         written = held_percents(eviction.held)[: len(pieces)]
-        percents[: len(written)] = written
+        percent_held[number, : len(written)] = written
     steps = [eviction.step for eviction in evictions]
     return Kept(pieces=pieces, prompt=prompt, steps=steps, held=percent_held)
 

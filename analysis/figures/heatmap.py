@@ -204,8 +204,8 @@ def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
     full_mean = mean_over_benchmarks(_full_cells(rows, metrics), grid.benchmarks)
     mean = mean_over_benchmarks(rows, grid.benchmarks).dropna(subset="pass_at_1")
     title = _labelled(grid, f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks")
-    # A mean has neither an interval nor a difference to the full cache.
-    look = replace(look, columns=None, scale="own", interval=False)
+    # A mean has no difference to the full cache.
+    look = replace(look, scale="own")
     panel = _panel(grid, mean, full_mean, title, look)
     panel = replace(panel, rows=_windows(grid, rows))  # the mean has no column of doubts
     return _heatmaps([panel], f"{title}, {grid.title}", look, ["Pass@1 in %"])
@@ -216,8 +216,8 @@ def published_figure(
 ) -> Figure:
     """Draw per benchmark the scores of `grids.published_grid`, ours on the same scale, and ours minus theirs."""
     panels: list[Panel] = []
-    # A row per benchmark has its three panels, if they fit.
-    look = replace(look, columns=3 if look.row > 5 else 1, scale="own", interval=False)
+    # A row per benchmark has its three panels, if they fit. All panels share a scale but those that get another below.
+    look = replace(look, columns=3 if look.row > 5 else 1, scale="shared", interval=False)
     for benchmark, rows in published.groupby("benchmark", sort=False):
         scale = str(benchmark)
         our_cells = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
@@ -229,9 +229,8 @@ def published_figure(
         labels = (gaps / 100).map(lambda gap: notation.percent(gap, signed=True))
         gap_cells = ours.cells.assign(value=gaps, label=labels, mark="")
         note = f"typical standard error of ours {notation.percent(our_cells['se'].mean())}"
-        difference = replace(ours, title="ours minus published", note=note, cells=gap_cells, measure="points")
-        # Panels with the benchmark's scale share its colours; all differences share the scale of no name.
-        difference = replace(difference, difference=True, scale="")
+        title = "ours minus published"
+        difference = replace(ours, title=title, note=note, cells=gap_cells, measure="points", difference=True)
         panels += [replace(theirs, scale=scale), replace(ours, scale=scale), difference]
     scales = "published and ours have one colour scale per row, the differences one for all rows"
     notes = ["Pass@1 in % beside the published scores, differences in points", scales]
@@ -299,7 +298,7 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
     columns = min(look.columns or _fitting_columns(panels, labels, look.row), len(panels))
     width, height = _panel_row_size(panels, labels, columns, look.row)
     figure, grid = style.panels(width, len(panels), columns, row_height=height, extra_height=0.6 if look.title else 0.4)
-    last_bars: dict[int, Colorbar] = {}  # of each row of panels
+    last_bars: dict[int, tuple[Colorbar, str]] = {}  # of each row of panels, with what it measures
     for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         scale_values = np.concatenate([other.cells["value"] for other in panels if other.scale == panel.scale])
         ends = limits(scale_values, difference=panel.difference)
@@ -307,11 +306,7 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
         row, column = divmod(index, columns)
         if bar is not None:
             _finish_bar(bar, panel, scale_values)
-            # Only the last bar of a row is labelled.
-            if row in last_bars:
-                last_bars[row].set_label("")
-            bar.set_label(panel.measure)
-            last_bars[row] = bar
+            last_bars[row] = bar, panel.measure
         if column == 0:
             axes.set_ylabel("Local Window Size")
         # The panel to the left names the same windows.
@@ -319,6 +314,8 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
             axes.set_yticklabels([])
     for axes in grid[-columns:]:  # the lowest of each column
         axes.set_xlabel("Ratio")
+    for bar, measure in last_bars.values():
+        bar.set_label(measure)
     figure.set_label(caption)
     if look.title:
         figure.suptitle(look.title, fontsize=TITLE_SIZE)

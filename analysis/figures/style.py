@@ -62,9 +62,9 @@ DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 LETTERS, LETTER = 22, 0.039
 
 
-def check_map(name: str | None) -> None:
+def check_map(name: str) -> None:
     """Raise UserError if matplotlib has no colour map with this name."""
-    if name is not None and name not in matplotlib.colormaps:
+    if name not in matplotlib.colormaps:
         raise UserError(f"--map {name} is no colour map of matplotlib: give one such as viridis, PuOr or RdYlGn.")
 
 
@@ -280,7 +280,7 @@ def draw_glyphs(figure: Figure, draw: Callable[[], object]) -> None:
     Characters without any font become boxes. A note names them once; matplotlib would warn of each at each drawing.
     """
     missing = _draw_and_list_missing(draw)
-    families = _families_with("".join(sorted(missing)))
+    families = _families_with(frozenset(missing))
     if families:
         for text in figure.findobj(Text):
             assert isinstance(text, Text)
@@ -310,7 +310,7 @@ def _draw_and_list_missing(draw: Callable[[], object]) -> set[str]:
 
 
 @cache
-def _families_with(characters: str) -> list[str]:
+def _families_with(characters: frozenset[str]) -> list[str]:
     """Return fonts of this machine that together have as many of the characters as all its fonts have.
 
     Each next font has the most of the characters that are still missing. The fonts are searched again, because
