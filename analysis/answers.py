@@ -67,5 +67,6 @@ def counted_share(answers: pd.DataFrame, *, told_apart: bool = True) -> float:
     draws = problems.groupby(problems).size()
     # The chance that two answers, drawn with replacement, are the same one: at least 1 / draws, more with copies.
     chance_same = (copies**2).groupby(level=0).sum() / draws**2
-    # Rounded, because without copies the share must be 1 exactly: callers test if it is less.
+    # Without copies 1 / chance_same draws would have this chance; their share of all draws is the chances' quotient.
+    # Rounded, because it must be 1 exactly where nothing is a copy: callers test if it is less.
     return round(float((1 / draws).mean() / chance_same.mean()), 6)

@@ -33,8 +33,8 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     runs = f"{first.directory} and {second.directory}"
     shared = _pairs(first, second)
     if shared.empty:
-        named = "share no cell that cells.csv names alike (a run of several seeds names the seed)"
-        raise UserError(f"{runs} {named}: give runs of the same settings and problems.")
+        fault = "share no cell that cells.csv names alike (a run of several seeds names the seed)"
+        raise UserError(f"{runs} {fault}: give runs of the same settings and problems.")
     rows = pd.concat([_graded_rows(first, "a"), _graded_rows(second, "b")])
     # A letter before each id, because both runs may have a cell with this id.
     ids_a = "a" + shared["cell_id_a"]
@@ -46,8 +46,8 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     differences = scores_b - scores_a
     graded = _graded(differences)
     if not graded.any():
-        none = "share no graded answer, of any problem and draw"
-        raise UserError(f"{runs} {none}: grade both, or give runs of the same draws.")
+        fault = "share no graded answer, of any problem and draw"
+        raise UserError(f"{runs} {fault}: grade both, or give runs of the same draws.")
     # The correction runs over all settings. The differences are taken already, so the reference is zero.
     tests = paired_tests(differences, np.zeros(scores.shape[1:]))
     table = shared.join(tests).assign(graded=graded, graded_a=_graded(scores_a), graded_b=_graded(scores_b))
@@ -103,12 +103,12 @@ def _other_settings(first: dict[str, Any], second: dict[str, Any]) -> str:
 
 def in_words(table: pd.DataFrame) -> str:
     """Return the comparison as text; the largest differences and the summary are last, on the last screen."""
-    differ = table[table["p_holm"] < LEVEL]
-    sizes = differ["difference"].abs().sort_values(kind="stable", ascending=False)
+    differing = table[table["p_holm"] < LEVEL]
+    sizes = differing["difference"].abs().sort_values(kind="stable", ascending=False)
     lines = []
     # The largest comes last, beside the summary.
     ascending = sizes.index[:MAX_LISTED][::-1]
-    for row in notation.rows(differ.reindex(ascending)):
+    for row in notation.rows(differing.reindex(ascending)):
         difference = notation.percent_pm(row.difference, row.se, signed=True)
         interval = notation.interval(row.low, row.high, signed=True)
         p = f"p {notation.p_value(row.p)}, Holm {notation.p_value(row.p_holm)}"

@@ -42,7 +42,9 @@ _TEXT = pa.string()
 # Of the cell; the columns of a completion and of its grade are those of `Completion` and `Grade`.
 SETTINGS = {
     **dict.fromkeys(("cell_id", "condition", "model", "benchmark", "policy"), _TEXT),
-    **{"keep_ratio": pa.float64(), "local_window": pa.int64(), "budget": pa.int64()},
+    "keep_ratio": pa.float64(),
+    "local_window": pa.int64(),
+    "budget": pa.int64(),
     **dict.fromkeys(("question", "variant", "decoding"), _TEXT),
     "seed": pa.int64(),
 }
@@ -233,8 +235,7 @@ def _named(table: pd.DataFrame, kind: str) -> str:
 
 def _decodings(table: pd.DataFrame) -> Iterator[str]:
     """Yield each decoding of the cells with its settings: "`sample` (temperature 0.6, top_p 0.95)"."""
-    columns = [column for column in table.columns if column == "decoding" or column.startswith("decoding_")]
-    for decoding in table[columns].drop_duplicates().to_dict("records"):
+    for decoding in table.filter(regex="^decoding").drop_duplicates().to_dict("records"):
         name = decoding.pop("decoding")
         settings = [
             f"{str(column).removeprefix('decoding_')} {value}" for column, value in decoding.items() if pd.notna(value)

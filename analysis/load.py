@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
@@ -47,14 +48,14 @@ _OF_A_POLICY = ("policy.", "cache.")
 COUNTS = ("num_tokens", "prompt_tokens", "thinking_tokens", "peak_length")
 EVICTION_SUMS = ("evictions", "length_before_sum", "length_after_sum", "freed_step_sum")
 COMPLETION_DTYPES: dict[str, Any] = {
-    **{"problem_id": "category", "draw": "int64", "stop_reason": "category"},
+    "problem_id": "category",
+    "draw": "int64",
+    "stop_reason": "category",
     **dict.fromkeys((*COUNTS, *EVICTION_SUMS), "int64"),
-    **{
-        "outcome": pd.CategoricalDtype([*row_types.OUTCOMES]),
-        "correct": "float64",
-        "answer": "object",
-        "gold": "object",
-    },
+    "outcome": pd.CategoricalDtype([*row_types.OUTCOMES]),
+    "correct": "float64",
+    "answer": "object",
+    "gold": "object",
 }
 STAT_RULES = {
     **dict.fromkeys(("prefill_seconds", "decode_seconds", "eviction_seconds", "tokens_total"), "sum"),
@@ -66,7 +67,6 @@ _Lengths: Any = row_types.view(row_types.Eviction, "step", "length_before", "len
 _Counts = row_types.view(Completion, *COUNTS, "stop_reason", evictions=list[_Lengths])
 _Costs = row_types.view(row_types.DecodeStats, *STAT_RULES)
 _Notify = Callable[[str], None]
-_UNREAD_TASK = "{} cannot be read; the state of its task is unknown."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,8 @@ def load_run(directory: Path | str) -> Run:
     """Read a run directory; raises UserError if it is missing or has no cell."""
     directory = Path(directory)
     notices: list[str] = []
-    tasks = read_tasks(directory, on_bad=lambda path: notices.append(_UNREAD_TASK.format(path)))
+    fault = "cannot be read; the state of its task is unknown."
+    tasks = read_tasks(directory, on_bad=lambda path: notices.append(f"{path} {fault}"))
     attempts = failed_attempts(directory, tasks)
     notices += attempts.notes
     # The cells that only a failed attempt left behind are left out.
@@ -338,10 +339,9 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
     """Return a row per cell with the columns of `Run.cells`; completions are not counted yet."""
     variants = _variants([cell.settings for cell in cells])
     table = pd.DataFrame(map(_cell_row, cells, variants))
-    for column in (*AXES, "bits", "expected", "draws", "unpacked_rows", "declared_bytes", "measured_bytes"):
-        # A column may have None alone, of which pandas makes objects.
-        table[column] = pd.to_numeric(table[column], errors="coerce").astype("float64")
-    return table
+    numbers = (*AXES, "bits", "expected", "draws", "unpacked_rows", "declared_bytes", "measured_bytes")
+    # A column may have None alone, of which pandas makes objects.
+    return table.astype(dict.fromkeys(numbers, "float64"))
 
 
 def _cell_row(cell: _Cell, variant: str) -> dict[str, Any]:
@@ -410,8 +410,7 @@ def _cache(cell: dict[str, Any]) -> dict[str, Any]:
 
 def _bits(cache: dict[str, Any]) -> float:
     """Bits of a stored number, mean over keys and values; `cache` is as `_cache` returns it."""
-    widths = [int(width) for width in str(cache["bits"]).split("/")]
-    return sum(widths) / len(widths)
+    return fmean(map(int, str(cache["bits"]).split("/")))
 
 
 def _unpacked_rows(cache: dict[str, Any]) -> int | None:
@@ -442,8 +441,8 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
     Bits of a quantized cache, and fp8, are always named, because the full cache beside it may not be quantized.
     """
     values_of_cells = [settings_of(cell) for cell in settings]
-    models = pd.Series([cell["model"]["name"] for cell in settings], name="model")
-    benchmarks = pd.Series([cell["benchmark"]["name"] for cell in settings], name="benchmark")
+    models = [cell["model"]["name"] for cell in settings]
+    benchmarks = [cell["benchmark"]["name"] for cell in settings]
     policies = pd.Series(map(_policy_name, settings), name="policy")
     counts = pd.DataFrame(values_of_cells).groupby([models, benchmarks, policies]).nunique()
     varies = (counts > 1).groupby("policy").any()  # [policies, settings]

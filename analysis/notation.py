@@ -152,6 +152,7 @@ def axes(values: Any) -> str:
 def setting(row: Any, *, trigger: bool = True) -> str:
     """Name a row's policy setting: "DynTS 0.3 / 48, trigger 128, question=free", or without the trigger."""
     name = policy_title(row.policy)
+    # A grid has a policy and a trigger, and neither of these.
     sizes = [getattr(row, axis, None) for axis in ("keep_ratio", "local_window")]
     numbers = [number(size) for size in sizes if not missing(size)]
     parts = [f"{name} {' / '.join(numbers)}".rstrip()]
@@ -187,6 +188,7 @@ def marks(texts: Iterable[str]) -> dict[str, int]:
 def state_marks(row: Any) -> str:
     """Return the marks of a cell's score: nothing evicted, nothing quantized, unfinished, fewer draws than others."""
     marks = ""
+    # A mean over benchmarks has not all of these columns.
     # With fewer bits a cache differs from the full one even if nothing was evicted.
     is_untouched = getattr(row, "evicted", None) == 0 and row.bits == 16
     if row.policy != "full" and is_untouched:

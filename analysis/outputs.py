@@ -45,7 +45,6 @@ _GRADE_WORDS |= dict.fromkeys(("0", "0.0", "false", "i", "incorrect", "wrong", "
 _FAILURES = {"error", "errors", "error_message", "exception", "invalidation", "invalidated"}
 _NOTHING = {"", "0", "0.0", "false", "no", "none", "null", "nan", "ok"}
 _FAILED_ENDS = {"error", "abort", "aborted", "cancelled", "canceled", "timeout"}
-_NO_GRADE = -1.0
 MOST_ROWS = 10_000_000
 _KEYS = ("samples", "task_states.cases")  # of inspect_ai and llama-eval
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".eval")
@@ -182,7 +181,10 @@ def _of_lm_eval(row: Row, graded: bool) -> Iterator[Row]:
 
 
 class Format(NamedTuple):
-    """A program's rows: the fields that mark them, with their types; their reader; the columns of their question."""
+    """A program's rows: the fields that mark them, with their types; their reader; the columns of their question.
+
+    The reader also gets `Reading.graded`, which only lm_eval's needs: whether the file's grades are to count.
+    """
 
     marks: Mapping[str, type]
     read: Callable[[Row, bool], Iterator[Row]]
@@ -448,9 +450,9 @@ def _draws(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Colum
     """Each row's draw, from 0: that of its column, else its file's."""
     if reading.by_rows:
         return answers.groupby("problem_id").cumcount()
-    column = _meaning("draw", rows, reading, lambda column: _number_draws(column, answers["problem_id"]))
+    column = _meaning("draw", rows, reading, lambda column: _are_draws(column, answers["problem_id"]))
     numbers = each(column.dropna(), _whole)
-    # Only a column that --column names can have other values: else `_number_draws` passes it over.
+    # Only a column that --column names can have other values: else `_are_draws` has refused it.
     for row in numbers.index[numbers.isna()]:
         wrong = f"{reading.columns['draw']}={visible(str(column[row])):.40}"
         raise _Refusal(f"has {wrong}, which is no draw: write a whole number from 0, or give --draws rows")
@@ -462,8 +464,8 @@ def _whole(value: Any) -> int | None:
     return int(number) if number.isdecimal() else None
 
 
-def _number_draws(column: Column, problems: Column) -> bool:
-    """Whether a column's whole numbers repeat over problems; one that counts the rows does not."""
+def _are_draws(column: Column, problems: Column) -> bool:
+    """Whether a column has whole numbers alone that repeat over problems; one that counts the rows does not."""
     numbers = each(column.dropna(), _whole)
     if numbers.isna().any():
         return False
@@ -533,10 +535,10 @@ def _grades(
             if str in {*map(type, grades)}:
                 unfitting[name] = grades
             else:
-                fitting[name] = grades.astype(float).fillna(_NO_GRADE)
-    # A missing grade is a number here, which is equal to itself, as NaN is not.
-    different = {tuple(grades) for grades in fitting.values()}
-    if len(different) != 1:
+                fitting[name] = grades.astype(float)
+    grade = next(iter(fitting), None)
+    # `equals` takes a missing grade, which is NaN, for the same as another.
+    if grade is None or not all(map(fitting[grade].equals, fitting.values())):
         needs_no_grade = not reading.graded and reading.correct is None
         all_failed = answers["sign"].notna().all()
         if needs_no_grade or all_failed:
@@ -550,12 +552,10 @@ def _grades(
             wrong = f"{visible(name)}={visible(grades[row]):.40} in {answers['place'][row]}"
             raise _Refusal(f"has {wrong}, which is neither right nor wrong: write 1 or 0, or give --grades ours")
         raise _Refusal(f"has no grade: {hint}; it has {visible(', '.join(map(str, rows))):.200}")
-    grade, *_ = fitting
-    grades = fitting[grade]
     # The name of a filter that does nothing is "none".
     filters = sorted({*map(str, _first(rows, ["filter"]).dropna())} - {"none"})
     score_parts = [grade, *filters] if grade in scores else filters
-    return grades.where(grades != _NO_GRADE), grade, " ".join(score_parts) or None
+    return fitting[grade], grade, " ".join(score_parts) or None
 
 
 def _scores(rows: pd.DataFrame) -> dict[str, Column]:
