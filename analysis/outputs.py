@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,8 +147,9 @@ def _parts(content: Sequence[Any], name: str) -> list[str]:
     """What the parts of a message have under a name."""
     parts = []
     for part in content:
-        if isinstance(part, dict) and part.get(name):
-            parts.append(str(part[name]))
+        value = _object(part).get(name)
+        if value:
+            parts.append(str(value))
     return parts
 
 
@@ -393,7 +393,10 @@ def _meaning(
     fits: Callable[[Column], bool] = lambda column: True,
     read: Callable[[Any], Any] = plain,
 ) -> Column:
-    """The column that was named for a meaning, or those of the usual names whose values fit it and are the same."""
+    """The column that was named for a meaning, or those of the usual names whose values fit it and are the same.
+
+    Values are the same if `read` makes them equal. No value is known where no column fits.
+    """
     if meaning in reading.columns:
         return _column(rows, reading.columns[meaning])
     fitting = []
@@ -543,29 +546,31 @@ def _grades(
         all_failed = answers["sign"].notna().all()
         if needs_no_grade or all_failed:
             return pd.Series(float("nan"), index=rows.index), None, None
-        hint = "name one with --correct NAME (1 right, 0 wrong), or give --grades ours"
-        if fitting:
-            raise _Refusal(f"has the grades {', '.join(map(visible, fitting))}, which differ: {hint}")
-        # The error is about the first of them.
-        for name, grades in unfitting.items():
-            row = grades.map(type).eq(str).idxmax()
-            wrong = f"{visible(name)}={visible(grades[row]):.40} in {answers['place'][row]}"
-            raise _Refusal(f"has {wrong}, which is neither right nor wrong: write 1 or 0, or give --grades ours")
-        raise _Refusal(f"has no grade: {hint}; it has {visible(', '.join(map(str, rows))):.200}")
+        raise _Refusal(_grade_fault(rows, answers, fitting, unfitting))
     # The name of a filter that does nothing is "none".
     filters = sorted({*map(str, _first(rows, ["filter"]).dropna())} - {"none"})
     score_parts = [grade, *filters] if grade in scores else filters
     return fitting[grade], grade, " ".join(score_parts) or None
 
 
+def _grade_fault(
+    rows: pd.DataFrame, answers: pd.DataFrame, fitting: Collection[str], unfitting: Mapping[str, Column]
+) -> str:
+    """What is wrong with the grades: several that fit differ, the first has a word that is no grade, or none exists."""
+    hint = "name one with --correct NAME (1 right, 0 wrong), or give --grades ours"
+    if fitting:
+        return f"has the grades {', '.join(map(visible, fitting))}, which differ: {hint}"
+    for name, grades in unfitting.items():
+        row = grades.map(type).eq(str).idxmax()  # the first with such a word
+        wrong = f"{visible(name)}={visible(grades[row]):.40} in {answers['place'][row]}"
+        return f"has {wrong}, which is neither right nor wrong: write 1 or 0, or give --grades ours"
+    return f"has no grade: {hint}; it has {visible(', '.join(map(str, rows))):.200}"
+
+
 def _scores(rows: pd.DataFrame) -> dict[str, Column]:
     """A column of each score that rows name, as inspect_ai and lighteval write them."""
     objects = each(_first(rows, ["scores"]), _object)
-    names = dict.fromkeys(itertools.chain(*objects))
-    scores = {}
-    for name in names:
-        scores[name] = each(objects, methodcaller("get", name))
-    return scores
+    return dict(pd.DataFrame([*objects], rows.index, dtype=object))
 
 
 def _grade(value: Any) -> float | str | None:
