@@ -71,7 +71,7 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     condition = compressed["condition"].iloc[int(compressed["mean_tokens"].to_numpy().argmax())]
     compared = compressed[compressed["condition"] == condition]
     full_cells = metrics.loc[(metrics["condition"] == condition) & (metrics["policy"] == "full"), "cell_id"]
-    full_cell = "" if full_cells.empty else full_cells.iloc[0]  # "", which no cell has, has no known bytes
+    full_cell = next(iter(full_cells), "")  # "", which no cell has, has no known bytes
     token_flops = flops(run, compared["cell_id"].iloc[0])
     titles = TITLES if token_flops else TITLES[:2]  # the last is of FLOPs
     columns = len(titles) if look.width > 5 else 1  # beside one another on a page, below one another in a column

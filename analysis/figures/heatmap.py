@@ -63,9 +63,10 @@ def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataF
     # Columns that the table lacks have missing values.
     numbers = rows.reindex(columns=READ)
     numbers[["value", "low", "high"]] = numbers[sources]
+    no_texts = {"label": MISSING, "mark": "", "error": "", "interval": ""}
     shown = []
     for row in notation.rows(numbers):
-        texts = {"label": MISSING, "mark": "", "error": "", "interval": ""}
+        texts = {**no_texts}
         if not notation.missing(row.value):
             texts["label"] = notation.percent(row.value, signed=difference)
             texts["mark"] = notation.state_marks(row) + notation.DECISION_MARKS.get(row.decision, "")
@@ -78,10 +79,10 @@ def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataF
         if not notation.missing(row.low):
             texts["interval"] = f"{100 * row.low:.0f} to {100 * row.high:.0f}"
         shown.append({"cell_id": row.cell_id, "value": 100 * row.value, **texts})
-    table = pd.DataFrame(shown, rows.index, ["cell_id", "value", "label", "mark", "error", "interval"])
+    table = pd.DataFrame(shown, rows.index, ["cell_id", "value", *no_texts])
     # Of several cells at a place the first is shown.
     table = table[~table.index.duplicated()].reindex(places)
-    return table.fillna({"cell_id": "", "label": MISSING, "mark": "", "error": "", "interval": ""})
+    return table.fillna({"cell_id": "", **no_texts})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,7 +104,7 @@ def tradeoff(
 
 
 def _draw_panel(axes: Axes, panel: Panel, column: str, costs: pd.Series) -> None:
-    """Draw a panel's lines over a column, and its front or full cache; `costs` has the column of all panels."""
+    """Draw a panel's lines over a column, its full cache, and but for triggers a front; `costs` is of all panels."""
     title, points, lines = panel
     for name, rows, look in lines:
         scores, errors = style.percent_errors(rows)
@@ -118,7 +118,7 @@ def _draw_panel(axes: Axes, panel: Panel, column: str, costs: pd.Series) -> None
     if column == BYTES:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: size(value))
-    _draw_front(axes, points, column, costs.max())
+    _draw_full_and_front(axes, points, column, costs.max())
 
 
 def _triggers(cells: pd.DataFrame) -> Panels:
@@ -217,7 +217,8 @@ def _policy_lines(compressed: pd.DataFrame) -> tuple[list[Line], list[str]]:
 def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
     """Split one policy's settings into series for lines, each in order of mean_cache_length.
 
-    One series if an axis tells all settings apart, else one along the axis with most values per value of the others.
+    One series if an axis has another value in each setting. Else series go along the axis with the most values, one
+    for each combination of values on the other axes.
     """
     counts = settings[list(AXES)].nunique()  # of each axis's values
     ordered = settings.sort_values("mean_cache_length", kind="stable")
@@ -268,14 +269,14 @@ def _speeds(timed: pd.DataFrame) -> Panels:
     panels: list[Panel] = []
     for benchmark, points in cells.groupby("benchmark_title", sort=False):
         fewest, most = points["slots"].min(), points["slots"].max()
-        texts = f"{most:g}" if fewest == most else f"{fewest:g} to {most:g}"
+        batch = f"{most:g}" if fewest == most else f"{fewest:g} to {most:g}"
         lines: list[Line] = []
         groups: Any = points.groupby(POLICY, sort=False)
         for policy, rows in groups:
             lines.append((notation.policy_title(*policy), rows, {**looks[policy], "linestyle": "none"}))
         # What chose the batch: as many texts as fit into one memory, or a number of texts.
         together = "in equal memory" if (points["why"] == "memory").all() else "side by side"
-        panels.append((f"{benchmark}, {texts} texts {together}", points, lines))
+        panels.append((f"{benchmark}, {batch} texts {together}", points, lines))
     return "speed, each setting alone", panels
 
 
@@ -294,8 +295,8 @@ def _front(points: pd.DataFrame, column: str) -> pd.DataFrame:
     return pareto_front(points.assign(cost=cost), "cost")
 
 
-def _draw_front(axes: Axes, points: pd.DataFrame, column: str, highest: float) -> None:
-    """Draw the full cache and the Pareto front; `highest` is the highest cost of all panels.
+def _draw_full_and_front(axes: Axes, points: pd.DataFrame, column: str, highest: float) -> None:
+    """Draw the full cache and the Pareto front, and end the axis; `highest` is the highest cost of all panels.
 
     The axis of a speed starts at 0. That of bytes is logarithmic and starts just before the data, as does that of a
     length if all data lie in its upper half; else it starts at 0 too.
@@ -334,7 +335,10 @@ def _draw_front(axes: Axes, points: pd.DataFrame, column: str, highest: float) -
 
 
 def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
-    """Write a front point's policy or setting beside it, unless the text covers a point, line or name."""
+    """Write a front point's policy or setting at the first place beside it where the text covers nothing drawn.
+
+    A point without such a place has no name: all texts that were tried there are removed.
+    """
     line_paths = _line_paths(axes)
     places = axes.transData.transform(np.column_stack([points[column], 100 * points["pass_at_1"]]))
     # A marker takes about 4 dots to each side.
