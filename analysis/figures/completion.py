@@ -158,10 +158,10 @@ def lorenz(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return shares of tokens, most important first, and their shares of all importance; both from 0 to 1."""
     scored = scores[~np.isnan(scores)]
     most_first = np.sort(scored)[::-1]
-    carried = np.concatenate([[0.0], np.cumsum(most_first)])
+    sums = np.concatenate([[0.0], np.cumsum(most_first)])
     # Not 0, if no token has any importance.
-    total = max(carried[-1], 1e-300)
-    return np.linspace(0, 1, len(carried)), carried / total
+    total = max(sums[-1], 1e-300)
+    return np.linspace(0, 1, len(sums)), sums / total
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     columns = len(titles) if look.width > 5 else 1  # beside one another on a page, below one another in a column
     figure, panels = style.panels(look.width, len(titles), columns, row_height=1.9, extra_height=0.6)
     longest_full = np.array([])
-    chosen = _chosen(compared)
+    chosen = _cells_to_draw(compared)
     for number, (name, cell) in enumerate(chosen):
         lengths, full = _lengths(run, cell)
         # Without eviction all cells would have about one curve: the longest of them is drawn.
@@ -129,7 +129,7 @@ def _kv_bytes(run: Run, cell: str, lengths: np.ndarray) -> np.ndarray | None:
     return lengths * sizes["row"] + sizes.get("newest", 0) + sizes.get("fixed", 0)
 
 
-def _chosen(cells: pd.DataFrame) -> list[tuple[str, str]]:
+def _cells_to_draw(cells: pd.DataFrame) -> list[tuple[str, str]]:
     """Return names and ids of at most `MAX_LINES` cells, smallest cache first.
 
     Of cells with equal bits and similar lengths, the first is taken, and its name counts the others.
@@ -141,11 +141,11 @@ def _chosen(cells: pd.DataFrame) -> list[tuple[str, str]]:
     indices = np.unique(np.linspace(0, len(groups) - 1, MAX_LINES).round().astype(int))
     chosen = []
     for index in indices:
-        alike = groups[index]
-        first = alike.iloc[0]
+        group = groups[index]
+        first = group.iloc[0]
         name = notation.setting(first)
-        if len(alike) > 1:
-            name += f" and {len(alike) - 1} alike"
+        if len(group) > 1:
+            name += f" and {len(group) - 1} alike"
         chosen.append((name, first.cell_id))
     return chosen
 
