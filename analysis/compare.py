@@ -72,13 +72,13 @@ def _pairs(first: Run, second: Run) -> pd.DataFrame:
     cells_b = _distinct(second)[[*MATCH, "cell_id"]]
     # A cell with one id is the same one, even if its variant is named otherwise: each run names what varies in it.
     # `MATCH` without its last name, the variant.
-    same = cells_a.merge(cells_b.drop(columns="variant"), on=[*MATCH[:-1], "cell_id"])
-    rest_a = cells_a[~cells_a["cell_id"].isin(same["cell_id"])]
-    rest_b = cells_b[~cells_b["cell_id"].isin(same["cell_id"])]
-    alike = rest_a.merge(rest_b, on=MATCH, suffixes=("_a", "_b"))
-    same = same.rename(columns={"cell_id": "cell_id_a"})
-    same["cell_id_b"] = same["cell_id_a"]
-    return pd.concat([same, alike], ignore_index=True)
+    same_cells = cells_a.merge(cells_b.drop(columns="variant"), on=[*MATCH[:-1], "cell_id"])
+    rest_a = cells_a[~cells_a["cell_id"].isin(same_cells["cell_id"])]
+    rest_b = cells_b[~cells_b["cell_id"].isin(same_cells["cell_id"])]
+    cells_alike = rest_a.merge(rest_b, on=MATCH, suffixes=("_a", "_b"))
+    same_cells = same_cells.rename(columns={"cell_id": "cell_id_a"})
+    same_cells["cell_id_b"] = same_cells["cell_id_a"]
+    return pd.concat([same_cells, cells_alike], ignore_index=True)
 
 
 def _distinct(run: Run) -> pd.DataFrame:

@@ -317,11 +317,11 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
     passes: list[Any] = []
 
     # `provenances` gives the error too.
-    def unread(path: Path, _: Exception | None = None) -> None:
+    def notify_unread(path: Path, _: Exception | None = None) -> None:
         notify(f"{path} cannot be read; the number of completions that its cell should have may be unknown.")
 
     cell = StoredCell(folder)
-    for path, record in cell.provenances(unread):
+    for path, record in cell.provenances(notify_unread):
         try:
             shard = in_one_line(record)
             msgspec.convert(shard, _Provenance)
@@ -329,9 +329,9 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
             # What an earlier shard says has precedence.
             provenance = {**shard, **provenance, "decoding_passes": passes}
         except (ValueError, RecursionError):
-            unread(path)
+            notify_unread(path)
     if not cell.files(row_types.PROVENANCE_FILE):
-        unread(folder / row_types.PROVENANCE_FILE)
+        notify_unread(folder / row_types.PROVENANCE_FILE)
     return provenance
 
 

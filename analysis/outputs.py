@@ -348,16 +348,16 @@ def _outputs(
         answers["group"] = each(_column(rows, reading.group), str)
     no_question = {*_OF_ANSWER, *metrics, *reading.where, *reading.columns.values(), reading.correct, reading.group}
     _refuse_repeated(rows, answers, no_question)
-    described = rows.drop(columns=[*no_question], errors="ignore")
+    questions = rows.drop(columns=[*no_question], errors="ignore")
     # Where each program's columns of the question are known, no other describes it.
     if all(program.question for program in formats):
         of_question = itertools.chain(*(program.question for program in formats))
-        described = described[described.columns.intersection([*of_question])]
-    described = described.assign(gold=answers["gold"], prompt=answers["prompt"])
-    described["prompt_hash"] = _meaning("prompt_hash", rows, reading)
-    for column in described:
-        described[column] = each(described[column].dropna(), plain)
-    return Outputs(files, len(table), answers, described, {*map(str, table)}, grade, score)
+        questions = questions[questions.columns.intersection([*of_question])]
+    questions = questions.assign(gold=answers["gold"], prompt=answers["prompt"])
+    questions["prompt_hash"] = _meaning("prompt_hash", rows, reading)
+    for column in questions:
+        questions[column] = each(questions[column].dropna(), plain)
+    return Outputs(files, len(table), answers, questions, {*map(str, table)}, grade, score)
 
 
 def each(column: Column, read: Callable[[Any], Any]) -> Column:
