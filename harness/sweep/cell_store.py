@@ -309,22 +309,17 @@ class OpenCells:
     share: Share
     stores: Mapping[str, CellStore]
     reporter: Reporter
-    left: TokensLeft | None  # None in a replay
+    left: TokensLeft  # a replay, which decodes nothing, leaves it as it is
     not_finite: set[Pair] = field(default_factory=set)  # completions of this process that ended in NaN or infinity
 
     def lacks(self, cell_id: str, pair: Pair) -> bool:
         return pair not in self.stores[cell_id].finished_pairs
 
-    def know(self, pair: Pair, tokens: int) -> None:
-        """Record the length of a completion that another cell or an earlier pass has stored."""
-        if self.left is not None:
-            self.left.know(pair, tokens)
-
     def append(self, cell_id: str, row: PairRow) -> None:
         """Store a row of a cell, and count it in the status and in the remaining tokens."""
         self.stores[cell_id].append(row)
         self.reporter.stored(cell_id)
-        if self.left is not None and isinstance(row, Completion):
+        if isinstance(row, Completion):
             self.left.store(cell_id, row.key, row.num_tokens)
             if row.stop_reason == "not_finite":
                 self.reporter.status.cells[cell_id].not_finite += 1
@@ -362,8 +357,7 @@ def open_cells(share: Share, cells: Sequence[Cell]) -> Iterator[OpenCells]:
         if job.tracker.kind != "none":
             stack.enter_context(annex("tracker").tracked(job.tracker, job.run_directory, status, stores))
         reporter = Reporter(job.run_directory, status)
-        left = None
+        left = TokensLeft(share, {cell_id: store.finished_pairs for cell_id, store in stores.items()})
         if not share.replays:
-            left = TokensLeft(share, {cell_id: store.finished_pairs for cell_id, store in stores.items()})
             reporter.tokens_left = left.__int__  # called for each status that is written
         yield OpenCells(share=share, stores=stores, reporter=stack.enter_context(reporter), left=left)

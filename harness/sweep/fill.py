@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +79,7 @@ def _share_texts(work: OpenCells, cells: Sequence[Cell]) -> dict[Pair, Completio
         missing.update(pair for pair in work.share.pairs if work.lacks(cell.cell_id, pair))
     texts = _furthest_texts(work.stores.values(), missing)
     for pair, completion in texts.items():
-        work.know(pair, completion.num_tokens)
+        work.left.know(pair, completion.num_tokens)  # the length, also for the cells that lack the pair
         for cell in cells:
             # Neither cell evicts, so both would write the same completion.
             if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
@@ -196,13 +197,14 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], te
         requests = list(_requests(work, model, cells, texts))
         if not requests:
             return
-        completions = sum(len(request.branches) for request in requests)
-        cell_count = len(_cell_ids(requests))
+        completions = Counter[str]()  # to decode, by cell_id
+        for request in requests:
+            completions.update(branch.cell_id for branch in request.branches)
         capacity = needed_capacity(requests, job.decoding)
         slot_bytes = SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
         if slots is None:
             slots, reason = auto_slots(model, requests, job.decoding, job.cache)
-        what = f"{counted(completions, 'completion')} of {counted(cell_count, 'cell')}"
+        what = f"{counted(completions.total(), 'completion')} of {counted(len(completions), 'cell')}"
         size = f"{counted(slots, 'slot')} x {capacity} tokens x {slot_bytes // capacity:,} bytes"
         total = f"{slots * slot_bytes / 2**20:.1f} MiB of keys and values"
         print(f"{job.name}: {what}, {size} = {total} ({reason})", flush=True)
@@ -223,14 +225,6 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], te
         release_memory()
         reason = f"out of memory with {slots}"
         slots //= 2
-
-
-def _cell_ids(requests: Iterable[Request]) -> list[str]:
-    """Return the id of each cell that the requests are for, once."""
-    cell_ids = dict[str, None]()
-    for request in requests:
-        cell_ids.update(dict.fromkeys(branch.cell_id for branch in request.branches))
-    return list(cell_ids)
 
 
 def engine_of(job: Job, requests: Sequence[Request], model: LoadedModel, slots: int) -> Engine:
@@ -255,7 +249,7 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     clock = engine.clock
     cache = engine.cache
     work.reporter.counters.append(lambda: clock.tokens)
-    written: dict[str, list[int]] = {cell_id: [] for cell_id in _cell_ids(requests)}  # each completion's tokens
+    written = defaultdict[str, list[int]](list)  # the tokens of each completion, by cell_id
     start = time.perf_counter()
     for cell_id, completion in engine.generate(requests):
         written[cell_id].append(completion.num_tokens)
