@@ -77,8 +77,8 @@ class CellStore:
         self.stored = StoredCell(self.directory)
         self.finished_pairs: set[Pair] = set()
         self._rows = rows
-        self._path = self.directory / shard.file(rows)
-        self._lock = FileLock(self.directory / shard.file(LOCK_FILE), timeout=0)
+        self._path = self._file(rows)
+        self._lock = FileLock(self._file(LOCK_FILE), timeout=0)
         self._synced = 0.0
         self._provenance: dict[str, Any] = {}
         self.listener: Callable[[Any], object] = lambda row: None  # gets every appended row
@@ -87,6 +87,10 @@ class CellStore:
     def of(cls, share: Share, cell: Cell) -> Self:
         job = share.job
         return cls(job.run_directory, cell, job.benchmark.problems, job.shard, share.rows)
+
+    def _file(self, name: str) -> Path:
+        """Return this shard's file of a name, such as completions-1of4.jsonl of completions.jsonl."""
+        return self.directory / self.shard.file(name)
 
     def __enter__(self) -> Self:
         with plain_disk_errors(self.directory):
@@ -144,20 +148,20 @@ class CellStore:
 
     def _sync(self) -> None:
         """Let the disk write what this shard has appended to its rows and grades."""
-        for path in (self._path, self.directory / self.shard.file(row_types.GRADES_FILE)):
+        for path in (self._path, self._file(row_types.GRADES_FILE)):
             if path.exists():
                 with open_file(path) as file:
                     os.fsync(file.fileno())
         self._synced = time.monotonic()
 
     def append_grade(self, grade: Grade) -> None:
-        path = self.directory / self.shard.file(row_types.GRADES_FILE)
+        path = self._file(row_types.GRADES_FILE)
         with plain_disk_errors(self.directory), locked(path):
             row_types.append_row(path, grade)
 
     def append_row(self, row: StoredRow) -> None:
         with plain_disk_errors(self.directory):
-            row_types.append_row(self.directory / self.shard.file(row.file), row)
+            row_types.append_row(self._file(row.file), row)
 
     def begin_pass(self, provenance: dict[str, Any], decoding_pass: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Record the origin of the rows to come, beside earlier decoding passes, and delete DONE.
@@ -165,7 +169,7 @@ class CellStore:
         `provenance` is the same for all passes of the cell, `decoding_pass` is of this process. Return the earlier
         passes of all shards. Raises UserError if other code of the policy has made rows of this cell.
         """
-        path = self.directory / self.shard.file(row_types.PROVENANCE_FILE)
+        path = self._file(row_types.PROVENANCE_FILE)
         code = code_hash(type(self.cell.policy))
         with plain_disk_errors(self.directory):
             passes = _earlier_passes(path)
@@ -192,8 +196,7 @@ class CellStore:
                 self._write_provenance()
 
     def _write_provenance(self) -> None:
-        path = self.directory / self.shard.file(row_types.PROVENANCE_FILE)
-        replace_text(path, json.dumps(self._provenance, indent=2) + "\n")
+        replace_text(self._file(row_types.PROVENANCE_FILE), json.dumps(self._provenance, indent=2) + "\n")
 
     def _check_code(self, code: str, passes: Sequence[Mapping[str, Any]]) -> None:
         """Raise UserError if a pass was made by code of the policy with another hash than `code`."""
