@@ -245,15 +245,16 @@ class RunJobs(Checkpointable):
     A task records the sweep's command, not the command of the process that submitit starts.
     """
 
-    def __init__(self, work: Work, gpu: str | None = None, command: Sequence[str] | None = None) -> None:
+    def __init__(self, work: Work, gpu: str | None = None) -> None:
         self.work = work
         self.gpu = gpu
-        self.command = list(command or sys.argv)
+        self.command = sys.argv
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickle a task's function before its jobs, because their policies may come from the user's folder."""
+        """Let the task's process import from the user's folder before it unpickles the jobs, whose policies need it."""
         conf = own_folder()
-        return _run_jobs, (self.work, self.gpu, self.command, None if conf is None else str(conf.parent))
+        folder = None if conf is None else str(conf.parent)
+        return _without_fields, (folder,), self.__dict__  # pickle calls the function, and then sets the fields
 
     def __call__(self, task: Task) -> None:
         if self.gpu is not None:
@@ -265,9 +266,10 @@ class RunJobs(Checkpointable):
             raise RuntimeError(f"{len(errors)} of {len(task)} jobs failed") from errors[0]
 
 
-def _run_jobs(work: Work, gpu: str | None, command: Sequence[str], folder: str | None) -> RunJobs:
+def _without_fields(folder: str | None) -> RunJobs:
+    """Return a task's function to unpickle; from now on this process can import the modules in `folder`."""
     import_from(folder)
-    return RunJobs(work, gpu, command)
+    return RunJobs.__new__(RunJobs)
 
 
 def start(rounds: Sequence[tuple[Sequence[Share], Work]], launcher: Launcher) -> bool:
@@ -287,8 +289,11 @@ def start(rounds: Sequence[tuple[Sequence[Share], Work]], launcher: Launcher) ->
     return True
 
 
-def show_results(jobs: Sequence[Job], *, are_there: bool, table: bool = True) -> None:
-    """Print a table of each run's results, if they `are_there`, or the command that shows its progress."""
+def show_results(jobs: Sequence[Job], *, are_there: bool, table: bool) -> None:
+    """Print where each run's results are, with `table` also a table of them, and the command of its report.
+
+    Unless they `are_there`, print the command that shows the run's progress in place of them.
+    """
     for directory in dict.fromkeys(job.run_directory for job in jobs):
         quoted = shlex.quote(str(directory))
         if not are_there:
@@ -303,11 +308,25 @@ def show_results(jobs: Sequence[Job], *, are_there: bool, table: bool = True) ->
 
 
 def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
-    """Return the tasks: every job's shards, and with `cells_per_task` the same shard of several small jobs together.
+    """Return the tasks: every job's shards, and with `cells_per_task` the same shard of several small jobs together."""
+    pieces = _pieces(shares, launcher)
+    if launcher.cells_per_task is not None:  # shards of a job take about as long, so each task gets one of every job
+        pieces.sort(key=lambda piece: piece.job.shard.index)
+    tasks: list[list[Share]] = []
+    room = 0  # for cells, in the last task; 0 at first, so that the first piece begins a task
+    for piece in pieces:
+        # A task has the same shard of all its jobs.
+        if room <= 0 or tasks[-1][-1].job.shard != piece.job.shard:
+            tasks.append([])
+            room = launcher.cells_per_task or 1  # 1 is filled by any job, which then is a task by itself
+        tasks[-1].append(piece)
+        room -= len(piece.job.cells)  # below 0 if the last job has more cells
+    return tasks
 
-    A job of more cells than files may be open becomes several.
-    """
-    pieces: list[Share] = []
+
+def _pieces(shares: Sequence[Share], launcher: Launcher) -> list[Share]:
+    """Return the shards of every share's job, in this order; a job of more cells than files may be open has several."""
+    pieces = []
     most_cells = allow_open_cells()
     for share in shares:
         job = share.job
@@ -321,18 +340,7 @@ def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
             cells = job.cells[first : first + most_cells]
             for shard in shards:
                 pieces.append(replace(share, job=replace(job, cells=cells, shard=shard)))
-    if launcher.cells_per_task is not None:  # shards of a job take about as long, so each task gets one of every job
-        pieces.sort(key=lambda piece: piece.job.shard.index)
-    tasks: list[list[Share]] = []
-    room = 0  # for cells, in the last task; 0 at first, so that the first piece begins a task
-    for piece in pieces:
-        # A task has the same shard of all its jobs.
-        if room <= 0 or tasks[-1][-1].job.shard != piece.job.shard:
-            tasks.append([])
-            room = launcher.cells_per_task or 1  # 1 is filled by any job, which then is a task by itself
-        tasks[-1].append(piece)
-        room -= len(piece.job.cells)  # below 0 if the last job has more cells
-    return tasks
+    return pieces
 
 
 def _shards(job: Job, count: int) -> list[Shard]:
