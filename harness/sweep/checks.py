@@ -85,7 +85,7 @@ def other_model(card: Mapping[str, Any], model: ModelConfig, spec: ModelSpec) ->
 
 
 def other_sizes(kind: str, place: str, model: ModelConfig, spec: ModelSpec) -> str:
-    """Return the first size of an artifact's tensors that is not the model's, and the model's, as text."""
+    """Return the first size of an artifact's tensors that is not the model's, and the model's, as text; else ""."""
     sizes = {"layers": spec.layers}  # in the order of the tensor's dimensions
     if kind == "statistics":
         # The rotary embedding turns a head's numbers in pairs, which have a mean query each.
@@ -107,7 +107,7 @@ def check_cache(
 ) -> None:
     """Refuse policies without a layer to evict from, and a precision that is not supported or saves nothing."""
     # Questions of one token, here and below: whether a policy evicts at all does not depend on their length.
-    evicting = [policy.name for policy in policies if policy.trigger(1, 0) is not None]
+    evicting = [policy.name for policy in policies if policy.trigger(1) is not None]
     if not spec.layers and evicting:
         no_rows = f"no layer of full attention, whose rows policy={evicting[0]} could evict"
         raise UserError(f"model={model.name} has {no_rows}: choose policy=full.")

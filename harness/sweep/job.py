@@ -244,8 +244,7 @@ def make_job(config: DictConfig) -> Job:
     # From here on files are read.
     benchmark = load_problems(benchmark_config, only_estimated=artifacts.is_planning())
     inputs = input_files(model, policies, cache)  # before the cells hash the same files for their ids
-    predictors = {policy.placed.get("predictor") for policy in policies}
-    _refuse_leaks(predictors, benchmark)
+    _refuse_leaks({policy.placed["predictor"] for policy in policies if "predictor" in policy.placed}, benchmark)
     source = source_type.read(cache, run.impl, decoding.max_new_tokens, model, policies)
     shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": run.seed, "cache": cache}
     cells = {}  # by their ids, so that each comes once
@@ -289,13 +288,13 @@ def make_job(config: DictConfig) -> Job:
     return job
 
 
-def _refuse_leaks(predictors: set[str | None], benchmark: Benchmark) -> None:
+def _refuse_leaks(predictors: set[str], benchmark: Benchmark) -> None:
     """Raise UserError if a predictor was trained on texts that answer one of the benchmark's questions.
 
-    `predictors` are the policies' artifacts of this kind, None for a policy without one.
+    `predictors` are the folders of the policies' predictors.
     """
-    for place in predictors - {None}:
-        trained = set(artifacts.read_card("predictor", str(place)).get("questions", ()))
+    for place in predictors:
+        trained = set(artifacts.read_card("predictor", place).get("questions", ()))  # hashes of questions
         leaked = [question for question in benchmark.questions if question_hash(question) in trained]
         if leaked:
             overlap = f"{len(leaked)} of the {len(benchmark.questions)} problems of benchmark={benchmark.name}"

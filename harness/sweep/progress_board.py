@@ -6,7 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -84,8 +84,6 @@ class Board:
                 yield read_sweep(directory, cells)
 
 
-@contextmanager
-def _terminal() -> Iterator[TextIO]:
-    """Yield the terminal behind stderr, even while a launcher redirects stderr."""
-    with os.fdopen(os.dup(2), "w") as file:
-        yield file
+def _terminal() -> TextIO:
+    """Open the terminal behind stderr, even while a launcher redirects stderr."""
+    return os.fdopen(os.dup(2), "w")

@@ -48,7 +48,7 @@ class Server(FullCache):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_address(self.url)
-        if self.key_env is not None and not os.environ.get(self.key_env):
+        if self.key_env is not None and not self.key:
             # Do not print this value: a user may have put the key itself here.
             raise UserError("engine.key_env names no environment variable that is set: set it, and give its name.")
         for name, value in self.extra.items():
@@ -57,7 +57,8 @@ class Server(FullCache):
 
     @property
     def key(self) -> str | None:
-        return None if self.key_env is None else os.environ.get(self.key_env)
+        """The key, which the variable `key_env` has; None without one."""
+        return os.environ.get(self.key_env or "")
 
     def identity(self) -> dict[str, Any]:
         """Everything that is declared and sent. A server that is restarted elsewhere continues the same cell."""

@@ -105,15 +105,16 @@ def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_
             state, reason = entries[task.scheduler_job]
             _show_queue(run_directory, task, state, reason)
             continue
-        # SLURM may hide other users' jobs, so a waiting task of theirs may be in the queue unseen.
+        # From here on the queue does not show the task's job. SLURM may hide other users' jobs, so a waiting task of
+        # theirs may be in the queue unseen.
         is_mine = owner == os.getuid()
         has_left = task.state == "stopped" or (task.state == "queued" and is_mine)
         if queue is not None and has_left:
-            _show_left(run_directory, task, task.scheduler_job)
+            _show_left(run_directory, task)
     return tasks
 
 
-def _show_left(run_directory: Path, task: TaskStatus, job: str) -> None:
+def _show_left(run_directory: Path, task: TaskStatus) -> None:
     """Set a task whose job has left the queue to stopped, with the end of the job's output.
 
     If the task has ended since its file was read, it gets the state that the file has now.
@@ -124,6 +125,7 @@ def _show_left(run_directory: Path, task: TaskStatus, job: str) -> None:
             task.state, task.error = now.state, now.error
             return
     began = "while it ran" if task.started else "before it began"
+    job = task.scheduler_job
     reason = f"job {job} left SLURM's queue {began}: cancelled, killed, out of time or memory, or its node is gone."
     output = end_of(run_directory / LOGS / f"{job}_0_log.err")  # submitit's name for the errors of a job's process 0
     task.state = "stopped"

@@ -97,7 +97,7 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     states = {cell.state for cell in cells.values()}
     # A cell that is being replayed may be done, but then the sweep is not.
     states.update(task.state for task in tasks if task.replays and task.state in AT_WORK)
-    state = _state(states)
+    state: State = _first(AT_WORK, states) or ("done" if states == {"done"} else "stopped")
     done_cells = {cell_id for cell_id, cell in cells.items() if cell.state == "done"}
     resting = _resting(tasks, done_cells)
     failed = [task for task in resting if task.state != "done"]
@@ -314,11 +314,6 @@ def _score(folder: Path, stamps: tuple[tuple[int, int], ...]) -> Score:
 def _last_sign(task: TaskStatus) -> float:
     """Return the time of a task's last sign of life; a waiting task counts as newer than all others."""
     return task.heartbeat or math.inf
-
-
-def _state(states: set[State]) -> State:
-    """Return a sweep's state of the states of its cells."""
-    return _first(AT_WORK, states) or ("done" if states == {"done"} else "stopped")
 
 
 def _seconds_at_work(tasks: Sequence[TaskStatus]) -> float:
