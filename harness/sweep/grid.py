@@ -112,9 +112,11 @@ def _check_class(policy: Mapping[str, Any]) -> None:
             hint = "leave policy.name out, or give a policy of your own a file in conf/policy"
             raise UserError(f"policy.name={name} {differs}: {hint}.")
         return
-    classes_with_file = (settings.target_class("policy", policy_file(other), Policy) for other in names)
     # A class without a file, given by policy._target_, may have any name that is a word.
-    if not name.isidentifier() or cls in classes_with_file:
+    if not name.isidentifier():
+        raise UserError(f"policy.name={name} is no word: give one of letters, digits and _.")
+    classes_with_file = (settings.target_class("policy", policy_file(other), Policy) for other in names)
+    if cls in classes_with_file:
         fault = f"is no file of conf/policy, and {cls.__qualname__} has one"
         raise UserError(f"policy.name={name} {fault}: leave policy.name out.")
 

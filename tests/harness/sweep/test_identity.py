@@ -172,7 +172,7 @@ def test_a_policy_has_the_name_of_its_file(own, file, message):
     ("name", "message"),
     [
         ("full", "policy.name=full is the name of FullCache, not of H2O"),
-        ("../x", "is no file of conf/policy, and H2O has one"),
+        ("../x", "policy.name=../x is no word"),
         ("mine", "is no file of conf/policy, and H2O has one"),
     ],
 )
