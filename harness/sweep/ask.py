@@ -128,10 +128,8 @@ async def _ask_all(work: OpenCells) -> None:
     incomplete = [store for store in work.stores.values() if not store.finished_pairs.issuperset(work.share.pairs)]
     # All before any server is asked: a log that says nothing ends the sweep here.
     caches = [_cache_in_log(store.cell.policy) for store in incomplete]
-    tokens = {store.cell.cell_id: 0 for store in incomplete}  # of the completions that arrive
     beat = asyncio.create_task(_beat())
-    work.reporter.counters.append(lambda: sum(tokens.values()))  # the status file shows the tokens so far
-    fills = [_fill(work, store, tokens, cache) for store, cache in zip(incomplete, caches, strict=True)]
+    fills = [_fill(work, store, cache) for store, cache in zip(incomplete, caches, strict=True)]
     results = await asyncio.gather(*fills, return_exceptions=True)
     beat.cancel()
     for failure in results:
@@ -145,8 +143,8 @@ async def _beat() -> None:
         await asyncio.sleep(_BEAT_S)
 
 
-async def _fill(work: OpenCells, store: CellStore, tokens: dict[str, int], cache_in_log: dict[str, str]) -> None:
-    """Ask a cell's server for the missing completions; `tokens` counts those of each cell that arrive."""
+async def _fill(work: OpenCells, store: CellStore, cache_in_log: dict[str, str]) -> None:
+    """Ask a cell's server for the missing completions, and store each that it gives."""
     job = work.share.job
     server = store.cell.policy
     cell_id = store.cell.cell_id
@@ -161,6 +159,7 @@ async def _fill(work: OpenCells, store: CellStore, tokens: dict[str, int], cache
         # What earlier passes say of the server, with which its answers now have to agree.
         record = record_of(store.begin_pass(job.provenance(store.cell), decoding_pass))
         asker = _Asker(job=job, server=server, client=client, cache=cache_of(cache), record=record)
+        work.reporter.counters.append(lambda: asker.tokens)  # the status file shows the tokens so far
 
         async def store_answer(pair: Pair) -> None:
             """Ask for a pair's completion, and store it if the server gives one."""
@@ -169,7 +168,7 @@ async def _fill(work: OpenCells, store: CellStore, tokens: dict[str, int], cache
                 # The model, provider and system that the answers have named so far.
                 store.note(**{name: asker.record[name] for name in ("model", *ROUTED) if name in asker.record})
                 work.append(cell_id, completion)
-                tokens[cell_id] += completion.num_tokens
+                asker.tokens += completion.num_tokens
                 asker.taken += 1
 
         try:
@@ -229,6 +228,7 @@ class _Asker:
     cache: dict[str, Any]  # what the server says of its cache now, as `cache_of` reads it
     record: dict[str, Any]  # what the cell's answers, also those of earlier passes, say
     taken: int = 0  # completions that are stored
+    tokens: int = 0  # theirs
     refused: dict[Pair, ServerError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

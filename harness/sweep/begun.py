@@ -33,8 +33,13 @@ def begun_configs(
                 on_other(cell.folder, reason)
                 continue
             # The run may lie elsewhere now, and it is read as a whole: all shards, all rounds.
-            config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
-            config |= {"shard": "1/1", "until": None, "finish": False}
+            config |= {
+                "results_dir": str(directory.resolve().parent),
+                "run_name": directory.resolve().name,
+                "shard": "1/1",
+                "until": None,
+                "finish": False,
+            }
             # The cells of a job have one configuration, which names the policies of its whole grid.
             key = content_hash(config)
             configs[key] = config

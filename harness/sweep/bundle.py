@@ -104,8 +104,9 @@ def _inputs(configs: list[dict[str, Any]]) -> tuple[dict[str, str], set[str]]:
 
 
 def _run_files(directory: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the name in the bundle and the path of each file of a run, but for what is made again: demo/report/..."""
     for name, path in _files_below(directory, directory.name).items():
-        if not name.split("/")[1].startswith(_MADE_AGAIN):
+        if not name.split("/")[1].startswith(_MADE_AGAIN):  # the part behind the run's name
             yield name, path
 
 

@@ -5,9 +5,9 @@ operations of the layers, drawing tokens, and the host. The constants were fitte
 measured on an H100 (results/published/gpu), and are scaled to other models and cards.
 """
 
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -85,18 +85,15 @@ def card_of(name: str) -> Card | None:
 
 
 def first_gpu() -> str:
-    """Return the name of this machine's first GPU; "" without one."""
-    if shutil.which("nvidia-smi") is None:
-        return ""
+    """Return the name of the first GPU that this process may use; "" without one, and if nvidia-smi cannot be run."""
     gpus = visible_gpus()
     if not gpus:
         return ""
     query = ["nvidia-smi", f"--id={gpus[0]}", "--query-gpu=name", "--format=csv,noheader"]
-    try:
+    with suppress(OSError, subprocess.SubprocessError):
         answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=SECONDS)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return answer.stdout.strip()
+        return answer.stdout.strip()
+    return ""
 
 
 def weights_bytes(spec: ModelSpec, dtype: str) -> tuple[int, int] | None:

@@ -65,7 +65,7 @@ class TokensLeft:
         self._lengths[self._rows[pair]] = tokens
 
     def store(self, cell_id: str, pair: row_types.Pair, tokens: int) -> None:
-        """Record that a cell has stored a completion of this many tokens."""
+        """Record that a cell has stored a completion of this many tokens; the first length of a pair counts for all."""
         self._missing[self._rows[pair], self._columns[cell_id]] = False
         if np.isnan(self._lengths[self._rows[pair]]):
             self.know(pair, tokens)

@@ -68,11 +68,10 @@ class Group(NamedTuple):
 class Part(NamedTuple):
     """What a group of a task's cells has still to do; None where nothing says the expected tokens or the hours."""
 
-    job_name: str
-    title: str
+    name: str  # the job's and the group's, as the table names them
     completions: int
-    most: float
-    expected: float | None
+    most: float  # tokens
+    expected: float | None  # tokens
     hours: float | None
     disk: float  # bytes
 
@@ -239,7 +238,7 @@ def _parts(plan: Plan, share: Share) -> list[Part]:
         if speed.pace is not None:
             hours = (most_tokens if tokens is None else tokens) / speed.pace / 3600
         disk = completions * text_bytes
-        parts.append(Part(job.name, group.title, completions, most_tokens, tokens, hours, disk))
+        parts.append(Part(f"{job.name}, {group.title}", completions, most_tokens, tokens, hours, disk))
     return parts
 
 
@@ -279,7 +278,7 @@ def _table(parts: Sequence[Part], hours: Sequence[float | None], at_once: int, g
     """
     groups = defaultdict[str, list[Part]](list)
     for part in parts:
-        groups[f"{part.job_name}, {part.title}"].append(part)
+        groups[part.name].append(part)
     rows = []
     for name, group in groups.items():
         rows.append(_row(name, group, _sum(part.hours for part in group), gpus, price))

@@ -65,13 +65,12 @@ def said_by(*words: str) -> str | None:
     """Return what a SLURM program prints; None if it is missing, fails or hangs."""
     # A user's variables for squeue, such as SQUEUE_STATES, would hide jobs.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
-    try:
+    with suppress(OSError, subprocess.SubprocessError):
         process = subprocess.run(
             words, env=environment, capture_output=True, text=True, errors="replace", timeout=20, check=True
         )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return process.stdout
+        return process.stdout
+    return None
 
 
 def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_jobs) -> list[TaskStatus]:

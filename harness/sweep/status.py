@@ -101,7 +101,8 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     done_cells = {cell_id for cell_id, cell in cells.items() if cell.state == "done"}
     resting = _resting(tasks, done_cells)
     failed = [task for task in resting if task.state != "done"]
-    # Between two rounds nothing has failed, and the same command resumes.
+    # A task may be done although its cells lack rows, those of the next round for one. While other tasks are at work
+    # nothing has failed by that; once all rest, the same command resumes.
     to_resume = failed if state in AT_WORK else resting
     commands = set[str]()
     for task in to_resume:
@@ -165,6 +166,7 @@ def _resting(tasks: Sequence[TaskStatus], done: Collection[str]) -> list[TaskSta
         if task.state in AT_WORK:
             continue
         for cell_id, progress in task.cells.items():
+            # A replay has no DONE, so its counts decide.
             is_complete = progress.finished >= progress.expected if task.replays else cell_id in done
             if not is_complete and newest[task.replays, task.shard, cell_id] is task:
                 resting.append(task)

@@ -61,6 +61,7 @@ def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]
     chosen = composed["name"]  # by policy=NAME; a grid without a list of policies has this one
     policies_of_grids = [grid.get("policy") or [chosen] for grid in grids]
     names = list(dict.fromkeys(chain(*policies_of_grids)))  # of all grids, each once
+    # The settings that each policy takes, by their keys.
     fields = {name: set(composed if name == chosen else policy_file(name)) for name in names}
     first_policies = policies_of_grids[0]
     # policy=NAME has no effect where all grids list their policies. It is tolerated if the first list has that name;
