@@ -107,9 +107,9 @@ def check_cache(
 ) -> None:
     """Refuse policies without a layer to evict from, and a precision that is not supported or saves nothing."""
     # Questions of one token, here and below: whether a policy evicts at all does not depend on their length.
-    evicting = [policy.name for policy in policies if policy.trigger(1) is not None]
-    if not spec.layers and evicting:
-        no_rows = f"no layer of full attention, whose rows policy={evicting[0]} could evict"
+    evicting_names = [policy.name for policy in policies if policy.trigger(1) is not None]
+    if not spec.layers and evicting_names:
+        no_rows = f"no layer of full attention, whose rows policy={evicting_names[0]} could evict"
         raise UserError(f"model={model.name} has {no_rows}: choose policy=full.")
     cache.row_formats(spec.head_dim)  # raises UserError for a width of heads that the scheme cannot pack
     cache.check_implementation(impl)

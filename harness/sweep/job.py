@@ -164,8 +164,8 @@ class Job:
         files = input_files(self.model, [cell.policy for cell in self.cells], self.cache)
         # Part of a job has some of its policies only. `files` are theirs; `inputs` has those of the other policies too,
         # whose changes the other parts refuse. But a deleted file is refused by each part: it may be of the weights.
-        deleted = [path for path in self.inputs if not path.exists()]
-        for path in sorted({*files, *deleted}):
+        deleted_files = [path for path in self.inputs if not path.exists()]
+        for path in sorted({*files, *deleted_files}):
             if files.get(path) != self.inputs.get(path):
                 changed = f"{path} has changed since the cells of {self.name} were planned"
                 raise UserError(f"{changed}: restore the file, or run the command again for cells of its new contents.")
@@ -210,13 +210,13 @@ def changed_code(job: Job) -> str | None:
     if not new_cells:
         return None
     ids = {cell.cell_id for cell in job.cells}
-    earlier = {_without_code(settings) for stored, settings in read_cells(job.run_directory) if stored.name not in ids}
+    hashes = {_without_code(settings) for stored, settings in read_cells(job.run_directory) if stored.name not in ids}
     # A stored cell of the same settings but for the code was made by the earlier code.
-    changed = [cell for cell in new_cells if _without_code(cell.describe()) in earlier]
-    if not changed:
+    changed_cells = [cell for cell in new_cells if _without_code(cell.describe()) in hashes]
+    if not changed_cells:
         return None
-    names = ", ".join(sorted({cell.policy.name for cell in changed}))
-    count = f"new, beside those of the earlier code: {counted(len(changed), 'cell')}"
+    names = ", ".join(sorted({cell.policy.name for cell in changed_cells}))
+    count = f"new, beside those of the earlier code: {counted(len(changed_cells), 'cell')}"
     return f"note: the code of policy={names} has changed; {count}."
 
 
@@ -294,8 +294,8 @@ def _refuse_leaks(predictors: set[str], benchmark: Benchmark) -> None:
     `predictors` are the folders of the policies' predictors.
     """
     for place in predictors:
-        trained = set(artifacts.read_card("predictor", place).get("questions", ()))  # hashes of questions
-        leaked = [question for question in benchmark.questions if question_hash(question) in trained]
+        trained_hashes = set(artifacts.read_card("predictor", place).get("questions", ()))
+        leaked = [question for question in benchmark.questions if question_hash(question) in trained_hashes]
         if leaked:
             overlap = f"{len(leaked)} of the {len(benchmark.questions)} problems of benchmark={benchmark.name}"
             first = f"the first is {leaked[0]!r:.60}"
@@ -344,9 +344,9 @@ def stored_config(path: Path) -> dict[str, Any]:
     those known to ModelConfig and that YAML remain. Weights embedded in another installation are taken from this one.
     """
     try:
-        stored = dict(read_provenance(path)["config"])
-        model = dict(stored["model"])
-        policy = dict(stored["policy"])
+        stored_settings = dict(read_provenance(path)["config"])
+        model = dict(stored_settings["model"])
+        policy = dict(stored_settings["policy"])
         name = str(policy["name"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} names no model and policy: run the cell again.") from error
@@ -357,7 +357,7 @@ def stored_config(path: Path) -> dict[str, Any]:
     policy = {key: _embedded_here(value) for key, value in policy.items() if key in policy_settings}
     policy |= {"_target_": policy_settings["_target_"], "name": name}
     model = {key: _embedded_here(value) for key, value in model.items() if key in model_settings}
-    config = {**stored, "model": model, "policy": policy}
+    config = {**stored_settings, "model": model, "policy": policy}
     config.pop("launcher", None)
     # A server's class, address and key variable may be a stranger's. kvsweep's own decoding has no class.
     if config.pop("engine", None) not in (None, {"_target_": None}):

@@ -18,13 +18,13 @@ _NAMED = {"report.margin", *(f"policy.{name}" for name in BudgetPolicy.SHARED)}
 _GIVES = " gives the values"
 
 
-def refuse_unused(given: Sequence[str], unused: Sequence[Mapping[str, str]]) -> None:
+def refuse_unused(arguments: Sequence[str], unused: Sequence[Mapping[str, str]]) -> None:
     """Raise UserError for a KEY=VALUE that no job uses; `unused` has each job's `unused_settings`.
 
     A size that no policy takes, or the margin, is named in a note and not refused, because a script may pass the same
     settings to every job, also to the full cache's.
     """
-    for argument in dict.fromkeys(given):
+    for argument in dict.fromkeys(arguments):
         key, _, value = argument.partition("=")
         if not all(key in settings for settings in unused):
             continue
@@ -58,19 +58,19 @@ def unused_settings(config: DictConfig, job: Job) -> dict[str, str]:
 
 def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield the composed policy's settings, and the first grid's axes, that no policy of any grid takes."""
-    chosen = composed["name"]  # by policy=NAME; a grid without a list of policies has this one
-    policies_of_grids = [grid.get("policy") or [chosen] for grid in grids]
+    chosen_name = composed["name"]  # by policy=NAME; a grid without a list of policies has this one
+    policies_of_grids = [grid.get("policy") or [chosen_name] for grid in grids]
     names = list(dict.fromkeys(chain(*policies_of_grids)))  # of all grids, each once
     # The settings that each policy takes, by their keys.
-    fields = {name: set(composed if name == chosen else policy_file(name)) for name in names}
+    fields = {name: set(composed if name == chosen_name else policy_file(name)) for name in names}
     first_policies = policies_of_grids[0]
     # policy=NAME has no effect where all grids list their policies. It is tolerated if the first list has that name;
     # another list may have it by chance.
-    if chosen not in first_policies and all(grid.get("policy") for grid in grids):
+    if chosen_name not in first_policies and all(grid.get("policy") for grid in grids):
         yield "policy", f"grid.policy{_GIVES}"
     for key in composed.keys() - {"name", "_target_"}:
         # The composed policy takes each of its settings; a shared one goes to every other policy that has it, too.
-        takers = {chosen}  # names of policies
+        takers = {chosen_name}  # names of policies
         if key in BudgetPolicy.SHARED:
             takers.update(name for name in names if key in fields[name])
         taking_grids = []
