@@ -334,10 +334,10 @@ class _Asker:
             fault = answer.error or choice.error
             if fault:
                 raise ValueError(f"it has the error {fault}")
-            ended = ending(choice.finish_reason)
-            if ended is None:
+            finish = ending(choice.finish_reason)
+            if finish is None:
                 raise ValueError(f"its finish_reason is {choice.finish_reason!r}, neither stop nor length")
-            text = self._text(choice, ended)
+            text = self._text(choice, finish)
             tokens = answer.usage.generated
             limit = self._limit
             if (text and not tokens) or tokens > limit + MISCOUNTED:  # only an empty text may have no token
@@ -359,7 +359,7 @@ class _Asker:
             # Thinking is a part of the tokens; a larger count is an error of the server.
             thinking_tokens=None if thinking is None or thinking > tokens else thinking,
             # Some servers report "stop" for a completion that they truncated at the limit.
-            stop_reason="length" if ended == "length" or tokens >= limit else "stop",
+            stop_reason="length" if finish == "length" or tokens >= limit else "stop",
             seed=self.job.seed,
             seconds=seconds,
         )
@@ -390,7 +390,7 @@ class _Asker:
             if value and value not in self.record.setdefault(name, []):
                 self.record[name] = [*self.record[name], value]
 
-    def _text(self, choice: _Choice, ended: Literal["stop", "length"]) -> str:
+    def _text(self, choice: _Choice, finish: Literal["stop", "length"]) -> str:
         """Return the completion with its thinking between the model's tags, which a server may have split off."""
         tags = self.job.model.tags
         message = choice.message or _Message(content=choice.text)  # without one it is an answer of api=completions
@@ -404,7 +404,7 @@ class _Asker:
             return content
         if tags.end is None:  # then nobody could tell the thinking from the answer
             raise self._error("splits thinking off", hint="name the tags of the model by model.think_end")
-        return joined(thinking, content, tags, ended=ended == "stop")
+        return joined(thinking, content, tags, ended=finish == "stop")
 
     def _error(self, what: str, kind: type[ServerError] = ServerError, hint: str = _GOES_ON) -> ServerError:
         """Return an error of one sentence, without a key, whatever the server has said."""

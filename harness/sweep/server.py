@@ -108,9 +108,9 @@ def fill_models(config: DictConfig) -> None:
         for setting in settings:
             if not OmegaConf.is_dict(setting):
                 continue  # refused by `build_servers`
-            complete = {**config.engine, **setting}  # what the setting leaves open is that of `engine`
-            if complete["model"] is None and complete["url"] is not None:
-                setting.model = _only_model(str(complete["url"]), complete["key_env"])
+            complete_setting = {**config.engine, **setting}  # what the setting leaves open is that of `engine`
+            if complete_setting["model"] is None and complete_setting["url"] is not None:
+                setting.model = _only_model(str(complete_setting["url"]), complete_setting["key_env"])
             if config.engine.model is None:  # only at the first setting
                 config.engine.model = setting.get("model")
 
@@ -134,11 +134,11 @@ def _only_model(url: str, key_env: str | None) -> str:
 
 def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
     """Return the model's name, and one server per setting of `grid.engine`, or the one of `engine`."""
-    cut = config.decoding.stop_on_loop
+    stops_on_loop = config.decoding.stop_on_loop
     order = config.decoding.order
     # The order of the two limits makes a difference only where both are set.
-    if cut or (order == "top_p_then_top_k" and config.decoding.top_k and config.decoding.top_p < 1):
-        given = f"decoding.stop_on_loop={str(cut).lower()} and decoding.order={order}"
+    if stops_on_loop or (order == "top_p_then_top_k" and config.decoding.top_k and config.decoding.top_p < 1):
+        given = f"decoding.stop_on_loop={str(stops_on_loop).lower()} and decoding.order={order}"
         raise UserError(f"{given} are nothing that a server can be asked for: set false and top_k_then_top_p.")
     engine = plain(config.engine)
     grid = plain(config.grid)["engine"]

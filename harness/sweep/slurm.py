@@ -97,17 +97,17 @@ class Slurm(Launcher):
         _check_array(max(len(tasks) for tasks, _ in rounds))
         cluster = slurm_queue.cluster()
         ahead = _jobs_ahead(jobs_of(first), cluster)
-        queued = queue(first, cluster)
+        status_files = queue(first, cluster)
         for tasks, work in rounds:
             try:
                 submitted = self._submit(tasks, work, ahead)
             except BaseException:
-                # If the first round was not submitted, no task waits; else `queued` is empty.
-                for path in queued:
+                # If the first round was not submitted, no task waits; else `status_files` is empty.
+                for path in status_files:
                     path.unlink(missing_ok=True)
                 raise
             ahead = [submitted[0].job_id.partition("_")[0]]  # the array, of 12_0 the 12
-            queued = []
+            status_files = []
             print(f"submitted {counted(len(tasks), 'task')} as job {ahead[0]}")
 
     def _submit(self, tasks: Sequence[Task], work: Work, ahead: Sequence[str]) -> list[submitit.Job[None]]:
@@ -122,17 +122,17 @@ class Slurm(Launcher):
         if self.max_requeues:
             options.append("no_requeue")
         # The variables of these options, and of the job whose shell submits, are removed meanwhile.
-        without = dict.fromkeys([*_overruled(options), *_of_another_job()])
+        removed_variables = dict.fromkeys([*_overruled(options), *_of_another_job()])
         try:
             # submitit prints what sbatch says, and so does the error.
-            with redirect_stderr(io.StringIO()), environment(without):
-                submitted = executor.map_array(RunJobs(work), [list(task) for task in tasks])
+            with redirect_stderr(io.StringIO()), environment(removed_variables):
+                slurm_jobs = executor.map_array(RunJobs(work), [list(task) for task in tasks])
         except (FileNotFoundError, errors.FailedJobError, errors.FailedSubmissionError) as error:
             raise UserError(f"launcher=slurm cannot submit: {error}") from error
-        for task, entry in zip(tasks, submitted, strict=True):
+        for task, entry in zip(tasks, slurm_jobs, strict=True):
             for share in task:
                 task_status.note_job(share.job.run_directory, share.task, entry.job_id)
-        return submitted
+        return slurm_jobs
 
     def _python(self) -> str:
         """What starts the interpreter of a task: as with PYTHONSAFEPATH, which a task may not inherit."""
@@ -159,8 +159,8 @@ class Slurm(Launcher):
         options |= self._additional_options(_names([*options, *_FIXED]))
         if ahead:
             wait = f"afterany:{':'.join(ahead)}"  # also if they fail
-            given = options.get("dependency")
-            options["dependency"] = f"{given},{wait}" if given else wait
+            given_dependency = options.get("dependency")
+            options["dependency"] = f"{given_dependency},{wait}" if given_dependency else wait
         # The script names files in the run's folder, for the output. `folder_below` has checked the folder's own name.
         for name, value in {**options, "results_dir": run_directory.absolute().parent}.items():
             if _NO_VALUE.search(str(value)):
@@ -291,12 +291,13 @@ def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:
     for directory in dict.fromkeys(job.run_directory for job in jobs):
         jobs_here = [job for job in jobs if job.run_directory == directory]
         for task in slurm_queue.tasks_now(directory, read_queue):
-            sharing = [job for job in jobs_here if _has_cells_of(job, task)]
-            if task.state not in ("queued", "running") or not sharing:
+            sharing_jobs = [job for job in jobs_here if _has_cells_of(job, task)]
+            if task.state not in ("queued", "running") or not sharing_jobs:
                 continue
             submitted = task_status.noted_jobs(directory, task.task)
             in_queue = read_queue(slurm_queue.owner_of(directory, task.task)) or {}
             is_elsewhere = task.cluster not in ("", cluster)
+            # The number of a job in neither is left over from a shell.
             if task.scheduler_job in {*submitted, *in_queue} and not is_elsewhere:
                 # In a sequential sweep a task has a job for each round, and several may be in the queue.
                 job_ids = [job_id for job_id in submitted if job_id in in_queue]
@@ -304,7 +305,7 @@ def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:
                     job_ids = [task.scheduler_job]
                 # Waiting for an array, 12, is waiting for all its tasks, such as 12_3.
                 ahead |= dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
-            elif any(_may_write_same_rows(task, job) for job in sharing):
+            elif any(_may_write_same_rows(task, job) for job in sharing_jobs):
                 path = task_status.TaskStatus.path(directory, task.task)
                 hint = f"wait until it has ended, or stop it; if its machine is gone, delete {path}"
                 worker = f"process {task.pid} on {task.host}"
