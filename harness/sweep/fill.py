@@ -74,10 +74,10 @@ def _share_texts(work: OpenCells, cells: Sequence[Cell]) -> dict[Pair, Completio
 
     Return, for each pair that some of the cells lacked, the stored completion that shares the most tokens with them.
     """
-    missing = set[Pair]()
+    missing_pairs = set[Pair]()
     for cell in cells:
-        missing.update(pair for pair in work.share.pairs if work.lacks(cell.cell_id, pair))
-    texts = _furthest_texts(work.stores.values(), missing)
+        missing_pairs.update(pair for pair in work.share.pairs if work.lacks(cell.cell_id, pair))
+    texts = _furthest_texts(work.stores.values(), missing_pairs)
     for pair, completion in texts.items():
         work.left.know(pair, completion.num_tokens)  # the length, also for the cells that lack the pair
         for cell in cells:
@@ -129,17 +129,17 @@ def _sizes(job: Job, model: LoadedModel) -> dict[str, float]:
     `fixed_rows` is the number of unquantized rows that take as many bytes as the fixed part.
     """
     group = job.cache.group  # tokens that may be packed together: a row's bytes are those of a group, divided
-    empty = SlotCache.bytes_per_slot(model.shape, 0, job.cache)  # all but the packed rows
-    row = (SlotCache.bytes_per_slot(model.shape, group, job.cache) - empty) / group
-    fixed = SlotCache.bytes_per_slot(model.shape, 0)  # of an unpacked cache: the layers of fixed size alone
+    without_packed_rows = SlotCache.bytes_per_slot(model.shape, 0, job.cache)  # all but the packed rows
+    row = (SlotCache.bytes_per_slot(model.shape, group, job.cache) - without_packed_rows) / group
+    fixed_part = SlotCache.bytes_per_slot(model.shape, 0)  # of an unpacked cache: the layers of fixed size alone
     # Without kinds the shape has no layer of fixed size.
     unquantized_row = SlotCache.bytes_per_slot(replace(model.shape, kinds=()), 1)
     return {
         "row": row,
-        "newest": empty - fixed,  # the newest rows, which are not packed yet
-        "fixed": fixed,
+        "newest": without_packed_rows - fixed_part,  # the newest rows, which are not packed yet
+        "fixed": fixed_part,
         "weights": sum(parameter.nbytes for parameter in model.network.parameters()),
-        "fixed_rows": fixed / unquantized_row if unquantized_row else 0,
+        "fixed_rows": fixed_part / unquantized_row if unquantized_row else 0,
     }
 
 
@@ -176,14 +176,14 @@ def _requests(
     prompts = {problem.id: problem.prompt for problem in work.share.job.benchmark.problems}
     for pair in work.share.pairs:
         problem_id, draw = pair
-        missing = [cell for cell in cells if work.lacks(cell.cell_id, pair)]
-        if not missing:
+        cells_without = [cell for cell in cells if work.lacks(cell.cell_id, pair)]
+        if not cells_without:
             continue
         yield Request(
             problem_id=problem_id,
             draw=draw,
             prompt_ids=model.dialogue.prompt_ids(prompts[problem_id]),
-            branches=tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in missing),
+            branches=tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in cells_without),
             forced=tuple(texts[pair].shared_ids) if pair in texts else (),
         )
 

@@ -151,10 +151,10 @@ def _place_in_table(cell: CellStatus) -> tuple[Any, ...]:
     return cell.model, cell.benchmark, cell.policy != "full", cell.policy, cell.cell_id
 
 
-def _resting(tasks: Sequence[TaskStatus], done: Collection[str]) -> list[TaskStatus]:
+def _resting(tasks: Sequence[TaskStatus], done_ids: Collection[str]) -> list[TaskStatus]:
     """Return the tasks that are not at work although cells of theirs lack rows, which no newer task has taken over.
 
-    `done`: the ids of the cells that are done.
+    `done_ids`: the ids of the cells that are done.
     """
     newest: dict[tuple[bool, str, str], TaskStatus] = {}  # by replay or not, shard and cell
     for task in sorted(tasks, key=_last_sign):
@@ -167,7 +167,7 @@ def _resting(tasks: Sequence[TaskStatus], done: Collection[str]) -> list[TaskSta
             continue
         for cell_id, progress in task.cells.items():
             # A replay has no DONE, so its counts decide.
-            is_complete = progress.finished >= progress.expected if task.replays else cell_id in done
+            is_complete = progress.finished >= progress.expected if task.replays else cell_id in done_ids
             if not is_complete and newest[task.replays, task.shard, cell_id] is task:
                 resting.append(task)
                 break
@@ -248,23 +248,23 @@ def _cell_of_tasks(directory: Path, cell_id: str, tasks: Sequence[TaskStatus]) -
     shard_count = row_types.Shard.parse(newest.shard).count
     # Several experiments may share a cell; each counts the completions that it needs. Of a shard the highest count is
     # taken (`|=` of a Counter), and the shards are added up (`total`).
-    finished = Counter[str]()  # by shard, such as "1/4", as the next two
-    expected = Counter[str]()
-    not_finite = Counter[str]()
+    finished_by_shard = Counter[str]()  # a shard is such as "1/4"
+    expected_by_shard = Counter[str]()
+    not_finite_by_shard = Counter[str]()
     states = set[State]()
     for task in tasks:
         if row_types.Shard.parse(task.shard).count == shard_count:
             progress = task.cells[cell_id]
-            finished |= {task.shard: progress.finished}
-            expected |= {task.shard: progress.expected}
-            not_finite |= {task.shard: progress.not_finite}
+            finished_by_shard |= {task.shard: progress.finished}
+            expected_by_shard |= {task.shard: progress.expected}
+            not_finite_by_shard |= {task.shard: progress.not_finite}
             states.add(task.state)
     fields = msgspec.structs.asdict(newest.cells[cell_id])
-    fields |= {"expected": expected.total(), "not_finite": not_finite.total()}
+    fields |= {"expected": expected_by_shard.total(), "not_finite": not_finite_by_shard.total()}
     if StoredCell(directory / cell_id).is_done:
-        fields |= {"state": "done", "finished": expected.total()}
+        fields |= {"state": "done", "finished": expected_by_shard.total()}
     else:
-        fields |= {"state": _first(WORST_FIRST, states) or "stopped", "finished": finished.total()}
+        fields |= {"state": _first(WORST_FIRST, states) or "stopped", "finished": finished_by_shard.total()}
     return CellStatus(cell_id=cell_id, **fields)
 
 

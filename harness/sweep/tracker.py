@@ -159,10 +159,11 @@ def cell_result(folder: Path, shard: row_types.Shard) -> dict[str, float]:
     if any(row.peak_length is None for row in rows):  # rows of a server
         return values
     sizes = read_provenance(stored.files(row_types.PROVENANCE_FILE)[shard]).get("bytes", {})
-    fixed = len(rows) * sizes.get("fixed_rows", 0)  # a slot's memory of fixed size, in rows
-    peak = fixed + sum(row.peak_length for row in rows)
-    full = fixed + sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)  # the last token is not fed: no row
+    fixed_size_rows = len(rows) * sizes.get("fixed_rows", 0)  # a slot's memory of fixed size, in rows
+    peak_rows = fixed_size_rows + sum(row.peak_length for row in rows)
+    # The last token of a completion is not fed, and has no row.
+    full_rows = fixed_size_rows + sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)
     passes = stored.rows(row_types.DecodeStats, shard=shard, on_bad=row_types.ignore)
-    allocated = max((row.kv_bytes_allocated for row in passes), default=0)
+    allocated_bytes = max((row.kv_bytes_allocated for row in passes), default=0)
     # The peaks' sum, as a share of what a full cache would hold for the same texts.
-    return {**values, "kept_memory_own": min(peak / full, 1.0), "kv_bytes_allocated": allocated}
+    return {**values, "kept_memory_own": min(peak_rows / full_rows, 1.0), "kv_bytes_allocated": allocated_bytes}
