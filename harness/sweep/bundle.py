@@ -54,9 +54,9 @@ def write_bundle(directory: Path, file: Path, *, problems: bool) -> str:
     if not configs:
         raise UserError(f"{directory} holds no cell: give the folder of a run, such as results/runs/demo.")
     benchmarks = [config["benchmark"] for config in configs]
-    gated = {benchmark["name"] for benchmark in benchmarks if GATED in (benchmark["licence"] or "")}
-    if gated and not problems:
-        name = min(gated)
+    gated_names = {benchmark["name"] for benchmark in benchmarks if GATED in (benchmark["licence"] or "")}
+    if gated_names and not problems:
+        name = min(gated_names)
         raise UserError(f"the problems of {name} are gated: add --with-problems if their terms let you pass them on.")
     places, weights = _inputs(configs)
     members = dict(_run_files(directory))  # the path of each file, by its name in the bundle
@@ -68,13 +68,13 @@ def write_bundle(directory: Path, file: Path, *, problems: bool) -> str:
         if Path(original).exists():
             places[original] = f"weights/{Path(original).name}"
     listed_weights = "\n".join(f"- {original}" for original in sorted(weights))
-    hashes = [f"{_sha256(path)}  {name}\n" for name, path in members.items()]
+    hash_lines = [f"{_sha256(path)}  {name}\n" for name, path in members.items()]
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name, path in members.items():
             bundle.write(path, name)
         bundle.writestr(PLACES_FILE, json.dumps(places))
         bundle.writestr("README.md", README.format(run=directory.name, weights=listed_weights))
-        bundle.writestr(HASHES_FILE, "".join(hashes))
+        bundle.writestr(HASHES_FILE, "".join(hash_lines))
     without = f"; without the weights {', '.join(sorted(weights))}" if weights else ""
     return f"{file}\n{counted(len(members), 'file')} with their hashes{without}; there: kvsweep verify {directory.name}"
 

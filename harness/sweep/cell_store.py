@@ -178,13 +178,13 @@ class CellStore:
             for file, record in self.stored.provenances(lambda part, error: None):
                 if file != path:
                     passes_of_others += record.get("decoding_passes", [])
-            earlier = [*passes, *passes_of_others]
-            self._check_code(code, earlier)
+            earlier_passes = [*passes, *passes_of_others]
+            self._check_code(code, earlier_passes)
             new_pass = {**decoding_pass, "policy_code": code}
             (self.directory / row_types.DONE_FILE).unlink(missing_ok=True)
             self._provenance = {"schema": row_types.SCHEMA, **provenance, "decoding_passes": [*passes, new_pass]}
             self._write_provenance()
-        return earlier
+        return earlier_passes
 
     def note(self, **facts: Any) -> None:
         """Record what this process's pass has learned since it began; facts that stand there are not written again."""
@@ -270,9 +270,9 @@ def allow_open_cells() -> int:
     """Raise this process's limit of open files; return how many cells, one lock each, it can then hold open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # "No limit" is -1, which `min` would take for the lowest.
-    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(1, most - _OTHER_FILES)
+    most_files = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, hard))
+    return max(1, most_files - _OTHER_FILES)
 
 
 def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
@@ -288,20 +288,20 @@ def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
 
 def quarantine_broken_lines(path: Path) -> None:
     """Move invalid lines to `<file>.quarantine`, and print a note that their rows are made again."""
-    bad: list[row_types.BadLine] = []
-    for _ in row_types.read_rows(path, PairRow, on_bad=bad.append):
+    bad_lines: list[row_types.BadLine] = []
+    for _ in row_types.read_rows(path, PairRow, on_bad=bad_lines.append):
         pass  # only the bad lines count
-    if not bad:
+    if not bad_lines:
         return
     quarantine = path.with_name(f"{path.name}.quarantine")
     with open_file(quarantine, "ab") as file:
-        file.writelines(line.text for line in bad)
-    bad_numbers = {line.number for line in bad}
+        file.writelines(line.text for line in bad_lines)
+    bad_numbers = {line.number for line in bad_lines}
     with replacing(path) as temporary, temporary.open("wb") as file:
         for number, line in enumerate(read_lines(path), start=1):
             if number not in bad_numbers:
                 file.write(line)
-    moved = f"{counted(len(bad), 'broken line')} (first: line {bad[0].number}), now in {quarantine.name}"
+    moved = f"{counted(len(bad_lines), 'broken line')} (first: line {bad_lines[0].number}), now in {quarantine.name}"
     print(f"note: {path} had {moved}; the run makes their completions again.", file=sys.stderr)
 
 

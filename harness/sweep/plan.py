@@ -542,11 +542,11 @@ def _memory(job: Job, question: int) -> str:
         return "that of the servers"
     spec = job.spec
     itemsize = BYTES[job.model.dtype]
-    fixed = fixed_bytes(spec, itemsize)
+    bytes_of_fixed_layers = fixed_bytes(spec, itemsize)
     capacities = Counter(cell.policy.capacity(question, job.decoding.max_new_tokens) for cell in job.cells)
     parts = []
     for rows, count in sorted(capacities.items()):
-        mebibytes = (_cache_bytes(job, rows) + fixed) / 2**20
+        mebibytes = (_cache_bytes(job, rows) + bytes_of_fixed_layers) / 2**20
         parts.append(f"{mebibytes:.1f} MiB a slot of {rows} tokens ({counted(count, 'cell')})")
     heads = f"{spec.layers} layers x {spec.kv_heads} heads"
     # A row is a key and a value: hence the 2.
@@ -556,9 +556,9 @@ def _memory(job: Job, question: int) -> str:
         formula = f"{heads} x {_row_bytes(job) / (spec.layers * spec.kv_heads):g} bytes"
         if job.cache.whole_rows:
             extra = f", and {job.cache.whole_rows} rows of 2 x {spec.head_dim} x {itemsize} a slot"
-    if fixed:
+    if bytes_of_fixed_layers:
         kinds = Counter(spec.layer_kinds)
         layers = [counted(kinds[kind], f"{kind} layer") for kind in ("window", "linear") if kinds[kind]]
-        extra += f", and a fixed {fixed / 2**20:.1f} MiB a slot in {' and '.join(layers)}"
+        extra += f", and a fixed {bytes_of_fixed_layers / 2**20:.1f} MiB a slot in {' and '.join(layers)}"
     slots = "as many slots as fit" if job.slots is None else f"{job.slots} slots"
     return f"{', '.join(parts)}; {formula} a token{extra}, a question of about {question} tokens; {slots}"
