@@ -69,7 +69,11 @@ class Server(FullCache):
 
 
 def _check_address(url: str) -> None:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises ValueError if it is no number
+    except ValueError:  # also for http://[HOST
+        parts = urlsplit("")  # without a scheme, which is refused
     # What stands before an @ or behind a question mark may be a key.
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
         # Do not print the address: it may contain a key.

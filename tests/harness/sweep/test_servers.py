@@ -509,10 +509,13 @@ def test_the_key_appears_nowhere(adder, sweep, tmp_path, monkeypatch):
     [
         ("engine.key_env=sk-marker-4711", "engine.key_env names no environment variable that is set"),
         ("engine.url=http://me:sk-marker-4711@host/v1", "engine.url is no plain address"),
+        ("engine.url=http://localhost:PORT/v1", "engine.url is no plain address"),
         ("engine.name=1b", "engine.name"),
         ("policy=h2o", "policy=h2o has no effect, because with engine=openai the server decides that"),
-        *((word, f"{word} has no effect") for word in ("grid.policy=[full]", "cache.bits=4", "slots=4", "impl=triton")),
-        ("replay=true", "replay=true has no effect"),
+        *(
+            (word, f"{word} has no effect")
+            for word in ("grid.policy=[full]", "cache.bits=4", "slots=4", "impl=triton", "replay=true")
+        ),
         ("decoding.stop_on_loop=true", "are nothing that a server can be asked for"),
         ("decoding.order=top_p_then_top_k decoding.top_k=5", "are nothing that a server can be asked for"),
         ("grid.engine=[{name:a},{name:b}]", "no setting with name: full"),
