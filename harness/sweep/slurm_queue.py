@@ -3,7 +3,7 @@
 import os
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -94,23 +94,27 @@ def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_
             task.scheduler_job = jobs[-1]
             if task.state == "queued":
                 task.error = f"on the cluster {task.cluster}, whose queue this machine does not see: ask there."
-            continue
-        owner = owner_of(run_directory, task.task)
-        queue = ask(owner)
-        entries = queue or {}
-        # The one in the queue. Else the last, which says most of how the task ended.
-        task.scheduler_job = next((job for job in jobs if job in entries), jobs[-1])
-        if task.scheduler_job in entries:
-            state, reason = entries[task.scheduler_job]
-            _show_queue(run_directory, task, state, reason)
-            continue
-        # From here on the queue does not show the task's job. SLURM may hide other users' jobs, so a waiting task of
-        # theirs may be in the queue unseen.
-        is_mine = owner == os.getuid()
-        has_left = task.state == "stopped" or (task.state == "queued" and is_mine)
-        if queue is not None and has_left:
-            _show_left(run_directory, task)
+        else:
+            _compare(run_directory, task, jobs, ask)
     return tasks
+
+
+def _compare(run_directory: Path, task: TaskStatus, jobs: Sequence[str], ask: Callable[[int], Queue | None]) -> None:
+    """Correct the job and the state of an unfinished task, which has these jobs, from the queue of the task's user."""
+    owner = owner_of(run_directory, task.task)
+    queue = ask(owner)
+    entries = queue or {}
+    # The one in the queue. Else the last, which says most of how the task ended.
+    task.scheduler_job = next((job for job in jobs if job in entries), jobs[-1])
+    if task.scheduler_job in entries:
+        state, reason = entries[task.scheduler_job]
+        _show_queue(run_directory, task, state, reason)
+        return
+    # SLURM may hide other users' jobs, so a waiting task of theirs may be in the queue unseen.
+    is_mine = owner == os.getuid()
+    has_left = task.state == "stopped" or (task.state == "queued" and is_mine)
+    if queue is not None and has_left:
+        _show_left(run_directory, task)
 
 
 def _show_left(run_directory: Path, task: TaskStatus) -> None:
