@@ -17,24 +17,20 @@ from kvsweep.run_files import row_types
 _CHARACTERS_PER_TOKEN = 3
 
 
-def forked_tokens(
-    lengths: npt.ArrayLike, forks: Sequence[int | None], lacking: npt.NDArray[np.bool_] | None = None
-) -> int:
+def forked_tokens(lengths: npt.ArrayLike, forks: Sequence[int | None], missing: npt.ArrayLike = True) -> int:
     """Count the tokens of a grid in one batch: each completion once up to its last fork, each branch from its fork.
 
     A text of 100 tokens in two cells that leave the others at tokens 30 and 60 takes 60, and then 70 and 40: 170. All
     cells' completions count as long as the full cache's, although compression may make them longer. `lengths`: the
-    generated tokens of each (problem, draw); `forks`: each cell's `Source.first_eviction`; `lacking` [lengths, forks]:
-    the completions to decode, by default all.
+    generated tokens of each (problem, draw); `forks`: each cell's `Source.first_eviction`; `missing` [lengths, forks]:
+    whether a completion is still to decode, by default all are.
     """
     length = np.asarray(lengths, float)[:, None]  # [lengths, 1], beside the forks in a row
     first_steps_apart = [math.inf if fork is None else fork for fork in forks]
     shared = np.minimum(length, first_steps_apart)  # tokens of each completion before its fork, [lengths, forks]
-    if lacking is None:
-        lacking = np.ones(shared.shape, bool)
-    branches = np.where(lacking, length - shared, 0)  # tokens behind the forks, [lengths, forks]
+    branches = np.where(missing, length - shared, 0)  # tokens behind the forks, [lengths, forks]
     # Of the parts before the forks only the longest is decoded, once for all cells: [lengths].
-    trunks = np.where(lacking, shared, 0).max(axis=1, initial=0)
+    trunks = np.where(missing, shared, 0).max(axis=1, initial=0)
     return round(branches.sum() + trunks.sum())
 
 
