@@ -21,7 +21,7 @@ from kvsweep.messages.errors import UserError
 GIB = 2**30
 # The estimate may be off by this many percent.
 OFF = 30
-_CONTEXT = 0.8 * GIB  # CUDA, libraries and compiled kernels
+CONTEXT = 0.8 * GIB  # CUDA, libraries and compiled kernels
 # Shares of the bandwidth that products with weights and attention over rows reach.
 _WEIGHTS_SHARE, _ROWS_SHARE = 0.78, 0.80
 # Seconds per step: of a layer's small operations, with up to 64 slots, and of the host.
@@ -103,16 +103,6 @@ def weights_bytes(spec: ModelSpec, dtype: str) -> tuple[int, int] | None:
     # A step reads one row per token of the embedding; but a tied table it reads whole, for the logits.
     table = 0 if spec.tied else spec.vocab_size * spec.hidden_size
     return spec.parameters * BYTES[dtype], (spec.parameters - table) * BYTES[dtype]
-
-
-def slots_on(card: Card, weights: int, slot: int, wanted: int) -> int:
-    """Return how many slots fit on the card, computed like `harness.decode.memory.auto_slots`; 0 if none fits.
-
-    `weights` and `slot` are the bytes of the weights and of a slot; `wanted` slots are the most.
-    """
-    from kvsweep.harness.decode.memory import MOST_SLOTS, fitting_slots  # with torch
-
-    return min(fitting_slots(card.memory - _CONTEXT - weights, slot), wanted, MOST_SLOTS)
 
 
 def step_seconds(bandwidth: float, *, weights: float, rows: float, slots: int, layers: int, vocabulary: int) -> float:

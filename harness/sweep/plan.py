@@ -20,13 +20,13 @@ from kvsweep.harness.models.spec import BYTES
 from kvsweep.harness.provenance import processor
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.sweep.card import (
+    CONTEXT,
     GIB,
     OFF,
     Card,
     card_of,
     first_gpu,
     mean_rows,
-    slots_on,
     step_seconds,
     weights_bytes,
 )
@@ -405,14 +405,18 @@ def _slots_on(job: Job, card: Card, weights: int, group: Group, question: int) -
 
     `weights` are the bytes of the weights, `question` the tokens of the longest question.
     """
-    from kvsweep.harness.decode.memory import slot_bytes, step_bytes  # with torch
+    from kvsweep.harness.decode.memory import MOST_SLOTS, fitting_slots, slot_bytes, step_bytes  # with torch
 
     branches = tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in group.cells)
     request = Request(problem_id="", draw=0, prompt_ids=(0,) * question, branches=branches)  # only its sizes count
     slot = slot_bytes(job.spec.cache_shape(job.model.dtype), [request], job.decoding, job.cache)
     slot += step_bytes(job.spec)
-    # No more slots than the group has completions.
-    fitting = slots_on(card, weights, slot, len(job.problem_ids) * job.draws * len(group.cells))
+    # As `auto_slots` counts them on a GPU that is there, but 0 if not even one fits.
+    fitting = min(
+        fitting_slots(card.memory - CONTEXT - weights, slot),
+        len(job.problem_ids) * job.draws * len(group.cells),  # no more than the group has completions
+        MOST_SLOTS,
+    )
     # Not even one fits, or not as many as slots= says.
     if not fitting or weights + (job.slots or 0) * slot > card.memory:
         sizes = f"weights of {weights / GIB:.1f} GiB and {counted(job.slots or 1, 'slot')} of {slot / GIB:.2f} GiB each"
