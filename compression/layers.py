@@ -172,11 +172,7 @@ class LinearLayer(LinearAttentionLayer):
 
     def read(self, index: int) -> Tensor:
         """Return a state of each token's slot, [tokens, ...]; zero beyond the step's own tokens."""
-        states = self.tensors[index][self._cache.step_slots]
-        beyond = self._cache.step_tokens - len(states)
-        if not beyond:
-            return states
-        return torch.cat([states, states.new_zeros(beyond, *states.shape[1:])])
+        return filled([self.tensors[index][self._cache.step_slots]], self._cache.step_tokens)
 
     def update_conv_state(
         self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: object

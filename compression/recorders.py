@@ -226,7 +226,7 @@ class QueryRecorder(Recorder):
         shape, self.window = cache.shape, signal.window
         size = (cache.slots, shape.layers, shape.q_heads, self.window, shape.head_dim)
         self.ring = torch.zeros(size, dtype=shape.dtype, device=cache.device)
-        self.rows = torch.arange(cache.slots, device=cache.device)
+        self.slot_ids = cache.slot_ids
         super().__init__(self.ring)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
@@ -237,7 +237,7 @@ class QueryRecorder(Recorder):
     def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
         # Of more tokens than the ring holds, the older ones would be written to the same places.
         places = positions[:, -self.window :] % self.window  # [slots, tokens]
-        self.ring[self.rows[slots, None], layer, :, places] = query[:, -self.window :]
+        self.ring[self.slot_ids[slots, None], layer, :, places] = query[:, -self.window :]
 
     def read(self, slot: int, length: int, newest: int) -> Tensor:
         order = torch.arange(newest + 1 - self.window, newest + 1, device=self.ring.device) % self.window

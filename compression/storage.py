@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from kvsweep.compression.cache_rows import Prefill
 from kvsweep.compression.config import CacheConfig
@@ -135,7 +134,7 @@ class WholeRows(Storage):
         # The Triton kernel of a chunk has no arguments for sinks and a softcap: None is left out, and layers that have
         # either attend in decode steps, below, whose kernel takes both.
         arguments = {name: value for name, value in how.items() if value is not None}
-        is_beyond_kernel = cache.operations.RAGGED and arguments.keys() & {"sinks", "softcap"}
+        is_beyond_kernel = cache.ragged and arguments.keys() & {"sinks", "softcap"}
         if not cache.invariant and not is_beyond_kernel:
             rows = self.read(layer, piece.slots.start, int(cache.lengths[piece.slots.start]))
             return cache.operations.chunk_attention(query, *rows, **arguments)
@@ -144,7 +143,7 @@ class WholeRows(Storage):
         parts = []
         for few_queries, few_lengths in few_tokens(query, lengths):
             copies = [rows.expand(len(few_queries), -1, -1, -1) for rows in (keys, values, *scales)]
-            if not cache.operations.RAGGED:
+            if not cache.ragged:
                 copies = [rows.contiguous() for rows in copies]
             few_keys, few_values, *few_scales = copies
             parts.append(
@@ -561,7 +560,7 @@ def joined(parts: Sequence[Attended]) -> Attended:
 
 
 def filled(outputs: Sequence[Tensor], tokens: int) -> Tensor:
-    """Join the outputs of a step's parts, filled up with zeros to `tokens` tokens."""
+    """Join numbers of a step's parts, [tokens of the part, ...] each, filled up with zeros to `tokens` tokens."""
     output = outputs[0] if len(outputs) == 1 else torch.cat(list(outputs))
     beyond = tokens - len(output)
-    return pad(output, (0, 0, 0, 0, 0, beyond)) if beyond else output
+    return torch.cat([output, output.new_zeros(beyond, *output.shape[1:])]) if beyond else output
