@@ -50,8 +50,9 @@ class Shard:
     Each shard writes its own files. Readers take all of a cell's files together, so nothing is merged.
     """
 
-    index: int = 1
+    # In this order, by which shards are sorted.
     count: int = 1
+    index: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.index <= self.count:
@@ -96,8 +97,7 @@ def shard_files(directory: Path, name: str) -> dict[Shard, Path]:
             files[Shard(index=index, count=count)] = path
     if (directory / name).exists():
         files[WHOLE] = directory / name
-    shards = sorted(files, key=lambda shard: (shard.count, shard.index))
-    return {shard: files[shard] for shard in shards}
+    return dict(sorted(files.items()))
 
 
 # --- Rows ---------------------------------------------------------------------------------------------------
@@ -445,11 +445,9 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container
     """Yield rows with their line numbers; lines with a number in `checked` are known to be whole."""
     if not os.path.lexists(path):
         return
-    is_stored = issubclass(kind, StoredRow)
-    is_sealed_kind = is_stored and getattr(kind, "sealed", False)
-    cell = cell_of(path.parent) if is_sealed_kind else None
+    cell = cell_of(path.parent) if getattr(kind, "sealed", False) else None  # only a `StoredRow` has `sealed`
     for number, line in enumerate(read_lines(path), start=1):
-        if is_stored:
+        if issubclass(kind, StoredRow):
             _check_line_schema(line, f"{path}:{number}")
         try:
             row = decode(line, kind)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from kvsweep.messages.errors import UserError
 
@@ -71,7 +71,7 @@ class Thinking(NamedTuple):
     tags: ThinkTags
     opens: bool
     closes: bool
-    named: bool = True
+    named: bool
 
 
 def _pattern(words: str, fixed: Sequence[tuple[str | None, str]] = ()) -> re.Pattern[str]:
@@ -121,9 +121,7 @@ def _other_tag(written: str, shape: str, other_shape: str) -> str:
     return tag.upper() if written.isupper() else tag
 
 
-@lru_cache
-def _thinking(*fields: Any) -> Thinking:
-    return Thinking(*fields)  # one object for all texts of a kind
+_thinking = lru_cache(Thinking)  # one object for all texts of a kind
 
 
 def thinking_of(text: str, *, named: bool = True) -> Thinking | None:
