@@ -11,13 +11,14 @@ import re
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
+from click import option
 from click.shell_completion import CompletionItem, shell_complete
 
 from kvsweep.annexes import annex
@@ -79,7 +80,11 @@ class Program(click.Group):
         return super().shell_complete(ctx, incomplete) + items
 
 
-@click.group(cls=Program, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
+# The help names each default, but none of a switch.
+_CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"], "show_default": True}
+
+
+@click.group(cls=Program, context_settings=_CONTEXT)
 def program() -> None:
     """Sweeps of KV-cache compression for reasoning models."""
 
@@ -144,11 +149,6 @@ def _no_command(word: str) -> str:
     commands = ", ".join(sorted(program.commands))
     hint = f"{did_you_mean(word, program.commands)}Choose from {commands}, or write KEY=VALUE words for a sweep."
     return f"{word} is no command: {hint}"
-
-
-def option(*names: str, **settings: Any) -> Callable[..., Any]:
-    """An option whose help names its default, unless the option is a switch or has no default."""
-    return click.option(*names, **{"show_default": settings.get("default") not in (None, (), False), **settings})
 
 
 class _Place(click.Path):
@@ -228,7 +228,7 @@ def _print_columns(context: click.Context, _option: click.Parameter, given: bool
     flag_value=30.0,
     help="While the sweep runs, make the page again every so many seconds (30) if rows have come.",
 )
-@click.option(
+@option(
     "--columns-help",
     is_flag=True,
     is_eager=True,
