@@ -136,11 +136,11 @@ class CacheConfig:
 
     def unused(self) -> dict[str, str]:
         """The settings that change nothing, each with the reason."""
+        of_integers = ("group", "residual")
+        of_fp8 = ("format", "scale", "scales", "whole_layers")
         if not self.is_packed:
-            return dict.fromkeys(
-                ("scheme", "group", "residual", "format", "scale", "scales", "whole_layers"), "no row is packed"
-            )
-        names = ("group", "residual") if self.is_fp8 else ("format", "scale", "scales", "whole_layers")
+            return dict.fromkeys(("scheme", *of_integers, *of_fp8), "no row is packed")
+        names = of_integers if self.is_fp8 else of_fp8
         unused = dict.fromkeys(names, f"cache.scheme={self.scheme} does not take it")
         if self.key_bits and self.value_bits:
             unused["bits"] = "cache.key_bits and cache.value_bits are given"

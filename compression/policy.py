@@ -304,15 +304,11 @@ def check_selection(selection: Selection, view: CacheView) -> None:
     has_heads = tuple(keep.shape[:-1]) in ((), heads)
     if not has_heads or keep.dtype != torch.int64 or not keep.shape[-1]:
         raise SelectionError(f"{rule}, of at least one row: it is {list(keep.shape)} of {keep.dtype}.")
+    least_step = keep.diff(dim=-1, prepend=keep[..., :1] - 1).amin()  # between neighbours; 1 before the first row
     # None of these numbers may be negative. They are compared together, so that the host waits once for the device.
-    ends = torch.stack([keep.amin(), view.length - 1 - keep.amax(), *_least_step(keep)])
-    if bool((ends < 0).any()):
+    margins = torch.stack([keep.amin(), view.length - 1 - keep.amax(), least_step - 1])
+    if bool((margins < 0).any()):
         raise SelectionError(f"{rule}: it goes from {int(keep.amin())} to {int(keep.amax())}, or repeats or turns.")
-
-
-def _least_step(keep: Tensor) -> list[Tensor]:
-    """Return the smallest difference between neighbours, minus one: negative if they do not ascend."""
-    return [keep.diff(dim=-1).amin() - 1] if keep.shape[-1] > 1 else []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,8 @@
 The number is computed only from its stream's key and a counter. `kernels.draw_tokens` implements this specification.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,15 +29,12 @@ def uniform(keys: Tensor | int, counters: Tensor) -> Tensor:
     return _shift_right(state, 11).double() * 2.0**-53
 
 
-def draw_tokens(
-    logits: Tensor, keys: Tensor, counters: Tensor, *, temperature: float, top_p: float, top_k: int, k_first: bool
-) -> Tensor:
+def draw_tokens(logits: Tensor, keys: Tensor, counters: Tensor, **settings: Any) -> Tensor:
     """Draw a token id [rows] for each row of logits [rows, vocabulary], with the numbers of `uniform(keys, counters)`.
 
-    As `inverse_cdf`, which has the settings.
+    keys, counters [rows]; `settings` are the keywords of `inverse_cdf`.
     """
-    uniforms = uniform(keys, counters)
-    return inverse_cdf(logits, uniforms, temperature=temperature, top_p=top_p, top_k=top_k, k_first=k_first)
+    return inverse_cdf(logits, uniform(keys, counters), **settings)
 
 
 def inverse_cdf(
