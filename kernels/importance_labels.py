@@ -18,9 +18,9 @@ BLOCK = 64
 
 
 def _reduce_columns(
-    query: Tensor, key: Tensor, *, scaling: float, first_query: int, min_distance: int, largest: bool, block: int = 0
+    query: Tensor, key: Tensor, *, scaling: float, first_query: int, min_distance: int, largest: bool
 ) -> Tensor:
-    """The reference's reduction; the kernels' tile is fixed, so `block` has no effect."""
+    """Do `kernels.reference._reduce_columns`."""
     kv_heads, length, head_dim = key.shape
     q_heads = query.shape[0]
     query = query.contiguous()

@@ -48,6 +48,9 @@ _FEW_HEADS = 2
 # at least in .15 of the tokens and .019 of the outputs (MKL's AVX2 kernels; widths 2 to 128, 1 to 64 outputs).
 _TELLING, _MOST_TRIED = 1024, 64
 
+# Queries, and keys, of a tile of a prompt's attention.
+_TILE = 512
+
 # The mask of chunks grows in steps of this many tokens and earlier rows.
 _MASK_BLOCK = 512
 
@@ -574,7 +577,7 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
 
 
 def _reduce_columns(
-    query: Tensor, key: Tensor, *, scaling: float, first_query: int, min_distance: int, largest: bool, block: int
+    query: Tensor, key: Tensor, *, scaling: float, first_query: int, min_distance: int, largest: bool
 ) -> Tensor:
     """Sum or maximum of each column of causal attention, over the queries from `first_query` on and over each group.
 
@@ -589,9 +592,9 @@ def _reduce_columns(
         logits = torch.matmul(_wide(grouped[:, :, rows]), _wide(key[:, None, cols]).transpose(-1, -2)) * scaling
         return logits.masked_fill(cols > rows[:, None], float("-inf"))
 
-    for start in range(first_query, length, block):
-        rows = positions[start : start + block]
-        visible = positions[: int(rows[-1]) + 1].split(block)
+    for start in range(first_query, length, _TILE):
+        rows = positions[start : start + _TILE]
+        visible = positions[: int(rows[-1]) + 1].split(_TILE)
         # Each tile is computed twice, first for its rows' softmax, so that no tile is kept.
         norm = torch.stack([tile(rows, cols).logsumexp(dim=-1) for cols in visible]).logsumexp(dim=0)
         for cols in visible:
@@ -605,19 +608,14 @@ def _reduce_columns(
 
 
 def causal_mass(
-    query: Tensor,
-    key: Tensor,
-    *,
-    scaling: float,
-    block: int = 512,
-    reduce_columns: Callable[..., Tensor] = _reduce_columns,
+    query: Tensor, key: Tensor, *, scaling: float, reduce_columns: Callable[..., Tensor] = _reduce_columns
 ) -> Tensor:
     """Attention probability that each key of a prompt receives, summed over queries and over each group of query heads.
 
     query [q_heads, length, head_dim], key [kv_heads, length, head_dim]; returns [kv_heads, length], float32 or wider.
-    `block`: queries and keys per tile; `reduce_columns` sums the columns, and the Triton kernel passes its own.
+    `reduce_columns` sums the columns, and the Triton kernel passes its own.
     """
-    return reduce_columns(query, key, scaling=scaling, first_query=0, min_distance=0, largest=False, block=block)
+    return reduce_columns(query, key, scaling=scaling, first_query=0, min_distance=0, largest=False)
 
 
 def importance_labels(
@@ -628,7 +626,6 @@ def importance_labels(
     scaling: float,
     answer_start: int,
     min_distance: int = 32,
-    block: int = 512,
     reduce_columns: Callable[..., Tensor] = _reduce_columns,
 ) -> Tensor:
     """Attention that one layer of a finished completion pays to each earlier token, per key head.
@@ -638,13 +635,13 @@ def importance_labels(
     mean over those queries. Mean and maximum also run over the query heads of a group, not over key heads or layers.
 
     query [q_heads, length, head_dim] and key [kv_heads, length, head_dim] are rotated; `answer_start` is the position
-    of the answer's first token; `block` and `reduce_columns` as in `causal_mass`. Returns [kv_heads, length], float32
-    or wider; for `far_max` and `later` NaN if no query is far enough away. Extra memory: a few times q_heads * (block *
-    block + length) floats.
+    of the answer's first token; `reduce_columns` as in `causal_mass`. Returns [kv_heads, length], float32 or wider; for
+    `far_max` and `later` NaN if no query is far enough away. Extra memory: a few times q_heads * (_TILE * _TILE +
+    length) floats.
     """
     length = query.shape[1]
     group = query.shape[0] // key.shape[0]
-    options = {"scaling": scaling, "block": block, "largest": kind == "far_max"}
+    options = {"scaling": scaling, "largest": kind == "far_max"}
     if kind == "answer":
         sums = reduce_columns(query, key, first_query=answer_start, min_distance=1, **options)
         return sums / (group * (length - answer_start))

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from kvsweep.kernels import reference
 from kvsweep.kernels.reference import (
     causal_mass,
     compact_layers,
@@ -62,14 +63,15 @@ def test_compact_moves_rows_bit_exactly(kept):
 @pytest.mark.parametrize("group", [1, 4, 7])
 @pytest.mark.parametrize("length", [1, 2, 13])
 @pytest.mark.parametrize("block", [1, 5, 256])
-def test_causal_mass_equals_the_columns_of_the_attention_matrix(group, length, block):
+def test_causal_mass_equals_the_columns_of_the_attention_matrix(group, length, block, monkeypatch):
+    monkeypatch.setattr(reference, "_TILE", block)
     torch.manual_seed(length)
     query, key = torch.randn(2 * group, length, 8), torch.randn(2, length, 8)
     logits = query.double() @ key.repeat_interleave(group, dim=0).double().transpose(-1, -2) * 0.4
     later = torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
     weights = logits.masked_fill(later, -torch.inf).softmax(-1)
     expected = weights.sum(dim=1).view(2, group, length).sum(dim=1)
-    found = causal_mass(query, key, scaling=0.4, block=block)
+    found = causal_mass(query, key, scaling=0.4)
     torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=2e-6)
 
 
@@ -100,20 +102,25 @@ def label_by_definition(query, key, scaling, kind, answer_start, min_distance):
     rule=lambda kind, group, length, answer_start, block: group * length in (13, 4 * 37, 7 * 2) and block != 512
 )
 @pytest.mark.slow_covers(2)
-def test_importance_labels_equal_those_of_the_whole_attention_matrix(kind, group, length, answer_start, block):
+def test_importance_labels_equal_those_of_the_whole_attention_matrix(
+    kind, group, length, answer_start, block, monkeypatch
+):
+    monkeypatch.setattr(reference, "_TILE", block)
     torch.manual_seed(length + group)
     # Wide enough that some logits are far from the others.
     query, key = 3 * torch.randn(2 * group, length, 8), torch.randn(2, length, 8)
     for min_distance in (1, 6, length):
         expected = label_by_definition(query, key, 0.4, kind, answer_start, min_distance)
         found = importance_labels(
-            query, key, kind=kind, scaling=0.4, answer_start=answer_start, min_distance=min_distance, block=block
+            query, key, kind=kind, scaling=0.4, answer_start=answer_start, min_distance=min_distance
         )
         assert found.dtype == torch.float32
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=2e-6, equal_nan=True)
 
 
-def test_importance_labels_never_hold_a_matrix_of_the_whole_length():
+def test_importance_labels_never_hold_a_matrix_of_the_whole_length(monkeypatch):
+    monkeypatch.setattr(reference, "_TILE", 50)
+
     class Largest(torch.utils._python_dispatch.TorchDispatchMode):
         seen = 0
 
@@ -125,7 +132,7 @@ def test_importance_labels_never_hold_a_matrix_of_the_whole_length():
 
     query, key = torch.randn(4, 1000, 8), torch.randn(2, 1000, 8)
     with Largest() as largest:
-        importance_labels(query, key, kind="far_max", scaling=1.0, answer_start=0, block=50)
+        importance_labels(query, key, kind="far_max", scaling=1.0, answer_start=0)
     assert largest.seen == query.numel()  # a tile has 4 * 50 * 50, the matrix 4 * 1000 * 1000
 
 
