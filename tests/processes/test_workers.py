@@ -187,14 +187,6 @@ def test_large_texts_and_half_characters_pass_through(one):
     assert one.map(len, [("é" * 1_000_000,), ("\ud800",)]) == [1_000_000, 1]
 
 
-@pytest.mark.parametrize(
-    ("workers", "timeout_s"), [(0, 1.0), (-1, 1.0), (1, 0.0), (1, float("nan")), (1, float("inf"))]
-)
-def test_numbers_out_of_range_are_one_sentence(workers, timeout_s):
-    with pytest.raises(UserError, match=r"^(workers|timeout)=\S+ must be [^.]*; leave it out for [^.]*\.$"):
-        Workers(workers=workers, timeout_s=timeout_s)
-
-
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_pool_whose_threads_cannot_start_is_an_error_and_no_worker_is_left(monkeypatch, nth):
     """As with little memory: one of pebble's three threads does not start."""

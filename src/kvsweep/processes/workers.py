@@ -63,16 +63,13 @@ class Workers:
     """At most `workers` processes, started by the first call, used for every later call; a context manager.
 
     A worker imports the module of the function that it calls. A call has `timeout_s` seconds; then it is killed.
-    `prepare` is a function without arguments that a prepared worker calls before any clock runs.
+    `prepare` is a function without arguments that a prepared worker calls before any clock runs. Numbers are not
+    checked here: `kvsweep grade` refuses those out of range.
     """
 
     def __init__(
         self, *, workers: int = 2, timeout_s: float = 5.0, prepare: Callable[[], object] | None = None
     ) -> None:
-        if workers < 1:
-            raise UserError(f"workers={workers} must be 1 or more; leave it out for the default of 2.")
-        if not 0 < timeout_s < float("inf"):
-            raise UserError(f"timeout={timeout_s} must be a number of seconds above 0; leave it out for 5.")
         _check_semaphores()
         self._workers, self._timeout_s, self._prepare = workers, timeout_s, prepare
         self._pools = dict[bool, ProcessPool]()  # by whether its workers are prepared
