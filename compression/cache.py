@@ -57,8 +57,8 @@ class SlotCache(Slots, Cache):
         # Those that define `on_attention`: without any, `observe` has nothing to prepare.
         self._observing = [r for r in self.recorders.values() if type(r).on_attention is not Recorder.on_attention]
         # The schemes plain and rotated have one storage.
-        packed_rows = {"kivi": KiviRows, "kvarn": KiviRows, "fp8": Fp8Rows}.get(config.scheme, PackedRows)
-        self.storage: Storage = packed_rows(self, config) if config.is_packed else WholeRows(self)
+        packed_class = {"kivi": KiviRows, "kvarn": KiviRows, "fp8": Fp8Rows}.get(config.scheme, PackedRows)
+        self.storage: Storage = packed_class(self, config) if config.is_packed else WholeRows(self)
         numbers = itertools.count()  # a storage numbers the full layers alone
         layer_of: dict[LayerKind, Callable[[], Any]] = {
             "full": lambda: SlotLayer(self, self.storage, next(numbers)),

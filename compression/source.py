@@ -95,7 +95,10 @@ def is_same_code(earlier: str, now: str) -> bool:
 
 
 def _belongs(module: _Module, policy_class: type) -> bool:
-    """True if a module is in the class's folder or installed package; for our policies, in compression.policies."""
+    """True if a module's code is part of the policy's identity: for our policies, one in compression.policies.
+
+    For a user's: a Python file of the class's own package, or of no package that is kvsweep's, Python's or installed.
+    """
     if not is_own(policy_class):
         return module.name.startswith(f"{_PACKAGE}.compression.policies")
     if module.file.suffix != ".py":  # compiled code cannot be read

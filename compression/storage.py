@@ -315,7 +315,7 @@ class PackedRows(_Packing):
         """Quantize the rows that the new tokens make too old; the new rows take their places."""
         cache = self.cache
         self._new_places = cache.step_positions % self.residual
-        self._leaving = []
+        self._leaving = []  # of each piece: packed rows at each token, rows that may leave `newest`, their numbers
         for piece in cache.pieces:
             slots = piece.slots
             counts = self.counts[slots][..., None]
@@ -437,7 +437,7 @@ class KiviRows(_Packing):
     def place(self) -> None:
         """Quantize the groups that the new tokens complete; the new rows take their places."""
         cache = self.cache
-        self._leaving = dict[int, tuple[int, Tensor]]()
+        self._leaving = dict[int, tuple[int, Tensor]]()  # by slot: the first row that leaves `newest`, and the rows
         for piece in cache.pieces:
             for slot in range(*piece.slots.indices(cache.slots)):
                 length = int(cache.lengths[slot])  # with the new tokens
@@ -463,6 +463,7 @@ class KiviRows(_Packing):
         if piece.count == 1:
             output, mass = cache.operations.kivi_attention(query, *stored, counts, lengths, **options, **how)
             return output, None if mass is None else mass[..., :rows_read]  # whole groups may reach beyond them
+        # The slot's rows as they are packed at the last of its tokens.
         packed = torch.cat(whole_kivi_rows(*stored, counts[-1:], **options))[:, :, :rows_read]
         # The rows that this chunk has packed, as they were before; else none.
         first, rows = self._leaving.get(piece.slots.start, (0, self.newest[0, :, :, :, :0]))
@@ -483,19 +484,21 @@ class KiviRows(_Packing):
         if self.scales:
             grouped.append(self.values.unflatten(3, (-1, self.group)))
         for layer in range(self.keys.shape[1]):
-            sources = keep.expand(self.keys.shape[2], -1) if keep.dim() == 1 else keep[layer]  # [kv_heads, kept]
+            # Where each kept row lay, [kv_heads, kept].
+            sources = keep.expand(self.keys.shape[2], -1) if keep.dim() == 1 else keep[layer]
             groups_before = [memory[slot, layer].clone() for memory in grouped]
             values_before = self.values[slot, layer].clone()
             rows = self._whole(layer, slot, length)
             kept_rows = rows.gather(2, sources[None, ..., None].expand(2, -1, -1, rows.shape[-1]))
             self._write_all(slot, layer, kept_rows)
-            sources = sources[:, :packed_now, None]
-            was_packed = sources < packed_before
+            packed_sources = sources[:, :packed_now, None]  # of the rows that are packed now
+            was_packed = packed_sources < packed_before
             if not self.scales:  # with scales, a value's bytes are valid only in their group
-                at = sources.clamp(max=values_before.shape[1] - 1).expand(-1, -1, values_before.shape[-1])
+                # A row that was not packed has no earlier bytes: any that exist are gathered, and none of them is kept.
+                at = packed_sources.clamp(max=values_before.shape[1] - 1).expand(-1, -1, values_before.shape[-1])
                 values = self.values[slot, layer, :, :packed_now]
                 values.copy_(values_before.gather(1, at).where(was_packed, values))
-            in_place = (sources == torch.arange(packed_now, device=keep.device)[:, None]) & was_packed
+            in_place = (packed_sources == torch.arange(packed_now, device=keep.device)[:, None]) & was_packed
             group_stays = in_place.unflatten(1, (-1, self.group)).all(2)[..., None]  # [kv_heads, groups, 1, 1]
             # Groups of which all rows stay in place get their earlier bytes back.
             for memory, before in zip(grouped, groups_before, strict=True):

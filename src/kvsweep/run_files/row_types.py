@@ -354,7 +354,7 @@ def view(kind: type[Row], *names: str, **types: Any) -> Any:
         if field.name in {*names, *types}:
             default = new_field(default=field.default, default_factory=field.default_factory)
             fields.append((field.name, types.get(field.name, field.type), default))
-    for base in (PairRow, StoredRow, Row):
+    for base in (PairRow, StoredRow, Row):  # the first that fits becomes the new type's base
         if issubclass(kind, base):
             break
     class_fields = {"file": kind.file} if hasattr(kind, "file") else {}

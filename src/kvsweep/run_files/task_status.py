@@ -95,10 +95,10 @@ class TaskStatus(msgspec.Struct, kw_only=True):
         A process number means nothing on another machine, after a restart, or in another namespace (a container). A
         machine may hide other users' processes (hidepid).
         """
-        # A mark is "MACHINE NAMESPACE START".
-        reader_machine, _, _ = process_mark(os.getpid()).rpartition(" ")
-        writer_machine, _, _ = self.process.rpartition(" ")  # and namespace
-        if not self.process or writer_machine != reader_machine:
+        # A mark is "MACHINE NAMESPACE START", so that what lies before the last space is the place.
+        reader_place, _, _ = process_mark(os.getpid()).rpartition(" ")
+        writer_place, _, _ = self.process.rpartition(" ")
+        if not self.process or writer_place != reader_place:
             return None
         mark_now = process_mark(self.pid)
         if not mark_now and _is_of_another_user(self.pid):
