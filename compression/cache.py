@@ -112,12 +112,17 @@ class SlotCache(Slots, Cache):
         self.live += 1
         self._set_length(slot, length)
         self.positions[slot, ..., :length] = torch.arange(length, device=self.device)
+        # An earlier sequence may have left NaN where this prompt writes nothing.
+        for memory in (*self.storage.tensors, *self._fixed):
+            memory[slot] = 0
         self.storage.admit(slot, prefill)
         # An empty `Prefill` has no windows and no states.
-        for index, window in enumerate(self.windows):
-            window.admit(slot, prefill.windows[index] if prefill.windows else None, length)
-        for index, linear in enumerate(self.linears):
-            linear.admit(slot, prefill.states[index] if prefill.states else None)
+        if prefill.windows:
+            for window, rows in zip(self.windows, prefill.windows, strict=True):
+                window.admit(slot, rows, length)
+        if prefill.states:
+            for linear, states in zip(self.linears, prefill.states, strict=True):
+                linear.admit(slot, states)
         for recorder in self.recorders.values():
             recorder.admit(slot, prefill)
         return slot
@@ -251,9 +256,11 @@ def _check_window(layer: int, window: int | None, sliding_window: int, rows: int
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
     """Attend as `slot_attention` does in a prefill: each token to itself and to all earlier ones."""
     earlier = key.shape[2] - query.shape[2]  # tokens of earlier chunks, which `is_causal` does not know
-    mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril(earlier)
+    mask = None
+    if earlier:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril(earlier)
     output = nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask if earlier else None, is_causal=not earlier, scale=scaling, enable_gqa=True
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=True
     )
     return output.transpose(1, 2)
 

@@ -85,12 +85,8 @@ class WindowLayer(_Layer):
         self.tensors = [torch.zeros(size, dtype=shape.dtype, device=cache.device) for _ in range(2)]
         self.keys, self.values = self.tensors
 
-    def admit(self, slot: int, rows: tuple[Tensor, Tensor] | None, length: int) -> None:
-        """Write the newest rows of a prompt of `length` tokens, [kv_heads, tokens, head_dim] each; None: no prompt."""
-        for memory in self.tensors:
-            memory[slot] = 0  # an earlier sequence may have left NaN
-        if rows is None:
-            return
+    def admit(self, slot: int, rows: tuple[Tensor, Tensor], length: int) -> None:
+        """Write the newest rows of a prompt of `length` tokens, [kv_heads, tokens, head_dim] each."""
         for memory, new in zip(self.tensors, rows, strict=True):
             newest = new[:, -self.window :]
             places = torch.arange(length - newest.shape[1], length, device=memory.device) % self.window
@@ -165,10 +161,10 @@ class LinearLayer(LinearAttentionLayer):
         self.has_previous_state = {0: True}  # so that they read the states also before the first token, as zeros
         self._cache = weakref.proxy(cache)
 
-    def admit(self, slot: int, states: list[Tensor] | None) -> None:
-        """Write the states after a prompt; None: zeros, for a text without tokens."""
-        for index, tensor in enumerate(self.tensors):
-            tensor[slot] = 0 if states is None else states[index]
+    def admit(self, slot: int, states: list[Tensor]) -> None:
+        """Write the states after a prompt."""
+        for tensor, state in zip(self.tensors, states, strict=True):
+            tensor[slot] = state
 
     def read(self, index: int) -> Tensor:
         """Return a state of each token's slot, [tokens, ...]; zero beyond the step's own tokens."""

@@ -35,7 +35,7 @@ class Storage(ABC):
 
     @abstractmethod
     def admit(self, slot: int, prefill: Prefill) -> None:
-        """Write a prompt's rows into a slot."""
+        """Write a prompt's rows into a slot; its memory is zero before."""
 
     def place(self) -> None:  # noqa: B027
         """Make room for the rows of a step's tokens, unless they lie behind the older rows."""
@@ -102,8 +102,6 @@ class WholeRows(Storage):
         self.lines = (first + cache.write_at[:, None]).flatten()
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        for memory in self.tensors:
-            memory[slot] = 0  # an earlier sequence may have left NaN
         for layer, pair in enumerate(prefill.rows):
             for memory, numbers in self._stored(layer, *pair):
                 memory[slot, :, : prefill.length] = numbers
@@ -217,8 +215,7 @@ class Fp8Rows(WholeRows):
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
         """Return the stored numbers in the model's precision."""
         keys, values, *scales = self._rows(layer, slot, length)
-        key_scale = scales[0] if scales else None
-        value_scale = scales[1] if scales else None
+        key_scale, value_scale = scales or (None, None)
         dtype = self.cache.shape.dtype
         keys = widened(keys, key_scale, torch.float32).to(dtype)
         return keys, widened(values, value_scale, torch.float32).to(dtype)
@@ -302,8 +299,6 @@ class PackedRows(_Packing):
         """Quantize all rows except the newest tokens' rows, which go to `newest`."""
         old = max(0, prefill.length - self.residual)
         self.counts[slot] = old
-        for memory in self.tensors:
-            memory[slot] = 0  # an earlier sequence may have left NaN where this prompt writes nothing
         places = torch.arange(old, prefill.length, device=self.newest.device) % self.residual
         for layer, (keys, values) in enumerate(prefill.rows):
             rows = self._multiplied(torch.stack([keys, values]), self._forth)
@@ -429,8 +424,6 @@ class KiviRows(_Packing):
         self.tensors = (self.keys, self.values, self.newest, *self.scales)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        for memory in self.tensors:
-            memory[slot] = 0  # an earlier sequence may have left NaN
         for layer, rows in enumerate(prefill.rows):
             self._write_all(slot, layer, self._multiplied(torch.stack(rows), self._forth))
 
@@ -465,10 +458,10 @@ class KiviRows(_Packing):
             return output, None if mass is None else mass[..., :rows_read]  # whole groups may reach beyond them
         # The slot's rows as they are packed at the last of its tokens.
         packed = torch.cat(whole_kivi_rows(*stored, counts[-1:], **options))[:, :, :rows_read]
-        # The rows that this chunk has packed, as they were before; else none.
-        first, rows = self._leaving.get(piece.slots.start, (0, self.newest[0, :, :, :, :0]))
         whole = packed.clone()
-        whole[:, :, first : first + rows.shape[-2]] = rows[layer]
+        if piece.slots.start in self._leaving:  # the rows that this chunk has packed, as they were before
+            first, rows = self._leaving[piece.slots.start]
+            whole[:, :, first : first + rows.shape[-2]] = rows[layer]
         return self._attend_at_own_step(query, packed, whole, counts[:, None], lengths, how)
 
     def keep(self, slot: int, keep: Tensor) -> None:

@@ -38,7 +38,8 @@ class RPC(ObservationPolicy):
         # `written`: tokens of the text so far; `length`: rows in the cache; `fullest`: the most rows so far.
         written = length = fullest = question_length
         for evictions in range(max_new_tokens):
-            due = max(self.trigger(question_length, evictions) or 0, length) + 1  # rows at the next eviction
+            # Rows at the next eviction. The trigger is never None here: only its type says so.
+            due = max(self.trigger(question_length, evictions) or 0, length) + 1
             written += due - length
             if written > unpruned:  # the text ends before this eviction
                 break
