@@ -281,12 +281,12 @@ def decayed_mass(
     positions = torch.arange(length, device=key.device)
     total = torch.zeros(kv_heads, length, device=key.device)
     for end in range(length, 0, -block):  # from the newest queries, which weigh most, to the oldest
-        rows = positions[max(0, end - block) : end]
-        weights = decay ** (length - 1 - rows).double()
+        queries = positions[max(0, end - block) : end]
+        weights = decay ** (length - 1 - queries).double()
         if not weights.float().any():
             break
-        logits = torch.matmul(grouped[:, :, rows], keys[:, :, :end].transpose(-1, -2)) * scaling
-        logits = capped(logits, softcap).masked_fill(positions[:end] > rows[:, None], float("-inf"))
+        logits = torch.matmul(grouped[:, :, queries], keys[:, :, :end].transpose(-1, -2)) * scaling
+        logits = capped(logits, softcap).masked_fill(positions[:end] > queries[:, None], float("-inf"))
         paid = attention_weights(logits, head_sinks)
         total[:, :end] += (paid * weights.float()[:, None]).sum(dim=(1, 2))
     return total

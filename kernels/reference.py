@@ -196,9 +196,9 @@ def decode_attention(
     Logits are float32 or wider, also for 16-bit rows: biases of queries and keys (Qwen2) lift all logits of a query far
     above their differences, which 8 or 11 bits would round away.
     """
-    how: dict[str, Any] = {"scaling": scaling, "return_mass": return_mass, "sinks": sinks, "softcap": softcap}
     if keys.itemsize == 1 or (keys.itemsize == 2 and keys.device.type == "cpu"):
         # `unseen` is not passed on: it is made again for the few slots that are widened together.
+        how: dict[str, Any] = {"scaling": scaling, "return_mass": return_mass, "sinks": sinks, "softcap": softcap}
         return _attend_widened(query, (keys, values), scales, lengths, how)
     slots, kv_heads, capacity, head_dim = keys.shape
     grouped = query.reshape(slots, kv_heads, -1, head_dim)  # [slots, kv_heads, group, head_dim]

@@ -122,10 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if name == "judge" and not asks_help:
                 from kvsweep.harness.judge import remove_verdicts
 
-                readable = judge.make_context(name, words[1:], resilient_parsing=True)
+                parsed = judge.make_context(name, words[1:], resilient_parsing=True)
                 # Without a file, as where an option is unknown, nothing is removed: any word may be a file to read.
-                if readable.params["files"]:
-                    remove_verdicts(readable.params)
+                if parsed.params["files"]:
+                    remove_verdicts(parsed.params)
             # Without a command's name all that is left is the help.
             with program.make_context("kvsweep", words if name else ["--help"]) as context:
                 program.invoke(context)
