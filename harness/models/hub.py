@@ -80,8 +80,8 @@ def commit_of(place: str, revision: str | None) -> str:
     return commit
 
 
-def from_place(load: Callable[..., Loaded], place: str, revision: str | None) -> Loaded:
-    """Return what `load`, a `from_pretrained`, reads from a folder, from the cache if a commit pins it, or the hub."""
+def from_place(load: Callable[..., Loaded], place: str, commit: str | None) -> Loaded:
+    """Return what `load`, a `from_pretrained`, reads from a folder, from the cache if it has the commit, or the hub."""
     if Path(place).is_dir():
         return load()
     if not is_id(place):
@@ -89,10 +89,8 @@ def from_place(load: Callable[..., Loaded], place: str, revision: str | None) ->
         raise UserError(f"model.path={place} {neither}: name the one or the other.")
     from huggingface_hub import try_to_load_from_cache
 
-    is_cached = False
-    if revision is not None and _COMMIT.fullmatch(revision):
-        # The cache knows the last file that loading a model asks for, even if the hub does not have it.
-        is_cached = try_to_load_from_cache(place, "generation_config.json", revision=revision) is not None
+    # The cache knows the last file that loading a model asks for, even if the hub does not have it.
+    is_cached = try_to_load_from_cache(place, "generation_config.json", revision=commit) is not None
     if is_cached or not is_reachable():
         return load(local_files_only=True)
     return load()

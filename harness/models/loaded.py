@@ -77,7 +77,7 @@ class FusedStep:
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states [tokens, hidden_size] of tokens at positions [tokens]; `cache` has begun the step."""
-        states = functional.embedding(tokens, self.embedding.weight)
+        states = self.embedding(tokens)
         update = None  # what the last block adds to the states; each norm adds it first, in one kernel
         cos, sin = self._turns(positions, states.dtype)
         operations = cache.operations
@@ -85,6 +85,7 @@ class FusedStep:
             states, normed = operations.add_norm(states, update, *layer.norm)
             # The heads of queries, keys and values side by side.
             heads = cache.linear(normed, layer.qkv, layer.qkv_bias).view(len(tokens), -1, self.head_dim)
+            # This also writes the keys and values into the layer's memory.
             query = memory.rotate(heads, cos, sin, q_heads=self.q_heads, norms=layer.head_norms)
             mixed = memory.attend(query, {"scaling": self.scaling}).flatten(1)
             update = cache.linear(mixed, layer.out.weight, layer.out.bias)
@@ -158,7 +159,7 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        return next(self.network.parameters()).device
+        return self.network.device
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -208,7 +209,10 @@ class LoadedModel:
         return StepProducts(self.network)
 
     def step_hidden(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        """Last hidden states [tokens, hidden_size] of a step that the cache has begun; more tokens may fill a block."""
+        """Return last hidden states [tokens, hidden_size] of tokens at positions [tokens]; `cache` has begun the step.
+
+        Behind the step's own tokens may stand padding, up to `cache.step_tokens`; its hidden states mean nothing.
+        """
         if self.fused_step is not None:
             return self.fused_step(tokens, positions, cache)
         inputs = {"input_ids": tokens[:, None], "position_ids": positions[:, None]}
@@ -354,6 +358,8 @@ class OwnHead:
 
 @dataclass
 class _Output(MoeModelOutputWithPast):
+    """What a network reads of its layers' output: some families read their experts' logits, GPT-2 cross attentions."""
+
     cross_attentions: Any = None
 
 

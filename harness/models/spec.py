@@ -140,10 +140,16 @@ class ModelSpec:
 
         from kvsweep.compression.cache_rows import CacheShape
 
-        kinds = self.layer_kinds if self.layers < len(self.layer_kinds) else ()  # (): all are full
-        shared_names = ("layers", "window", "states", "q_heads", "kv_heads", "head_dim")  # fields of both classes
-        shared_values = {name: getattr(self, name) for name in shared_names}
-        return CacheShape(kinds=kinds, dtype=getattr(torch, dtype), **shared_values)
+        return CacheShape(
+            layers=self.layers,
+            kinds=self.layer_kinds,
+            window=self.window,
+            states=self.states,
+            q_heads=self.q_heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            dtype=getattr(torch, dtype),
+        )
 
 
 _REFUSED_FIELDS = {
