@@ -59,7 +59,8 @@ def _same_percent(signed: str, bare: str, *, by_answer: bool) -> tuple[bool, str
         return None
     number = match[1]
     size = abs(_form(number, has_i=False, one_case=True).evalf())  # a number has neither i nor letters
-    may_be_hundredth = size <= 100 or not by_answer  # 500% may be 5, but a gold of 5 may also be 5%
+    # The answer 5 is right for the gold 500%, but 500% is wrong for the gold 5, which may be a percentage without sign.
+    may_be_hundredth = size <= 100 or not by_answer
     if may_be_hundredth and _same(rf"\frac{{{number}}}{{100}}", bare)[0]:
         return True, "a percent is a hundredth"
     if by_answer and size < 1:
@@ -186,6 +187,7 @@ def _same_otherwise(answer: str, gold: str, also_named: re.Pattern[str] = _NAME)
         if chain:
             return _same(chain, gold)
     is_union = kind in ("list", r"list \lor") and r"\cup" in gold  # x < 1 or x > 2 for two intervals
+    # A list with commas alone also stands for one with "and" or "or".
     if is_union or (kind == "list" and gold_kind.startswith("list")):
         pieces, _ = split(gold, (r"\cup", r"\land", r"\lor"))
         return _same_parts(parts, pieces, ordered=False)
@@ -203,18 +205,18 @@ def _same_equation(
     left = parts[0].strip()
     is_named = bool(_NAME.fullmatch(_INDICES.sub("", left).strip()) or also_named.fullmatch(left))
     are_equations = is_equation and set(gold_kind.split()) == {"="}
-    # x = a = b beside another equation: each of its parts, as x = a, must say the same as the gold.
-    if are_equations and is_named and len(parts) > 2:
-        parts = [f"{parts[0]} = {part}" for part in parts]
     is_of_tuples = is_equation and len(parts) == 2 and parts[0].startswith("(")  # (n, k) = (2, 3)
     if is_of_tuples and gold_kind == "list":
         _, names = _structure(parts[0])
-        _, values = _structure(parts[1])
-        if len(names) != len(values):
+        _, numbers = _structure(parts[1])
+        if len(names) != len(numbers):
             return None
-        equations = [f"{name} = {value}" for name, value in zip(names, values, strict=True)]
+        equations = [f"{name} = {number}" for name, number in zip(names, numbers, strict=True)]
         return _same_parts(equations, gold_parts, ordered=False)
     values = parts[1:] if is_named else parts
+    # x = a = b beside another equation: each of its parts, as x = a, must say the same as the gold.
+    if are_equations and is_named and len(parts) > 2:
+        values = [f"{parts[0]} = {value}" for value in values]
     equal = all(_same(value, gold)[0] for value in values)
     return equal, "the value of a name: an equation is a value only if its left side is a single name"
 
@@ -241,7 +243,10 @@ def _chained(lower: str, upper: str) -> str | None:
 def _same_relation(kind: str, parts: list[str], gold: list[str]) -> tuple[bool, str]:
     """Equal side by side, or a constant multiple once all stands on one side."""
     is_symmetric = kind in ("=", r"\neq")
-    if _equal_in_order(parts, gold) or (is_symmetric and _equal_in_order(parts[::-1], gold)):
+    is_same, _ = _same_parts(parts, gold, ordered=True)
+    if is_symmetric and not is_same:
+        is_same, _ = _same_parts(parts[::-1], gold, ordered=True)
+    if is_same:
         return True, "relations with equal sides"
     can_be_calculated = len(parts) == 2 and kind != r"\in" and not _AS_WRITTEN.search("".join((*parts, *gold)))
     if can_be_calculated:
@@ -256,10 +261,6 @@ def _same_relation(kind: str, parts: list[str], gold: list[str]) -> tuple[bool, 
             if is_lowest and (ratio > 0 or (ratio < 0 and is_symmetric)):
                 return True, "the same relation with all on one side"
     return False, "another relation"
-
-
-def _equal_in_order(parts: list[str], gold: list[str]) -> bool:
-    return all(_same(part, gold_part)[0] for part, gold_part in zip(parts, gold, strict=True))
 
 
 _OPTION = re.compile(r"\(?([A-F])\)?")

@@ -44,7 +44,7 @@ class Words(NamedTuple):
     unit: str
 
 
-def read_words(text: str, *, single: bool = False) -> Words | None:
+def read_words(text: str, *, single: bool) -> Words | None:
     """What the words behind a number say, or None if one of them is not known; `single` if the number is 1."""
     text = re.sub(r"[{}^]|\\cdot|\\[,;: ]|[()]", " ", text).replace(".", "")  # "sq." is "sq"
     text = re.sub(r"\bdeg(?:ree)?s?\s+(C|F)[a-z]*(?![a-z])", r"deg\1", text)  # degrees Celsius -> degC

@@ -57,7 +57,7 @@ class Values:
         self._digits = _DIGITS[0]
         self._is_real = True  # only real values count, and a complex one is undefined
 
-    def equal(self, left: Any, right: Any, slack: float = 1e-18) -> bool:
+    def equal(self, left: Any, right: Any, slack: float) -> bool:
         """Whether two forms agree within `slack` times the right one's size, or `slack` where its size is above 1.
 
         Raises NoValue or TooLarge if they agree at too few points to tell.
@@ -68,14 +68,14 @@ class Values:
         fewest = _FEWEST if names else 1
         for only_real in (True, False):  # where no real point lies in both domains, complex points tell
             self._is_real = only_real and not self._has_i  # with i, real points have complex values
-            points = self._points_of_agreement(left, right, _points(names, is_real=only_real), slack)
-            if points is None:
+            agreements = self._agreements(left, right, _points(names, is_real=only_real), slack)
+            if agreements is None:
                 return False
-            if points >= fewest:
+            if agreements >= fewest:
                 return True
         raise self._too_large or NoValue("too few points of a common domain")
 
-    def _points_of_agreement(self, left: Any, right: Any, points: Iterator[dict[str, Any]], slack: float) -> int | None:
+    def _agreements(self, left: Any, right: Any, points: Iterator[dict[str, Any]], slack: float) -> int | None:
         """Return at how many points of their common domain two forms agree, None if they differ at one."""
         from sympy import Abs
 
@@ -266,7 +266,8 @@ class Values:
         if _is_whole(exponent):
             return number ** int(exponent)
         is_negative = self._is_real and not isinstance(number, mpmath.mpc) and number < 0
-        if is_negative and _is_odd_root(exponent) and not form.exp.free_symbols:
+        is_odd_root = isinstance(exponent, Fraction) and exponent.denominator % 2 == 1
+        if is_negative and is_odd_root and not form.exp.free_symbols:
             # As in schools, and not the principal root: (-8)^{1/3} is -2. An exponent with names is no root, and it may
             # only by chance be an odd one at a point.
             sign = (-1) ** exponent.numerator
@@ -304,10 +305,6 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, Fraction) and value.denominator == 1
 
 
-def _is_odd_root(exponent: Any) -> bool:
-    return isinstance(exponent, Fraction) and exponent.denominator % 2 == 1
-
-
 def _bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
 
@@ -321,19 +318,20 @@ def _points(names: Sequence[str], *, is_real: bool) -> Iterator[dict[str, Any]]:
     def broken() -> Fraction:
         return Fraction(random.randrange(1, _PRIME), _PRIME)
 
-    def complex_number() -> Any:
-        return mpc(float(2 * broken() - 1), float(2 * broken() - 1))
+    def signed() -> Fraction:
+        """Draw a number between -1 and 1."""
+        return 2 * broken() - 1
 
     tries = _TRIES if names else 1  # without names every point is the same
     for count in range(tries):
         # In turn small whole numbers, positive fractions up to 100, and fractions of both signs. Without `is_real`
         # every second point is complex instead.
         if not is_real and count % 2:
-            yield {name: complex_number() for name in names}
+            yield {name: mpc(float(signed()), float(signed())) for name in names}
         elif count % 3 == 0:
             first = {name: Fraction(count // 3 + 1) for name in names[:1]}
             yield first | {name: Fraction(random.randint(1, 8)) for name in names[1:]}
         elif count % 3 == 1:
             yield {name: broken() * 10 ** (count // 8) for name in names}
         else:
-            yield {name: (broken() * 2 - 1) * (count // 4 + 1) for name in names}
+            yield {name: signed() * (count // 4 + 1) for name in names}
