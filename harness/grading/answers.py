@@ -57,10 +57,10 @@ def judge(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict[s
     reading = msgspec.convert(rule or {}, Rule)
     if stop_reason != "stop" and reading.answer_from != "anywhere":
         return Verdict(None, "truncated", "the completion was cut off")
-    stated = stated_answer(text, kind, reading)
-    if stated is None:
+    statement = stated_answer(text, kind, reading)
+    if statement is None:
         return Verdict(None, "no_answer", "no thinking that ends, no last box that closes, and no statement")
-    place, answer = stated
+    place, answer = statement
     try:
         # A gold of another kind was refused before (`grader._read_golds`); here it would equal nothing.
         is_equal, why, answer_form, gold_form = _compared(answer, canonical_gold(gold, kind) or "", kind)
@@ -79,7 +79,7 @@ def _compared(answer: str, gold: str, kind: AnswerKind) -> tuple[bool, str, str,
         return answer == gold, "long answers must be written the same", answer, gold
     if kind == "expression":
         return compare(answer, gold)
-    value = _shifted(answer)
+    value = _without_decimal_point(answer)
     if re.search(r"\d\.\d", value):  # a decimal that no power of ten makes whole
         return False, "an integer has no decimals", answer, gold
     return compare(value, gold)
@@ -93,7 +93,7 @@ def prepare() -> None:
 _DECIMAL_POWER = re.compile(r"(\d)\.(\d+)\s*(?:\\cdot|×)\s*10\s*\^(\{)?(\d+)(?(3)\})")
 
 
-def _shifted(answer: str) -> str:
+def _without_decimal_point(answer: str) -> str:
     r"""The answer with a decimal's point moved into its power of ten: `1.5 \times 10^3` as `15 \cdot 10^{2}`."""
     if "." not in answer:
         return answer
@@ -106,7 +106,7 @@ def _shift_point(decimal: re.Match[str]) -> str:
     return rf"{whole}{places} \cdot 10^{{{int(power) - len(places)}}}"
 
 
-def stated_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> Statement | None:
+def stated_answer(text: str, kind: AnswerKind, rule: Rule) -> Statement | None:
     r"""The answer that a completion states, and where (`find_statement`), or None if it states none.
 
     An integer comes as canonical decimal text, a letter as one of A to D; what is neither stands as written.
@@ -114,22 +114,22 @@ def stated_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> Statement
     part = answer_part(text, rule.tags) if rule.answer_from == "after_think" else without_end(text)
     if part is None:  # the thinking never ends
         return None
-    stated = find_statement(part, kind)
-    if stated is None and rule.answer_from == "anywhere" and kind != "letter":
+    statement = find_statement(part, kind)
+    if statement is None and rule.answer_from == "anywhere" and kind != "letter":
         numbers = re.findall(r"-?[0-9][0-9,.]*+", part)
         if numbers:
-            stated = Statement("the last number", numbers[-1])
-    if stated is None or not stated.value:
+            statement = Statement("the last number", numbers[-1])
+    if statement is None or not statement.value:
         return None
     if kind == "integer":
-        number = parse_integer(stated.value)
+        number = parse_integer(statement.value)
         if number is None:
-            boxed = {parse_integer(value) for value in stated.value.split(", ")}  # so `statements` joins boxes
+            boxed = {parse_integer(value) for value in statement.value.split(", ")}  # so `statements` joins boxes
             if len(boxed) == 1:  # 70 and 070 in two boxes are one answer
                 number = boxed.pop()
         if number is not None:
-            return stated._replace(value=number)
-    return stated
+            return statement._replace(value=number)
+    return statement
 
 
 def canonical_gold(gold: str, kind: AnswerKind) -> str | None:

@@ -152,7 +152,7 @@ def plain_characters(text: str) -> str:
     return text if text.isascii() else text.translate(_PLAIN)
 
 
-def _shifted(form: str) -> str:
+def _pattern_of(form: str) -> str:
     """Return a pattern of the digits and signs that Unicode has raised (`<super>`) or lowered (`<sub>`)."""
     chars = ""
     # From the degree sign to the end of the arrows, where those of plain digits lie; "No": numbers, "Sm": signs.
@@ -162,7 +162,7 @@ def _shifted(form: str) -> str:
     return f"[{chars}]+"
 
 
-_SUPER, _SUB = _shifted("<super>"), _shifted("<sub>")
+_SUPER, _SUB = _pattern_of("<super>"), _pattern_of("<sub>")
 _SHAPED = re.compile(
     rf"(?P<over>{_SUPER})\u2044(?P<under>{_SUB})|(?P<up>{_SUPER})|(?P<down>{_SUB})|[\u2044\xbc-\u215e]"
 )
