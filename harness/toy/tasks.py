@@ -129,10 +129,10 @@ def is_held_out(question: str) -> bool:
 
 
 @lru_cache  # a sweep's jobs ask for the same problems, and most drawn problems are thrown away
-def problems(task: str, count: int = EVAL_COUNT, seed: int = 0) -> tuple[ToyProblem, ...]:
+def problems(task: str, count: int = EVAL_COUNT) -> tuple[ToyProblem, ...]:
     """Return a task's evaluation problems: distinct, held out of training, the same on every machine."""
     spec = TASKS[task]
-    rng = Random(f"kvsweep-toy-{task}-eval-{seed}")
+    rng = Random(f"kvsweep-toy-{task}-eval-0")
     by_question: dict[str, ToyProblem] = {}
     while len(by_question) < count:
         number = len(by_question)

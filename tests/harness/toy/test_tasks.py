@@ -80,12 +80,11 @@ def test_problems_are_distinct_and_of_the_chosen_sizes(task):
     assert {p.size for p in found} == set(TASKS[task].eval_sizes)
     assert found[7].id == f"{task}-007"
     assert problems(task, count=10) == found[:10]
-    assert not {p.question for p in problems(task, seed=1)} & {p.question for p in found}
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_training_never_sees_an_evaluation_problem(task):
-    assert all(is_held_out(p.question) for seed in range(3) for p in problems(task, seed=seed))
+    assert all(is_held_out(p.question) for p in problems(task))
     stream = training_problems(task, Random("any"), TASKS[task].train_sizes)
     assert not any(is_held_out(next(stream).question) for _ in range(500))
 
