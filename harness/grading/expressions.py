@@ -83,7 +83,8 @@ def _same(answer: str, gold: str) -> tuple[bool, str]:
     kind, parts = _structure(answer)
     gold_kind, gold_parts = _structure(gold)
     if kind != gold_kind:
-        # In either direction; only an answer may add the sum that was asked for, as in m + n = 5.
+        # Either side may be the one that says more, as x = 5 for 5. An answer, but no gold, may also name the sum that
+        # the problem asks for (`_SUM`), as m + n = 5 for 5.
         verdict = _same_otherwise(answer, gold, _SUM) or _same_otherwise(gold, answer)
         return verdict or (False, f"another structure: {kind} for {gold_kind}")
     if kind == "expression":
@@ -255,7 +256,7 @@ def _same_relation(kind: str, parts: list[str], gold: list[str]) -> tuple[bool, 
             gold_difference = f"({gold[0]}) - ({gold[1]})"
             left, right, values = _parsed(difference, gold_difference)
             ratio = values.ratio(left, right) or 0.0  # 0: no constant multiple
-            # 4x = 8 for x = 2 is not in lowest terms.
+            # 4x = 8 for x = 2 is not in lowest terms, but 2y = x is the gold y = x/2 without its fraction.
             is_lowest = abs(ratio) < 1.000001 or any(re.search(r"\\frac|/|\.", side) for side in gold)
             # A negative factor turns an inequality round.
             if is_lowest and (ratio > 0 or (ratio < 0 and is_symmetric)):

@@ -283,7 +283,7 @@ def _check_spaces(model: LoadedModel) -> None:
     splitter = model.tokenizer.backend_tokenizer.pre_tokenizer
     if model.config.gguf is None or not isinstance(splitter, pre_tokenizers.Metaspace):
         return
-    if splitter.prepend_scheme != "first":
+    if splitter.prepend_scheme != "first":  # "never": the file says that no space is added
         return
     text = model.dialogue.asked("?")
     ids = model.dialogue.encode(text)
