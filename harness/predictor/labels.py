@@ -18,7 +18,7 @@ from tqdm import tqdm
 from kvsweep.compression.cache_rows import Prefill
 from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.predictor.recipe import LABEL_KINDS, LabelKind, Recipe, Target
+from kvsweep.harness.predictor.recipe import LABEL_KINDS, LabelKind, Recipe
 from kvsweep.harness.predictor.traces import Trace
 from kvsweep.kernels.implementation import Implementation, operations
 from kvsweep.messages.errors import UserError
@@ -48,14 +48,14 @@ class LabelPass(Prefill):
             raise UserError(f"{plain}: choose another model.")
         self.layers += 1
         for kind in self.kinds:
-            heads = self.label(query[0], key[0], kind=kind, scaling=scaling)
+            label_by_head = self.label(query[0], key[0], kind=kind, scaling=scaling)  # [kv_heads, length]
             is_largest = kind == "far_max"
-            layer = heads.amax(dim=0) if is_largest else heads.mean(dim=0)
+            label = label_by_head.amax(dim=0) if is_largest else label_by_head.mean(dim=0)
             if kind not in self.totals:
-                self.totals[kind] = layer
+                self.totals[kind] = label
             else:
                 combine = torch.maximum if is_largest else torch.add
-                self.totals[kind] = combine(self.totals[kind], layer)
+                self.totals[kind] = combine(self.totals[kind], label)
 
     def result(self) -> dict[LabelKind, Tensor]:
         """Each kind's label of every token, [length]: the mean over layers and heads, or the largest for far_max."""
@@ -209,7 +209,7 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
         _, labels = stored.read()
         scores = torch.full((len(trace.token_ids),), torch.nan)
         # Labels begin `lead` tokens before the thinking.
-        scores[trace.think_start : trace.think_end] = target(labels, recipe.label, recipe.target)[lead:]
+        scores[trace.think_start : trace.think_end] = target(labels, recipe)[lead:]
         targets[f"{trace.problem_id}/{trace.draw}"] = torch.tensor(trace.token_ids), scores
     path = recipe.out / f"oracle_{'_'.join(recipe.label)}.safetensors"
     card = {"hidden_size": manifest["hidden_size"], "model_weights": manifest["model"]["weights"]}
@@ -217,18 +217,18 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
     return path
 
 
-def target(labels: Labels, kinds: Sequence[LabelKind], scale: Target | None = "standardised") -> Tensor:
-    """Return what a head learns of a trace's labels, [T]; NaN where a label is missing. No recipe has `scale` None.
+def target(labels: Labels, recipe: Recipe) -> Tensor:
+    """Return what a head learns of a trace's labels, [T]; NaN where a label is missing.
 
-    `standardised` is the sum of the labels of these kinds, each standardised, scaled to 0 to 1. The code of DynTS
+    `standardised` is the sum of the recipe's kinds of labels, each standardised, scaled to 0 to 1. The code of DynTS
     (Robin930/DynTS a55dc37, verl_sft_fsdp.py 1390-1410) scales the mean attention x of one kind, alike in all traces:
     10 / 0.3 * x ** 0.3 (`power`) for R1-Distill-Qwen-7B, and 10,000 * x (`linear`) for R1-Distill-Llama-8B.
     """
-    if scale == "standardised":
-        standardised = [standardise(labels[kind].float()) for kind in kinds]
+    if recipe.target == "standardised":
+        standardised = [standardise(labels[kind].float()) for kind in recipe.label]
         return standardise(torch.stack(standardised).sum(dim=0))
-    [kind] = kinds
-    if scale == "linear":
+    [kind] = recipe.label
+    if recipe.target == "linear":
         return labels[kind] * 10_000
     return labels[kind] ** 0.3 / 0.3 * 10
 

@@ -103,7 +103,7 @@ def read_traces(traces: Sequence[StoredTrace], recipe: Recipe, rules: WholeTrace
         hidden, labels = trace.read()
         rounded = {kind: label.to(dtype) for kind, label in labels.items()}
         states.append(hidden)
-        goals.append(target(rounded, recipe.label, recipe.target))
+        goals.append(target(rounded, recipe))
     return torch.cat(states).to(dtype), torch.cat(goals)
 
 

@@ -26,7 +26,7 @@ from kvsweep.messages.errors import UserError
 from kvsweep.run_files.safe_files import replacing
 
 # The settings of a recipe that decide a head's weights.
-_FIXED = ("label", "target", "widths", "epochs", "lr", "weight_decay", "batch", "rank_weight", "held_out", "seed")
+_CONDITIONS = ("label", "target", "widths", "epochs", "lr", "weight_decay", "batch", "rank_weight", "held_out", "seed")
 # Eval counts how many of the true top 20% of tokens are in the predicted top 20%, 30%, ..., and compares the mean true
 # and predicted importance in ten equal parts of the thinking.
 TOP, DEPTHS, BINS = 0.2, (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), 10
@@ -36,13 +36,13 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     """Fit the predictor; write a checkpoint after each epoch; return its folder."""
     recipe, model = settings.recipe, settings.model
     device = device_of(model)
-    # A checkpoint of other values is not continued.
-    fixed = {name: manifest[name] for name in ("data", "min_distance")}
-    fixed |= {name: getattr(recipe, name) for name in _FIXED}
-    fixed["model_weights"] = manifest["model"]["weights"]
+    # A checkpoint made under other conditions is not continued.
+    conditions = {name: manifest[name] for name in ("data", "min_distance")}
+    conditions |= {name: getattr(recipe, name) for name in _CONDITIONS}
+    conditions["model_weights"] = manifest["model"]["weights"]
     torch.manual_seed(recipe.seed)
     if recipe.whole_traces:
-        fixed |= {"lead": manifest.get("lead", 0), "whole_traces": asdict(recipe.whole_traces)}
+        conditions |= {"lead": manifest.get("lead", 0), "whole_traces": asdict(recipe.whole_traces)}
         fitting = trace_fitting(recipe, recipe.whole_traces, manifest, device)
     else:
         fitting = token_fitting(recipe, manifest, device)
@@ -50,11 +50,11 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     recipe.head.mkdir(parents=True, exist_ok=True)
     path = recipe.head / "checkpoint.pt"
     parts: dict[str, Any] = {"head": head, "optimizer": fitting.optimizer, "schedule": fitting.schedule}
-    start = _resume(path, fixed, parts, device)
+    start = _resume(path, conditions, parts, device)
     for epoch in tqdm(range(start, recipe.epochs), desc=f"train {'+'.join(recipe.label)}"):
         torch.manual_seed(recipe.seed + epoch)  # so that a resumed epoch draws as in one go
-        fitted = fitting.fit_epoch(epoch)
-        if not fitted:
+        tokens = fitting.fit_epoch(epoch)
+        if not tokens:
             nothing = f"no token of {manifest['traces']} traces is left to fit, with recipe.held_out={recipe.held_out}"
             distance = f"recipe.min_distance={manifest['min_distance']}"
             raise UserError(f"{nothing} and {distance}: write more traces, or lower the distance.")
@@ -63,22 +63,22 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
             raise UserError(f"{lost}: choose a smaller one.")
         state = {name: part.state_dict() for name, part in parts.items()}
         with replacing(path) as temporary:
-            torch.save({"settings": fixed, "epoch": epoch + 1, **state}, temporary)
+            torch.save({"settings": conditions, "epoch": epoch + 1, **state}, temporary)
     place = Path(model.place).name if model.files() else model.place  # a hub id, or a folder's name without its path
     of_model = {"model": model.name, "model_path": place, "model_revision": model.revision}
     counts = {name: manifest[name] for name in ("traces", "tokens")}
     questions = {"questions": read_questions(recipe.out)}
-    card = {**fixed, **of_model, **counts, **questions, "versions": describe_code()["packages"]}
+    card = {**conditions, **of_model, **counts, **questions, "versions": describe_code()["packages"]}
     save_predictor(head.to(torch.bfloat16), recipe.head, card)
     return recipe.head
 
 
-def _resume(path: Path, fixed: Mapping[str, Any], parts: Mapping[str, Any], device: torch.device) -> int:
-    """Load the parts' states from a checkpoint with these fixed values; return its epochs, 0 without one."""
+def _resume(path: Path, conditions: Mapping[str, Any], parts: Mapping[str, Any], device: torch.device) -> int:
+    """Load the parts' states from a checkpoint made under these conditions; return its epochs, 0 without one."""
     if not path.exists():
         return 0
     checkpoint = torch.load(path, weights_only=True, map_location=device)
-    if checkpoint.get("settings") != fixed:
+    if checkpoint.get("settings") != conditions:
         return 0
     for name, part in parts.items():
         part.load_state_dict(checkpoint[name])
@@ -114,7 +114,7 @@ def fit_shard(
         if trace.held_out:
             continue
         trace_hidden, labels = trace.read()
-        trace_target = target(labels, recipe.label, recipe.target)
+        trace_target = target(labels, recipe)
         owners.append(torch.full_like(trace_target, len(targets)))
         states.append(trace_hidden)
         targets.append(trace_target)
@@ -161,7 +161,7 @@ def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
         if not trace.held_out:
             continue
         hidden, labels = trace.read()
-        goal = target(labels, recipe.label, recipe.target)
+        goal = target(labels, recipe)
         has_label = ~goal.isnan()
         if has_label.sum() < 2 * BINS:  # a tenth of fewer tokens has no mean worth the name
             continue
