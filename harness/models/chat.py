@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from kvsweep.harness.models.hub import lines_of
+from kvsweep.harness.models.hub import first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -53,7 +53,7 @@ def templated(
                 [messages], chat_template=template, add_generation_prompt=asks, **values
             )
     except Exception as error:  # a template may raise anything
-        raise TemplateFault(lines_of(error)[0][:200]) from error
+        raise TemplateFault(first_line(error)) from error
     texts_of_chats, _ = result  # the second says which tokens are the assistant's
     return texts_of_chats[0]
 
@@ -106,7 +106,7 @@ class ControlTokens:
         ids = self._control_ids(self._tokenizer(text, add_special_tokens=False).input_ids)
         return str(self._tokenizer.convert_ids_to_tokens(min(ids))) if ids else None  # the lowest, so always the same
 
-    def first_in(self, ids: list[int]) -> int | None:
+    def first_in(self, ids: Sequence[int]) -> int | None:
         """Return the first control token among the ids; None if there is none."""
         for token_id in ids:
             if token_id in self._texts:

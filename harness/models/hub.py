@@ -133,6 +133,11 @@ def lines_of(error: BaseException) -> list[str]:
     return str(error).strip().splitlines() or [type(error).__name__]
 
 
+def first_line(error: BaseException) -> str:
+    """Return the start of an error's message for another sentence: its first line without a full stop."""
+    return lines_of(error)[0].rstrip(".")[:200]
+
+
 def reason(place: str, revision: str | None, error: BaseException) -> str:
     """Return why a model or data set at `place` could not be read, and what to do."""
     cause: BaseException | None = error

@@ -19,7 +19,7 @@ from kvsweep.compression.cache import use_slot_attention
 from kvsweep.harness.models.config import ROLES, ModelConfig
 from kvsweep.harness.models.dialogue import OTHER_QUESTION
 from kvsweep.harness.models.generation import unapplied_settings
-from kvsweep.harness.models.hub import adapter_files, check_tensors, from_place, json_of, lines_of
+from kvsweep.harness.models.hub import adapter_files, check_tensors, first_line, from_place, json_of
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.notes import warnings_as_notes
 from kvsweep.harness.models.probe import check_steps, merge, text_part
@@ -171,12 +171,8 @@ def add_adapter(network: Any, folder: str, whole: Any = None) -> None:
         check_tensors(get_peft_model_state_dict(wrapped).keys() ^ names)
         merge(wrapped)  # into the network itself
     except Exception as error:  # a damaged file, a shape that does not fit: peft raises many errors
-        unfit = f"model.adapter={folder} cannot be added to the weights ({_first_line(error)})"
+        unfit = f"model.adapter={folder} cannot be added to the weights ({first_line(error)})"
         raise UserError(f"{unfit}: name another LoRA adapter, or null.") from error
-
-
-def _first_line(error: Exception) -> str:
-    return lines_of(error)[0].rstrip(".")[:200]
 
 
 def _check_planned(model: LoadedModel) -> None:
@@ -251,7 +247,7 @@ def _check_text(model: LoadedModel) -> None:
     except UserError:
         raise
     except Exception as error:  # each kind of tokenizer fails in its own way
-        lacks = f"model={name} has no chat template that takes a question ({_first_line(error)})"
+        lacks = f"model={name} has no chat template that takes a question ({first_line(error)})"
         raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from error
 
 

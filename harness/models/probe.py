@@ -16,7 +16,7 @@ from torch import Tensor
 from kvsweep.compression.cache import SLOT_ATTENTION, SlotCache
 from kvsweep.compression.cache_rows import CacheShape, LayerKind, Prefill
 from kvsweep.compression.policy import Selection
-from kvsweep.harness.models.hub import lines_of
+from kvsweep.harness.models.hub import first_line
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import rope_parts
 from kvsweep.kernels.implementation import Implementation
@@ -62,7 +62,7 @@ def check_steps(model: LoadedModel, impl: Implementation = "torch") -> None:
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # each architecture fails in its own way
-        fails = f"fails over a slot cache ({lines_of(error)[0].rstrip('.')[:200]})"
+        fails = f"fails over a slot cache ({first_line(error)})"
         raise _refused(model, fails, impl) from error
     difference = _difference(logits, expected)
     if not difference <= _ALLOWED[model.config.dtype]:  # also if it is NaN
