@@ -42,9 +42,9 @@ class Dialogue:
         if start is None:
             return None
         end = start + len(str(self.config.think_end))
-        first = self._tokens_within(ids, text, start)
-        stop, length = first, 0  # tokens up to the tag's end, and their characters
-        while length < end:  # a tag has few tokens
+        first = self._tokens_within(ids, text, start)  # so many tokens stand before the one in which the tag begins
+        stop, length = first, 0
+        while length < end:  # one token more until their text has the whole tag, which has few tokens
             stop, length = self._whole_characters(ids, text, stop + 1)
         return range(first, stop)
 
@@ -53,7 +53,7 @@ class Dialogue:
         low, high = 0, len(ids)
         while low < high:  # by halves: `low` tokens fit, more than `high` do not
             middle = (low + high + 1) // 2
-            # No number from `middle` to `count` - 1 ends a character.
+            # As `middle` to `count` - 1 tokens end inside a character, `count` tokens decide for all of these.
             count, length = self._whole_characters(ids, text, middle)
             if length <= chars:
                 low = count
@@ -223,7 +223,7 @@ class Dialogue:
             behind = behind.partition(OTHER_QUESTION)[0]
             if before.partition(OTHER_QUESTION)[0].endswith(behind):
                 return None  # the same text stands before the first question, so it opens a turn and ends none
-        return self._control_tokens.first_in(list(self.encode(behind)))
+        return self._control_tokens.first_in(self.encode(behind))
 
     def asked(self, prompt: str) -> str:
         """Return the prompt text, with the opening thinking tag if the template does not write it.
