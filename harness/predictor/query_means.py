@@ -77,9 +77,9 @@ def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
     angles = _FAR * frequencies.double()
     turn = torch.polar(torch.ones_like(angles), angles)
     queries = zip(_queries_at(model, 0), _queries_at(model, _FAR), strict=True)
-    for layer, (still, turned) in enumerate(queries):
-        expected = turn * torch.complex(*still.chunk(2, dim=-1))
-        observed = torch.complex(*turned.chunk(2, dim=-1))
+    for layer, (at_start, far_away) in enumerate(queries):
+        expected = turn * torch.complex(*at_start.chunk(2, dim=-1))
+        observed = torch.complex(*far_away.chunk(2, dim=-1))
         if (observed - expected).norm() > _ROUNDING[model.config.dtype] * expected.norm():
             unfit = f"does not rotate the halves of its heads, alone and last, in layer {layer}"
             raise UserError(

@@ -60,14 +60,17 @@ def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) ->
     path = settings.recipe.out / TRACES_FILE
     origin = json.dumps(_origin(settings), indent=2) + "\n"
     manifest = path.with_name(ORIGIN_FILE)
-    done = {trace.key: _question(trace) for trace in read_rows(path, Trace)}
+    stored_questions = {trace.key: _question(trace) for trace in read_rows(path, Trace)}
     has_same_origin = manifest.is_file() and manifest.read_bytes() == origin.encode()
-    if done and not has_same_origin:
+    if stored_questions and not has_same_origin:
         other = f"{path} holds traces of another model, seed, decoding or recipe.import_from, or does not name them"
         raise UserError(f"{other}: delete it or set recipe.out=.")
-    traces = imported(settings, load) if settings.recipe.import_from else written(settings, load, done)
+    if settings.recipe.import_from:
+        traces = imported_traces(settings, load)
+    else:
+        traces = written_traces(settings, load, stored_questions)
     for trace in traces:
-        if not is_stored(done, trace.key, _question(trace)):
+        if not is_stored(stored_questions, trace.key, _question(trace)):
             # Before a trace, so that none is stored without its origin, and no origin without a trace.
             replace_text(manifest, origin)
             row_types.append_row(path, trace)
@@ -92,14 +95,14 @@ def _question(trace: Trace) -> int | None:
     return hash(tuple(trace.token_ids[: trace.think_start])) if trace.kept else None
 
 
-def is_stored(done: Mapping[row_types.Pair, int | None], key: row_types.Pair, question: int | None) -> bool:
+def is_stored(stored_questions: Mapping[row_types.Pair, int | None], key: row_types.Pair, question: int | None) -> bool:
     """True if the pair is stored; raises UserError if that trace answers another question of the same id.
 
-    `question` is a hash of the question's tokens, as `done` has them of stored traces; None if it is not known.
+    `question` is a hash of the question's tokens, as `_question` makes it; None if it is not known.
     """
-    if key not in done:
+    if key not in stored_questions:
         return False
-    stored_question = done[key]
+    stored_question = stored_questions[key]
     if None not in (stored_question, question) and stored_question != question:
         other = f"{TRACES_FILE} holds another question of the id {key[0]!r:.60}"
         raise UserError(f"{other}: delete it, set recipe.out=, or give the problems ids of their own.")
@@ -125,8 +128,8 @@ def read_traces(settings: PredictorSettings) -> list[Trace]:
     return kept
 
 
-def written(
-    settings: PredictorSettings, load: Callable[[], LoadedModel], done: Mapping[row_types.Pair, int | None]
+def written_traces(
+    settings: PredictorSettings, load: Callable[[], LoadedModel], stored_questions: Mapping[row_types.Pair, int | None]
 ) -> Iterator[Trace]:
     """Let the model write the traces that are missing, with its full cache, and grade them."""
     problems, questions, kind = trace_problems(settings)
@@ -140,7 +143,7 @@ def written(
     for name, prompt in prompts.items():
         question = hash(tuple(prompt))
         for draw in range(recipe.draws):
-            if not is_stored(done, (name, draw), question):
+            if not is_stored(stored_questions, (name, draw), question):
                 requests.append(Request(problem_id=name, draw=draw, prompt_ids=prompt, branches=branches))
     if not requests:
         return
@@ -216,7 +219,7 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], list[str
     return problems, [problem.prompt for problem in problems], "integer"
 
 
-def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
+def imported_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
     """Return traces of a cell's folder or of a file of problem, text, and gold or correct; UserError without them."""
     source = Path(str(settings.recipe.import_from))
     if (source / row_types.CELL_FILE).is_file():
@@ -240,7 +243,7 @@ def _imported_cell(folder: Path, settings: PredictorSettings, load: Callable[[],
 def _imported_texts(source: Path, settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
     """Yield a trace of each text that thinks and answers; a note names each other one."""
     tags = ThinkTags(start=settings.recipe.open_tag, end=settings.recipe.close_tag)
-    texts = _by_question(source)
+    texts = _rows_by_pair(source)
     model = load()
     add_questions(settings.recipe.out, [row.problem for _, row in texts.values()])
     with Grader(workers=1) as grader:
@@ -267,8 +270,11 @@ def check_cell(folder: Path, model: ModelConfig) -> None:
         raise UserError(f"{other}: name the folder of its own with model.path=DIR.")
 
 
-def _by_question(source: Path) -> dict[row_types.Pair, tuple[str, TextRow]]:
-    """Return each row with its place. Rows of a question share the first row's id, to be held out together."""
+def _rows_by_pair(source: Path) -> dict[row_types.Pair, tuple[str, TextRow]]:
+    """Return the rows of a file of texts by problem and draw, each with its place, as messages name it.
+
+    Rows of one question share the first one's id, to be held out together.
+    """
     ids = dict[str, str]()  # of the first row of each question
     counts = Counter[str]()  # of the rows with an id: the draw of the next, if it names none
     rows = dict[row_types.Pair, tuple[str, TextRow]]()

@@ -10,7 +10,7 @@ import pytest
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.recipe import read_settings
-from kvsweep.harness.predictor.traces import Trace, imported, trace_problems
+from kvsweep.harness.predictor.traces import Trace, imported_traces, trace_problems
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.other_rows import texts_of_file
@@ -41,7 +41,7 @@ def test_texts_with_gold_alone_are_graded(tiny_model_dir, tmp_path):
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = read_settings(["model=toy_qwen", f"recipe.import_from={tmp_path / 'texts.jsonl'}"])
     model = load_model(ModelConfig(name="tiny", title="", path=str(tiny_model_dir), threads=1))
-    assert [trace.kept for trace in imported(settings, lambda: model)] == [True, False, True, False]
+    assert [trace.kept for trace in imported_traces(settings, lambda: model)] == [True, False, True, False]
 
 
 @pytest.mark.shared
@@ -51,7 +51,7 @@ def test_recorded_texts_get_their_recorded_labels(shared_data, tiny_model_dir, c
     recorded = {row["id"]: row for row in map(json.loads, path.open())}
     settings = read_settings(["model=toy_qwen", f"recipe.import_from={path}"])
     model = load_model(ModelConfig(name="tiny", title="", path=str(tiny_model_dir), threads=1))
-    found = [trace.kept for trace in imported(settings, lambda: model)]
+    found = [trace.kept for trace in imported_traces(settings, lambda: model)]
     wanted = {name: row["recorded_label"] for name, row in recorded.items() if row["close_tag"] == "</think>"}
     # The recorded label of this one is wrong: (3, \dfrac{\pi}{2}) is the gold point.
     assert found == [*(wanted | {"pilot_math500_qwen7b/math500_0000": True}).values()]
@@ -62,7 +62,7 @@ def import_rows(model_dir: Path, folder: Path, *rows: dict[str, Any]) -> list[Tr
     whole = [{"problem": "p=4", "text": "p=4+2</think>It is 4.", "correct": True} | row for row in rows]
     path.write_text("".join(json.dumps(row) + "\n" for row in whole))
     model = load_model(ModelConfig(name="tiny", title="", path=str(model_dir), threads=1))
-    return list(imported(read_settings(["model=toy_qwen", f"recipe.import_from={path}"]), lambda: model))
+    return list(imported_traces(read_settings(["model=toy_qwen", f"recipe.import_from={path}"]), lambda: model))
 
 
 def test_the_texts_of_one_question_have_one_id(tiny_model_dir, tmp_path):
