@@ -162,7 +162,7 @@ class Values:
         return None
 
     def _at(self, form: Any, point: Mapping[str, Any], digits: int) -> Any:
-        """The value in so many digits, or None where the form has none.
+        """The value in so many digits, or None where the form has none. Raises NoValue and TooMuchWork.
 
         `_part` keeps in `_size` the digits before the point of the largest part since the number of digits changed.
         """
