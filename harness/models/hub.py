@@ -7,7 +7,7 @@ import sys
 import urllib.request
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
@@ -80,8 +80,12 @@ def commit_of(place: str, revision: str | None) -> str:
     return commit
 
 
-def from_place(load: Callable[..., Loaded], place: str, commit: str | None) -> Loaded:
-    """Return what `load`, a `from_pretrained`, reads from a folder, from the cache if it has the commit, or the hub."""
+def from_place(load: Callable[..., Loaded], place: str, commit: str | None, **options: Any) -> Loaded:
+    """Return what `load` reads from a folder, from the cache if it has the commit, or from the hub.
+
+    `load` is a `from_pretrained`, and `options` are its other arguments.
+    """
+    load = partial(load, place, revision=commit, **options)
     if Path(place).is_dir():
         return load()
     if not is_id(place):

@@ -108,7 +108,6 @@ def _load_weights(config: ModelConfig, architecture: Any) -> Any:
         with torch.device(device_of(config)):  # on a CPU, drawing the weights of a large model takes minutes
             return AutoModelForCausalLM.from_config(text_architecture, **options)
     options |= {
-        "revision": config.commit,
         "trust_remote_code": False,
         "config": architecture,
         # Without `safetensors_only`, None lets transformers take either kind of file.
@@ -118,8 +117,7 @@ def _load_weights(config: ModelConfig, architecture: Any) -> Any:
     is_text = text_architecture is architecture
     auto_class: Any = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
     # With `output_loading_info` transformers returns a pair; its type hints do not say so.
-    load = partial(auto_class.from_pretrained, config.checkpoint, **options)
-    network, loading = from_place(load, config.checkpoint, config.commit)
+    network, loading = from_place(auto_class.from_pretrained, config.checkpoint, config.commit, **options)
     missing = [name for name in loading["missing_keys"] if not name.startswith(_SEEING)]
     check_tensors(missing, loading["unexpected_keys"])
     return network
@@ -140,8 +138,7 @@ def _check_no_adapter(config: ModelConfig) -> None:
 
     if config.is_built:
         return
-    find = partial(find_adapter_config_file, config.checkpoint, revision=config.commit)
-    if from_place(find, config.checkpoint, config.commit) is not None:
+    if from_place(find_adapter_config_file, config.checkpoint, config.commit) is not None:
         beside = f"model={config.name} has a LoRA adapter beside its weights (adapter_config.json in {config.place})"
         raise UserError(f"{beside}: move the adapter to a folder of its own, and name this as model.adapter or not.")
 
@@ -307,8 +304,7 @@ def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     if config.is_built:
         return _stand_in_tokenizer(config)
     # AutoTokenizer gives every Qwen2 model Qwen2's pre-tokenizer, even if its tokenizer.json names another.
-    load = partial(PreTrainedTokenizerFast.from_pretrained, config.checkpoint, revision=config.commit or "main")
-    tokenizer = from_place(load, config.checkpoint, config.commit)
+    tokenizer = from_place(PreTrainedTokenizerFast.from_pretrained, config.checkpoint, config.commit)
     if config.adapter is not None:
         _check_template(config, str(tokenizer.chat_template or ""))
     return tokenizer

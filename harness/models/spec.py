@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -319,9 +318,8 @@ def read_architecture(config: ModelConfig) -> Any:
         if config.is_built:
             architecture = _build_architecture(config)
         else:
-            place, commit = config.checkpoint, config.commit
-            load = partial(AutoConfig.from_pretrained, place, revision=commit, trust_remote_code=False)
-            architecture = from_place(load, place, commit)
+            load = AutoConfig.from_pretrained
+            architecture = from_place(load, config.checkpoint, config.commit, trust_remote_code=False)
         ModelSpec.of(text_of(architecture))
     except UserError:
         raise
