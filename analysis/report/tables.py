@@ -185,22 +185,21 @@ def score_table(metrics: pd.DataFrame, model: str, *, marked: bool = False) -> p
 
 
 def _scores(rows: pd.DataFrame, marked: bool) -> pd.Series:
-    """A column of `score_table` by setting."""
-    best = rows.loc[~rows["policy"].isin(["full", CONTROL]), "pass_at_1"].max() if marked else None
-    return pd.Series([_score(row, best) for row in notation.rows(rows)], index=notation.settings(rows), dtype="object")
-
-
-def _score(row: Any, best: float | None) -> str:
-    """Return Pass@1 with error and marks; given the column's `best`, also mark the best score and a loss."""
-    text = notation.percent_pm(row.pass_at_1, row.se)
-    if text != MISSING:
-        text += notation.state_marks(row)
-    if row.policy not in ("full", CONTROL) and row.pass_at_1 == best:
-        text = f"{BEST_BEGIN}{text}{BEST_END}"
-    # Means have no decision.
-    if best is not None and getattr(row, "decision", None) == "worse":
-        text += WORSE
-    return text
+    """A column of `score_table` by setting: Pass@1 with its error and marks."""
+    is_compressed = ~rows["policy"].isin(["full", CONTROL])
+    best = rows.loc[is_compressed, "pass_at_1"].max()
+    texts = []
+    for row in notation.rows(rows.assign(best=is_compressed & (rows["pass_at_1"] == best))):
+        text = notation.percent_pm(row.pass_at_1, row.se)
+        if text != MISSING:
+            text += notation.state_marks(row)
+        if marked and row.best:
+            text = f"{BEST_BEGIN}{text}{BEST_END}"
+        # Means have no decision.
+        if marked and getattr(row, "decision", None) == "worse":
+            text += WORSE
+        texts.append(text)
+    return pd.Series(texts, index=notation.settings(rows), dtype="object")
 
 
 def holding_tables(metrics: pd.DataFrame, model: str) -> tuple[str, list[tuple[str, pd.DataFrame]]]:

@@ -12,8 +12,8 @@ from tests.program import report as main
 def test_tables_mark_the_best_and_what_loses(run, make_cell):
     for benchmark in ("one", "two"):
         place = {"benchmark": benchmark, "benchmark_title": benchmark}
-        make_cell([[1]] * 30, **place)
-        make_cell([[1]] * 30, policy="dynts", **place)
+        for policy in ("full", "dynts", "control"):
+            make_cell([[1]] * 30, policy=policy, **place)
         make_cell([[0]] * 25 + [[1]] * 5, policy="window", done=benchmark == "one", expected=31, **place)
     table = cell_metrics(load_run(run))
     lines = markdown(table).splitlines()
@@ -21,6 +21,7 @@ def test_tables_mark_the_best_and_what_loses(run, make_cell):
     best, score = "**100.0 ± 0.0**", "16.7 ± 6.9"
     assert lines[3] == f"| DynTS 0.3 / 48, trigger 128 | {best} | {best} | {best} |"
     assert lines[4] == rf"| window 0.3 / 48, trigger 128 | {score}† | {score}\* | 16.7 ± 4.9\* |"
+    assert "**" not in lines[5]  # a control is no compressed cache
     assert "† worse than the full cache; bold: the highest score of a compressed cache" in lines[-1]
     tex = latex(table)
     assert tex.startswith("\\begin{table}\n\\caption{Pass@1 in \\%, $\\pm$ standard error")
