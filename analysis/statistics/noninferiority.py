@@ -154,7 +154,7 @@ def _decision(
 
 
 def decide_rounds(
-    cells: Mapping[Id, Floats], full: Floats, *, rounds: Sequence[int], margin: float = MARGIN, level: float = LEVEL
+    cells: Mapping[Id, Floats], full: Floats, *, rounds: Sequence[int], margin: float = MARGIN
 ) -> dict[Id, Decision]:
     """Decide about the cells of a grid round by round; a settled cell keeps its decision and needs no more draws.
 
@@ -162,9 +162,9 @@ def decide_rounds(
     scores of a round is decided by the rounds before. One round gives the decisions of `decide_grid`.
 
     A settled cell may lack later draws. `rounds`: the draws per problem after each round, ascending, such as (2, 4, 8);
-    `level`: the error level of all rounds together.
+    all of them together err with the chance `LEVEL`.
     """
-    options: dict[str, Any] = {"margin": margin, "level": level, "looks": len(rounds)}
+    options: dict[str, Any] = {"margin": margin, "looks": len(rounds)}
     decisions: dict[Id, Decision] = {}
     waiting = dict(cells)
     for draws in rounds:
@@ -182,20 +182,20 @@ def decide_rounds(
     return {name: decisions[name] for name in cells}
 
 
-def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], *, level: float = LEVEL) -> set[Id]:
-    """Return cells that are safe even if the best of all is searched for: any is wrong with chance 2 `level`.
+def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]]) -> set[Id]:
+    """Return cells that are safe even if the best of all is searched for: any is wrong with chance 2 `LEVEL`.
 
-    One `level` goes to Holm's procedure over all cells. The other is divided evenly among the `chains`: each lists
+    One `LEVEL` goes to Holm's procedure over all cells. The other is divided evenly among the `chains`: each lists
     cells from the largest cache to the smallest, and they are safe until the first that is not.
     """
     safe = set[Id]()
     for rank, name in enumerate(sorted(p_holds, key=lambda name: p_holds[name])):
-        if not p_holds[name] * (len(p_holds) - rank) <= level:  # also if p is NaN
+        if not p_holds[name] * (len(p_holds) - rank) <= LEVEL:  # also if p is NaN
             break
         safe.add(name)
     for chain in chains:
         for name in chain:
-            if not p_holds[name] <= level / len(chains):
+            if not p_holds[name] <= LEVEL / len(chains):
                 break
             safe.add(name)
     return safe

@@ -133,8 +133,8 @@ def never_better(tables: tuple[np.ndarray, ...], level: float, population: Popul
     assert after.low <= before.low + 1e-7
     assert after.high <= before.high + 1e-7
     assert after.p_holds >= before.p_holds - 1e-6
-    assert hold_in_search({k: v.p_holds for k, v in found[1].items()}, [[0, 1]], level=level) <= hold_in_search(
-        {k: v.p_holds for k, v in found[0].items()}, [[0, 1]], level=level
+    assert hold_in_search({k: v.p_holds for k, v in found[1].items()}, [[0, 1]]) <= hold_in_search(
+        {k: v.p_holds for k, v in found[0].items()}, [[0, 1]]
     )
 
 
