@@ -60,8 +60,8 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
     Smyth 2010). The interval is Student's t over problems. Holm bounds the chance of any false alarm among the given
     cells, Benjamini-Hochberg the expected share of false alarms.
 
-    `scores` is [cells, problems, draws], `reference` [problems, draws]. Returns the columns problems, difference, se,
-    low, high, p, p_holm and p_bh; missing without a pair.
+    `scores` is [cells, problems, draws], `reference` is [problems, draws], or as `scores` with one for each cell.
+    Returns the columns problems, difference, se, low, high, p, p_holm and p_bh; missing without a pair.
     """
     from scipy import stats
 
@@ -112,12 +112,10 @@ class NoiseFloor:
     """
 
     scores: Floats  # of the cells, on the pairs that all cells have
-    cells: int
     problems: int
     draws: float  # the mean over problems
     spread: float  # standard deviation of the cells' scores
     range: float  # of the cells' scores
-    expected_spread: float  # mean standard deviation of identical cells
     expected_range: tuple[float, float, float]  # 2.5%, 50% and 97.5% quantile of identical cells' range
     p: float  # the chance that identical cells spread at least as much
     critical: float  # the range that identical cells exceed in one of twenty grids
@@ -210,17 +208,14 @@ def summary_noise_floor(
 def _floor(observed: Floats, null: Floats, problems: int, draws: float, centred: Floats) -> NoiseFloor:
     """Compare the cells' means with identical cells' means, `null` and (for `critical`) `centred`: [grids, cells]."""
     spread = float(observed.std(ddof=1))
-    null_spreads = null.std(-1, ddof=1)
-    as_wide = (null_spreads >= spread - _EPSILON).sum()
+    as_wide = (null.std(-1, ddof=1) >= spread - _EPSILON).sum()
     low, middle, high = np.quantile(np.ptp(null, axis=-1), [0.025, 0.5, 0.975]).tolist()
     return NoiseFloor(
         scores=observed,
-        cells=len(observed),
         problems=problems,
         draws=draws,
         spread=spread,
         range=float(np.ptp(observed)),
-        expected_spread=float(null_spreads.mean()),
         expected_range=(low, middle, high),
         # The observed grid counts as one of the identical ones.
         p=float((1 + as_wide) / (len(null) + 1)),

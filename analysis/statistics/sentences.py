@@ -144,8 +144,7 @@ def _pairs(setting: SharedSetting, rivals: pd.DataFrame, graded: pd.DataFrame) -
     scores = inference.score_array(graded, list(ranked["cell_id"]))
     # Of each pair the places in the ranking, the better one's first: (0, 1), (0, 2), ..., (1, 2), ...
     better, other = np.triu_indices(len(ranked), 1)
-    # [pairs, problems, draws] beside zero, as the differences are taken already.
-    tests = inference.paired_tests(scores[better] - scores[other], np.zeros(scores.shape[1:]))
+    tests = inference.paired_tests(scores[better], scores[other])
     # Over the problems that both have, the better one of the ranking may be the worse one.
     labels = _labels(tests)
     names = [_policy(row) for row in ranked.itertuples()]
@@ -179,7 +178,7 @@ def _duel(shared: list[tuple[SharedSetting, pd.DataFrame]], graded: pd.DataFrame
     size = len(shared)
     # [cells of the first and of the second policy, problems, draws]
     scores = inference.score_array(graded, [*first["cell_id"], *second["cell_id"]])
-    tests = inference.paired_tests(scores[:size] - scores[size:], np.zeros(scores.shape[1:]))
+    tests = inference.paired_tests(scores[:size], scores[size:])
     labels = _labels(tests)
     first_name = _policy(first.iloc[0])
     second_name = _policy(second.iloc[0])
@@ -220,17 +219,14 @@ def _policy(row: Any) -> str:
     return notation.policy_title(row.policy, row.variant)
 
 
-def recommended(cells: pd.DataFrame) -> pd.Series | None:
-    """Return the smallest cache among cells that stay safe when the smallest is searched for; None without any."""
-    safe = cells[cells["recommendable"].eq(True)].sort_values("kept_memory", kind="stable")
-    return None if safe.empty else safe.iloc[0]
-
-
 def best_setting(cells: pd.DataFrame) -> pd.Series:
-    """Return the cell to show first: the recommended one, else the one with the best label and smallest loss."""
-    smallest = recommended(cells)
-    if smallest is not None:
-        return smallest
+    """Return the cell to show first: the recommended one, else the one with the best label and smallest loss.
+
+    Recommended is the smallest cache among the cells that stay safe when the smallest is searched for.
+    """
+    recommendable = cells[cells["recommendable"].eq(True)]
+    if len(recommendable):
+        return recommendable.sort_values("kept_memory", kind="stable").iloc[0]
     # `LABELS` begins with the best.
     best_label = min(cells["decision"], key=[*LABELS].index)
     of_label = cells[cells["decision"] == best_label]
@@ -319,7 +315,7 @@ def _difference(row: Any) -> str:
 
 
 def _interval(row: Any) -> str:
-    return f"interval {_signed(row['these_low'])} to {_signed(row['these_high'])}"
+    return f"interval {notation.interval(row['these_low'], row['these_high'], signed=True)}"
 
 
 def _size(cells: pd.DataFrame, what: str = "settings") -> str:
@@ -363,7 +359,7 @@ def _population(row: Any) -> str:
         fewer = f"{row['fewest_draws']} has fewer answers than others: {counted_draws} of each problem count"
         these += f" {fewer}, and one that lacks may be lost or won."
     shown = "is shown" if row["diff_low"] > -row["margin"] else "is not shown"
-    interval = f"{_signed(row['diff_low'])} to {_signed(row['diff_high'])}"
+    interval = notation.interval(row["diff_low"], row["diff_high"], signed=True)
     there = f"there the 95% interval of {notation.axes(row[POINT])} is {interval}"
     return f"{these} It {shown} for other problems like these: {there}."
 

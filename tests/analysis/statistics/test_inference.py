@@ -66,9 +66,8 @@ def test_the_floor_of_identical_and_of_different_cells():
     null = noise_floor(scores)
     assert not null.signal
     assert null.expected_range[0] < null.range < null.critical * 1.3
-    # Independent draws: the expected spread is what the binomial variance gives.
-    expected = np.sqrt(scores.var(-1, ddof=1).mean() / (30 * 5))
-    assert null.expected_spread == pytest.approx(expected, rel=0.12)
+    # Independent draws: 20 means of 150 answers with the binomial variance span 3.73 standard errors in the mean.
+    assert null.expected_range[1] == pytest.approx(3.73 * np.sqrt(scores.var(-1, ddof=1).mean() / 150), rel=0.12)
     scores[0] = 1
     floor = noise_floor(scores)
     assert floor.signal
@@ -88,7 +87,7 @@ def test_the_p_of_a_small_grid_is_exact():
 
 def test_a_summary_floor_matches_the_binomial_variance():
     floor = summary_noise_floor(np.linspace(0.4, 0.5, 20), 30, 5, between=0.5)
-    assert floor.expected_spread == pytest.approx(np.sqrt(0.45 * 0.55 * 0.5 / 150), rel=0.05)
+    assert floor.expected_range[1] == pytest.approx(3.73 * np.sqrt(0.45 * 0.55 * 0.5 / 150), rel=0.05)
     assert not floor.signal
 
 
