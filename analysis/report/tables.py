@@ -17,6 +17,7 @@ from kvsweep.analysis.statistics.metrics import (
     SETTING,
     benchmark_views,
     cell_scores,
+    cells_of_model,
     mean_over_benchmarks,
     model_title,
     size,
@@ -130,7 +131,7 @@ def _caches(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
 
     Of servers alone: the bytes of a token that a server says, and the bytes that were declared, where there are any.
     """
-    cells = scores[scores["model"] == model].drop_duplicates([*SETTING, "benchmark"])
+    cells = cells_of_model(scores, model)
     settings = notation.settings(cells)
     if cells["engine"].eq("server").all():
         by_setting = cells.set_axis(settings)
@@ -171,7 +172,7 @@ def score_table(metrics: pd.DataFrame, model: str, *, marked: bool = False) -> p
 
     If `marked`, `BEST_BEGIN` and `BEST_END` surround each column's best compressed score, and a loss has a dagger.
     """
-    cells = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
+    cells = cells_of_model(metrics, model)
     columns = {}
     for _, rows in cells.groupby("benchmark", sort=False):
         columns[rows.iloc[0]["benchmark_title"]] = _scores(rows, marked)
@@ -204,7 +205,7 @@ def _scores(rows: pd.DataFrame, marked: bool) -> pd.Series:
 
 def holding_tables(metrics: pd.DataFrame, model: str) -> tuple[str, list[tuple[str, pd.DataFrame]]]:
     """Return a model's title, and headings and tables of cache lengths: mean over benchmarks, then each benchmark."""
-    cells = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
+    cells = cells_of_model(metrics, model)
     title = model_title(metrics, model)
     return title, [(f"{title} | {name}", _lengths(rows)) for name, rows in benchmark_views(cells)]
 

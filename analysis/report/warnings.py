@@ -10,7 +10,7 @@ from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, is_control
 from kvsweep.analysis.server_records import MISCOUNTED, ROUTED, cache_words, record_of, same_cache
 from kvsweep.analysis.statistics.against_full import decide_cells, plan_of
-from kvsweep.analysis.statistics.metrics import beside_full, difference_to_full, graded_rows, texts_differ
+from kvsweep.analysis.statistics.metrics import beside_full, difference_to_full, full_first, graded_rows, texts_differ
 from kvsweep.messages.command_line import counted
 from kvsweep.messages.escape import visible
 from kvsweep.run_files.run_reader import is_served
@@ -46,13 +46,11 @@ def _cells(run: Run) -> pd.DataFrame:
     cells = run.cells.drop(columns="completions")
     settings = cells["cell_id"].map(lambda cell_id: run.settings.get(cell_id, {}))
     limits = settings.map(lambda section: section.get("decoding", {}).get("max_new_tokens"))
-    full_first = cells.sort_values("policy", key=lambda policy: policy != "full", kind="stable")
-    # Without a full cell its first cell.
-    baseline_of = full_first.groupby("condition")["cell_id"].first()
     return cells.assign(
         served=settings.map(is_served),
         limit=limits.astype("float64"),
-        baseline=cells["condition"].map(baseline_of),
+        # Without a full cell the first cell.
+        baseline=full_first(cells).groupby("condition")["cell_id"].transform("first"),
     )
 
 
@@ -270,13 +268,13 @@ def other_prompts(run: Run) -> list[str]:
 
 
 def _records(run: Run) -> pd.DataFrame:
-    """The cells of servers, with the `record` of what each server says of itself, and that of its baseline, `full`."""
+    """The cells of servers, with the `record` of what each server says of itself, and its baseline's, `full_record`."""
     cells = _cells(run)
     cells = cells[cells["served"]]
     records = {}
     for cell_id in cells["cell_id"]:
         records[cell_id] = record_of(run.provenance[cell_id].get("decoding_passes", []))
-    return cells.assign(record=cells["cell_id"].map(records), full=cells["baseline"].map(records))
+    return cells.assign(record=cells["cell_id"].map(records), full_record=cells["baseline"].map(records))
 
 
 def other_models(run: Run) -> list[str]:
@@ -287,7 +285,8 @@ def other_models(run: Run) -> list[str]:
 
     def say(cell: pd.DataFrame) -> str | None:
         row = cell.iloc[0]
-        record, full_record = row["record"], row["full"]
+        record = row["record"]
+        full_record = row["full_record"]
         requested_model = requested[row["cell_id"]]
         model = record.get("model")
         full_model = full_record.get("model")
@@ -325,7 +324,7 @@ def same_caches(run: Run) -> list[str]:
 
     def say(cell: pd.DataFrame) -> str | None:
         row = cell.iloc[0]
-        if not same_cache(row["record"], row["full"]):
+        if not same_cache(row["record"], row["full_record"]):
             return None
         words = visible(cache_words(row["record"]))
         return (

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import COUNTS, Run, load_texts
+from kvsweep.analysis.load import Run, load_texts
 from kvsweep.analysis.statistics.against_full import decide_cells
 from kvsweep.analysis.statistics.inference import LEVEL, pass_at_k
 from kvsweep.analysis.statistics.pass_at_1 import mean_and_error
@@ -68,6 +68,16 @@ def cell_scores(run: Run) -> pd.DataFrame:
 
 def model_title(metrics: pd.DataFrame, model: str) -> str:
     return metrics.loc[metrics["model"] == model, "model_title"].iloc[0]
+
+
+def cells_of_model(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
+    """Return a model's cells; of several with one setting and benchmark, such as several seeds, only the first."""
+    return metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
+
+
+def full_first(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells with the full caches before the others, each in their order."""
+    return cells.sort_values("policy", key=lambda policy: policy != "full", kind="stable")
 
 
 def graded_rows(run: Run) -> pd.DataFrame:
@@ -128,12 +138,12 @@ def effective_size(table: pd.DataFrame) -> pd.Series:
 def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
     """Return each cell's scores over several draws: pass_at_2, pass_at_4, ..., pass@k of all draws, and maj_at_n."""
     problems = graded.groupby(["cell_id", "problem_id"], observed=True, sort=False)["correct"].agg(["sum", "size"])
-    table = pd.DataFrame(index=pd.Index(problems.index.unique("cell_id"), name="cell_id"))
-    draws = problems["size"].max() if len(problems) else 1
-    if draws == 1:
+    table = pd.DataFrame(index=problems.index.unique("cell_id"))
+    if not (problems["size"] > 1).any():
         return table
+    draws = int(problems["size"].max())
     # 2, 4, 8, ... up to the number of draws, and this number.
-    ks = {draws} | {2**exponent for exponent in range(1, int(draws).bit_length())}
+    ks = {draws} | {2**exponent for exponent in range(1, draws.bit_length())}
     for k in sorted(ks):
         problems["value"] = pass_at_k(problems["sum"], problems["size"], k)
         # A problem with fewer draws makes the mean missing: without it, cells would be compared on different problems.
@@ -194,11 +204,10 @@ def texts_differ(run: Run) -> pd.Series:
     counts = dict[str, int]()
     served = run.cells[run.cells["engine"] == "server"]
     for _, cells in served.groupby("condition", sort=False):
-        is_full = cells["policy"] == "full"
-        if not is_full.any():
+        if not cells["policy"].eq("full").any():
             continue
         # Of several full caches the first is the baseline.
-        baseline, *others = [*cells.loc[is_full, "cell_id"], *cells.loc[~is_full, "cell_id"]]
+        baseline, *others = full_first(cells)["cell_id"]
         baseline_texts = _text_hashes(run, baseline)
         if not baseline_texts:
             continue
@@ -375,12 +384,12 @@ def _completion_means(run: Run) -> pd.DataFrame:
         own_length=completions["peak_length"] + fixed_rows,
     ).join(cache_rows(completions))
     of_cell = rows.groupby("cell_id", observed=True)
-    # num_tokens gets another name, and the prompt's mean says nothing.
-    counts = [*COUNTS[2:], "evictions"]
+    # The mean of num_tokens gets another name, and the prompt's says nothing.
+    counts = ["thinking_tokens", "peak_length", "evictions"]
     columns = ["hit_limit", "not_finite", "num_tokens", *counts, "evicted", "packed", "full_length", "own_length"]
     table = of_cell[columns].mean()
     table = table.rename(columns={"num_tokens": "mean_tokens", **{name: f"mean_{name}" for name in counts}})
-    # cells.csv has it right behind the mean peak.
+    # As in cells.csv behind hit_limit, not_finite, mean_tokens, mean_thinking_tokens and mean_peak_length.
     table.insert(5, "max_peak_length", of_cell["peak_length"].max())
     # A text that ends not finite has all its tokens in the cache, one more than `full_length` counts.
     table["kept_memory_own"] = (table.pop("own_length") / table.pop("full_length")).clip(upper=1.0)
@@ -501,7 +510,7 @@ def _loops(run: Run, cell_id: str) -> list[float]:
 
 def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
     """A model's settings with Pass@1, error, bits, bytes, and whether all cells are safe; cheapest first."""
-    cells = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
+    cells = cells_of_model(metrics, model)
     # The cheapest is chosen among all settings, so a setting that is safe by itself may not be safe in the search.
     cells = cells.assign(safe=cells["recommendable"].eq(True))
     rules = {"bits": "first", "safe": "all", "kv_bytes_mean": "mean", "kv_bytes_peak": "max", "weight_bytes": "max"}
