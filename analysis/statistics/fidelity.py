@@ -97,12 +97,12 @@ def fidelity_bins(run: Run, file: str) -> pd.DataFrame:
         for row in StoredCell(run.directory / cell_id).rows(Replay, file=file, on_bad=row_types.ignore):
             if (cell_id, row.problem_id) not in compared:
                 continue
-            for distance, sums in zip(REPLAY_DISTANCES, row.by_distance, strict=True):
-                rows.append([cell_id, "distance", float(distance), sums.tokens, sums.kl, sums.change, sums.top1])
-            for entropy, sums in zip(REPLAY_ENTROPIES, row.by_entropy, strict=True):
-                rows.append([cell_id, "entropy", float(entropy), sums.tokens, sums.kl, sums.change, sums.top1])
-    bins = pd.DataFrame(rows, columns=[*names, "tokens", *numbers])
-    table = bins.groupby(names, sort=False, as_index=False).sum()
+            tables = (("distance", REPLAY_DISTANCES, row.by_distance), ("entropy", REPLAY_ENTROPIES, row.by_entropy))
+            for by, lower_bounds, bins in tables:
+                for bound, sums in zip(lower_bounds, bins, strict=True):
+                    rows.append([cell_id, by, float(bound), sums.tokens, sums.kl, sums.change, sums.top1])
+    all_sums = pd.DataFrame(rows, columns=[*names, "tokens", *numbers])
+    table = all_sums.groupby(names, sort=False, as_index=False).sum()
     table = table[table["tokens"] > 0].reset_index(drop=True)
     # Sums over tokens become means.
     table[numbers] = table[numbers].div(table["tokens"], axis=0)
