@@ -32,7 +32,7 @@ class Picture:
     caption: str
     name: str
     address: str
-    width: float = 1.0
+    width: float
 
 
 def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:

@@ -103,7 +103,7 @@ class SharedSetting:
     keep_ratio: float
     local_window: float
     cells: pd.DataFrame
-    question: str = ""
+    question: str
 
     @property
     def title(self) -> str:
