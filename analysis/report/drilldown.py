@@ -19,7 +19,7 @@ from tokenizers.decoders import DecodeStream
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, load_problems, load_texts
 from kvsweep.analysis.report.rendering import script_json
-from kvsweep.analysis.statistics.metrics import graded_rows
+from kvsweep.analysis.statistics.metrics import full_first, graded_rows
 from kvsweep.messages.escape import file_name
 from kvsweep.run_files.loops import find_loop
 from kvsweep.run_files.row_types import Completion, Pair
@@ -60,32 +60,41 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
     all_rows = run.completions.assign(correct=graded_rows(run)["correct"])
     rows_of = dict(iter(all_rows.groupby("cell_id", observed=True, sort=False)))
     for _, cells in run.cells.groupby("condition", sort=False):
-        ranks = _telling(all_rows[all_rows["cell_id"].isin(cells["cell_id"])], cells, limit)
+        ranks = _ranks_of_losses(all_rows[all_rows["cell_id"].isin(cells["cell_id"])], cells, limit)
         full: str | None = None  # the first full cache, when it has been read
         full_texts: dict[Pair, Completion] = {}
-        # The full cache comes first; the other cells are compared with it.
-        full_first = cells.sort_values("policy", key=lambda policy: policy != "full", kind="stable")
-        for cell in notation.rows(full_first):
-            rows = rows_of.get(cell.cell_id)
-            if rows is None:
+        # The other cells are compared with the full cache.
+        for cell in notation.rows(full_first(cells)):
+            if cell.cell_id not in rows_of:
                 continue
+            rows = rows_of[cell.cell_id]
             shown = _first_ranked(rows, ranks, limit)
             pairs = set(zip(shown["problem_id"], shown["draw"], strict=True))
-            texts = load_texts(run.directory / cell.cell_id, pairs) if pairs else {}
-            # A run without the tokenizer of a cell's model has no file with this name.
+            folder = run.directory / cell.cell_id
+            # Without a pair to show the file of texts is not read.
+            texts = load_texts(folder, pairs) if pairs else {}
+            # "None" without a tokenizer, which is no file's name.
             name = Path(str(run.provenance.get(cell.cell_id, {}).get("tokenizer"))).name
             tokenizer = _tokenizer(run.directory / "tokenizers" / name)
-            problems = {}
-            shown_problems = set(shown["problem_id"])
-            for problem_id, problem in load_problems(run.directory / cell.cell_id).items():
-                if problem_id in shown_problems:
-                    problems[problem_id] = {"question": problem.prompt, "gold": problem.gold}
-            draws = list(_draws(shown, texts, full_texts, tokenizer))
-            data = {"base": full, "left_out": len(rows) - len(shown), "problems": problems, "draws": draws}
+            data = {
+                "base": full,
+                "left_out": len(rows) - len(shown),
+                "problems": _questions(folder, set(shown["problem_id"])),
+                "draws": list(_draws(shown, texts, full_texts, tokenizer)),
+            }
             yield cell.cell_id, packed(data)
             if full is None and cell.policy == "full":
                 full = cell.cell_id
                 full_texts = texts
+
+
+def _questions(folder: Path, problem_ids: set[str]) -> dict[str, dict[str, Any]]:
+    """Return the question and the right answer of each of these problems of a cell."""
+    questions = {}
+    for problem_id, problem in load_problems(folder).items():
+        if problem_id in problem_ids:
+            questions[problem_id] = {"question": problem.prompt, "gold": problem.gold}
+    return questions
 
 
 def _first_ranked(rows: pd.DataFrame, ranks: dict[Pair, int], limit: int) -> pd.DataFrame:
@@ -100,10 +109,11 @@ def packed(data: Any) -> str:
     return base64.b64encode(zlib.compress(script_json(data).encode())).decode()
 
 
-def _telling(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> dict[Pair, int]:
-    """Choose at most `limit` pairs, with ranks, so that each cell that loses a pair to the full cache shows one.
+def _ranks_of_losses(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> dict[Pair, int]:
+    """Rank at most `limit` pairs, from 0: each is the one that most cells lose which lose none of the ranks before.
 
-    `rows` are completions of the `cells` of one condition.
+    So each cell that loses a pair to the full cache shows one, within the limit. `rows` are completions of the `cells`
+    of one condition.
     """
     scores = rows.pivot_table(index="cell_id", columns=["draw", "problem_id"], values="correct", observed=True)
     is_full = scores.index.isin(cells.loc[cells["policy"] == "full", "cell_id"])
@@ -192,6 +202,7 @@ def _units(piece: str) -> int:
 
 @cache
 def _tokenizer(file: Path) -> Tokenizer | None:
+    """Return the tokenizer in a file; None without the file, or if the library does not know its form."""
     try:
         return Tokenizer.from_buffer(read_file(file))
     except Exception:  # the library raises plain Exception for an unknown file
@@ -200,10 +211,8 @@ def _tokenizer(file: Path) -> Tokenizer | None:
 
 def outcome_maps(run: Run) -> list[dict[str, Any]]:
     """Return the title and `outcome_map` of each condition."""
-    rows = run.completions
-    is_graded = rows.index.isin(graded_rows(run).index)
-    # Random weights have outcomes and no graded rows: the map shows them as ungraded.
-    rows = rows.assign(outcome=rows["outcome"].astype("object").where(is_graded))
+    # By row number: random weights have outcomes and no graded rows, so the map shows them as ungraded.
+    rows = run.completions.assign(outcome=graded_rows(run)["outcome"].astype("object"))
     maps = []
     with_completions = run.cells[run.cells["completions"] > 0]
     for _, cells in with_completions.groupby("condition", sort=False):
