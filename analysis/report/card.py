@@ -27,7 +27,8 @@ FACTS = (
     "machine", "kernel set", "arithmetic", "verified",
 )  # fmt: skip
 # A fact with more different values than this says nothing about the run as a whole.
-_MOST_VALUES, _LONGEST = 4, 200
+_MOST_VALUES = 4
+_LONGEST = 200  # characters of a value of the other provenance
 # Provenance that the card has already, or that is no fact about the run as a whole.
 _LEFT_OUT = {"expected", "draws", "rounds", "margin", "config", "decoding_passes", "schema"}
 _LEFT_OUT |= {"git", "packages", "hardware", "dataset_hash", "dataset_origin"}
@@ -39,10 +40,10 @@ class _Verified(msgspec.Struct):
     started: str
 
 
-def card(found: Findings) -> dict[str, list[str]]:
+def card(findings: Findings) -> dict[str, list[str]]:
     """Return the facts by name, each with its different values; the last is the result of the last verify."""
     facts: dict[str, list[Any]] = {name: [] for name in FACTS}
-    for name, value in _facts(found.run, found.metrics):
+    for name, value in _facts(findings.run, findings.metrics):
         facts[name].append(value)
     return _different(facts)
 

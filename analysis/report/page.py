@@ -37,7 +37,7 @@ MEANINGS = {
 
 
 def run_page(
-    found: Findings,
+    findings: Findings,
     pictures: list[Picture],
     embedded: dict[str, str],
     files: dict[str, str],
@@ -47,23 +47,23 @@ def run_page(
 
     `embedded` and `files` are those of `drill_data`.
     """
-    run = found.run
-    metrics = found.metrics
+    run = findings.run
+    metrics = findings.metrics
     name = run.directory.resolve().name
-    boards = {scale: heatmaps(found, scale) for scale in get_args(Scale)}
+    boards = {scale: heatmaps(findings, scale) for scale in get_args(Scale)}
     data = {
         "files": files,
         "cell-data": cell_data(metrics),
         "heatmap-data": boards,
         "outcome-data": drilldown.outcome_maps(run),
     }
-    facts = card.rows(card.card(found), run)
-    floors = [(verdict.title, verdict.floor) for verdict in found.verdicts if verdict.floor]
+    facts = card.rows(card.card(findings), run)
+    floors = [(verdict.title, verdict.floor) for verdict in findings.verdicts if verdict.floor]
     grade = ""
     if metrics["ungraded"].any():
         grade = f"kvsweep grade {shlex.quote(in_one_line(str(run.directory)))}"
     page = {
-        "found": found,
+        "findings": findings,
         "embedded": embedded,
         "name": name,
         # The page admits only scripts with this number, which is the same for the same run.
@@ -76,21 +76,21 @@ def run_page(
         "counts": _label_counts(metrics),
         "marks": _marks(boards["own"]),
         "made_of": _made_of(dict(facts)),
-        "better": better_policies(found.pairs),
+        "better": better_policies(findings.pairs),
         # Titles of the grids whose scores differ by more than chance.
         "matter": [title for title, floor in floors if floor.signal],
         # True if a heatmap's scores may differ by chance alone.
         "pale": not all(floor.signal for _, floor in floors),
         "questions": [(TITLES[name], MEANINGS[name]) for name in metrics["question"].unique() if name in TITLES],
         **_sections(pictures),
-        "cheapest": _cheapest(found),
-        "progress": _progress(found),
+        "cheapest": _cheapest(findings),
+        "progress": _progress(findings),
         "failures": _failures(run, metrics),
         # The command that grades ungraded completions, or "".
         "grade": grade,
-        "concerns": _concerns(found),
+        "concerns": _concerns(findings),
         # Settings that are too many for bar charts.
-        "uncharted": found.charted[MAX_COMPARED:],
+        "uncharted": findings.charted[MAX_COMPARED:],
         "facts": facts,
         "published": beside_published(metrics) if len(run.completions) else None,
     }
@@ -110,11 +110,11 @@ def _sections(pictures: list[Picture]) -> dict[str, list[Picture]]:
     return sections
 
 
-def _cheapest(found: Findings) -> list[str]:
+def _cheapest(findings: Findings) -> list[str]:
     """Return for each model with several numbers of bits a line on its cheapest setting."""
     lines = []
-    metrics = found.metrics
-    for model in found.models:
+    metrics = findings.metrics
+    for model in findings.models:
         if metrics.loc[metrics["model"] == model, "bits"].nunique() > 1:
             cheapest = cheapest_in_words(settings_by_bytes(metrics, model))
             lines.append(f"{model_title(metrics, model)}: {cheapest}")
@@ -170,15 +170,15 @@ def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
     return cells
 
 
-def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
+def heatmaps(findings: Findings, scale: Scale) -> list[dict[str, Any]]:
     """Return the clickable heatmaps on one colour scale: of each grid and model, and of other settings."""
-    metrics = found.metrics
+    metrics = findings.metrics
     titled_panels: list[tuple[str, list[heatmap.Panel]]] = []
     all_values: list[float] = []
-    for grid in found.grids:
+    for grid in findings.grids:
         for model in grid.models:
             if has_results(grid.cells, model):
-                panels = heatmap.grid_panels(grid, model, metrics, Look(scale=scale), found.verdicts)
+                panels = heatmap.grid_panels(grid, model, metrics, Look(scale=scale), findings.verdicts)
                 titled_panels.append((f"{model_title(metrics, model)} | {grid.title}", panels))
                 for panel in panels:
                     all_values += list(panel.cells["value"])
@@ -191,25 +191,25 @@ def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
             values = list(panel.cells["value"]) if scale == "own" else all_values
             drawn.append(_drawn(panel, [values] * len(panel.columns)))
         boards.append({"title": title, "corner": "window ↓ ratio →", "panels": drawn})
-    for title, panel in _panels_outside(found, scale == "diff_from_full"):
+    for title, panel in _panels_outside(findings, scale == "diff_from_full"):
         drawn = [_drawn(panel, _column_values(panel, all_values))]
         boards.append({"title": title, "corner": "policy, keep ratio / window", "panels": drawn})
     return boards
 
 
-def _panels_outside(found: Findings, difference: bool) -> Iterator[tuple[str, heatmap.Panel]]:
+def _panels_outside(findings: Findings, difference: bool) -> Iterator[tuple[str, heatmap.Panel]]:
     """Yield for each model a title and a panel of the settings that lie in no grid."""
-    metrics = found.metrics
+    metrics = findings.metrics
     in_grids: set[str] = set()
-    for grid in found.grids:
+    for grid in findings.grids:
         in_grids.update(grid.cells["cell_id"])
     outside = metrics[~metrics["cell_id"].isin(in_grids)].drop_duplicates([*SETTING, "benchmark"])
-    which = "settings outside the grids" if found.grids else "all settings"
-    for model in found.models:
+    which = "settings outside the grids" if findings.grids else "all settings"
+    for model in findings.models:
         rows = outside[outside["model"] == model]
         # A full cache alone needs no table where the grids' panels show it.
         has_compressed = (rows["policy"] != "full").any()
-        if has_compressed or (len(rows) and not found.grids):
+        if has_compressed or (len(rows) and not findings.grids):
             yield f"{model_title(metrics, model)} | {which}", _settings_panel(rows, difference)
 
 
@@ -245,13 +245,14 @@ def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
     )
 
 
-def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
-    """Return a panel as data: texts and colours of its cells; each column has one of the number ranges.
+def _drawn(panel: heatmap.Panel, column_values: list[list[float]]) -> dict[str, Any]:
+    """Return a panel as data: texts and colours of its cells.
 
-    A full cache beyond the range of the compressed ones has no colour.
+    `column_values` has for each column the numbers whose range its colours span. A full cache beyond the range of the
+    compressed ones has no colour.
     """
     cmap = panel.colors(style.SEQUENTIAL)
-    column_limits = [heatmap.limits(numbers, difference=panel.difference) for numbers in ranges]
+    column_limits = [heatmap.limits(values, difference=panel.difference) for values in column_values]
 
     def cell(row: Any, limits: tuple[float, float]) -> list[str]:
         low, high = limits
@@ -260,7 +261,7 @@ def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
             colours = style.shade(row.value, limits, cmap)
         return [row.cell_id, row.label, row.mark, row.error, *colours]
 
-    # The page shows the scale of a heatmap alone, whose columns share one range.
+    # The page shows the scale of a heatmap alone, whose columns share their limits.
     first_limits = column_limits[0]
     full_limits = (np.inf, -np.inf) if panel.difference else first_limits  # a difference to itself has no colour
     rows = []
@@ -279,12 +280,12 @@ def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
     }
 
 
-def _progress(found: Findings) -> dict[str, Any]:
+def _progress(findings: Findings) -> dict[str, Any]:
     """Return a sweep's progress: counts of cells and completions; `expected` is None if unknown."""
-    metrics = found.metrics
+    metrics = findings.metrics
     begun = set(metrics["cell_id"])
     waiting = {}
-    for task in found.run.tasks:
+    for task in findings.run.tasks:
         for cell_id, cell in task.cells.items():
             if cell_id not in begun:
                 waiting[cell_id] = cell.expected
@@ -294,7 +295,7 @@ def _progress(found: Findings) -> dict[str, Any]:
         "cells": len(metrics),
         "done": int((metrics["status"] == "done").sum()),
         "replayed": int((metrics["status"] == "replayed").sum()),
-        "missing": sum(len(missing_cells(grid)) for grid in found.grids),
+        "missing": sum(len(missing_cells(grid)) for grid in findings.grids),
         "waiting": len(waiting),
         "stored": int(metrics["completions"].sum()),
         "graded": int(metrics["graded"].sum()),
@@ -323,10 +324,10 @@ def _failures(run: Run, metrics: pd.DataFrame) -> list[dict[str, Any]]:
     return failures
 
 
-def _concerns(found: Findings) -> list[tuple[str, list[str], bool]]:
+def _concerns(findings: Findings) -> list[tuple[str, list[str], bool]]:
     """Return a heading and lines for everything that a reader must know before the numbers, and True for `ROUTINE`."""
-    metrics = found.metrics
-    screen = read_screen(found.run.directory)
+    metrics = findings.metrics
+    screen = read_screen(findings.run.directory)
     unfinished = metrics[~metrics["status"].isin(["done", "replayed"])]
     screened_out = metrics[metrics["cell_id"].isin(screen.keys()) & (metrics["completions"] == 0)]
     done = metrics[(metrics["status"] == "done") & (metrics["graded"] > 0)]
@@ -346,14 +347,14 @@ def _concerns(found: Findings) -> list[tuple[str, list[str], bool]]:
             lambda row: f"{row.completions} of {notation.number(row.expected).replace(MISSING, '?')} completions",
         ),
         "Screened out, not decoded": listed(screened_out, lambda row: _reason(screen[row.cell_id])),
-        "Missing cells": _missing(found),
+        "Missing cells": _missing(findings),
         "Not on all problems and draws of the others, which are compared on what both have": listed(
             incomplete, lambda row: f"{row.graded} answers to {row.problems} of {row.most_problems} problems"
         ),
         "Ungraded": listed(metrics[metrics["ungraded"] > 0], lambda row: f"{row.ungraded} of {row.completions}"),
-        **warnings(found.run, found.margin),
+        **warnings(findings.run, findings.margin),
         "No full-cache cell to compare with": list(alone["model_title"] + " | " + alone["benchmark_title"]),
-        "Notices from reading the files": found.run.notices,
+        "Notices from reading the files": findings.run.notices,
     }
     return [
         (f"{heading}: {len(lines)}", _shortened(lines), heading in ROUTINE)
@@ -368,12 +369,12 @@ def _reason(screened: Screened) -> str:
     return f"{screened.rule} after {screened.texts} replayed texts, which lose {lost}; {doubt}"
 
 
-def _missing(found: Findings) -> list[str]:
+def _missing(findings: Findings) -> list[str]:
     """Name the settings of the grids that have no cell."""
-    model_titles = dict(found.metrics[["model", "model_title"]].to_numpy())
-    benchmark_titles = dict(found.metrics[["benchmark", "benchmark_title"]].to_numpy())
+    model_titles = dict(findings.metrics[["model", "model_title"]].to_numpy())
+    benchmark_titles = dict(findings.metrics[["benchmark", "benchmark_title"]].to_numpy())
     lines = []
-    for grid in found.grids:
+    for grid in findings.grids:
         table = missing_cells(grid).assign(policy=grid.policy, budget=grid.budget, variant=grid.variant)
         table["model_title"] = table["model"].map(model_titles)
         table["benchmark_title"] = table["benchmark"].map(benchmark_titles)
