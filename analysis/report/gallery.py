@@ -35,10 +35,10 @@ class Picture:
     width: float
 
 
-def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
+def draw_all(findings: Findings, folder: Path, look: Look) -> list[Picture]:
     """Draw and save the figures of a run."""
     pictures = []
-    for figure, name in _of_run(found, look):
+    for figure, name in _of_run(findings, look):
         if figure:
             stem = file_name(*name)
             written = save_figure(figure, folder, stem, pdf=look.pdf)
@@ -49,45 +49,46 @@ def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
     return pictures
 
 
-def _of_run(found: Findings, look: Look) -> Iterator[Drawn]:
+def _of_run(findings: Findings, look: Look) -> Iterator[Drawn]:
     """Yield the figures of a run: each model's, then those of replayed completions and of noise floors."""
-    for model in found.models:
-        yield from _of_model(found, model, look)
-    for file in tables.replay_files(found.run):
-        for model, figure in _fidelity_figures(found.run, file, look):
+    for model in findings.models:
+        yield from _of_model(findings, model, look)
+    for file in tables.replay_files(findings.run):
+        for model, figure in _fidelity_figures(findings.run, file, look):
             yield figure, ("fidelity", f"{file.removesuffix('.jsonl')}_{model}")
-    with_floor = [verdict for verdict in found.verdicts if verdict.floor is not None]
+    with_floor = [verdict for verdict in findings.verdicts if verdict.floor is not None]
     if with_floor:
         yield rankings.noise_figure(with_floor, look), ("noise",)
 
 
-def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
+def _of_model(findings: Findings, model: str, look: Look) -> Iterator[Drawn]:
     """Yield a model's figures: its grids, bars of policies, costs of a step, and scores against costs."""
-    metrics = found.metrics
-    for grid in found.grids:
+    metrics = findings.metrics
+    for grid in findings.grids:
         if has_results(grid.cells, model):
-            yield from _of_grid(found, grid, model, look)
-    for setting in found.charted[:MAX_COMPARED]:
+            yield from _of_grid(findings, grid, model, look)
+    for setting in findings.charted[:MAX_COMPARED]:
         if has_results(setting.cells, model):
             figure = rankings.policy_bars_figure(setting, model, metrics, look)
             yield figure, ("policies", model, setting.file_part)
-    yield cost.cost_figure(found.run, metrics, model, look), ("cost", model)
-    timed = timings(found.run)
+    yield cost.cost_figure(findings.run, metrics, model, look), ("cost", model)
+    timed = timings(findings.run)
     for x in tradeoffs.COSTS:
         yield tradeoffs.tradeoff(x, metrics, model, look, timed), (x, model)
 
 
-def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Iterator[Drawn]:
+def _of_grid(findings: Findings, grid: PolicyGrid, model: str, look: Look) -> Iterator[Drawn]:
     """Yield a grid's heatmaps for one model: scores, published scores, differences, and means over benchmarks."""
-    metrics = found.metrics
+    metrics = findings.metrics
     trigger = "" if notation.missing(grid.budget) else notation.number(grid.budget)
     name = (model, grid.policy, trigger, grid.variant)
-    yield heatmap.grid_figure(grid, model, metrics, look, found.verdicts), ("heatmap", *name)
+    yield heatmap.grid_figure(grid, model, metrics, look, findings.verdicts), ("heatmap", *name)
     published = published_grid(grid, model)
-    has_texts = len(found.run.completions) > 0  # else it is a file of scores, which may be the published ones
+    has_texts = len(findings.run.completions) > 0  # else it is a file of scores, which may be the published ones
     if published is not None and has_texts:
         figure = heatmap.published_figure(grid, model, metrics, published, look)
         yield figure, ("published", *name)
+    # Without the verdicts, whose noise floors are those of scores and not of differences.
     if grid.cells.loc[grid.cells["model"] == model, "diff_to_full"].notna().any():
         figure = heatmap.grid_figure(grid, model, metrics, replace(look, scale="diff_from_full"))
         yield figure, ("difference", *name)

@@ -84,7 +84,7 @@ def _size_after_eviction(cells: pd.DataFrame) -> str:
 
 def headline(metrics: pd.DataFrame) -> pd.DataFrame:
     """Return, for each finished model and benchmark, the cell that a reader would take: rows of `metrics`."""
-    compared = metrics[metrics["decision"].notna() & (metrics["policy"] != "full") & ~is_control(metrics)]
+    compared = metrics[metrics["decision"].notna() & ~is_control(metrics)]
     chosen = []  # places in `metrics`
     for _, cells in compared.groupby(["model", "benchmark"], sort=False):
         if (cells["status"] == "done").all():
@@ -225,10 +225,10 @@ def _lengths(cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(texts).set_axis(notation.settings(rows))
 
 
-def seconds_table(found: Findings) -> pd.DataFrame | None:
+def seconds_table(findings: Findings) -> pd.DataFrame | None:
     """Return the speed of each timed cell and batch (`fidelity.timings`) as texts; None if nothing was timed."""
     # The metrics' speed is that of cells decoded together; the timed one replaces it.
-    timed = found.metrics.drop(columns="tokens_per_second").merge(timings(found.run), on="cell_id")
+    timed = findings.metrics.drop(columns="tokens_per_second").merge(timings(findings.run), on="cell_id")
     if timed.empty:
         return None
     table = pd.DataFrame(
