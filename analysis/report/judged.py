@@ -36,17 +36,25 @@ def judged_page(
     blocks = {}  # of each setting: the texts that the page shows
     for name, setting_rows in rows.items():
         graded = setting_rows["correct"].dropna()
-        score = {"graded": len(graded), "pass_at_1": float(graded.mean()) if len(graded) else None}
-        cells.append({"cell_id": ids[name], "name": name, "said": sentences.get(name), **score})
-        draws = setting_rows[setting_rows["text"].notna() & setting_rows.index.isin(shown_pairs)]
+        cells.append(
+            {
+                "cell_id": ids[name],
+                "name": name,
+                "said": sentences.get(name),
+                "graded": len(graded),
+                "pass_at_1": float(graded.mean()) if len(graded) else None,
+            }
+        )
+        shown = setting_rows[setting_rows["text"].notna() & setting_rows.index.isin(shown_pairs)]
         problems = {}
-        for row in draws.drop_duplicates("problem_id").itertuples():
+        for row in shown.drop_duplicates("problem_id").itertuples():
             problems[row.problem_id] = {"gold": _text(row.gold), "question": _text(row.prompt)}
         block = {
             "base": None if name == full else ids[full],  # the setting whose texts lie beside
-            "left_out": len(setting_rows) - len(draws),
+            "left_out": len(setting_rows) - len(shown),
             "problems": problems,
-            "draws": [_draw(row, full_texts.get(row.Index, "")) for row in draws.itertuples()],
+            # A row's index is its pair.
+            "draws": [_draw(row, full_texts.get(row.Index, "")) for row in shown.itertuples()],
         }
         blocks[ids[name]] = packed(block)
     page_cells = [{"id": ids[name], "name": name, "full": name == full} for name in answers]
