@@ -94,27 +94,26 @@ def _decide_condition(
     for cell_id in compressed:
         plan = plan_of(provenance.get(cell_id, {}), margin)
         families[plan, cell_id in controls][cell_id] = scores[cell_id]
-    finished_controls = [control for control in controls if control not in unfinished]
+    finished_controls = [cell_id for cell_id in controls if cell_id not in unfinished]
+    # A sweep has one control or none. Of the controls of several sweeps the last one counts.
+    control = scores[finished_controls[-1]] if finished_controls else None
     rows = []
     for (plan, of_control), family in families.items():
         decisions = _decisions(family, full, plan, groups)
         finished = [cell_id for cell_id in decisions if not {cell_id, baseline} & unfinished]
         beyond_control = dict[str, bool]()
+        if control is not None and not of_control:
+            tests = {}
+            for cell_id, cell in family.items():
+                tests[cell_id] = noninferiority.paired_test(cell, full, plan.population, groups=groups)
+            changed = noninferiority.beyond_control(tests, family, full, control)
+            beyond_control = {cell_id: cell_id in changed for cell_id in finished}
         recommendable = set[str]()
-        if not of_control:
-            if finished_controls:
-                # A sweep has one control or none. Of the controls of several sweeps the last one counts.
-                control = scores[finished_controls[-1]]
-                tests = {}
-                for cell_id, cell in family.items():
-                    tests[cell_id] = noninferiority.paired_test(cell, full, plan.population, groups=groups)
-                changed = noninferiority.beyond_control(tests, family, full, control)
-                beyond_control = {cell_id: cell_id in changed for cell_id in finished}
-            # The smallest safe cell is searched for among all cells of the plan, so all must be complete.
-            if len(finished) == len(decisions):
-                p_holds = {cell_id: decisions[cell_id].p_holds for cell_id in finished}
-                chains = _chains(condition[condition["cell_id"].isin(finished)])
-                recommendable = noninferiority.hold_in_search(p_holds, chains)
+        # The smallest safe cell is searched for among all cells of the plan, so all must be complete.
+        if len(finished) == len(decisions) and not of_control:
+            p_holds = {cell_id: decision.p_holds for cell_id, decision in decisions.items()}
+            chains = _chains(condition[condition["cell_id"].isin(finished)])
+            recommendable = noninferiority.hold_in_search(p_holds, chains)
         for cell_id, decision in decisions.items():
             # A cell without a pair with the full cache has no difference, and gets no row.
             if math.isnan(decision.difference):
