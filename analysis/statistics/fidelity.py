@@ -26,9 +26,9 @@ def replay_rows(run: Run, file: str) -> pd.DataFrame:
     rows = rows_of_cells(run.directory, run.cells["cell_id"], file)
     condition_of_cell = run.cells.set_index("cell_id")["condition"]
     condition = rows["cell_id"].map(condition_of_cell)
-    cells = rows.groupby(condition)["cell_id"].transform("nunique")
+    cells_of_condition = rows.groupby(condition)["cell_id"].transform("nunique")
     cells_with_problem = rows.groupby([condition, "problem_id"])["cell_id"].transform("nunique")
-    return rows[cells_with_problem == cells]
+    return rows[cells_with_problem == cells_of_condition]
 
 
 def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.DataFrame:
@@ -42,7 +42,7 @@ def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.Dat
 
 def _numbers(row: Replay) -> dict[str, Any]:
     """Return the numbers per token of a replayed completion."""
-    answer_change = np.nan
+    answer_change = np.nan  # per token; the row's is a sum
     if row.answer_change is not None:
         answer_change = row.answer_change / row.answer_tokens
     first_other = row.first_other
@@ -127,13 +127,13 @@ def timings(run: Run) -> pd.DataFrame:
     table = pd.DataFrame(rows).astype({"peak_bytes": "float64"})
     # A repeated command, perhaps with other slots, starts again with round 0; only the last command counts.
     batch = [table["cell_id"], table["why"]]
-    command = (table["round"] == 0).groupby(batch).cumsum()
-    last_command = command.groupby(batch).transform("max")
-    table = table[command == last_command]
+    command_number = (table["round"] == 0).groupby(batch).cumsum()
+    last_number = command_number.groupby(batch).transform("max")
+    table = table[command_number == last_number]
     same_round = ["condition", "why", "round"]
     full_speeds = table[table["full"]].drop_duplicates(same_round).set_index(same_round)["tokens_per_second"]
-    beside = full_speeds.reindex(pd.MultiIndex.from_frame(table[same_round]))
-    table["times_full"] = table["tokens_per_second"] / beside.to_numpy()
+    full_speed = full_speeds.reindex(pd.MultiIndex.from_frame(table[same_round]))
+    table["times_full"] = table["tokens_per_second"] / full_speed.to_numpy()
     batches = table.groupby(["cell_id", "why"], sort=False)
     medians = batches[averaged].median()
     return medians.assign(rounds=batches["round"].nunique()).reset_index()

@@ -116,6 +116,7 @@ def decide_tests(
     remaining = divisor = family or len(tests)
     adjusted = 0.0
     for name in sorted(tests, key=lambda name: p_loses[name]):
+        # `adjusted` is here the p of the loss before, at first 0: only if that is rejected, the divisor falls.
         if adjusted <= level:
             divisor = remaining
         adjusted = min(1.0, max(adjusted, remaining * looks * p_loses[name]))
