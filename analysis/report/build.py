@@ -109,7 +109,10 @@ def report(
     order: str,
     **look: Any,
 ) -> None:
-    """Make the report of a run or of a CSV of scores; `watch` repeats it every so often while the sweep runs."""
+    """Make the report of a run or of a CSV of scores; `watch` repeats it every so many seconds while the sweep runs.
+
+    `margin` is in points, `order` has names with commas between, and `look` the fields of `Look` but width and row.
+    """
     is_table = directory.is_file()
     if is_table and (look["interval"] or look["scale"] == "diff_from_full"):
         raise UserError("a CSV of scores has no intervals and no full cache: leave out --interval and diff_from_full.")

@@ -471,12 +471,12 @@ def mean_lorenz(curves: Iterable[tuple[np.ndarray, np.ndarray]]) -> pd.DataFrame
     return pd.DataFrame({"tokens": percents, "importance": carried})
 
 
-COLUMNS = ["truncated_texts", "looping_texts", "loop_period", "loop_count", "tokens_in_loops"]
+LOOP_COLUMNS = ["truncated_texts", "looping_texts", "loop_period", "loop_count", "tokens_in_loops"]
 _Ends = view(Completion, "stop_reason", "token_ids")
 
 
 def looping(run: Run) -> pd.DataFrame:
-    """Return `COLUMNS` by cell_id: truncated completions, and those that end in a loop.
+    """Return `LOOP_COLUMNS` by cell_id: truncated completions, and those that end in a loop.
 
     Then the loops' median period in tokens and copies, and the tokens that decoding.stop_on_loop would have saved.
     """
@@ -485,12 +485,13 @@ def looping(run: Run) -> pd.DataFrame:
     rows: dict[str, list[float]] = {}
     # A server sends no token ids to search.
     for cell_id in run.cells.loc[run.cells["engine"] == "kvsweep", "cell_id"]:
+        # Without a truncated text there is no loop: the cell's tokens are not read.
         rows[cell_id] = _loops(run, cell_id) if cell_id in cells_with_truncated else [0, 0, np.nan, np.nan, 0]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).rename_axis("cell_id")
+    return pd.DataFrame.from_dict(rows, orient="index", columns=LOOP_COLUMNS).rename_axis("cell_id")
 
 
 def _loops(run: Run, cell_id: str) -> list[float]:
-    """Return a cell's numbers in the order of `COLUMNS`."""
+    """Return a cell's numbers in the order of `LOOP_COLUMNS`."""
     truncated = 0
     loops = []
     for row in StoredCell(run.directory / cell_id).rows(_Ends, on_bad=ignore):

@@ -49,9 +49,7 @@ def read_summary(path: Path) -> pd.DataFrame:
             raise UserError(f"{row.where} has the setting of {first_places[setting]}; delete one of the two.")
         first_places[setting] = row.where
         panel = (row.values["model"], row.values["benchmark"])
-        if panel not in first_rows:
-            first_rows[panel] = row
-        first = first_rows[panel]
+        first = first_rows.setdefault(panel, row)
         # A noise floor needs one count of answers.
         for name in ("problems", "draws"):
             if row.values[name] != first.values[name]:
