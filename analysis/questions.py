@@ -15,6 +15,7 @@ def refuse_unlike(outputs: Mapping[str, Outputs], baseline: str, ignored: Sequen
     columns = set[str]()
     for setting in outputs.values():
         columns |= setting.columns
+    # The outputs were read without the ignored columns; here a name that is no column's is refused.
     for name in ignored:
         if name not in columns:
             has = visible(", ".join(sorted(columns)))

@@ -66,7 +66,7 @@ def _check_shapes(kind: str, place: str, card: Mapping[str, Any]) -> None:
     """Raise UserError if tensor names, shapes or dtypes do not fit the kind. No tensor is read."""
     tensors = tensors_of(kind, place)
     shapes = {name: shape for name, (shape, _) in tensors.items()}
-    expected = _shapes(kind, card, shapes)
+    expected = _shapes(kind, card, shapes)  # sizes that no card gives are the file's, in all of its tensors alike
     wrong = sorted(name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name))
     for name, (_, dtype) in tensors.items():
         dtypes = _IDS if name.startswith("ids/") else _FLOATS

@@ -123,7 +123,8 @@ class WindowLayer(_Layer):
         # For each token the position of the row in each place of the ring, [tokens, places]: in a window of 4 the token
         # at position 6 sees the rows of positions 4, 5, 6 and 3 in the places 0 to 3.
         positions_of_rows = positions[:, None] - (positions[:, None] - places) % self.window
-        # A ring has whole blocks of places; those from `window` on are never used.
+        # A ring has whole blocks of places. Those from `window` on, and those without a row yet, lie behind the token's
+        # length, where attention does not read.
         is_new = (positions_of_rows >= positions[0]) & (places < self.window)
         # The index of each such row in `keys` and `values`, where the chunk's new rows lie behind the ring.
         rows = torch.where(is_new, ring(self.window) + positions_of_rows - positions[0], places)

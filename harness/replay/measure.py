@@ -186,7 +186,8 @@ def _compare_states(
     Many rows, of different cells, are of the same token (`token_numbers` [rows]): the full cache's distribution is
     computed once for all of them.
     """
-    # `first` [different tokens] is a row of each token, `token_of` [rows] the index in `first` of each row's token.
+    # `first` [different tokens] is a row of each token, `token_of` [rows] the index in `first` of each row's token:
+    # of the token numbers 7, 5, 7 they are [1, 0] and [1, 0, 1], and `order` is [1, 0, 2].
     _, first, token_of = np.unique(token_numbers, return_index=True, return_inverse=True)
     order = np.argsort(token_of, kind="stable")  # the rows, those of the same token side by side
     size = _tokens_at_once(model)
@@ -194,7 +195,7 @@ def _compare_states(
     # `size` different tokens at a time, and of all rows of these tokens `size` at a time: memory stays bounded.
     for begin in range(0, len(first), size):
         full = model.logits(full_states[first[begin : begin + size]]).float().log_softmax(dim=-1)
-        # From `low` to `high`, `order` has the rows of these tokens.
+        # From `low` to `high`, `order` has the rows of these tokens; `full` begins with the token `begin`.
         low, high = np.searchsorted(token_of, [begin, begin + size], sorter=order)
         for rows in np.split(order[low:high], range(size, high - low, size)):
             reference = full[token_of[rows] - begin]

@@ -89,8 +89,8 @@ def _time(engine: Engine, requests: Sequence[Request], why: Why, number: int) ->
     steps_at = Counter[int]()  # by rows of the longest slot, a multiple of `_ROWS`
     seconds_at = defaultdict[int, float](float)
     cpu_before = time.process_time()
-    rows = steps_before = 0  # at the beginning of the steps that are not counted yet
-    seconds_before = 0.0
+    # At the beginning of the steps that are not counted yet; the first step sets the rows.
+    rows, steps_before, seconds_before = -1, 0, 0.0
 
     def count_steps() -> None:
         """Add the steps that are not counted yet, and their seconds: in all of them the longest slot had `rows`."""
@@ -101,8 +101,10 @@ def _time(engine: Engine, requests: Sequence[Request], why: Why, number: int) ->
         seconds_at[rows] += clock.decode - seconds_before
 
     for _ in engine.steps(requests):
-        rows_now = engine.cache.longest // _ROWS * _ROWS
-        if rows_now != rows:
+        rows_now = engine.cache.longest // _ROWS * _ROWS  # 0 behind the last step, which leaves no slot
+        if rows < 0:
+            rows = rows_now
+        elif rows_now != rows:
             count_steps()
             rows, steps_before, seconds_before = rows_now, clock.steps, clock.decode
     count_steps()

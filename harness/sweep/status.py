@@ -100,9 +100,9 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     state: State = _first(AT_WORK, states) or ("done" if states == {"done"} else "stopped")
     done_cells = {cell_id for cell_id, cell in cells.items() if cell.state == "done"}
     resting = _resting(tasks, done_cells)
+    # A task may be done although its cells lack rows: those of a round that has not begun, or of a failed task. While
+    # other tasks are at work, such rows may still come; once all rest, the done tasks' command resumes too.
     failed = [task for task in resting if task.state != "done"]
-    # A task may be done although its cells lack rows, those of the next round for one. While other tasks are at work
-    # nothing has failed by that; once all rest, the same command resumes.
     to_resume = failed if state in AT_WORK else resting
     commands = set[str]()
     for task in to_resume:

@@ -119,13 +119,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sweep(words)
             return
         try:
-            if name == "judge" and not asks_help:
-                from kvsweep.harness.judge import remove_verdicts
-
-                parsed = judge.make_context(name, words[1:], resilient_parsing=True)
-                # Without a file, as where an option is unknown, nothing is removed: any word may be a file to read.
-                if parsed.params["files"]:
-                    remove_verdicts(parsed.params)
             # Without a command's name all that is left is the help.
             with program.make_context("kvsweep", words if name else ["--help"]) as context:
                 program.invoke(context)
@@ -291,7 +284,22 @@ def compare(**options: Any) -> None:
     annex("compare").compare_runs(**options)
 
 
-@program.command()
+class _Judge(click.Command):
+    """A command that removes an earlier verdict before its options are checked, so that no refusal leaves it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        asks_help = any(word in ctx.help_option_names for word in args)
+        if not ctx.resilient_parsing and not asks_help:  # else nothing is run, or the call is the one below
+            from kvsweep.harness.judge import remove_verdicts
+
+            parsed = self.make_context(ctx.info_name, [*args], resilient_parsing=True)
+            # Without a file, as where an option is unknown, nothing is removed: any word may be a file to read.
+            if parsed.params["files"]:
+                remove_verdicts(parsed.params)
+        return super().parse_args(ctx, args)
+
+
+@program.command(cls=_Judge)
 @click.argument("files", metavar="[NAME=]FILE [NAME=]FILE...", nargs=-1)
 @option("--full", metavar="NAME", help="The baseline; by default the first file.")
 @option("--control", metavar="NAME", help="The baseline asked again: whether a file changes more than chance does.")
