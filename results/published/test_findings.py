@@ -989,23 +989,23 @@ def test_fp8_packing_and_evictions_at_equal_bytes_on_a_language_model() -> None:
 COMPARED = r"^\| (\S.*) \| (\S+) \| (\S+) \| (\d+), (\d+) \| (.+) \((.+) to (.+)\) \| (.+) \|$"
 
 
-def test_dynts_on_gsm8k() -> None:
-    """The page's table and its sign tests recomputed from the answers."""
+def gsm8k_grades(run: str, heading: str) -> pd.DataFrame:
+    """Grades by setting and problem of a further run; the page's table below `heading` says what they say."""
     folder = PUBLISHED / "gsm8k"
-    rows = pd.read_csv(folder / "answers_dynts.csv.gz", dtype=str)
+    rows = pd.read_csv(folder / f"answers_{run}.csv.gz", dtype=str)
     grades = rows.pivot(index="cell_id", columns="problem_id", values="grades").astype(float)
-    cells = pd.read_csv(folder / "settings_dynts.csv").set_index("cell_id")
     names = {}
-    for cell, row in cells.iterrows():
-        names[cell] = "full" if row["policy"] == "full" else f"{policy_title(row['policy'])} {row['keep_ratio']}"
+    for row in pd.read_csv(folder / f"settings_{run}.csv").itertuples():
+        names[row.cell_id] = row.policy if row.policy == "full" else f"{policy_title(row.policy)} {row.keep_ratio:g}"
+        if row.policy == "full_packed":
+            names[row.cell_id] = f"all rows, packed, {row.stored}"
     grades = grades.rename(index=names)
-    assert grades.shape == (13, 96)
     assert grades.notna().all(axis=None)
     full = grades.loc["full"].to_numpy()[:, None]
     settings = {name: grades.loc[name].to_numpy()[:, None] for name in grades.index if name != "full"}
     decisions = decide_grid(settings, full, population="like_these")
-    page = (folder / "README.md").read_text()
-    lines = re.findall(COMPARED, page.split("## DynTS")[1], re.M)
+    section = (folder / "README.md").read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = re.findall(COMPARED, section, re.M)
     assert {name for name, *_ in lines} == decisions.keys()
     for name, _, score, lost, won, *interval, label in lines:
         change = grades.loc[name] - grades.loc["full"]
@@ -1014,7 +1014,17 @@ def test_dynts_on_gsm8k() -> None:
         numbers = [grades.loc[name].mean(), change.mean(), decision.low, decision.high]
         assert [float(score), *map(float, interval)] == pytest.approx([100 * number for number in numbers], abs=0.051)
         assert label == decision.label
-        assert (label == "worse") == name.startswith(("random", "H2O"))
+    assert f"| full cache | all | {100 * grades.loc['full'].mean():.1f} |" in section
+    return grades
+
+
+def test_dynts_on_gsm8k() -> None:
+    """The page's table and its sign tests recomputed from the answers."""
+    grades = gsm8k_grades("dynts", "DynTS beside its rivals")
+    assert grades.shape == (13, 96)
+    page = (PUBLISHED / "gsm8k" / "README.md").read_text()
+    worse = set(re.findall(r"^\| (\S+) 0\.[35] .* \| worse \|$", page.split("## DynTS")[1], re.M))
+    assert worse == {"random", "H2O"}
     counts, p_values = {}, {}
     for ratio in (0.3, 0.5):
         for rival in ("random", "H2O", "window", "R-KV"):
@@ -1047,7 +1057,7 @@ def test_the_policies_on_gsm8k() -> None:
     decisions = decide_grid({c: s for c, s in scores.items() if c != full}, scores[full], population="like_these")
     page = (folder / "README.md").read_text()
     text = " ".join(page.split())
-    lines = re.findall(COMPARED, page.split("## DynTS")[0], re.M)
+    lines = re.findall(COMPARED, page.split("\n## ")[0], re.M)
     assert len(lines) == 20
     for name, _, score, lost, won, *interval, label in lines:
         if name.startswith("all rows"):

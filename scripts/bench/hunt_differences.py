@@ -40,6 +40,7 @@ from kvsweep.harness.provenance import describe_hardware
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep import fill as decode_cells
 from kvsweep.harness.sweep.cell_store import CellStore, OpenCells
+from kvsweep.harness.sweep.estimate import TokensLeft
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.share import share_of, status_of
 from kvsweep.kernels.row_format import TOKEN_BLOCK, whole_blocks
@@ -320,7 +321,8 @@ def _decode(job: Job, left: int) -> None:
     with ExitStack() as stack, redirect_stdout(io.StringIO()):
         stores = {cell.cell_id: stack.enter_context(CellStore.of(share, cell)) for cell in job.cells}
         reporter = Deadly(job.run_directory, status)
-        decode_cells.fill(OpenCells(share=share, stores=stores, reporter=reporter, left=None))
+        tokens_left = TokensLeft(share, {cell_id: store.finished_pairs for cell_id, store in stores.items()})
+        decode_cells.fill(OpenCells(share=share, stores=stores, reporter=reporter, left=tokens_left))
 
 
 def parse_args() -> argparse.Namespace:

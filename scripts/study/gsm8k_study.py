@@ -5,7 +5,8 @@ python scripts/study/gsm8k_study.py results/runs/gsm8k_qwen_bfloat16 results/run
 
 The first run is the greedy one, with the replayed grid: replay_grid.csv and replay_grid.png. Of the second, each
 setting beside the full cache, over the problems that both have answered: settings.csv, answers_drawn.csv.gz, a table.
-`--run NAME=RUN` does so for a run of another model or head: settings_NAME.csv, answers_NAME.csv.gz, a table.
+`--run NAME=RUN` does so for a run of another model or head: settings_NAME.csv, answers_NAME.csv.gz, a table. With
+`--run NAME=RUN,ANSWERS` only the settings that have so many answers are compared, over their shared problems.
 All must be graded (`kvsweep grade RUN`, if their sweep was interrupted).
 """
 
@@ -36,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("greedy", "drawn", "out"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--run", action="append", default=[], metavar="NAME=RUN")
+    parser.add_argument("--run", action="append", default=[], metavar="NAME=RUN[,ANSWERS]")
     args = parser.parse_args()
     grid = fidelity_by_cell(load_run(args.greedy), "replay.jsonl")
     grid = grid[[*SIZE, "texts", "tokens", "evictions", "kl", "kl_se", "change", "flips", "answer_change"]]
@@ -45,32 +46,33 @@ def main() -> None:
         heatmaps(grid[grid["keep_ratio"].notna()]).savefig(args.out / "replay_grid.png")
     write_settings(args.drawn, args.out / "answers_drawn.csv.gz", args.out / "settings.csv")
     for named_run in args.run:
-        name, _, folder = named_run.partition("=")
-        write_settings(Path(folder), args.out / f"answers_{name}.csv.gz", args.out / f"settings_{name}.csv")
+        name, _, place = named_run.partition("=")
+        folder, _, least = place.partition(",")
+        files = args.out / f"answers_{name}.csv.gz", args.out / f"settings_{name}.csv"
+        write_settings(Path(folder), *files, int(least or LEAST))
 
 
-def write_settings(folder: Path, answers: Path, file: Path) -> None:
-    """Write each grade of a run, and each setting beside the full cache; print the table."""
-    run = of_shared_draws(load_run(folder))
+def write_settings(folder: Path, answers: Path, file: Path, least: int = LEAST) -> None:
+    """Write the grades of settings with at least so many answers, and each beside the full cache; print the table."""
+    run = of_shared_draws(load_run(folder), least)
     graded = graded_rows(run)
     write_answers(graded, answers)
     metrics = cell_metrics(run)
-    metrics = metrics[metrics["graded"] >= LEAST]
+    metrics = metrics[metrics["graded"] >= LEAST]  # else the setting has no answer here
     metrics["variant"] = metrics["variant"].replace(SCALES, regex=True)
     cells = settings(metrics, graded)
     cells.round(6).to_csv(file, index=False)
     print(table(cells))
 
 
-def of_shared_draws(run: Run) -> Run:
-    """Keep the draws that every setting has; a setting that has only begun does not count."""
-    pairs = pd.MultiIndex.from_frame(run.completions[["problem_id", "draw"]].astype({"problem_id": str}))
+def of_shared_draws(run: Run, least: int) -> Run:
+    """Keep the settings with at least so many answers, and of them the draws that each has."""
+    completions = run.completions.groupby("cell_id").filter(lambda decoded: len(decoded) >= least)
+    pairs = pd.MultiIndex.from_frame(completions[["problem_id", "draw"]].astype({"problem_id": str}))
     shared = pairs.unique()
-    for cell in run.completions["cell_id"].unique():
-        decoded = pairs[run.completions["cell_id"] == cell]
-        if len(decoded) >= LEAST:
-            shared = shared.intersection(decoded)
-    return replace(run, completions=run.completions[pairs.isin(shared)])
+    for cell in completions["cell_id"].unique():
+        shared = shared.intersection(pairs[completions["cell_id"] == cell])
+    return replace(run, completions=completions[pairs.isin(shared)])
 
 
 def heatmaps(grid: pd.DataFrame) -> matplotlib.figure.Figure:
