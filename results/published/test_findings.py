@@ -1018,6 +1018,12 @@ def gsm8k_grades(run: str, heading: str) -> pd.DataFrame:
     return grades
 
 
+def test_more_problems_of_gsm8k() -> None:
+    """The page's table recomputed from the answers."""
+    grades = gsm8k_grades("power", "More problems")
+    assert grades.shape[1] == 384
+
+
 def test_dynts_on_gsm8k() -> None:
     """The page's table and its sign tests recomputed from the answers."""
     grades = gsm8k_grades("dynts", "DynTS beside its rivals")

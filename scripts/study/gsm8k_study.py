@@ -30,7 +30,7 @@ from scripts.publish import write_answers
 SIZE = ["policy", "keep_ratio", "local_window"]
 # What stands for the hash of scales: those of the texts, and those that `layers` of gsm8k_qwen.sh makes.
 SCALES = {", scales=103faac3d59c8a03": "", ", scales=1751d06ebd17c3c3": ", keys / 1.25"}
-LEAST = 20  # answers of a setting; with fewer it is still being decoded
+LEAST = 96  # answers of a setting; with fewer it is still being decoded
 
 
 def main() -> None:
