@@ -1022,6 +1022,10 @@ def test_more_problems_of_gsm8k() -> None:
     """The page's table recomputed from the answers."""
     grades = gsm8k_grades("power", "More problems")
     assert grades.shape[1] == 384
+    kivi, full = (grades.loc[name].to_numpy()[:, None] for name in ("all rows, packed, bits=4, scheme=kivi", "full"))
+    p_value = decide(kivi, full, population="like_these").p_holds
+    assert p_value == pytest.approx(0.0015, abs=0.0001)
+    assert p_value < 0.025 / 14
 
 
 def test_dynts_on_gsm8k() -> None:
