@@ -43,13 +43,12 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     scores = score_array(rows, [*ids_a, *ids_b])
     scores_a = scores[: len(shared)]
     scores_b = scores[len(shared) :]
-    differences = scores_b - scores_a
-    graded = _graded(differences)
+    graded = _graded(scores_b - scores_a)
     if not graded.any():
         fault = "share no graded answer, of any problem and draw"
         raise UserError(f"{runs} {fault}: grade both, or give runs of the same draws.")
-    # The correction runs over all settings. The differences are taken already, so the reference is zero.
-    tests = paired_tests(differences, np.zeros(scores.shape[1:]))
+    # The correction runs over all settings.
+    tests = paired_tests(scores_b, scores_a)
     table = shared.join(tests).assign(graded=graded, graded_a=_graded(scores_a), graded_b=_graded(scores_b))
     other_settings = []
     for pair in notation.rows(shared):

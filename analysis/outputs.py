@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -570,7 +571,10 @@ def _grade_fault(
 def _scores(rows: pd.DataFrame) -> dict[str, Column]:
     """A column of each score that rows name, as inspect_ai and lighteval write them."""
     objects = each(_first(rows, ["scores"]), _object)
-    return dict(pd.DataFrame([*objects], rows.index, dtype=object))
+    scores = {}
+    for name in dict.fromkeys(itertools.chain(*objects)):  # a name, too, may have half a character
+        scores[name] = each(objects, methodcaller("get", name))
+    return scores
 
 
 def _grade(value: Any) -> float | str | None:

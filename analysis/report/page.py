@@ -16,7 +16,13 @@ from kvsweep.analysis.report.gallery import Picture
 from kvsweep.analysis.report.rendering import render, script_json
 from kvsweep.analysis.report.warnings import cell_title, warnings
 from kvsweep.analysis.statistics.grids import TITLES, beside_published, has_results, missing_cells
-from kvsweep.analysis.statistics.metrics import SETTING, cheapest_in_words, model_title, settings_by_bytes
+from kvsweep.analysis.statistics.metrics import (
+    SETTING,
+    cells_of_model,
+    cheapest_in_words,
+    model_title,
+    settings_by_bytes,
+)
 from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings, better_policies
 from kvsweep.messages.command_line import counted
 from kvsweep.messages.escape import in_one_line, visible
@@ -203,10 +209,10 @@ def _panels_outside(findings: Findings, difference: bool) -> Iterator[tuple[str,
     in_grids: set[str] = set()
     for grid in findings.grids:
         in_grids.update(grid.cells["cell_id"])
-    outside = metrics[~metrics["cell_id"].isin(in_grids)].drop_duplicates([*SETTING, "benchmark"])
+    outside = metrics[~metrics["cell_id"].isin(in_grids)]
     which = "settings outside the grids" if findings.grids else "all settings"
     for model in findings.models:
-        rows = outside[outside["model"] == model]
+        rows = cells_of_model(outside, model)
         # A full cache alone needs no table where the grids' panels show it.
         has_compressed = (rows["policy"] != "full").any()
         if has_compressed or (len(rows) and not findings.grids):

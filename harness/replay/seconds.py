@@ -5,7 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -22,10 +22,8 @@ from kvsweep.harness.sweep.cell_store import CellStore
 from kvsweep.harness.sweep.fill import engine_of, loaded
 from kvsweep.harness.sweep.job import Job
 from kvsweep.messages.errors import UserError
-from kvsweep.run_files.row_types import Timing
+from kvsweep.run_files.row_types import Timing, Why
 
-# What chose how many texts a batch has, as in `Timing`.
-Why = Literal["one", "given", "memory"]
 # Step times are collected together per this many rows of the longest slot.
 _ROWS = 64
 

@@ -85,7 +85,7 @@ def card_of(name: str) -> Card | None:
 
 
 def first_gpu() -> str:
-    """Return the name of the first GPU that this process may use; "" without one, and if nvidia-smi cannot be run."""
+    """Return the name of the first GPU that this process may use, or "". Raises UserError as `visible_gpus`."""
     gpus = visible_gpus()
     if not gpus:
         return ""

@@ -297,7 +297,6 @@ def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:
             submitted = task_status.noted_jobs(directory, task.task)
             in_queue = read_queue(slurm_queue.owner_of(directory, task.task)) or {}
             is_elsewhere = task.cluster not in ("", cluster)
-            # The number of a job in neither is left over from a shell.
             if task.scheduler_job in {*submitted, *in_queue} and not is_elsewhere:
                 # In a sequential sweep a task has a job for each round, and several may be in the queue.
                 job_ids = [job_id for job_id in submitted if job_id in in_queue]

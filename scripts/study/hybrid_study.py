@@ -63,7 +63,7 @@ def compare(directory: Path) -> pd.DataFrame:
             beside = paired_tests(found[1:], found[1 + policies.index("random_head")])
             table[f"{model}_above_random"], table[f"{model}_above_random_p"] = beside["difference"], beside["p_holm"]
         plain, hybrid = (scores[model][1:] - scores[model][:1] for model in MODELS)
-        tests = paired_tests(hybrid - plain, np.zeros(plain.shape[1:]))
+        tests = paired_tests(hybrid, plain)
         tables.append(table.join(tests[["difference", "low", "high", "p", "p_holm"]]))
     return pd.concat(tables, ignore_index=True)
 

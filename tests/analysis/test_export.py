@@ -273,7 +273,8 @@ def test_pushing_sends_the_exports_files_and_deletes_those_of_an_earlier_one(opt
     assert hub == [
         {"type": "dataset", "private": private, "may be there": True},
         {
-            **{"repo_id": "me/texts", "repo_type": "dataset"},
+            "repo_id": "me/texts",
+            "repo_type": "dataset",
             "new": ["README.md", f"data/{cell.name}.parquet"],
             "gone": ["data/train-00000-of-00001.parquet", "replayed.parquet"],
         },

@@ -811,6 +811,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "half a zip": (b"PK\x03\x04xxxx", "cannot be unpacked"),
     "two scores": (b'{"id": "a", "scores": {"x": {"value": "C"}, "y": {"value": "I"}}}\n', "has the grades x, y"),
     "partial credit": (b'{"id": "a", "scores": {"x": {"value": "P"}}}\n', "has x=P in "),
+    "half a character names a score": (b'{"id": "a", "scores": {"\\ud800": {"value": "P"}}}\n', "=P in "),
     "metrics that are no names": (b'{"doc_id": 1, "metrics": [["x"]]}\n', "has no grade"),
     "two answers": (b'{"id": "a", "correct": 1, "text": "x", "response": "y"}\n', "text and response, which differ"),
     "two reasons": (

@@ -83,8 +83,8 @@ def limit(what: int, most: int) -> Callable[[], None]:
 
 
 def limit_memory():
-    # The process has torch's libraries in it already; this leaves it some hundred megabytes to work with. Of 300 or
-    # 400, 32 may be missing while scipy is loaded, and its OpenBLAS asks for them for ever.
+    # The process has torch's libraries in it already; this leaves it some hundred megabytes to work with. With 350 or
+    # 400 it gets as far as scipy, whose OpenBLAS then asks for ever for 32 that are missing.
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit(resource.RLIMIT_AS, pages * resource.getpagesize() + (300 << 20))()
 

@@ -153,7 +153,9 @@ def test_packed_attention(bits, group, dim, lengths, dtype):
     counts = (lengths[:, None] - torch.tensor([[residual, 5], [3, 24]])).clamp(min=0)
     expected = reference.packed_attention(
         *(query.double(), *packed, newest.double(), positions, counts, lengths),
-        **{"formats": forms, "scaling": 0.2, "return_mass": True},
+        formats=forms,
+        scaling=0.2,
+        return_mass=True,
     )
     for slot, head in itertools.product(range(2), range(2)):
         for memory in packed:

@@ -322,6 +322,10 @@ class Screened(Row, frozen=True, kw_only=True):
     loss: float
 
 
+# What chose how many texts a batch of `Timing` has.
+Why = Literal["one", "given", "memory"]
+
+
 class Timing(StoredRow, frozen=True, kw_only=True):
     """One round of timing a cell: `slots` known completions, token by token; `why` says what chose `slots`.
 
@@ -331,7 +335,7 @@ class Timing(StoredRow, frozen=True, kw_only=True):
 
     file: ClassVar[str] = SECONDS_FILE
 
-    why: Literal["one", "given", "memory"]
+    why: Why
     round: Count
     slots: Count
     tokens: Tokens

@@ -9,6 +9,7 @@ from scipy import stats
 
 from kvsweep.analysis.compare import compare
 from kvsweep.analysis.figures.cost import cost_figure, flops
+from kvsweep.analysis.figures.tradeoffs import tradeoff
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.against_full import decide_cells
 from kvsweep.analysis.statistics.metrics import (
@@ -262,6 +263,14 @@ def test_bytes_and_the_cheapest_that_holds(metrics):
     assert "DynTS 0.3 / 48, trigger 128, bits=8" in said
     assert "2.5 MiB of weights" in said
     assert cheapest_in_words(settings[settings["bits"] == 4]) == "By bytes, no setting is shown to be safe in a search."
+
+
+@pytest.mark.slow
+def test_the_picture_has_a_curve_for_each_width(metrics):
+    figure = tradeoff("bytes", metrics, "toy_qwen")
+    labels = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"DynTS, 16 bits", "DynTS, 8 bits", "DynTS, 4 bits", "all rows, 8 bits", "Pareto front"} <= labels
+    assert tradeoff("bytes", metrics[metrics["bits"] == 16], "toy_qwen") is None
 
 
 @pytest.mark.slow

@@ -151,6 +151,7 @@ def test_policies_are_compared_in_pairs_with_holms_correction(run, make_cell):
     assert pairs.line == "1 of 3 pairs differ. The best, DynTS, is not shown to be better than window."
     html = run_page(analyse(load_run(run)), [], {}, {})
     assert "DynTS is better than random (1 of 1). In brackets" in html
+    assert f"<td>{pairs.table.iloc[0, -1]}</td>" in html
 
 
 def test_the_first_of_a_ranking_may_be_worse_over_the_problems_that_both_have(run, make_cell):

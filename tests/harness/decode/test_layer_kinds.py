@@ -139,7 +139,7 @@ def test_evictions_free_rows_of_full_layers_alone(name):
     """The second slot is copied from the first, which then swaps places with the third."""
     model, prompt, length = model_of(name), 33, 160
     text = text_of(model, length, 1)
-    evictions = {} if not model.shape.layers else {60: range(5, 40), 90: range(2, 41, 2), 130: range(0, 35)}
+    evictions = {} if not model.shape.layers else {60: range(5, 40), 90: range(2, 41, 2), 130: range(35)}
     cache = SlotCache(model.shape, slots=3, capacity=length, device=model.device)
     found, gone, prefill = [], dict[int, list[int]](), Prefill()
     with torch.inference_mode():

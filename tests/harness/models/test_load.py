@@ -279,10 +279,23 @@ def test_a_checkpoint_of_other_tensors_than_the_models_is_refused(name, fault, f
 
 
 TEXT = {
-    **{"vocab_size": 280, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "head_dim": 8},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8, "initializer_range": 0.2},
-    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
-    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+    "vocab_size": 280,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "head_dim": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "sliding_window": 8,
+    "initializer_range": 0.2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
     "max_position_embeddings": 512,
 }
 SEEING = {
@@ -455,7 +468,7 @@ def test_random_weights_take_no_adapter(adapter):
 )
 def test_an_adapter_of_another_kind_or_model_is_refused(adapter, change):
     factors = factors_of(adapter)
-    first = sorted(factors)[0]
+    first = min(factors)
     if change == "a weight more":
         factors |= {f"base_model.model.no.lora_{part}.weight": torch.zeros(RANK, RANK) for part in "AB"}
     elif change == "a factor less":

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -256,7 +255,7 @@ def test_a_completion_is_read_as_in_the_whole_text(text):
 
 def test_a_space_alone_is_a_separator_of_every_vocabulary():
     tokenizer = sentencepiece()
-    network: Any = SimpleNamespace(device=torch.device("cpu"))
+    network: Any = SimpleNamespace(device="cpu")
     model = LoadedModel(ModelConfig(name="m", title="M", path=""), network, tokenizer)
     model.__dict__["spec"] = SimpleNamespace(vocab_size=len(tokenizer))
     found = {tokenizer.convert_ids_to_tokens(i) for i in model.separators.nonzero().flatten().tolist()}

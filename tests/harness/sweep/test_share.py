@@ -23,7 +23,9 @@ def job_of(done: str = "", ungraded: str = "", replayed: str = "", **more: Any) 
     settings: dict[str, Any] = {"cells": cells, "problem_ids": IDS, "draws": 2, "rounds": (), "shard": Shard()}
     return SimpleNamespace(
         **settings | more,
-        **{"model": named, "benchmark": named, "command": "kvsweep"},
+        model=named,
+        benchmark=named,
+        command="kvsweep",
         scores=lambda cell: np.array([np.nan if cell.cell_id in ungraded else 1.0]),
         stored=lambda cell: SimpleNamespace(
             covers=lambda *asked: cell.cell_id in done,

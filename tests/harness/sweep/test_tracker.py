@@ -13,7 +13,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.settings import build
-from kvsweep.harness.sweep.job import TrackerConfig, make_job
+from kvsweep.harness.sweep.job import UNTRACKED, TrackerConfig, make_job
 from kvsweep.harness.sweep.tracker import TRACKERS
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.row_types import read_rows
@@ -227,6 +227,10 @@ def test_times_are_above_zero(name):
 
 
 # --- What ships ---------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_told_unless_asked(compose):
+    assert make_job(compose()).tracker == UNTRACKED
 
 
 def test_every_tracker_has_its_configuration_and_its_extra(compose, fake):
