@@ -48,6 +48,18 @@ class ReplayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimeConfig(ReplayConfig):
+    """What to time, and how: the completions side by side in the middle batch, and rounds, one turn per cell each.
+
+    `memory_gb` is the memory of keys and values that the largest batch fills; None leaves out this batch.
+    """
+
+    slots: Annotated[int, Field(ge=1, description="a number of texts")] = 8
+    memory_gb: Annotated[float, Field(gt=0, description="a number of gigabytes")] | None = None
+    rounds: Annotated[int, Field(ge=1, description="a number of rounds")] = 3
+
+
+@dataclass(frozen=True, kw_only=True)
 class Text:
     """A question and its completion: token ids, or a file's text."""
 

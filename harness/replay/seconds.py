@@ -4,18 +4,16 @@ import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated
+from dataclasses import replace
 
 import torch
-from pydantic import Field
 from tqdm import tqdm
 
 from kvsweep.compression.cache import SlotCache
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, Request, needed_capacity
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.replay.references import ReplayConfig
+from kvsweep.harness.replay.references import TimeConfig
 from kvsweep.harness.replay.replay_share import ReplayShare, replay_share
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.cell_store import CellStore
@@ -28,19 +26,7 @@ from kvsweep.run_files.row_types import Timing, Why
 _ROWS = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimeConfig:
-    """How to measure seconds: the completions side by side in the middle batch, and rounds, one turn per cell each.
-
-    `memory_gb` is the memory of keys and values that the largest batch fills; None leaves out this batch.
-    """
-
-    slots: Annotated[int, Field(ge=1, description="a number of texts")] = 8
-    memory_gb: Annotated[float, Field(gt=0, description="a number of gigabytes")] | None = None
-    rounds: Annotated[int, Field(ge=1, description="a number of rounds")] = 3
-
-
-def measure_seconds(jobs: Sequence[Job], replayed: ReplayConfig, config: TimeConfig) -> None:
+def measure_seconds(jobs: Sequence[Job], config: TimeConfig) -> None:
     """Append rows to the cells' seconds.jsonl, round by round, so that a slow minute affects all cells."""
     with tqdm(total=len(jobs) * config.rounds, unit="round") as progress:
         for job in jobs:
@@ -48,7 +34,7 @@ def measure_seconds(jobs: Sequence[Job], replayed: ReplayConfig, config: TimeCon
                 alone = "--time needs the full cache beside it, which is no cell here"
                 raise UserError(f"{job.name}: {alone}: run it first.")
             progress.set_description(f"{job.name}, seconds")
-            share = replay_share(job, replayed)
+            share = replay_share(job, config)
             for number in range(config.rounds):
                 for cell in job.cells:
                     with CellStore(job.run_directory, cell, job.benchmark.problems) as store:
