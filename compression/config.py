@@ -53,7 +53,7 @@ class CacheConfig:
     value_bits: Width | None = None
     scheme: Scheme = "rotated"
     group: Annotated[int, Field(ge=1)] = 32  # neighbouring numbers that share a zero and a step
-    residual: Annotated[int, Field(ge=1, description="a number of tokens")] = 128
+    residual: Annotated[int, Field(ge=1)] = 128
     format: Fp8Format = "e4m3"  # of fp8
     # Of fp8. tensor: a layer's keys are divided by one number and its values by another, from a calibration; token: a
     # row of a head is divided by a scale of its own.

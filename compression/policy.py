@@ -330,11 +330,11 @@ class BudgetPolicy(Policy):
     SINKS: ClassVar[int] = 0
     THINKS: ClassVar[bool] = False  # True if the method treats the answer and the thinking before it differently
 
-    keep_ratio: Annotated[float, Field(gt=0, le=1, description="the fraction kept")]
-    local_window: Annotated[int, Field(ge=1, description="a number of tokens")]
-    budget: Annotated[int, Field(ge=1, description="a number of tokens")]
+    keep_ratio: Annotated[float, Field(gt=0, le=1)]
+    local_window: Annotated[int, Field(ge=1)]
+    budget: Annotated[int, Field(ge=1)]
     question: Question | None = None
-    sinks: Annotated[int, Field(ge=0, description="a number of tokens")] | None = None
+    sinks: Annotated[int, Field(ge=0)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

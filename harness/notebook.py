@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, InstanceOf, WithJsonSchema
+from pydantic import Field, InstanceOf
 
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Policy
@@ -24,19 +24,17 @@ from kvsweep.messages.checked import checked
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.row_types import Completion
 
-_PLAIN = WithJsonSchema({})  # a class of ours has no schema, which `checked` reads
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Arguments:
     """What `generate` takes, so that one word for a list of words is refused."""
 
-    model: Annotated[InstanceOf[LoadedModel], _PLAIN]
-    policy: Annotated[InstanceOf[Policy], _PLAIN]
+    model: InstanceOf[LoadedModel]
+    policy: InstanceOf[Policy]
     prompts: list[str]
     seed: int = 0
     slots: Annotated[int, Field(ge=1)] | None = None
-    cache: Annotated[InstanceOf[CacheConfig], _PLAIN] = UNPACKED
+    cache: InstanceOf[CacheConfig] = UNPACKED
     impl: Implementation = "torch"
 
 

@@ -25,8 +25,8 @@ class SamplingConfig:
 
     temperature: float  # divides the logits; 0 takes the most likely token
     # The token that crosses the nucleus is kept.
-    top_p: Annotated[float, Field(gt=0, le=1, description="the probability of the nucleus")] = 1.0
-    top_k: Annotated[int, Field(ge=0, description="the number of most likely tokens kept, or 0 for all")] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
     # The nucleus is computed from the renormalised top k (transformers, vLLM) or from the whole distribution (DynTS).
     order: SamplingOrder = "top_k_then_top_p"
 
@@ -41,7 +41,7 @@ class DecodingConfig:
     """How completions are sampled and truncated: at `max_new_tokens`, and with `stop_on_loop` when they loop."""
 
     name: str
-    max_new_tokens: Annotated[int, Field(ge=1, description="a number of tokens")]
+    max_new_tokens: Annotated[int, Field(ge=1)]
     sampling: SamplingConfig
     stop_on_loop: bool = False
 

@@ -31,8 +31,8 @@ class ReplayConfig:
     """
 
     texts: str | None = None
-    limit: Annotated[int, Field(ge=1, description="a number of texts")] | None = 20
-    tokens: Annotated[int, Field(ge=1, description="a number of tokens")] | None = None
+    limit: Annotated[int, Field(ge=1)] | None = 20
+    tokens: Annotated[int, Field(ge=1)] | None = None
 
     @property
     def file(self) -> str:
@@ -54,9 +54,9 @@ class TimeConfig(ReplayConfig):
     `memory_gb` is the memory of keys and values that the largest batch fills; None leaves out this batch.
     """
 
-    slots: Annotated[int, Field(ge=1, description="a number of texts")] = 8
-    memory_gb: Annotated[float, Field(gt=0, description="a number of gigabytes")] | None = None
-    rounds: Annotated[int, Field(ge=1, description="a number of rounds")] = 3
+    slots: Annotated[int, Field(ge=1)] = 8
+    memory_gb: Annotated[float, Field(gt=0)] | None = None
+    rounds: Annotated[int, Field(ge=1)] = 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ CARDS: Mapping[str, Card] = {
 class CostConfig:
     """The price of a GPU hour, in any currency."""
 
-    per_hour: Annotated[float, Field(gt=0, description="a price")] | None = None
+    per_hour: Annotated[float, Field(gt=0)] | None = None
 
 
 UNPRICED = CostConfig()
@@ -64,7 +64,7 @@ class AssumeConfig:
     """What an estimate takes for granted: tokens of a text on average, and tokens per second of one task."""
 
     tokens: Annotated[int, Field(ge=1)] | None = None
-    tokens_per_second: Annotated[float, Field(gt=0, description="a number of tokens")] | None = None
+    tokens_per_second: Annotated[float, Field(gt=0)] | None = None
 
 
 NOTHING_ASSUMED = AssumeConfig()

@@ -37,14 +37,14 @@ from kvsweep.run_files.row_types import MOST, WHOLE, Shard, content_hash, leaves
 from kvsweep.run_files.run_reader import StoredCell, read_cells, read_provenance
 
 _Verdict = row_types.view(row_types.Grade, "correct", "rule")
-PositiveSeconds = Annotated[float, Field(gt=0, description="a number of seconds")]
+PositiveSeconds = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
     """The report's settings for a sequential sweep: a cell is safe if it loses fewer points than `margin`."""
 
-    margin: Annotated[float, Field(gt=0, lt=100, description="a number of points")] = 5.0
+    margin: Annotated[float, Field(gt=0, lt=100)] = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)

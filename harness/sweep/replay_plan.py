@@ -7,7 +7,6 @@ from pydantic import Field, StrictInt
 
 from kvsweep.messages.errors import UserError
 
-_SCREEN = "loss:X for cells whose texts lose at most X nats per token, as in loss:0.002, or a number of cells"
 _LOSS = r"^loss:\d*\.?\d+(e-?\d+)?$"
 
 
@@ -24,7 +23,7 @@ class ReplayPlan:
     """
 
     replay: Literal[True, False, "only"] = False
-    screen: Annotated[StrictInt, Field(ge=1, description=_SCREEN)] | Annotated[str, Field(pattern=_LOSS)] | None = None
+    screen: Annotated[StrictInt, Field(ge=1)] | Annotated[str, Field(pattern=_LOSS)] | None = None
     texts: str | None = None
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ class Server(FullCache):
     api: Literal["chat", "completions"] = "chat"
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
     seed: bool = True
-    kept_bytes: Annotated[float, Field(gt=0, description="bytes, or a share of the baseline's")] | None = None
+    kept_bytes: Annotated[float, Field(gt=0)] | None = None
     key_env: str | None = None
     parallel: Annotated[int, Field(ge=1)] = 8
     check: Annotated[int, Field(ge=0)] = 0

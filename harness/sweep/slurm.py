@@ -68,7 +68,7 @@ class Slurm(Launcher):
     qos: str | None = None
     gpus: Annotated[int, Field(ge=0)] = 0
     cpus: AtLeastOne = 1
-    memory_gb: Annotated[float, Field(gt=0, description="a number of gigabytes")] | None = None
+    memory_gb: Annotated[float, Field(gt=0)] | None = None
     timeout_min: AtLeastOne = 240
     max_requeues: Annotated[int, Field(ge=0)] = 20
     signal_delay_s: AtLeastOne = 120

@@ -11,15 +11,6 @@ from pydantic import TypeAdapter, ValidationError
 from kvsweep.messages.command_line import did_you_mean
 from kvsweep.messages.errors import UserError
 
-_BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
-_NOUNS = {
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "true or false",
-    "string": "a text",
-    "null": "null",
-}
-_OF_NUMBERS = ("greater_than", "less_than", "int_", "float_", "bool_", "finite_")  # kinds of pydantic's errors
 _T = TypeVar("_T")
 
 
@@ -27,8 +18,8 @@ def checked(cls: type[_T], values: Mapping[str, Any], place: str = "", *, extra:
     """Make a dataclass of values; `place` stands before a field's name in a message: "policy.", "scores.csv:4 ".
 
     Raises UserError for a value that is unknown (unless `extra` is true), missing, of another type or out of range. For
-    a field of type `Annotated[int, Field(ge=1, description="a number of tokens")]` it says "<place><field>=0 is out of
-    range: it is a number of tokens, at least 1." The text of a ValueError from `__post_init__` becomes the UserError's.
+    a field of type `Annotated[int, Field(ge=1)]` it says "<place><field>=0 cannot be used: input should be greater than
+    or equal to 1." The text of a ValueError from `__post_init__` becomes the UserError's.
     """
     fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     unknown = sorted(set(map(str, values)).difference(fields))
@@ -40,10 +31,10 @@ def checked(cls: type[_T], values: Mapping[str, Any], place: str = "", *, extra:
     try:
         instance = adapter.validate_python(field_values)
     except ValidationError as error:
-        raise UserError(_sentence(place, adapter, values, error)) from error
+        raise UserError(_sentence(place, values, error)) from error
     for name, value in field_values.items():
         if isinstance(value, bool) and type(getattr(instance, name)) in (int, float):  # pydantic takes true for 1
-            raise UserError(f"{place}{name}={value} is out of range: {_range(adapter, name)}.")
+            raise UserError(f"{place}{name}={value} cannot be used: input should be a number.")
     return instance
 
 
@@ -52,9 +43,10 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
 
 
-def _sentence(place: str, adapter: TypeAdapter[Any], values: Mapping[str, Any], error: ValidationError) -> str:
+def _sentence(place: str, values: Mapping[str, Any], error: ValidationError) -> str:
     """Return the sentence of a UserError: all missing values, else the first value that does not fit."""
-    first = error.errors()[0]
+    faults = error.errors()
+    first = faults[0]
     kind = first["type"]
     value = first["input"]
     context = first.get("ctx", {})
@@ -62,27 +54,19 @@ def _sentence(place: str, adapter: TypeAdapter[Any], values: Mapping[str, Any], 
         value = value[:200]
     if isinstance(context.get("error"), ValueError):  # of `__post_init__`
         return str(context["error"])
-    missing = []
-    for fault in error.errors():
-        if fault["type"] == "missing":
-            missing.append(".".join(map(str, fault["loc"])))
+    missing = [str(fault["loc"][0]) for fault in faults if fault["type"] == "missing"]
     if missing:
-        verb = "is missing: give it" if len(missing) == 1 else "are missing: give each"
-        return f"{place}{', '.join(missing)} {verb} a value."
+        return f"{place}{', '.join(missing)} is missing: give a value."
     where = place + ".".join(_keys(values, first["loc"]))
     if kind == "literal_error":
-        choices = context["expected"].replace("'", "").replace(" or ", ", ")
-        return f"{where}={value} is unknown: choose one of {choices}."
+        return f"{where}={value} is unknown: choose {context['expected']}."
     if kind == "string_type" and type(value) in (int, float):
         return f"""{where}={value} is read as a number: write it in quotes, "{value}"."""
     if kind == "sequence_str" or context.get("class") == "Sequence":
         return f"{where}={value!r} is no list: write '{where}=[{value}]'."
-    if kind == "too_short":
-        return f"{where}={value} has too few values: name at least {context['min_length']}."
-    allowed = _range(adapter, str(first["loc"][0])) if kind.startswith(_OF_NUMBERS) else ""
-    if allowed:
-        return f"{where}={value!r} is out of range: {allowed}."
-    reason = first["msg"]
+    # Of a union, what each of its types says.
+    reasons = [fault["msg"] for fault in faults if fault["loc"][0] == first["loc"][0]]
+    reason = ", or ".join(reasons)
     return f"{where}={value!r} cannot be used: {reason[0].lower()}{reason[1:]}."
 
 
@@ -92,29 +76,3 @@ def _keys(values: Any, loc: Iterable[int | str]) -> Iterator[str]:
         with suppress(LookupError, TypeError):
             values = values[part]
             yield str(part)
-
-
-def _range(adapter: TypeAdapter[Any], field: str) -> str:
-    """Return the values that a field of numbers allows, as half a sentence; "" for a field of other types too."""
-    class_schema = adapter.json_schema()
-    if "$ref" in class_schema:  # a class with fields of its own kind
-        _, _, name = class_schema["$ref"].rpartition("/")
-        class_schema = class_schema["$defs"][name]
-    schema = class_schema["properties"][field]
-    first, *others = schema.get("anyOf", [schema])  # of `int | None`: whole numbers, then null
-    number = first.get("items", first)  # of a list: each of its numbers
-    description = schema.get("description", number.get("description"))
-    noun = _noun(number)
-    alternatives = [_noun(other) for other in others]
-    if not all(alternatives) or not (description or noun):  # a type without a noun
-        return ""
-    allowed = f"it is {description}" if description else f"it must be {noun}"
-    bounds = [f"{words} {number[key]:,.16g}" for key, words in _BOUNDS.items() if key in number]
-    if bounds:
-        allowed += f", {' and '.join(bounds)}"
-    return ", or ".join([allowed, *alternatives])
-
-
-def _noun(schema: Mapping[str, Any]) -> str:
-    """Name a value of a JSON schema's type, or the only value that it allows; "" for another type."""
-    return str(schema.get("const") or _NOUNS.get(schema.get("type", ""), ""))

@@ -98,7 +98,7 @@ class TestConfigs:
             ({"limit": True}, "benchmark.limit=True"),
             ({"source": "toy", "task": "chain", "count": -3}, "benchmark.count=-3"),
             ({"source": "toy", "task": "nope"}, "benchmark.task=nope"),
-            ({"source": "web"}, "toy, file, hub"),
+            ({"source": "web"}, "'file' or 'hub'"),
             ({"prompt": "loud"}, "bare, boxed"),
             ({"answer_kind": "poem"}, "benchmark.answer_kind=poem"),
             ({"answer_from": "dreams"}, "benchmark.answer_from=dreams"),

@@ -190,7 +190,7 @@ def finished(tmp_path_factory):
     ("overrides", "sentence"),
     [
         (["slots=2"], "unknown here"),
-        (["limit=0"], "^limit='0' is out of range: it is a number of texts, at least 1, or null."),
+        (["limit=0"], "^limit='0' cannot be used"),
         (["texts=none"], "texts=none"),
         (["launcher=none"], "launcher=none is unknown"),
     ],

@@ -93,7 +93,7 @@ def test_a_bad_value_in_one_job_of_a_sweep(refused):
         ("grid.keep_ratio=[0.5]", "grid.keep_ratio=[0.5] contradicts"),
         ("policy.local_window=40", "policy.rows=40 leaves no row beside policy.local_window=40"),
         ("policy.every=null", "policy.rows is given alone"),
-        ("policy.every=0", "policy.every=0 is out of range"),
+        ("policy.every=0", "policy.every=0 cannot be used"),
     ],
 )
 def test_a_size_said_in_two_ways(override, said, refused):
