@@ -1,19 +1,21 @@
 """Start a sweep's tasks, in this process (`launcher=inline`) or in several (`launcher=local`)."""
 
 import os
+import pickle
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any, ClassVar
 
-import submitit
 from pydantic import Field
 from submitit.helpers import Checkpointable
 
@@ -38,6 +40,8 @@ Task = Sequence[Share]
 # The function that a process applies to its shares; returns the errors of those that failed.
 Work = Callable[[Any], list[Exception]]
 Round = tuple[Sequence[Task], Work]
+# What a process of `Local` runs: the function and the task that stdin has. -P: no random.py of the working directory.
+_PROGRAM = [sys.executable, "-P", "-c", "import pickle, sys; run, task = pickle.load(sys.stdin.buffer); run(task)"]
 
 
 class FailedTasksError(UserError):
@@ -126,10 +130,8 @@ class Local(Launcher):
 
     def _run(self, tasks: Sequence[Task], work: Work) -> int:
         """Run the tasks; return how many failed."""
-        executor = submitit.LocalExecutor(folder=logs(tasks))
-        executor.update_parameters(timeout_min=60 * 24 * 365)  # a year: submitit ends a task after some time
         waiting = list(tasks)
-        running: dict[submitit.Job[None], tuple[str | None, Task]] = {}  # the GPU and the task of each process
+        running: dict[subprocess.Popen[bytes], tuple[str | None, Task]] = {}  # the GPU and the task of each process
         failed = 0
         gpus = _gpus_for(jobs_of(tasks))
         parallel = self.at_once(tasks)
@@ -144,22 +146,17 @@ class Local(Launcher):
                     task = waiting.pop(0)
                     used_gpus = [used_gpu for used_gpu, _ in running.values()]
                     gpu = min(gpus, key=used_gpus.count, default=None)  # the least used; None without GPUs
-                    # A task is `python -m`, which would import a random.py from the working directory.
-                    safe_path = environment({"PYTHONSAFEPATH": "1"})
-                    with _stderr_in(logs(tasks) / "launcher.err"), safe_path:
-                        process = executor.submit(RunJobs(work, gpu), task)
-                    running[process] = gpu, task
-                ended = [process for process in running if process.done()]
+                    running[_start(task, work, gpu)] = gpu, task
+                ended = [process for process in running if process.poll() is not None]
                 for process in ended:
                     _, task = running.pop(process)
-                    if process.exception() is not None:
+                    if process.returncode:
                         failed += 1
-                        _note_death(task, process.paths.stderr)
-                        print(f"note: a task failed; its output is {process.paths.stderr}", file=sys.stderr)
+                        _note_death(task)
+                        print(f"note: a task failed; its output is {_output(task)}", file=sys.stderr)
                 time.sleep(0.2)
         except BaseException:  # Ctrl-C too: no process outlives this one
-            for process in running:
-                _end(process)
+            _end(running)
             raise
         return failed
 
@@ -169,11 +166,25 @@ def jobs_of(tasks: Sequence[Task]) -> list[Job]:
     return [share.job for share in chain.from_iterable(tasks)]
 
 
-def _note_death(task: Task, output: Path) -> None:
+def _output(task: Task) -> Path:
+    """Return the file with what a task's process prints."""
+    return logs([task]) / f"{task[0].task}.log"
+
+
+def _start(task: Task, work: Work, gpu: str | None) -> subprocess.Popen[bytes]:
+    """Start a process for a task, which sees only `gpu` if given; its output goes to a file."""
+    variables = {} if gpu is None else {VISIBLE: gpu}
+    with TemporaryFile() as stdin, open_file(_output(task), "ab") as output, environment(variables):
+        pickle.dump((RunJobs(work), task), stdin)
+        stdin.seek(0)
+        return subprocess.Popen(_PROGRAM, stdin=stdin, stdout=output, stderr=output)
+
+
+def _note_death(task: Task) -> None:
     """Record in its shares' status that a process died, so that `kvsweep status` shows its error."""
     for share in task:
         # One that has begun has written its error, or is seen to have stopped. The others seem to wait.
-        note_state(share, ["queued"], "failed", task_status.end_of(output))
+        note_state(share, ["queued"], "failed", task_status.end_of(_output(task)))
 
 
 def note_state(
@@ -188,19 +199,14 @@ def note_state(
             status.write(directory)
 
 
-def _end(process: submitit.Job[None]) -> None:
-    """End a task with Ctrl-C, or kill it if it ignores Ctrl-C, as in a shell's background."""
-    process.cancel()  # sends Ctrl-C's signal; children ignore it if this process does
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN or process.done():
-        return
-    parent = int(process.job_id)  # submitit's process, whose child is the task
-    with suppress(ProcessLookupError, FileNotFoundError):
-        os.kill(parent, signal.SIGSTOP)  # a running parent could start its task meanwhile
-        # Linux lists the children's numbers with blanks between them.
-        for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-            os.kill(int(child), signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.kill(parent, signal.SIGKILL)
+def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
+    """End processes as Ctrl-C does, and kill those that ignore it, as in a shell's background."""
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1)
+        process.kill()
 
 
 def _gpus_for(jobs: Sequence[Job]) -> list[str]:
@@ -226,28 +232,14 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-@contextmanager
-def _stderr_in(path: Path) -> Iterator[None]:
-    """Send errors of processes that submitit starts inside the block to a file: at Ctrl-C each prints a traceback."""
-    terminal = os.dup(2)
-    with open_file(path, "ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(terminal, 2)
-        os.close(terminal)
-
-
 class RunJobs(Checkpointable):
-    """The function of one task, which sees only `gpu` if given; a task stopped by its time limit is queued again.
+    """The function of one task; under SLURM a task stopped by its time limit is queued again.
 
-    A task records the sweep's command, not the command of the process that submitit starts.
+    A task records the sweep's command, not the command of the process that runs it.
     """
 
-    def __init__(self, work: Work, gpu: str | None = None) -> None:
+    def __init__(self, work: Work) -> None:
         self.work = work
-        self.gpu = gpu
         self.command = sys.argv
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -257,8 +249,6 @@ class RunJobs(Checkpointable):
         return _without_fields, (folder,), self.__dict__  # pickle calls the function, and then sets the fields
 
     def __call__(self, task: Task) -> None:
-        if self.gpu is not None:
-            os.environ[VISIBLE] = self.gpu  # before torch is imported
         sys.argv = self.command
         guard_streams()
         errors = self.work(task)

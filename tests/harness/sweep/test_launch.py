@@ -121,7 +121,7 @@ def test_a_local_sweep_starts_no_more_processes_than_cores_were_granted(
     most, deadline = 0, time.monotonic() + 480
     while process.poll() is None:
         assert time.monotonic() < deadline
-        most = max(most, sum("submitit.local._local" in command for command in children(process.pid)))
+        most = max(most, sum("pickle.load" in command for command in children(process.pid)))
         time.sleep(0.05)
     assert process.returncode == 0, process.communicate()[1]
     assert most == 1
@@ -155,7 +155,7 @@ def test_a_task_imports_what_the_command_imports(tiny, tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert "full" in ended.stdout
     assert "spread" in ended.stdout
-    # What is recorded is the sweep's command, not that of the process which submitit starts.
+    # What is recorded is the sweep's command, not that of the process which it starts.
     recorded = [json.loads(path.read_text()) for path in tmp_path.glob("*/*/provenance.json")]
     commands = [one["command"] for record in recorded for one in record["decoding_passes"]]
     assert len(commands) == 2
