@@ -6,6 +6,7 @@ an error. The command reads these files, the cells' DONE and their grades. It re
 
 import json
 import math
+import os
 import shlex
 import textwrap
 import time
@@ -295,11 +296,8 @@ def _cell_without_task(stored: StoredCell) -> CellStatus:
 
 def _add_grades(cell: CellStatus, folder: Path) -> None:
     """Fill in Pass@1 so far. A killed task has stored and graded more than its status file says."""
-    stamps = []
-    for path in StoredCell(folder).files(row_types.GRADES_FILE).values():
-        stat = path.stat()
-        stamps.append((stat.st_size, stat.st_mtime_ns))
-    score = _score(folder, tuple(stamps))
+    files = StoredCell(folder).files(row_types.GRADES_FILE)
+    score = _score(folder, tuple(path.stat() for path in files.values()))
     cell.graded = score.graded
     # At least the graded ones are stored; another command may have graded more than this sweep expects.
     cell.finished = max(cell.finished, min(cell.graded, cell.expected))
@@ -308,8 +306,8 @@ def _add_grades(cell: CellStatus, folder: Path) -> None:
 
 
 @lru_cache(maxsize=10_000)
-def _score(folder: Path, stamps: tuple[tuple[int, int], ...]) -> Score:
-    """Return a cell's score; `stamps` are sizes and times of its grade files, so that --watch sees changes."""
+def _score(folder: Path, stamps: tuple[os.stat_result, ...]) -> Score:
+    """Return a cell's score; `stamps` are those of its grade files, so that --watch sees changes."""
     return read_score(folder)
 
 
@@ -374,12 +372,6 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     """Return the sweep as a bar and a table, one line per model and benchmark, or per cell."""
     states = Counter(cell.state for cell in sweep.cells)
     counts = [f"{states['done']} of {counted(len(sweep.cells), 'cell')} done"]
-    panels = list(_panels(sweep.cells))
-    if len(panels) > 1:
-        done_panels = 0
-        for _, panel in panels:
-            done_panels += all(cell.state == "done" for cell in panel)
-        counts.insert(0, f"{done_panels} of {len(panels)} panels")
     counts += [f"{states[state]} {state}" for state in ("running", "queued", "stopped", "failed") if states[state]]
     done, total = _stored(sweep)
     bar = Table.grid(padding=(0, 1))
@@ -413,10 +405,6 @@ def _share(sweep: SweepStatus) -> str:
     pieces = [f"{percent(done / total)}%", f"{sweep.finished} of {counted(sweep.expected, 'completion')}"]
     if sweep.to_replay:
         pieces.append(f"{sweep.replayed} of {counted(sweep.to_replay, 'text')} replayed")
-    # Until the first completion ends, which takes minutes, the tokens show that the sweep is running.
-    tokens = sum(task.tokens for task in sweep.tasks if task.state == "running")
-    if tokens and not sweep.finished:
-        pieces.append(f"{tokens:,} tokens of texts that go on")
     return ", ".join(pieces)
 
 
