@@ -1,14 +1,12 @@
 """The policies of a grid: the product of its axes; each policy has the settings that all policies share."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from kvsweep.compression.policy import BudgetPolicy, Policy, Question, SizeInRows
 from kvsweep.harness import settings
@@ -17,18 +15,23 @@ from kvsweep.messages.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridAxes:
-    """The axes of a grid; None uses the single value in `policy`. `beside` lists more grids."""
+class Axes:
+    """The axes of a grid; None uses the single value in `policy`."""
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")  # `build` sees only the outer grid's keys
     policy: Annotated[Sequence[str], Field(min_length=1)] | None = None
     keep_ratio: Annotated[Sequence[float], Field(min_length=1)] | None = None
     local_window: Annotated[Sequence[int], Field(min_length=1)] | None = None
     budget: Annotated[Sequence[int], Field(min_length=1)] | None = None
     question: Annotated[Sequence[Question], Field(min_length=1)] | None = None
     sinks: Annotated[Sequence[int], Field(min_length=1)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridAxes(Axes):
+    """A grid with those beside it."""
+
     engine: Any = None  # read by `build_servers`
-    beside: Sequence[GridAxes] = ()
+    beside: Sequence[dict[str, Any]] = ()  # the `Axes` of each
 
 
 AXES = ("keep_ratio", "local_window", "budget", "question", "sinks")
@@ -42,10 +45,12 @@ def build_policies(config: DictConfig) -> list[Policy]:
     and shared settings that are null in the composed policy.
     """
     _check_names()
-    _refuse_other_axes(config)
     grid = settings.build(GridAxes, "grid", config.grid)
+    grids: list[Axes] = [grid]
+    for inner in grid.beside:
+        grids.append(settings.build(Axes, "grid.beside", inner))
     policies: list[Policy] = []
-    for axes in (grid, *grid.beside):
+    for axes in grids:
         policies += _policies(axes, config)
     return list(dict.fromkeys(policies))  # equal ones once, in their order
 
@@ -60,12 +65,10 @@ def _hashable(policy: Policy) -> Policy:
     return policy
 
 
-def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
+def _policies(grid: Axes, config: DictConfig) -> Iterator[Policy]:
     """Yield the product of one grid's axes."""
     composed = settings.plain(config.policy)
     _refuse_two_sizes(composed, grid, config)
-    if any(inner.beside for inner in grid.beside):
-        raise UserError("grid.beside names a grid that has a beside of its own: list all grids in the outer one.")
     axes = {axis: getattr(grid, axis) for axis in AXES if getattr(grid, axis) is not None}
     for name in grid.policy or [composed["name"]]:
         if name == composed["name"]:
@@ -78,17 +81,6 @@ def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
             on_axes = {axis: value for axis, value in zip(axes, point, strict=True) if axis in values}
             sized = _sized({**values, **on_axes})
             yield _hashable(settings.build_target("policy", sized, Policy))
-
-
-def _refuse_other_axes(config: DictConfig) -> None:
-    """Refuse a policy's own setting among the axes of a grid beside."""
-    names = sorted(axis.name for axis in fields(GridAxes))
-    for axes in settings.plain(config.grid).get("beside") or ():
-        if not isinstance(axes, dict):  # refused by the type of `GridAxes.beside`
-            continue
-        for name in sorted(axes.keys() - {*names}):
-            way = f"`-m policy=NAME policy.{name}=A,B` sweeps a policy's own setting"
-            raise UserError(f"grid.beside names {name}, and a grid's lists are {', '.join(names)}: {way}.")
 
 
 def _check_names() -> None:
@@ -121,7 +113,7 @@ def _check_class(policy: Mapping[str, Any]) -> None:
         raise UserError(f"policy.name={name} {fault}: leave policy.name out.")
 
 
-def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictConfig) -> None:
+def _refuse_two_sizes(composed: Mapping[str, Any], grid: Axes, config: DictConfig) -> None:
     """Refuse keep_ratio or budget beside rows and every, unless it is the default value."""
     if composed.get("rows") is None and composed.get("every") is None:
         return

@@ -44,7 +44,7 @@ BAD_VALUES = {word: word.partition("=")[0] for word in OF_THE_KEY} | {
     "grid.beside=[{policy:[nope]}]": "nope",
     "grid.beside=[{polcy:[full]}]": "polcy",
     "grid.beside=[{keep_ratio:[1.5]}]": "keep_ratio=1.5",
-    "grid.beside=[{beside:[{policy:[full]}]}]": "a beside of its own",
+    "grid.beside=[{beside:[{policy:[full]}]}]": "grid.beside.beside is not a setting",
     "grid.keep_ratio=[0.1,1.5]": "keep_ratio=1.5",
     "grid.local_window=[8,200]": "local_window=200",
     "model.path=/no/such/model": "/no/such/model",
