@@ -220,9 +220,3 @@ class Served(Source):
 
     def impl(self, asked: Implementation) -> Literal["openai"]:
         return "openai"
-
-    def first_eviction(self, policy: Policy, question: int) -> int:
-        return 0  # cells share no token
-
-    def grows(self, policy: Policy, question: int, tokens: int) -> bool:
-        return True

@@ -58,13 +58,13 @@ class Source(ABC):
     def impl(self, asked: Implementation) -> Rounding:
         """The implementation in the cells' ids."""
 
-    @abstractmethod
     def first_eviction(self, policy: Policy, question: int) -> int | None:
         """Return the step at which a cell's completions leave those of other cells; None if they never do."""
+        return 0
 
-    @abstractmethod
     def grows(self, policy: Policy, question: int, tokens: int) -> bool:
         """True if a cell's caches grow with its completions."""
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
