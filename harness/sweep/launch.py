@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -109,11 +109,7 @@ class Local(Launcher):
 
     def check(self, jobs: Sequence[Job]) -> None:
         super().check(jobs)
-        cuda = [job.model.device for job in jobs if job.model.device.startswith("cuda")]
-        gpus = _gpus_for(jobs)  # raises UserError where GPUs cannot be listed, here before a task is queued
-        if cuda and not gpus:
-            unseen = f"needs a GPU, and launcher=local sees none ({VISIBLE} and nvidia-smi name them)"
-            raise UserError(f"model.device={cuda[0]} {unseen}: make one visible, or set model.device=cpu.")
+        _gpus_for(jobs)  # raises UserError where GPUs cannot be listed, here before a task is queued
 
     def at_once(self, tasks: Sequence[Task]) -> int:
         gpus = _gpus_for(jobs_of(tasks))
@@ -174,10 +170,10 @@ def _output(task: Task) -> Path:
 def _start(task: Task, work: Work, gpu: str | None) -> subprocess.Popen[bytes]:
     """Start a process for a task, which sees only `gpu` if given; its output goes to a file."""
     variables = {} if gpu is None else {VISIBLE: gpu}
-    with TemporaryFile() as stdin, open_file(_output(task), "ab") as output, environment(variables):
+    with TemporaryFile() as stdin, open_file(_output(task), "ab") as output:
         pickle.dump((RunJobs(work), task), stdin)
         stdin.seek(0)
-        return subprocess.Popen(_PROGRAM, stdin=stdin, stdout=output, stderr=output)
+        return subprocess.Popen(_PROGRAM, stdin=stdin, stdout=output, stderr=output, env={**os.environ, **variables})
 
 
 def _note_death(task: Task) -> None:
@@ -212,24 +208,6 @@ def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
 def _gpus_for(jobs: Sequence[Job]) -> list[str]:
     """Return the GPUs that these jobs may use; jobs on the CPU use none and need no working driver."""
     return visible_gpus() if any(job.model.device != "cpu" for job in jobs) else []
-
-
-@contextmanager
-def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set other environment variables for programs that start inside the block; None removes one."""
-    before = {name: os.environ.get(name) for name in changes}
-    _set_environment(changes)
-    try:
-        yield
-    finally:
-        _set_environment(before)
-
-
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
 
 
 class RunJobs(Checkpointable):

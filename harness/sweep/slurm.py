@@ -27,7 +27,6 @@ from kvsweep.harness.sweep.launch import (
     RunJobs,
     Task,
     Work,
-    environment,
     jobs_of,
     log_folder,
     logs,
@@ -122,13 +121,15 @@ class Slurm(Launcher):
         if self.max_requeues:
             options.append("no_requeue")
         # The variables of these options, and of the job whose shell submits, are removed meanwhile.
-        removed_variables = dict.fromkeys([*_overruled(options), *_of_another_job()])
+        removed = {name: os.environ.pop(name) for name in {*_overruled(options), *_of_another_job()}}
         try:
             # submitit prints what sbatch says, and so does the error.
-            with redirect_stderr(io.StringIO()), environment(removed_variables):
+            with redirect_stderr(io.StringIO()):
                 slurm_jobs = executor.map_array(RunJobs(work), [list(task) for task in tasks])
         except (FileNotFoundError, errors.FailedJobError, errors.FailedSubmissionError) as error:
             raise UserError(f"launcher=slurm cannot submit: {error}") from error
+        finally:
+            os.environ.update(removed)
         for task, entry in zip(tasks, slurm_jobs, strict=True):
             for share in task:
                 task_status.note_job(share.job.run_directory, share.task, entry.job_id)
@@ -220,10 +221,7 @@ class Slurm(Launcher):
         limit = self.timeout_min / 60
         if longest <= limit:
             return []
-        times = ceil(longest / limit) - 1  # each but the last start is stopped
-        ends = f"SLURM stops it {counted(times, 'time')}, and it goes on when it is queued again"
-        if times > self.max_requeues:
-            ends = f"after {self.max_requeues} requeues (launcher.max_requeues) it would not have ended"
+        ends = f"SLURM stops it and queues it again, at most {self.max_requeues} times (launcher.max_requeues)"
         # 30% more, as much as the estimate may be off.
         hint = f"set launcher.timeout_min={ceil(60 * longest * 1.3)} or more launcher.shards"
         takes = (

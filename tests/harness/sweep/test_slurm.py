@@ -93,7 +93,7 @@ def test_a_dry_run_shows_the_script_that_sbatch_gets_and_that_the_time_is_too_sh
     lines = [line for line in script if line and not line.startswith(("# ", "#!"))]
     assert [line.removeprefix("  ") for line in shown.splitlines() if line.startswith("  ")][-len(lines) :] == lines
     assert "sbatch would get one array of 3 tasks, 3 at once, each for at most 20 minutes:" in shown
-    assert "warning: the longest task takes 1.1 hours, launcher.timeout_min=20 allows 0.333: SLURM stops it 3 " in shown
+    assert "warning: the longest task takes 1.1 hours, launcher.timeout_min=20 allows 0.333: SLURM stops it " in shown
     assert "#SBATCH --ntasks=1" in lines
     assert lines[-1].startswith("srun ")
     assert " --ntasks=1 --mpi=none apptainer exec image.sif python -P -u -m submitit.core._submit " in lines[-1]
