@@ -38,14 +38,11 @@ from kvsweep.harness.sweep.share import Share, lacking
 from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files import row_types
-from kvsweep.run_files.run_reader import StoredCell
 
 _Length = row_types.view(row_types.Completion, "num_tokens")
 # Bytes of completions.jsonl a token: 8.7 in 192 texts of Qwen2.5-Coder-1.5B on GSM8K.
 _TOKEN_BYTES = 9
 _PACE_UNKNOWN = "not known until a cell has stored something; card=h100 or assume.tokens_per_second=N give an estimate"
-# Lines that a job's block leaves out where an earlier one has the same.
-_SHOWN_ONCE = ("  lacking", "  KV budget", "  note")
 # Instructions of a processor as Linux names them, and the parameters from which a model gains by them (docs/models.md).
 _MULTIPLY_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 _FASTER_IN_BFLOAT16 = 1e9
@@ -124,10 +121,7 @@ def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
         block = _describe(plan, share_of_job[key])
         if launcher.gpus_of_a_task == 0:  # else the tasks run on other machines
             block += _precision(plan.job, gpu)
-        for line in block:
-            is_repeated = line.startswith(_SHOWN_ONCE) and line in lines
-            if not is_repeated:
-                lines.append(line)
+        lines += block
         cells.update((plan.job.run_directory, cell.cell_id) for cell in plan.job.cells)
     at_once = min(launcher.at_once(tasks), len(tasks))
     # The first job's price counts for all: in one folder, a list of prices would make jobs that share cells, which are
@@ -180,15 +174,18 @@ def _plan(job: Job, here: Card | None) -> Plan:
 def _speeds(
     job: Job, groups: Sequence[Group], question: int, length: float, card: Card | None
 ) -> tuple[str, list[Speed]]:
-    """What the speeds rest on, and the speed of each group: assumed, of a card, or measured on this machine."""
+    """What the speeds rest on, and the speed of each group: assumed, measured in the run, or of a card.
+
+    `card` is the job's, or else the one of this machine.
+    """
     pace = job.assume.tokens_per_second
-    if card is not None and not pace:
+    basis = "assumed"
+    if not pace and job.card is None:
+        pace = measured_pace(job)
+        basis = "measured"
+    if not pace and card is not None:
         return _on_card(job, card, groups, question, length)
-    if pace:
-        head = f"{pace:,.0f} tokens/s assumed"
-    else:
-        pace = measured_pace(job, job.cells)
-        head = f"{pace:,.0f} tokens/s measured" if pace else _PACE_UNKNOWN
+    head = f"{pace:,.0f} tokens/s {basis}" if pace else _PACE_UNKNOWN
     return head, [Speed(pace, "")] * len(groups)
 
 
@@ -211,11 +208,7 @@ def _on_card(job: Job, card: Card, groups: Sequence[Group], question: int, lengt
             layers=len(job.spec.layer_kinds),
             vocabulary=job.spec.vocab_size,
         )
-        measured = measured_pace(job, group.cells, card)
-        if measured:
-            speeds.append(Speed(measured, "measured"))
-        else:
-            speeds.append(Speed(slots / step, f"{counted(slots, 'slot')}, {1000 * step:.1f} ms a step"))
+        speeds.append(Speed(slots / step, f"{counted(slots, 'slot')}, {1000 * step:.1f} ms a step"))
     head = f"on one {card.title}, by arithmetic fitted to steps measured on an H100, ±{OFF}%"
     return f"{head}: {weights / GIB:.1f} GiB of weights", speeds
 
@@ -355,30 +348,15 @@ def stored_texts(job: Job) -> tuple[list[int], float]:
     return lengths, size / max(1, len(lengths))
 
 
-def measured_pace(job: Job, cells: Sequence[Cell], card: Card | None = None) -> float | None:
-    """Return live tokens per second, with prefill, of these cells' stored rows; with `card`, only rows from it."""
+def measured_pace(job: Job) -> float | None:
+    """Return live tokens per second, with prefill, of the cells' stored rows; None without any."""
     seconds = tokens = 0.0
-    for stored in map(job.stored, cells):
-        if card is not None and not _decoded_on(card, stored):
-            continue
+    for stored in map(job.stored, job.cells):
         for row in stored.rows(row_types.DecodeStats, on_bad=row_types.ignore):
             # Each cell of a decoding pass has its own row, which counts as its share of the pass.
             seconds += row.wall_seconds / row.cells
             tokens += row.tokens_total / row.cells
     return tokens / seconds if seconds else None
-
-
-def _decoded_on(card: Card, stored: StoredCell) -> bool:
-    """Whether all decoding passes of a cell, as its provenance has them, ran on this card."""
-    unread = list[Path]()  # provenance files that cannot be read: where their rows come from is not known
-    cards = []  # the first GPU of each shard's machine, None for another GPU and for none
-    try:
-        for _, origin in stored.provenances(lambda path, _: unread.append(path)):
-            gpus = origin["hardware"]["gpus"]
-            cards.append(card_of(gpus[0]) if gpus else None)
-    except (KeyError, TypeError):
-        return False
-    return not unread and set(cards) == {card}  # a cell without a provenance shows no card
 
 
 def _tokens_of(groups: Sequence[Group], lengths: Sequence[int], missing: Mapping[str, int]) -> list[float]:
@@ -469,8 +447,6 @@ def _power(job: Job) -> list[str]:
         chances.append(f"{chance:.0%}")
         pairs = pairs_to_hold(differ, margin=margin, level=level)
         needed_draws.append(math.ceil(pairs / problems))
-    if chances[0] == chances[1]:  # as rounded
-        del chances[1]
     return [
         f"  to expect: a setting that loses nothing is safe (margin {100 * margin:g} points) with a chance "
         f"of {' to '.join(chances)} on {counted(problems, 'problem')} with {counted(draws, 'draw')}, where "

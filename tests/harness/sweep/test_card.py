@@ -116,27 +116,6 @@ def test_a_family_without_arithmetic_is_named(dry_run, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_pace_of_a_group_on_the_card_replaces_its_estimate(kvsweep, tiny, tmp_path):
-    """The full cache has decoded on this machine, then as if on an H100; the other cells have stored nothing."""
-    words = [*tiny, "benchmark=toy_add", f"results_dir={tmp_path}", "policy.budget=48", "policy.local_window=8"]
-    assert kvsweep(*words[:-2], "policy=full").code == 0
-    grid = [*words, "grid.policy=[full,window]", "draws=2", "card=h100", "--dry-run"]
-    on_cpu = kvsweep(*grid)
-    assert on_cpu.code == 0, on_cpu.err
-    assert "    full cache: 6 slots, " in on_cpu.out
-    [path] = tmp_path.glob("default/*/provenance.json")
-    stored = json.loads(path.read_text())
-    stored["hardware"]["gpus"] = ["NVIDIA H100 80GB HBM3"]
-    path.write_text(json.dumps(stored))
-    [stats] = path.parent.glob("stats.jsonl")
-    row = json.loads(stats.read_text().splitlines()[-1])
-    found = kvsweep(*grid).out
-    assert f"    full cache: measured, {row['tokens_total'] / row['wall_seconds']:,.0f} tokens/s" in found
-    assert "    1 cell: 6 slots, " in found, "the other group keeps its estimate"
-    assert "    full cache: 6 slots, " in kvsweep(*grid, "card=a100").out
-
-
-@pytest.mark.slow
 def test_on_a_gpu_the_card_is_the_one_that_is_there(dry_run, monkeypatch):
     monkeypatch.setattr(plan, "first_gpu", lambda: "NVIDIA H200")
     assert "on one H200, by arithmetic" in dry_run(*HEATMAP).out
