@@ -43,7 +43,7 @@ def test_markdown_has_no_tag_no_link_and_no_column_of_its_own():
 
 @pytest.mark.parametrize(
     "name",
-    ["../up", "a/../../up", "/etc", "..", "", "a\x00b", "a\nb", "é" * 128, "a/" + "b" * 256, "50%", "a%A/b", "a\\b"],
+    ["../up", "a/../../up", "/etc", "..", "", "a\x00b", "a\nb", "50%", "a%A/b", "a\\b"],
 )
 def test_a_name_that_leads_astray_is_refused(name):
     with pytest.raises(UserError, match="run_name="):

@@ -63,7 +63,6 @@ def test_slurm_limits_a_job_less_what_this_process_holds(environment, megabytes)
     [
         ("SLURM_MEM_PER_NODE", "4 pages", "is no size of memory: write MiB, or a number with K, M, G or T"),
         ("SLURM_MEM_PER_CPU", "-1", "is no size of memory"),
-        ("SLURM_CPUS_ON_NODE", "2(x3)", "is no number of processors: write a whole number, or unset it."),
     ],
 )
 def test_a_limit_of_slurm_that_cannot_be_read_is_named(name, value, way_out):

@@ -202,7 +202,7 @@ def test_a_pool_whose_threads_cannot_start_is_an_error_and_no_worker_is_left(mon
     monkeypatch.setattr(pebble.pool.process, "launch_thread", launch_thread)
     with Workers(workers=1) as workers:
         for _ in range(2):
-            with pytest.raises(UserError, match=r"no worker process can start \(can't start new thread\)"):
+            with pytest.raises(UserError, match=r"no worker process can start .*can't start new thread"):
                 workers.map(abs, [(-1,)])
             assert set(multiprocessing.active_children()) <= others
     assert len(started) == 2 * nth
@@ -221,7 +221,7 @@ def test_a_worker_that_does_not_start_is_an_error_and_no_worker_is_left(monkeypa
 
     monkeypatch.setattr(pebble.pool.process, "launch_process", launch_process)
     with Workers(workers=2) as workers:
-        with pytest.raises(RuntimeError, match="no worker process started"):
+        with pytest.raises(UserError, match="no worker process can start"):
             workers.map(abs, [(-1,)])
         assert set(multiprocessing.active_children()) <= others
 

@@ -120,11 +120,11 @@ def test_a_broken_line_is_reported_with_its_place_and_a_torn_one_is_passed_over(
     assert [row.key for row in read_rows(path, Completion, on_bad=bad.append)] == [("p", 0)]
     assert [(line.number, line.text.decode()) for line in bad] == [(n, lines[n - 1]) for n in (3, 4, 5)]
     assert [str(line).removeprefix(f"{path}") for line in bad] == [
-        ":3 is not a JSON object",
-        " row 4 ('q', draw 1) is broken (Object missing required field `text`)",
-        ":5 is not a JSON object",
+        ":3 is broken (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))",
+        ":4 is broken (Object missing required field `text`)",
+        ":5 is broken (Expected `object`, got `array`)",
     ]
-    with pytest.raises(UserError, match=r"rows\.jsonl:3 is not a JSON object: delete that line"):
+    with pytest.raises(UserError, match=r"rows\.jsonl:3 is broken .*: delete that line"):
         list(read_rows(path, Completion))
     assert list(read_rows(tmp_path / "missing", Completion)) == []
 

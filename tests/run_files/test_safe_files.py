@@ -79,8 +79,6 @@ def test_a_link_is_replaced_and_not_followed(tmp_path):
         (tmp_path / "report").symlink_to(target)
         with pytest.raises(UserError, match="is a link"):
             make_folder(tmp_path / "report")
-    with pytest.raises(UserError, match="is no folder"):
-        make_folder(victim)
 
 
 @pytest.mark.parametrize("name", ["check", "cell_id", "seed"])
@@ -133,7 +131,7 @@ def test_a_number_out_of_its_bounds_is_no_row(field, value, tmp_path):
     path = tmp_path / "rows.jsonl"
     row = {"schema": 1, **completion().to_dict(), field: value}
     path.write_text(json.dumps(row, separators=(",", ":")) + "\n")
-    with pytest.raises(UserError, match=r"rows\.jsonl row 1 .* is broken \("):
+    with pytest.raises(UserError, match=r"rows\.jsonl:1 is broken \("):
         list(read_rows(path, Completion))
 
 

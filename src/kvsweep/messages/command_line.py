@@ -143,22 +143,13 @@ def _drop_stdout() -> None:
 def _open_closed_streams() -> None:
     """Give a stream that was closed, as by `2>&-`, its number again, which a file or a pipe would take otherwise.
 
-    Processes that start later have it too. Stdin and stderr become the null device, stdout a pipe that nobody reads, so
-    that a command whose results are lost fails.
+    It becomes the null device, in processes that start later too.
     """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is not None:
-            continue
-        if name == "stdout":
-            reader, opened = os.pipe()
-            os.close(reader)
-        else:
-            opened = os.open(os.devnull, os.O_RDWR)
-        if opened != number:
-            os.dup2(opened, number)
-            os.close(opened)
-        os.set_inheritable(number, True)
-        setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, which is this stream's
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 
 
 def check_engine(asked: str) -> None:

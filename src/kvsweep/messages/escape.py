@@ -10,8 +10,6 @@ from kvsweep.run_files.row_types import content_hash
 # Control characters, line separators, marks that change the writing direction, and halves of surrogate pairs.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _FORMULA = re.compile(r"(?![+-][\d.]+\Z)[=+\-@\t\r].")
-# Nearly every file system allows names of this length.
-LONGEST_NAME = 255
 # A picture with a longer title would take minutes to draw.
 LONGEST_TEXT = 500
 
@@ -65,11 +63,9 @@ def folder_below(parent: str, name: str) -> Path:
     if not parts or Path(name).is_absolute() or ".." in parts:
         raise UserError(f"run_name={name} must name a folder below {parent}: leave out .. and the first slash.")
     # In names of log files SLURM replaces %j and the like, unless there is a backslash (sbatch, "filename pattern").
-    has_forbidden = bool(_HIDDEN.search(name) or set("%\\\n\t") & set(name))
-    has_long_part = any(len(part.encode()) > LONGEST_NAME for part in parts)
-    if has_forbidden or has_long_part:
-        allowed = f"take at most {LONGEST_NAME} bytes, and neither control characters nor % nor \\."
-        raise UserError(f"run_name={visible(name):.80} is no name for a folder: {allowed}")
+    if _HIDDEN.search(name) or set("%\\\n\t") & set(name):
+        rule = "take neither control characters nor % nor \\"
+        raise UserError(f"run_name={visible(name):.80} is no name for a folder: {rule}.")
     return Path(parent) / name
 
 

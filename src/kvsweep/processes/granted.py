@@ -38,8 +38,6 @@ def slurm_cores(environment: Mapping[str, str]) -> Iterator[int]:
     for name in names:
         count = environment.get(name)
         if count:
-            if not re.fullmatch("[0-9]+", count):
-                raise UserError(f"{name}={count} is no number of processors: write a whole number, or unset it.")
             yield int(count)
 
 
@@ -84,8 +82,7 @@ def _file_pages(group: Path) -> int:
 def slurm_rooms(environment: Mapping[str, str]) -> Iterator[int]:
     """Yield the bytes left by SLURM's memory limits of this job; a limit of 0 means all of the node's memory."""
     # SLURM_MEM_PER_CPU counts all of the job's processors on the node, also those of its other tasks.
-    cores_of_node = slurm_cores({"SLURM_CPUS_ON_NODE": environment.get("SLURM_CPUS_ON_NODE", "")})
-    cores = min(cores_of_node, default=1)
+    cores = int(environment.get("SLURM_CPUS_ON_NODE") or 1)
     for name, units in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", cores)):
         granted = _slurm_bytes(name, environment.get(name) or "0")
         if granted:

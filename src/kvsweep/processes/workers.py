@@ -89,7 +89,7 @@ class Workers:
 
         Such a call is tried again after the others by a prepared worker, because calls also exceed limits while a
         machine stands still or a worker imports; with `prepared` the first try is such, too. Several threads may map at
-        once. Raises the function's own errors, and RuntimeError if no worker starts.
+        once. Raises the function's own errors, and UserError if no worker starts.
         """
         results: dict[int, Result] = {}
         for is_prepared in (prepared, True):  # the first try of all calls, and the second of those without a result
@@ -129,13 +129,10 @@ class Workers:
                 pool = ProcessPool(max_workers=self._workers, initializer=_begin, initargs=(prepare,), context=_Spawn())
                 try:
                     pool.schedule(os.getpid).result(_START_LIMIT_S)
-                except (BrokenProcessPool, TimeoutError) as error:
+                except (RuntimeError, TimeoutError) as error:  # a BrokenProcessPool is a RuntimeError
                     _end(pool)
-                    raise RuntimeError("no worker process started; its error is above") from error
-                except RuntimeError as error:
-                    _end(pool)
-                    mend = "allow more memory or threads (ulimit), and run the same command again"
-                    raise UserError(f"no worker process can start ({error}): {mend}.") from error
+                    hint = "allow more memory or threads (ulimit), and run the same command again"
+                    raise UserError(f"no worker process can start ({error!r}): {hint}.") from error
                 self._pools[is_prepared] = pool
             return pool
 

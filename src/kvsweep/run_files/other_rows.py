@@ -208,15 +208,6 @@ def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[FileRow]:
         raise UserError(f"{path}:{first_line} is not a CSV row; correct its quotes.") from None
 
 
-def _python_values(batch: Any, path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a batch; raises UserError for what Python cannot hold, such as a date of the year 0."""
-    try:
-        rows: list[dict[str, Any]] = batch.to_pylist()
-    except (ValueError, OverflowError) as error:
-        raise UserError(f"{path} has a value that Python cannot hold ({error}): leave its column out.") from None
-    return rows
-
-
 def _parquet_rows(path: Path) -> Iterator[FileRow]:
     """Yield the rows of a Parquet file, batch by batch."""
     from pyarrow import ArrowException, parquet
@@ -226,8 +217,9 @@ def _parquet_rows(path: Path) -> Iterator[FileRow]:
         _refuse_repeated(file.schema_arrow.names, str(path), "column")
         number = 0
         for batch in file.iter_batches():
-            for values in _python_values(batch, path):
+            for values in batch.to_pylist():
                 number += 1
                 yield FileRow(f"{path} row {number}", values)
-    except ArrowException:
-        raise UserError(f"{path} is not a Parquet file that can be read; write it again.") from None
+    # The latter two for what Python cannot hold, such as a date of the year 0.
+    except (ArrowException, ValueError, OverflowError) as error:
+        raise UserError(f"{path} cannot be read as Parquet ({error}); write it again without that.") from None

@@ -410,14 +410,7 @@ class BadLine:
     def __str__(self) -> str:
         if not self.number:
             return f"{self.path}: {self.reason}"
-        try:
-            row = json.loads(self.text)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            return f"{self.path}:{self.number} is not a JSON object"
-        pair = f" ({row['problem_id']!r}, draw {row.get('draw')!r})" if "problem_id" in row else ""
-        return f"{self.path} row {self.number}{pair} is broken ({self.reason})"
+        return f"{self.path}:{self.number} is broken ({self.reason})"
 
 
 _P = TypeVar("_P", bound=PairRow)

@@ -79,8 +79,6 @@ def make_folder(path: Path) -> Path:
     """Make a folder of a run directory, with its parents; refuses a link in its place."""
     if path.is_symlink():
         raise UnusableFileError(f"{path} is a link, through which nothing is written: put a folder there.")
-    if path.exists() and not path.is_dir():
-        raise UnusableFileError(f"{path} is no folder: move it, so that a folder can be made there.")
     path.mkdir(parents=True, exist_ok=True)
     return path
 
