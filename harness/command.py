@@ -26,7 +26,7 @@ from kvsweep.harness.overrides import hydra_overrides
 from kvsweep.harness.rounds import run
 from kvsweep.harness.sweep.card import NOTHING_ASSUMED, UNPRICED
 from kvsweep.harness.sweep.cell import Cell
-from kvsweep.harness.sweep.grid import AXES, policy_file
+from kvsweep.harness.sweep.grid import policy_file
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline, Launcher, split
 from kvsweep.harness.sweep.replay_plan import ReplayPlan
@@ -158,18 +158,9 @@ def _no_full_cache(jobs: Sequence[Job], stored: Sequence[Mapping[str, Any]]) -> 
     has_full = "full" in policies or any(cell.get("policy", {}).get("name") == "full" for cell in stored)
     if has_full or not policies:
         return None
-    axes = "|".join(AXES)
-    # Lists with commas and without brackets, such as policy=h2o,snapkv or policy.budget=64,128: the multirun's axes.
-    lists = [word for word in sys.argv[1:] if re.fullmatch(rf"policy(\.({axes}))?=[^\[]*,[^\[]*", word)]
-    words = [f"'grid.policy=[full,{','.join(policies)}]'"]
-    for word in lists:
-        if word.startswith("policy."):
-            # policy.budget=64,128 -> 'grid.budget=[64,128]'
-            axis, _, values = word.removeprefix("policy.").partition("=")
-            words.append(f"'grid.{axis}=[{values}]'")
-    instead = f" in place of {' '.join(lists)}" if lists else ""
     none = "no full cache is among the cells to compare them with, and jobs share no texts"
-    return f"note: {none}: write {' '.join(words)}{instead}."
+    words = f"'grid.policy=[full,{','.join(policies)}]', and other lists of the policy in the same way"
+    return f"note: {none}: write {words}, as 'grid.keep_ratio=[0.1,0.2]'."
 
 
 def _without_others_settings(config: DictConfig) -> dict[str, str]:

@@ -15,7 +15,6 @@ import textwrap
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -152,7 +151,7 @@ def _imported(target: str) -> Any:
     try:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        place = _place_of(error, name)
+        place = _place_of(error)
         if place is None:  # there is no such module
             raise ImportError(str(error)) from error
         what = error.msg if isinstance(error, SyntaxError) else f"{type(error).__name__}: {error}"
@@ -166,7 +165,7 @@ def _imported(target: str) -> Any:
     return getattr(module, class_name, None)
 
 
-def _place_of(error: BaseException, module: str) -> str | None:
+def _place_of(error: BaseException) -> str | None:
     """Return file and line of a mistake that ended the import of a module; None if the module was not there."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
@@ -175,11 +174,7 @@ def _place_of(error: BaseException, module: str) -> str | None:
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith(("<", __file__, importlib.__file__)):
             places.append(f"{frame.filename}:{frame.lineno}")
-    if places:
-        return places[-1]  # the innermost is where the code failed
-    if isinstance(error, SyntaxError):  # of null bytes, as UTF-16 has: Python names no place, so the module's file
-        return str(getattr(find_spec(module), "origin", module))
-    return None
+    return places[-1] if places else None  # the innermost is where the code failed
 
 
 def fill_homes(node: DictConfig | ListConfig) -> None:

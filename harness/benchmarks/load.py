@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ from kvsweep.harness.benchmarks.options import (
     check_lists,
     check_options,
     option_orders,
-    option_text,
 )
 from kvsweep.harness.benchmarks.sources import FileRow, read_source
 from kvsweep.harness.settings import CONF
@@ -214,8 +214,7 @@ def _choices(row: FileRow, columns: list[str], problem_id: str) -> list[str]:
     """Return a question's options, the right one first, from their columns; refuses options that cannot be asked."""
     choices = []
     for column in columns:
-        text = option_text(_value(row, column, "option"), row)
-        choices.append(_whole_text(text, row))
+        choices.append(_text_or_number(row, column, "option"))
     check_options(choices, row, problem_id)
     return choices
 
@@ -238,11 +237,8 @@ def _with_comparable_answers(rows: list[FileRow], column: str, config: Benchmark
 
 
 def _names(rows: list[FileRow]) -> str:
-    """Return the names of all columns that rows have, for a message."""
-    names = dict[str, None]()
-    for row in rows:
-        names.update(dict.fromkeys(map(repr, row.values)))
-    return ", ".join(names) or "(none)"
+    """Return the names of the first row's columns, for a message."""
+    return ", ".join(map(repr, rows[0].values))
 
 
 def _find(name: FieldName, config: BenchmarkConfig, rows: list[FileRow]) -> str | None:
@@ -279,13 +275,18 @@ def _ids(rows: list[FileRow], texts: list[str], column: str | None) -> list[str]
 
 
 def _id(row: FileRow, column: str) -> str:
-    """Return a row's id as text; refuses one that is neither text nor number."""
-    value = _value(row, column, "id", "give every problem one, or none any")
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UserError(f"{row.where} has the id {value!r:.60}, which is no text or number; correct it.")
+    value = row.values.get(column)
     # Some writers turn an integer column with missing values into floats.
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
+    return _text_or_number(row, column, "id")
+
+
+def _text_or_number(row: FileRow, column: str, noun: str) -> str:
+    """Return a row's id or option as text; refuses a value that is neither text nor number."""
+    value = _value(row, column, noun)
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        raise UserError(f"{row.where} has the {noun} {value!r:.60}, which is no text or number; correct it.")
     return _whole_text(str(value), row)
 
 
@@ -325,12 +326,12 @@ def _gold(row: FileRow, column: str, config: BenchmarkConfig, problem_id: str) -
         raise UserError(f"{place} {error}; {hint}.") from None
 
 
-def _value(row: FileRow, column: str, meaning: str, way_out: str = "fill it in or delete the row") -> object:
+def _value(row: FileRow, column: str, meaning: str) -> object:
     """Return a row's value; raises UserError, which calls it by its `meaning`, if it is missing or blank."""
     value = row.values.get(column)
     is_nan = isinstance(value, float) and math.isnan(value)
     if value is None or is_nan or not str(value).strip():
-        raise UserError(f"{row.where} has no {meaning} in column {column!r}; {way_out}.")
+        raise UserError(f"{row.where} has no {meaning} in column {column!r}; fill it in or delete the row.")
     return value
 
 

@@ -5,7 +5,6 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 
 from kvsweep.harness.benchmarks.config import OptionOrder
 from kvsweep.harness.benchmarks.sources import FileRow
@@ -64,13 +63,6 @@ def check_options(choices: Sequence[str], row: FileRow, problem_id: str) -> None
     if sorted(labels) == [*LETTERS]:
         fault = f"options with letters of their own, such as {right!r:.60}"
         raise UserError(f"{place} {fault}; delete these letters, since kvsweep writes its own.")
-
-
-def option_text(value: object, row: FileRow) -> str:
-    """Return an option as text; refuses a list or another value that is neither text nor number."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
-        raise UserError(f"{row.where} has the option {value!r:.60}, which is no text or number; correct it.")
-    return str(value)
 
 
 def check_letter(row: FileRow, prompt: str, gold: str, problem_id: str) -> None:

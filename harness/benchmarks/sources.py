@@ -145,24 +145,14 @@ def _dataset_rows(data: Any, name: str) -> list[FileRow]:
 
 def _read_path(path: Path, split: str | None) -> list[FileRow]:
     """Return the rows of a file, or of a folder's `split`; raises UserError for what cannot be read."""
-    try:
-        if not path.exists():
-            raise UserError(f"benchmark.path={path} does not exist; give a file of problems.")
-        if path.is_dir():
-            return _read_folder(path, split)
-        _refuse_pipe(path)
-        if path.suffix.lower() not in _SUFFIXES:
-            raise UserError(f"benchmark.path={path} must end in one of {', '.join(_SUFFIXES)}; convert it.")
-        _refuse_pointer(path)
-        return list(rows_of_file(path))
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise UserError(f"{path} cannot be read ({reason}); check the file and its rights.") from None
-
-
-def _refuse_pipe(path: Path) -> None:
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise UserError(f"{path} is a pipe, a device or a socket, which might never end; copy its data to a file.")
+    if not path.exists():
+        raise UserError(f"benchmark.path={path} does not exist; give a file of problems.")
+    if path.is_dir():
+        return _read_folder(path, split)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise UserError(f"benchmark.path={path} must end in one of {', '.join(_SUFFIXES)}; convert it.")
+    _refuse_pointer(path)
+    return list(rows_of_file(path))
 
 
 def _refuse_pointer(path: Path) -> None:
@@ -176,14 +166,17 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
 
     _check_entries(path)
     is_saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
-    arguments = {} if is_saved else _arguments(path)  # not within `try`: its refusal stands as it is
+    place = str(path.absolute())
+    if not is_saved and glob.escape(place) != place:
+        has = "has *, ? or [ in its name, which datasets reads as a pattern"
+        raise UserError(f"benchmark.path={path} {has}; rename the folder, or give a file.")
     files = dict[str, list[str]]()  # by split: the files that are read here; empty where `datasets` reads them
     try:
         if is_saved:
             data: Any = datasets.load_from_disk(str(path))  # rows by split, or rows without splits
         else:
-            files = _files(datasets.load_dataset_builder(**arguments))
-            data = files or datasets.load_dataset(**arguments)
+            files = _files(datasets.load_dataset_builder(place))
+            data = files or datasets.load_dataset(place)
     except Exception as error:  # as in `_read_hub`, the errors have no common base class
         fault = _cache_fault(error)
         if fault:
@@ -206,7 +199,8 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
 def _check_entries(path: Path) -> None:
     """Refuse a folder with too many entries, or with an entry that is no whole file of data."""
     for number, entry in enumerate(path.rglob("*")):
-        _refuse_pipe(entry)
+        if entry.exists() and not entry.is_file() and not entry.is_dir():
+            raise UserError(f"{entry} is a pipe, a device or a socket, which might never end; remove it.")
         if entry.suffix.lower() in _SUFFIXES:
             _refuse_pointer(entry)  # else it would be read as a CSV
         if number == MOST_ENTRIES:
@@ -221,17 +215,3 @@ def _files(builder: Any) -> dict[str, list[str]]:
             return {}
         files_of_splits[str(split)] = list(files)
     return files_of_splits
-
-
-def _arguments(path: Path) -> dict[str, str]:
-    """Return arguments for `datasets.load_dataset` to read a folder; it would read the folder's name as a pattern."""
-    escaped = glob.escape(str(path.absolute()))
-    if escaped == str(path.absolute()):
-        return {"path": str(path)}
-    # An escaped name is not a folder that `datasets` looks into itself, so we pass the kind of its files.
-    kinds = {entry.suffix.lower() for entry in path.rglob("*") if entry.is_file()}
-    if len(kinds) != 1 or not kinds <= {*_SUFFIXES}:
-        several = f"has *, ? or [ in its name and not files of one kind alone, {', '.join(_SUFFIXES)}"
-        raise UserError(f"benchmark.path={path} {several}; rename the folder, or give a file.")
-    # `datasets` has one reader of both kinds of JSON.
-    return {"path": kinds.pop().strip(".").replace("jsonl", "json"), "data_dir": escaped}

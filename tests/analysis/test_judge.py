@@ -807,7 +807,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "half a character": (b'{"id": "\\ud800", "correct": 1}\n', "has no problem's id"),
     "a column twice": (b"id,correct,correct\na,1,0\n", "has the column 'correct' twice"),
     "a key twice": (b'{"id": "a", "correct": 1, "correct": 0}\n', ":1 has the key 'correct' twice"),
-    "half a Parquet": (b"PAR1xxxx", "cannot be read as Parquet"),
+    "half a Parquet": (b"PAR1xxxx", "is not a Parquet file that can be read"),
     "half a zip": (b"PK\x03\x04xxxx", "cannot be unpacked"),
     "two scores": (b'{"id": "a", "scores": {"x": {"value": "C"}, "y": {"value": "I"}}}\n', "has the grades x, y"),
     "partial credit": (b'{"id": "a", "scores": {"x": {"value": "P"}}}\n', "has x=P in "),
@@ -836,7 +836,7 @@ def test_a_file_that_says_nothing_is_refused(name, tmp_path):
 def test_a_date_that_python_cannot_hold_is_refused(tmp_path):
     far = pa.array([2**62], type=pa.timestamp("us"))
     parquet.write_table(pa.table({"id": ["a"], "correct": [1], "when": far}), tmp_path / "far.parquet")
-    with pytest.raises(UserError, match="cannot be read as Parquet"):
+    with pytest.raises(UserError, match="a value that Python cannot hold"):
         answers_of(tmp_path / "far.parquet")
 
 

@@ -248,14 +248,9 @@ def test_ones_own_code_is_found_where_nothing_is_composed(own):
     assert found.__name__ == "Spread"
 
 
-@pytest.mark.parametrize("inner", [False, True])
-def test_a_file_with_null_bytes_is_named(own, inner):
-    path, place = own / "my_policies.py", "my_policies.py"
-    if inner:
-        path.write_text("import null_bytes\n" + path.read_text())
-        path, place = own / "null_bytes.py", "my_policies.py:1"
-    path.write_bytes("seed = 1\n".encode("utf-16"))
-    with pytest.raises(UserError, match=rf"\({own}/{place}: source code string cannot contain null bytes\): correct"):
+def test_a_file_with_null_bytes_is_named(own):
+    (own / "my_policies.py").write_bytes("seed = 1\n".encode("utf-16"))
+    with pytest.raises(UserError, match=r"my_policies.* \(source code string cannot contain null bytes\)"):
         build_target("policy", compose_config("policy=spread").policy, Policy)
 
 

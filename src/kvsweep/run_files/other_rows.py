@@ -220,6 +220,7 @@ def _parquet_rows(path: Path) -> Iterator[FileRow]:
             for values in batch.to_pylist():
                 number += 1
                 yield FileRow(f"{path} row {number}", values)
-    # The latter two for what Python cannot hold, such as a date of the year 0.
-    except (ArrowException, ValueError, OverflowError) as error:
-        raise UserError(f"{path} cannot be read as Parquet ({error}); write it again without that.") from None
+    except ArrowException:  # some are ValueErrors
+        raise UserError(f"{path} is not a Parquet file that can be read; write it again.") from None
+    except (ValueError, OverflowError) as error:  # such as a date of the year 0
+        raise UserError(f"{path} has a value that Python cannot hold ({error}): leave its column out.") from None
