@@ -39,10 +39,7 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 
 def own_folder() -> Path | None:
     """Return ./conf if `kvsweep init` made it, which its kvsweep.yaml shows; its choices come beside the package's."""
-    try:
-        folder = Path.cwd() / "conf"
-    except FileNotFoundError:  # the folder was deleted
-        return None
+    folder = Path.cwd() / "conf"
     return folder if (folder / "kvsweep.yaml").is_file() else None
 
 

@@ -55,9 +55,6 @@ class BenchmarkConfig:
         # A path comes before any source.
         if self.path is None and getattr(self, needed) is None:
             raise UserError(f"benchmark.source={self.source} needs benchmark.{needed}; set it, or set benchmark.path.")
-        for name, column in self.columns.items():
-            if column is None and name != "id":
-                raise UserError(f"benchmark.columns.{name} is null, which only id may be; name the column.")
         if 0 < len(self.columns.keys() & set(WRONG_OPTIONS)) < len(WRONG_OPTIONS):
             rule = f"must name all of {', '.join(WRONG_OPTIONS)} or none"
             raise UserError(f"benchmark.columns={self.columns!r} {rule}; add them.")
@@ -67,8 +64,6 @@ class BenchmarkConfig:
         if self.has_options and self.answer_after is not None:
             reason = "cannot be set where columns name options, which are compared by their letters"
             raise UserError(f"benchmark.answer_after={self.answer_after!r} {reason}; set it to null.")
-        if self.fallback is not None and "hub_id" not in self.fallback:
-            raise UserError(f"benchmark.fallback={self.fallback!r} names no hub_id; add one or set it to null.")
 
     @property
     def has_options(self) -> bool:

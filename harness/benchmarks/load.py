@@ -23,7 +23,6 @@ from kvsweep.harness.benchmarks.options import (
 from kvsweep.harness.benchmarks.sources import FileRow, read_source
 from kvsweep.harness.settings import CONF
 from kvsweep.messages.errors import UserError
-from kvsweep.messages.escape import is_text
 from kvsweep.run_files.row_types import Problem, content_hash
 
 PROMPTS = CONF / "prompt"
@@ -46,9 +45,6 @@ class Prompt(NamedTuple):
             reason = f"cannot ask this benchmark ({type(error).__name__}: {str(error)[:80]!r})"
             usable = "problem and options" if options else "problem alone"
             raise UserError(f"benchmark.prompt={self.name} {reason}; choose a prompt that uses {usable}.") from None
-        if not is_text(prompt):
-            fault = "writes half a character (a lone surrogate), which is no text"
-            raise UserError(f"benchmark.prompt={self.name} {fault}; correct it.")
         if problem not in prompt:
             raise UserError(f"benchmark.prompt={self.name} leaves the problem out; put {{{{ problem }}}} into it.")
         return prompt

@@ -13,6 +13,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -161,19 +162,16 @@ class _File(_Place):
         return path
 
 
-class _Number(click.FloatRange):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is no finite number.", param, ctx)
-        return number
-
-
 _PLACE, _FILE = _Place(), _File()
-_POINTS = _Number(0, 100, min_open=True, max_open=True)
+_PLACE.name = "dir"  # what the help shows as its value
+_FILE.name = "file"
+_POINTS = click.FloatRange(0, 100, min_open=True, max_open=True)
 _directory = click.argument("directory", metavar=_DIR, type=_PLACE)
 _overrides = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 _above_0 = click.IntRange(min=1)
+_DAY_S = 86_400
+# A switch.
+_flag = partial(option, is_flag=True)
 
 
 def _print(place: str) -> None:
@@ -189,19 +187,17 @@ def _print_columns(context: click.Context, _option: click.Parameter, given: bool
 
 @program.command()
 @_directory
-@option(
-    "--output", metavar=_DIR, type=_PLACE, help="The report's folder; by default DIR/report, for a CSV NAME_report."
-)
+@option("--output", type=_PLACE, help="The report's folder; by default DIR/report, for a CSV NAME_report.")
 @option("--completions", metavar="N", type=click.IntRange(0), default=200_000, help="The most that the page shows.")
 @option("--scale", type=click.Choice(["own", "shared", "diff_from_full"]), default="own", help="Heatmaps' colours.")
-@option("--interval", is_flag=True, help="Write the 95% interval under each value of the heatmaps.")
+@_flag("--interval", help="Write the 95% interval under each value of the heatmaps.")
 @option("--columns", metavar="N", type=_above_0, help="Heatmaps in a row; by default as many as fit.")
-@option("--pdf", is_flag=True, help="Write the figures as PDF too.")
-@option("--marks", is_flag=True, help="Draw verdicts, full caches and chance spans into the heatmaps.")
+@_flag("--pdf", help="Write the figures as PDF too.")
+@_flag("--marks", help="Draw verdicts, full caches and chance spans into the heatmaps.")
 @option(
     "--width",
     metavar="INCHES",
-    type=_Number(3, 60),
+    type=click.FloatRange(3, 60),
     help="Width of the figures; by default 3.3, a row of heatmaps 7.1.",
 )
 @option("--map", metavar="NAME", help="A colour map of matplotlib; by default YlGnBu, safe for colour-blind readers.")
@@ -216,7 +212,7 @@ def _print_columns(context: click.Context, _option: click.Parameter, given: bool
 @option(
     "--watch",
     metavar="SECONDS",
-    type=_Number(1, 86_400),
+    type=click.FloatRange(1, _DAY_S),
     is_flag=False,
     flag_value=30.0,
     help="While the sweep runs, make the page again every so many seconds (30) if rows have come.",
@@ -242,10 +238,12 @@ def report(**options: Any) -> None:
 
 @program.command()
 @_directory
-@option("--cells", is_flag=True, help="One line per cell, with its id.")
-@option("--watch", is_flag=True, help="Keep showing it until nothing runs or waits.")
-@option("--interval", metavar="SECONDS", type=_Number(0.1), default=2.0, help="Time between two looks.")
-@option("--json", "as_json", is_flag=True, help="Everything, for programs.")
+@_flag("--cells", help="One line per cell, with its id.")
+@_flag("--watch", help="Keep showing it until nothing runs or waits.")
+@option(
+    "--interval", metavar="SECONDS", type=click.FloatRange(0.1, _DAY_S), default=2.0, help="Time between two looks."
+)
+@_flag("--json", "as_json", help="Everything, for programs.")
 def status(**options: Any) -> None:
     """How far the sweep in DIR has come. The exit status is 1 if a task failed or stopped."""
     from kvsweep.harness.sweep.status import show
@@ -262,8 +260,10 @@ def models() -> None:
 @program.command()
 @_directory
 @option("--workers", metavar="N", type=_above_0, default=2, help="Grading processes.")
-@option("--timeout", metavar="SECONDS", type=_Number(0, min_open=True), default=5.0, help="A row's time.")
-@option("--all", "regrade", is_flag=True, help="Grade again the rows that have a grade.")
+@option(
+    "--timeout", metavar="SECONDS", type=click.FloatRange(0, _DAY_S, min_open=True), default=5.0, help="A row's time."
+)
+@_flag("--all", "regrade", help="Grade again the rows that have a grade.")
 @option("--why", metavar="PROBLEM", help="Grade nothing; show what decided each completion of this problem.")
 def grade(**options: Any) -> None:
     """Grade stored completions, without a model.
@@ -278,7 +278,7 @@ def grade(**options: Any) -> None:
 @program.command()
 @click.argument("first", metavar="A", type=_PLACE)
 @click.argument("second", metavar="B", type=_PLACE)
-@option("--csv", metavar="FILE", type=_FILE, help="Write a row per cell, all of them, as CSV.")
+@option("--csv", type=_FILE, help="Write a row per cell, all of them, as CSV.")
 def compare(**options: Any) -> None:
     """Two runs compared cell by cell, B minus A."""
     annex("compare").compare_runs(**options)
@@ -314,8 +314,8 @@ class _Judge(click.Command):
 @option("--grades", type=click.Choice(["theirs", "ours"]), default="theirs", help="ours: kvsweep grades the texts.")
 @option("--gold", metavar="FILE", type=_PLACE, help="ours: rows of id and gold; by default the golds of the outputs.")
 @option("--kind", type=click.Choice(["expression", "integer", "letter"]), default="expression", help="ours: of golds.")
-@option("--markdown", metavar="FILE", type=_FILE, help="Write the table for a pull request.")
-@option("--html", metavar="FILE", type=_FILE, help="Write a page with both texts of each answer side by side.")
+@option("--markdown", type=_FILE, help="Write the table for a pull request.")
+@option("--html", type=_FILE, help="Write a page with both texts of each answer side by side.")
 def judge(**options: Any) -> None:
     """Whether outputs of one engine or setting are worse than another's.
 
@@ -374,7 +374,7 @@ def _share(name: str, text: str) -> float:
 
 @program.command()
 @_directory
-@option("--output", metavar=_DIR, type=_PLACE, help="The dataset's folder; by default DIR/export.")
+@option("--output", type=_PLACE, help="The dataset's folder; by default DIR/export.")
 @option(
     "--format",
     "form",
@@ -383,11 +383,11 @@ def _share(name: str, text: str) -> float:
     help="eee: Every Eval Ever's records; inspect: logs of inspect_ai, draws as epochs.",
 )
 @option("--cell", "cells", metavar="ID", multiple=True, help="Only this cell; repeatable.")
-@option("--token-ids", "ids", is_flag=True, help="The generated tokens as well.")
-@option("--with-problems", "problems", is_flag=True, help="Texts of gated problems too; their terms may forbid it.")
+@_flag("--token-ids", "ids", help="The generated tokens as well.")
+@_flag("--with-problems", "problems", help="Texts of gated problems too; their terms may forbid it.")
 @option("--push-to-hub", metavar="NAME", help="Upload it as this dataset, private unless --public.")
-@option("--public", is_flag=True, help="With --push-to-hub: for everybody to see.")
-@option("--bundle", metavar="FILE", type=_FILE, help="All that a colleague needs to verify the run, as one zip file.")
+@_flag("--public", help="With --push-to-hub: for everybody to see.")
+@option("--bundle", type=_FILE, help="All that a colleague needs to verify the run, as one zip file.")
 def export(**options: Any) -> None:
     """Completions and grades as a Hugging Face dataset.
 
@@ -424,8 +424,8 @@ def export(**options: Any) -> None:
 @_directory
 @option("--count", metavar="N", type=_above_0, default=8, help="Completions to decode again, over cells and problems.")
 @option("--seed", metavar="N", type=click.IntRange(0), default=0, help="Another seed draws other completions.")
-@option("--all", "every", is_flag=True, help="Decode all completions again.")
-@option("--json", "as_json", is_flag=True, help="Everything, for programs.")
+@_flag("--all", "every", help="Decode all completions again.")
+@_flag("--json", "as_json", help="Everything, for programs.")
 def verify(**options: Any) -> None:
     """Whether stored results can be made again.
 
@@ -441,7 +441,7 @@ def verify(**options: Any) -> None:
 @program.command()
 @_directory
 @_overrides
-@option("--time", "timed", is_flag=True, help="Seconds instead: each cell alone decodes the texts, in rounds.")
+@_flag("--time", "timed", help="Seconds instead: each cell alone decodes the texts, in rounds.")
 def replay(**options: Any) -> None:
     """How near each cell stays to the full cache.
 
@@ -523,14 +523,14 @@ def policy(**options: Any) -> None:
     help="The picture; retention is one of a run's folder.",
 )
 @option("--label", multiple=True, metavar="KIND", help="A strip of true labels: answer, far_max, later (answer).")
-@option("--head", multiple=True, metavar=_DIR, type=_PLACE, help="A strip of a predictor's scores.")
+@option("--head", multiple=True, type=_PLACE, help="A strip of a predictor's scores.")
 @option("--scores", multiple=True, metavar="POLICY", help="A strip of a policy's scores.")
 @option("--by", type=click.Choice(["token", "step"]), default="token", help="Strips of tokens, or of steps' means.")
 @option("--split", metavar="REGEX", help="What separates the steps: model.split, else blank lines, else equations.")
 @option("--steps", metavar="A-B,C-D", help="First and last token of each step, counted in the thinking from 0.")
 @option("--find", metavar="REGEX", help="The steps to attribute; by default equations with what they state.")
 @option("--map", metavar="NAME", help="attribution: a colour map of matplotlib (RdBu; RdYlGn is the paper's).")
-@option("--out", metavar=_DIR, type=_PLACE, default=Path("trace"), help="Folder for the files.")
+@option("--out", type=_PLACE, default=Path("trace"), help="Folder for the files.")
 def trace(**options: Any) -> None:
     """Pictures of one completion, with its numbers.
 

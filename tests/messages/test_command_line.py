@@ -155,7 +155,8 @@ def test_a_stream_shows_what_would_act_on_a_terminal():
     under = io.StringIO()
     stream = VisibleStream(under)
     print(f"a\tb {ESCAPES}", file=stream)
-    stream.writelines(["\rbar", "a\rb"])
+    stream.write("\rbar")
+    stream.write("a\rb")
     assert under.getvalue() == f"a\tb {SHOWN}\n\nbara\\rb", "a progress bar begins a line of a log"
     assert stream.write(ESCAPES) == len(ESCAPES)
 

@@ -211,10 +211,6 @@ class VisibleStream:
             if not terminal_closed and not reader_ended:
                 raise
 
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
 
 def guard_streams() -> None:
     """Put a `VisibleStream` around this process's stdout and stderr, once.

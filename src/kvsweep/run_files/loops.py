@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 # A loop is a block of tokens, repeated at least this often at the end of a completion, ...
 LEAST_REPEATS = 4
 # ... with at least this many tokens in total. Rows of dots, table borders and the zeros of a number are shorter.
@@ -23,26 +25,17 @@ class Loop:
 
 
 def find_loop(token_ids: Sequence[int]) -> Loop | None:
-    """Return the loop with the shortest period at the end of a completion, or None; takes linear time.
+    """Return the loop with the shortest period at the end of a completion, or None.
 
-    A loop with period p: each of its tokens equals the token p places before. Z-algorithm (Gusfield 1997, Algorithms on
-    Strings, section 1.4) on the reversed tokens: `same[p]` last tokens equal those p places before them, so the last
-    `same[p]` + p tokens repeat with period p.
+    A loop with period p: each of its tokens but the first p equals the token p places before.
     """
-    text = token_ids[::-1]
-    longest = len(text) // LEAST_REPEATS
-    same = [0] * (longest + 1)
-    start = end = 0  # of the parts text[start:end] equal to text[: end - start], the one that ends last
-    for period in range(1, longest + 1):
-        length = 0
-        if period < end:  # within that part, equal tokens have been counted at text[period - start]
-            length = min(same[period - start], end - period)
-        while period + length < len(text) and text[length] == text[period + length]:
-            length += 1
-        repeated = length + period
+    tokens = np.asarray(token_ids)
+    for period in range(1, len(tokens) // LEAST_REPEATS + 1):
+        if token_ids[-1] != token_ids[-1 - period]:  # most periods end here, without a search of the whole text
+            continue
+        differing = np.flatnonzero(tokens[period:] != tokens[:-period])
+        start = int(differing[-1]) + 1 if differing.size else 0
+        repeated = len(tokens) - start
         if repeated >= max(LEAST_REPEATS * period, LEAST_TOKENS):
             return Loop(period=period, tokens=repeated)
-        same[period] = length
-        if period + length > end:
-            start, end = period, period + length
     return None

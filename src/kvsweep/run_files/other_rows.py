@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -130,7 +129,7 @@ def _under(value: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:
 def _json_row(text: str | bytes, where: str) -> FileRow:
     """The row that a JSON object is; UserError for anything else."""
     try:
-        values = _parsed(text, where)
+        values = json.loads(text)
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
@@ -142,7 +141,7 @@ def _json_rows(path: Path, keys: Sequence[str]) -> Iterator[FileRow]:
     """Yield the rows of a file that is one JSON value: a list of objects, or an object with one under a key."""
     text = path.read_text(encoding="utf-8-sig")
     try:
-        value = _parsed(text, str(path))
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise UserError(f"{path}{line} is not JSON that can be read; correct it, or write a row a line.") from None
@@ -153,22 +152,10 @@ def _json_rows(path: Path, keys: Sequence[str]) -> Iterator[FileRow]:
         yield FileRow(f"{path} item {number}", row)
 
 
-def _parsed(text: str | bytes, where: str) -> Any:
-    return json.loads(text, object_pairs_hook=partial(_object, where))
-
-
-def _object(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; one that has a key twice is refused, as one of the two values would be lost."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        _refuse_repeated([key for key, _ in pairs], where, "key")
-    return values
-
-
-def _refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{where} has the {noun} {name!r:.60} twice; rename or delete one.")
+def _refuse_repeated(columns: Sequence[str], where: str) -> None:
+    for name in columns:
+        if columns.count(name) > 1:
+            raise UserError(f"{where} has the column {name!r:.60} twice; rename or delete one.")
 
 
 def _zip_rows(path: Path, folder: str) -> Iterator[FileRow]:
@@ -193,7 +180,7 @@ def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[FileRow]:
     first_line = 2
     try:
         names = reader.fieldnames or ()
-        _refuse_repeated(names, f"{path}:1", "column")
+        _refuse_repeated(names, f"{path}:1")
         for separator in ";\t|":
             if len(names) == 1 and separator in names[0]:
                 raise UserError(f"{path}:1 separates its columns by {separator!r}; write commas.")
@@ -214,7 +201,7 @@ def _parquet_rows(path: Path) -> Iterator[FileRow]:
 
     try:
         file = parquet.ParquetFile(path)
-        _refuse_repeated(file.schema_arrow.names, str(path), "column")
+        _refuse_repeated(file.schema_arrow.names, str(path))
         number = 0
         for batch in file.iter_batches():
             for values in batch.to_pylist():

@@ -76,8 +76,8 @@ class Shard:
         """Return this shard's name for a cell's file: `completions.jsonl`, or `completions-1of4.jsonl`."""
         if self.count == 1:
             return name
-        stem, _, suffix = name.rpartition(".")
-        return f"{stem}-{self.index}of{self.count}.{suffix}" if stem else f"{name}-{self.index}of{self.count}"
+        path = Path(name)
+        return f"{path.stem}-{self.index}of{self.count}{path.suffix}"
 
 
 WHOLE = Shard()
@@ -458,18 +458,12 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container
             yield number, row
 
 
-class _Schema(msgspec.Struct):
-    """The one field of a row that says how to read it; decoding skips the others."""
-
-    schema: Any = None
-
-
 def _check_line_schema(line: bytes, where: str) -> None:
     """Do `check_schema` for a line; a line that is no JSON object is left to the decoder."""
     if line.startswith(_BEGIN):
         return
     with suppress(ValueError, RecursionError):
-        check_schema({"schema": decode(line, _Schema).schema}, where)
+        check_schema(decode(line, dict[str, Any]), where)
 
 
 def _check_seal(line: bytes, cell: str) -> None:
