@@ -303,10 +303,13 @@ def init(folder: Path) -> None:
     for problem in problems("chain", 40):
         row = {"id": problem.id, "problem": problem.question, "answer": problem.answer}
         lines.append(f"{json.dumps(row)}\n")
-    shutil.copytree(TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in [folder, *folder.rglob("*")]:
-        path.chmod(path.stat().st_mode | stat.S_IWUSR)  # a package may be read-only
-    (folder / "problems.jsonl").write_text("".join(lines))
+    try:
+        shutil.copytree(TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(path.stat().st_mode | stat.S_IWUSR)  # a package may be read-only
+        (folder / "problems.jsonl").write_text("".join(lines))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to ({error.strerror}): name another folder.") from error
     enter = f"cd {shlex.quote(str(folder))}"
     print(
         f"made {folder}; next:\n  {enter}\n  kvsweep policy check spread    # after each change of my_policies.py\n"
