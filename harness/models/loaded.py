@@ -301,7 +301,8 @@ class LoadedModel:
     def logits(self, hidden: Tensor, linear: Linear = functional.linear) -> Tensor:
         """Return logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""
         if self._own_head is not None:
-            return self._own_head(hidden, linear)
+            with self._step_products.by(linear):
+                return self._own_head(hidden)
         head = self.network.get_output_embeddings()
         return linear(hidden, head.weight, head.bias)
 
@@ -337,22 +338,17 @@ class StepProducts:
 
 
 class OwnHead:
-    """A network's own forward (it may scale or cap the logits) from given hidden states, with a given product."""
+    """A network's own forward from given hidden states: it may scale or cap the logits."""
 
     def __init__(self, network: Any) -> None:
-        head = network.get_output_embeddings()
-        [name] = [name for name, module in network.named_children() if module is head]  # such as lm_head
         self._given = _GivenStates()
-        self._product = _Product(head)
-        # The same network, with these in place of its layers and of its last product.
+        # The same network, with this in place of its layers.
         self._network = copy.copy(network)
-        stand_ins = {network.base_model_prefix: self._given, name: self._product}
-        self._network.__dict__["_modules"] = {**network._modules, **stand_ins}
+        self._network.__dict__["_modules"] = {**network._modules, network.base_model_prefix: self._given}
 
-    def __call__(self, hidden: Tensor, linear: Linear) -> Tensor:
-        """Return logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Return logits [slots, vocabulary] of hidden states [slots, hidden_size]."""
         self._given.states = hidden[None]
-        self._product.linear = linear
         return self._network(inputs_embeds=hidden[None], use_cache=False).logits[0]
 
 
@@ -368,13 +364,3 @@ class _GivenStates:
 
     def __call__(self, *_: Any, **__: Any) -> _Output:
         return _Output(last_hidden_state=self.states)
-
-
-class _Product:
-    linear: Linear
-
-    def __init__(self, head: Any) -> None:
-        self.weight, self.bias = head.weight, head.bias
-
-    def __call__(self, states: Tensor) -> Tensor:
-        return self.linear(states[0], self.weight, self.bias)[None]

@@ -72,7 +72,7 @@ def test_packed_weights_are_compared_before_the_first_step(monkeypatch):
 @pytest.mark.parametrize(("family", "fields"), [("granite", {"logits_scaling": 8.0}), ("nanochat", {})])
 def test_a_head_that_scales_or_caps_is_not_gone_around(family, fields, monkeypatch):
     load(family, **fields)
-    monkeypatch.setattr(OwnHead, "__call__", lambda self, hidden, linear: linear(hidden, self._product.weight))
+    monkeypatch.setattr(OwnHead, "__call__", lambda self, hidden: self._network.lm_head(hidden))
     with pytest.raises(UserError, match="has other logits"):
         load(family, **fields)
 
