@@ -120,7 +120,7 @@ _NEEDED = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 
 
 def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
-    """Raise UserError, naming a field or tensor of the file that the loaded network does not have."""
+    """Raise UserError for a field, which it names, or a tensor of the file that the loaded network does not have."""
     config = network.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     sizes_of_heads = ("rope.dimension_count", "attention.key_length", "attention.value_length")
@@ -144,8 +144,7 @@ def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
     numbers = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name != _ROPE_FREQUENCIES)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     if numbers != parameters:
-        unread = ", ".join(_unread_tensors(reader, network)) or "some of its tensors"
-        raise UserError(f"it has {numbers:,} numbers and the network {parameters:,}: transformers leaves out {unread}")
+        raise UserError(f"it has {numbers:,} numbers and the network {parameters:,}: transformers leaves out tensors")
 
 
 def _value(reader: GGUFReader, name: str) -> Any:
@@ -171,15 +170,6 @@ def _read_keys(architecture: str) -> set[str]:
             if setting is not None:  # else transformers skips the field
                 keys.add(key)
     return keys
-
-
-def _unread_tensors(reader: GGUFReader, network: PreTrainedModel) -> list[str]:
-    """Return the names of up to three tensors of the file that the network does not have."""
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
-
-    processor = TENSOR_PROCESSORS.get(_value(reader, _ARCHITECTURE), TensorProcessor)(config=network.config.to_dict())
-    read_names = get_gguf_hf_weights_map(network, processor)
-    return sorted(tensor.name for tensor in reader.tensors if tensor.name not in read_names)[:3]
 
 
 def reader_of(file: Path) -> GGUFReader:

