@@ -60,22 +60,14 @@ def commit_of(place: str, revision: str | None) -> str:
     """
     if revision is not None and _COMMIT.fullmatch(revision):
         return revision
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import hf_hub_download
 
     name = revision or "main"
-    commit = ""
-    if is_reachable():
-        try:
-            commit = HfApi().model_info(place, revision=revision, timeout=10.0).sha or ""
-        except Exception as error:  # the hub's library may raise anything
-            raise UserError(f"model.path={place}: {reason(place, revision, error)}.") from error
-    else:
-        ref = Path(constants.HF_HUB_CACHE) / f"models--{place.replace('/', '--')}" / "refs" / name
-        if ref.is_file():
-            commit = ref.read_text().strip()
-    if not _COMMIT.fullmatch(commit):
-        unknown = OSError("the hub and its cache on this disk name no commit of it")
-        raise UserError(f"model.path={place}: {reason(place, revision, unknown)}.")
+    try:
+        file = hf_hub_download(place, "config.json", revision=name, local_files_only=not is_reachable())
+    except Exception as error:  # the hub's library may raise anything
+        raise UserError(f"model.path={place}: {reason(place, revision, error)}.") from error
+    commit = Path(file).parent.name  # the cache has a folder for each commit
     print(f"note: {place} is taken at commit {commit}, which {name} names now.", file=sys.stderr)
     return commit
 
