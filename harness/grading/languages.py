@@ -152,17 +152,8 @@ def plain_characters(text: str) -> str:
     return text if text.isascii() else text.translate(_PLAIN)
 
 
-def _pattern_of(form: str) -> str:
-    """Return a pattern of the digits and signs that Unicode has raised (`<super>`) or lowered (`<sub>`)."""
-    chars = ""
-    # From the degree sign to the end of the arrows, where those of plain digits lie; "No": numbers, "Sm": signs.
-    for char in map(chr, range(0xB0, 0x2200)):
-        if unicodedata.decomposition(char).startswith(form) and unicodedata.category(char) in ("No", "Sm"):
-            chars += char
-    return f"[{chars}]+"
-
-
-_SUPER, _SUB = _pattern_of("<super>"), _pattern_of("<sub>")
+# Digits and signs that Unicode has raised or lowered.
+_SUPER, _SUB = "[²³¹⁰⁴-⁹⁺⁻⁼]+", "[₀-₉₊₋₌]+"
 _SHAPED = re.compile(
     rf"(?P<over>{_SUPER})\u2044(?P<under>{_SUB})|(?P<up>{_SUPER})|(?P<down>{_SUB})|[\u2044\xbc-\u215e]"
 )
@@ -191,15 +182,11 @@ def in_latex(text: str) -> str:
 _UNITS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"]
 _UNITS += ["fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_SCALES = {"trillion": 10**12, "billion": 10**9, "million": 10**6, "thousand": 10**3}
-_BELOW = {name: number for number, name in enumerate(_UNITS, start=1)}
+_SCALES = {"trillion": 10**12, "billion": 10**9, "million": 10**6, "thousand": 1000, "hundred": 100}
+_BELOW_HUNDRED = {name: number for number, name in enumerate(_UNITS, start=1)}
 for tens, name in enumerate(_TENS, start=2):
-    _BELOW[name] = 10 * tens
-    _BELOW |= {f"{name} {_UNITS[ones - 1]}": 10 * tens + ones for ones in range(1, 10)}
-_BELOW_HUNDRED = dict(_BELOW)
-for hundreds, name in enumerate(_UNITS[:9], start=1):
-    _BELOW[f"{name} hundred"] = 100 * hundreds
-    _BELOW |= {f"{name} hundred {rest}": 100 * hundreds + number for rest, number in _BELOW_HUNDRED.items()}
+    _BELOW_HUNDRED[name] = 10 * tens
+    _BELOW_HUNDRED |= {f"{name} {_UNITS[ones - 1]}": 10 * tens + ones for ones in range(1, 10)}
 
 
 def number_of_words(text: str) -> int | None:
@@ -209,14 +196,18 @@ def number_of_words(text: str) -> int | None:
         return 0
     text = re.sub(r"(?<=ty)-", " ", text)  # forty-two
     text = re.sub(r"(hundred|thousand|illion) and (?=\w)", r"\1 ", text)
-    number = 0
+    return _positive_number(text)
+
+
+def _positive_number(text: str) -> int | None:
+    """The number that words name, a blank between two of them."""
     for scale, size in _SCALES.items():  # trillion before billion, and so on
         before, name, behind = f"{text} ".partition(f" {scale} ")  # a blank more, since the scale may be the last word
         if name:
-            if before not in _BELOW:
+            count = _positive_number(before)
+            rest = _positive_number(behind.strip()) if behind else 0  # nothing is behind "two thousand"
+            most = 9 if scale == "hundred" else 999
+            if count is None or rest is None or count > most or rest >= size:
                 return None
-            number += size * _BELOW[before]
-            text = behind.strip()
-    if text in _BELOW:
-        return number + _BELOW[text]
-    return number if number and not text else None  # "two thousand" leaves nothing; other words are no number
+            return count * size + rest
+    return _BELOW_HUNDRED.get(text)
