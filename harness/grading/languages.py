@@ -88,11 +88,10 @@ def answer_words() -> str:
     return rf"(?:(?<![^\W\d_])(?:{spaced})(?![^\W\d_])|{unspaced})"
 
 
-def declarations() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+def declarations() -> Iterator[tuple[str, str, str]]:
     """Each language's patterns of "the right answer is the option" and "I choose", up to the value.
 
-    With a pattern come the kind of answer ("" for all), a pattern of the language's words that deny it, and words of
-    which each text that it fits has one, in small letters: most texts have none, which is seen at once.
+    With a pattern come the kind of answer ("" for all), and a pattern of the language's words that deny it.
     """
     spaced = [(language, r"\s+", r"(?<!\w)", r"(?!\w)") for language in LANGUAGES.values()]
     unspaced = [(language, r"\s*", "", "") for language in UNSPACED.values()]
@@ -104,17 +103,9 @@ def declarations() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
             verb += rf"(?:\s+(?-i:{language.the})(?=\s))?"
         for kind, noun in (("", language.answer), ("letter", option)):
             subject = rf"{begin}(?:{noun})(?:{gap}(?:{language.right}))*"
-            yield kind, rf"{subject}{verb}(?:\s*(?:{option}))?[\s*_]*+", wrong, _stems(noun)
+            yield kind, rf"{subject}{verb}(?:\s*(?:{option}))?[\s*_]*+", wrong
         if language.choose:
-            yield "letter", rf"{begin}(?:{language.choose}){end}[\s*_:]*+", wrong, _stems(language.choose)
-
-
-def _stems(pattern: str) -> tuple[str, ...]:
-    """Return what the alternatives of a pattern begin with: `[选選][择擇]?` with 选 or 選."""
-    if pattern.startswith("["):
-        return tuple(pattern[1 : pattern.index("]")])
-    alternatives = re.sub(r"\(.*?\)", "", pattern).split("|")  # of the pattern, not of a group in it
-    return tuple(re.split(r"[(\[?]", alternative)[0] for alternative in alternatives)
+            yield "letter", rf"{begin}(?:{language.choose}){end}[\s*_:]*+", wrong
 
 
 # --- Characters ------------------------------------------------------------------------------------------------

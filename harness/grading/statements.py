@@ -165,16 +165,11 @@ class _Declaration(NamedTuple):
     kind: str
     pattern: re.Pattern[str]
     wrong: re.Pattern[str]  # what denies it
-    stems: tuple[str, ...]  # one of them is in each text, in small letters, that has the pattern
 
 
 _DECLARED = list[_Declaration]()
-for _kind, _pattern, _wrong, _stems in (
-    *((kind, pattern, r"\bnot\b", ("",)) for kind, pattern, _ in DECLARATIONS),
-    *declarations(),
-):
-    _compiled = re.compile(_pattern, re.I | re.M)
-    _DECLARED.append(_Declaration(_kind, _compiled, re.compile(_wrong, re.I), _stems))
+for _kind, _pattern, _wrong in (*((kind, pattern, r"\bnot\b") for kind, pattern, _ in DECLARATIONS), *declarations()):
+    _DECLARED.append(_Declaration(_kind, re.compile(_pattern, re.I | re.M), re.compile(_wrong, re.I)))
 _OTHER = r"\b(?:wrong|incorrect|mistaken|false|previous|earlier|prior)\s+"  # answer, which then is not the stated one
 _OTHER_ANSWER = rf"{_OTHER}answers?(?:\s+(?:is|are|was|were|would)\b|:)"
 _DOUBTED = re.compile(
@@ -197,11 +192,10 @@ def _declared(text: str, kind: AnswerKind) -> Statement | None:
     """The value of the last declaration, such as "the answer is 72", unless the text goes on to doubt it."""
     # Numbers are calculated all along a text; a letter is declared only as an answer.
     start = 0 if kind == "letter" else max(0, len(text) - _TAIL_CHARS)
-    small = text.lower()
     kinds = ("", "letter" if kind == "letter" else "number")  # "": a declaration of any kind of answer
     end, value = -1, ""  # of the last declaration
     for declaration in _DECLARED:
-        if declaration.kind not in kinds or not any(stem in small for stem in declaration.stems):
+        if declaration.kind not in kinds:
             continue
         for match in declaration.pattern.finditer(text, start):
             declared = _declared_value(text, match, declaration.wrong, kind)
