@@ -263,39 +263,17 @@ class LoadedModel:
         return hidden
 
     def not_finite_in(self, ids: Sequence[int]) -> str:
-        """Name the first part of the network with an output that is not finite for this text, for a message."""
-        layers = self._decoder_layers()
-        broken = list[int]()
-
-        def look(index: int, _: nn.Module, __: Any, output: Any) -> None:
-            states = output[0] if isinstance(output, tuple) else output
-            if not states.isfinite().all():
-                broken.append(index)
-
-        hooks = [layer.register_forward_hook(partial(look, index)) for index, layer in enumerate(layers)]
-        try:
-            with torch.inference_mode():
-                hidden = self.read(torch.tensor([ids], device=self.device), 0, Prefill(), self.new_cache())
-                logits = self.logits(hidden[0, -1:])
-        finally:
-            for hook in hooks:
-                hook.remove()
-        if broken:
-            return f"layer {broken[0] + 1} of {len(layers)}"
+        """Name what gives numbers that are not finite for this text, the network or the cache, for a message."""
+        with torch.inference_mode():
+            hidden = self.read(torch.tensor([ids], device=self.device), 0, Prefill(), self.new_cache())
+            is_finite = bool(hidden.isfinite().all() and self.logits(hidden[0, -1:]).isfinite().all())
         # If the network computes this text without a fault, the fault came of the rows that the cache gave it.
-        return "the cache" if logits.isfinite().all() else "the product behind the last layer"
-
-    def _decoder_layers(self) -> nn.ModuleList:
-        """Return the network's list of decoder layers, which each family names otherwise."""
-        for module in self.network.modules():
-            if isinstance(module, nn.ModuleList) and len(module) == len(self.shape.layer_kinds):
-                return module  # modules() goes from outside in, so a layer's own list comes later
-        raise AssertionError("a network without a list of layers")
+        return "the cache" if is_finite else "the network"
 
     def check_finite(self, hidden: Tensor, ids: Sequence[int], text: str) -> None:
-        """Raise UserError, naming the layer, if last hidden states of a text are NaN or infinite."""
+        """Raise UserError if last hidden states of a text are NaN or infinite."""
         if not bool(hidden.isfinite().all()):
-            place = f"{text} has hidden states that are NaN or infinite, first in {self.not_finite_in(ids)}"
+            place = f"{text} has hidden states that are NaN or infinite, from {self.not_finite_in(ids)}"
             raise UserError(f"{place}: take model.dtype=bfloat16 or float32, or look at the weights.")
 
     def logits(self, hidden: Tensor, linear: Linear = functional.linear) -> Tensor:

@@ -283,12 +283,12 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
 
 
 def _not_finite(work: OpenCells, model: LoadedModel, completion: Completion) -> NotFiniteError:
-    """Return the error that names the first part of the network that computes no number for a completion."""
+    """Return the error that names what computes no number for a completion, the network or the cache."""
     job = work.share.job
     [prompt] = [problem.prompt for problem in job.benchmark.problems if problem.id == completion.problem_id]
     texts = f"{counted(len(work.not_finite), 'text')} ended because logits were NaN or infinite"
     token_ids = [*model.dialogue.prompt_ids(prompt), *completion.token_ids]
-    place = f"first in {model.not_finite_in(token_ids)}"
+    place = f"from {model.not_finite_in(token_ids)}"
     hint = "take model.dtype=bfloat16 or float32, or look at the weights"
     return NotFiniteError(f"{job.name}: {texts}, {place}, for problem {completion.problem_id!r:.80}: {hint}.")
 
