@@ -196,13 +196,8 @@ def _steps(model: LoadedModel, ids: Tensor, positions: Tensor, prefill: Prefill,
 
 
 def _check_rows(model: LoadedModel, prefill: Prefill) -> None:
-    """Refuse a network with layers that compute rows of other shapes than its config says."""
+    """Refuse a network with other layers, or states, than its config says; the cache takes no rows of other heads."""
     shape = model.shape
-    for query in prefill.queries:
-        _check_heads(model, "q", query, shape.q_heads)
-    for key, value in (*prefill.rows, *prefill.windows):
-        _check_heads(model, "k", key, shape.kv_heads)
-        _check_heads(model, "v", value, shape.kv_heads)
     # The prefill does not note the order of the layers, only how many there are of each kind.
     kinds = ("full",) * len(prefill.rows) + ("window",) * len(prefill.windows) + ("linear",) * len(prefill.states)
     if sorted(kinds) != sorted(shape.layer_kinds):
@@ -212,13 +207,6 @@ def _check_rows(model: LoadedModel, prefill: Prefill) -> None:
         actual = [(*state.shape, state.dtype) for state in states]
         if actual != expected:
             raise _refused(model, f"has linear states of {actual}, not {expected}")
-
-
-def _check_heads(model: LoadedModel, name: str, rows: Tensor, heads: int) -> None:
-    """Refuse rows [heads, tokens, width] with other heads or another width than the config says."""
-    actual, expected = (rows.shape[0], rows.shape[2]), (heads, model.shape.head_dim)
-    if actual != expected:
-        raise _refused(model, f"has {name} of (heads, width) {actual}, not {expected}")
 
 
 def _own_logits(model: LoadedModel, ids: Tensor, positions: Tensor, prefill: Prefill) -> Tensor:
