@@ -58,30 +58,23 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
     The test flips the signs of the mean differences per problem. It tries all patterns of signs if at most
     `EXACT_PROBLEMS` problems differ, else `RESAMPLES` random ones, and counts the observed pattern too (Phipson and
     Smyth 2010). The interval is Student's t over problems. Holm bounds the chance of any false alarm among the given
-    cells, Benjamini-Hochberg the expected share of false alarms.
+    cells.
 
     `scores` is [cells, problems, draws], `reference` is [problems, draws], or as `scores` with one for each cell.
-    Returns the columns problems, difference, se, low, high, p, p_holm and p_bh; missing without a pair.
+    Returns the columns problems, difference, se, low, high, p and p_holm; missing without a pair.
     """
     from scipy import stats
 
     differences = problem_means(scores - reference)  # [cells, problems]
-    problems = (~np.isnan(differences)).sum(-1)
-    table = pd.DataFrame({"problems": problems})
-    with np.errstate(invalid="ignore", divide="ignore"):
-        table["difference"] = np.nansum(differences, -1) / problems
-        centred = differences - table["difference"].to_numpy()[:, None]
-        table["se"] = np.sqrt(np.nansum(centred**2, -1) / (problems - 1) / problems)
+    by_cell = pd.DataFrame(differences.T)
+    table = pd.DataFrame({"problems": by_cell.count(), "difference": by_cell.mean(), "se": by_cell.sem()})
     # With one problem the error is missing, and so is the width.
-    half_width = stats.t.ppf(1 - LEVEL / 2, np.maximum(problems - 1, 1)) * table["se"]
+    half_width = stats.t.ppf(1 - LEVEL / 2, table["problems"] - 1) * table["se"]
     table["low"] = table["difference"] - half_width
     table["high"] = table["difference"] + half_width
-    table["p"] = np.where(problems > 0, sign_flip_p(differences), np.nan)
+    table["p"] = np.where(table["problems"] > 0, sign_flip_p(differences), np.nan)
     rising = table["p"].dropna().sort_values()
-    ranks = np.arange(len(rising)) + 1
-    table["p_holm"] = (rising * ranks[::-1]).cummax().clip(upper=1)
-    # From the largest p down.
-    table["p_bh"] = (rising / (ranks / len(rising)))[::-1].cummin()
+    table["p_holm"] = (rising * np.arange(len(rising), 0, -1)).cummax().clip(upper=1)
     return table
 
 

@@ -19,7 +19,7 @@ With one draw and no gains it is Clopper and Pearson's.
 
 A missing pair (`paired`) counts as lost in the test for safety, and as won in the test for a loss: whatever made
 answers missing, the tests err no more than with all answers. One more wrong answer of the cell never raises an end of
-an interval. scipy loads slowly: the function that needs it imports it.
+an interval. scipy loads slowly: the functions that need it import it.
 
 Where texts repeat, a `share` of the answers counts: the exact test then has so many fewer wins, losses and pairs.
 Problems that are variants of one question are no sample by themselves: `groups` numbers each problem's question, and
@@ -28,7 +28,7 @@ the questions are the sample, with the same weight each.
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
@@ -345,8 +345,13 @@ class PairedTest:
         # Not even the farthest possible difference is rejected.
         if p_value(end) > level:
             return end
-        # The logarithm of p is nearer to a line than p is. p may be 0, so it counts at least the level's square.
-        return _root(lambda value: math.log(max(p_value(value), level**2) / level), self.difference, end)
+        from scipy import optimize
+
+        def height(value: float) -> float:
+            # The logarithm of p is nearer to a line than p is. p may be 0, so it counts at least the level's square.
+            return math.log(max(p_value(value), level**2) / level)
+
+        return optimize.brentq(height, self.difference, end, xtol=1e-9)
 
 
 def paired_test(
@@ -459,25 +464,3 @@ def _chance_below_zero(steps: Floats, counts: NDArray[Any]) -> float:
         if math.isclose(even, odd, rel_tol=1e-6, abs_tol=1e-300):
             return float((even + odd) * spacing / math.pi)
     raise ArithmeticError(f"no chance from the means {steps} with {counts} weights")
-
-
-def _root(function: Callable[[float], float], start: float, end: float) -> float:
-    """Return where the continuous `function`, of opposite signs at `start` and `end`, is 0, to about 1e-9.
-
-    Regula falsi with the Illinois rule (Dowell and Jarratt 1971, BIT 11:168).
-    """
-    start_height = function(start)
-    end_height = function(end)
-    if start_height * end_height > 0:
-        raise ValueError(f"the function has one sign at {start} and {end}")
-    step = end - start
-    while abs(step) > 1e-9:
-        step = end_height * (start - end) / (end_height - start_height)
-        height = function(end + step)
-        if height * end_height > 0:
-            # The root stays on the side of `start`: half the height there draws the next line nearer to it.
-            start_height /= 2
-        else:
-            start, start_height = end, end_height
-        end, end_height = end + step, height
-    return end
