@@ -19,17 +19,11 @@ class LargestRows(Prefill):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sizes: list[Tensor] = []  # of keys and of values, [2] for each layer
+        self.sizes: list[Tensor] = []  # of keys and of values, [2] for each layer of each text
 
     def observe(self, query: Tensor, key: Tensor, value: Tensor, *how: Any) -> None:
         """Take one full layer of one text, [1, heads, length, head_dim] each."""
-        layer = self._layer
-        self._layer += 1
-        sizes = torch.stack([key.abs().amax(), value.abs().amax()]).float()
-        if layer == len(self.sizes):
-            self.sizes.append(sizes)
-        else:
-            self.sizes[layer] = torch.maximum(self.sizes[layer], sizes)
+        self.sizes.append(torch.stack([key.abs().amax(), value.abs().amax()]).float())
 
 
 @torch.inference_mode()
@@ -42,6 +36,6 @@ def make_scales(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> 
     rows = LargestRows()
     card = read_texts(recipe, traces, model, rows)
     path = recipe.out / "scales.safetensors"
-    keys, values = torch.stack(rows.sizes, dim=1)
+    keys, values = torch.stack(rows.sizes).view(-1, model.shape.layers, 2).amax(dim=0).T
     artifacts.save("scales", path, {"keys": keys, "values": values}, card)
     return {"scales": str(path), "tokens": card["tokens"]}

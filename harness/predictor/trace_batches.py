@@ -1,10 +1,9 @@
 """Training on batches of whole traces, as DynTS's released code does (Robin930/DynTS a55dc37, trained by verl 0.4.1).
 
 `tests/harness/predictor/dynts_head.npz` has numbers of that code. Its file is verl_sft_fsdp.py; verl's are
-trainer/fsdp_sft_trainer.py (`training_step`) and utils/torch_functional.py (`get_cosine_schedule_with_warmup`).
+trainer/fsdp_sft_trainer.py (`training_step`) and utils/torch_functional.py, whose schedule is transformers'.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
+from transformers import get_cosine_schedule_with_warmup
 
 from kvsweep.compression.recorders import ImportancePredictor
 from kvsweep.harness.predictor.labels import StoredTrace, open_shards, target
@@ -73,14 +73,7 @@ def new_optimizer(
     decay = recipe.weight_decay
     first, second = rules.betas
     optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.lr, betas=(first, second), weight_decay=decay)
-    warm = int(steps * rules.warm_up)
-
-    def share_of_lr(step: int) -> float:
-        if step < warm:
-            return step / warm
-        return (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))) / 2
-
-    return optimizer, LambdaLR(optimizer, share_of_lr)
+    return optimizer, get_cosine_schedule_with_warmup(optimizer, int(steps * rules.warm_up), steps)
 
 
 def batches(traces: int, size: int, seed: int) -> Sequence[Tensor]:
