@@ -34,7 +34,7 @@ from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.recipe import LabelKind
 from kvsweep.harness.predictor.traces import read_graded
 from kvsweep.harness.trace import inspected
-from kvsweep.harness.trace.importance import cost, importance, removal
+from kvsweep.harness.trace.importance import importance, removal
 from kvsweep.messages.errors import UserError
 from kvsweep.messages.escape import file_name
 from kvsweep.run_files.run_reader import StoredCell
@@ -108,7 +108,6 @@ def draw_attribution(options: inspected.TraceOptions, text: inspected.InspectedT
     start = trace.think_start
     steps = [range(start + step.start, start + step.stop) for step in attributed_steps(options, text)]
     first_fed = trace.answer_start - 1  # the closing tag's last token, which predicts the answer's first
-    print(cost(model, len(trace.token_ids), first_fed, len(steps)), file=sys.stderr)
     values = removal(model, trace.token_ids, first_fed, steps).double().numpy(force=True)
     tokens = text.pieces[trace.answer_start :]
     columns = ["".join(text.pieces[step.start : step.stop]) for step in steps]
@@ -127,11 +126,10 @@ def attributed_steps(options: inspected.TraceOptions, text: inspected.InspectedT
         if matches:
             return matches
         raise UserError(f"--find {options.find} matches nothing in the thinking of {text.trace.problem_id}: change it.")
-    split = separator(options, text)
-    steps = inspected.derivations(text.thinking, split)
-    if not inspected.matches(text.thinking):  # then `derivations` has cut into paragraphs or sentences
-        parts = "paragraphs" if len(inspected.paragraphs(text.thinking, split)) > 1 else "sentences"
-        print(f"attribution: no equation like 3 x 4 = 12, so its columns are {len(steps)} {parts}", file=sys.stderr)
+    steps = inspected.derivations(text.thinking, separator(options, text))
+    if not inspected.matches(text.thinking):
+        parts = f"{len(steps)} paragraphs or sentences"
+        print(f"attribution: no equation like 3 x 4 = 12, so its columns are {parts}", file=sys.stderr)
     return steps
 
 

@@ -1,6 +1,5 @@
 """Importance of a completion's thinking tokens: true labels, predictors' predictions, and policies' scores."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -132,17 +131,6 @@ def _pinned_as_highest(scores: Tensor) -> Tensor:
 
 # Answer tokens that are fed to every slot at once, and steps that are removed at once.
 _FED, _SLOTS = 64, 32
-
-
-def cost(model: LoadedModel, length: int, first_fed: int, steps: int) -> str:
-    """Return a sentence on the work and memory that `removal` will take for a text of this length."""
-    slots = min(_SLOTS, steps + 1)
-    batches = math.ceil((steps + 1) / slots)
-    mib = slots * SlotCache.bytes_per_slot(model.shape, length) / 2**20
-    return (
-        f"attribution: a prefill of {first_fed} tokens, then {batches} x {length - first_fed} decode steps over "
-        f"{slots} slots ({steps} steps and the whole text), {mib:.1f} MiB of keys and values"
-    )
 
 
 @torch.inference_mode()

@@ -22,7 +22,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.predictor.recipe import LabelKind
 from kvsweep.harness.predictor.traces import Trace, check_cell, read_graded, trace_of, trace_of_text
-from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
+from kvsweep.harness.settings import build, compose_config, plain_config_errors
 from kvsweep.harness.sweep.checks import check_artifacts, check_tags, other_model
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.job import Job, make_job, stored_config
@@ -118,10 +118,6 @@ class TextSource:
         """Return policies by name, with shared settings; refuses unknown, scoreless, and other models' policies."""
         if not names:
             return []
-        existing = choices("policy")
-        unknown = set(names).difference(existing)
-        if unknown:
-            raise UserError(f"--scores {min(unknown)} is no policy: choose from {', '.join(existing)}.")
         values: Any = OmegaConf.to_container(self.config)
         policies = build_policies(DictConfig({**values, "grid": {"policy": list(names)}}))
         check_tags(self.model, policies)

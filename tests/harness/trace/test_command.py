@@ -225,7 +225,7 @@ def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsy
         ("TEXTS --head /nowhere-at-all", "holds no predictor"),
         ("TEXTS model.colour=blue", "colour"),
         ("EMPTY --show retention", "holds no cells"),
-        ("TEXTS --scores h3o", "--scores h3o is no policy: choose from bottom,"),
+        ("TEXTS --scores h3o", "h3o is unknown: did you mean h2o"),
         ("TEXTS --scores full", "scores nothing"),
         ("TEXTS --scores snapkv policy.budget=16 policy.local_window=8", "observation_window=32 is out"),
         ("TEXTS --steps 0-4,3-9", "first and last tokens in order"),

@@ -14,7 +14,7 @@ from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.traces import Trace
 from kvsweep.harness.settings import CONF
 from kvsweep.harness.sweep.grid import build_policies
-from kvsweep.harness.trace.importance import cost, policy_scores, removal
+from kvsweep.harness.trace.importance import policy_scores, removal
 from kvsweep.harness.trace.inspected import InspectedText, NotInText
 
 START, END = 12, 60
@@ -173,7 +173,3 @@ def test_removal_equals_a_rerun_without_the_step(toy_and_eager, ids, slots):
     assert found.shape == (len(ids) - FIRST - 1, len(STEPS))
     assert expected.abs().max() > 0.1
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
-
-
-def test_the_cost_is_said_beforehand(model):
-    assert "a prefill of 61 tokens, then 2 x 22 decode steps over 32 slots (50 steps" in cost(model, 83, FIRST, 50)
