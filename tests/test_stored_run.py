@@ -94,7 +94,7 @@ def test_verify_takes_the_divided_files_for_the_same_code(run, kvsweep):
     found = json.loads(kvsweep("verify", str(run), "--count", "3", "--json").out)
     assert [check["state"] for check in found["checks"] if check["name"] == "policy code"] == ["holds"]
     assert len(found["decoded"]) == 3
-    assert not any("code of the policy" in one["cause"] for one in found["decoded"])
+    assert not any("policy_code" in one["cause"] for one in found["decoded"])
 
 
 @pytest.mark.slow

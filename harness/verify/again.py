@@ -29,17 +29,16 @@ from kvsweep.run_files import row_types
 from kvsweep.run_files.row_types import Completion, Pair
 from kvsweep.run_files.run_reader import read_provenance
 
-# What bits can depend on beside the cell, by its name in a decoding pass; the first beginning that fits counts.
-_CIRCUMSTANCES = {
-    "policy_code": "code of the policy",
-    "arithmetic.vector_instructions": "kernel set",
-    "arithmetic.": "arithmetic, ",
-    "hardware.processor": "processor",
-    "hardware.gpus": "GPUs",
-    "code.packages.": "version of ",
-    "code.python": "version of Python",
-    "code.git_": "code of kvsweep, ",
-}
+# What bits can depend on beside the cell, by the beginnings of its names in a decoding pass.
+_CIRCUMSTANCES = (
+    "policy_code",
+    "arithmetic.",
+    "hardware.processor",
+    "hardware.gpus",
+    "code.packages.",
+    "code.python",
+    "code.git_",
+)
 
 
 def drawn(stored: Mapping[str, Sequence[Pair]], count: int, seed: int) -> list[tuple[str, Pair]]:
@@ -163,22 +162,14 @@ def differing(passes: Sequence[Mapping[str, Any]], today: Mapping[str, Any]) -> 
     notes = dict[str, None]()
     for earlier in passes:
         for name, then in row_types.leaves(earlier):
-            title = _title_of(name)
             now = values_now.get(name)
-            if title is None or then in (None, now):  # None: an earlier version did not record it
+            # None: an earlier version did not record it.
+            if not name.startswith(_CIRCUMSTANCES) or then in (None, now):
                 continue
             if name == "policy_code" and is_same_code(then, str(now)):
                 continue
-            notes[f"another {title} ({then}, now {now})"] = None
+            notes[f"another {name} ({then}, now {now})"] = None
     return list(notes)
-
-
-def _title_of(name: str) -> str | None:
-    """What a value of a decoding pass is, in words; None for one on which no bits depend."""
-    for beginning, title in _CIRCUMSTANCES.items():
-        if name.startswith(beginning):
-            return title + name.removeprefix(beginning)
-    return None
 
 
 def _unexplained(today: Mapping[str, Any]) -> str:

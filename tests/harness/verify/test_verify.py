@@ -169,7 +169,7 @@ def test_other_code_and_another_kernel_set_are_named_and_are_no_fault_by_themsel
     assert "policy=h2o was decoded by code 0000000000000000" in str(checks(found, "differs")["policy code"]["lines"])
     [one] = found["decoded"]
     assert one["state"] == "same"
-    assert "another kernel set (NEON, now " in one["cause"]
+    assert "another arithmetic.vector_instructions (NEON, now " in one["cause"]
 
 
 @pytest.mark.slow
@@ -226,11 +226,11 @@ def test_what_differs_from_any_pass_is_named_once_and_what_was_not_recorded_is_n
     other = {"started": "then", "arithmetic": {"vector_instructions": "AVX2", "threads": 1}, "hardware": {"host": "a"}}
     gpu = {"hardware": {"gpus": ["H100"]}, "code": {"packages": {"torch": "1"}, "python": None}}
     assert differing([today, other, gpu, other], today) == [
-        "another arithmetic, threads (1, now 2)",
-        "another GPUs (['H100'], now [])",
-        "another version of torch (1, now 2)",
+        "another arithmetic.threads (1, now 2)",
+        "another hardware.gpus (['H100'], now [])",
+        "another code.packages.torch (1, now 2)",
     ]
-    assert differing([{"policy_code": "a"}], today) == ["another code of the policy (a, now b)"]
+    assert differing([{"policy_code": "a"}], today) == ["another policy_code (a, now b)"]
 
 
 @pytest.mark.slow
@@ -240,4 +240,4 @@ def test_another_kernel_set_is_named_by_the_process_that_has_it(run):
     ended = subprocess.run(words, env=environment, cwd=run, capture_output=True, text=True, check=False)
     [one] = json.loads(ended.stdout)["decoded"]
     stored = json.loads((run / FULL / "provenance.json").read_text())["decoding_passes"][0]["arithmetic"]
-    assert f"another kernel set ({stored['vector_instructions']}, now DEFAULT)" in one["cause"]
+    assert f"another arithmetic.vector_instructions ({stored['vector_instructions']}, now DEFAULT)" in one["cause"]
