@@ -175,13 +175,8 @@ class SlotCache(Slots, Cache):
         runs = torch.unique_consecutive((20 * holding + pairs) // (2 * pairs) * 10, return_counts=True)
         return torch.stack(runs, dim=1).flatten().tolist()
 
-    def copy(self, source: int, target: int) -> None:
-        self._move(target, source)
-
-    def swap(self, first: int, second: int) -> None:
-        self._move([first, second], [second, first])
-
-    def _move(self, targets: int | list[int], sources: int | list[int]) -> None:
+    def copy(self, sources: int | list[int], targets: int | list[int]) -> None:
+        """Copy one slot, or several at once, so that two can change places."""
         for tensor in self.tensors:
             tensor[targets] = tensor[sources]
         self.lengths[targets] = self.lengths[sources]

@@ -256,8 +256,7 @@ def _check_shape(scores: Any, view: CacheView) -> None:
     rule = f"scores must be a tensor [{sizes}], {names}; the newest tokens that stay for certain may be left out"
     if not torch.is_tensor(scores):
         raise SelectionError(f"{rule}: they are a {type(scores).__name__}.")
-    has_rows = scores.dim() == len(heads) + 1 and scores.shape[-1] <= view.length
-    if not has_rows or tuple(scores.shape[:-1]) != heads:
+    if not scores.dim() or tuple(scores.shape[:-1]) != heads or scores.shape[-1] > view.length:
         raise SelectionError(f"{rule}: they are {list(scores.shape)}.")
     if scores.is_complex() or scores.dtype == torch.bool:
         raise SelectionError(f"{rule}, of real numbers: they are of {scores.dtype}.")

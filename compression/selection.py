@@ -3,9 +3,9 @@
 import inspect
 import traceback
 from collections.abc import Mapping
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from kvsweep.compression.policy import CacheView, Policy, Selection, SelectionError, check_selection
 
@@ -18,7 +18,7 @@ def selected(policy: Policy, view: CacheView) -> Selection:
 
     Raises SelectionError for each error in it, for a selection that names no rows, and for a view that it changes.
     """
-    before = {name: _copied(getattr(view, name)) for name in _TENSORS}
+    before = {name: list(map(torch.clone, _tensors(view, name))) for name in _TENSORS}
     try:
         selection = policy.select(view)
         if not isinstance(selection, Selection):
@@ -28,8 +28,9 @@ def selected(policy: Policy, view: CacheView) -> Selection:
         raise
     except Exception as error:
         raise SelectionError(f"{_place(error, policy)} raises {type(error).__name__}: {error}"[:400]) from error
-    for name, copy in before.items():
-        if not _equal(getattr(view, name), copy):
+    for name, copies in before.items():
+        tensors = _tensors(view, name)
+        if len(tensors) != len(copies) or not all(map(_equal, tensors, copies)):
             raise SelectionError(f"it changes view.{name} in place: work on a copy (clone)")
     return selection
 
@@ -61,21 +62,14 @@ def _place(error: Exception, policy: Policy) -> str:
     return f"{frame.filename.rpartition('/')[2]}, line {frame.lineno}"
 
 
-def _copied(value: Any) -> Any:
-    """Return a copy of a tensor, or of all tensors of a list or a mapping."""
+def _tensors(view: CacheView, name: str) -> list[Tensor]:
+    """Return the tensor of a view's field, or all tensors of its list or mapping."""
+    value = getattr(view, name)
     if torch.is_tensor(value):
-        return value.clone()
-    if isinstance(value, Mapping):
-        return {name: _copied(tensor) for name, tensor in value.items()}
-    return [_copied(tensor) for tensor in value]
+        return [value]
+    return list(value.values() if isinstance(value, Mapping) else value)
 
 
-def _equal(first: Any, second: Any) -> bool:
-    """True if tensors, or all tensors of two lists or mappings, are equal; NaN equals NaN (both become -1e9)."""
-    if torch.is_tensor(first):
-        return first.shape == second.shape and torch.equal(first.nan_to_num(-1e9), second.nan_to_num(-1e9))
-    if len(first) != len(second):
-        return False
-    if isinstance(first, Mapping):
-        return all(_equal(tensor, second[name]) for name, tensor in first.items())
-    return all(map(_equal, first, second))
+def _equal(first: Tensor, second: Tensor) -> bool:
+    """True if two tensors are equal; NaN equals NaN (both become -1e9)."""
+    return torch.equal(first.nan_to_num(-1e9), second.nan_to_num(-1e9))

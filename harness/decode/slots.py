@@ -230,7 +230,7 @@ class SlotTable:
             self._copy(slot, upper)
             self._copy(last, slot)
         else:  # no slot is free: the last live slot's place becomes the parked one's
-            self._swap(slot, last)
+            self._copy([slot, last], [last, slot])
         self.cache.live -= 1
         self.waiting += 1
 
@@ -262,15 +262,10 @@ class SlotTable:
         self._states[slot] = state
         self.triggers[slot] = min(map(state.trigger, state.branches))
 
-    def _copy(self, source: int, target: int) -> None:
-        self.cache.copy(source, target)
+    def _copy(self, sources: int | list[int], targets: int | list[int]) -> None:
+        self.cache.copy(sources, targets)
         for column in self._columns:
-            column[target] = column[source]
-
-    def _swap(self, one: int, other: int) -> None:
-        self.cache.swap(one, other)
-        for column in self._columns:
-            column[[one, other]] = column[[other, one]]
+            column[targets] = column[sources]
 
 
 def view_slot(

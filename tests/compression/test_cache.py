@@ -110,7 +110,7 @@ def test_copy_and_swap_carry_everything():
 
     first, second = content(0), content(1)
     cache.copy(1, 3)
-    cache.swap(0, 1)
+    cache.copy([0, 1], [1, 0])
     for slot, expected in ((0, second), (1, first), (3, second)):
         assert all(map(torch.equal, content(slot), expected))
     assert np.array_equal(cache.lengths, cache.device_lengths.numpy())

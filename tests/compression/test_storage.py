@@ -268,7 +268,7 @@ def test_every_operation_on_slots(settings, residual, per_head, tmp_path):
             texts.append(texts[slot].copied())
         elif what == "swap" and texts:
             other = dice.randrange(len(texts))
-            cache.swap(slot, other)
+            cache.copy([slot, other], [other, slot])
             texts[slot], texts[other] = texts[other], texts[slot]
         elif what == "end" and len(texts) > 1:
             cache.live -= 1

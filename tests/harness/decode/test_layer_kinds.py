@@ -148,7 +148,7 @@ def test_evictions_free_rows_of_full_layers_alone(name):
         for at in range(prompt, length):
             if at == 70:
                 cache.copy(0, 2)
-                cache.swap(0, 2)
+                cache.copy([0, 2], [2, 0])
             positions = torch.tensor([at])
             cache.begin_step(positions)
             found.append(model.logits(model.step_hidden(torch.tensor([text[at]]), positions, cache))[0])
