@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 64
-WORDS = 32
+BLOCK = tl.constexpr(64)
+WORDS = tl.constexpr(32)
 
 
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
@@ -38,7 +38,7 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
     keep = keep.contiguous()
     units = [number // (4 * unit) for number in sizes]
     per_layer = len(rows) // len(keep)  # tensors of a layer; if all layers share `keep`, it is not read
-    how = {"UNIT": unit, "SHARED": keep.dim() == 1, "BLOCK": BLOCK, "WORDS": WORDS, "num_warps": 4, "num_stages": 1}
+    how = {"UNIT": unit, "SHARED": keep.dim() == 1, "num_warps": 4, "num_stages": 1}
     _move_rows[(len(rows), first.shape[0], triton.cdiv(words, WORDS))](pointers, keep, kept, *units, per_layer, **how)
 
 
@@ -51,7 +51,7 @@ def _on_device(pointers: tuple[int, ...], device: torch.device) -> Tensor:
 @triton.jit
 def _move_rows(
     pointers, keep, kept, stride_head, stride_row, units, per_layer,
-    UNIT: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr, WORDS: tl.constexpr,
+    UNIT: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Move one block of words of one head's kept rows, [heads, capacity, words], in one of the tensors."""
     # Strides and widths are counted in units of 16 bytes (four 32-bit words), so that the compiler sees the alignment,

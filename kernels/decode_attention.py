@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvsweep.kernels.tiles import padded, stages, upcast
+from kvsweep.kernels.tiles import UPCAST, padded, stages
 
-CHUNK = 512
+CHUNK = tl.constexpr(512)
 
 
 def block(dtype: torch.dtype) -> int:
@@ -57,8 +57,8 @@ def decode_attention(
     if alone:  # the first kernel writes the output itself, and nothing is joined
         parts[0] = torch.empty_like(query)
     group = query.shape[1] // kv_heads  # query heads of a key head
-    how: dict[str, Any] = {"GROUP": group, "GROUP_PADDED": triton.next_power_of_2(group), "CHUNK": CHUNK}
-    how |= {"BLOCK": block(query.dtype), "DIM": head_dim, "DIM_PADDED": padded(head_dim), "UPCAST": upcast(query.dtype)}
+    how: dict[str, Any] = {"GROUP": group, "GROUP_PADDED": triton.next_power_of_2(group)}
+    how |= {"BLOCK": block(query.dtype), "DIM": head_dim, "DIM_PADDED": padded(head_dim)}
     how |= {"MASS": return_mass, "SOFTCAP": softcap, "SCALED": bool(scales), "ALONE": alone}
     how |= launch(query.dtype, keys.dtype, head_dim)
     # A kernel takes a tensor for each argument; without scales it does not read these two.
@@ -89,7 +89,7 @@ def join(
     part, peak, total, logits = parts
     slots, q_heads, chunks, head_dim = part.shape
     kv_heads = lengths.shape[1]
-    how = {"GROUP": q_heads // kv_heads, "CHUNK": CHUNK, "num_warps": 4, "num_stages": 1}
+    how = {"GROUP": q_heads // kv_heads, "num_warps": 4, "num_stages": 1}
     dims = {"DIM": head_dim, "DIM_PADDED": padded(head_dim), "SINKS": sinks is not None}
     output = torch.empty_like(query)
     norm = torch.empty_like(peak[..., 0])  # log of each head's summed exponentials, which the first kernel writes
@@ -108,13 +108,12 @@ def join(
 def _attend_chunk(
     query, keys, values, key_scales, value_scales, lengths, part, peak, total, logits_out, scaling, capacity,
     stride_slot, stride_head, stride_row, stride_length_slot, stride_length_head, scale_slot, scale_head,
-    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr, GROUP_PADDED: tl.constexpr,
-    BLOCK: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr,
+    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, GROUP_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, MASS: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr,
     ALONE: tl.constexpr,
 ):  # fmt: skip
     """Attend with one slot's queries of one key head over one chunk of its rows; store what `_join_chunks` adds up."""
-    slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
+    slot, head, chunk, length = chunk_of_slot(lengths, stride_length_slot, stride_length_head)
     start = chunk * CHUNK
     # `_join_chunks` does not read chunks beyond the length; alone, a program also writes an empty slot's zeros.
     if ALONE or start < length:
@@ -126,9 +125,7 @@ def _attend_chunk(
         if UPCAST:
             q = q.to(tl.float32)
         base = slot * stride_slot + head * stride_head
-        top = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
-        weight = tl.zeros([GROUP_PADDED], tl.float32)
-        mixed = tl.zeros([GROUP_PADDED, DIM_PADDED], tl.float32)
+        top, weight, mixed = no_rows(GROUP_PADDED, DIM_PADDED)
         for first in range(start, end, BLOCK):
             rows = first + tl.arange(0, BLOCK)
             live = rows < end
@@ -149,6 +146,20 @@ def _attend_chunk(
         tl.store(part + cell[:, None] * DIM + dims, mixed.to(part.dtype.element_ty), mask=real[:, None] & wide)
         tl.store(peak + cell, top, mask=real)
         tl.store(total + cell, weight, mask=real)
+
+
+@triton.jit
+def chunk_of_slot(lengths, stride_slot, stride_head):
+    """Return this program's slot, key head and chunk, and the slot's length."""
+    slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    return slot, head, tl.program_id(2), tl.load(lengths + slot * stride_slot + head * stride_head).to(tl.int32)
+
+
+@triton.jit
+def no_rows(QUERIES: tl.constexpr, DIM_PADDED: tl.constexpr):
+    """Return what `attend_rows` begins with: the largest logit, the sum of weights and that of weighted values."""
+    top = tl.full([QUERIES], float("-inf"), tl.float32)
+    return top, tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES, DIM_PADDED], tl.float32)
 
 
 @triton.jit
@@ -173,7 +184,7 @@ def attend_rows(q, k, v, live, scaling, top, weight, mixed, SOFTCAP: tl.constexp
 @triton.jit
 def _join_chunks(
     part, peak, total, lengths, sinks, output, norm, stride_length_slot, stride_length_head, chunks, q_heads,
-    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr, SINKS: tl.constexpr,
+    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Join the chunks of one query head of one slot; store its output and the logarithm of its softmax's divisor."""
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -201,11 +212,10 @@ def _join_chunks(
 @triton.jit
 def _sum_group(
     logits, norm, lengths, mass, stride_length_slot, stride_length_head, capacity,
-    GROUP: tl.constexpr, CHUNK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """Sum the probabilities of a chunk of rows over the query heads of one key head of one slot."""
-    slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
+    slot, head, chunk, length = chunk_of_slot(lengths, stride_length_slot, stride_length_head)
     rows = chunk * CHUNK + tl.arange(0, CHUNK)
     live = rows < length
     row = slot * tl.num_programs(1) + head  # key heads, counted over all slots
@@ -249,7 +259,7 @@ def chunk_attention(
     # Zeros, because no program writes the rows behind its tokens.
     mass = torch.zeros(tokens if return_mass else 0, kv_heads, rows, dtype=torch.float32, device=query.device)
     how = {"GROUP": group, "GROUP_PADDED": group_padded, "TOKENS": at_once, "BLOCK": block(query.dtype)}
-    how |= {"DIM": dim, "DIM_PADDED": padded(dim), "MASS": return_mass, "UPCAST": upcast(query.dtype)}
+    how |= {"DIM": dim, "DIM_PADDED": padded(dim), "MASS": return_mass}
     how |= {"num_warps": warps(query.dtype, dim, return_mass), "num_stages": 2}
     _attend[(kv_heads, triton.cdiv(tokens, at_once))](
         query, keys, values, output, mass, scaling, tokens, rows, *keys.stride()[:2], **how
@@ -261,7 +271,7 @@ def chunk_attention(
 def _attend(
     query, keys, values, output, mass, scaling, tokens, rows, stride_head, stride_row,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, TOKENS: tl.constexpr, DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr,
+    DIM_PADDED: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr,
 ):  # fmt: skip
     """Attend with some tokens' queries of one key head, each over the rows up to its own; then store the mass."""
     head, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * TOKENS
@@ -273,9 +283,7 @@ def _attend(
     if UPCAST:
         q = q.to(tl.float32)
     last = rows - tokens + token  # each token's own row, the last one that it sees
-    top = tl.full([TOKENS * GROUP_PADDED], float("-inf"), tl.float32)
-    weight = tl.zeros([TOKENS * GROUP_PADDED], tl.float32)
-    mixed = tl.zeros([TOKENS * GROUP_PADDED, DIM_PADDED], tl.float32)
+    top, weight, mixed = no_rows(TOKENS * GROUP_PADDED, DIM_PADDED)
     end = tl.minimum(rows - tokens + first + TOKENS, rows)  # behind the row of the last of these tokens
     for begin in range(0, end, BLOCK):
         row = begin + tl.arange(0, BLOCK)

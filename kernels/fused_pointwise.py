@@ -15,7 +15,9 @@ from torch import Tensor
 from kvsweep.kernels.pointwise import HeadNorms
 from kvsweep.kernels.tiles import padded
 
-HEADS, COLUMNS = 8, 1024  # of a program
+# Of a program.
+HEADS = tl.constexpr(8)
+COLUMNS = tl.constexpr(1024)
 
 
 def add_norm(states: Tensor, update: Tensor | None, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -41,7 +43,7 @@ def gated(gate_up: Tensor) -> Tensor:
     tokens = len(gate_up)
     width = gate_up.shape[1] // 2
     output = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
-    _gate[(tokens, triton.cdiv(width, COLUMNS))](gate_up.contiguous(), output, width, BLOCK=COLUMNS, num_warps=4)
+    _gate[(tokens, triton.cdiv(width, COLUMNS))](gate_up.contiguous(), output, width, num_warps=4)
     return output
 
 
@@ -64,7 +66,7 @@ def rotate_and_write(
     query = torch.empty(tokens, q_heads, dim, dtype=heads.dtype, device=heads.device)
     q_weight, k_weight, epsilon = norms or (heads, heads, 0.0)  # without norms they are not read
     how: dict[str, Any] = {"Q_HEADS": q_heads, "KV_HEADS": kv_heads, "DIM": dim, "DIM_PADDED": padded(dim)}
-    how |= {"HEADS": HEADS, "NORMS": norms is not None, "num_warps": 4}
+    how |= {"NORMS": norms is not None, "num_warps": 4}
     inputs = heads.contiguous(), cos.contiguous(), sin.contiguous(), q_weight, k_weight
     _rotate[(tokens, triton.cdiv(count, HEADS))](*inputs, query, keys, values, lines, epsilon, **how)
     return query
@@ -87,9 +89,9 @@ def _add_norm(states, update, weight, total, normed, width, epsilon, ADD: tl.con
 
 
 @triton.jit
-def _gate(gate_up, output, width, BLOCK: tl.constexpr):
+def _gate(gate_up, output, width):
     """Compute one block of one token's columns [width]."""
-    token, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    token, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside, at = columns < width, gate_up + token * 2 * width + columns
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + width, mask=inside, other=0.0).to(tl.float32)
@@ -101,7 +103,7 @@ def _gate(gate_up, output, width, BLOCK: tl.constexpr):
 def _rotate(
     heads, cos, sin, q_weight, k_weight, query, keys, values, lines, epsilon,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    HEADS: tl.constexpr, NORMS: tl.constexpr,
+    NORMS: tl.constexpr,
 ):  # fmt: skip
     """Normalize, rotate and store some heads of one token: queries to the output, keys and values to their lines."""
     COUNT: tl.constexpr = Q_HEADS + 2 * KV_HEADS

@@ -12,9 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kvsweep.kernels import reference
-from kvsweep.kernels.tiles import row_tile, stages, upcast
+from kvsweep.kernels.linear import products
+from kvsweep.kernels.tiles import row_tile, stages
 
-BLOCK = 64
+BLOCK = tl.constexpr(64)
 
 
 def _reduce_columns(
@@ -29,7 +30,7 @@ def _reduce_columns(
     columns = torch.empty(kv_heads, length, dtype=torch.float32, device=key.device)
     group = q_heads // kv_heads
     blocks = triton.cdiv(length, BLOCK)
-    how = {**row_tile(query.dtype, head_dim), "GROUP": group, "BLOCK": BLOCK, "UPCAST": upcast(query.dtype)}
+    how = {**row_tile(query.dtype, head_dim), "GROUP": group}
     how |= {"num_warps": 8, "num_stages": stages(query.dtype)}
     _row_norms[(blocks, q_heads)](query, key, norm, scaling, length, first_query, **how)
     _columns[(blocks, kv_heads)](
@@ -45,26 +46,19 @@ causal_mass = partial(reference.causal_mass, reduce_columns=_reduce_columns)
 @triton.jit
 def _logits(
     query, key, q_head, head, rows, cols, scaling, length,
-    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+    DIM: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Return logits [rows, cols]; each product takes `DEPTH` numbers of a row."""
-    logits = tl.zeros([BLOCK, BLOCK], tl.float32)
-    q_at = (q_head.to(tl.int64) * length + rows)[:, None] * DIM
-    k_at = (head.to(tl.int64) * length + cols)[:, None] * DIM
-    for start in range(0, DIM_PADDED, DEPTH):
-        dims = start + tl.arange(0, DEPTH)
-        q = tl.load(query + q_at + dims, mask=(rows < length)[:, None] & (dims < DIM), other=0.0)
-        k = tl.load(key + k_at + dims, mask=(cols < length)[:, None] & (dims < DIM), other=0.0)
-        if UPCAST:
-            q, k = q.to(tl.float32), k.to(tl.float32)
-        logits = tl.dot(q, tl.trans(k), logits, input_precision="ieee")
+    q_at = (q_head.to(tl.int64) * length + rows) * DIM
+    k_at = (head.to(tl.int64) * length + cols) * DIM
+    logits = products(query, q_at, rows < length, key, k_at, cols < length, DIM, BLOCK, BLOCK, DEPTH)
     return logits * scaling
 
 
 @triton.jit
 def _row_norms(
     query, key, norm, scaling, length, first_query, GROUP: tl.constexpr,
-    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+    DIM: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Store the log-sum-exp of one query head's logits for a block of queries, each over the keys up to its own."""
     head, start = tl.program_id(1), tl.program_id(0) * BLOCK
@@ -74,9 +68,7 @@ def _row_norms(
     if start + BLOCK > first_query:  # no earlier query counts
         for first in range(0, start + BLOCK, BLOCK):
             cols = first + tl.arange(0, BLOCK)
-            logits = _logits(
-                query, key, head, head // GROUP, rows, cols, scaling, length, DIM, DIM_PADDED, DEPTH, BLOCK, UPCAST
-            )
+            logits = _logits(query, key, head, head // GROUP, rows, cols, scaling, length, DIM, DEPTH)
             logits = tl.where(cols[None, :] <= rows[:, None], logits, float("-inf"))
             above = tl.maximum(top, tl.max(logits, 1))
             weight = weight * tl.exp(top - above) + tl.sum(tl.exp(logits - above[:, None]), 1)
@@ -87,7 +79,7 @@ def _row_norms(
 @triton.jit
 def _columns(
     query, key, norm, columns, scaling, length, first_query, min_distance, GROUP: tl.constexpr, LARGEST: tl.constexpr,
-    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+    DIM: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Store the sum or maximum that a block of keys of one key head receives from all queries that count."""
     head, start = tl.program_id(1), tl.program_id(0) * BLOCK
@@ -99,9 +91,7 @@ def _columns(
         for first in range(begin, length, BLOCK):
             rows = first + tl.arange(0, BLOCK)
             its_norm = tl.load(norm + q_head.to(tl.int64) * length + rows, mask=rows < length, other=0.0)
-            logits = _logits(
-                query, key, q_head, head, rows, cols, scaling, length, DIM, DIM_PADDED, DEPTH, BLOCK, UPCAST
-            )
+            logits = _logits(query, key, q_head, head, rows, cols, scaling, length, DIM, DEPTH)
             far = (rows[:, None] - cols[None, :] >= min_distance) & (rows < length)[:, None]
             weights = tl.where(far, tl.exp(logits - its_norm[:, None]), 0.0)
             if LARGEST:

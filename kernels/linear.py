@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvsweep.kernels.tiles import upcast
+from kvsweep.kernels.tiles import UPCAST
 
 STAGES = 3  # loads in flight: each weight is read once, so loading takes all the time
 _MANY_COLUMNS = 16384
@@ -31,7 +31,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     inputs = inputs.contiguous()
     tokens, outs = len(inputs), len(weight)
     output = torch.empty(tokens, outs, dtype=inputs.dtype, device=inputs.device)
-    how = {**tile(weight), "BIAS": bias is not None, "UPCAST": upcast(inputs.dtype)}
+    how = {**tile(weight), "BIAS": bias is not None}
     how |= {"num_warps": 4, "num_stages": STAGES}
     # Neighbouring programs share the weight's rows, so with more tokens they find these in the GPU's cache. Without a
     # bias the kernel reads none, but takes a tensor in its place.
@@ -44,22 +44,36 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 @triton.jit
 def _multiply(
     inputs, weight, bias, output, tokens, outs, width, stride_row,
-    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BIAS: tl.constexpr, UPCAST: tl.constexpr,
+    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile [TOKENS, COLUMNS] of the output."""
     rows = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     cols = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    real, kept = (rows < tokens)[:, None], cols < outs
-    total = tl.zeros([TOKENS, COLUMNS], tl.float32)
-    for start in range(0, width, DEPTH):
-        inner = start + tl.arange(0, DEPTH)
-        inside = inner < width
-        x = tl.load(inputs + rows.to(tl.int64)[:, None] * width + inner, mask=real & inside, other=0.0)
-        w = tl.load(weight + cols.to(tl.int64)[:, None] * stride_row + inner, mask=kept[:, None] & inside, other=0.0)
-        if UPCAST:
-            x, w = x.to(tl.float32), w.to(tl.float32)
-        total = tl.dot(x, tl.trans(w), total, input_precision="ieee")
+    real, kept = rows < tokens, cols < outs
+    rows_at, cols_at = rows.to(tl.int64) * width, cols.to(tl.int64) * stride_row
+    total = products(inputs, rows_at, real, weight, cols_at, kept, width, TOKENS, COLUMNS, DEPTH)
     if BIAS:
         total += tl.load(bias + cols, mask=kept, other=0.0).to(tl.float32)
     to = output + rows.to(tl.int64)[:, None] * outs + cols
-    tl.store(to, total.to(output.dtype.element_ty), mask=real & kept)
+    tl.store(to, total.to(output.dtype.element_ty), mask=real[:, None] & kept)
+
+
+@triton.jit
+def products(
+    left, left_at, left_mask, right, right_at, right_mask, width,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Return the products [LEFT, RIGHT] of the rows of two memories, `DEPTH` of their `width` numbers at a time.
+
+    `left_at` and `right_at` [rows] say where each row begins, the masks [rows] which rows there are; others are zeros.
+    """
+    total = tl.zeros([LEFT, RIGHT], tl.float32)
+    for start in range(0, width, DEPTH):
+        inner = start + tl.arange(0, DEPTH)
+        inside = inner < width
+        x = tl.load(left + left_at[:, None] + inner, mask=left_mask[:, None] & inside, other=0.0)
+        y = tl.load(right + right_at[:, None] + inner, mask=right_mask[:, None] & inside, other=0.0)
+        if UPCAST:
+            x, y = x.to(tl.float32), y.to(tl.float32)
+        total = tl.dot(x, tl.trans(y), total, input_precision="ieee")
+    return total

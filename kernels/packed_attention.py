@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvsweep.kernels.decode_attention import CHUNK, attend_rows, join, scratch
+from kvsweep.kernels.decode_attention import CHUNK, attend_rows, chunk_of_slot, join, no_rows, scratch
 from kvsweep.kernels.row_format import RowFormats
-from kvsweep.kernels.tiles import padded, upcast
+from kvsweep.kernels.tiles import UPCAST, padded
 
-BLOCK = 16  # rows per product; the numbers of two larger unpacked tiles do not fit into the registers
+BLOCK = tl.constexpr(16)  # rows per product; the numbers of two larger unpacked tiles do not fit into the registers
 WARPS = 8  # with 4 warps, a row's levels (two or more share a byte) would spill registers
 
 
@@ -48,9 +48,9 @@ def packed_attention(
         head_lengths, *parts, scaling, capacity,
         *keys.stride()[:3], *values.stride()[:3], *newest.stride()[:3], *positions.stride()[:2], *counts.stride(),
         *head_lengths.stride(), GROUP=group, GROUP_PADDED=triton.next_power_of_2(group),
-        DIM=dim, DIM_PADDED=padded(dim), CHUNK=CHUNK, BLOCK=BLOCK,
+        DIM=dim, DIM_PADDED=padded(dim),
         KEY_BITS=formats[0].bits, VALUE_BITS=formats[1].bits, SHARE=formats[1].group,
-        RESIDUAL=newest.shape[3], MASS=return_mass, UPCAST=upcast(query.dtype), SOFTCAP=softcap,
+        RESIDUAL=newest.shape[3], MASS=return_mass, SOFTCAP=softcap,
         num_warps=WARPS, num_stages=2,
     )  # fmt: skip
     return join(query, parts, head_lengths, sinks, return_mass)
@@ -62,13 +62,12 @@ def _attend_packed(
     part, peak, total, logits_out, scaling, capacity,
     key_slot, key_head, key_row, value_slot, value_head, value_row, newest_slot, newest_kind, newest_head,
     position_slot, position_head, count_slot, count_head, stride_length_slot, stride_length_head,
-    GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr,
-    SHARE: tl.constexpr, RESIDUAL: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr, SOFTCAP: tl.constexpr,
+    GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr,
+    SHARE: tl.constexpr, RESIDUAL: tl.constexpr, MASS: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Do `kernels.decode_attention._attend_chunk` over rows of which the first `counts` are packed."""
-    slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
+    slot, head, chunk, length = chunk_of_slot(lengths, stride_length_slot, stride_length_head)
     start = chunk * CHUNK
     if start < length:
         end = tl.minimum(start + CHUNK, length)
@@ -82,9 +81,7 @@ def _attend_packed(
         old_keys, old_values = slot * key_slot + head * key_head, slot * value_slot + head * value_head
         new = slot * newest_slot + head * newest_head
         places = positions + slot * position_slot + head * position_head
-        top = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
-        weight = tl.zeros([GROUP_PADDED], tl.float32)
-        mixed = tl.zeros([GROUP_PADDED, DIM_PADDED], tl.float32)
+        top, weight, mixed = no_rows(GROUP_PADDED, DIM_PADDED)
         for first in range(start, end, BLOCK):
             rows = first + tl.arange(0, BLOCK)
             live, is_old = rows < end, rows < count

@@ -7,9 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvsweep.kernels.tiles import padded, row_tile, stages, upcast
+from kvsweep.kernels.linear import products
+from kvsweep.kernels.tiles import padded, row_tile, stages
 
-BLOCK = 64
+BLOCK = tl.constexpr(64)
 
 
 def observation_scores(
@@ -33,8 +34,8 @@ def observation_scores(
     scores = torch.empty(kv_heads, members, past, dtype=torch.float32, device=keys.device)
     if not past:  # a kernel cannot be launched on nothing
         return scores
-    how = {**row_tile(keys.dtype, head_dim), "WINDOW": window, "WINDOW_PADDED": padded(window), "BLOCK": BLOCK}
-    how |= {"GROUP": group, "MERGED": group if pool_logits else 1, "UPCAST": upcast(keys.dtype)}
+    how = {**row_tile(keys.dtype, head_dim), "WINDOW": window, "WINDOW_PADDED": padded(window)}
+    how |= {"GROUP": group, "MERGED": group if pool_logits else 1}
     how |= {"num_warps": 4, "num_stages": stages(keys.dtype)}
     _window_norms[(kv_heads, members)](
         queries, keys, norm, scaling, length, *keys.stride()[:2], PAST_ONLY=past_only, **how
@@ -48,8 +49,8 @@ def observation_scores(
 @triton.jit
 def _logits(
     queries, keys, head, member, cols, seen, scaling, stride_head, stride_row,
-    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
     """Return logits [window, cols] of one query head, or the largest over a group's query heads.
 
@@ -57,19 +58,11 @@ def _logits(
     the callers mask.
     """
     steps = tl.arange(0, WINDOW_PADDED)
-    k_at = head.to(tl.int64) * stride_head + cols.to(tl.int64)[:, None] * stride_row
+    k_at = head.to(tl.int64) * stride_head + cols.to(tl.int64) * stride_row
     logits = tl.full([WINDOW_PADDED, BLOCK], float("-inf"), tl.float32)
     for other in range(MERGED):  # 1, or the whole group, of which `member` then is the first
-        q_at = ((head * GROUP + member + other) * WINDOW + steps)[:, None] * DIM
-        product = tl.zeros([WINDOW_PADDED, BLOCK], tl.float32)
-        for start in range(0, DIM_PADDED, DEPTH):
-            dims = start + tl.arange(0, DEPTH)
-            wide = dims < DIM
-            q = tl.load(queries + q_at + dims, mask=(steps < WINDOW)[:, None] & wide, other=0.0)
-            k = tl.load(keys + k_at + dims, mask=seen[:, None] & wide, other=0.0)
-            if UPCAST:
-                q, k = q.to(tl.float32), k.to(tl.float32)
-            product = tl.dot(q, tl.trans(k), product, input_precision="ieee")
+        q_at = ((head * GROUP + member + other) * WINDOW + steps) * DIM
+        product = products(queries, q_at, steps < WINDOW, keys, k_at, seen, DIM, WINDOW_PADDED, BLOCK, DEPTH)
         logits = tl.maximum(logits, product * scaling)
     return logits
 
@@ -77,8 +70,8 @@ def _logits(
 @triton.jit
 def _window_norms(
     queries, keys, norm, scaling, length, stride_head, stride_row, PAST_ONLY: tl.constexpr,
-    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
     """Store the log-sum-exp of each window query of one query head, or of one merged group."""
     head, member = tl.program_id(0), tl.program_id(1)
@@ -91,7 +84,7 @@ def _window_norms(
         cols = first + tl.arange(0, BLOCK)
         logits = _logits(
             queries, keys, head, member, cols, cols < end, scaling, stride_head, stride_row,
-            WINDOW, WINDOW_PADDED, DIM, DIM_PADDED, DEPTH, GROUP, MERGED, BLOCK, UPCAST,
+            WINDOW, WINDOW_PADDED, DIM, DEPTH, GROUP, MERGED,
         )  # fmt: skip
         seen = (cols < end)[None, :] & (cols[None, :] <= past + steps[:, None])  # query `steps` is row past + steps
         logits = tl.where(seen, logits, float("-inf"))
@@ -106,8 +99,8 @@ def _window_norms(
 def _pooled_scores(
     queries, keys, norm, scores, scaling, past, stride_head, stride_row,
     POOLING: tl.constexpr, LARGEST: tl.constexpr,
-    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
     """Store the pooled scores of a block of rows, for one query head or one merged group."""
     head, member = tl.program_id(0), tl.program_id(1)
@@ -122,7 +115,7 @@ def _pooled_scores(
         seen = (near >= 0) & (near < past)
         logits = _logits(
             queries, keys, head, member, near, seen, scaling, stride_head, stride_row,
-            WINDOW, WINDOW_PADDED, DIM, DIM_PADDED, DEPTH, GROUP, MERGED, BLOCK, UPCAST,
+            WINDOW, WINDOW_PADDED, DIM, DEPTH, GROUP, MERGED,
         )  # fmt: skip
         weights = tl.where(seen[None, :] & (steps < WINDOW)[:, None], tl.exp(logits - its_norm[:, None]), 0.0)
         score = tl.sum(weights, 0) / WINDOW
@@ -143,9 +136,9 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
     lost = torch.empty(heads, length, dtype=torch.float32, device=keys.device)
     taken = torch.empty_like(lost)
     grid = (triton.cdiv(length, BLOCK), heads)
-    how = {**row_tile(unit.dtype, head_dim), "BLOCK": BLOCK, "num_warps": 8, "num_stages": 1}
+    how = {**row_tile(unit.dtype, head_dim), "num_warps": 8, "num_stages": 1}
     _last_similar[grid](unit, last, lost, threshold, length, **how)
-    _sum_lost[grid](last, lost, taken, length, BLOCK=BLOCK, num_warps=4, num_stages=1)
+    _sum_lost[grid](last, lost, taken, length, num_warps=4, num_stages=1)
     # The sum of each key's cosines with all keys, less the one with itself, and less what rows lose in its column.
     received = torch.einsum("hld,hd->hl", unit, unit.sum(dim=1)) - unit.square().sum(dim=-1)
     return ((received - taken) / length).softmax(dim=-1)
@@ -154,7 +147,7 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
 @triton.jit
 def _last_similar(
     unit, last, lost, threshold, length,
-    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
+    DIM: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Store the last similar key of each of a block's keys, and their cosine; blocks of columns go from the end."""
     head = tl.program_id(1).to(tl.int64) * length
@@ -164,13 +157,8 @@ def _last_similar(
     first = (tl.cdiv(length, BLOCK) - 1) * BLOCK
     while first >= 0:
         cols = first + tl.arange(0, BLOCK)
-        cosines = tl.zeros([BLOCK, BLOCK], tl.float32)
-        for start in range(0, DIM_PADDED, DEPTH):
-            dims = start + tl.arange(0, DEPTH)
-            wide = dims < DIM
-            row = tl.load(unit + (head + rows)[:, None] * DIM + dims, mask=real[:, None] & wide, other=0.0)
-            col = tl.load(unit + (head + cols)[:, None] * DIM + dims, mask=(cols < length)[:, None] & wide, other=0.0)
-            cosines = tl.dot(row, tl.trans(col), cosines, input_precision="ieee")
+        rows_at, cols_at = (head + rows) * DIM, (head + cols) * DIM
+        cosines = products(unit, rows_at, real, unit, cols_at, cols < length, DIM, BLOCK, BLOCK, DEPTH)
         cosines = tl.where(rows[:, None] == cols[None, :], 0.0, cosines)
         similar = (cosines > threshold) & (cols < length)[None, :]
         best = tl.max(tl.where(similar, cols[None, :], 0), 1)
@@ -185,7 +173,7 @@ def _last_similar(
 
 
 @triton.jit
-def _sum_lost(last, lost, taken, length, BLOCK: tl.constexpr):
+def _sum_lost(last, lost, taken, length):
     """Sum for each of a block's columns the cosines that rows lose there: row r loses lost[r] at column last[r]."""
     head = tl.program_id(1).to(tl.int64) * length
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -3,16 +3,12 @@
 import os
 
 import torch
+import triton.language as tl
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def upcast(dtype: torch.dtype) -> bool:
-    """True if a kernel must convert `dtype` to float32 right after loading.
-
-    Triton's interpreter multiplies bfloat16 wrongly without an error, so there every input is converted first.
-    """
-    return INTERPRETED or dtype == torch.float32
+# True where a kernel must convert its inputs to float32 right after loading: Triton's interpreter multiplies bfloat16
+# wrongly without an error.
+UPCAST = tl.constexpr(INTERPRETED)
 
 
 def padded(width: int) -> int:
@@ -23,7 +19,7 @@ def padded(width: int) -> int:
 def row_tile(dtype: torch.dtype, width: int) -> dict[str, int]:
     """Constants to multiply rows of `width` numbers: DEPTH at a time is all, in float32 16 to save registers."""
     depth = 16 if dtype == torch.float32 else padded(width)
-    return {"DIM": width, "DIM_PADDED": padded(width), "DEPTH": depth}
+    return {"DIM": width, "DEPTH": depth}
 
 
 def stages(dtype: torch.dtype) -> int:

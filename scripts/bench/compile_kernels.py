@@ -30,7 +30,7 @@ from kvsweep.kernels import (
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-TYPES = {"bf16": False, "fp32": True}
+TYPES = ("bf16", "fp32")
 ATTENTION = (decode_attention._attend_chunk, decode_attention._attend, packed_attention._attend_packed)
 
 # Width of a head, query heads a group: gpt-oss, no power of two, R1-Qwen, without groups, the largest group, Gemma 3.
@@ -57,9 +57,8 @@ def shape_of(dim, dtype="fp32"):
 def variants():
     """(name, kernel, types of the run-time arguments, constants, warps) of every form that the engine may ask for."""
     lengths = {"lengths": "*i64", "stride_length_slot": "i64", "stride_length_head": "i64"}
-    for (dtype, up), (dim, group) in itertools.product(TYPES.items(), HEADS):
-        chunk = decode_attention.CHUNK
-        common = {"GROUP": group, **shape_of(dim, dtype), "CHUNK": chunk}
+    for dtype, (dim, group) in itertools.product(TYPES, HEADS):
+        common = {"GROUP": group, **shape_of(dim, dtype)}
         for mass in (False, True):
             types = of(f"*{dtype}", "query keys values")
             types |= of("*fp32", "part peak total logits_out") | {"scaling": "fp32"} | lengths
@@ -68,7 +67,7 @@ def variants():
                 "GROUP_PADDED": power(group),
                 "BLOCK": decode_attention.block(getattr(torch, NAMES[dtype])),
             }
-            constants |= {"MASS": mass, "UPCAST": up, "SCALED": False, "ALONE": False}
+            constants |= {"MASS": mass, "SCALED": False, "ALONE": False}
             types |= of("*i64", "key_scales value_scales")
             for softcap in (None, 50.0) if dim == 256 else (None,):
                 name = f"attend_chunk {dtype} D={dim} G={group} mass={int(mass)} softcap={softcap}"
@@ -89,7 +88,7 @@ def variants():
             }
             at_once = decode_attention.tokens_at_once(getattr(torch, NAMES[dtype]), power(group))
             warps = decode_attention.warps(getattr(torch, NAMES[dtype]), dim, mass)
-            del constants["CHUNK"], constants["DEPTH"], constants["SCALED"]
+            del constants["DEPTH"], constants["SCALED"]
             name = f"attend {dtype} D={dim} G={group} mass={int(mass)}"
             yield name, decode_attention._attend, types, {**constants, "TOKENS": at_once}, warps
         for sinks in (False, True) if dim == 64 else ():
@@ -101,27 +100,26 @@ def variants():
         "stride_length_slot": "i64",
         "stride_length_head": "i64",
     }
-    for (dtype, up), (keys, bits) in itertools.product(TYPES.items(), ((8, 8), (4, 4), (2, 2), (4, 2))):
+    for dtype, (keys, bits) in itertools.product(TYPES, ((8, 8), (4, 4), (2, 2), (4, 2))):
         types = of(f"*{dtype}", "query newest") | places
         types |= {"keys": "*u8", "key_fields": "*fp16", "values": "*u8", "value_fields": "*fp16"}
         types |= of("*fp32", "part peak total logits_out") | {"scaling": "fp32"}
         constants = {"GROUP": 7, "GROUP_PADDED": 8, **shape_of(128, dtype), "SHARE": 32}
         constants |= {"KEY_BITS": keys, "VALUE_BITS": bits}
-        constants |= {"CHUNK": decode_attention.CHUNK, "BLOCK": packed_attention.BLOCK}
-        constants |= {"RESIDUAL": 128, "MASS": True, "UPCAST": up, "SOFTCAP": None}
+        constants |= {"RESIDUAL": 128, "MASS": True, "SOFTCAP": None}
         name = f"attend_packed {dtype} bits={keys} {bits}"
         yield name, packed_attention._attend_packed, types, constants, packed_attention.WARPS
-    for (dtype, up), outs in itertools.product(TYPES.items(), (3584, 152064)):
+    for dtype, outs in itertools.product(TYPES, (3584, 152064)):
         tile = linear.tile(torch.empty(outs, 0, dtype=getattr(torch, NAMES[dtype])))
         for bias in (False, True):
             types = of(f"*{dtype}", "inputs weight bias output")
-            constants = {**tile, "BIAS": bias, "UPCAST": up}
+            constants = {**tile, "BIAS": bias}
             name = f"multiply {dtype} outs={outs} bias={int(bias)}"
             yield name, linear._multiply, types, constants, 4
     types = of("*fp32", "logits norm mass") | lengths
-    yield "sum_group", decode_attention._sum_group, types, {"GROUP": 7, "CHUNK": decode_attention.CHUNK}, 4
+    yield "sum_group", decode_attention._sum_group, types, {"GROUP": 7}, 4
     for shared, unit in ((False, 4), (True, 4), (True, 1)):
-        constants = {"UNIT": unit, "SHARED": shared, "BLOCK": compact.BLOCK, "WORDS": compact.WORDS}
+        constants = {"UNIT": unit, "SHARED": shared}
         yield (
             f"move_rows shared={int(shared)} unit={unit}",
             compact._move_rows,
@@ -129,8 +127,8 @@ def variants():
             constants,
             4,
         )
-    for (dtype, up), dim in itertools.product(TYPES.items(), (96, 128)):
-        common = {"GROUP": 7, **shape_of(dim, dtype), "BLOCK": importance_labels.BLOCK, "UPCAST": up}
+    for dtype, dim in itertools.product(TYPES, (96, 128)):
+        common = {"GROUP": 7, **shape_of(dim, dtype)}
         types = {"query": f"*{dtype}", "key": f"*{dtype}", "norm": "*fp32", "columns": "*fp32", "scaling": "fp32"}
         yield f"row_norms {dtype} D={dim}", importance_labels._row_norms, types, common, 8
         for largest in (False, True):
@@ -138,13 +136,13 @@ def variants():
             yield name, importance_labels._columns, types, {**common, "LARGEST": largest}, 8
     for dim in (96, 128):
         types = {"unit": "*fp32", "last": "*i32", "lost": "*fp32", "threshold": "fp32"}
-        yield f"last_similar D={dim}", scores._last_similar, types, {**shape_of(dim), "BLOCK": scores.BLOCK}, 8
+        yield f"last_similar D={dim}", scores._last_similar, types, shape_of(dim), 8
     types = {"last": "*i32", "lost": "*fp32", "taken": "*fp32"}
-    yield "sum_lost", scores._sum_lost, types, {"BLOCK": scores.BLOCK}, 4
-    for (dtype, up), dim, window in itertools.product(TYPES.items(), (96, 128), (8, 32)):
+    yield "sum_lost", scores._sum_lost, types, {}, 4
+    for dtype, dim, window in itertools.product(TYPES, (96, 128), (8, 32)):
         types = {"queries": f"*{dtype}", "keys": f"*{dtype}", "norm": "*fp32", "scores": "*fp32", "scaling": "fp32"}
-        common = {"WINDOW": window, "WINDOW_PADDED": max(16, window), **shape_of(dim, dtype), "UPCAST": up, "GROUP": 7}
-        common |= {"MERGED": 7 if window == 8 else 1, "BLOCK": scores.BLOCK}
+        common = {"WINDOW": window, "WINDOW_PADDED": max(16, window), **shape_of(dim, dtype), "GROUP": 7}
+        common |= {"MERGED": 7 if window == 8 else 1}
         name = f"{dtype} D={dim} W={window}"
         yield f"window_norms {name}", scores._window_norms, types, {**common, "PAST_ONLY": window == 8}, 4
         pooling = {"POOLING": 7 if window == 8 else 5, "LARGEST": window == 8}
@@ -164,11 +162,11 @@ def variants():
         yield name, fused_pointwise._add_norm, types, constants, how["num_warps"]
     for dtype in ("bf16", "fp16", "fp32"):
         types = of(f"*{dtype}", "gate_up output")
-        yield f"gate {dtype}", fused_pointwise._gate, types, {"BLOCK": fused_pointwise.COLUMNS}, 4
+        yield f"gate {dtype}", fused_pointwise._gate, types, {}, 4
         tensors = ("heads", "cos", "sin", "q_weight", "k_weight", "query", "keys", "values")
         types = {**dict.fromkeys(tensors, f"*{dtype}"), "lines": "*i64", "epsilon": "fp32"}
         for heads, kv_heads, norms in ((28, 4, False), (32, 8, True)):
-            constants = {"Q_HEADS": heads, "KV_HEADS": kv_heads, "HEADS": fused_pointwise.HEADS, "NORMS": norms}
+            constants = {"Q_HEADS": heads, "KV_HEADS": kv_heads, "NORMS": norms}
             name = f"rotate {dtype} norms={int(norms)}"
             yield name, fused_pointwise._rotate, types, {**constants, "DIM": 128, "DIM_PADDED": 128}, 4
 

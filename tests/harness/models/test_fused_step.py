@@ -139,8 +139,8 @@ def test_graph_nodes_of_a_layer(config, monkeypatch):
     from kvsweep.kernels.decode_attention import CHUNK
 
     expected = {"aten::linear": 4, "_attend_chunk": 1, "_add_norm": 2, "_rotate": 1, "_gate": 1}
-    assert nodes_of_a_layer(monkeypatch, config, rows=CHUNK) == expected
-    assert nodes_of_a_layer(monkeypatch, config, rows=CHUNK + 1) == {**expected, "_join_chunks": 1}
+    assert nodes_of_a_layer(monkeypatch, config, rows=CHUNK.value) == expected
+    assert nodes_of_a_layer(monkeypatch, config, rows=CHUNK.value + 1) == {**expected, "_join_chunks": 1}
 
 
 def test_packed_rows_have_fused_norms_and_gates(monkeypatch):
