@@ -109,7 +109,9 @@ class Local(Launcher):
 
     def check(self, jobs: Sequence[Job]) -> None:
         super().check(jobs)
-        _gpus_for(jobs)  # raises UserError where GPUs cannot be listed, here before a task is queued
+        gpus = _gpus_for(jobs)  # raises UserError where GPUs cannot be listed, here before a task is queued
+        if not gpus and any(job.model.device.startswith("cuda") for job in jobs):
+            raise UserError("model.device=cuda needs a GPU, and launcher=local sees none: set model.device=cpu.")
 
     def at_once(self, tasks: Sequence[Task]) -> int:
         gpus = _gpus_for(jobs_of(tasks))

@@ -42,6 +42,8 @@ from kvsweep.run_files import row_types
 _Length = row_types.view(row_types.Completion, "num_tokens")
 # Bytes of completions.jsonl a token: 8.7 in 192 texts of Qwen2.5-Coder-1.5B on GSM8K.
 _TOKEN_BYTES = 9
+# Lines that a job's block leaves out where an earlier one has the same.
+_SHOWN_ONCE = ("  lacking", "  KV budget", "  note")
 _PACE_UNKNOWN = "not known until a cell has stored something; card=h100 or assume.tokens_per_second=N give an estimate"
 # Instructions of a processor as Linux names them, and the parameters from which a model gains by them (docs/models.md).
 _MULTIPLY_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
@@ -121,7 +123,8 @@ def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
         block = _describe(plan, share_of_job[key])
         if launcher.gpus_of_a_task == 0:  # else the tasks run on other machines
             block += _precision(plan.job, gpu)
-        lines += block
+        # The notes and missing files that jobs share stand in the first block that has them.
+        lines += [line for line in block if not line.startswith(_SHOWN_ONCE) or line not in lines]
         cells.update((plan.job.run_directory, cell.cell_id) for cell in plan.job.cells)
     at_once = min(launcher.at_once(tasks), len(tasks))
     # The first job's price counts for all: in one folder, a list of prices would make jobs that share cells, which are

@@ -162,10 +162,18 @@ class _File(_Place):
         return path
 
 
+class _Number(click.FloatRange):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):  # beyond no bound
+            self.fail(f"{value} is no number.", param, ctx)
+        return number
+
+
 _PLACE, _FILE = _Place(), _File()
 _PLACE.name = "dir"  # what the help shows as its value
 _FILE.name = "file"
-_POINTS = click.FloatRange(0, 100, min_open=True, max_open=True)
+_POINTS = _Number(0, 100, min_open=True, max_open=True)
 _directory = click.argument("directory", metavar=_DIR, type=_PLACE)
 _overrides = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 _above_0 = click.IntRange(min=1)
@@ -197,7 +205,7 @@ def _print_columns(context: click.Context, _option: click.Parameter, given: bool
 @option(
     "--width",
     metavar="INCHES",
-    type=click.FloatRange(3, 60),
+    type=_Number(3, 60),
     help="Width of the figures; by default 3.3, a row of heatmaps 7.1.",
 )
 @option("--map", metavar="NAME", help="A colour map of matplotlib; by default YlGnBu, safe for colour-blind readers.")
@@ -212,7 +220,7 @@ def _print_columns(context: click.Context, _option: click.Parameter, given: bool
 @option(
     "--watch",
     metavar="SECONDS",
-    type=click.FloatRange(1, _DAY_S),
+    type=_Number(1, _DAY_S),
     is_flag=False,
     flag_value=30.0,
     help="While the sweep runs, make the page again every so many seconds (30) if rows have come.",
@@ -240,9 +248,7 @@ def report(**options: Any) -> None:
 @_directory
 @_flag("--cells", help="One line per cell, with its id.")
 @_flag("--watch", help="Keep showing it until nothing runs or waits.")
-@option(
-    "--interval", metavar="SECONDS", type=click.FloatRange(0.1, _DAY_S), default=2.0, help="Time between two looks."
-)
+@option("--interval", metavar="SECONDS", type=_Number(0.1, _DAY_S), default=2.0, help="Time between two looks.")
 @_flag("--json", "as_json", help="Everything, for programs.")
 def status(**options: Any) -> None:
     """How far the sweep in DIR has come. The exit status is 1 if a task failed or stopped."""
@@ -260,9 +266,7 @@ def models() -> None:
 @program.command()
 @_directory
 @option("--workers", metavar="N", type=_above_0, default=2, help="Grading processes.")
-@option(
-    "--timeout", metavar="SECONDS", type=click.FloatRange(0, _DAY_S, min_open=True), default=5.0, help="A row's time."
-)
+@option("--timeout", metavar="SECONDS", type=_Number(0, _DAY_S, min_open=True), default=5.0, help="A row's time.")
 @_flag("--all", "regrade", help="Grade again the rows that have a grade.")
 @option("--why", metavar="PROBLEM", help="Grade nothing; show what decided each completion of this problem.")
 def grade(**options: Any) -> None:

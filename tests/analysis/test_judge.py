@@ -805,7 +805,8 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "a quote that never ends": (b'id,correct\n"a,1\n', ":2 is not a CSV row"),
     "a stray comma": (b"id,text,correct\na,1, 2,1\n", ":2 has not the header's count of cells"),
     "half a character": (b'{"id": "\\ud800", "correct": 1}\n', "has no problem's id"),
-    "a column twice": (b"id,correct,correct\na,1,0\n", "has the column 'correct' twice"),
+    "a column twice": (b"id,correct,correct\na,1,0\n", "has 'correct' twice"),
+    "a key twice": (b'{"id": "a", "correct": 1, "correct": 0}\n', ":1 has 'correct' twice"),
     "half a Parquet": (b"PAR1xxxx", "is not a Parquet file that can be read"),
     "half a zip": (b"PK\x03\x04xxxx", "cannot be unpacked"),
     "two scores": (b'{"id": "a", "scores": {"x": {"value": "C"}, "y": {"value": "I"}}}\n', "has the grades x, y"),
@@ -905,6 +906,7 @@ def test_a_zip_that_is_a_bomb_or_no_log(tmp_path):
         ("FULL LATER", "full counts draws from 0 and later from 1"),
         ("FULL missing.jsonl", "missing.jsonl cannot be read (No such file or directory)"),
         ("FULL PIPE", "is no plain file"),
+        ("FULL OTHER --margin nan", "nan is no number"),
     ],
 )
 def test_a_mistake_is_one_sentence(words, said, refused, tmp_path):

@@ -129,7 +129,7 @@ def _under(value: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:
 def _json_row(text: str | bytes, where: str) -> FileRow:
     """The row that a JSON object is; UserError for anything else."""
     try:
-        values = json.loads(text)
+        values = _parsed(text, where)
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
@@ -141,7 +141,7 @@ def _json_rows(path: Path, keys: Sequence[str]) -> Iterator[FileRow]:
     """Yield the rows of a file that is one JSON value: a list of objects, or an object with one under a key."""
     text = path.read_text(encoding="utf-8-sig")
     try:
-        value = json.loads(text)
+        value = _parsed(text, str(path))
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise UserError(f"{path}{line} is not JSON that can be read; correct it, or write a row a line.") from None
@@ -152,10 +152,22 @@ def _json_rows(path: Path, keys: Sequence[str]) -> Iterator[FileRow]:
         yield FileRow(f"{path} item {number}", row)
 
 
+def _parsed(text: str | bytes, where: str) -> Any:
+    """The value that JSON writes; UserError for an object with a key twice, as one of the two values would be lost."""
+
+    def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _refuse_repeated([key for key, _ in pairs], where)
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=unrepeated)
+
+
 def _refuse_repeated(columns: Sequence[str], where: str) -> None:
+    if len(set(columns)) == len(columns):
+        return
     for name in columns:
         if columns.count(name) > 1:
-            raise UserError(f"{where} has the column {name!r:.60} twice; rename or delete one.")
+            raise UserError(f"{where} has {name!r:.60} twice; rename or delete one.")
 
 
 def _zip_rows(path: Path, folder: str) -> Iterator[FileRow]:

@@ -105,6 +105,9 @@ def test_each_process_sees_one_gpu(tmp_path, monkeypatch, capsys):
 def test_cuda_without_a_gpu_is_refused(machine):
     machine("")
     config = ModelConfig(name="a", title="", path="x", device="cuda")
+    job: Any = SimpleNamespace(model=config, impl="torch")
+    with pytest.raises(UserError, match=r"model\.device=cuda needs a GPU, and launcher=local sees none"):
+        Local().check([job])
     with pytest.raises(UserError, match=r"model\.device=cuda needs a GPU, and this process sees none"):
         device_of(config)
 
