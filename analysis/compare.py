@@ -19,7 +19,7 @@ from kvsweep.run_files.safe_files import replace_text
 MATCH = ["model", "benchmark", "dataset_hash", "policy", "keep_ratio", "local_window", "budget", "question"]
 MATCH += ["variant"]
 
-# The text lists at most this many different settings and panels, which fit on a screen.
+# The text lists at most this many cells and different settings, which fit on a screen.
 MAX_LISTED = 8
 
 
@@ -128,20 +128,14 @@ def _summary(table: pd.DataFrame) -> list[str]:
     sentence = f"A and B differ in {differing} of {counted(len(compared), 'cell')} (B minus A, paired, Holm, 5%)"
     if differing > MAX_LISTED:
         sentence += f", the {MAX_LISTED} largest above"
-    sentence += "."
-    alike = len(compared) - differing
-    if alike:
-        verb = "is" if alike == 1 else "are"
-        sentence += f" {counted(alike, 'cell')} {verb} not shown to differ."
     without_pair = len(table) - len(compared)
     if without_pair:
-        verb = "has" if without_pair == 1 else "have"
-        sentence += f" {counted(without_pair, 'cell')} {verb} no common graded answer."
-    return [*lines, *_partly(compared), sentence]
+        sentence += f"; without a common graded answer: {counted(without_pair, 'cell')}"
+    return [*lines, *_partly(compared), f"{sentence}."]
 
 
 def _panel_lines(compared: pd.DataFrame) -> list[str]:
-    """A line for each model and benchmark, and for those beyond `MAX_LISTED` together."""
+    """A line for each model and benchmark."""
     lines = []
     for title, cells in compared.groupby(["model_title", "benchmark_title"], sort=False):
         differences = cells.loc[cells["p_holm"] < LEVEL, "difference"]
@@ -150,8 +144,6 @@ def _panel_lines(compared: pd.DataFrame) -> list[str]:
         mean = notation.percent(cells["difference"].mean(), signed=True)
         counts = f"{counted(len(cells), 'cell')}, B worse in {worse}, better in {better}, mean {mean} points"
         lines.append(f"{' | '.join(map(str, title))}: {counts}")
-    if len(lines) > MAX_LISTED:
-        lines = [*lines[:MAX_LISTED], f"and {len(lines) - MAX_LISTED} more panels"]
     return lines
 
 
@@ -173,12 +165,6 @@ def _span(counts: pd.Series) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _unshared(first: Run, second: Run, table: pd.DataFrame) -> str:
-    """Say how many cells only one run has; empty if none."""
-    counts = {"A": len(_distinct(first)) - len(table), "B": len(_distinct(second)) - len(table)}
-    return "; ".join(f"{counted(count, 'cell')} only in {run}" for run, count in counts.items() if count)
-
-
 def compare_runs(first: Path, second: Path, csv: Path | None = None) -> None:
     """Print how two runs' shared cells differ; with `csv`, write all of them to this file."""
     run_a = load_run(first)
@@ -187,9 +173,10 @@ def compare_runs(first: Path, second: Path, csv: Path | None = None) -> None:
         print(f"note: {notice}", file=sys.stderr)
     table = compare(run_a, run_b)
     print(in_words(table))
-    unshared = _unshared(run_a, run_b, table)
-    if unshared:
-        print(f"not compared: {unshared}")
+    for run in (run_a, run_b):
+        unshared = len(_distinct(run)) - len(table)
+        if unshared:
+            print(f"not compared: {counted(unshared, 'cell')} of {run.directory} alone")
     if csv:
         replace_text(csv, notation.csv_text(table))
         print(f"all {len(table)} cells: {csv}")
