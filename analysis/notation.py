@@ -55,7 +55,6 @@ POLICY_TITLES = {
     "dynts_later": "DynTS (later)", "dynts_sum": "DynTS (answer + far_max)", "oracle_answer": "oracle (answer)",
     "oracle_far_max": "oracle (far_max)",
 }  # fmt: skip
-VARIANT_TITLES = {"original": "", "dynts_code": "DynTS code", "kvpress": "kvpress"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,18 +214,6 @@ def csv_text(table: Any) -> str:
 
 
 def policy_title(policy: str, variant: str = "") -> str:
-    """Name a policy in a picture: "SnapKV", "SnapKV (DynTS code)", "DynTS (question=free)".
-
-    `variant` is as in cells.csv. A field called `variant` shows only its value, unless it is "original".
-    """
+    """Name a policy in a picture: "SnapKV", "DynTS (question=free)"; `variant` is as in cells.csv."""
     title = POLICY_TITLES.get(policy, policy)
-    variant_titles = map(_variant_title, variant.split(","))
-    variants = ", ".join(filter(None, variant_titles))
-    return f"{title} ({variants})" if variants else title
-
-
-def _variant_title(field: str) -> str:
-    name, _, value = field.strip().partition("=")
-    if name == "variant":
-        return VARIANT_TITLES.get(value, value.replace("_", " "))
-    return field.strip()
+    return f"{title} ({variant})" if variant else title

@@ -87,7 +87,14 @@ def test_bars_are_in_order_and_show_the_metrics(tmp_path, metrics):
     figure = policy_bars_figure(shared_settings(metrics)[0], "toy_qwen", metrics, Look(width=PAGE_WIDTH))
     panels = bar_panels(figure)
     assert [axes.get_title() for axes in figure.axes] == ["mean of 2\nbenchmarks", "Chain", "Add", "cache\nlength"]
-    assert names(figure) == ["full cache", "DynTS", "SnapKV", "window", "unheard_of", "SnapKV (DynTS code)"]
+    assert names(figure) == [
+        "full cache",
+        "DynTS",
+        "SnapKV (variant=original)",
+        "window",
+        "unheard_of",
+        "SnapKV (variant=dynts_code)",
+    ]
     for axes in panels:
         assert heights(axes) == pytest.approx([75, 75, 50, 50, 25, 0])
         assert max(axes.get_xticks()) <= 100

@@ -49,9 +49,9 @@ def test_accuracy_against_memory(tmp_path, metrics):
     scores = [
         "DynTS, best 100.0",
         "window, best 100.0",
-        "SnapKV, best 50.0",
+        "SnapKV (variant=original), best 50.0",
         "unheard_of, best 25.0",
-        "SnapKV (DynTS code), best 0.0",
+        "SnapKV (variant=dynts_code), best 0.0",
     ]
     assert list(drawn) == scores
     lengths = metrics[(metrics["policy"] == "dynts") & (metrics["benchmark"] == "toy_chain")]["mean_cache_length"]
