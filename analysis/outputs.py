@@ -129,7 +129,7 @@ def _of_lighteval(row: Row, graded: bool) -> Iterator[Row]:
 
 def _of_inspect_ai(row: Row, graded: bool) -> Iterator[Row]:
     """A sample, whose message may have its thinking as a part; its first epoch is 1."""
-    choice = _first_object(row["output"].get("choices"))
+    choice = _object(next(iter(_list(row["output"].get("choices"))), None))
     text = _object(choice.get("message")).get("content")
     thinking = None
     if isinstance(text, list):
@@ -221,14 +221,6 @@ def _list(value: Any) -> list[Any]:
 def _object(value: Any) -> Row:
     if isinstance(value, dict):
         return value
-    return {}
-
-
-def _first_object(values: Any) -> Row:
-    for value in _list(values):
-        row = _object(value)
-        if row:
-            return row
     return {}
 
 
@@ -638,9 +630,6 @@ def _refuse_repeated(rows: pd.DataFrame, answers: pd.DataFrame, no_question: Col
         has_more_values = values < {*map(str, rows[name])}
         if name in no_question or has_more_values or not tells_apart:
             continue
-        # Whole numbers may be draws.
-        draw_column = f"--column draw={visible(name):.60}, or " if all(map(str.isdecimal, values)) else ""
-        conditions = " or ".join(f"--where {visible(f'{name}={value}'):.80}" for value in sorted(values))
-        hint = f"these rows differ in {visible(name):.40}: give {draw_column}{conditions}"
+        hint += f"; these rows differ in {visible(name):.40}: {visible(', '.join(sorted(values))):.80}"
         break
     raise _Refusal(f"has draw {draw} of problem {visible(problem)!r:.60} {counts.max()} times: {hint}")
