@@ -33,7 +33,6 @@ _MARK = f"- {TAG}\n".encode()  # in a card: the dataset is ours, and may be over
 GATED = "gated"  # The texts of problems whose licence says so may not be passed on.
 # Rows held in memory together; the longest texts take some hundred kilobytes each, and so do their tokens.
 ROWS_AT_ONCE = 100
-SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M", 10_000_000: "1M<n<10M"}
 
 # The names and titles that stand in the card's sentences.
 CARD_NAMES = ("model", "model_title", "benchmark", "benchmark_title", "policy", "decoding", "licence", "revision")
@@ -196,7 +195,6 @@ def card(table: pd.DataFrame, data: Path, schema: pa.Schema, *, problems: bool) 
         "language": ["en"],
         "task_categories": ["text-generation"],
         "tags": [TAG, "kv-cache", "reasoning"],
-        "size_categories": [_size_category(rows)],
         "configs": configs,
     }
     commits = [f"commit {revision}" for revision in table["revision"].unique() if revision]
@@ -219,13 +217,6 @@ def card(table: pd.DataFrame, data: Path, schema: pa.Schema, *, problems: bool) 
         gated=GATED,
         problems=problems,
     )
-
-
-def _size_category(rows: int) -> str:
-    for size, category in SIZES.items():
-        if rows < size:
-            return category
-    return "n>10M"
 
 
 def _named(table: pd.DataFrame, kind: str) -> str:

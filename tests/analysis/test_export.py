@@ -77,7 +77,6 @@ def test_the_card_describes_what_is_there(make_cell):
     (config,) = card.data.to_dict()["configs"]
     assert (config["config_name"], config["data_files"]) == ("default", "data/*.parquet")
     assert card.data.license == "other"
-    assert card.data.size_categories == ["n<1K"]
     assert "8 completions of 2 cells" in card.text
     assert "`r1` (max_new_tokens 400, temperature 0.6). Code: commit 0123abcd." in card.text
     # Mean over problems of the mean over draws: (1/2 + 1) / 2 and (1/2 + 1/2) / 2.
