@@ -539,16 +539,13 @@ def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
 
 def benchmarks_first(cells: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Return the cells with these benchmarks, by name or title, before the others; UserError for an unknown one."""
-    by_title = dict(zip(cells["benchmark_title"], cells["benchmark"], strict=True))
-    places = {}
-    for place, name in enumerate(names):
-        if name not in by_title and name not in by_title.values():
-            raise UserError(f"--order names {name}, which is no benchmark here: choose among {', '.join(by_title)}.")
-        benchmark = by_title.get(name, name)
-        places[benchmark] = place
-    # Benchmarks that are not named follow, in their order.
-    order = cells["benchmark"].map(places).fillna(len(places))
-    return cells.iloc[order.argsort(kind="stable")].reset_index(drop=True)
+    for name in reversed(names):
+        named = cells["benchmark"].eq(name) | cells["benchmark_title"].eq(name)
+        if not named.any():
+            titles = ", ".join(cells["benchmark_title"].unique())
+            raise UserError(f"--order names {name}, which is no benchmark here: choose among {titles}.")
+        cells = pd.concat([cells[named], cells[~named]], ignore_index=True)
+    return cells
 
 
 def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFrame, pd.DataFrame]:
