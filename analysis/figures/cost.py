@@ -18,9 +18,6 @@ from kvsweep.run_files.safe_files import read_file
 
 MAX_LINES = 4
 
-# Settings with cache lengths that differ by less than this share on average share a line, which would hide others.
-ALIKE = 0.04
-
 # With fewer completions, the mean depends more on which of them still decode than on the step.
 MIN_LIVE = 10
 
@@ -98,8 +95,8 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     style.legend_below(figure)
     title = f"{model_title(metrics, model)} | {compared['benchmark_title'].iloc[0]}"
     note = f"{len(chosen)} of {counted(len(compared), 'setting')}, from the smallest cache to the largest"
-    note += f"; of settings whose mean lengths differ by less than {ALIKE:.0%} the first stands for all. "
-    note += f"Left out: benchmarks of shorter texts, settings that evict nothing, steps of fewer than {MIN_LIVE} texts"
+    note += ". Left out: benchmarks of shorter texts, settings that evict nothing, "
+    note += f"steps of fewer than {MIN_LIVE} texts"
     figure.set_label(f"{title}: the cost of a decoding step, mean over the texts that have not ended; {note}")
     return figure
 
@@ -130,24 +127,11 @@ def _kv_bytes(run: Run, cell: str, lengths: np.ndarray) -> np.ndarray | None:
 
 
 def _cells_to_draw(cells: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return names and ids of at most `MAX_LINES` cells, smallest cache first.
-
-    Of cells with equal bits and similar lengths, the first is taken, and its name counts the others.
-    """
-    # Lengths that differ by a factor of 1 + `ALIKE` differ by one here.
-    lengths = (np.log(cells["mean_cache_length"]) / np.log1p(ALIKE)).round()
-    groups = [rows for _, rows in cells.groupby([lengths, "bits"])]
-    # Evenly from the smallest to the largest; of fewer groups each once.
-    indices = np.unique(np.linspace(0, len(groups) - 1, MAX_LINES).round().astype(int))
-    chosen = []
-    for index in indices:
-        group = groups[index]
-        first = group.iloc[0]
-        name = notation.setting(first)
-        if len(group) > 1:
-            name += f" and {len(group) - 1} alike"
-        chosen.append((name, first.cell_id))
-    return chosen
+    """Return names and ids of at most `MAX_LINES` cells, smallest cache first."""
+    ascending = cells.sort_values("mean_cache_length", kind="stable")
+    # Evenly from the smallest to the largest; of fewer cells each once.
+    indices = np.unique(np.linspace(0, len(cells) - 1, MAX_LINES).round().astype(int))
+    return [(notation.setting(cell), cell.cell_id) for cell in notation.rows(ascending.iloc[indices])]
 
 
 def flops(run: Run, cell_id: str) -> tuple[float, float] | None:

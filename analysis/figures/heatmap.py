@@ -33,14 +33,11 @@ from kvsweep.analysis.statistics.inference import NoiseFloor
 from kvsweep.analysis.statistics.metrics import mean_over_benchmarks, model_title
 from kvsweep.analysis.statistics.sentences import PanelVerdict
 from kvsweep.messages.command_line import counted
-from kvsweep.messages.errors import UserError
 
 # Size of the numbers and of a figure's own title in points; letters of a panel's title and of an axis in inches.
 SIZE, TITLE_SIZE, TITLE, LETTER = 6.5, 9, 0.051, 0.046
 # Inches: widest panel, space beside its cells, and least and largest height of a row of cells.
 WIDEST, BESIDE, LOW, HIGH = COLUMN_WIDTH, 0.6, 0.25, 0.38
-# The most inches of a figure, as of `--width`.
-MOST = 60
 
 # Columns of metrics that a heatmap reads; means over benchmarks and published scores lack some of them.
 READ = ["cell_id", "policy", "status", "completions", "graded", "ungraded", "evicted", "packed", "bits", "decision"]
@@ -102,7 +99,6 @@ class Panel:
     full: pd.DataFrame
     scale: str = ""
     difference: bool = False
-    measure: str = "Pass@1 (%)"
     floor: NoiseFloor | None = None
 
     def matrix(self, name: str) -> np.ndarray:
@@ -231,7 +227,7 @@ def published_figure(
         gap_cells = ours.cells.assign(value=gaps, label=labels, mark="")
         note = f"typical standard error of ours {notation.percent(our_cells['se'].mean())}"
         title = "ours minus published"
-        difference = replace(ours, title=title, note=note, cells=gap_cells, measure="points", difference=True)
+        difference = replace(ours, title=title, note=note, cells=gap_cells, difference=True)
         panels += [replace(theirs, scale=scale), replace(ours, scale=scale), difference]
     scales = "published and ours have one colour scale per row, the differences one for all rows"
     notes = ["Pass@1 in % beside the published scores, differences in points", scales]
@@ -264,7 +260,6 @@ def _panel(grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str,
         full=cells(full, full.index, difference=False),
         scale=title if look.scale == "own" else "",
         difference=difference,
-        measure="points against the full cache" if difference else Panel.measure,
     )
 
 
@@ -299,24 +294,20 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
     columns = min(look.columns or _fitting_columns(panels, labels, look.row), len(panels))
     width, height = _panel_row_size(panels, labels, columns, look.row)
     figure, grid = style.panels(width, len(panels), columns, row_height=height, extra_height=0.6 if look.title else 0.4)
-    last_bars: dict[int, tuple[Colorbar, str]] = {}  # of each row of panels, with what it measures
     for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         scale_values = np.concatenate([other.cells["value"] for other in panels if other.scale == panel.scale])
         ends = limits(scale_values, difference=panel.difference)
         bar = _heatmap(axes, panel, labels[index], ends, look.map or style.SEQUENTIAL)
-        row, column = divmod(index, columns)
-        if bar is not None:
-            _finish_bar(bar, panel, scale_values)
-            last_bars[row] = bar, panel.measure
-        if column == 0:
+        # The last bar of a row says what all of them measure.
+        if bar is not None and (index + 1 == len(panels) or (index + 1) % columns == 0):
+            bar.set_label("points" if panel.difference else "Pass@1 (%)")
+        if index % columns == 0:
             axes.set_ylabel("Local Window Size")
         # The panel to the left names the same windows.
         elif panel.rows == panels[index - 1].rows:
             axes.set_yticklabels([])
     for axes in grid[-columns:]:  # the lowest of each column
         axes.set_xlabel("Ratio")
-    for bar, measure in last_bars.values():
-        bar.set_label(measure)
     figure.set_label(caption)
     if look.title:
         figure.suptitle(look.title, fontsize=TITLE_SIZE)
@@ -328,7 +319,7 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
 def _panel_row_size(
     panels: list[Panel], labels: list[np.ndarray], columns: int, most_width: float
 ) -> tuple[float, float]:
-    """Return the width and height in inches of a row of so many panels; UserError if no room would be enough."""
+    """Return the width and height in inches of a row of so many panels."""
     width = min(most_width, columns * WIDEST)
     if columns == 1:  # in a narrower figure the numbers would lie on one another
         width = max(width, _edge(panels) + _panel_width(panels, labels))
@@ -340,9 +331,6 @@ def _panel_row_size(
     highest = HIGH if columns == len(panels) else LOW  # several rows of panels share a page
     cell_height = 0.12 * (text_lines - 1) + min(max(0.75 * cell_width, LOW), highest)
     height = cell_height * windows + title_height
-    if max(width, height) > MOST:
-        size = f"{windows} windows and {ratios} ratios"
-        raise UserError(f"a heatmap of {size} has no room for its numbers in {MOST} inches: report fewer cells.")
     return width, height
 
 
@@ -429,16 +417,6 @@ def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, fl
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, pad=1)
     return bar
-
-
-def _finish_bar(bar: Colorbar, panel: Panel, numbers: np.ndarray) -> None:
-    """Let a bar show the colours of the data alone; `numbers` are those of all panels on its scale."""
-    low, high = np.nanmin(numbers), np.nanmax(numbers)
-    if panel.difference and low < high:  # the colours lie evenly around zero
-        bar.ax.set_ylim(min(0, low), max(0, high))
-    elif low == high:
-        # All values are equal, and the width of the scale is made up.
-        bar.set_ticks([low])
 
 
 def attribution_table(values: np.ndarray, tokens: Sequence[str], steps: Sequence[str]) -> pd.DataFrame:

@@ -29,8 +29,8 @@ BAR, PANEL, LETTER = 0.155, 0.72, 0.047
 FEWEST_IN_A_ROW = 4
 # Inches of all panels of the noise figure together: with the note they fit on a page.
 MOST_HIGH = 9.0
-# A page has room for this many names of replayed settings, a column of a page for this many.
-MOST, MOST_IN_A_COLUMN = 60, 40
+# A page has room for this many names of replayed settings above the other panels.
+MOST = 40
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -86,9 +86,6 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> list[str]:
     axes.barh(rows.index, scores, xerr=errors, color=colors, edgecolor="0.45", linewidth=0.5, error_kw=error_look)
     # This draws nothing and gives the legend a bar.
     axes.fill_between([], [], color=BAR_COLOR, label="Pass@1 (%) ± standard error over problems")
-    zeros = scores[scores == 0]
-    if len(zeros):  # a bar of length zero is drawn as a stroke
-        axes.plot(zeros, zeros.index, "|", color="0.25", markersize=7, markeredgewidth=1.6, clip_on=False)
     if "decision" in rows:
         marks = rows["decision"].map(notation.DECISION_MARKS).fillna("")
         numbers = list(rows["pass_at_1"].map(notation.percent) + marks)
@@ -109,7 +106,6 @@ def _lengths(axes: Axes, rows: pd.DataFrame) -> None:
     _numbers(axes, [notation.decimal(length, 0) for length in lengths], end)
     axes.set_title("cache\nlength")
     axes.xaxis.set_major_locator(MaxNLocator(2))
-    axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= end])
 
 
 def _numbers(axes: Axes, numbers: list[str], end: float) -> None:
@@ -133,42 +129,30 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
     """
     columns = min(2 if look.width > 5 else 1, len(verdicts))
     figure, grid = style.panels(
-        look.width, len(verdicts), columns, row_height=1.8, extra_height=0.38, max_height=MOST_HIGH
+        look.width, len(verdicts), columns, row_height=1.8, extra_height=0.38, max_height=MOST_HIGH, sharey=True
     )
     floors = [verdict.floor for verdict in verdicts if verdict.floor is not None]
-    bands = []  # lowest tied and best score of each panel, in percent
-    spans = []  # lowest and highest that each panel shows
-    for floor in floors:
-        best = 100 * floor.scores.max()
-        lowest_tied = max(0.0, 100 * (floor.scores.max() - floor.critical))
-        bands.append((lowest_tied, best))
-        spans.append((min(lowest_tied, 100 * floor.scores.min()), best))
-    # Each axis has the same length, so that spans can be compared by eye.
-    longest = max(high - low for low, high in spans)
-    # With room beyond the widest span, at least a point, and no more than from -2 to 102.
-    length = min(1.16 * max(longest, 1.0), 104.0)
-    for axes, verdict, floor, band, span in zip(grid, verdicts, floors, bands, spans, strict=True):
+    caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
+    for axes, verdict, floor in zip(grid, verdicts, floors, strict=True):
+        if floor.partial:
+            caption += f". {verdict.title}: {floor.words[-1]}"
         scores = 100 * np.sort(floor.scores)
-        axes.axhspan(*band, color=BAND_COLOR, linewidth=0)
+        # From the lowest score that is tied with the best.
+        axes.axhspan(scores[-1] - 100 * floor.critical, scores[-1], color=BAND_COLOR, linewidth=0)
         color = SIGNAL_COLOR if floor.signal else NOISE_COLOR
         axes.plot(np.arange(1, len(scores) + 1), scores, "o", markersize=3.5, color=color)
         title = style.wrapped(f"{verdict.title}\nscores {', '.join(floor.words)}", look.width / columns)
         axes.set_title(title, fontsize=7, linespacing=1.3)
-        # The axis stays between -2 and 102, so that markers at 0 and 100 have room.
-        middle = np.clip(np.mean(span), length / 2 - 2, 102 - length / 2)
-        axes.set_ylim(middle - length / 2, middle + length / 2)
-        style.percent_axis(axes)
         axes.set_xticks([])
         axes.spines[["top", "right", "bottom"]].set_visible(False)
+    # The panels share this axis, whose limits are known when all are drawn.
+    for axes in grid:
+        style.percent_axis(axes)
     for axes in grid[-columns:]:  # the lowest of each column
         axes.set_xlabel("settings, the lowest score first")
     figure.supylabel("Pass@1 (%)", fontsize=8)
-    note = "one dot per setting, on axes of one length: blue where they span more than chance, orange where not;"
+    note = "one dot per setting, on one axis: blue where they span more than chance, orange where not;"
     style.footnote(figure, f"{note} grey: tied with the best")
-    caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
-    for verdict, floor in zip(verdicts, floors, strict=True):
-        if floor.partial:
-            caption += f". {verdict.title}: {floor.words[-1]}"
     figure.set_label(caption)
     return figure
 
@@ -179,16 +163,11 @@ def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: L
     # If all settings share a trigger, the title names it.
     budgets = table["budget"].dropna().unique()
     named = table.assign(setting=notation.settings(table, trigger=len(budgets) > 1))
-    wide = look.width > 5
     settings = named.groupby("setting")["kl"].mean().sort_values().index
-    nearest = settings[: MOST if wide else MOST_IN_A_COLUMN]
+    nearest = settings[:MOST]
     height = 0.13 * len(nearest) + 0.9
-    if wide:
-        figure = style.new_figure((look.width, max(height, 3.4)))
-        panels: Any = figure.subplot_mosaic([["cells", "distance"], ["cells", "entropy"]])
-    else:
-        figure = style.new_figure((look.width, height + 3.2))
-        panels = figure.subplot_mosaic([["cells"], ["distance"], ["entropy"]], height_ratios=[height, 1.6, 1.6])
+    figure = style.new_figure((look.width, height + 3.2))
+    panels: Any = figure.subplot_mosaic([["cells"], ["distance"], ["entropy"]], height_ratios=[height, 1.6, 1.6])
     _kl_of_settings(panels["cells"], named, nearest)
     darkest_last = named.sort_values("kl", ascending=False)["cell_id"].tolist()
     for kind, label in {"distance": "tokens since last eviction", "entropy": "entropy of full cache (nats)"}.items():

@@ -1,11 +1,9 @@
 """Look, parts and files that all figures share."""
 
 import re
-import sys
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from math import ceil
 from pathlib import Path
 from textwrap import fill
@@ -74,19 +72,8 @@ def new_figure(size: tuple[float, float]) -> Figure:
 
 
 def wrapped(text: str, width: float) -> str:
-    """Break lines of a note that are wider than `width` inches into lines of about the same length."""
-    letters = round(LETTERS * width)
-    broken = []
-    for line in text.splitlines():
-        fewest_breaks = fill(line, letters).count("\n")
-        longest_word = max(map(len, line.split(" ")))
-        # The narrowest lines that are as few make their lengths about the same. Lines of `letters` are as few.
-        for narrower in range(min(letters, longest_word), letters + 1):
-            lines = fill(line, narrower)
-            if lines.count("\n") == fewest_breaks:
-                break
-        broken.append(lines)
-    return "\n".join(broken)
+    """Break lines of a note that are wider than `width` inches."""
+    return "\n".join(fill(line, round(LETTERS * width)) for line in text.splitlines())
 
 
 def footnote(figure: Figure, text: str) -> None:
@@ -144,11 +131,7 @@ class PlainLogFormatter(LogFormatter):
 def percent_axis(axes: Axes) -> None:
     """End a vertical axis of percents at 0 and 100, with room for a marker beyond."""
     low, high = axes.get_ylim()
-    first = max(low, 0)
-    last = min(high, 100)
-    axes.set_yticks([tick for tick in axes.get_yticks() if first <= tick <= last])
     axes.set_ylim(max(low, -2.0), min(high, 102.0))
-    axes.spines["left"].set_bounds(first, last)
 
 
 def percent_errors(rows: Any) -> tuple[Any, list[Any]]:
@@ -271,70 +254,41 @@ def heat_table(
     return mesh
 
 
-_BOXES = set[str]()  # characters without a font that a note has named
+def add_fonts(figure: Figure) -> None:
+    """Give a figure's texts this machine's fonts for the characters that its own fonts do not have.
 
-
-def draw_glyphs(figure: Figure, draw: Callable[[], object]) -> None:
-    """Draw a figure, with this machine's fonts for characters that the figures' own font does not have.
-
-    Characters without any font become boxes. A note names them once; matplotlib would warn of each at each drawing.
+    matplotlib warns of each character that no font has, and draws a box.
     """
-    missing = _draw_and_list_missing(draw)
-    families = _families_with(frozenset(missing))
+    texts = [artist for artist in figure.findobj(Text) if isinstance(artist, Text)]
+    families = _families_with(frozenset("".join(text.get_text() for text in texts)))
     if families:
-        for text in figure.findobj(Text):
-            assert isinstance(text, Text)
+        for text in texts:
             text.set_fontfamily([*text.get_fontfamily(), *families])
-        missing = _draw_and_list_missing(draw)
-    new = "".join(sorted(missing - _BOXES))
-    if new:
-        _BOXES.update(new)
-        hint = "install one, such as Noto Sans CJK for Chinese, Japanese and Korean, or write another title"
-        print(f"note: no font of this machine has {new}, which the figures show as boxes: {hint}.", file=sys.stderr)
-
-
-def _draw_and_list_missing(draw: Callable[[], object]) -> set[str]:
-    """Draw; return the characters for which no font has a glyph. Other warnings pass."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        draw()
-    missing = set()
-    for warning in caught:
-        # matplotlib names a missing character only in the text of its warning.
-        glyph = re.match(r"Glyph (\d+) .*missing from", str(warning.message))
-        if glyph:
-            missing.add(chr(int(glyph[1])))
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return missing
 
 
 @cache
 def _families_with(characters: frozenset[str]) -> list[str]:
-    """Return fonts of this machine that together have as many of the characters as all its fonts have.
+    """Return fonts of this machine for the characters that the figures' own fonts do not have.
 
-    Each next font has the most of the characters that are still missing. The fonts are searched again, because
-    matplotlib's own list may be old.
+    The fonts are searched again, because matplotlib's own list may be old.
     """
-    missing = set(map(ord, characters))
+    missing = {ord(character) for character in characters if character.isprintable()}
+    for family in STYLE["font.family"]:
+        missing -= FT2Font(fontManager.findfont(family)).get_charmap().keys()
+    families = list[str]()
     if not missing:
-        return []
-    glyphs = dict[str, set[int]]()  # of the characters, by a font's file
+        return families
     for path in sorted(findSystemFonts()):
         with suppress(OSError, RuntimeError):  # not a font file
             font = FT2Font(path)
+            glyphs = missing & font.get_charmap().keys()
             # Fonts of pixels cannot be drawn in every size.
-            if font.scalable:
-                glyphs[path] = missing & font.get_charmap().keys()
-    families = list[str]()
-    while True:
-        best = max(glyphs, key=lambda path: len(glyphs[path] & missing), default=None)
-        if best is None or not glyphs[best] & missing:
-            return families
-        missing -= glyphs[best]
-        # `addfont` puts the font at the end of `ttflist`.
-        fontManager.addfont(best)
-        families.append(fontManager.ttflist[-1].name)
+            if font.scalable and glyphs:
+                missing -= glyphs
+                # `addfont` puts the font at the end of `ttflist`.
+                fontManager.addfont(path)
+                families.append(fontManager.ttflist[-1].name)
+    return families
 
 
 def _name_clips(path: Path, figure_name: str) -> None:
@@ -353,9 +307,10 @@ def save_figure(figure: Figure, directory: Path, name: str, *, pdf: bool = True)
     paths = {suffix: directory / f"{name}.{suffix}" for suffix in FORMATS if pdf or suffix != "pdf"}
     no_date: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context(STYLE):
+        add_fonts(figure)
         for suffix, path in paths.items():
             with replacing(path) as temporary:
-                draw_glyphs(figure, partial(figure.savefig, temporary, format=suffix, metadata=no_date[suffix]))
+                figure.savefig(temporary, format=suffix, metadata=no_date[suffix])
                 if suffix == "svg":
                     _name_clips(temporary, name)
             # Layout is the slow part: the first format computes it, and the other formats reuse it. With an engine, or

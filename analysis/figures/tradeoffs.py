@@ -68,12 +68,9 @@ def tradeoff(
     if column == SPEED and timed is not None:
         # The timed speed keeps the plain name; the other is that of cells decoded together.
         cells = cells.merge(timed, on="cell_id", suffixes=("_together", ""))
-        if timed["peak_bytes"].isna().all():  # only a GPU counts them
-            label = label.replace("the whole batch", "a batch on a CPU")
     title, panels = panels_of(cells)
     if not panels:
         return None
-    costs = pd.concat([points[column] for _, points, _ in panels])
     columns = look.columns
     if columns is None:
         columns = 1 if column == SPEED else 2
@@ -85,7 +82,7 @@ def tradeoff(
         look.width, len(panels), columns, row_height=height, extra_height=0.7, max_height=MOST_HIGH, sharey=True
     )
     for axes, panel in zip(grid, panels, strict=True):
-        _draw_panel(axes, panel, column, costs)
+        _draw_panel(axes, panel, column)
         axes.set_xlabel(label)
     for axes in grid[::columns]:  # the first of each row
         axes.set_ylabel("Pass@1 (%)")
@@ -97,14 +94,15 @@ def tradeoff(
     # Only the points of a Pareto front have names, and over triggers there is no front.
     if column != TRIGGER:
         # Names can be placed only when the layout is known.
-        style.draw_glyphs(figure, figure.draw_without_rendering)
+        style.add_fonts(figure)
+        figure.draw_without_rendering()
         for axes, (_, points, _) in zip(grid, panels, strict=True):
             _name_points(axes, points, column)
     return figure
 
 
-def _draw_panel(axes: Axes, panel: Panel, column: str, costs: pd.Series) -> None:
-    """Draw a panel's lines over a column, its full cache, and but for triggers a front; `costs` is of all panels."""
+def _draw_panel(axes: Axes, panel: Panel, column: str) -> None:
+    """Draw a panel's lines over a column, its full cache, and but for triggers a front."""
     title, points, lines = panel
     for name, rows, look in lines:
         scores, errors = style.percent_errors(rows)
@@ -112,13 +110,13 @@ def _draw_panel(axes: Axes, panel: Panel, column: str, costs: pd.Series) -> None
     axes.set_title(title)
     style.tidy(axes, grid="both")
     if column == TRIGGER:
-        axes.set_xticks(np.unique(costs.dropna()))
+        axes.set_xticks(points[column].dropna().unique())
         style.full_cache_level(axes, points)
         return
     if column == BYTES:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: size(value))
-    _draw_full_and_front(axes, points, column, costs.max())
+    _draw_full_and_front(axes, points, column)
 
 
 def _triggers(cells: pd.DataFrame) -> Panels:
@@ -136,15 +134,11 @@ def _triggers(cells: pd.DataFrame) -> Panels:
     panels: list[Panel] = []
     for title, rows in benchmark_views(pd.concat([chosen, full])):
         points = rows.dropna(subset="pass_at_1")
-        # Points at one trigger are shifted sideways, so that no error bar hides another.
-        step = 0.02 * np.ptp(points["budget"].dropna())
-        shifts = step * (np.arange(len(names)) - (len(names) - 1) / 2)
         settings = np.array(notation.settings(points, trigger=False))
         lines: list[Line] = []
         for index, name in enumerate(names):
             line = points[settings == name].drop_duplicates("budget").sort_values("budget")
-            look = {"linewidth": 1.2, **style.look_of(index)}
-            lines.append((name, line.assign(budget=line["budget"] + shifts[index]), look))
+            lines.append((name, line, {"linewidth": 1.2, **style.look_of(index)}))
         panels.append((title, points, lines))
     return "trigger of evictions", panels
 
@@ -274,9 +268,7 @@ def _speeds(timed: pd.DataFrame) -> Panels:
         groups: Any = points.groupby(POLICY, sort=False)
         for policy, rows in groups:
             lines.append((notation.policy_title(*policy), rows, {**looks[policy], "linestyle": "none"}))
-        # What chose the batch: as many texts as fit into one memory, or a number of texts.
-        together = "in equal memory" if (points["why"] == "memory").all() else "side by side"
-        panels.append((f"{benchmark}, {batch} texts {together}", points, lines))
+        panels.append((f"{benchmark}, {batch} texts side by side", points, lines))
     return "speed, each setting alone", panels
 
 
@@ -295,22 +287,9 @@ def _front(points: pd.DataFrame, column: str) -> pd.DataFrame:
     return pareto_front(points.assign(cost=cost), "cost")
 
 
-def _draw_full_and_front(axes: Axes, points: pd.DataFrame, column: str, highest: float) -> None:
-    """Draw the full cache and the Pareto front, and end the axis; `highest` is the highest cost of all panels.
-
-    The axis of a speed starts at 0. That of bytes is logarithmic and starts just before the data, as does that of a
-    length if all data lie in its upper half; else it starts at 0 too.
-    """
-    axes.margins(x=0.05)
-    if column == BYTES:
-        # This holds the limits where the data has put them.
-        axes.set_xlim(axes.get_xlim())
-    else:
-        start = 0.0
-        lowest = points[column].min()
-        if column != SPEED and highest / 2 < lowest < highest:
-            start = lowest - 0.1 * (highest - lowest)
-        axes.set_xlim(start, highest + 0.05 * (highest - start))
+def _draw_full_and_front(axes: Axes, points: pd.DataFrame, column: str) -> None:
+    """Draw the full cache and the Pareto front."""
+    axes.margins(x=0.15)  # room for a name beside the first and the last point
     for row in notation.rows(points[points["policy"] == "full"].head(1)):
         cost = getattr(row, column)
         label = notation.policy_title("full")

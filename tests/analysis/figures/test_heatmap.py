@@ -292,10 +292,8 @@ def test_several_policies_a_title_and_an_order(run, make_cell, kvsweep, monkeypa
     figure = drawn["heatmap_toy_qwen_h2o_128"]
     assert figure.get_suptitle() == "Mine"
     assert [axes.get_title() for axes in panels(figure)] == ["Toy-Qwen | Chain, H2O", "Toy-Qwen | Add, H2O"]
-    bars = [axes for axes in figure.axes if axes not in panels(figure)]
-    assert all(bar.get_yticks().tolist() == [0] for bar in bars), "of zeros alone"
     figure = drawn["difference_toy_qwen_h2o_128"]
-    assert figure.axes[-1].get_ylabel() == "points against the full cache"
+    assert figure.axes[-1].get_ylabel() == "points"
     ended = kvsweep("report", str(run), "--order", "aime24")
     assert (ended.code, "choose among Chain, Add" in ended.err) == (2, True)
 
@@ -325,12 +323,10 @@ def test_a_panel_within_chance_is_pale_and_says_so(run, make_cell):
 
 
 @pytest.mark.slow
-def test_the_bar_of_differences_ends_where_the_data_ends(metrics):
+def test_the_scale_of_differences_is_even(metrics):
     (grid,) = find_grids(metrics)
     drawn = grid_figure(grid, "toy_qwen", metrics, Look(scale="diff_from_full"))
     values = 100 * grid.cells["diff_to_full"].dropna()
-    bars = [axes for axes in drawn.axes if axes not in panels(drawn)]
-    assert [bar.get_ylim() for bar in bars] == [pytest.approx((values.min(), max(values.max(), 0)))] * 2
     # One lost point has the same colour as one gained has on its side: the scale itself is even.
     for axes in panels(drawn):
         low, high = axes.collections[0].get_clim()

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from hashlib import sha256
 from pathlib import Path
-from textwrap import fill
 
 import pytest
 from fontTools.fontBuilder import FontBuilder
@@ -77,7 +76,6 @@ def fonts(tmp_path, monkeypatch):
     """The folder of all fonts of a machine, which is empty."""
     listed = list(fontManager.ttflist)
     monkeypatch.setattr(style, "findSystemFonts", lambda: [str(path) for path in tmp_path.glob("*.ttf")])
-    monkeypatch.setattr(style, "_BOXES", set())
     style._families_with.cache_clear()
     yield tmp_path
     fontManager.ttflist[:] = listed
@@ -129,36 +127,15 @@ def test_the_caption_lies_beside_the_figure(tmp_path):
     assert b"standard error" not in saved_as["svg"].read_bytes()
 
 
-@pytest.mark.parametrize("words", range(1, 40))
-def test_no_note_leaves_a_word_alone(words):
-    text = " ".join(("settings", "of", "a", "grid", "problems")[place % 5] for place in range(words))
-    lines = style.wrapped(text, 3.3).split("\n")
-    assert " ".join(lines) == text
-    assert max(map(len, lines)) <= round(style.LETTERS * 3.3)
-    assert len(lines) == len(fill(text, round(style.LETTERS * 3.3)).split("\n"))
-    assert len(lines) == 1 or len(lines[-1].split()) > 1
-
-
 @pytest.mark.slow
-def test_characters_that_no_font_has_are_named_once(fonts, capsys, recwarn):
-    saved("模型", fonts)
-    saved("模型 a", fonts)
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert said.startswith("note: no font of this machine has 型模, which the figures show as boxes: install one")
-    assert not recwarn.list
-
-
-@pytest.mark.slow
-def test_a_font_that_has_them_is_used(fonts, capsys, recwarn):
-    plain, boxes = saved("a", fonts), saved("模型", fonts)
-    capsys.readouterr()
+def test_a_font_that_has_the_characters_is_used(fonts, recwarn):
+    plain = saved("a", fonts)
+    with pytest.warns(UserWarning, match="Glyph"):
+        boxes = saved("模型", fonts)
     style._families_with.cache_clear()
-    write_font(fonts / "Half.ttf", "模")
     write_font(fonts / "Whole.ttf", "模型")
     (fonts / "none.ttf").write_text("no font")
     assert saved("模型", fonts) != boxes
     assert style._families_with("型模") == ["Whole"]
     assert saved("a", fonts) == plain
-    assert capsys.readouterr().err == ""
     assert not recwarn.list

@@ -109,14 +109,6 @@ def boxes_of_names(figure: Figure) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_memory_begins_before_its_points_where_they_lie_in_the_upper_half(metrics):
-    full = metrics["policy"] == "full"
-    for length, start in ((80, 80 - 0.1 * 60), (69, 0), (140, 0)):
-        figure = tradeoff("memory", metrics.assign(mean_cache_length=np.where(full, 140, length)), "toy_qwen")
-        assert figure.axes[0].get_xlim()[0] == pytest.approx(start)
-
-
-@pytest.mark.slow
 def test_no_name_lies_over_a_line(tmp_path, make_cell):
     make_cell([[1]] * 10)
     for place, policy in enumerate(("dynts", "window", "random", "h2o")):
@@ -139,7 +131,7 @@ def test_no_name_lies_over_a_line(tmp_path, make_cell):
         assert not any(box.contains(*point) for box in names for point in points)
 
 
-def test_speed_begins_at_nothing_and_names_the_settings_of_its_front(tmp_path, make_cell):
+def test_speed_names_the_settings_of_its_front(tmp_path, make_cell):
     make_cell([[1]] * 10)
     scores = {0.1: 2, 0.2: 5, 0.3: 0, 0.4: 8}
     for ratio, right in scores.items():
@@ -149,9 +141,8 @@ def test_speed_begins_at_nothing_and_names_the_settings_of_its_front(tmp_path, m
     timed = pd.DataFrame({"cell_id": table["cell_id"], "slots": 8, "why": "memory", "peak_bytes": None})
     figure = tradeoff("speed", table, "toy_qwen", timed=timed.assign(tokens_per_second=5000 - 4000 * ratios))
     (axes,) = figure.axes
-    assert axes.get_title() == "Chain, 8 texts in equal memory"
-    assert axes.get_xlabel() == "tokens/s of a batch on a CPU, median over rounds"
-    assert (axes.get_xlim()[0], axes.get_xlim()[1] > 4600) == (0, True)
+    assert axes.get_title() == "Chain, 8 texts side by side"
+    assert axes.get_xlim()[1] > 4600
     # 0.3 is slower than 0.2 and worse.
     assert {text.get_text() for text in axes.texts} == {"DynTS 0.1 / 48", "DynTS 0.2 / 48", "DynTS 0.4 / 48"}
     low, high = axes.get_ylim()
@@ -183,8 +174,3 @@ def test_budgets(run, make_cell):
     assert list(curve.get_xdata()) == [96, 160]
     assert list(curve.get_ydata()) == pytest.approx([0, 200 / 3])
     assert tradeoff("budget", table[table["budget"] != 96], "toy_qwen") is None
-    make_cell([[1]], policy="dynts", budget=128, benchmark="toy_add", benchmark_title="toy_add")
-    lacking = cell_metrics(load_run(run))
-    lacking = lacking[(lacking["budget"] != 160) | (lacking["benchmark"] != "toy_add")]
-    figure = tradeoff("budget", lacking, "toy_qwen")
-    assert all(list(axes.get_xticks()) == [96, 128, 160] for axes in figure.axes)
