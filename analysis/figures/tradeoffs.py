@@ -146,16 +146,15 @@ def _triggers(cells: pd.DataFrame) -> Panels:
 def _memory(cells: pd.DataFrame) -> Panels:
     """Return a line per policy through its settings, the policy with the best score first.
 
-    A policy with settings along several axes (a grid) has a line for each series of the axis with the most values. Its
-    lines share the policy's colour, and a shape stands for the window (or what else is fixed along a line). Settings
-    without all benchmarks are left out.
+    A policy with settings along several axes (a grid) has a line for each series of the axis with the most values, with
+    a shape for each. Settings without all benchmarks are left out.
     """
     benchmarks = compressed_benchmarks(cells)
     points = mean_over_benchmarks(cells, benchmarks).dropna(subset=["pass_at_1", LENGTH])
     compressed = points[points["policy"] != "full"]
     if compressed.empty:
         return "", []
-    lines, shapes = _policy_lines(compressed)
+    lines = _policy_lines(compressed)
     lines.sort(key=lambda line: -line[1]["pass_at_1"].max())
     others = lines[MAX_NAMED:]
     if len(others) > 1:  # a single one keeps its name
@@ -167,45 +166,31 @@ def _memory(cells: pd.DataFrame) -> Panels:
     scores = f"mean of {len(benchmarks)} benchmarks" if len(benchmarks) > 1 else cells["benchmark_title"].iloc[0]
     mark = f" ({UNFINISHED} not finished)" if any(UNFINISHED in label for label, _, _ in lines) else ""
     caption = f"memory{mark}, {scores}, {question_title(cells)}".removesuffix(", ")
-    if len(shapes) > 1:
-        caption += f"; a colour for each policy, a shape for each of: {'; '.join(shapes)}"
     return caption, [("", points, lines)]
 
 
-def _policy_lines(compressed: pd.DataFrame) -> tuple[list[Line], list[str]]:
-    """Return the lines of all policies, and what each shape stands for, such as "window 48" ("" if no axis is fixed).
-
-    With a single such text, shape and colour tell policies apart as in the other figures; with several, the colour
-    alone does. A line's name ends with its best score.
-    """
-    best_first = compressed.sort_values("pass_at_1", ascending=False, kind="stable").drop_duplicates(POLICY)
-    ranking = list(best_first[POLICY].itertuples(index=False, name=None))
-    series_of: dict[Any, list[pd.DataFrame]] = {}
-    for policy, settings in compressed.groupby(POLICY, sort=False):
-        series_of[policy] = series(settings)
-    all_series = list(itertools.chain.from_iterable(series_of.values()))
-    # Along these a line has one value, which its shape stands for.
-    shape_axes = _fixed_axes(all_series)
-    shapes = list(dict.fromkeys(notation.axes(line.iloc[0][shape_axes]) for line in all_series))
+def _policy_lines(compressed: pd.DataFrame) -> list[Line]:
+    """Return the lines of all policies; a line's name ends with its best score."""
+    best_first = compressed.sort_values("pass_at_1", ascending=False, kind="stable")
+    policies: Any = best_first.groupby(POLICY, sort=False)
+    looks = style.policy_looks(policies.groups)
     lines: list[Line] = []
-    for policy, policy_look in style.policy_looks(series_of).items():
-        settings = pd.concat(series_of[policy])
+    for place, (policy, settings) in enumerate(policies):
         title = notation.policy_title(*policy)
         if (settings["status"] != "done").any():
             title += UNFINISHED
+        policy_lines = series(settings)
         # Axes with one value along each of the policy's lines, and another along another line: they name the lines.
-        name_axes = [axis for axis in _fixed_axes(series_of[policy]) if settings[axis].nunique() > 1]
-        for number, line in enumerate(series_of[policy]):
-            setting = line.iloc[0]
-            label = f"{title}, {notation.axes(setting[name_axes])}".removesuffix(", ")
-            look = policy_look | WHITE_EDGE | {"linestyle": style.look_of(number)["linestyle"]}
-            if len(shapes) > 1:
-                shape = shapes.index(notation.axes(setting[shape_axes]))
-                look["marker"] = style.look_of(shape)["marker"]
-                # The shape says nothing of the policy, so the colour alone must: the best policies differ in it.
-                look["color"] = style.look_of(ranking.index(policy))["color"]
+        along = pd.DataFrame([line[list(AXES)].nunique() for line in policy_lines]).max()
+        name_axes = [axis for axis in AXES if along[axis] < 2 and settings[axis].nunique() > 1]
+        for number, line in enumerate(policy_lines):
+            label = f"{title}, {notation.axes(line.iloc[0][name_axes])}".removesuffix(", ")
+            # The best policies differ in their colours. So shapes can tell the lines of one apart.
+            look = looks[policy] | WHITE_EDGE | {"color": style.look_of(place)["color"]}
+            if len(policy_lines) > 1:
+                look["marker"] = style.look_of(number)["marker"]
             lines.append((f"{label}, best {100 * line['pass_at_1'].max():.1f}", line, look))
-    return lines, shapes
+    return lines
 
 
 def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
@@ -220,12 +205,6 @@ def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
         return [ordered]
     others = [axis for axis in AXES if axis != counts.idxmax()]
     return [line for _, line in ordered.groupby(others, dropna=False)]
-
-
-def _fixed_axes(lines: list[pd.DataFrame]) -> list[str]:
-    """Return the axes along which none of the lines goes."""
-    counts = pd.DataFrame([line[list(AXES)].nunique() for line in lines]).max()
-    return list(counts.index[counts < 2])
 
 
 def _bytes(cells: pd.DataFrame) -> Panels:
