@@ -97,11 +97,7 @@ def export(
         cells = cells or [folder.name]
     notices: list[str] = []
     table = load_settings(directory, notices.append)
-    unknown = sorted(set(cells) - set(table["cell_id"]))
-    if unknown:
-        raise UserError(f"--cell {unknown[0]} is not in {directory}: give the name of one of its folders.")
-    if cells:
-        table = table[table["cell_id"].isin(cells)]
+    table = chosen(table, cells, directory)
     _claim(output)
     kind = row_type(ids=ids)
     schema = schema_of(kind)
@@ -118,6 +114,14 @@ def export(
     _write_replays(directory, table["cell_id"], output / REPLAYS_FILE)
     replace_text(output / CARD_FILE, card(table, output / DATA_FOLDER, schema, problems=problems))
     return output, notices
+
+
+def chosen(table: pd.DataFrame, cells: Sequence[str], directory: Path) -> pd.DataFrame:
+    """The rows of these cells, or all if none is named."""
+    unknown = sorted(set(cells) - set(table["cell_id"]))
+    if unknown:
+        raise UserError(f"--cell {unknown[0]} is not in {directory}: give the name of one of its folders.")
+    return table[table["cell_id"].isin(cells)] if cells else table
 
 
 def _claim(output: Path) -> None:

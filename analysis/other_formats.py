@@ -16,11 +16,10 @@ from uuid import UUID
 
 import pandas as pd
 
-from kvsweep.analysis.export import GATED
+from kvsweep.analysis.export import GATED, chosen
 from kvsweep.analysis.load import Run, load_problems, load_run, load_texts
 from kvsweep.analysis.notation import rows, setting
 from kvsweep.analysis.statistics.metrics import cell_metrics
-from kvsweep.messages.errors import UserError
 from kvsweep.run_files import row_types
 from kvsweep.run_files.row_types import Completion, Grade, leaves
 from kvsweep.run_files.run_reader import StoredCell
@@ -39,13 +38,9 @@ def export_as(name: str, directory: Path, output: Path | None, *, cells: Sequenc
     """
     run = load_run(directory)
     metrics = cell_metrics(run)
-    unknown = sorted({*cells} - {*metrics["cell_id"]})
-    if unknown:
-        raise UserError(f"--cell {unknown[0]} is not in {directory}: give the name of one of its folders.")
+    metrics = chosen(metrics, cells, directory)
     folder = make_folder(output.resolve() if output else directory.resolve() / f"export_{name}")
     for cell in rows(metrics[metrics["completions"] > 0]):
-        if cells and cell.cell_id not in cells:
-            continue
         if name == "eee":
             record = _eee(run, cell)
             path = folder / _place_in_eee(cell, record)

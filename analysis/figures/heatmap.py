@@ -45,8 +45,6 @@ READ += ["pass_at_1", "se", "ci_low", "ci_high", "diff_to_full", "these_low", "t
 
 # A column's head has room for this many letters of a reasoning step, a printed page for this many tokens and steps.
 STEP_LETTERS, MOST_TOKENS, MOST_STEPS = 32, 36, 9
-# Steps with a largest effect below this share of the overall largest are summed up.
-FAINT = 0.001
 
 
 def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataFrame:
@@ -473,13 +471,9 @@ def attribution_figure(
 
 
 def strongest(values: np.ndarray, *, axis: int, most: int) -> list[int]:
-    """The rows (axis 1) or columns (axis 0) with the largest absolute values, in order, without faint columns."""
+    """The rows (axis 1) or columns (axis 0) with the largest absolute values, in order."""
     strength = np.abs(values).max(axis=axis)
-    ranked = np.argsort(-strength, kind="stable")[:most]
-    # Faint steps are in the sum of the others; tokens are only counted.
-    if axis == 0:
-        ranked = ranked[strength[ranked] >= FAINT * strength.max()]
-    return sorted(ranked.tolist())
+    return sorted(np.argsort(-strength, kind="stable")[:most].tolist())
 
 
 def visible(token: str) -> str:
