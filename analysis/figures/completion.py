@@ -29,8 +29,6 @@ MEAN_COLOR = "#c00000"
 MOST_COLUMNS = 1200
 # The colour scale ends at these percentiles; otherwise a few outliers would leave all other scores one colour.
 PERCENTILES = (1.0, 99.0)
-# At most this many policies, those with the best scores, have a colour and a name; the others are grey.
-MAX_NAMED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,23 +260,16 @@ def retention_figure(
 
     The tables come from `metrics.by_eviction`, `by_policy` and `mean_lorenz`; `kind` is that of the importance.
     """
-    # Policies that are not among the best.
-    unnamed_look: dict[str, Any] = {"color": "0.8", "marker": ".", "zorder": 1}
-    best = table.nlargest(MAX_NAMED, "pass1")["policy"]
-    looks = {}
-    for number, policy in enumerate(best):
-        looks[policy] = {**style.look_of(number), "linestyle": "-", "zorder": 2}
+    best_first = table.sort_values("pass1", ascending=False, kind="stable")
+    looks = {policy: style.look_of(number) for number, policy in enumerate(best_first["policy"])}
     figure, (left, middle, right) = style.panels(PAGE_WIDTH, 3, 3, row_height=2.3, extra_height=0.4)
     for policy, rows in curves.groupby("policy", sort=False):
-        look = {"markersize": 3.5, "linewidth": 1, **looks.get(policy, unnamed_look)}
-        left.plot(rows["eviction"], rows["retained"], **look)
+        left.plot(rows["eviction"], rows["retained"], markersize=3.5, linewidth=1, **looks[policy])
     left.set(xlabel="eviction", ylabel="true importance held", ylim=(0, 1.02))
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for row in notation.rows(table):
-        look = {**looks.get(row.policy, unnamed_look), "linestyle": "none"}
-        if row.policy in looks:
-            look["label"] = row.policy
-        middle.plot(row.retained, 100 * row.pass1, markersize=5, **look)
+    for row in notation.rows(best_first):
+        look = looks[row.policy] | {"linestyle": "none"}
+        middle.plot(row.retained, 100 * row.pass1, markersize=5, label=row.policy, **look)
     middle.set(xlabel="true importance held", ylabel="Pass@1 (%)", xlim=(0, 1.02), ylim=(-2, 102))
     middle.set_title(correlation_text(table), fontsize=7)
     right.plot(carried["tokens"], carried["importance"], color=style.LINE_COLORS[0], label=f"importance: {kind}")

@@ -33,8 +33,6 @@ POLICY = ["policy", "variant"]
 # What the points of a trigger line have in common, and the most lines.
 LINE = [*POLICY, "keep_ratio", "local_window"]
 MAX_LINES = 8
-# The memory legend names this many policies, best first; others are grey, and names stand at the front's points.
-MAX_NAMED = 12
 ALL_ROWS = ("full", "full_packed")
 # The full cache is a star in every figure, packed in several ways one of these.
 ALL_ROWS_MARKERS = "*DPXd"
@@ -156,13 +154,6 @@ def _memory(cells: pd.DataFrame) -> Panels:
         return "", []
     lines = _policy_lines(compressed)
     lines.sort(key=lambda line: -line[1]["pass_at_1"].max())
-    others = lines[MAX_NAMED:]
-    if len(others) > 1:  # a single one keeps its name
-        del lines[MAX_NAMED:]
-        label = f"{len(others)} others, each below them"
-        for _, line, look in others:
-            lines.append((label, line, look | {"color": "0.75", "zorder": 1}))
-            label = "_"  # matplotlib leaves it out, so the legend has one line for all
     scores = f"mean of {len(benchmarks)} benchmarks" if len(benchmarks) > 1 else cells["benchmark_title"].iloc[0]
     mark = f" ({UNFINISHED} not finished)" if any(UNFINISHED in label for label, _, _ in lines) else ""
     caption = f"memory{mark}, {scores}, {question_title(cells)}".removesuffix(", ")
