@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BeforeValidator, Field, StrictBool
 
 from kvsweep.compression import artifacts
-from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.source import is_own
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import Benchmark, load_problems, question_hash
@@ -22,7 +22,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.harness.provenance import command_line, describe_code
 from kvsweep.harness.settings import WEIGHTS, build, choices, conf_files, plain
-from kvsweep.harness.sweep.card import NOTHING_ASSUMED, UNPRICED, AssumeConfig, Card, CostConfig, known_card
+from kvsweep.harness.sweep.card import AssumeConfig, Card, CostConfig, known_card
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.checks import input_files, rounds_until
 from kvsweep.harness.sweep.grid import policy_file
@@ -33,7 +33,7 @@ from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
 from kvsweep.messages.escape import folder_below
 from kvsweep.run_files import row_types
-from kvsweep.run_files.row_types import MOST, WHOLE, Shard, content_hash, leaves
+from kvsweep.run_files.row_types import MOST, Shard, content_hash, leaves
 from kvsweep.run_files.run_reader import StoredCell, read_cells, read_provenance
 
 _Verdict = row_types.view(row_types.Grade, "correct", "rule")
@@ -115,18 +115,18 @@ class Job:
     slots: int | None  # sequences decoded at once; None: as many as fit
     run_directory: Path
     resolved: Mapping[str, Any]  # the whole configuration, for provenance
-    invariant: bool | None = None  # true: equal bits in every batch; None: the device's default
-    cache: CacheConfig = UNPACKED
-    shard: Shard = WHOLE
-    rounds: tuple[int, ...] = ()  # draws until the end of each round
-    margin: float | None = None  # points of Pass@1 that a safe cell may lose; None without rounds
-    finish: bool = False  # after the last round, decode the other draws of cells that are already decided
-    inputs: Mapping[Path, str] = field(default_factory=dict)  # weight files in the cells' ids, with hashes
-    card: Card | None = None  # the GPU for the estimate of --dry-run
-    cost: CostConfig = UNPRICED
-    assume: AssumeConfig = NOTHING_ASSUMED
-    command: str = "kvsweep"
-    tracker: TrackerConfig = UNTRACKED
+    invariant: bool | None  # true: equal bits in every batch; None: the device's default
+    cache: CacheConfig
+    shard: Shard
+    rounds: tuple[int, ...]  # draws until the end of each round
+    margin: float | None  # points of Pass@1 that a safe cell may lose; None without rounds
+    finish: bool  # after the last round, decode the other draws of cells that are already decided
+    inputs: Mapping[Path, str]  # weight files in the cells' ids, with hashes
+    card: Card | None  # the GPU for the estimate of --dry-run
+    cost: CostConfig
+    assume: AssumeConfig
+    command: str
+    tracker: TrackerConfig
 
     @property
     def name(self) -> str:

@@ -166,7 +166,7 @@ def jobs_of(tasks: Sequence[Task]) -> list[Job]:
 
 def _output(task: Task) -> Path:
     """Return the file with what a task's process prints."""
-    return logs([task]) / f"{task[0].task}.log"
+    return make_folder(logs([task])) / f"{task[0].task}.log"
 
 
 def _start(task: Task, work: Work, gpu: str | None) -> subprocess.Popen[bytes]:
@@ -353,9 +353,5 @@ def queue(tasks: Sequence[Task], cluster: str = "") -> list[Path]:
 
 
 def logs(tasks: Sequence[Task]) -> Path:
-    """Return the folder for submitit's scripts, pickles and outputs."""
-    return make_folder(log_folder(tasks))
-
-
-def log_folder(tasks: Sequence[Task]) -> Path:
+    """Return the folder for the outputs of tasks, and for submitit's scripts and pickles."""
     return tasks[0][0].job.run_directory / task_status.LOGS

@@ -28,7 +28,6 @@ from kvsweep.harness.sweep.launch import (
     Task,
     Work,
     jobs_of,
-    log_folder,
     logs,
     queue,
 )
@@ -202,7 +201,7 @@ class Slurm(Launcher):
 
     def preview(self, tasks: Sequence[Task], hours: Sequence[float | None]) -> list[str]:
         """The script that sbatch would get, the array's size and time, and a warning if the time is too short."""
-        executor = _Preview(folder=log_folder(tasks), python=self._python())
+        executor = _Preview(folder=logs(tasks), python=self._python())
         executor.update_parameters(**self._parameters(tasks[0][0].job.run_directory))
         array = "one array"
         if any(job.rounds for job in jobs_of(tasks)):
