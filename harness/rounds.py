@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product, zip_longest
-from pathlib import Path
 
 import numpy as np
 
@@ -43,10 +42,8 @@ def run(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> None:
         return
     started = _run_rounds(jobs, launcher)
     if not started:
-        folders = set[Path]()
-        for job in jobs:
-            folders.update(job.run_directory / cell.cell_id for cell in job.cells)
-        print(f"nothing to do: {counted(len(folders), 'cell')} done already")
+        cells = sum(len(job.cells) for job in jobs)
+        print(f"nothing to do: {counted(cells, 'cell')} done already")
     show_results(jobs, are_there=launcher.waits or not started, table=started)
 
 
