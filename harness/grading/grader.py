@@ -175,8 +175,6 @@ def read_standard(directory: Path) -> Standard:
     path = directory / row_types.CELL_FILE
     try:
         standard = standard_of(StoredCell(directory).settings, {})
-    except FileNotFoundError:
-        raise UserError(f"{directory} holds no {row_types.CELL_FILE}; name a cell's folder.") from None
     except (KeyError, TypeError, AttributeError):
         raise UserError(f"{path} names no benchmark.answer_kind; restore the file or run the cell again.") from None
     if standard.kind not in ANSWER_KINDS:

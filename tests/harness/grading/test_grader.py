@@ -328,7 +328,6 @@ class TestCell:
             ("problems.jsonl", '{"schema": 1, "id": "p"}\n', "problems.jsonl:1"),
             ("completions.jsonl", '{broken}\n{"schema": 1}\n', "completions.jsonl:1"),
             ("completions.jsonl", '{"schema": 1, "problem_id": "p"}\n', "completions.jsonl:1"),
-            ("cell.yaml", None, "cell.yaml"),
             ("cell.yaml", "schema: 1\nbenchmark: {name: x}\n", "answer_kind"),
             ("cell.yaml", "]\n", "describes no cell"),
             ("cell.yaml", "schema: 1\nbenchmark: {answer_kind: poem}\n", "'poem'"),
