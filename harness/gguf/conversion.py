@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from kvsweep.harness.gguf.fields import check_all_is_read, is_cut_otherwise, reader_of, scale_rope, scales_rope
+from kvsweep.harness.gguf.fields import check_all_is_read, is_cut_otherwise, scale_rope, scales_rope
 from kvsweep.harness.gguf.tokenizer import build_tokenizer, end_ids
-from kvsweep.harness.models.hub import check_tensors, lines_of
+from kvsweep.harness.models.hub import check_tensors, first_line
 from kvsweep.harness.models.notes import warnings_as_notes
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.safe_files import cache_folder, digests
@@ -63,17 +63,12 @@ def converted(gguf: Path) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="kvsweep-gguf-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        _convert(gguf, folder)
-        return folder
-    try:
-        _convert(gguf, unfinished)
-        # Another process may have been faster; both folders have the same contents.
-        if not folder.is_dir():
-            unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished = folder = Path(tempfile.mkdtemp(prefix="kvsweep-gguf-"))
+    atexit.register(shutil.rmtree, unfinished, ignore_errors=True)  # under another name it stays
+    _convert(gguf, unfinished)
+    # Another process may have been faster; both folders have the same contents.
+    if not folder.is_dir():
+        unfinished.rename(folder)
     return folder
 
 
@@ -81,11 +76,12 @@ def converted(gguf: Path) -> Path:
 def _convert(gguf: Path, folder: Path) -> None:
     """Write a file's weights and tokenizer into a folder; raises UserError for a file that cannot be read."""
     import torch
+    from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, logging
 
     logging.disable_progress_bar()
     try:
-        reader = reader_of(gguf)
+        reader = GGUFReader(gguf)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         build_tokenizer(fields, gguf).save_pretrained(folder)
         result: Any = AutoModelForCausalLM.from_pretrained(
@@ -96,9 +92,8 @@ def _convert(gguf: Path, folder: Path) -> None:
         scale_rope(reader, network.config)
         check_all_is_read(reader, network)
     except Exception as error:  # a damaged file, an unknown architecture: each part raises its own error
-        reason = lines_of(error)[0].rstrip(".")
         other = "name another, or the model's own folder as model.path"
-        raise UserError(f"model.gguf={gguf} cannot be read ({reason}): {other}.") from error
+        raise UserError(f"model.gguf={gguf} cannot be read ({first_line(error)}): {other}.") from error
     # transformers refuses to save a model read from a GGUF, so a model without that mark takes the weights.
     del network.config.quantization_config
     with torch.device("meta"):

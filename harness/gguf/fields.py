@@ -170,9 +170,3 @@ def _read_keys(architecture: str) -> set[str]:
             if setting is not None:  # else transformers skips the field
                 keys.add(key)
     return keys
-
-
-def reader_of(file: Path) -> GGUFReader:
-    from gguf import GGUFReader
-
-    return GGUFReader(file)

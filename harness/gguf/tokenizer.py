@@ -119,7 +119,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
 
 def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer of a byte-level vocabulary, which cuts texts as the file's `pre` says."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     cut = _CUTS.get(fields.get("ggml.pre", ""))
     if cut is None:
@@ -148,17 +148,10 @@ def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     if cut.composed:
         backend.normalizer = normalizers.NFC()
-    _add_tokens(backend, tokens, types)
+    for token, kind in zip(tokens, types, strict=True):
+        if kind in (_CONTROL, _ADDED):
+            backend.add_tokens([AddedToken(token, special=kind == _CONTROL, normalized=False)])
     return backend
-
-
-def _add_tokens(backend: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Add the control tokens and the added tokens among the vocabulary to a tokenizer."""
-    from tokenizers import AddedToken
-
-    pairs = list(zip(tokens, types, strict=True))
-    backend.add_special_tokens([AddedToken(token, normalized=False) for token, kind in pairs if kind == _CONTROL])
-    backend.add_tokens([AddedToken(token, normalized=False) for token, kind in pairs if kind == _ADDED])
 
 
 def _sentencepiece(fields: Mapping[str, Any], file: Path) -> Tokenizer:

@@ -10,7 +10,7 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Olmo3Config
 
-from kvsweep.harness.gguf.fields import reader_of, scale_rope
+from kvsweep.harness.gguf.fields import scale_rope
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.messages.errors import UserError
@@ -187,7 +187,7 @@ def test_the_rotary_scaling_of_gemma_3_is_that_of_its_full_layers(tmp_path):
     writer.add_rope_scaling_type(gguf.RopeScalingType("linear"))
     writer.add_rope_scaling_factor(8.0)
     finish(writer)
-    reader = reader_of(tmp_path / "m.gguf")
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
     window = {"rope_type": "default", "rope_theta": 1e4}
     linear = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
     kinds = {"sliding_attention": window, "full_attention": {"rope_type": "default", "rope_theta": 1e6}}
