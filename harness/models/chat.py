@@ -40,7 +40,7 @@ def templated(
     try:
         template = tokenizer.get_chat_template()
     except ValueError as error:  # no template, or several without a default
-        raise TemplateFault(str(error).splitlines()[0]) from error
+        raise TemplateFault(first_line(error)) from error
     unread = [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", template)]
     if unread:
         raise TemplateFault(f"it reads no variable {', '.join(unread)}, which model.template sets")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,24 +43,16 @@ class Dialogue:
         if start is None:
             return None
         end = start + len(str(self.config.think_end))
-        first = self._tokens_within(ids, text, start)  # so many tokens stand before the one in which the tag begins
+
+        def characters(count: int) -> int:
+            return self._whole_characters(ids, text, count)[1]
+
+        # So many tokens stand before the one in which the tag begins: the most that cover no character of it.
+        first = bisect_right(range(len(ids) + 1), start, key=characters) - 1
         stop, length = first, 0
         while length < end:  # one token more until their text has the whole tag, which has few tokens
             stop, length = self._whole_characters(ids, text, stop + 1)
         return range(first, stop)
-
-    def _tokens_within(self, ids: list[int], text: str, chars: int) -> int:
-        """Return the most tokens from the start of a text that cover at most its first `chars` characters."""
-        low, high = 0, len(ids)
-        while low < high:  # by halves: `low` tokens fit, more than `high` do not
-            middle = (low + high + 1) // 2
-            # As `middle` to `count` - 1 tokens end inside a character, `count` tokens decide for all of these.
-            count, length = self._whole_characters(ids, text, middle)
-            if length <= chars:
-                low = count
-            else:
-                high = middle - 1
-        return low
 
     def _whole_characters(self, ids: list[int], text: str, count: int) -> tuple[int, int]:
         """Return the fewest tokens, `count` or more, that end between characters of the text, and their characters.
@@ -258,7 +251,7 @@ class Dialogue:
                 asks=asks,
             )
         except TemplateFault as fault:
-            lacks = f"model={self.config.name} has no chat template that takes a question ({str(fault).rstrip('.')})"
+            lacks = f"model={self.config.name} has no chat template that takes a question ({fault})"
             raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from fault
 
     def decode(self, ids: list[int]) -> str:

@@ -181,7 +181,7 @@ class _Facts:
     def size(self, name: str, default: int | None = None) -> int:
         """Return a field, or the default if it is missing; raises UserError unless it is a positive whole number."""
         value = default if self[name] is None else self[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if type(value) is not int or value < 1:  # True is an int to isinstance
             raise _refused(str(self["model_type"]), f"{name}={value}, which must be a whole number of at least 1")
         return value
 
