@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging.handlers import BufferingHandler
 
 _HARMLESS = re.compile(
     # `check_tensors`, `probe.merge`, `_check_ends` and `unapplied_settings` look at these themselves.
@@ -16,15 +17,6 @@ _HARMLESS = re.compile(
 )
 
 
-class _Collector(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts = list[str]()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
     """Print what transformers and Python warn of inside the block, each text once, except what is harmless."""
@@ -33,7 +25,7 @@ def warnings_as_notes() -> Iterator[None]:
     library.warning_once.cache_clear()  # another model may have had the same warning
     # transformers' own handlers would print each warning as it comes.
     logger = logging.getLogger("transformers")
-    collector = _Collector()
+    collector = BufferingHandler(sys.maxsize)
     handlers, level = logger.handlers, logger.level
     logger.handlers = [collector]
     logger.level = logging.WARNING
@@ -43,8 +35,9 @@ def warnings_as_notes() -> Iterator[None]:
             yield
     finally:
         logger.handlers, logger.level = handlers, level
-        collector.texts += [str(warning.message) for warning in caught]
-        for text in dict.fromkeys(collector.texts):
+        texts = [record.getMessage() for record in collector.buffer]
+        texts += [str(warning.message) for warning in caught]
+        for text in dict.fromkeys(texts):
             if not _HARMLESS.search(text):
                 line = " ".join(text.split())
                 print(f"note: a library warns of this model: {line:.500}", file=sys.stderr)
