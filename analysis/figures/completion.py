@@ -261,7 +261,9 @@ def retention_figure(
     The tables come from `metrics.by_eviction`, `by_policy` and `mean_lorenz`; `kind` is that of the importance.
     """
     best_first = table.sort_values("pass1", ascending=False, kind="stable")
-    looks = {policy: style.look_of(number) for number, policy in enumerate(best_first["policy"])}
+    looks = {}
+    for number, policy in enumerate(best_first["policy"]):
+        looks[policy] = style.look_of(number)
     figure, (left, middle, right) = style.panels(PAGE_WIDTH, 3, 3, row_height=2.3, extra_height=0.4)
     for policy, rows in curves.groupby("policy", sort=False):
         left.plot(rows["eviction"], rows["retained"], markersize=3.5, linewidth=1, **looks[policy])
