@@ -132,10 +132,7 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
         look.width, len(verdicts), columns, row_height=1.8, extra_height=0.38, max_height=MOST_HIGH, sharey=True
     )
     floors = [verdict.floor for verdict in verdicts if verdict.floor is not None]
-    caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
     for axes, verdict, floor in zip(grid, verdicts, floors, strict=True):
-        if floor.partial:
-            caption += f". {verdict.title}: {floor.words[-1]}"
         scores = 100 * np.sort(floor.scores)
         # From the lowest score that is tied with the best.
         axes.axhspan(scores[-1] - 100 * floor.critical, scores[-1], color=BAND_COLOR, linewidth=0)
@@ -153,7 +150,7 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
     figure.supylabel("Pass@1 (%)", fontsize=8)
     note = "one dot per setting, on one axis: blue where they span more than chance, orange where not;"
     style.footnote(figure, f"{note} grey: tied with the best")
-    figure.set_label(caption)
+    figure.set_label("Each grid's scores in ascending order, and which are statistically tied with the best")
     return figure
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from kvsweep.analysis import notation
 from kvsweep.analysis.figures import heatmap, style
 from kvsweep.analysis.load import Run, in_order, is_control
-from kvsweep.analysis.notation import MISSING, Look, Scale
+from kvsweep.analysis.notation import Look, Scale
 from kvsweep.analysis.report import card, drilldown, tables
 from kvsweep.analysis.report.gallery import Picture
 from kvsweep.analysis.report.rendering import render, script_json
@@ -23,7 +23,7 @@ from kvsweep.analysis.statistics.metrics import (
     model_title,
     settings_by_bytes,
 )
-from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings, better_policies
+from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings, better_policies, label_counts
 from kvsweep.messages.command_line import counted
 from kvsweep.messages.escape import in_one_line, visible
 from kvsweep.run_files.row_types import Screened, content_hash
@@ -128,12 +128,11 @@ def _cheapest(findings: Findings) -> list[str]:
 
 
 def _label_counts(metrics: pd.DataFrame) -> dict[Any, str]:
-    """Return how many settings have each label, by model and benchmark title: "15 worse, 6 unclear, 3 safe"."""
+    """Return how many settings have each label, by model and benchmark title: "of 24 settings: 3 safe, ..."."""
     compared = metrics[metrics["decision"].notna() & ~is_control(metrics)]
     counts = {}
     for name, labels in compared.groupby(["model_title", "benchmark_title"], sort=False)["decision"]:
-        words = [f"{count} {label}" for label, count in labels.value_counts().items()]
-        counts[name] = f"of {counted(len(labels), 'setting')}: {', '.join(words)}"
+        counts[name] = f"of {counted(len(labels), 'setting')}: {label_counts(labels)}"
     return counts
 
 
@@ -287,7 +286,7 @@ def _drawn(panel: heatmap.Panel, column_values: list[list[float]]) -> dict[str, 
 
 
 def _progress(findings: Findings) -> dict[str, Any]:
-    """Return a sweep's progress: counts of cells and completions; `expected` is None if unknown."""
+    """Return a sweep's progress: counts of cells and completions; `expected` is a text."""
     metrics = findings.metrics
     begun = set(metrics["cell_id"])
     waiting = {}
@@ -306,7 +305,7 @@ def _progress(findings: Findings) -> dict[str, Any]:
         "stored": int(metrics["completions"].sum()),
         "graded": int(metrics["graded"].sum()),
         "ungraded": int(metrics["ungraded"].sum()),
-        "expected": None if notation.missing(expected) else int(expected),
+        "expected": notation.decimal(expected, 0),
     }
 
 
@@ -350,7 +349,7 @@ def _concerns(findings: Findings) -> list[tuple[str, list[str], bool]]:
     concerns = {
         "Unfinished cells": listed(
             unfinished,
-            lambda row: f"{row.completions} of {notation.number(row.expected).replace(MISSING, '?')} completions",
+            lambda row: f"{row.completions} of {notation.number(row.expected)} completions",
         ),
         "Screened out, not decoded": listed(screened_out, lambda row: _reason(screen[row.cell_id])),
         "Missing cells": _missing(findings),

@@ -205,7 +205,7 @@ TITLES = {"free": "free", "pinned": "pinned", "on_top": "on top"}
 def question_title(cells: pd.DataFrame) -> str:
     """Describe the question's place in some cells: "question pinned", or which policies differ from most.
 
-    Policies that differ cannot be compared as equals: "question pinned for DynTS and SnapKV, free for the others".
+    Policies that differ cannot be compared as equals: "question pinned for DynTS, SnapKV, free for the others".
     Returns "" if no cell has a place, as full caches and servers.
     """
     # The full cache keeps all tokens and has no place for the question.
@@ -217,15 +217,9 @@ def question_title(cells: pd.DataFrame) -> str:
     title = TITLES.get(most_common, most_common)
     if not others:
         return f"question {title}"
-    policies = placed["policy"].map(policy_title).groupby(placed["question"]).agg(_listed)
+    policies = placed["policy"].map(policy_title).groupby(placed["question"]).agg(", ".join)
     exceptions = [f"{TITLES.get(place, place)} for {policies[place]}" for place in others]
     return f"question {', '.join(exceptions)}, {title} for the others"
-
-
-def _listed(names: pd.Series) -> str:
-    """Join names as "a, b and c"."""
-    *before, last = names
-    return f"{', '.join(before)} and {last}" if before else str(last)
 
 
 def by_question(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

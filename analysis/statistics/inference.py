@@ -105,22 +105,20 @@ class NoiseFloor:
     """
 
     scores: Floats  # of the cells, on the pairs that all cells have
-    problems: int
-    draws: float  # the mean over problems
     spread: float  # standard deviation of the cells' scores
     range: float  # of the cells' scores
     expected_range: tuple[float, float, float]  # 2.5%, 50% and 97.5% quantile of identical cells' range
     p: float  # the chance that identical cells spread at least as much
     critical: float  # the range that identical cells exceed in one of twenty grids
-    partial: bool = False  # some cells have more answers, which do not count here
+    common_answers: int | None = None  # of each cell, if some cells have more, which do not count here
 
     @property
     def words(self) -> list[str]:
         """The cells' span, that of identical cells, and the answers that count if some cells have more."""
         low, _, high = map(notation.percent, self.expected_range)
         words = [f"span {notation.percent(self.range)}, {notation.p_equals(self.p)}", f"by chance {low} to {high}"]
-        if self.partial:
-            words.append(f"on the {self.problems * self.draws:,.0f} answers that every setting has")
+        if self.common_answers:
+            words.append(f"on the {self.common_answers:,} answers that every setting has")
         return words
 
     @property
@@ -155,13 +153,14 @@ def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int =
         return None
     observed = means.mean(-1)
     residuals = (means - observed[:, None]) * np.sqrt(problems / (problems - 1))
-    draws_of_problem = np.isfinite(common[0]).sum(-1)
     null = _permuted(means, resamples, seed)
     # Other random numbers, so that `critical` does not depend on the shuffles of `null`.
     centred = _permuted(residuals, resamples, seed + 1)
-    floor = _floor(observed, null, problems, float(draws_of_problem.mean()), centred)
-    partial = np.isfinite(scores).sum() > np.isfinite(common).sum()
-    return replace(floor, partial=bool(partial))
+    floor = _floor(observed, null, centred)
+    answers = np.isfinite(common).sum()
+    if np.isfinite(scores).sum() > answers:
+        return replace(floor, common_answers=answers // cells)
+    return floor
 
 
 def _permuted(means: Floats, resamples: int, seed: int) -> Floats:
@@ -195,18 +194,16 @@ def summary_noise_floor(
     right = rng.binomial(draws, np.broadcast_to(chance_right, (resamples, len(scores), problems)))
     null = right.mean(-1) / draws
     # Simulated cells differ by chance alone, so `critical` needs no others.
-    return _floor(np.asarray(scores), null, problems, draws, null)
+    return _floor(np.asarray(scores), null, null)
 
 
-def _floor(observed: Floats, null: Floats, problems: int, draws: float, centred: Floats) -> NoiseFloor:
+def _floor(observed: Floats, null: Floats, centred: Floats) -> NoiseFloor:
     """Compare the cells' means with identical cells' means, `null` and (for `critical`) `centred`: [grids, cells]."""
     spread = float(observed.std(ddof=1))
     as_wide = (null.std(-1, ddof=1) >= spread - _EPSILON).sum()
     low, middle, high = np.quantile(np.ptp(null, axis=-1), [0.025, 0.5, 0.975]).tolist()
     return NoiseFloor(
         scores=observed,
-        problems=problems,
-        draws=draws,
         spread=spread,
         range=float(np.ptp(observed)),
         expected_range=(low, middle, high),

@@ -23,13 +23,8 @@ from kvsweep.messages.command_line import counted
 HARDLY_FIRES = 0.2
 POINT = ["keep_ratio", "local_window"]
 
-# What one setting does, in words for one and for several.
-LABELS = {
-    "safe": ("is safe", "are safe"),
-    "small loss": ("is a small loss", "are small losses"),
-    "unclear": ("is unclear", "are unclear"),
-    "worse": ("is worse", "are worse"),
-}
+# From the best to the worst.
+LABELS = ("safe", "small loss", "unclear", "worse")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +66,12 @@ def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
         is_finished = cells["status"].eq("done").all()
         lines = [_counts(cells, "policies") if is_finished else _unfinished(cells)]
         best_first = cells.sort_values("diff_to_full", ascending=False)
-        for label, (_, heading) in LABELS.items():
+        for label in LABELS:
             policies = []
             for row in notation.rows(best_first[best_first["decision"] == label]):
                 policies.append(f"{_policy(row)} ({_signed(row.diff_to_full)})")
             if policies:
-                what = f"{heading.capitalize()}, with the difference to the full cache in points"
+                what = f"{label.capitalize()}, with the difference to the full cache in points"
                 lines.append(f"{what}: {'; '.join(policies)}.")
         verdicts.append(PanelVerdict(title=_title(cells, setting.title), cells=cells, lines=lines))
     return verdicts
@@ -227,8 +222,7 @@ def best_setting(cells: pd.DataFrame) -> pd.Series:
     recommendable = cells[cells["recommendable"].eq(True)]
     if len(recommendable):
         return recommendable.sort_values("kept_memory", kind="stable").iloc[0]
-    # `LABELS` begins with the best.
-    best_label = min(cells["decision"], key=[*LABELS].index)
+    best_label = min(cells["decision"], key=LABELS.index)
     of_label = cells[cells["decision"] == best_label]
     return of_label.sort_values("diff_to_full", ascending=False, kind="stable").iloc[0]
 
@@ -238,10 +232,8 @@ def _signed(difference: float) -> str:
 
 
 def _unfinished(cells: pd.DataFrame) -> str:
-    completions = f"{cells['completions'].sum():,}"
-    expected = cells["expected"].sum(skipna=False)
-    if not notation.missing(expected):
-        completions += f" of {expected:,.0f}"
+    expected = notation.decimal(cells["expected"].sum(skipna=False), 0)
+    completions = f"{cells['completions'].sum():,} of {expected}"
     why = "Short texts end first, so the scores will move, and no setting is recommended yet."
     return f"Unfinished: {completions} completions are stored. {why}"
 
@@ -278,9 +270,8 @@ def _no_recommendation(decided: pd.DataFrame, nearest: pd.Series) -> str:
     less = _less(nearest)
     headline = f"No setting is shown to be safe, that is, to lose {less}."
     if safe:
-        verb = "is" if safe == 1 else "are"
         headline = (
-            f"No setting is recommended: {safe} of {len(decided)} {verb} shown, each alone, to lose {less}, "
+            f"No setting is recommended: {safe} of {len(decided)} can be shown, each alone, to lose {less}, "
             "which may be luck in a search through all of them."
         )
     where = f"{notation.axes(nearest[POINT])} ({nearest['decision']}, {_difference(nearest)})"
@@ -293,13 +284,14 @@ def _less(row: pd.Series) -> str:
 
 
 def _counts(cells: pd.DataFrame, what: str = "settings") -> str:
-    """Count the cells with each label: "24 settings on ...: 3 are safe, 21 are unclear."."""
-    counts = []
-    for label, (singular, plural) in LABELS.items():
-        count = (cells["decision"] == label).sum()
-        if count or label == "safe":
-            counts.append(f"{count} {singular if count == 1 else plural}")
-    return f"{_size(cells, what)}: {', '.join(counts)}."
+    """Count the cells with each label: "24 settings on ...: 3 safe, 21 unclear."."""
+    return f"{_size(cells, what)}: {label_counts(cells['decision'])}."
+
+
+def label_counts(decisions: "pd.Series[str]") -> str:
+    """Count the labels, the best first: "3 safe, 21 unclear"; that none is safe is said too."""
+    counts = decisions.value_counts().reindex(LABELS, fill_value=0)
+    return ", ".join(f"{count} {label}" for label, count in counts.items() if count or label == "safe")
 
 
 def _levels(cells: pd.DataFrame) -> str:
@@ -328,7 +320,7 @@ def _size(cells: pd.DataFrame, what: str = "settings") -> str:
     if len(rounds) < 2:
         return size
     lean = "a decided setting got no more, so its score leans the way of its label"
-    return f"{size} (in rounds of {', '.join(rounds[:-1])} and {rounds[-1]}; {lean})"
+    return f"{size} (in rounds of {', '.join(rounds)}; {lean})"
 
 
 def _to_show(row: Any) -> str:
@@ -368,15 +360,11 @@ def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
     """Say which setting is best, how many are tied with it, and what would separate it from the second."""
     best, second = np.argsort(-floor.scores, kind="stable")[:2]
     # The best is tied with itself.
-    others = floor.tied.sum() - 1
-    tied = "No other setting is"
-    if others:
-        verb = "is" if others == 1 else "are"
-        tied = f"{counted(others, 'other setting')} {verb}"
+    others = counted(floor.tied.sum() - 1, "other setting")
     sentence = (
-        f"The best score is {notation.percent(floor.scores[best])} ({notation.axes(cells.iloc[best][POINT])}). {tied} "
-        f"statistically tied with the best: a setting within {notation.percent(floor.critical)} points of the best "
-        "cannot be told from it."
+        f"The best score is {notation.percent(floor.scores[best])} ({notation.axes(cells.iloc[best][POINT])}). "
+        f"Statistically tied with it: {others}, because a setting within {notation.percent(floor.critical)} points of "
+        "the best cannot be told from it."
     )
     draws, is_bound = inference.draws_to_separate(scores[best], scores[second])
     if np.isnan(draws):

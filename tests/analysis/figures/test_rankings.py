@@ -55,7 +55,7 @@ def test_a_figure_of_several_places_of_the_question_says_so(tmp_path, make_cell)
     for policy in ("h2o", "tova", "knorm"):
         make_cell([[1]], policy=policy, extra={"question": "free"})
     (setting,) = shared_settings(read(tmp_path))
-    assert setting.title.endswith(", question pinned for DynTS and DynTS (no window), free for the others")
+    assert setting.title.endswith(", question pinned for DynTS, DynTS (no window), free for the others")
 
 
 def test_a_policy_without_a_field_belongs_to_every_value_of_it(tmp_path, make_cell):

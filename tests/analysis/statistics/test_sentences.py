@@ -93,7 +93,7 @@ def test_the_smallest_cache_that_is_safe_is_recommended(run, make_cell):
     lines = verdict_lines(run).splitlines()
     assert lines[0].startswith("Recommended: keep ratio 0.3, window 48, the smallest cache that is safe in a search")
     assert "(difference -1.0 points, interval -" in lines[0]
-    assert lines[1] == "4 settings on 100 problems, 4 draws each: 2 are safe, 2 are worse."
+    assert lines[1] == "4 settings on 100 problems, 4 draws each: 2 safe, 2 worse."
     assert "among the 4 settings on this benchmark (Holm)" in lines[2]
     assert "It is not shown for other problems like these" in lines[3]
     assert "It is shown for other problems like these" in verdict_lines(run, margin=0.3)
@@ -104,7 +104,7 @@ def test_the_smallest_cache_that_is_safe_is_recommended(run, make_cell):
     assert lines[0].startswith("No setting is shown to be safe, that is, to lose less than 0.5 points against the full")
     assert "The nearest is keep ratio 0.4, window 48 (unclear, difference +0.0 points" in lines[0]
     assert "draws per problem would show it, or" in lines[0]
-    assert lines[1].endswith("0 are safe, 2 are unclear, 2 are worse.")
+    assert lines[1].endswith("0 safe, 2 unclear, 2 worse.")
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_nothing_is_recommended_beside_a_full_cache_that_solves_nothing(run, mak
     assert lines[0].startswith("No setting is shown to be safe, that is")
     why = "The full cache is right in no more than 5.0% of its answers, so nothing can be called safe beside it."
     assert lines[0].endswith(why)
-    assert lines[1].endswith("0 are safe, 3 are unclear.")
+    assert lines[1].endswith("0 safe, 3 unclear.")
     page = build_report(run).read_text()
     assert why in page
 
@@ -217,9 +217,7 @@ def test_a_sequential_run_says_so_and_keeps_its_decisions(run, make_cell):
     assert table["decision"].dropna().to_dict() == {0.1: "worse", 0.3: "unclear", 0.5: "safe"}
     assert table["stopped_early"].dropna().to_dict() == {0.1: True, 0.3: False, 0.5: True}
     lines = verdict_lines(run).splitlines()
-    assert lines[1].startswith(
-        "3 settings on 100 problems, 2 to 8 draws each (in rounds of 2, 4 and 8; a decided setting"
-    )
+    assert lines[1].startswith("3 settings on 100 problems, 2 to 8 draws each (in rounds of 2, 4, 8; a decided setting")
     assert "on the 200 answers that every setting has" in "".join(lines)
     html = run_page(analyse(load_run(run)), [], {}, {})
     assert "sequential: in rounds of 2, 4, 8, until a cell was decided" in html
@@ -288,7 +286,7 @@ def test_the_grey_band_holds_the_settings_tied_with_the_best(run, make_cell):
     (dots,) = axes.lines
     inside = int((np.asarray(dots.get_ydata()) >= low - 1e-9).sum())
     assert inside == 2
-    assert "1 other setting is statistically tied with the best" in "".join(verdict.lines)
+    assert "Statistically tied with it: 1 other setting," in "".join(verdict.lines)
     assert max(axes.get_yticks()) <= 100
 
 
