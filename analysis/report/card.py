@@ -1,7 +1,6 @@
 """The reproducibility card: what a stranger needs to make a run's numbers again, read from the cells' files."""
 
 import shlex
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,6 @@ FACTS = (
 )  # fmt: skip
 # A fact with more different values than this says nothing about the run as a whole.
 _MOST_VALUES = 4
-_LONGEST = 200  # characters of a value of the other provenance
-# Provenance that the card has already, or that is no fact about the run as a whole.
-_LEFT_OUT = {"expected", "draws", "rounds", "margin", "config", "decoding_passes", "schema"}
-_LEFT_OUT |= {"git", "packages", "hardware", "dataset_hash", "dataset_origin"}
 
 
 class _Verified(msgspec.Struct):
@@ -114,17 +109,9 @@ def _table_facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
         yield "corrections", CORRECTIONS
 
 
-def rows(facts: dict[str, list[str]], run: Run) -> list[tuple[str, str]]:
-    """Return the facts for the page, one text each, then the other provenance of the cells."""
-    other_facts = defaultdict[str, list[Any]](list)
-    for record in run.provenance.values():
-        for name, value in leaves(record):
-            section, _, _ = name.partition(".")  # "git.revision" -> "git"
-            if section not in _LEFT_OUT:
-                title = name.replace(".", " ").replace("_", " ")
-                other_facts[title].append(str(value)[:_LONGEST])
-    all_facts = facts | _different(other_facts)
-    return [(name, _one_text(name, values)) for name, values in all_facts.items()]
+def rows(facts: dict[str, list[str]]) -> list[tuple[str, str]]:
+    """Return the facts for the page, one text each."""
+    return [(name, _one_text(name, values)) for name, values in facts.items()]
 
 
 def _one_text(name: str, values: list[str]) -> str:

@@ -63,7 +63,7 @@ def run_page(
         "heatmap-data": boards,
         "outcome-data": drilldown.outcome_maps(run),
     }
-    facts = card.rows(card.card(findings), run)
+    facts = card.rows(card.card(findings))
     floors = [(verdict.title, verdict.floor) for verdict in findings.verdicts if verdict.floor]
     grade = ""
     if metrics["ungraded"].any():

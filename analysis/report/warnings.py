@@ -63,24 +63,24 @@ def _texts(run: Run) -> pd.DataFrame:
     return texts.assign(cut=cut, early=cut & texts["served"] & below_limit)
 
 
-def _per_panel(rows: pd.DataFrame, say: Callable[[pd.DataFrame], str | None]) -> list[str]:
-    """The sentences of the models and benchmarks for which `say` has one; it gets their rows."""
+def _per_panel(rows: pd.DataFrame, say: Callable[[pd.DataFrame], str | None], *columns: str) -> list[str]:
+    """The sentences of the models and benchmarks for which `say` has one; it gets their rows.
+
+    More `columns` split the rows further.
+    """
     sentences = []
-    for (model, benchmark), panel in rows.groupby(["model_title", "benchmark_title"], sort=False):
-        sentence = say(panel)
+    for _, part in rows.groupby(["model_title", "benchmark_title", *columns], sort=False, observed=True):
+        sentence = say(part)
         if sentence:
-            sentences.append(f"{model} | {benchmark}: {sentence}")
+            first = part.iloc[0]
+            title = cell_title(first) if columns else f"{first.model_title} | {first.benchmark_title}"
+            sentences.append(f"{title}: {sentence}")
     return sentences
 
 
 def _per_cell(rows: pd.DataFrame, say: Callable[[pd.DataFrame], str | None]) -> list[str]:
     """The sentences of the cells for which `say` has one; it gets a cell's rows."""
-    sentences = []
-    for _, cell in rows.groupby("cell_id", sort=False, observed=True):
-        sentence = say(cell)
-        if sentence:
-            sentences.append(f"{cell_title(cell.iloc[0])}: {sentence}")
-    return sentences
+    return _per_panel(rows, say, "cell_id")
 
 
 def cell_title(row: Any) -> str:
