@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
         entry = {"stage": stage, "seconds": seconds, "outcome": outcome, **describe_process()}
         with (out / "provenance.jsonl").open("a") as file:
             file.write(json.dumps(entry) + "\n")
-        print(f"{stage}: {seconds} s; {_words(outcome)}", flush=True)
+        print(f"{stage}: {seconds} s; {json.dumps(outcome)}", flush=True)
         head = outcome.get("head", head)
     if head is not None:
         print(f"next: {_sweep(settings, head)}", flush=True)
@@ -59,16 +59,6 @@ def _sweep(settings: PredictorSettings, head: str) -> str:
         if name in sizes:
             words.append(f"{setting}.{name}={sizes[name]}")
     return " ".join([*words, "--dry-run"])
-
-
-def _words(outcome: Mapping[str, Any]) -> str:
-    """Return a stage's numbers and paths as one line; those of an inner mapping follow its name."""
-    words = []
-    for name, value in outcome.items():
-        if isinstance(value, dict):
-            value = _words(value)
-        words.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
-    return ", ".join(words)
 
 
 def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], LoadedModel]) -> dict[str, Any]:

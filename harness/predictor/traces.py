@@ -163,15 +163,23 @@ def written_traces(
 def trace_of(completion: Completion, model: LoadedModel, prompt: Sequence[int]) -> Trace:
     """Return a completion's trace, behind the token ids of its prompt."""
     ids = completion.token_ids[:-1] if completion.stop_reason == "stop" else completion.token_ids
-    parts = _parts(ids, len(prompt), model)
-    return Trace(problem_id=completion.problem_id, draw=completion.draw, kept=True, token_ids=[*prompt, *ids], **parts)
+    return _trace(completion.key, ids, model, prompt)
 
 
-def _parts(ids: list[int], start: int, model: LoadedModel) -> dict[str, int]:
-    """Return a trace's fields that say where a completion, which begins at `start`, thinks and closes its thinking."""
+def _trace(key: row_types.Pair, ids: list[int], model: LoadedModel, prompt: Sequence[int]) -> Trace:
+    """Return the trace of a completion's tokens: where it thinks, and where it closes its thinking."""
     # Without a closing tag, the thinking ends with the text, and the tag that is missing would follow.
     closing = model.dialogue.closing_tag(ids) or range(len(ids), len(ids) + 1)
-    return {"think_start": start, "think_end": start + closing.start, "tag_tokens": len(closing)}
+    problem_id, draw = key
+    return Trace(
+        problem_id=problem_id,
+        draw=draw,
+        kept=True,
+        token_ids=[*prompt, *ids],
+        think_start=len(prompt),
+        think_end=len(prompt) + closing.start,
+        tag_tokens=len(closing),
+    )
 
 
 def graded_trace(completion: Completion, model: LoadedModel, prompt: Sequence[int], correct: bool) -> Trace:
@@ -302,9 +310,6 @@ def trace_of_text(
     """
     thinking_slice, answer_slice = segment_text(text, tags, name=where)
     answer = text[answer_slice]
-    problem_id, draw = key
     prompt = model.dialogue.prompt_ids(question)
     completion = f"{text[thinking_slice]}{model.config.think_end}{answer}"
-    ids = list(model.dialogue.completion_ids(completion))
-    spans = _parts(ids, len(prompt), model)
-    return Trace(problem_id=problem_id, draw=draw, kept=True, token_ids=[*prompt, *ids], **spans), answer
+    return _trace(key, list(model.dialogue.completion_ids(completion)), model, prompt), answer
