@@ -219,7 +219,9 @@ def slot_attention(
     window = shape.window if shape is not None and shape.layer_kinds[layer] == "window" else None
     if sliding_window is not None and sliding_window != window:
         rows = key.shape[2] if slot_cache is None else slot_cache.longest
-        _check_window(layer, window, sliding_window, rows)
+        # A cache without windows holds all rows of the layer: then the window acts on no row until they are more.
+        if window is not None or rows > sliding_window:
+            raise ValueError(f"layer {layer} reaches beyond sliding_window={sliding_window}: the cache has {window}")
     how: dict[str, Any] = {"scaling": scaling, "sinks": s_aux, "softcap": softcap}
     if slot_cache is not None:
         return slot_cache.layers[layer].attend(query[:, :, 0], how)[:, None], None
@@ -235,17 +237,6 @@ def slot_attention(
         return _causal(query, key, value, scaling), None
     prompts = zip(query.transpose(1, 2), key, value, strict=True)
     return torch.stack([chunk_attention(*prompt, **how, window=window)[0] for prompt in prompts]), None
-
-
-def _check_window(layer: int, window: int | None, sliding_window: int, rows: int) -> None:
-    """Raise ValueError if `sliding_window`, which transformers passes, is not the cache's and acts on `rows` rows.
-
-    `window` is that of the layer in the cache's shape; None: the cache holds all rows of the layer.
-    """
-    if window is not None:
-        raise ValueError(f"layer {layer} has sliding_window={sliding_window} in a cache of windows of {window}")
-    if rows > sliding_window:
-        raise ValueError(f"slot attention reaches beyond sliding_window={sliding_window}")
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
