@@ -51,9 +51,6 @@ _TELLING, _MOST_TRIED = 1024, 64
 # Queries, and keys, of a tile of a prompt's attention.
 _TILE = 512
 
-# The mask of chunks grows in steps of this many tokens and earlier rows.
-_MASK_BLOCK = 512
-
 # Numbers to unpack together, which gives the number of slots at a time: they stay in the processor's cache.
 _UNPACKED_NUMBERS = 1 << 20
 
@@ -286,16 +283,10 @@ def chunk_attention(
     tokens = len(query)
     kv_heads, rows, _ = keys.shape
     earlier = rows - tokens
-    # Minus infinity at rows behind a token, else 0; [tokens, rows], cut out of a larger mask that many chunks share.
-    # There `most_earlier` rows lie before the tokens; the cut begins where `earlier` of them are left. With 700 earlier
-    # rows: 1024 in the mask, and the cut begins at column 324.
-    most_tokens = whole_blocks(tokens, _MASK_BLOCK)
-    most_earlier = whole_blocks(earlier, _MASK_BLOCK)
-    begin = most_earlier - earlier
-    unseen = _mask(most_tokens, most_earlier, query.dtype, query.device)[:tokens, begin : begin + rows]
+    unseen = _mask(tokens, earlier, query.dtype, query.device)
     if window is not None and window < rows:
         # Token i lies in row `earlier` + i, and sees no row at or before `earlier` + i - `window`. Not added in place,
-        # because other chunks share the mask.
+        # because other layers share the mask.
         unseen = unseen + torch.full_like(unseen, float("-inf")).tril(earlier - window)
     if not return_mass and sinks is None and softcap is None:  # torch's attention has none of these
         output = scaled_dot_product_attention(
@@ -309,7 +300,7 @@ def chunk_attention(
     return output, weights.sum(dim=1).transpose(0, 1) if return_mass else None
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=4)  # one for all layers
 def _mask(tokens: int, earlier: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((tokens, earlier + tokens), float("-inf"), dtype=dtype, device=device).triu(earlier + 1)
 
