@@ -24,10 +24,12 @@ def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
         name, _, text = override.partition("=")
         if override.startswith(("launcher=", "launcher.", "shard=")):
             launching.append(override)
-        elif name in names:
-            values[name] = None if text == "null" else at_home(text)
-        else:
+        elif name not in names:
             raise UserError(f"{override} is unknown here: see kvsweep replay --help.")
+        elif text == "null":
+            values[name] = None
+        else:
+            values[name] = at_home(text)
     if timed and launching:
         process = "which measures one cell after the other in this process"
         raise UserError(f"{launching[0]} cannot go with --time, {process}.")
