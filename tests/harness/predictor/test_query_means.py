@@ -1,5 +1,6 @@
 """The means of a model's queries against the queries that its modules compute before the rotation."""
 
+import json
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
@@ -94,11 +95,11 @@ def test_the_stage_takes_any_text(tmp_path, tiny_model_dir, capsys):
     text.write_text("a is 4, b is 7. So a is 4. " * 20)
     out = tmp_path / "out"
     main(["statistics", f"model.path={tiny_model_dir}", f"recipe.text={text}", f"recipe.out={out}"])
-    told = dict(part.split(" ", 1) for part in capsys.readouterr().out.strip().split("; ", 1)[1].split(", "))
+    told = json.loads(capsys.readouterr().out.split("; ", 1)[1])
     card = read_card("statistics", out / "statistics.safetensors")
     assert card["hidden_size"] == 32
     assert card["text"] == "text.txt"
-    assert int(card["tokens"]) == int(told["tokens"]) > 200
+    assert int(card["tokens"]) == told["tokens"] > 200
     tensors = read_statistics(str(out / "statistics.safetensors"), "cpu")
     assert tensors["mean"].shape == tensors["mean_size"].shape == (2, 4, 4)
     assert (tensors["mean_size"] >= tensors["mean"].abs() - 1e-6).all()
