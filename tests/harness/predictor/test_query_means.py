@@ -1,6 +1,7 @@
 """The means of a model's queries against the queries that its modules compute before the rotation."""
 
 import json
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
