@@ -22,7 +22,7 @@ def forked_tokens(lengths: npt.ArrayLike, forks: Sequence[int | None], missing: 
 
     A text of 100 tokens in two cells that leave the others at tokens 30 and 60 takes 60, and then 70 and 40: 170. All
     cells' completions count as long as the full cache's, although compression may make them longer. `lengths`: the
-    generated tokens of each (problem, draw); `forks`: each cell's `Source.first_eviction`; `missing` [lengths, forks]:
+    generated tokens of each (problem, draw); `forks`: each cell's `Job.first_eviction`; `missing` [lengths, forks]:
     whether a completion is still to decode, by default all are.
     """
     length = np.asarray(lengths, float)[:, None]  # [lengths, 1], beside the forks in a row
@@ -49,7 +49,7 @@ class TokensLeft:
         # A table of completions: a row for each pair, a column for each cell of `stored`.
         self._rows = {pair: row for row, pair in enumerate(pairs)}
         self._columns = {cell_id: column for column, cell_id in enumerate(stored)}
-        self._forks = [job.source.first_eviction(policies[cell_id], question) for cell_id in stored]
+        self._forks = [job.first_eviction(policies[cell_id], question) for cell_id in stored]
         self._missing = np.ones((len(pairs), len(stored)), bool)  # whether a completion is, [pairs, cells]
         for column, stored_pairs in enumerate(stored.values()):
             self._missing[:, column] = [pair not in stored_pairs for pair in pairs]

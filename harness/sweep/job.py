@@ -14,10 +14,11 @@ from pydantic import BeforeValidator, Field, StrictBool
 
 from kvsweep.compression import artifacts
 from kvsweep.compression.config import CacheConfig
+from kvsweep.compression.policy import Policy
 from kvsweep.compression.source import is_own
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import Benchmark, load_problems, question_hash
-from kvsweep.harness.decode.request import DecodingConfig, build_decoding
+from kvsweep.harness.decode.request import DecodingConfig, build_decoding, first_eviction
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.harness.provenance import command_line, describe_code
@@ -141,6 +142,13 @@ class Job:
     @property
     def problem_ids(self) -> list[str]:
         return [problem.id for problem in self.benchmark.problems]
+
+    def first_eviction(self, policy: Policy, question: int) -> int | None:
+        """Return the step at which a cell's completions leave those of other cells; None if they never do.
+
+        Cells of servers share no token.
+        """
+        return first_eviction(policy, question) if self.source.local else 0
 
     def provenance(self, cell: Cell) -> dict[str, Any]:
         """Return where a cell's rows come from, as far as it is known before decoding or asking."""

@@ -15,7 +15,7 @@ from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, pairs_to_h
 from kvsweep.compression.artifacts import setting
 from kvsweep.compression.config import fixed_bytes
 from kvsweep.compression.policy import BudgetPolicy
-from kvsweep.harness.decode.request import Branch, Request
+from kvsweep.harness.decode.request import Branch, Request, grows
 from kvsweep.harness.models.spec import BYTES
 from kvsweep.harness.provenance import processor
 from kvsweep.harness.settings import WEIGHTS
@@ -53,10 +53,15 @@ DIFFER = (0.25, 0.1)
 
 
 class Group(NamedTuple):
-    """Cells of a job that decode together, in slots of one capacity; `forks` are their first evictions."""
+    """Cells of a job that decode together, in slots of one capacity.
+
+    `forks` are their first evictions. `pace` is tokens per second, None where nothing says it, and `how` it is made up.
+    """
 
     cells: list[Cell]
     forks: list[int | None]
+    pace: float | None = None
+    how: str = ""
 
     @property
     def title(self) -> str:
@@ -75,16 +80,9 @@ class Part(NamedTuple):
     disk: float  # bytes
 
 
-class Speed(NamedTuple):
-    """Tokens per second of a group, None where nothing says it, and how it is known."""
-
-    pace: float | None
-    how: str
-
-
 @dataclass(frozen=True)
 class Plan:
-    """What the tasks of a job have in common: its groups, the lengths of its texts in tokens, its speed.
+    """What the tasks of a job have in common: its groups, with their speeds, and the lengths of its texts in tokens.
 
     `lengths` are those of stored texts, or the assumed one, or none; `mean_length` is then the limit. `head` says what
     the speeds rest on.
@@ -98,7 +96,6 @@ class Plan:
     lengths_basis: str  # whether the lengths are measured, assumed or the limit, in words
     text_bytes: float  # of one; 0 without stored texts
     head: str
-    speeds: list[Speed]
 
 
 def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
@@ -153,7 +150,6 @@ def _sum(values: Iterable[float | None]) -> float | None:
 def _plan(job: Job, here: Card | None) -> Plan:
     """The plan of a job, on the card that it names, or else on the one of this machine, `here`."""
     question = question_tokens(job)
-    groups = groups_of(job, question)
     lengths, text_bytes = stored_texts(job)
     limit = job.decoding.max_new_tokens
     assumed = job.assume.tokens
@@ -170,17 +166,16 @@ def _plan(job: Job, here: Card | None) -> Plan:
     card = job.card
     if card is None and job.source.local:
         card = here
-    head, speeds = _speeds(job, groups, question, mean_length, card)
-    return Plan(job, question, groups, lengths, mean_length, basis, text_bytes, head, speeds)
+    head, groups = _with_speeds(job, question, mean_length, card)
+    return Plan(job, question, groups, lengths, mean_length, basis, text_bytes, head)
 
 
-def _speeds(
-    job: Job, groups: Sequence[Group], question: int, length: float, card: Card | None
-) -> tuple[str, list[Speed]]:
-    """What the speeds rest on, and the speed of each group: assumed, measured in the run, or of a card.
+def _with_speeds(job: Job, question: int, length: float, card: Card | None) -> tuple[str, list[Group]]:
+    """What the speeds rest on, and the groups with theirs: assumed, measured in the run, or of a card.
 
     `card` is the job's, or else the one of this machine.
     """
+    groups = groups_of(job, question)
     pace = job.assume.tokens_per_second
     basis = "assumed"
     if not pace and job.card is None:
@@ -189,17 +184,17 @@ def _speeds(
     if not pace and card is not None:
         return _on_card(job, card, groups, question, length)
     head = f"{pace:,.0f} tokens/s {basis}" if pace else _PACE_UNKNOWN
-    return head, [Speed(pace, "")] * len(groups)
+    return head, [group._replace(pace=pace) for group in groups]
 
 
-def _on_card(job: Job, card: Card, groups: Sequence[Group], question: int, length: float) -> tuple[str, list[Speed]]:
-    """Slots, a step and speed of each group on a card; a UserError where it does not fit."""
+def _on_card(job: Job, card: Card, groups: list[Group], question: int, length: float) -> tuple[str, list[Group]]:
+    """The groups with their slots, a step and speed on a card; a UserError where one does not fit."""
     sizes = weights_bytes(job.spec, job.model.dtype)
     if sizes is None:
         why = f"on one {card.title}: not known, because no arithmetic here fits model type {job.spec.family}"
-        return why, [Speed(None, "")] * len(groups)
+        return why, groups
     weights, weights_read = sizes
-    speeds = []
+    timed_groups = []
     for group in groups:
         slots = _slots_on(job, card, weights, group, question)
         rows_of_slot = mean_rows([cell.policy for cell in group.cells], question, length)
@@ -211,9 +206,10 @@ def _on_card(job: Job, card: Card, groups: Sequence[Group], question: int, lengt
             layers=len(job.spec.layer_kinds),
             vocabulary=job.spec.vocab_size,
         )
-        speeds.append(Speed(slots / step, f"{counted(slots, 'slot')}, {1000 * step:.1f} ms a step"))
+        how = f"{counted(slots, 'slot')}, {1000 * step:.1f} ms a step"
+        timed_groups.append(group._replace(pace=slots / step, how=how))
     head = f"on one {card.title}, by arithmetic fitted to steps measured on an H100, ±{OFF}%"
-    return f"{head}: {weights / GIB:.1f} GiB of weights", speeds
+    return f"{head}: {weights / GIB:.1f} GiB of weights", timed_groups
 
 
 def _parts(plan: Plan, share: Share) -> list[Part]:
@@ -227,12 +223,12 @@ def _parts(plan: Plan, share: Share) -> list[Part]:
         expected = _tokens_of(plan.groups, plan.lengths, missing)
     text_bytes = plan.text_bytes or plan.mean_length * _TOKEN_BYTES
     parts = []
-    for group, speed, most_tokens, tokens in zip(plan.groups, plan.speeds, most, expected, strict=True):
+    for group, most_tokens, tokens in zip(plan.groups, most, expected, strict=True):
         completions = sum(missing.get(cell.cell_id, 0) for cell in group.cells)  # a cell that is done misses none
         hours = None
         # Without lengths of texts these are the hours at most.
-        if speed.pace is not None:
-            hours = (most_tokens if tokens is None else tokens) / speed.pace / 3600
+        if group.pace is not None:
+            hours = (most_tokens if tokens is None else tokens) / group.pace / 3600
         disk = completions * text_bytes
         parts.append(Part(f"{job.name}, {group.title}", completions, most_tokens, tokens, hours, disk))
     return parts
@@ -261,9 +257,9 @@ def _describe(plan: Plan, share: Share) -> list[str]:
     times_fewer = saving(plan.lengths or [job.decoding.max_new_tokens], forks)
     lines.append(f"  tokens: {plan.lengths_basis}, {times_fewer:.2f} times fewer than cell by cell")
     lines.append(f"  speed: {plan.head}")
-    for group, speed in zip(plan.groups, plan.speeds, strict=True):
-        if speed.pace and speed.how:
-            lines.append(f"    {group.title}: {speed.how}, {speed.pace:,.0f} tokens/s")
+    for group in plan.groups:
+        if group.how:
+            lines.append(f"    {group.title}: {group.how}, {group.pace:,.0f} tokens/s")
     return lines + _power(job)
 
 
@@ -331,13 +327,12 @@ def _hundredths(value: float | None, factor: float) -> str:
 
 def groups_of(job: Job, question: int) -> list[Group]:
     """Return the cells with slots as long as their completions, and the others, in the order that `decode` takes."""
-    source = job.source
     limit = job.decoding.max_new_tokens
     groups = []
     for growing in (True, False):
-        cells = [cell for cell in job.cells if source.grows(cell.policy, question, limit) == growing]
+        cells = [cell for cell in job.cells if grows(cell.policy, question, limit) == growing]
         if cells:
-            groups.append(Group(cells, [source.first_eviction(cell.policy, question) for cell in cells]))
+            groups.append(Group(cells, [job.first_eviction(cell.policy, question) for cell in cells]))
     return groups
 
 
@@ -475,21 +470,21 @@ def _sizes(job: Job) -> list[str]:
 
 def _notes(plan: Plan) -> list[str]:
     """Warn of KV budgets that are smaller than the question, and of cells in which nothing would be evicted."""
-    source = plan.job.source
+    job = plan.job
     question = plan.question
-    if not source.local:
+    if not job.source.local:
         return []
-    longest = max(plan.lengths, default=plan.job.decoding.max_new_tokens)
+    longest = max(plan.lengths, default=job.decoding.max_new_tokens)
     smaller: list[int] = []  # KV budgets
     compressed = idle = 0
-    for cell in plan.job.cells:
+    for cell in job.cells:
         policy = cell.policy
         if policy.trigger(question) is None:  # never evicts, like the full cache
             continue
         compressed += 1
         if isinstance(policy, BudgetPolicy) and policy.question_rule != "on_top" and policy.size < question:
             smaller.append(policy.size)
-        first = source.first_eviction(policy, question)
+        first = job.first_eviction(policy, question)
         idle += first is None or first >= longest
     of_cells = f"of {counted(compressed, 'compressed cell')}"
     notes = []

@@ -11,7 +11,6 @@ from omegaconf import DictConfig, OmegaConf
 from kvsweep.annexes import annex
 from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.policy import Policy
-from kvsweep.harness.decode.request import first_eviction, grows
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec, read_spec
 from kvsweep.harness.settings import build
@@ -58,14 +57,6 @@ class Source(ABC):
     def impl(self, asked: Implementation) -> Rounding:
         """The implementation in the cells' ids."""
 
-    def first_eviction(self, policy: Policy, question: int) -> int | None:
-        """Return the step at which a cell's completions leave those of other cells; None if they never do."""
-        return 0
-
-    def grows(self, policy: Policy, question: int, tokens: int) -> bool:
-        """True if a cell's caches grow with its completions."""
-        return True
-
 
 @dataclass(frozen=True, kw_only=True)
 class Decoded(Source):
@@ -97,12 +88,6 @@ class Decoded(Source):
 
     def impl(self, asked: Implementation) -> Rounding:
         return "packed" if self.packed and asked == "torch" else asked
-
-    def first_eviction(self, policy: Policy, question: int) -> int | None:
-        return first_eviction(policy, question)
-
-    def grows(self, policy: Policy, question: int, tokens: int) -> bool:
-        return grows(policy, question, tokens)
 
 
 def source_class(config: DictConfig) -> type[Source]:
