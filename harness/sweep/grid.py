@@ -30,7 +30,7 @@ class Axes:
 class GridAxes(Axes):
     """A grid with those beside it."""
 
-    engine: Any = None  # read by `build_servers`
+    engine: Any = None  # read by `Served.choose`
     beside: Sequence[dict[str, Any]] = ()  # the `Axes` of each
 
 

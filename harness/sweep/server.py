@@ -102,23 +102,6 @@ class ServedModel(ModelConfig):
 NAMES = ("name", "title", "think_start", "think_end")
 
 
-def fill_models(config: DictConfig) -> None:
-    """Let each setting without a model ask for the only one that its server lists; the first names the results."""
-    if find_spec("openai") is None:
-        raise UserError("engine=openai needs the package openai: pip install 'kvsweep[openai]'.")
-    grid = OmegaConf.select(config, "grid.engine")
-    settings = grid if OmegaConf.is_list(grid) else [config.engine]
-    with open_dict(config):
-        for setting in settings:
-            if not OmegaConf.is_dict(setting):
-                continue  # refused by `build_servers`
-            complete_setting = {**config.engine, **setting}  # what the setting leaves open is that of `engine`
-            if complete_setting["model"] is None and complete_setting["url"] is not None:
-                setting.model = _only_model(str(complete_setting["url"]), complete_setting["key_env"])
-            if config.engine.model is None:  # only at the first setting
-                config.engine.model = setting.get("model")
-
-
 def _only_model(url: str, key_env: str | None) -> str:
     """Return the model that a server lists; raises UserError if it lists none or several."""
     import openai  # takes a second
@@ -134,30 +117,6 @@ def _only_model(url: str, key_env: str | None) -> str:
         missing = f"engine.model is missing, and the server lists {len(models)} models"
         raise UserError(f"{missing}: start it, or give one of its models. {', '.join(models[:10])}")
     return models[0]
-
-
-def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
-    """Return the model's name, and one server per setting of `grid.engine`, or the one of `engine`."""
-    stops_on_loop = config.decoding.stop_on_loop
-    order = config.decoding.order
-    # The order of the two limits makes a difference only where both are set.
-    if stops_on_loop or (order == "top_p_then_top_k" and config.decoding.top_k and config.decoding.top_p < 1):
-        given = f"decoding.stop_on_loop={str(stops_on_loop).lower()} and decoding.order={order}"
-        raise UserError(f"{given} are nothing that a server can be asked for: set false and top_k_then_top_p.")
-    engine = plain(config.engine)
-    grid = plain(config.grid)["engine"]
-    if grid is None:  # one setting, that of `engine` unchanged
-        grid = [{}]
-    if not grid or not isinstance(grid, list) or not all(isinstance(setting, dict) for setting in grid):
-        raise UserError("grid.engine is no list of settings: write grid.engine=[{url: URL, name: full}, ...].")
-    servers = []
-    for setting in grid:
-        section = {name: value for name, value in {**engine, **setting}.items() if value is not None}
-        servers.append(build_target("engine", section, Server))
-    servers += [_asked_again(server) for server in servers if server.control and server.name == "full"]
-    _check_names(servers)
-    model = {key: config.model[key] for key in (*NAMES, "revision")}  # `make_job` reads the revision of any model
-    return build(ServedModel, "model", model), [*servers]
 
 
 def _check_names(servers: Sequence[Server]) -> None:
@@ -208,11 +167,44 @@ class Served(Source):
 
     @classmethod
     def check(cls, config: DictConfig) -> None:
-        fill_models(config)
+        """Let each setting without a model ask for the only one that its server lists; the first names the results."""
+        if find_spec("openai") is None:
+            raise UserError("engine=openai needs the package openai: pip install 'kvsweep[openai]'.")
+        grid = OmegaConf.select(config, "grid.engine")
+        settings = grid if OmegaConf.is_list(grid) else [config.engine]
+        with open_dict(config):
+            for setting in settings:
+                if not OmegaConf.is_dict(setting):
+                    continue  # refused by `choose`
+                complete_setting = {**config.engine, **setting}  # what the setting leaves open is that of `engine`
+                if complete_setting["model"] is None and complete_setting["url"] is not None:
+                    setting.model = _only_model(str(complete_setting["url"]), complete_setting["key_env"])
+                if config.engine.model is None:  # only at the first setting
+                    config.engine.model = setting.get("model")
 
     @classmethod
     def choose(cls, config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
-        return build_servers(config)
+        """Return the model's name, and one server per setting of `grid.engine`, or the one of `engine`."""
+        stops_on_loop = config.decoding.stop_on_loop
+        order = config.decoding.order
+        # The order of the two limits makes a difference only where both are set.
+        if stops_on_loop or (order == "top_p_then_top_k" and config.decoding.top_k and config.decoding.top_p < 1):
+            given = f"decoding.stop_on_loop={str(stops_on_loop).lower()} and decoding.order={order}"
+            raise UserError(f"{given} are nothing that a server can be asked for: set false and top_k_then_top_p.")
+        engine = plain(config.engine)
+        grid = plain(config.grid)["engine"]
+        if grid is None:  # one setting, that of `engine` unchanged
+            grid = [{}]
+        if not grid or not isinstance(grid, list) or not all(isinstance(setting, dict) for setting in grid):
+            raise UserError("grid.engine is no list of settings: write grid.engine=[{url: URL, name: full}, ...].")
+        servers = []
+        for setting in grid:
+            section = {name: value for name, value in {**engine, **setting}.items() if value is not None}
+            servers.append(build_target("engine", section, Server))
+        servers += [_asked_again(server) for server in servers if server.control and server.name == "full"]
+        _check_names(servers)
+        model = {key: config.model[key] for key in (*NAMES, "revision")}  # `make_job` reads the revision of any model
+        return build(ServedModel, "model", model), [*servers]
 
     @classmethod
     def read(cls, *settings: Any) -> Self:
