@@ -24,7 +24,7 @@ from kvsweep.compression.policy import Policy
 from kvsweep.harness import settings
 from kvsweep.harness.overrides import hydra_overrides
 from kvsweep.harness.rounds import run
-from kvsweep.harness.sweep.card import NOTHING_ASSUMED, UNPRICED
+from kvsweep.harness.sweep.card import AssumeConfig, CostConfig
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.grid import policy_file
 from kvsweep.harness.sweep.job import Job, make_job
@@ -47,7 +47,6 @@ _REFUSED = dict.fromkeys(
     ("--config-n", "-cn"), "a sweep has one configuration; experiment=NAME chooses what changes it"
 )
 _REFUSED |= {"--experimental-rerun": "provenance.json of a cell has the command to run again"}
-SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "--version"}
 
 
 def sweep(words: Sequence[str]) -> None:
@@ -59,22 +58,16 @@ def sweep(words: Sequence[str]) -> None:
     sys.argv = ["kvsweep", *words]
     # Without this Hydra prints its own errors and exits with code 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    if not SHOWS.isdisjoint(word.partition("=")[0] for word in words):
-        try:
-            _compose(lambda config: None)  # Hydra prints what was asked for
-        except ValueError as error:  # options that exclude each other, such as -m and --cfg
-            raise UserError(str(error)) from error
-        return
     # Hydra would refuse an option that it does not know.
     dry_run = "--dry-run" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--dry-run"]
     with artifacts.planning() if dry_run else nullcontext():
         jobs, launcher, plan = collect_jobs()
-    if not jobs:  # Hydra only printed something, as for -cjob
+    if not jobs:  # Hydra printed what was asked for, as by --cfg or --info
         return
     if dry_run:
         _print_estimate(jobs, launcher, plan)
-    elif any(job.card or job.cost != UNPRICED or job.assume != NOTHING_ASSUMED for job in jobs):
+    elif any(job.card or job.cost != CostConfig() or job.assume != AssumeConfig() for job in jobs):
         raise UserError("card=, cost.* and assume.* say what to estimate, and nothing is decoded there: add --dry-run.")
     else:
         run(jobs, launcher, plan)
@@ -284,6 +277,8 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
             raise
         hydra_words = [word for word in typed if word.lstrip("+~").startswith("hydra.")]
         if not hydra_words:
+            if isinstance(error, ValueError):  # options that exclude each other, such as -m and --cfg
+                raise UserError(str(error)) from error
             with plain_disk_errors(Path()):  # of the folder of a multirun, which Hydra makes
                 raise
         raise UserError(f"Hydra cannot use {', '.join(hydra_words)} ({error!r}): give it another value.") from error

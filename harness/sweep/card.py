@@ -56,18 +56,12 @@ class CostConfig:
     per_hour: Annotated[float, Field(gt=0)] | None = None
 
 
-UNPRICED = CostConfig()
-
-
 @dataclass(frozen=True, kw_only=True)
 class AssumeConfig:
     """What an estimate takes for granted: tokens of a text on average, and tokens per second of one task."""
 
     tokens: Annotated[int, Field(ge=1)] | None = None
     tokens_per_second: Annotated[float, Field(gt=0)] | None = None
-
-
-NOTHING_ASSUMED = AssumeConfig()
 
 
 def known_card(name: str) -> Card:
