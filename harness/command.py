@@ -7,7 +7,7 @@ import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -94,29 +94,19 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     plans: list[ReplayPlan] = []  # of each job
     unused: list[dict[str, str]] = []  # the keys that a job does not use, each with the reason
     notes: set[str] = set()
-    mistakes: list[UserError] = []
-
-    def collect(config: DictConfig) -> None:
-        """Check one job's configuration; a mistake is raised once Hydra has ended."""
-        # Hydra prints its own lines about an error that passes through it.
-        try:
-            with settings.plain_config_errors():
-                # These lines change the configuration.
-                source_class(config).check(config)
-                settings.fill_homes(config)
-                notes.update([*_complete(config), *_not_swept()])
-                others_settings = _without_others_settings(config)
-                # From here on things are made from it.
-                launchers.append(settings.build_target("launcher", config.launcher, Launcher))
-                plans.append(checked(ReplayPlan, {name: config.get(name) for name in ("replay", "screen", "texts")}))
-                jobs.append(make_job(config))
-                unused.append(unused_settings(config, jobs[-1]) | others_settings)
-        except UserError as mistake:
-            mistakes.append(mistake)
-
-    _compose(collect)
-    if mistakes:
-        raise mistakes[0]
+    for config, hydra_config in _compose():
+        HydraConfig.instance().cfg = hydra_config  # the job's, for ${hydra:...} in its values
+        with settings.plain_config_errors():
+            # These lines change the configuration.
+            source_class(config).check(config)
+            settings.fill_homes(config)
+            notes.update([*_complete(config), *_not_swept()])
+            others_settings = _without_others_settings(config)
+            # From here on things are made from it.
+            launchers.append(settings.build_target("launcher", config.launcher, Launcher))
+            plans.append(checked(ReplayPlan, {name: config.get(name) for name in ("replay", "screen", "texts")}))
+            jobs.append(make_job(config))
+            unused.append(unused_settings(config, jobs[-1]) | others_settings)
     if not jobs:
         return [], Inline(), ReplayPlan()
     for note in sorted(notes):
@@ -248,20 +238,17 @@ def _not_swept() -> list[str]:
     return notes
 
 
-def _compose(collect: Callable[[DictConfig], None]) -> None:
-    """Let Hydra read the command line, which it takes from sys.argv, and call `collect` with each job's configuration.
+def _compose() -> list[tuple[DictConfig, Any]]:
+    """Let Hydra read the command line, which it takes from sys.argv; return each job's configuration, and Hydra's own.
 
-    An error of Hydra's in a setting of its own becomes a UserError; an error within `collect` passes.
+    They are checked once Hydra has ended, which prints its own lines about an error that passes through it. An error of
+    Hydra's in a setting of its own becomes a UserError.
     """
     typed = sys.argv
-    is_collecting = False
+    configs: list[tuple[DictConfig, Any]] = []
 
-    def collect_typed(config: DictConfig) -> None:
-        nonlocal is_collecting
-        sys.argv = typed  # a job records what was typed
-        is_collecting = True  # stays so after an error of `collect`, which tells it from Hydra's
-        collect(config)
-        is_collecting = False
+    def collect(config: DictConfig) -> None:
+        configs.append((config, HydraConfig.instance().cfg))
 
     try:
         with settings.plain_config_errors():
@@ -271,10 +258,11 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
                 words += settings.own_overrides()
             # Hydra takes no KEY=VALUE between options, so these words come first: False sorts before True.
             sys.argv = [typed[0], *sorted(words, key=_is_option_or_its_value)]
-            hydra.main(version_base="1.3", config_path=str(settings.CONF), config_name="config")(collect_typed)()
+            hydra.main(version_base="1.3", config_path=str(settings.CONF), config_name="config")(collect)()
+        return configs
+    except UserError:
+        raise
     except Exception as error:  # Hydra checks few of its own settings
-        if is_collecting or isinstance(error, UserError):
-            raise
         hydra_words = [word for word in typed if word.lstrip("+~").startswith("hydra.")]
         if not hydra_words:
             if isinstance(error, ValueError):  # options that exclude each other, such as -m and --cfg
