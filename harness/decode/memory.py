@@ -110,4 +110,4 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(0, min([free, *cgroup_rooms(), *slurm_rooms(os.environ)]))
+    return max(0, min([free, *cgroup_rooms(), *slurm_rooms()]))

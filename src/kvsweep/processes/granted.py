@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,14 +12,14 @@ from kvsweep.messages.errors import UserError
 GROUPS, MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
-def granted_cores(environment: Mapping[str, str] = os.environ) -> int:
+def granted_cores() -> int:
     """Return the cores that this process may use: its affinity, limited by control groups and SLURM."""
-    return max(1, min([len(os.sched_getaffinity(0)), *cgroup_cores(), *slurm_cores(environment)]))
+    return max(1, min([len(os.sched_getaffinity(0)), *cgroup_cores(), *slurm_cores()]))
 
 
-def cgroup_cores(groups: Path = GROUPS, mount: Path = MOUNT) -> Iterator[int]:
+def cgroup_cores() -> Iterator[int]:
     """Yield the cores that each control group around this process allows; part of a core counts as one."""
-    for folder, version in control_groups("cpu", groups, mount):
+    for folder, version in control_groups("cpu"):
         with suppress(OSError, ValueError):  # a group without a limit says "max" or -1
             if version == 1:
                 quota = int((folder / "cpu.cfs_quota_us").read_text())
@@ -30,20 +30,20 @@ def cgroup_cores(groups: Path = GROUPS, mount: Path = MOUNT) -> Iterator[int]:
                 yield math.ceil(quota / period)
 
 
-def slurm_cores(environment: Mapping[str, str]) -> Iterator[int]:
+def slurm_cores() -> Iterator[int]:
     """Yield the processors that SLURM gave this job on its node, and inside srun, this task."""
     names = ["SLURM_CPUS_ON_NODE"]
-    if "SLURM_STEP_ID" in environment:
+    if "SLURM_STEP_ID" in os.environ:
         names.append("SLURM_CPUS_PER_TASK")
     for name in names:
-        count = environment.get(name)
+        count = os.environ.get(name)
         if count:
             yield int(count)
 
 
-def cgroup_rooms(groups: Path = GROUPS, mount: Path = MOUNT) -> Iterator[int]:
+def cgroup_rooms() -> Iterator[int]:
     """Yield the bytes that each control group around this process still allows."""
-    for folder, version in control_groups("memory", groups, mount):
+    for folder, version in control_groups("memory"):
         limit_file, usage_file = folder / "memory.max", folder / "memory.current"
         if version == 1:
             limit_file, usage_file = folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes"
@@ -52,17 +52,17 @@ def cgroup_rooms(groups: Path = GROUPS, mount: Path = MOUNT) -> Iterator[int]:
             yield room + _file_pages(folder)
 
 
-def control_groups(controller: str, groups: Path, mount: Path) -> Iterator[tuple[Path, int]]:
+def control_groups(controller: str) -> Iterator[tuple[Path, int]]:
     """Yield the folder of each control group that may limit this process, and the version of its files.
 
     In a container the files of the process's own group are at the mount.
     """
     with suppress(OSError):
-        for line in groups.read_text().splitlines():  # "4:cpu,cpuacct:/job" of version 1, "0::/job" of version 2
+        for line in GROUPS.read_text().splitlines():  # "4:cpu,cpuacct:/job" of version 1, "0::/job" of version 2
             _, controllers, name = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue
-            top = mount / controller if controllers else mount
+            top = MOUNT / controller if controllers else MOUNT
             version = 1 if controllers else 2
             group = top / name.lstrip("/")
             for folder in (group, *group.parents):
@@ -79,12 +79,12 @@ def _file_pages(group: Path) -> int:
     return 0
 
 
-def slurm_rooms(environment: Mapping[str, str]) -> Iterator[int]:
+def slurm_rooms() -> Iterator[int]:
     """Yield the bytes left by SLURM's memory limits of this job; a limit of 0 means all of the node's memory."""
     # SLURM_MEM_PER_CPU counts all of the job's processors on the node, also those of its other tasks.
-    cores = int(environment.get("SLURM_CPUS_ON_NODE") or 1)
+    cores = int(os.environ.get("SLURM_CPUS_ON_NODE") or 1)
     for name, units in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", cores)):
-        granted = _slurm_bytes(name, environment.get(name) or "0")
+        granted = _slurm_bytes(name, os.environ.get(name) or "0")
         if granted:
             _, resident_pages, *_ = Path("/proc/self/statm").read_text().split()
             yield granted * units - int(resident_pages) * os.sysconf("SC_PAGE_SIZE")
