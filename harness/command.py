@@ -99,12 +99,12 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         with settings.plain_config_errors():
             # These lines change the configuration.
             source_class(config).check(config)
-            settings.fill_homes(config)
             notes.update([*_complete(config), *_not_swept()])
             others_settings = _without_others_settings(config)
             # From here on things are made from it.
             launchers.append(settings.build_target("launcher", config.launcher, Launcher))
-            plans.append(checked(ReplayPlan, {name: config.get(name) for name in ("replay", "screen", "texts")}))
+            replayed = OmegaConf.masked_copy(config, ["replay", "screen", "texts"])
+            plans.append(checked(ReplayPlan, settings.plain(replayed)))
             jobs.append(make_job(config))
             unused.append(unused_settings(config, jobs[-1]) | others_settings)
     if not jobs:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import yaml
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from kvsweep.harness.overrides import hydra_overrides, quoted
@@ -118,9 +118,7 @@ def compose_config(*overrides: str, name: str = "config") -> DictConfig:
     from hydra import compose, initialize_config_dir  # hydra takes as long as the rest of this module
 
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        config = compose(name, [*own_overrides(), *hydra_overrides(overrides, target_classes, multirun=False)])
-    fill_homes(config)
-    return config
+        return compose(name, [*own_overrides(), *hydra_overrides(overrides, target_classes, multirun=False)])
 
 
 def target_classes(section: str) -> list[type]:
@@ -172,21 +170,6 @@ def _place_of(error: BaseException) -> str | None:
         if not frame.filename.startswith(("<", __file__, importlib.__file__)):
             places.append(f"{frame.filename}:{frame.lineno}")
     return places[-1] if places else None  # the innermost is where the code failed
-
-
-def fill_homes(node: DictConfig | ListConfig) -> None:
-    """Replace a leading `~` in every text of a configuration by the home folder."""
-    keys: Any = node if isinstance(node, DictConfig) else range(len(node))
-    for key in keys:
-        part: Any = node._get_node(key)  # node[key] would resolve an interpolation, and refuse a missing value
-        if OmegaConf.is_config(part):
-            # A section that is null, still to be chosen, or an interpolation has no texts of its own.
-            if not (part._is_none() or part._is_missing() or part._is_interpolation()):
-                fill_homes(part)
-        elif part is not None:
-            text = part._value()  # as it was written
-            if isinstance(text, str) and text.startswith("~"):
-                node[key] = at_home(text)
 
 
 def wrapped_choices(group: str) -> str:
@@ -250,13 +233,28 @@ def target_class(section: str, node: Mapping[str, Any], base: type) -> type[Any]
 
 
 def plain(node: Any) -> dict[str, Any]:
-    """Return a section of the configuration as a dictionary of plain values; UserError if it is no section."""
+    """Return a section of the configuration as a dictionary of plain values; UserError if it is no section.
+
+    In every text the home folder stands in place of a leading `~`.
+    """
     if not isinstance(node, Mapping):  # a section of OmegaConf is one, too
         hint = "name the setting with its value, such as cache.bits=4, or leave that word out"
         raise UserError(f"{node or 'null'} stands where a group of settings is needed (grid, cache, report): {hint}.")
-    if not OmegaConf.is_config(node):
-        return dict(node)
-    return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+    values: Any = node
+    if OmegaConf.is_config(node):
+        values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    return _at_home(values)
+
+
+def _at_home(value: Any) -> Any:
+    """Return a value with `at_home` of each text in it."""
+    if isinstance(value, str):
+        return at_home(value)
+    if isinstance(value, Mapping):
+        return {name: _at_home(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_at_home(item) for item in value]
+    return value
 
 
 @contextmanager

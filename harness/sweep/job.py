@@ -265,7 +265,7 @@ def make_job(config: DictConfig) -> Job:
             impl=source.impl(run.impl),  # what rounds the cell's numbers, for its id; the job has the user's choice
         )
         cells[cell.cell_id] = cell
-    model_settings = plain(config.model) | {"revision": model.revision}
+    resolved = plain(config)
     job = Job(
         **shared,
         **sections,
@@ -275,8 +275,8 @@ def make_job(config: DictConfig) -> Job:
         impl=run.impl,
         draws=run.draws,
         slots=None if run.slots == "auto" else run.slots,
-        run_directory=folder_below(str(config.results_dir), str(config.run_name)),
-        resolved={**plain(config), "model": model_settings, **named_protocol(config)},
+        run_directory=folder_below(str(resolved["results_dir"]), str(resolved["run_name"])),
+        resolved={**resolved, "model": resolved["model"] | {"revision": model.revision}, **named_protocol(config)},
         invariant=None if run.invariant == "auto" else run.invariant,
         shard=run.shard,
         rounds=rounds,

@@ -19,6 +19,7 @@ from kvsweep.harness.settings import (
     build_target,
     choices,
     compose_config,
+    plain,
     plain_config_errors,
     target_class,
     target_classes,
@@ -26,6 +27,7 @@ from kvsweep.harness.settings import (
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.sweep.slurm import Slurm
 from kvsweep.messages.errors import UserError
+from kvsweep.run_files.row_types import leaves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +140,7 @@ def test_a_comma_separates_texts_of_a_sweep(monkeypatch, tmp_path):
 @pytest.mark.parametrize("key", ["results_dir", "model.path", "benchmark.path", "benchmark.prompt", "policy.predictor"])
 def test_a_path_begins_with_the_home_folder(key, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert OmegaConf.select(compose_config(f"{key}=~/x/~y"), key) == "/home/me/x/~y"
+    assert dict(leaves(plain(compose_config(f"{key}=~/x/~y"))))[key] == "/home/me/x/~y"
 
 
 MISREAD = {
