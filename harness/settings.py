@@ -191,9 +191,7 @@ def completions(groups: Iterable[str], begun: str) -> list[str]:
 
 
 OmegaConf.register_new_resolver("embedded", lambda name: str(WEIGHTS / name), replace=True)
-OmegaConf.register_new_resolver(
-    "below", lambda parent, name: str(folder_below(at_home(str(parent)), str(name))), replace=True
-)
+OmegaConf.register_new_resolver("below", lambda parent, name: str(folder_below(str(parent), str(name))), replace=True)
 OmegaConf.register_new_resolver(
     "with_options",
     lambda without, given, *, _root_: given if "wrong_1" in _root_.benchmark.columns else without,

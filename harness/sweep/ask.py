@@ -26,7 +26,7 @@ from kvsweep.messages.command_line import FAILED
 from kvsweep.messages.errors import UserError
 from kvsweep.messages.escape import visible
 from kvsweep.run_files.row_types import MOST_TOKENS, Completion, Pair, Tokens, content_hash, decode, leaves
-from kvsweep.run_files.safe_files import at_home, open_file
+from kvsweep.run_files.safe_files import open_file
 from kvsweep.run_files.thinking import ending, joined
 
 # The client waits 0.5 s, 1 s, 2 s, ... and then 8 s, or as long as the server says: about a minute in all.
@@ -204,7 +204,7 @@ def _cache_in_log(server: Policy) -> dict[str, str]:
     assert isinstance(server, Server)
     if server.log is None:
         return {}
-    path = Path(at_home(server.log))
+    path = Path(server.log)
     if not path.is_file():  # a pipe would be waited for
         raise UserError(f"engine.log={server.log} is no file: name the server's log.")
     with open_file(path, linked=True) as file:
