@@ -4,11 +4,11 @@ A policy says what to keep, the cache moves the rows, the engine says when. `har
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ def is_invariant(setting: bool | None, spec: ModelSpec, device: torch.device, im
     return setting
 
 
+Result = TypeVar("Result")
 # Known tokens that one step feeds, of one slot and of all slots: enough to keep the processor busy.
 _MOST_FED, _MOST_FED_AT_ONCE = 512, 8192
 
@@ -146,38 +147,33 @@ class Engine:
         """Yield (cell_id, completion) for every branch of every request, in the order in which they end."""
         return chain.from_iterable(self.steps(requests))
 
-    @torch.inference_mode()
     def steps(self, requests: Iterable[Request]) -> Iterator[list[tuple[str, Completion]]]:
         """Like `generate`, but after every step yield a list of the completions that ended with it, usually empty."""
-        queue = self._queue(requests)
-        while queue or self.table.free < self.table.slots:  # until every slot is free
-            with self.clock.time("wall"):
-                completions = self._step(queue)
-            # The first step has drawn its tokens once its ends are read: with it or, if it is left unread (which counts
-            # as 1), with the second step.
-            if not self.clock.first_token and self.clock.steps > self.unread:
-                self.clock.first_token = self.clock.wall
-            yield completions
+        return self._results(requests, self._step)
 
-    @torch.inference_mode()
     def replay(self, requests: Iterable[Request]) -> Iterator[list[Fed]]:
         """Feed every request's tokens to all its branches, which evict as in decoding; yield each step's parts.
 
         Requests must be made with `replayed`. Between two evictions, tokens are fed in chunks.
         """
-        queue = self._queue(requests)
-        while queue or self.table.free < self.table.slots:
+        return self._results(requests, self._feed_live)
+
+    @torch.inference_mode()
+    def _results(self, requests: Iterable[Request], step: Callable[[], list[Result]]) -> Iterator[list[Result]]:
+        """Fill the slots and take a step, until every request has ended; yield each step's results."""
+        queue = deque(requests)
+        if self.table.slots == 1:  # no room to fork: one request per branch
+            queue = deque(chain.from_iterable(request.split() for request in queue))
+        while queue or self.table.free < self.table.slots:  # until every slot is free
             with self.clock.time("wall"):
                 self._fill(queue)
-                fed = self._feed_live()
-            self.clock.settle()
-            yield fed
-
-    def _queue(self, requests: Iterable[Request]) -> deque[Request]:
-        """Return the requests; if the engine has no room to fork, one request per branch."""
-        if self.table.slots == 1:
-            return deque(chain.from_iterable(request.split() for request in requests))
-        return deque(requests)
+                results = step() if self.cache.live else []  # none live: a long prompt is still being prefilled
+                self.clock.settle()
+            # The first step has drawn its tokens once its ends are read: with it or, if it is left unread (which counts
+            # as 1), with the second step.
+            if not self.clock.first_token and self.clock.steps > self.unread:
+                self.clock.first_token = self.clock.wall
+            yield results
 
     def feed(self, texts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
         """Append known tokens to live slots in one step; return each slot's last hidden states [tokens, width].
@@ -210,8 +206,6 @@ class Engine:
     def _feed_live(self) -> list[Fed]:
         """Feed each live slot its known tokens up to its next eviction; evict; remove completions that end."""
         starts = {slot: int(self.table.generated[slot]) for slot in range(self.cache.live)}
-        if not starts:  # a long prompt is still being prefilled
-            return []
         fair_share = max(1, _MOST_FED_AT_ONCE // len(starts))  # of what one step may feed
         texts = {}
         for slot, start in starts.items():
@@ -247,11 +241,8 @@ class Engine:
     def _most_fed(self) -> int:
         return min(_MOST_FED, self.cache.longest_chunk or _MOST_FED)
 
-    def _step(self, queue: deque[Request]) -> list[tuple[str, Completion]]:
-        """Fill the slots, write one token in each, evict; return the completions that have ended."""
-        self._fill(queue)
-        if not self.cache.live:  # a long prompt is still being prefilled
-            return []
+    def _step(self) -> list[tuple[str, Completion]]:
+        """Write one token in each live slot, and evict; return the completions that have ended."""
         logits = self._forward()
         with self.clock.time("sampling"):
             self._sample(logits)
@@ -263,7 +254,6 @@ class Engine:
         if not self.unread:
             completions += self._finish_ended(late=0)
             self._evict_due()
-        self.clock.settle()
         return completions
 
     def _fill(self, queue: deque[Request]) -> None:

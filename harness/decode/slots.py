@@ -225,12 +225,8 @@ class SlotTable:
     def park(self, slot: int) -> None:
         """Move a trunk from the live slots to the upper end, where it waits to fork."""
         last = self.cache.live - 1
-        upper = self.slots - self.waiting - 1
-        if upper > last:
-            self._copy(slot, upper)
-            self._copy(last, slot)
-        else:  # no slot is free: the last live slot's place becomes the parked one's
-            self._copy([slot, last], [last, slot])
+        upper = self.slots - self.waiting - 1  # if no slot is free, the last live slot
+        self._copy([slot, last], [upper, slot])
         self.cache.live -= 1
         self.waiting += 1
 

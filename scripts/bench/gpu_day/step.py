@@ -170,12 +170,20 @@ def engine_of(model: LoadedModel, group: Group, sizes: Sizes) -> tuple[Engine, P
             invariant=group.invariant,
         )
     engine.stop_ids = torch.tensor([-1], device=model.device)
-    queue: deque[Request] = engine._queue(wanted[: engine.table.slots])
+    queue = deque[Request](wanted[: engine.table.slots])
     while queue or engine.cache.live < engine.table.slots:
-        engine._step(queue)
+        decode_step(engine, queue)
     for _ in range(3):  # run eagerly, captured and replayed
-        engine._step(queue)
+        decode_step(engine, queue)
     return engine, policy
+
+
+def decode_step(engine: Engine, queue: deque[Request]) -> None:
+    """Do what the engine does for each step of decoding."""
+    engine._fill(queue)
+    if engine.cache.live:
+        engine._step()
+    engine.clock.settle()
 
 
 def policy_of(name: str, sizes: Sizes, folder: Path, width: int) -> Policy:
@@ -221,10 +229,10 @@ def stagger(engine: Engine, policy: Policy, sizes: Sizes) -> int:
 def clocked(engine: Engine, steps: int) -> dict[str, Any]:
     """Milliseconds of a step and of its parts, the host's for a call, and the evictions that fell into the steps."""
     queue, clock, calls, begun = deque[Request](), engine.clock, [], evictions(engine)
-    for step in range(20):
-        engine._step(queue)
+    for number in range(20):
+        decode_step(engine, queue)
         # The first eviction compiles its kernels. The full cache never evicts.
-        if step >= 2 and evictions(engine) > begun:
+        if number >= 2 and evictions(engine) > begun:
             break
     wait()
     clock.settle()
@@ -232,7 +240,7 @@ def clocked(engine: Engine, steps: int) -> dict[str, Any]:
     start = time.perf_counter()
     for _ in range(steps):
         begin = time.perf_counter()
-        engine._step(queue)
+        decode_step(engine, queue)
         calls.append(1000 * (time.perf_counter() - begin))
     wait()
     found = {"step_ms": 1000 * (time.perf_counter() - start) / steps}
