@@ -127,21 +127,13 @@ def _same_parts(answer: list[str], gold: list[str], *, ordered: bool) -> tuple[b
     """Find for every part of the answer one of the gold's, in order or in any order; no part serves twice."""
     remaining = list(gold)
     for part in answer:
-        equal_part = _first_equal(part, remaining[:1] if ordered else remaining)
+        candidates = remaining[:1] if ordered else remaining
+        equal_part = next((candidate for candidate in candidates if _same(part, candidate)[0]), None)
         if equal_part is None:
             return False, f"nothing equals the part {part}"
         remaining.remove(equal_part)
     order = "order" if ordered else "any order"
     return not remaining, f"parts equal in {order}, {len(remaining)} left over"
-
-
-def _first_equal(part: str, candidates: list[str]) -> str | None:
-    """The first candidate that equals a part of the answer."""
-    for candidate in candidates:
-        is_equal, _ = _same(part, candidate)
-        if is_equal:
-            return candidate
-    return None
 
 
 _INDICES = re.compile(r"_\w|_\{[^{}]*\}|\([A-Za-z0-9](?:, ?[A-Za-z])*\)|'|\^[a-z]$|\^\{-1\}(?=\()")

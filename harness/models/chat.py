@@ -15,8 +15,6 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from kvsweep.harness.models.hub import first_line
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -26,34 +24,23 @@ _TAKES_BLANKS = "\ue001"  # for a token that takes them
 _BRACKETED = re.compile(r"<\S.*>|\[\S.*\]", re.DOTALL)  # such as <tool_call> and [INST]
 
 
-class TemplateFault(Exception):
-    """A fault of a chat template, in words that follow the template's name."""
-
-
 def templated(
     tokenizer: PreTrainedTokenizerFast, *texts: str, today: str, variables: Mapping[str, Any], asks: bool = True
 ) -> str:
-    """Render texts of user and assistant in turn with the tokenizer's chat template; raises TemplateFault if it fails.
+    """Render texts of user and assistant in turn with the tokenizer's chat template, which gets `variables`.
 
-    The template gets `variables`. If it `asks`, the result ends where the model writes.
+    If it `asks`, the result ends where the model writes. Raises ValueError without a template, with several and no
+    default, or for a variable that it does not read; a template may raise anything.
     """
-    try:
-        template = tokenizer.get_chat_template()
-    except ValueError as error:  # no template, or several without a default
-        raise TemplateFault(first_line(error)) from error
+    template = tokenizer.get_chat_template()
     unread = [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", template)]
     if unread:
-        raise TemplateFault(f"it reads no variable {', '.join(unread)}, which model.template sets")
+        raise ValueError(f"it reads no variable {', '.join(unread)}, which model.template sets")
     roles = itertools.cycle(("user", "assistant"))  # the template writes a system prompt itself
     messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
     values = {**tokenizer.special_tokens_map, **variables}
-    try:
-        with _dated(today):
-            result: Any = render_jinja_template(
-                [messages], chat_template=template, add_generation_prompt=asks, **values
-            )
-    except Exception as error:  # a template may raise anything
-        raise TemplateFault(first_line(error)) from error
+    with _dated(today):
+        result: Any = render_jinja_template([messages], chat_template=template, add_generation_prompt=asks, **values)
     texts_of_chats, _ = result  # the second says which tokens are the assistant's
     return texts_of_chats[0]
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from kvsweep.harness.models.chat import ControlTokens, TemplateFault, templated
+from kvsweep.harness.models.chat import ControlTokens, templated
 from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.hub import first_line
 from kvsweep.messages.errors import UserError
 
 if TYPE_CHECKING:
@@ -250,9 +251,9 @@ class Dialogue:
                 variables=self.config.template or {},
                 asks=asks,
             )
-        except TemplateFault as fault:
-            lacks = f"model={self.config.name} has no chat template that takes a question ({fault})"
-            raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from fault
+        except Exception as error:  # a template may raise anything
+            lacks = f"model={self.config.name} has no chat template that takes a question ({first_line(error)})"
+            raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from error
 
     def decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids))
