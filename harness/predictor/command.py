@@ -48,17 +48,8 @@ def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
         print(f"{stage}: {seconds} s; {json.dumps(outcome)}", flush=True)
         head = outcome.get("head", head)
     if head is not None:
-        print(f"next: {_sweep(settings, head)}", flush=True)
-
-
-def _sweep(settings: PredictorSettings, head: str) -> str:
-    """Return the command that plans a sweep with a head, at the model's sizes."""
-    words = [f"kvsweep model={settings.model.name} model.predictor={head} 'grid.policy=[full,dynts]'"]
-    sizes = settings.model.sizes or {}
-    for name, setting in (("budget", "policy"), ("local_window", "policy"), ("max_new_tokens", "decoding")):
-        if name in sizes:
-            words.append(f"{setting}.{name}={sizes[name]}")
-    return " ".join([*words, "--dry-run"])
+        sweep = f"kvsweep model={settings.model.name} model.predictor={head} 'grid.policy=[full,dynts]'"
+        print(f"next: {sweep} --dry-run", flush=True)
 
 
 def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], LoadedModel]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def trace_fitting(recipe: Recipe, rules: WholeTraces, manifest: Mapping[str, Any
     def fit_epoch(epoch: int) -> int:
         tokens = 0
         for batch in tqdm(batches(len(traces), recipe.batch, recipe.seed + epoch), desc="steps", leave=False):
-            tokens += fit_batch(head, optimizer, goals_of(batch), rules).tokens
+            tokens += fit_batch(head, optimizer, goals_of(batch), rules)
             schedule.step()
         return tokens
 
@@ -100,19 +100,10 @@ def read_traces(traces: Sequence[StoredTrace], recipe: Recipe, rules: WholeTrace
     return torch.cat(states).to(dtype), torch.cat(goals)
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """What a step did: its tokens, the mean loss of its micro-batches, and the gradient's norm before clipping."""
-
-    tokens: int
-    loss: float
-    norm: Tensor
-
-
 def fit_batch(
     head: ImportancePredictor, optimizer: torch.optim.Optimizer, parts: Iterable[Goals], rules: WholeTraces
-) -> Fitted:
-    """Take one step. The micro-batches' gradients add up within a rank, and the ranks' sums are averaged.
+) -> int:
+    """Take one step; return its tokens. The micro-batches' gradients add up within a rank, whose sums are averaged.
 
     verl divides by the number of micro-batches only what it prints, so the clipped gradient is that many times larger.
     A step whose norm is not finite changes nothing.
@@ -120,19 +111,16 @@ def fit_batch(
     device = next(head.parameters()).device
     optimizer.zero_grad(set_to_none=True)
     tokens = 0
-    losses = []
     for hidden, goal in parts:
         goal = goal.to(device)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             scores = head(hidden.to(device))
-        loss = weighted_error(scores, goal, rules)
-        (loss / rules.ranks).backward()
-        losses.append(loss.detach())
+        (weighted_error(scores, goal, rules) / rules.ranks).backward()
         tokens += int((~goal.isnan()).sum())
     norm = clip_grad_norm_(head.parameters(), rules.clip)
     if norm.isfinite():
         optimizer.step()
-    return Fitted(tokens, float(torch.stack(losses).mean()), norm)
+    return tokens
 
 
 def weights_of(goal: Tensor, rules: WholeTraces) -> Tensor:

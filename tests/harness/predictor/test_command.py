@@ -57,7 +57,7 @@ def test_from_texts_to_a_head_and_again_from_any_stage(settings, tmp_path, capsy
     main(["all", *settings])
     printed = capsys.readouterr()
     assert "never closes its thinking with </think>" in printed.out + printed.err
-    assert printed.out.endswith("policy.budget=256 policy.local_window=32 decoding.max_new_tokens=448 --dry-run\n")
+    assert printed.out.endswith("'grid.policy=[full,dynts]' --dry-run\n")
     traces = list(read_rows(out / "traces.jsonl", dict))
     assert [t["kept"] for t in traces] == [i % 2 == 1 for i in range(40)]
     report = json.loads((out / "far_max/eval.json").read_text())
