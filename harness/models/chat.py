@@ -133,8 +133,6 @@ class ControlTokens:
 
         A tokenizer may write a space only in front of a whole text, and a token may take the blanks behind it.
         """
-        if _LEAVES_BLANKS in text or _TAKES_BLANKS in text:
-            raise ValueError("the text holds a character of Unicode's private use")
         if not before:
             stand_in = ""
         elif before in self._strips:

@@ -70,10 +70,6 @@ def load_model(config: ModelConfig) -> LoadedModel:
     except Exception as error:  # a damaged file: each library raises its own error
         raise cannot_load(config, error) from error
     if config.is_built:
-        vocabulary = int((config.config or {})["vocab_size"])
-        if vocabulary < len(tokenizer):
-            least = f"the stand-in tokenizer's {len(tokenizer)}"
-            raise UserError(f"model.config.vocab_size={vocabulary} is below {least}: raise it.")
         # The id in the config belongs to the model's real tokenizer.
         network.generation_config.eos_token_id = tokenizer.eos_token_id
     if config.adapter is not None:

@@ -165,7 +165,7 @@ def test_thinking_is_forced_where_the_template_does_not_open_it():
     [
         ({"config": {"hidden_size": 8}}, "model_type"),
         ({"config": {**SMALL, "model_type": "nonsense"}}, "nonsense"),
-        ({"config": {**SMALL, "model_type": "llama", "vocab_size": 20}}, "vocab_size=20"),
+        ({"config": {**SMALL, "model_type": "llama", "vocab_size": 20}}, "embeds 20 tokens"),
         ({"special_tokens": {"bos": "<s>"}}, "model.special_tokens"),
         ({"think_end": " "}, "model.think_end"),
     ],

@@ -240,8 +240,6 @@ def test_a_plain_part_behind_a_control_token_begins_as_in_the_whole_text(takes_b
     write = tokenizer.convert_ids_to_tokens
     whole = write(tokenizer(f"{begins}<s> a b", add_special_tokens=False).input_ids)
     assert write(found) == [*whole, "<", "/", "s", ">"]
-    with pytest.raises(ValueError, match="private use"):
-        control.encode_between(["<s>", ""], "\ue000</s>", add_special_tokens=False)
 
 
 @pytest.mark.parametrize("text", ["a b</t>b a", "b", " a", "√</t>"])
