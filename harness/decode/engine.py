@@ -6,7 +6,6 @@ A policy says what to keep, the cache moves the rows, the engine says when. `har
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from typing import Any, Self, TypeVar
 
@@ -117,8 +116,9 @@ class Engine:
         self.ahead = device.type == "cuda"
         self.unread = False  # true while the ends of the last step are not read
         self.graphs: StepGraphs | None = None
-        if StepGraphs.can_capture(model, self.cache):
-            self.graphs = StepGraphs(slots=slots, timer=partial(self.clock.time, "forward"))
+        # A graph can hold a step that never waits for the device, such as the fused step.
+        if self.ahead and self.cache.ragged and model.spec.fusable:
+            self.graphs = StepGraphs(slots, self.clock)
 
     @classmethod
     def sized_for(
@@ -396,7 +396,7 @@ class Engine:
                 self.cache.evict(slot, selection)
             held: list[int] = []  # nothing reads the kept tokens of a replay
             if not state.request.replayed:
-                self.table.forget_forced(slot)
+                self.table.force(slot, 0)  # the eviction has changed what the given tokens would be
                 text_length = len(state.request.prompt_ids) + step
                 # The positions of a `per_head` policy are [layers, kv_heads, length], those of others [length].
                 held = self.cache.held(slot, text_length, per_head=view.positions.dim() > 1)

@@ -5,13 +5,11 @@ up to a bucket. The step then also computes some free slots; their results are n
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
-from kvsweep.compression.cache import SlotCache
-from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.decode.clock import Clock
 
 Step = Callable[[int], Tensor]
 
@@ -19,19 +17,13 @@ Step = Callable[[int], Tensor]
 class StepGraphs:
     """Runs a step eagerly or replays its graph.
 
-    A bucket's first step runs eagerly, which also compiles its kernels; the second step is captured. `timer` times a
-    replay.
+    A bucket's first step runs eagerly, which also compiles its kernels; the second step is captured.
     """
 
-    def __init__(self, *, slots: int, timer: Callable[[], AbstractContextManager[object]]) -> None:
-        self.slots, self.timer = slots, timer
+    def __init__(self, slots: int, clock: Clock) -> None:
+        self.slots, self.clock = slots, clock
         self._met: set[int] = set()  # buckets whose first step has run
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-
-    @staticmethod
-    def can_capture(model: LoadedModel, cache: SlotCache) -> bool:
-        # A graph can hold a step that never waits for the device, such as the fused step.
-        return model.device.type == "cuda" and cache.ragged and model.spec.fusable
 
     def __call__(self, step: Step, live: int, room: int) -> Tensor:
         """Run a step; return logits of `live` slots or more. If the bucket exceeds `room`, run `live` slots eagerly.
@@ -48,7 +40,7 @@ class StepGraphs:
         if rows not in self._captured:
             self._captured[rows] = self._capture(step, rows)
         graph, logits = self._captured[rows]
-        with self.timer():
+        with self.clock.time("forward"):
             graph.replay()
         return logits
 

@@ -141,7 +141,7 @@ class SlotTable:
         slot = self.cache.admit(prefill)
         self._seat(slot, SlotState(request, list(request.branches)))
         self.generated[slot], self.counts[slot] = 0, 0
-        self._force(slot, len(request.forced))
+        self.force(slot, len(request.forced))
         self.limits[slot] = len(request.forced) if request.replayed else self.written.shape[1]  # max_new_tokens
         self.written[slot, : len(request.forced)] = uploaded(request.forced, self.written.device)
         self.tokens[slot] = request.prompt_ids[-1]
@@ -151,11 +151,8 @@ class SlotTable:
         self.broken[slot] = False
         return slot
 
-    def forget_forced(self, slot: int) -> None:
-        """From here on, draw the slot's tokens: an eviction has changed what they would be."""
-        self._force(slot, 0)
-
-    def _force(self, slot: int, tokens: int) -> None:
+    def force(self, slot: int, tokens: int) -> None:
+        """Let a slot's first `tokens` be those that its request gives, and draw the others."""
         self.forced[slot] = tokens
         self.given[slot] = tokens
 

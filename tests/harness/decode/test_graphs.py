@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
@@ -88,7 +87,7 @@ def ragged(engine):
 
 def captured(engine):
     ragged(engine)
-    engine.graphs = TapedGraphs(slots=engine.table.slots, timer=partial(engine.clock.time, "forward"))
+    engine.graphs = TapedGraphs(engine.table.slots, engine.clock)
 
 
 def ahead(engine):
