@@ -35,13 +35,16 @@ class Reference:
 
 
 class Tally:
-    """Numbers per token of one completion in one cell, [tokens] each; until the cell evicts, the full cache's."""
+    """Numbers per token of one completion in one cell; until the cell evicts, the full cache's.
+
+    `numbers` [3, tokens] has KL(full cache, cell), the log-likelihood of the token that the text has, and 1 where the
+    most likely token is the full cache's.
+    """
 
     def __init__(self, full: Reference) -> None:
         tokens = len(full.loglik)
-        self.kl = np.zeros(tokens)  # KL(full cache, cell)
-        self.loglik = full.loglik.copy()  # of the token that the text has
-        self.same = np.ones(tokens, dtype=bool)  # the most likely token is the full cache's
+        self.full = full
+        self.numbers = np.stack([np.zeros(tokens), full.loglik, np.ones(tokens)])
         self.since = np.zeros(tokens, dtype=int)  # tokens since the cell's last eviction
         self.evictions = 0
 
@@ -113,7 +116,7 @@ def replay(
             text = list(request_of[pair].forced)
             closing_tag = model.dialogue.closing_tag(text)
             answer_start = len(text) if closing_tag is None else closing_tag.stop
-            yield cell_id, _row(pair, len(request_of[pair].prompt_ids), answer_start, tally, references[pair])
+            yield cell_id, _row(request_of[pair], answer_start, tally)
 
 
 def _read_full_cache(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> dict[Pair, Reference]:
@@ -168,12 +171,10 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
     )
     ends = np.cumsum([len(fed.hidden) for fed in step])
     numbers_of_parts = np.split(numbers, ends[:-1], axis=1)
-    for fed, place, (divergence, logliks, agree) in zip(step, places, numbers_of_parts, strict=True):
+    for fed, place, numbers_of_part in zip(step, places, numbers_of_parts, strict=True):
         for cell_id in fed.cell_ids:
             tally = tallies[cell_id, fed.request.key]
-            tally.kl[place] = divergence
-            tally.loglik[place] = logliks
-            tally.same[place] = agree > 0
+            tally.numbers[:, place] = numbers_of_part
             tally.since[place] = fed.since or 0  # a range has a number for each token; 0 before the first eviction
             tally.evictions = fed.evictions
 
@@ -181,7 +182,7 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
 def _compare_states(
     model: LoadedModel, full_states: Tensor, cell_states: Tensor, next_tokens: Tensor, token_numbers: np.ndarray
 ) -> np.ndarray:
-    """Return each row's divergence, log-likelihood and agreement, [3, rows], of last hidden states [rows, width].
+    """Return each row's numbers as in `Tally`, [3, rows], of last hidden states [rows, width].
 
     Many rows, of different cells, are of the same token (`token_numbers` [rows]): the full cache's distribution is
     computed once for all of them.
@@ -211,43 +212,41 @@ def _tokens_at_once(model: LoadedModel) -> int:
     return max(1, _LOGITS // model.network.config.vocab_size)
 
 
-def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: Reference) -> Replay:
+def _row(request: Request, answer_start: int, tally: Tally) -> Replay:
     """Return the stored row of a tally; `answer_start` is the answer's first token in the completion."""
-    change = tally.loglik - full.loglik
+    kl, loglik, same = tally.numbers
+    change = loglik - tally.full.loglik
     answer = slice(answer_start, None)
-    disagreeing = np.flatnonzero(~tally.same)  # tokens where the cell and the full cache find another most likely
+    disagreeing = np.flatnonzero(same == 0)  # tokens where the cell and the full cache find another most likely
 
     def bins(values: np.ndarray, bounds: Sequence[float]) -> list[ReplayBin]:
         """Return one bin from each bound to the next: how many tokens have values there, and sums over these tokens."""
         bin_of = np.searchsorted(bounds, values, side="right") - 1  # of each token: the last bound that is not above it
         tokens = np.bincount(bin_of, minlength=len(bounds))
-        kl = np.bincount(bin_of, tally.kl, len(bounds))
-        changes = np.bincount(bin_of, change, len(bounds))
-        same = np.bincount(bin_of, tally.same, len(bounds))
+        sums = [np.bincount(bin_of, weights, len(bounds)) for weights in (kl, change, same)]
         return [
-            ReplayBin(tokens=int(tokens[i]), kl=float(kl[i]), change=float(changes[i]), top1=int(same[i]))
-            for i in range(len(bounds))
+            ReplayBin(tokens=int(count), kl=float(divergence), change=float(difference), top1=int(agreeing))
+            for count, divergence, difference, agreeing in zip(tokens, *sums, strict=True)
         ]
 
     has_answer = answer_start < len(change)
-    median, p99 = np.quantile(tally.kl, [0.5, 0.99])
-    problem_id, draw = pair
+    median, p99 = np.quantile(kl, [0.5, 0.99])
     return Replay(
-        problem_id=problem_id,
-        draw=draw,
+        problem_id=request.problem_id,
+        draw=request.draw,
         tokens=len(change),
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=len(request.prompt_ids),
         evictions=tally.evictions,
-        kl_mean=float(tally.kl.mean()),
+        kl_mean=float(kl.mean()),
         kl_median=float(median),
         kl_p99=float(p99),
-        loglik=float(tally.loglik.sum()),
+        loglik=float(loglik.sum()),
         change=float(change.sum()),
-        top1=float(tally.same.mean()),
+        top1=float(same.mean()),
         first_other=int(disagreeing[0]) if len(disagreeing) else None,
         answer_tokens=len(change) - answer_start,
-        answer_loglik=float(tally.loglik[answer].sum()) if has_answer else None,
+        answer_loglik=float(loglik[answer].sum()) if has_answer else None,
         answer_change=float(change[answer].sum()) if has_answer else None,
         by_distance=bins(tally.since, REPLAY_DISTANCES),
-        by_entropy=bins(full.entropy.clip(min=0), REPLAY_ENTROPIES),  # rounding may make a zero negative
+        by_entropy=bins(tally.full.entropy.clip(min=0), REPLAY_ENTROPIES),  # rounding may make a zero negative
     )
