@@ -40,9 +40,6 @@ def is_reachable() -> bool:
             constants.HF_HUB_OFFLINE = not is_certificate
         except (HTTPException, ValueError):  # the server does not speak HTTP, or the address is none
             constants.HF_HUB_OFFLINE = True
-    # datasets copied the constant when it was imported.
-    if constants.HF_HUB_OFFLINE and "datasets" in sys.modules:
-        sys.modules["datasets"].config.HF_HUB_OFFLINE = True
     return not constants.HF_HUB_OFFLINE
 
 
