@@ -8,12 +8,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from kvsweep.harness.gguf.fields import check_all_is_read, is_cut_otherwise, scale_rope, scales_rope
+from kvsweep.harness.gguf.fields import ROPE_FREQUENCIES, SCALING, check_all_is_read, scale_rope
 from kvsweep.harness.gguf.tokenizer import build_tokenizer, end_ids
 from kvsweep.harness.models.hub import check_tensors, first_line
 from kvsweep.harness.models.notes import warnings_as_notes
 from kvsweep.messages.errors import UserError
-from kvsweep.run_files.safe_files import cache_folder, digests
+from kvsweep.run_files.safe_files import cache_folder, contains, digests
+
+# The field as its bytes in the file, with type and length: Qwen2's pre-tokenizer.
+_CUT_OF_QWEN2 = "tokenizer.ggml.pre" + "\x08\0\0\0" + "\x05\0\0\0\0\0\0\0" + "qwen2"
 
 
 def find_gguf(place: str) -> Path:
@@ -45,7 +48,9 @@ def _folder_of(package: str) -> Path | None:
 
 def marks(gguf: Path) -> dict[str, bool]:
     """Return what a cell's id says of a file that kvsweep reads otherwise than its first versions did."""
-    reading = {"gguf_rope": scales_rope(gguf), "gguf_tokenizer": is_cut_otherwise(gguf)}
+    has_scaling = contains(gguf, ROPE_FREQUENCIES) or contains(gguf, SCALING[0])
+    # Earlier versions took the tokens from transformers; those of Qwen2's cut are the same.
+    reading = {"gguf_rope": has_scaling, "gguf_tokenizer": not contains(gguf, _CUT_OF_QWEN2)}
     return {name: True for name, applies in reading.items() if applies}
 
 

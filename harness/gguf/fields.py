@@ -6,11 +6,9 @@ message (`modeling_gguf_pytorch_utils`).
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsweep.messages.errors import UserError
-from kvsweep.run_files.safe_files import contains
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -34,25 +32,10 @@ _WITHOUT_EFFECT: dict[str, Any] = {
     "attention.sliding_window": 0,
 }
 _LAYERS_OF_GEMMA3_27B = 62
-_ROPE_FREQUENCIES = "rope_freqs.weight"
+ROPE_FREQUENCIES = "rope_freqs.weight"
 _ARCHITECTURE = "general.architecture"
-# The field as its bytes in the file, with type and length: Qwen2's pre-tokenizer.
-_CUT_OF_QWEN2 = "tokenizer.ggml.pre" + "\x08\0\0\0" + "\x05\0\0\0\0\0\0\0" + "qwen2"
 # Fields that `scale_rope` reads.
-_SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
-
-
-def scales_rope(file: Path) -> bool:
-    """True if a file names a rotary scaling."""
-    return contains(file, _ROPE_FREQUENCIES) or contains(file, _SCALING[0])
-
-
-def is_cut_otherwise(file: Path) -> bool:
-    """True if this file's tokens may differ from those that an earlier kvsweep took from transformers.
-
-    Those of Qwen2's cut do not.
-    """
-    return not contains(file, _CUT_OF_QWEN2)
+SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
 
 
 def scale_rope(reader: GGUFReader, config: PreTrainedConfig) -> None:
@@ -77,9 +60,9 @@ def _rope_scaling(reader: GGUFReader, config: PreTrainedConfig) -> dict[str, Any
 
     llama.cpp stores linear and yarn scaling as fields, and Llama 3.1's as factors that divide the frequencies.
     """
-    scaling = [_model_value(reader, key) for key in _SCALING]
+    scaling = [_model_value(reader, key) for key in SCALING]
     kind, factor, original_length = scaling
-    divisors = next((tensor.data for tensor in reader.tensors if tensor.name == _ROPE_FREQUENCIES), None)
+    divisors = next((tensor.data for tensor in reader.tensors if tensor.name == ROPE_FREQUENCIES), None)
     if kind in (None, "none"):
         return {} if divisors is None else _llama3(divisors, config)
     if divisors is None and factor:
@@ -112,7 +95,7 @@ def _llama3(factors: Any, config: PreTrainedConfig) -> dict[str, Any]:
         if torch.allclose(unscaled / frequencies, divisors, rtol=1e-4):
             return scaling
     config.rope_parameters = plain
-    raise UserError(f"its tensor {_ROPE_FREQUENCIES} is no scaling of Llama 3's")
+    raise UserError(f"its tensor {ROPE_FREQUENCIES} is no scaling of Llama 3's")
 
 
 # transformers has a value of its own for these where a file lacks them. Another missing size leaves tensors unread.
@@ -128,7 +111,7 @@ def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
     architecture = _value(reader, _ARCHITECTURE)
     if architecture == "gemma3" and config.num_hidden_layers == _LAYERS_OF_GEMMA3_27B:
         raise UserError("it may be Gemma 3 27B, whose scaling of queries is its own, and the file does not say it")
-    read_keys = {*_SCALING, *_read_keys(architecture)}
+    read_keys = {*SCALING, *_read_keys(architecture)}
     for key in _NEEDED:
         if key in read_keys and _model_value(reader, key) is None:
             raise UserError(f"it lacks the field {architecture}.{key}, which llama.cpp needs too")
@@ -141,7 +124,7 @@ def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
         if group != architecture or not is_harmless:
             raise UserError(f"transformers does not read its field {name} ({value!r:.60})")
     # transformers skips tensors without a message, so the numbers of all tensors are counted.
-    numbers = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name != _ROPE_FREQUENCIES)
+    numbers = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name != ROPE_FREQUENCIES)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     if numbers != parameters:
         raise UserError(f"it has {numbers:,} numbers and the network {parameters:,}: transformers leaves out tensors")
