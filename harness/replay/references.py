@@ -105,10 +105,8 @@ def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
     cell = _full_cell(job)
     problems = cell.problems()
     ids = dict.fromkeys(job.problem_ids[:limit])  # each once, in order
-    completions: dict[str, Completion] = {}
-    for row in cell.rows(Completion):  # of a pair that was written twice, the last row counts
-        if row.draw == 0 and row.problem_id in ids:
-            completions[row.problem_id] = row
+    rows = cell.rows(Completion)
+    completions = {row.problem_id: row for row in rows if row.draw == 0 and row.problem_id in ids}
     missing = len(ids) - len(completions)
     if missing:
         unwritten = f"the full cache has not written {missing} of the {len(ids)} texts yet"

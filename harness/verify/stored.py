@@ -193,7 +193,8 @@ def _check_part(cells: Sequence[CheckedCell], name: str) -> Row:
     changes: Counter[str] = Counter()
     for cell in cells:
         for leaf, (then, now) in (cell.changed or {}).items():
-            if _part_of(leaf) == name:
+            part = next(part for part, prefix in _PARTS.items() if leaf.startswith(prefix))
+            if part == name:
                 changes[f"{leaf} was {then} and is {now} now"] += 1
     if changes:
         lines = [f"{change}: {counted(count, 'cell')}" for change, count in changes.items()]
@@ -202,11 +203,6 @@ def _check_part(cells: Sequence[CheckedCell], name: str) -> Row:
     if not compared:
         return Row(name=name, state="cannot", text="nothing of today to compare with, see below")
     return Row(name=name, state="holds", text=f"those that {counted(compared, 'id')} were made of")
-
-
-def _part_of(leaf: str) -> str:
-    """The part, of those that an id is made of, to which a value of cell.yaml belongs."""
-    return next(part for part, prefix in _PARTS.items() if leaf.startswith(prefix))
 
 
 def _check_problems(cells: Sequence[CheckedCell]) -> Row:
