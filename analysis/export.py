@@ -14,7 +14,7 @@ import yaml
 from msgspec import inspect
 
 from kvsweep.analysis import notation as formats
-from kvsweep.analysis.load import load_problems, load_settings, skipped
+from kvsweep.analysis.load import load_problems, load_settings, row_dicts, skipped
 from kvsweep.analysis.report.rendering import render
 from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
@@ -159,10 +159,7 @@ def _rows(
 
 def _write_replays(directory: Path, cell_ids: Iterable[str], path: Path) -> None:
     """Write a row for each cell and text that was replayed (docs/report.md); no file where none was."""
-    rows = []
-    for cell_id in cell_ids:
-        for row in StoredCell(directory / cell_id).rows(Replay, on_bad=row_types.ignore):
-            rows.append({"cell_id": cell_id, **row.to_dict()})
+    rows = [*row_dicts(directory, cell_ids, Replay)]
     path.unlink(missing_ok=True)
     if rows:
         with replacing(path) as temporary:

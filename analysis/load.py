@@ -7,7 +7,7 @@ never wrong), and an unreadable line is skipped with a notice.
 import json
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -25,7 +25,7 @@ from kvsweep.messages.errors import BrokenCell, UserError
 from kvsweep.messages.escape import in_one_line
 from kvsweep.run_files import row_types
 from kvsweep.run_files.attempts import failed_attempts
-from kvsweep.run_files.row_types import Completion, Pair, Problem
+from kvsweep.run_files.row_types import Completion, OnBad, Pair, Problem
 from kvsweep.run_files.run_reader import CONTROL, StoredCell, is_served, stored_cells
 from kvsweep.run_files.task_status import TaskStatus, read_tasks
 
@@ -123,7 +123,16 @@ def load_problems(folder: Path) -> dict[str, Problem]:
     return StoredCell(folder).problems(on_bad=row_types.ignore)
 
 
-def skipped(notify: _Notify) -> row_types.OnBad:
+def row_dicts(
+    directory: Path, cell_ids: Iterable[str], kind: type[Any], *, file: str = "", on_bad: OnBad = row_types.ignore
+) -> Iterator[dict[str, Any]]:
+    """Yield the stored rows of some cells of a run directory, with their cell_id."""
+    for cell_id in cell_ids:
+        for row in StoredCell(directory / cell_id).rows(kind, file=file, on_bad=on_bad):
+            yield {"cell_id": cell_id, **row.to_dict()}
+
+
+def skipped(notify: _Notify) -> OnBad:
     """Return an `on_bad` for readers that skips the line and tells `notify`."""
     return lambda line: notify(f"{line}; the line was skipped.")
 
@@ -159,7 +168,7 @@ def load_run(directory: Path | str) -> Run:
         cells=_in_order_of_run(table, notices.append),
         completions=completions,
         events=events,
-        stats=_stat_table(folders, notices.append),
+        stats=_stat_table(directory, table["cell_id"], notices.append),
         settings={cell.folder.name: cell.settings for cell in cells},
         provenance={cell.folder.name: cell.provenance for cell in cells},
         tasks=attempts.tasks,
@@ -203,7 +212,7 @@ def run_of_scores(table: pd.DataFrame, directory: Path) -> Run:
         cells.append(_Cell(directory / f"row-{number}", settings, {"draws": row["draws"]}))
     # Empty tables: nothing is read, so nothing is printed.
     completions, events = _completion_table([], print)
-    stats = _stat_table([], print)
+    stats = _stat_table(directory, [], print)
     cell_table = _cell_table(cells).assign(status="done")
     return Run(directory=directory, cells=cell_table, completions=completions, events=events, stats=stats)
 
@@ -592,12 +601,9 @@ def _eviction_sums(row: Any) -> list[int | None]:
     return [len(row.evictions), before, after, freed_step]
 
 
-def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:
-    """Return the table `stats` of a `Run` from its cells' folders."""
-    rows = []
-    for folder in folders:
-        for row in StoredCell(folder).rows(_Costs, on_bad=skipped(notify)):
-            rows.append((folder.name, *attrgetter(*STAT_RULES)(row)))
+def _stat_table(directory: Path, cell_ids: Iterable[str], notify: _Notify) -> pd.DataFrame:
+    """Return the table `stats` of a `Run` from its cells' files."""
+    rows = row_dicts(directory, cell_ids, _Costs, on_bad=skipped(notify))
     # As floats, in which a number that a row lacks is NaN.
     stats = pd.DataFrame(rows, columns=["cell_id", *STAT_RULES]).astype(dict.fromkeys(STAT_RULES, "float64"))
     return stats.groupby("cell_id", sort=False).agg(STAT_RULES).reset_index()

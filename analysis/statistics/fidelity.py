@@ -2,17 +2,15 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import Run
+from kvsweep.analysis.load import Run, row_dicts
 from kvsweep.analysis.statistics.inference import paired_tests
-from kvsweep.run_files import row_types
 from kvsweep.run_files.row_types import REPLAY_DISTANCES, REPLAY_ENTROPIES, Replay, Timing
-from kvsweep.run_files.run_reader import StoredCell
 
 # Numbers of a completion, and whether its tokens or its answer's tokens divide a sum.
 NUMBERS = ("kl", "change", "flips", "answer_change", "first_other")
@@ -33,31 +31,19 @@ def replay_rows(run: Run, file: str) -> pd.DataFrame:
 
 def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.DataFrame:
     """Return the rows of some cells of a run directory, with all completions."""
-    rows = []
-    for cell_id in cell_ids:
-        for row in StoredCell(directory / cell_id).rows(Replay, file=file, on_bad=row_types.ignore):
-            rows.append({"cell_id": cell_id, **_numbers(row)})
-    return pd.DataFrame(rows, columns=["cell_id", "problem_id", "tokens", "evictions", *NUMBERS])
-
-
-def _numbers(row: Replay) -> dict[str, Any]:
-    """Return the numbers per token of a replayed completion."""
-    answer_change = np.nan  # per token; the row's is a sum
-    if row.answer_change is not None:
-        answer_change = row.answer_change / row.answer_tokens
-    first_other = row.first_other
-    if first_other is None:
-        first_other = row.tokens  # a completion that never differs counts as differing right behind its end
-    return {
-        "problem_id": row.problem_id,
-        "tokens": row.tokens,
-        "evictions": row.evictions,
-        "kl": row.kl_mean,
-        "change": row.change / row.tokens,
-        "flips": 1 - row.top1,
-        "answer_change": answer_change,
-        "first_other": first_other,
-    }
+    names = ["cell_id", *(field.name for field in msgspec.structs.fields(Replay))]
+    rows = pd.DataFrame(row_dicts(directory, cell_ids, Replay, file=file), columns=names)
+    # A number that a row lacks is NaN.
+    rows = rows.astype({"answer_change": "float64", "first_other": "float64"})
+    return rows.assign(
+        kl=rows["kl_mean"],
+        # Per token; the rows have sums.
+        change=rows["change"] / rows["tokens"],
+        answer_change=rows["answer_change"] / rows["answer_tokens"],
+        flips=1 - rows["top1"],
+        # A completion that never differs counts as differing right behind its end.
+        first_other=rows["first_other"].fillna(rows["tokens"]),
+    )
 
 
 def fidelity(rows: pd.DataFrame) -> pd.DataFrame:
@@ -90,17 +76,12 @@ def fidelity_bins(run: Run, file: str) -> pd.DataFrame:
     """
     names = ["cell_id", "by", "from"]
     numbers = ["kl", "change", "top1"]
-    # The completions that all cells of a condition have.
-    compared = set(replay_rows(run, file)[["cell_id", "problem_id"]].itertuples(index=False, name=None))
-    rows: list[list[Any]] = []
-    for cell_id in run.cells["cell_id"]:
-        for row in StoredCell(run.directory / cell_id).rows(Replay, file=file, on_bad=row_types.ignore):
-            if (cell_id, row.problem_id) not in compared:
-                continue
-            tables = (("distance", REPLAY_DISTANCES, row.by_distance), ("entropy", REPLAY_ENTROPIES, row.by_entropy))
-            for by, lower_bounds, bins in tables:
-                for bound, sums in zip(lower_bounds, bins, strict=True):
-                    rows.append([cell_id, by, float(bound), sums.tokens, sums.kl, sums.change, sums.top1])
+    rows = []
+    for row in notation.rows(replay_rows(run, file)):
+        tables = (("distance", REPLAY_DISTANCES, row.by_distance), ("entropy", REPLAY_ENTROPIES, row.by_entropy))
+        for by, lower_bounds, bins in tables:
+            for bound, sums in zip(lower_bounds, bins, strict=True):
+                rows.append({"cell_id": row.cell_id, "by": by, "from": float(bound), **sums})
     all_sums = pd.DataFrame(rows, columns=[*names, "tokens", *numbers])
     table = all_sums.groupby(names, sort=False, as_index=False).sum()
     table = table[table["tokens"] > 0].reset_index(drop=True)
@@ -115,23 +96,25 @@ def timings(run: Run) -> pd.DataFrame:
     Columns: cell_id, why (what chose the batch), slots, rounds, tokens_per_second, times_full (this speed divided by
     the full cache's in the same round), eviction_share, ms_per_step, kv_bytes, peak_bytes.
     """
-    rows = []
-    for cell in notation.rows(run.cells):
-        for row in StoredCell(run.directory / cell.cell_id).rows(Timing, on_bad=row_types.ignore):
-            if row.seconds > 0:
-                rows.append({"condition": cell.condition, "full": cell.policy == "full", **_speeds(cell.cell_id, row)})
+    rows = pd.DataFrame(row_dicts(run.directory, run.cells["cell_id"], Timing))
     averaged = ["slots", "tokens_per_second", "times_full", "eviction_share", "ms_per_step", "kv_bytes", "peak_bytes"]
-    if not rows:
+    if rows.empty:
         return pd.DataFrame(columns=["cell_id", "why", *averaged, "rounds"])
+    table = rows[rows["seconds"] > 0].merge(run.cells[["cell_id", "condition", "policy"]], on="cell_id")
+    table["tokens_per_second"] = table["tokens"] / table["seconds"]
+    table["eviction_share"] = table["eviction_seconds"] / table["seconds"]
+    table["ms_per_step"] = table["by_length"].map(_ms_per_step)
     # None without a GPU becomes NaN.
-    table = pd.DataFrame(rows).astype({"peak_bytes": "float64"})
+    table["peak_bytes"] = table["peak_bytes"].astype("float64")
     # A repeated command, perhaps with other slots, starts again with round 0; only the last command counts.
     batch = [table["cell_id"], table["why"]]
     command_number = (table["round"] == 0).groupby(batch).cumsum()
     last_number = command_number.groupby(batch).transform("max")
     table = table[command_number == last_number]
     same_round = ["condition", "why", "round"]
-    full_speeds = table[table["full"]].drop_duplicates(same_round).set_index(same_round)["tokens_per_second"]
+    full_speeds = (
+        table[table["policy"] == "full"].drop_duplicates(same_round).set_index(same_round)["tokens_per_second"]
+    )
     full_speed = full_speeds.reindex(pd.MultiIndex.from_frame(table[same_round]))
     table["times_full"] = table["tokens_per_second"] / full_speed.to_numpy()
     batches = table.groupby(["cell_id", "why"], sort=False)
@@ -139,20 +122,9 @@ def timings(run: Run) -> pd.DataFrame:
     return medians.assign(rounds=batches["round"].nunique()).reset_index()
 
 
-def _speeds(cell_id: str, row: Timing) -> dict[str, Any]:
-    """Return the speeds of one round of a timed batch."""
-    # A tuple for each cache length: the length, its steps, and their seconds.
-    steps = sum(count for _, count, _ in row.by_length)
-    step_seconds = sum(seconds for _, _, seconds in row.by_length)
-    return {
-        "cell_id": cell_id,
-        "why": row.why,
-        "slots": row.slots,
-        "round": row.round,
-        "tokens_per_second": row.tokens / row.seconds,
-        "eviction_share": row.eviction_seconds / row.seconds,
-        # A batch without a step took no seconds either.
-        "ms_per_step": 1000 * step_seconds / max(1, steps),
-        "kv_bytes": row.kv_bytes,
-        "peak_bytes": row.peak_bytes,
-    }
+def _ms_per_step(by_length: list[tuple[int, int, float]]) -> float:
+    """Return the mean time of a step; `by_length` has cache lengths, their steps, and the seconds of these."""
+    steps = sum(count for _, count, _ in by_length)
+    step_seconds = sum(seconds for _, _, seconds in by_length)
+    # A batch without a step took no seconds either.
+    return 1000 * step_seconds / max(1, steps)
