@@ -108,12 +108,6 @@ class Panel:
         return self.floor is not None and not self.floor.signal
 
     @property
-    def plain(self) -> "Panel":
-        """The panel as a paper shows it: its title and a number in each cell, in full colours."""
-        rows = [name.removesuffix(UNSURE) for name in self.rows]
-        return replace(self, note="", cells=self.cells.assign(mark=""), rows=rows, floor=None)
-
-    @property
     def lines(self) -> list[str]:
         """The text over the cells: title, note, and the span of the scores beside the chance span."""
         return [text for text in (self.title, self.note, *self.chance) if text]
@@ -286,16 +280,14 @@ def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]
 def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> Figure:
     """Draw panels; the figure's label (its caption) has the name, the notes and what `look.marks` draws."""
     caption = _caption(panels, name, notes)  # of all marks, also where the panels lose theirs
-    if not look.marks:
-        panels = [panel.plain for panel in panels]
-    labels = [_labels(panel, look) for panel in panels]
-    columns = min(look.columns or _fitting_columns(panels, labels, look.row), len(panels))
-    width, height = _panel_row_size(panels, labels, columns, look.row)
+    panels = [_with_texts(panel, look) for panel in panels]
+    columns = min(look.columns or _fitting_columns(panels, look.row), len(panels))
+    width, height = _panel_row_size(panels, columns, look.row)
     figure, grid = style.panels(width, len(panels), columns, row_height=height, extra_height=0.6 if look.title else 0.4)
     for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         scale_values = np.concatenate([other.cells["value"] for other in panels if other.scale == panel.scale])
         ends = limits(scale_values, difference=panel.difference)
-        bar = _heatmap(axes, panel, labels[index], ends, look.map or style.SEQUENTIAL)
+        bar = _heatmap(axes, panel, ends, look.map or style.SEQUENTIAL)
         # The last bar of a row says what all of them measure.
         if bar is not None and (index + 1 == len(panels) or (index + 1) % columns == 0):
             bar.set_label("points" if panel.difference else "Pass@1 (%)")
@@ -310,21 +302,19 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
     if look.title:
         figure.suptitle(look.title, fontsize=TITLE_SIZE)
     if look.marks:
-        _write_marks(figure, panels, labels, notes)
+        _write_marks(figure, panels, notes)
     return figure
 
 
-def _panel_row_size(
-    panels: list[Panel], labels: list[np.ndarray], columns: int, most_width: float
-) -> tuple[float, float]:
+def _panel_row_size(panels: list[Panel], columns: int, most_width: float) -> tuple[float, float]:
     """Return the width and height in inches of a row of so many panels."""
     width = min(most_width, columns * WIDEST)
     if columns == 1:  # in a narrower figure the numbers would lie on one another
-        width = max(width, _edge(panels) + _panel_width(panels, labels))
+        width = max(width, _edge(panels) + _panel_width(panels))
     windows, ratios = len(panels[0].rows), len(panels[0].columns)
     # A line of a title takes 0.15 inches, a further line in a cell 0.12.
     title_height = 0.15 * max(len(panel.lines) for panel in panels) + 0.32
-    text_lines = 1 + max(text.count("\n") for texts in labels for text in texts.flat)
+    text_lines = 1 + max(panel.cells["text"].str.count("\n").max() for panel in panels)
     cell_width = (width / columns - BESIDE) / ratios
     highest = HIGH if columns == len(panels) else LOW  # several rows of panels share a page
     cell_height = 0.12 * (text_lines - 1) + min(max(0.75 * cell_width, LOW), highest)
@@ -351,31 +341,37 @@ def _caption(panels: list[Panel], name: str, notes: list[str]) -> str:
     return ". ".join(sentences) + "."
 
 
-def _write_marks(figure: Figure, panels: list[Panel], labels: list[np.ndarray], notes: list[str]) -> None:
+def _write_marks(figure: Figure, panels: list[Panel], notes: list[str]) -> None:
     """Explain below a figure its marks and notes."""
     sentences = ["; ".join(notes)]
     if any(panel.pale for panel in panels):
         sentences.append("a pale panel is one whose settings may differ by chance alone (p of 0.05 or more)")
     texts: list[str] = []
-    for panel, panel_labels in zip(panels, labels, strict=True):
-        texts += [panel.note, *panel.rows, *panel_labels.flat]
+    for panel in panels:
+        texts += [panel.note, *panel.rows, *panel.cells["text"]]
     sentences += style.marks(texts)
     style.footnote(figure, "   ".join(sentences))
 
 
-def _labels(panel: Panel, look: Look) -> np.ndarray:
-    """Return the texts in the cells, [windows, ratios]: labels with marks, and with intervals if wanted."""
-    texts = panel.matrix("label") + panel.matrix("mark")
-    if not look.interval:
-        return texts
-    intervals = panel.matrix("interval")
-    return np.where(intervals != "", texts + "\n" + intervals, texts)
+def _with_texts(panel: Panel, look: Look) -> Panel:
+    """The panel with the column `text` of what is written into its cells: labels, with marks and intervals if wanted.
+
+    Without marks a panel is as a paper shows it: its title and a number in each cell, in full colours.
+    """
+    if not look.marks:
+        rows = [name.removesuffix(UNSURE) for name in panel.rows]
+        panel = replace(panel, note="", cells=panel.cells.assign(mark=""), rows=rows, floor=None)
+    texts = panel.cells["label"] + panel.cells["mark"]
+    if look.interval:
+        intervals = panel.cells["interval"]
+        texts += ("\n" + intervals).where(intervals != "", "")
+    return replace(panel, cells=panel.cells.assign(text=texts))
 
 
-def _fitting_columns(panels: list[Panel], labels: list[np.ndarray], width: float) -> int:
+def _fitting_columns(panels: list[Panel], width: float) -> int:
     """Return how many panels fit into a row, so that rows have about the same length."""
     title_width = TITLE * max(_longest(panel.lines) for panel in panels)
-    panel_width = max(_panel_width(panels, labels), title_width)
+    panel_width = max(_panel_width(panels), title_width)
     fitting = max(1, int((width - _edge(panels)) / panel_width))
     rows = ceil(len(panels) / fitting)
     return ceil(len(panels) / rows)
@@ -386,10 +382,10 @@ def _longest(texts: Iterable[str]) -> int:
     return max(map(len, "\n".join(texts).split("\n")))
 
 
-def _panel_width(panels: list[Panel], labels: list[np.ndarray]) -> float:
+def _panel_width(panels: list[Panel]) -> float:
     """The inches that the cells of a panel take if no two texts touch, with the colour bar beside them."""
     ratios = panels[0].columns
-    letters = max(_longest(np.ravel(labels)), 1 + _longest(ratios))
+    letters = max(_longest(pd.concat([panel.cells["text"] for panel in panels])), 1 + _longest(ratios))
     # A letter is about 0.52 of the font's size wide; an inch has 72 points.
     return len(ratios) * 0.52 * SIZE * letters / 72 + 0.45
 
@@ -399,11 +395,11 @@ def _edge(panels: list[Panel]) -> float:
     return 0.35 + LETTER * max(_longest(panel.rows) for panel in panels)
 
 
-def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, float], cmap: str) -> Colorbar | None:
+def _heatmap(axes: Axes, panel: Panel, ends: tuple[float, float], cmap: str) -> Colorbar | None:
     """Draw one panel, with colours between these ends; return its colour bar, None without a value."""
     # Without any cell the column has no numbers but objects.
     values = panel.matrix("value").astype(float)
-    mesh = style.heat_table(axes, values, labels, cmap=panel.colors(cmap), limits=ends, size=SIZE)
+    mesh = style.heat_table(axes, values, panel.matrix("text"), cmap=panel.colors(cmap), limits=ends, size=SIZE)
     axes.set_xticks(np.arange(len(panel.columns)) + 0.5, panel.columns)
     axes.set_yticks(np.arange(len(panel.rows)) + 0.5, panel.rows)
     axes.set_title("\n".join(panel.lines), linespacing=1.3)
