@@ -153,16 +153,11 @@ def _partly(compared: pd.DataFrame) -> list[str]:
     cells = compared[compared["graded"] < most_graded]
     if cells.empty:
         return []
-    problems = counted(_span(cells["problems"]), "problem")
-    answers = counted(_span(cells["graded"]), "common answer")
+    problems = counted(notation.span(cells["problems"]), "problem")
+    answers = counted(notation.span(cells["graded"]), "common answer")
     where = f"counts of answers differ in {counted(len(cells), 'cell')}"
-    counts = f"A has {_span(cells['graded_a'])}, B {_span(cells['graded_b'])}"
+    counts = f"A has {notation.span(cells['graded_a'])}, B {notation.span(cells['graded_b'])}"
     return [f"{where}: compared on {problems} and {answers} (problem and draw); {counts}"]
-
-
-def _span(counts: pd.Series) -> str:
-    low, high = counts.min(), counts.max()
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def compare_runs(first: Path, second: Path, csv: Path | None = None) -> None:

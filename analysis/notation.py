@@ -116,6 +116,12 @@ def interval(low: float, high: float, *, signed: bool = False) -> str:
     return f"{percent(low, signed=signed)} to {percent(high, signed=signed)}"
 
 
+def span(counts: Any) -> str:
+    """Write the least and the largest number of a column: "1,200 to 1,300", or "8" if all are equal."""
+    low, high = counts.min(), counts.max()
+    return f"{low:,.10g}" if low == high else f"{low:,.10g} to {high:,.10g}"
+
+
 def decimal(value: float, digits: int = 1) -> str:
     """Write a mean with this many decimals, thousands separated; a dash if missing."""
     if missing(value):

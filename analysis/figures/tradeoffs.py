@@ -8,9 +8,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.cbook import pts_to_poststep
 from matplotlib.figure import Figure
-from matplotlib.path import Path
 from matplotlib.transforms import Bbox
 
 from kvsweep.analysis import notation
@@ -232,13 +230,11 @@ def _speeds(timed: pd.DataFrame) -> Panels:
     looks["full", ""] = {"color": "0.25", "marker": "*"}
     panels: list[Panel] = []
     for benchmark, points in cells.groupby("benchmark_title", sort=False):
-        fewest, most = points["slots"].min(), points["slots"].max()
-        batch = f"{most:g}" if fewest == most else f"{fewest:g} to {most:g}"
         lines: list[Line] = []
         groups: Any = points.groupby(POLICY, sort=False)
         for policy, rows in groups:
             lines.append((notation.policy_title(*policy), rows, {**looks[policy], "linestyle": "none"}))
-        panels.append((f"{benchmark}, {batch} texts side by side", points, lines))
+        panels.append((f"{benchmark}, {notation.span(points['slots'])} texts side by side", points, lines))
     return "speed, each setting alone", panels
 
 
@@ -288,7 +284,11 @@ def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
 
     A point without such a place has no name: all texts that were tried there are removed.
     """
-    line_paths = _line_paths(axes)
+    # The paths of the lines that are drawn, in dots of the figure.
+    line_paths = []
+    for line in axes.get_lines():
+        if line.get_linestyle() != "None":
+            line_paths.append(line.get_transform().transform_path(line.get_path()))
     places = axes.transData.transform(np.column_stack([points[column], 100 * points["pass_at_1"]]))
     # A marker takes about 4 dots to each side.
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
@@ -312,17 +312,3 @@ def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
                 taken.append(box)
                 break
             text.remove()
-
-
-def _line_paths(axes: Axes) -> list[Path]:
-    """The paths of the lines that are drawn, in dots of the figure."""
-    paths = []
-    for line in axes.get_lines():
-        xy = np.asarray(line.get_xydata())
-        if line.get_linestyle() == "None" or not len(xy):
-            continue
-        # The line's own data are only the corners at which its steps begin.
-        if line.get_drawstyle() == "steps-post":
-            xy = pts_to_poststep(*xy.T).T
-        paths.append(Path(line.get_transform().transform(xy)))
-    return paths
