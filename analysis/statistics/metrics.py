@@ -247,13 +247,13 @@ def beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd
 
 def _kept_of_full(run: Run) -> pd.DataFrame:
     """Divide the cells' memory and cache lengths by the full cache's, on the pairs that both have."""
-    completions = with_fixed_rows(run)
+    completions = run.completions
     held = cache_rows(completions)["held"]  # cached rows, summed over the steps
     sizes = _sizes(completions["cell_id"], run.provenance)
     rest_bytes = sizes["newest"] + sizes["fixed"]  # at each step, beside the cached rows
     rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(
         held=held,
-        peak_length=completions["peak_length"] + completions["fixed_rows"],
+        peak_length=completions["peak_length"] + sizes["fixed_rows"],
         # At the peak, and summed over the steps.
         bytes=completions["peak_length"] * sizes["row"] + rest_bytes,
         held_bytes=held * sizes["row"] + completions["num_tokens"] * rest_bytes,
@@ -269,14 +269,6 @@ def _kept_of_full(run: Run) -> pd.DataFrame:
     kept_memory = (sums["bytes"] / sums["bytes_full"]).fillna(kept_peak)
     kept_memory_mean = (sums["held_bytes"] / sums["held_bytes_full"] * steps_ratio).fillna(kept_rows)
     return pd.DataFrame({"kept_memory": kept_memory, "kept_memory_mean": kept_memory_mean, "kept_rows": kept_rows})
-
-
-def with_fixed_rows(run: Run) -> pd.DataFrame:
-    """Add fixed_rows to the completions: how many unquantized tokens the fixed memory of a slot equals."""
-    rows = {cell_id: record.get("bytes", {}).get("fixed_rows", 0) for cell_id, record in run.provenance.items()}
-    # Categories with different values would be mapped to categories again, which are no numbers.
-    fixed_rows = run.completions["cell_id"].astype("object").map(rows).fillna(0).astype("float64")
-    return run.completions.assign(fixed_rows=fixed_rows)
 
 
 def _tokens_spent(graded: pd.DataFrame) -> pd.DataFrame:
@@ -367,8 +359,8 @@ def pareto_front(points: pd.DataFrame, memory: str) -> pd.DataFrame:
 
 def _completion_means(run: Run) -> pd.DataFrame:
     """Return by cell_id the means over its completions: shares that were cut or evicted, lengths, and cached rows."""
-    completions = with_fixed_rows(run)
-    fixed_rows = completions["fixed_rows"]
+    completions = run.completions
+    fixed_rows = _sizes(completions["cell_id"], run.provenance)["fixed_rows"]
     unpacked_rows = run.cells.set_index("cell_id")["unpacked_rows"]
     unpacked = completions["cell_id"].astype("str").map(unpacked_rows).astype("float64")
     rows = completions.assign(
@@ -426,10 +418,14 @@ def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd
 
 
 def _sizes(cell_ids: "pd.Series[str]", provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    """Return the bytes of a cached row, of the newest rows, of a slot's fixed part and of the weights, for each id."""
+    """Return the bytes of a cached row, of the newest rows, of a slot's fixed part and of the weights, for each id.
+
+    Then fixed_rows, how many unquantized tokens the fixed part equals; 0 if a run names none.
+    """
     records = [record.get("bytes", {}) for record in provenance.values()]
-    sizes = pd.DataFrame(records, index=[*provenance], columns=["row", "newest", "fixed", "weights"], dtype="float64")
-    return sizes.reindex(cell_ids).set_axis(cell_ids.index)
+    names = ["row", "newest", "fixed", "weights", "fixed_rows"]
+    sizes = pd.DataFrame(records, index=[*provenance], columns=names, dtype="float64")
+    return sizes.reindex(cell_ids).set_axis(cell_ids.index).fillna({"fixed_rows": 0})
 
 
 def size(count: float) -> str:
