@@ -186,7 +186,7 @@ def _row(
     like_these = decision
     # A decision about problems like these has their interval. Else it is computed here, for this cell alone.
     if plan.population == "these":
-        like_these = noninferiority.decide(cell, full, margin=plan.margin, level=level, population="like_these")
+        like_these = noninferiority.decide(cell, full, margin=plan.margin, population="like_these", looks=looks)
     draws_to_hold, problems_to_hold = math.nan, math.nan
     if noninferiority.can_lose(full, plan.margin):
         draws_to_hold = noninferiority.draws_to_hold(cell, full, margin=plan.margin, level=level)
@@ -237,18 +237,14 @@ def _where_lost(cell: Floats, full: Floats) -> dict[str, float]:
     missing = np.isnan(differences)
     lost_each_pair = ((differences == -1) | missing).all(1)
     lost_wholly = lost_each_pair & ~missing.all(1)
-    thirds: list[list[float]] = [[], [], []]  # differences of answers
+    ranks = np.empty_like(full)
     for draw in range(draws):
         other_draws = np.delete(full, draw, axis=1)
         [easiness] = problem_means(other_draws[None])  # the full cache's Pass@1 of each problem
-        ranks = pd.Series(easiness).rank(pct=True)  # above 0, hard, up to 1
-        for rank, difference in zip(ranks, differences[:, draw], strict=True):
-            # The rank is missing without another draw, the difference without a pair.
-            if not math.isnan(rank + difference):
-                # A rank of 1/3 is hard and one of 2/3 is middle, also where 3 * rank is rounded up.
-                number = math.ceil(3 * rank - 1e-9) - 1
-                thirds[number].append(difference)
-    columns: dict[str, float] = {"lost_wholly": int(lost_wholly.sum())}
-    for name, third in zip(("diff_hard", "diff_middle", "diff_easy"), thirds, strict=True):
-        columns[name] = float(np.mean(third)) if third else math.nan
-    return columns
+        ranks[:, draw] = pd.Series(easiness).rank(pct=True)  # above 0, hard, up to 1; missing without another draw
+    # A rank of 1/3 is hard and one of 2/3 is middle, also where 3 * rank is rounded up.
+    thirds = np.ceil(3 * ranks - 1e-9)
+    # `mean` leaves out answers without a pair.
+    means = pd.Series(differences.ravel()).groupby(thirds.ravel()).mean().reindex([1, 2, 3])
+    hard, middle, easy = means
+    return {"lost_wholly": int(lost_wholly.sum()), "diff_hard": hard, "diff_middle": middle, "diff_easy": easy}

@@ -71,10 +71,10 @@ class Decision:
 
 
 def decide(
-    cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL, population: Population = "these"
+    cell: Floats, full: Floats, *, margin: float = MARGIN, population: Population = "these", looks: int = 1
 ) -> Decision:
-    """Decide about one cell; `level` is the chance of a wrong *safe* and the chance of a wrong *worse*."""
-    return decide_grid({"cell": cell}, full, margin=margin, level=level, population=population)["cell"]
+    """Decide about one cell, by the rules of `decide_tests`."""
+    return decide_grid({"cell": cell}, full, margin=margin, population=population, looks=looks)["cell"]
 
 
 def decide_grid(
@@ -82,7 +82,6 @@ def decide_grid(
     full: Floats,
     *,
     margin: float = MARGIN,
-    level: float = LEVEL,
     population: Population = "these",
     family: int | None = None,
     looks: int = 1,
@@ -91,7 +90,7 @@ def decide_grid(
     """Decide about the cells of a grid."""
     tests = {name: paired_test(cell, full, population, groups=groups) for name, cell in cells.items()}
     losable = can_lose(full, margin)
-    return decide_tests(tests, losable, margin=margin, level=level, family=family, looks=looks)
+    return decide_tests(tests, losable, margin=margin, family=family, looks=looks)
 
 
 def decide_tests(
@@ -99,13 +98,12 @@ def decide_tests(
     losable: bool,
     *,
     margin: float = MARGIN,
-    level: float = LEVEL,
     family: int | None = None,
     looks: int = 1,
 ) -> dict[Id, Decision]:
     """Decide about the cells of a grid by their tests, which may be of different populations.
 
-    `losable` is `can_lose` of the full cache. `level`: the chance of a wrong *safe* for each cell, and of any wrong
+    `losable` is `can_lose` of the full cache. `LEVEL` is the chance of a wrong *safe* for each cell, and of any wrong
     loss in the grid (Holm 1979). `family`: the number of cells to correct for, if larger than `tests`. `looks` at
     growing data share the level evenly (Bonferroni), so that the intervals of all looks together err with this chance.
     """
@@ -117,10 +115,10 @@ def decide_tests(
     adjusted = 0.0
     for name in sorted(tests, key=lambda name: p_loses[name]):
         # `adjusted` is here the p of the loss before, at first 0: only if that is rejected, the divisor falls.
-        if adjusted <= level:
+        if adjusted <= LEVEL:
             divisor = remaining
         adjusted = min(1.0, max(adjusted, remaining * looks * p_loses[name]))
-        decisions[name] = _decision(tests[name], margin, level / looks, divisor, looks, adjusted, losable)
+        decisions[name] = _decision(tests[name], margin, LEVEL / looks, divisor, looks, adjusted, losable)
         remaining -= 1
     return {name: decisions[name] for name in tests}
 
@@ -232,7 +230,7 @@ def power(problems: int, draws: int, differ: float, *, margin: float = MARGIN, l
     return float((p <= level).mean())
 
 
-def pairs_to_hold(differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
+def pairs_to_hold(differ: float, *, margin: float, level: float) -> float:
     """Return about how many pairs of answers give `PLANNED_POWER`, by the normal approximation of `power`."""
     # The margin has to cover the error of a lossless cell's lead, and that of the lead under the hypothesis.
     errors = NormalDist().inv_cdf(PLANNED_POWER) * math.sqrt(differ)

@@ -19,6 +19,7 @@ from kvsweep.analysis.statistics.noninferiority import (
     decide_rounds,
     draws_to_hold,
     hold_in_search,
+    paired_test,
     power,
     problems_to_hold,
 )
@@ -119,15 +120,15 @@ def worsened(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
 
 @pytest.mark.parametrize("examples", [50, pytest.param(150, marks=pytest.mark.slow)])
 def test_one_more_wrong_answer_never_looks_better(examples):
-    drawn = given(worsened(), st.sampled_from([0.1, 0.025, 0.0008]), st.sampled_from(POPULATIONS))
+    drawn = given(worsened(), st.sampled_from([1, 4, 32]), st.sampled_from(POPULATIONS))
     settings(max_examples=examples)(drawn(never_better))()
 
 
-def never_better(tables: tuple[np.ndarray, ...], level: float, population: Population):
+def never_better(tables: tuple[np.ndarray, ...], looks: int, population: Population):
     cell, worse, other, full = tables
     if np.isnan(cell - full).all() or np.isnan(other - full).all():
         return
-    found = [decide_grid({0: first, 1: other}, full, level=level, population=population) for first in (cell, worse)]
+    found = [decide_grid({0: first, 1: other}, full, looks=looks, population=population) for first in (cell, worse)]
     before, after = (one[0] for one in found)
     assert RANK[after.label] <= RANK[before.label]
     assert after.low <= before.low + 1e-7
@@ -396,9 +397,9 @@ def test_a_loss_within_the_margin_is_not_the_end():
 def test_the_levels_of_all_rounds_add_up():
     full, cell = answers(np.random.default_rng(4), 60, 8, 1, 0.0)
     looks = decide_grid({0: cell}, full, looks=4)[0]
-    alone = decide(cell, full, level=0.025 / 4)
-    assert (looks.low, looks.high) == (alone.low, alone.high)
-    assert looks.p_holds == pytest.approx(4 * alone.p_holds)
+    test = paired_test(cell, full)
+    assert (looks.low, looks.high) == tuple(test.bound(0.025 / 4, side=side) for side in (-1, 1))
+    assert looks.p_holds == pytest.approx(4 * test.p_above(-0.05))
 
 
 def test_a_cell_that_lacks_the_first_rounds_draws_is_not_settled():
