@@ -271,8 +271,8 @@ def _no_recommendation(decided: pd.DataFrame, nearest: pd.Series) -> str:
     headline = f"No setting is shown to be safe, that is, to lose {less}."
     if safe:
         headline = (
-            f"No setting is recommended: {safe} of {len(decided)} can be shown, each alone, to lose {less}, "
-            "which may be luck in a search through all of them."
+            f"No setting is recommended. Shown, each alone, to lose {less}: {safe} of {len(decided)}, which may be "
+            "luck in a search through all of them."
         )
     where = f"{notation.axes(nearest[POINT])} ({nearest['decision']}, {_difference(nearest)})"
     return f"{headline} The nearest is {where}. {_to_show(nearest)}"
