@@ -94,11 +94,15 @@ def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict
     print(f"labels: {len(traces)} traces, {tokens} thinking tokens, {mib:.1f} MiB on disk", flush=True)
     per_shard = max(1, round(len(traces) * recipe.shard_mib / mib))  # traces of mean length that fill a shard
     shards = [traces[i : i + per_shard] for i in range(0, len(traces), per_shard)]
-    made_with = {"min_distance": recipe.min_distance, "hidden_size": hidden_size, "data": data_hash(traces)}
+    manifest: dict[str, Any] = {
+        "model": model.config.identity(),
+        "min_distance": recipe.min_distance,
+        "hidden_size": hidden_size,
+        "data": data_hash(traces),
+    }
     if recipe.lead:
-        made_with["lead"] = recipe.lead
-    counts = {"traces": len(traces), "tokens": tokens, "shards": len(shards)}
-    manifest: dict[str, Any] = {"model": model.config.identity(), **made_with, **counts}
+        manifest["lead"] = recipe.lead
+    manifest |= {"traces": len(traces), "tokens": tokens, "shards": len(shards)}
     text = json.dumps(manifest, indent=2) + "\n"
     if recipe.manifest.exists() and recipe.manifest.read_bytes() != text.encode():
         other = f"{recipe.labels} holds labels of other traces, model or settings, or {recipe.manifest.name} is broken"
