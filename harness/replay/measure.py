@@ -150,6 +150,7 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
         return
     places = []  # of each part's tokens in the completion
     full_states = []
+    cell_states = []
     next_tokens: list[int] = []
     token_numbers = []  # the text's number in the upper 32 bits, the token's index in the lower ones
     text_numbers = {pair: number << 32 for number, pair in enumerate(references)}
@@ -160,16 +161,17 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
         model.check_finite(fed.hidden, [*request.prompt_ids, *request.forced[: place.stop]], text)
         places.append(place)
         full_states.append(references[request.key].hidden[place])
+        cell_states.append(fed.hidden)
         next_tokens += request.forced[place]
         token_numbers.append(text_numbers[request.key] + np.arange(place.start, place.stop))
     numbers = _compare_states(
         model,
         torch.cat(full_states),
-        torch.cat([fed.hidden for fed in step]),
+        torch.cat(cell_states),
         torch.tensor(next_tokens),
         np.concatenate(token_numbers),
     )
-    ends = np.cumsum([len(fed.hidden) for fed in step])
+    ends = np.cumsum([*map(len, cell_states)])
     numbers_of_parts = np.split(numbers, ends[:-1], axis=1)
     for fed, place, numbers_of_part in zip(step, places, numbers_of_parts, strict=True):
         for cell_id in fed.cell_ids:
@@ -224,10 +226,12 @@ def _row(request: Request, answer_start: int, tally: Tally) -> Replay:
         bin_of = np.searchsorted(bounds, values, side="right") - 1  # of each token: the last bound that is not above it
         tokens = np.bincount(bin_of, minlength=len(bounds))
         sums = [np.bincount(bin_of, weights, len(bounds)) for weights in (kl, change, same)]
-        return [
-            ReplayBin(tokens=int(count), kl=float(divergence), change=float(difference), top1=int(agreeing))
-            for count, divergence, difference, agreeing in zip(tokens, *sums, strict=True)
-        ]
+        rows = []
+        for count, divergence, difference, agreeing in zip(tokens, *sums, strict=True):
+            rows.append(
+                ReplayBin(tokens=int(count), kl=float(divergence), change=float(difference), top1=int(agreeing))
+            )
+        return rows
 
     has_answer = answer_start < len(change)
     median, p99 = np.quantile(kl, [0.5, 0.99])
