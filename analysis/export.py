@@ -179,8 +179,7 @@ def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Non
 
 def card(table: pd.DataFrame, data: Path, schema: pa.Schema, *, problems: bool) -> str:
     """The dataset card of the cells in `table`, whose Parquet files lie in `data`; `problems` is that of `export`."""
-    for name in CARD_NAMES:
-        table = table.assign(**{name: table[name].map(str).map(markdown_text)})
+    table = table.assign(**table[[*CARD_NAMES]].map(str).map(markdown_text))
     files = sorted(data.glob("*.parquet"))
     rows = sum(pq.read_metadata(path).num_rows for path in files)
     # The last digest is that of all contents; none without files.

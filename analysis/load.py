@@ -217,10 +217,6 @@ def run_of_scores(table: pd.DataFrame, directory: Path) -> Run:
     return Run(directory=directory, cells=cell_table, completions=completions, events=events, stats=stats)
 
 
-def is_live(directory: Path) -> bool:
-    return any(task.state in ("running", "queued") for task in read_tasks(directory))
-
-
 def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
     """Like `load_run(...).cells`, without reading completions; adds licence and code revision ("" if unknown)."""
     cells = _read_cells(Path(directory), notify)

@@ -128,7 +128,7 @@ def _kv_bytes(run: Run, cell: str, lengths: np.ndarray) -> np.ndarray | None:
 
 def _cells_to_draw(cells: pd.DataFrame) -> list[tuple[str, str]]:
     """Return names and ids of at most `MAX_LINES` cells, smallest cache first."""
-    ascending = cells.sort_values("mean_cache_length", kind="stable")
+    ascending = cells.sort_values(["mean_cache_length", "bits"], kind="stable")
     # Evenly from the smallest to the largest; of fewer cells each once.
     indices = np.unique(np.linspace(0, len(cells) - 1, MAX_LINES).round().astype(int))
     return [(notation.setting(cell), cell.cell_id) for cell in notation.rows(ascending.iloc[indices])]

@@ -83,12 +83,12 @@ def build_report(
 
 def follow(directory: Path, seconds: float, make: Callable[[], Path]) -> None:
     """Make the report, and again every `seconds` if rows have come, until the sweep neither runs nor waits."""
-    from kvsweep.analysis.load import is_live
+    from kvsweep.run_files.task_status import read_tasks
 
     reported = None
     while True:
         # Read the state first: rows that come later belong to the next round.
-        live = is_live(directory)
+        live = any(task.state in ("running", "queued") for task in read_tasks(directory))
         files = [*directory.glob("*/*.jsonl"), *directory.glob(f"*/{DONE_FILE}")]
         state = live, {path: path.stat().st_size for path in files}
         if state != reported:

@@ -212,10 +212,8 @@ def texts_differ(run: Run) -> pd.Series:
         if not baseline_texts:
             continue
         for cell_id in others:
-            counts[cell_id] = 0
-            for pair, text in _text_hashes(run, cell_id).items():
-                if pair in baseline_texts and text != baseline_texts[pair]:
-                    counts[cell_id] += 1
+            texts = _text_hashes(run, cell_id)
+            counts[cell_id] = sum(texts[pair] != baseline_texts[pair] for pair in texts.keys() & baseline_texts.keys())
     return pd.Series(counts, name="texts_differ", dtype="float64").rename_axis("cell_id")
 
 

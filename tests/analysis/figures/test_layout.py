@@ -142,7 +142,7 @@ def test_figures_of_policies_fit(tmp_path, make_cell, width, count):
     assert speed is not None
     span = timed["slots"].groupby(metrics["benchmark_title"]).agg(["min", "max"]).itertuples()
     assert {axes.get_title() for axes in speed.axes} == {
-        f"{n}, {low} to {high} texts side by side" for n, low, high in span
+        f"{n}, {low:,} to {high:,} texts side by side" for n, low, high in span
     }
     for figure in (*figures, memory, speed):
         assert faults(figure) == []
