@@ -132,7 +132,7 @@ def endless(run: Run) -> list[str]:
     return _per_panel(texts[~texts["served"]], say)
 
 
-def cut_off(run: Run, margin: float | None) -> list[str]:
+def cut_off(run: Run, margin: float | None = None) -> list[str]:
     """More of the full cache's completions were truncated than the margin."""
     texts = _texts(run)
 
@@ -187,7 +187,7 @@ def not_evicted(run: Run) -> list[str]:
 # --- Servers beside their baseline ----------------------------------------------------------------------------
 
 
-def otherwise_answered(run: Run, margin: float | None) -> list[str]:
+def otherwise_answered(run: Run, margin: float | None = None) -> list[str]:
     """A server's whole texts lack an answer more or less often than the baseline's, by more than the margin.
 
     In kvsweep's own texts the cache alone makes such a difference, because tags and prompt are the same; two servers
@@ -335,7 +335,7 @@ def same_caches(run: Run) -> list[str]:
     return _per_cell(cells[has_full & ~is_full & ~is_control(cells)], say)
 
 
-def beside_control(run: Run, margin: float | None) -> list[str]:
+def beside_control(run: Run, margin: float | None = None) -> list[str]:
     """What chance alone changes where the baseline is asked again, and which settings surely change more."""
     if not is_control(run.cells).any():
         return []
