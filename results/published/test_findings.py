@@ -1022,10 +1022,17 @@ def test_more_problems_of_gsm8k() -> None:
     """The page's table recomputed from the answers."""
     grades = gsm8k_grades("power", "More problems")
     assert grades.shape[1] == 384
-    kivi, full = (grades.loc[name].to_numpy()[:, None] for name in ("all rows, packed, bits=4, scheme=kivi", "full"))
-    p_value = decide(kivi, full, population="like_these").p_holds
-    assert p_value == pytest.approx(0.0015, abs=0.0001)
-    assert p_value < 0.025 / 14
+    full = grades.loc["full"].to_numpy()[:, None]
+    p_values = {
+        "all rows, packed, bits=4, scheme=kivi": 0.0015,
+        "all rows, packed, bits=8, scheme=rotated": 0.017,
+        "all rows, packed, bits=8/4, scheme=rotated": 0.019,
+        "window 0.7": 0.0022,
+    }
+    for name, p_value in p_values.items():
+        holds = decide(grades.loc[name].to_numpy()[:, None], full, population="like_these").p_holds
+        assert holds == pytest.approx(p_value, rel=0.04)
+        assert (holds < 0.025 / 14) == ("kivi" in name)
 
 
 def test_dynts_on_gsm8k() -> None:
