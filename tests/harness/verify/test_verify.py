@@ -102,7 +102,7 @@ def test_an_edited_row_is_named(run, verify):
     found = verify(run, ok=False)
     assert list(checks(found, "fails")) == ["rows"]
     [line] = checks(found, "fails")["rows"]["lines"]
-    assert f"{FULL}/completions.jsonl row" in line
+    assert f"{FULL}/completions.jsonl:1 is broken" in line
     assert "its check does not fit" in line
 
 
