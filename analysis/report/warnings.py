@@ -63,29 +63,36 @@ def _texts(run: Run) -> pd.DataFrame:
     return texts.assign(cut=cut, early=cut & texts["served"] & below_limit)
 
 
-def _per_panel(rows: pd.DataFrame, say: Callable[[pd.DataFrame], str | None], *columns: str) -> list[str]:
-    """The sentences of the models and benchmarks for which `say` has one; it gets their rows.
+_Say = Callable[[pd.DataFrame], str | None]
 
-    More `columns` split the rows further.
-    """
+
+def _per_panel(rows: pd.DataFrame, say: _Say) -> list[str]:
+    """The sentences of the models and benchmarks for which `say` has one; it gets their rows."""
+    return _sentences(rows, ["model_title", "benchmark_title"], _panel_title, say)
+
+
+def _per_cell(rows: pd.DataFrame, say: _Say) -> list[str]:
+    """The sentences of the cells for which `say` has one; it gets a cell's rows."""
+    return _sentences(rows, ["cell_id"], cell_title, say)
+
+
+def _sentences(rows: pd.DataFrame, columns: list[str], title: Callable[[Any], str], say: _Say) -> list[str]:
+    """The sentences of the groups by these columns for which `say` has one, each behind its group's title."""
     sentences = []
-    for _, part in rows.groupby(["model_title", "benchmark_title", *columns], sort=False, observed=True):
-        sentence = say(part)
+    for _, group in rows.groupby(columns, sort=False, observed=True):
+        sentence = say(group)
         if sentence:
-            first = part.iloc[0]
-            title = cell_title(first) if columns else f"{first.model_title} | {first.benchmark_title}"
-            sentences.append(f"{title}: {sentence}")
+            sentences.append(f"{title(group.iloc[0])}: {sentence}")
     return sentences
 
 
-def _per_cell(rows: pd.DataFrame, say: Callable[[pd.DataFrame], str | None]) -> list[str]:
-    """The sentences of the cells for which `say` has one; it gets a cell's rows."""
-    return _per_panel(rows, say, "cell_id")
+def _panel_title(row: Any) -> str:
+    return f"{row.model_title} | {row.benchmark_title}"
 
 
 def cell_title(row: Any) -> str:
     """Name the model, benchmark and setting of a row of metrics."""
-    return f"{row.model_title} | {row.benchmark_title}: {notation.setting(row)}"
+    return f"{_panel_title(row)}: {notation.setting(row)}"
 
 
 def _settings(cells: pd.DataFrame) -> str:

@@ -166,12 +166,13 @@ def jobs_of(tasks: Sequence[Task]) -> list[Job]:
 
 def _output(task: Task) -> Path:
     """Return the file with what a task's process prints."""
-    return make_folder(logs([task])) / f"{task[0].task}.log"
+    return logs([task]) / f"{task[0].task}.log"
 
 
 def _start(task: Task, work: Work, gpu: str | None) -> subprocess.Popen[bytes]:
     """Start a process for a task, which sees only `gpu` if given; its output goes to a file."""
     variables = {} if gpu is None else {VISIBLE: gpu}
+    make_folder(logs([task]))
     with TemporaryFile() as stdin, open_file(_output(task), "ab") as output:
         pickle.dump((RunJobs(work), task), stdin)
         stdin.seek(0)

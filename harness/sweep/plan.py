@@ -121,7 +121,10 @@ def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
         if launcher.gpus_of_a_task == 0:  # else the tasks run on other machines
             block += _precision(plan.job, gpu)
         # The notes and missing files that jobs share stand in the first block that has them.
-        lines += [line for line in block if not line.startswith(_SHOWN_ONCE) or line not in lines]
+        for line in block:
+            is_repeated = line.startswith(_SHOWN_ONCE) and line in lines
+            if not is_repeated:
+                lines.append(line)
         cells.update((plan.job.run_directory, cell.cell_id) for cell in plan.job.cells)
     at_once = min(launcher.at_once(tasks), len(tasks))
     # The first job's price counts for all: in one folder, a list of prices would make jobs that share cells, which are

@@ -165,7 +165,7 @@ class _File(_Place):
 class _Number(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = super().convert(value, param, ctx)
-        if math.isnan(number):  # beyond no bound
+        if math.isnan(number):  # which no bound refuses
             self.fail(f"{value} is no number.", param, ctx)
         return number
 

@@ -4,6 +4,7 @@ import codecs
 import csv
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -163,10 +164,8 @@ def _parsed(text: str | bytes, where: str) -> Any:
 
 
 def _refuse_repeated(columns: Sequence[str], where: str) -> None:
-    if len(set(columns)) == len(columns):
-        return
-    for name in columns:
-        if columns.count(name) > 1:
+    for name, count in Counter(columns).items():
+        if count > 1:
             raise UserError(f"{where} has {name!r:.60} twice; rename or delete one.")
 
 
