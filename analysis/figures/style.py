@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import matplotlib
 import numpy as np
-import pandas as pd
 import seaborn
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
@@ -141,15 +140,6 @@ def percent_errors(rows: Any) -> tuple[Any, list[Any]]:
     return scores, [np.minimum(errors, scores), np.minimum(errors, 100 - scores)]
 
 
-def full_cache_level(axes: Axes, rows: pd.DataFrame, label: str = "full cache") -> None:
-    """Draw the full cache's Pass@1 in percent, if the rows have one, as a dashed line over a band of its error."""
-    for full in notation.rows(rows[rows["policy"] == "full"].head(1)):
-        level = 100 * full.pass_at_1
-        error = 0 if notation.missing(full.se) else 100 * full.se
-        axes.axhspan(level - error, min(level + error, 100), color="0.25", alpha=0.1, linewidth=0)
-        axes.axhline(level, color="0.25", linestyle="--", linewidth=0.9, label=label)
-
-
 def legend_below(figure: Figure) -> None:
     """Explain below a figure what its panels show, each label once, and make the figure higher for it."""
     handles = {}  # what is drawn, by its label
@@ -176,20 +166,6 @@ def look_of(number: int) -> dict[str, Any]:
     """Return the colour, marker and dashes of the line or policy with this number, from 0."""
     choices: dict[str, Any] = {"color": LINE_COLORS, "marker": MARKERS, "linestyle": DASHES}
     return {name: values[number % len(values)] for name, values in choices.items()}
-
-
-def policy_looks(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return colour, marker and dashes by policy and variant; one with a title looks the same in every figure."""
-    titled = [policy for policy in notation.POLICY_TITLES if policy != "full"]
-    next_number = len(titled)
-    looks = dict[tuple[str, str], dict[str, Any]]()
-    for policy, variant in keys:
-        if policy in titled and not variant:
-            looks[policy, variant] = look_of(titled.index(policy))
-        else:
-            looks[policy, variant] = look_of(next_number)
-            next_number += 1
-    return looks
 
 
 def faded(cmap: str) -> Colormap:

@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from kvsweep.analysis.figures.rankings import policy_bars_figure
-from kvsweep.analysis.figures.style import policy_looks, save_figure
-from kvsweep.analysis.notation import COLUMN_WIDTH, PAGE_WIDTH, POLICY_TITLES, Look
+from kvsweep.analysis.figures.style import save_figure
+from kvsweep.analysis.notation import COLUMN_WIDTH, PAGE_WIDTH, Look
 from kvsweep.analysis.statistics.grids import shared_settings
 from tests.analysis.conftest import bare
 from tests.analysis.figures.conftest import PLACES, read
@@ -148,9 +148,3 @@ def test_a_sweep_without_grades_or_rows_has_bars_to_come(tmp_path, make_cell):
         figure = policy_bars_figure(setting, "toy_qwen", rows)
         assert [text.get_text() for text in bar_panels(figure)[0].texts] == ["–"] * 3
         save_figure(figure, tmp_path, "figure")
-
-
-def test_every_policy_has_a_look_of_its_own_in_all_figures():
-    looks = policy_looks([(name, "") for name in POLICY_TITLES if name != "full"] + [("mine", ""), ("h2o", "x=1")])
-    assert len({(look["color"], look["marker"]) for look in looks.values()}) == len(looks) >= 28
-    assert policy_looks([("h2o", "")])["h2o", ""] == looks["h2o", ""]

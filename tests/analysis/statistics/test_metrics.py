@@ -269,7 +269,7 @@ def test_bytes_and_the_cheapest_that_holds(metrics):
 def test_the_picture_has_a_curve_for_each_width(metrics):
     figure = tradeoff("bytes", metrics, "toy_qwen")
     labels = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert {"DynTS, 16 bits", "DynTS, 8 bits", "DynTS, 4 bits", "all rows, 8 bits", "Pareto front"} <= labels
+    assert {"DynTS, 16 bits", "DynTS, 8 bits", "DynTS, 4 bits", "all rows, packed, 8 bits", "Pareto front"} <= labels
     assert tradeoff("bytes", metrics[metrics["bits"] == 16], "toy_qwen") is None
 
 
