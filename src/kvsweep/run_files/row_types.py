@@ -87,16 +87,14 @@ def shard_files(directory: Path, name: str) -> dict[Shard, Path]:
     """Return a cell's files called `name`: the whole cell's (`completions.jsonl`) first, then the shards'."""
     stem, _, suffix = name.rpartition(".")
     files = {}
-    for path in directory.glob(f"{stem}-*of*.{suffix}"):
-        # "completions-1of4.jsonl" -> "-1of4"
-        match = re.fullmatch(r"-(\d+)of(\d+)", path.name[len(stem) : -len(suffix) - 1])
+    for path in directory.glob(f"*.{suffix}"):
+        # "completions-1of4.jsonl" -> "1", "4"; "completions.jsonl" -> "1", "1"
+        match = re.fullmatch(rf"{re.escape(stem)}(?:-(\d+)of(\d+))?\.{suffix}", path.name)
         if match is None:
             continue
-        index, count = map(int, match.groups())
+        index, count = map(int, match.groups("1"))
         if 1 <= index <= count:
             files[Shard(index=index, count=count)] = path
-    if (directory / name).exists():
-        files[WHOLE] = directory / name
     return dict(sorted(files.items()))
 
 
@@ -113,14 +111,14 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True):
     """A JSON object. A reader ignores fields that this version does not know."""
 
     def to_dict(self) -> dict[str, Any]:
         return msgspec.to_builtins(self)
 
 
-class StoredRow(Row, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
+class StoredRow(Row, frozen=True, tag_field="schema", tag=SCHEMA):
     """A row on its own line, which begins with the schema's number.
 
     Attributes: file: the cell's file of such rows. sealed: True for a row of a cell. Its line ends with a check over
@@ -149,7 +147,7 @@ def _seal(body: bytes, cell: str) -> bytes:
     return b',"check":"%s"}' % hashlib.sha256(os.fsencode(cell) + b"\n" + body).hexdigest()[:16].encode()
 
 
-class PairRow(StoredRow, frozen=True, kw_only=True):
+class PairRow(StoredRow, frozen=True):
     """A row that belongs to one (problem, draw) pair of its cell."""
 
     problem_id: str
@@ -160,7 +158,7 @@ class PairRow(StoredRow, frozen=True, kw_only=True):
         return (self.problem_id, self.draw)
 
 
-class Problem(StoredRow, frozen=True, kw_only=True, omit_defaults=True):
+class Problem(StoredRow, frozen=True, omit_defaults=True):
     """One benchmark item. `prompt` is the user message, `gold` the reference answer as text.
 
     `group` is what the variants of one question share, where the benchmark has such a column.
@@ -174,7 +172,7 @@ class Problem(StoredRow, frozen=True, kw_only=True, omit_defaults=True):
     group: str | None = None
 
 
-class Eviction(Row, frozen=True, kw_only=True):
+class Eviction(Row, frozen=True):
     """One eviction: cache lengths in tokens before and after it. `step` counts the generated tokens fed so far.
 
     `held` says which tokens the cache holds after the eviction: see `held_percents`.
@@ -190,7 +188,7 @@ class Eviction(Row, frozen=True, kw_only=True):
             raise ValueError(f"held counts more than {MOST_POSITIONS:,} positions")
 
 
-class Completion(PairRow, frozen=True, kw_only=True):
+class Completion(PairRow, frozen=True):
     """One generation: `token_ids` after the prompt, with the stop token. Lengths are in tokens.
 
     `stop_reason`: "stop", the model ended the completion; "length", truncated at the token limit; "loop", truncated
@@ -222,7 +220,7 @@ class Completion(PairRow, frozen=True, kw_only=True):
         return self.token_ids[: self.evictions[0].step + 1] if self.evictions else self.token_ids
 
 
-class Grade(PairRow, frozen=True, kw_only=True):
+class Grade(PairRow, frozen=True):
     """The grade of one completion. `correct` is 1 for the outcome "correct" and 0 for the others.
 
     `rule` is the `grading_rule` of the grade; None in rows of other programs.
@@ -241,7 +239,7 @@ class Grade(PairRow, frozen=True, kw_only=True):
             raise ValueError(f"correct={self.correct} contradicts the outcome {self.outcome!r}")
 
 
-class DecodeStats(StoredRow, frozen=True, kw_only=True):
+class DecodeStats(StoredRow, frozen=True):
     """The cost of one call of the engine: seconds, tokens decoded up to each completion's end, KV cache bytes.
 
     `decode_seconds` is the engine's time without `prefill_seconds`: forward, sampling, scoring, eviction and host.
@@ -270,7 +268,7 @@ class DecodeStats(StoredRow, frozen=True, kw_only=True):
     kv_bytes_analytic: Count
 
 
-class ReplayBin(Row, frozen=True, kw_only=True):
+class ReplayBin(Row, frozen=True):
     """Sums over some tokens of a replayed completion: number, KL, change of log-likelihood, equal top-1 tokens."""
 
     tokens: Tokens
@@ -279,7 +277,7 @@ class ReplayBin(Row, frozen=True, kw_only=True):
     top1: Tokens
 
 
-class Replay(PairRow, frozen=True, kw_only=True):
+class Replay(PairRow, frozen=True):
     """One known completion read through a cell's cache, compared with the full cache's reading of it. Unit: nats.
 
     KL is from the full cache's next-token distribution to the cell's. `change` is the completion's log-likelihood minus
@@ -313,7 +311,7 @@ REPLAY_DISTANCES = (0, 1, 9, 33, 129)
 REPLAY_ENTROPIES = (0.0, 0.01, 0.1, 1.0)
 
 
-class Screened(Row, frozen=True, kw_only=True):
+class Screened(Row, frozen=True):
     """Why a sweep did not decode a cell: the screen's rule, and means per token over its replayed completions."""
 
     rule: str
@@ -326,7 +324,7 @@ class Screened(Row, frozen=True, kw_only=True):
 Why = Literal["one", "given", "memory"]
 
 
-class Timing(StoredRow, frozen=True, kw_only=True):
+class Timing(StoredRow, frozen=True):
     """One round of timing a cell: `slots` known completions, token by token; `why` says what chose `slots`.
 
     `seconds` is wall time without prefill, `eviction_seconds` the part that chooses and moves rows. `by_length` has,
@@ -352,17 +350,13 @@ def view(kind: type[Row], *names: str, **types: Any) -> Any:
 
     Readers skip the other fields, which is faster. `types` gives fields another type, such as a view of an inner row.
     """
-    new_field: Any = msgspec.field  # its declared type allows one kind of default alone, NODEFAULT counted
     fields = []
     for field in msgspec.structs.fields(kind):
         if field.name in {*names, *types}:
-            default = new_field(default=field.default, default_factory=field.default_factory)
-            fields.append((field.name, types.get(field.name, field.type), default))
-    for base in (PairRow, StoredRow, Row):  # the first that fits becomes the new type's base
-        if issubclass(kind, base):
-            break
-    class_fields = {"file": kind.file} if hasattr(kind, "file") else {}
-    return msgspec.defstruct(kind.__name__, fields, bases=(base,), namespace=class_fields, frozen=True, kw_only=True)
+            # Without a default it is NODEFAULT, by which a field is required.
+            fields.append((field.name, types.get(field.name, field.type), msgspec.field(default=field.default)))
+    namespace = {"file": getattr(kind, "file", None)}
+    return msgspec.defstruct(kind.__name__, fields, bases=kind.__bases__, namespace=namespace, frozen=True)
 
 
 def held_percents(held: Sequence[int]) -> list[int]:
