@@ -6,12 +6,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
-from msgspec import inspect
 
 from kvsweep.analysis import notation as formats
 from kvsweep.analysis.load import load_problems, load_settings, row_dicts, skipped
@@ -20,7 +18,7 @@ from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
 from kvsweep.messages.escape import markdown_text
 from kvsweep.run_files import row_types
-from kvsweep.run_files.row_types import Completion, Grade, Replay
+from kvsweep.run_files.row_types import Completion, Replay
 from kvsweep.run_files.run_reader import StoredCell
 from kvsweep.run_files.safe_files import digests, make_folder, read_file, replace_text, replacing
 
@@ -37,70 +35,47 @@ ROWS_AT_ONCE = 100
 # The names and titles that stand in the card's sentences.
 CARD_NAMES = ("model", "model_title", "benchmark", "benchmark_title", "policy", "decoding", "licence", "revision")
 CELL_HEADS = ("cell", "model", "benchmark", "policy", "completions", "Pass@1", "cut at the limit")
-_TEXT = pa.string()
-# Of the cell; the columns of a completion and of its grade are those of `Completion` and `Grade`.
-SETTINGS = {
-    **dict.fromkeys(("cell_id", "condition", "model", "benchmark", "policy"), _TEXT),
-    "keep_ratio": pa.float64(),
-    "local_window": pa.int64(),
-    "budget": pa.int64(),
-    **dict.fromkeys(("question", "variant", "decoding"), _TEXT),
-    "seed": pa.int64(),
-}
+_TEXT, _COUNT = pa.string(), pa.int64()
 _LENGTHS: Any = row_types.view(row_types.Eviction, "step", "length_before", "length_after")
-_SIMPLE: dict[Any, pa.DataType] = {inspect.StrType: _TEXT, inspect.IntType: pa.int64(), inspect.FloatType: pa.float64()}
-
-
-def row_type(*, ids: bool) -> Any:
-    """The fields of a completion that are exported."""
-    # The seed is among the cell's settings.
-    names = {field.name for field in msgspec.structs.fields(Completion)} - {"seed"}
-    if not ids:
-        names.remove("token_ids")
-    return row_types.view(Completion, *names, evictions=list[_LENGTHS])
-
-
-def schema_of(kind: Any) -> pa.Schema:
-    """The columns of a file: settings of the cell, a completion's fields, its prompt, its grade."""
-    grade = _columns(Grade)
-    graded = {name: grade[name] for name in ("answer", "gold", "outcome")}
-    return pa.schema({**SETTINGS, "prompt": _TEXT, **_columns(kind), **graded, "correct": pa.bool_()})
-
-
-def _columns(kind: Any) -> dict[str, pa.DataType]:
-    return {field.name: _arrow(field.type) for field in inspect.type_info(kind).fields}  # type: ignore[attr-defined]
-
-
-def _arrow(info: Any) -> pa.DataType:
-    """The Parquet type of a msgspec type."""
-    if isinstance(info, inspect.UnionType):  # with None, which every column may hold
-        [info] = [part for part in info.types if not isinstance(part, inspect.NoneType)]
-    if isinstance(info, inspect.ListType):
-        return pa.list_(_arrow(info.item_type))
-    if isinstance(info, inspect.StructType):
-        return pa.struct([(field.name, _arrow(field.type)) for field in info.fields])
-    return _SIMPLE.get(type(info), _TEXT)  # else one of several words
+# The columns of a file: settings of the cell, the prompt, a completion's fields, its grade.
+SCHEMA = pa.schema(
+    {
+        **dict.fromkeys(("cell_id", "condition", "model", "benchmark", "policy"), _TEXT),
+        "keep_ratio": pa.float64(),
+        **dict.fromkeys(("local_window", "budget"), _COUNT),
+        **dict.fromkeys(("question", "variant", "decoding"), _TEXT),
+        "seed": _COUNT,
+        **dict.fromkeys(("prompt", "problem_id"), _TEXT),
+        "draw": _COUNT,
+        "text": _TEXT,
+        "token_ids": pa.list_(_COUNT),
+        **dict.fromkeys(("num_tokens", "prompt_tokens", "thinking_tokens"), _COUNT),
+        "stop_reason": _TEXT,
+        "evictions": pa.list_(pa.struct(dict.fromkeys(_LENGTHS.__struct_fields__, _COUNT))),
+        **dict.fromkeys(("fork_step", "peak_length"), _COUNT),
+        "seconds": pa.float64(),
+        **dict.fromkeys(("answer", "gold", "outcome"), _TEXT),
+        "correct": pa.bool_(),
+    }
+)
 
 
 def export(
     directory: Path, output: Path | None = None, *, cells: Sequence[str] = (), problems: bool = False, ids: bool = False
 ) -> tuple[Path, list[str]]:
-    """Write a run's or a cell's completions and grades as Parquet files, one per cell, beside a dataset card.
+    """Write a run's completions and grades as Parquet files, one per cell, beside a dataset card.
 
     Returns the dataset's folder, and one notice for each thing that was skipped or looks wrong. `problems` and `ids`
     include the texts of problems that may not be republished, and `token_ids`.
     """
     output = output.resolve() if output else directory / EXPORT_FOLDER
-    if (directory / row_types.CELL_FILE).is_file():
-        folder = directory.resolve()
-        directory = folder.parent
-        cells = cells or [folder.name]
     notices: list[str] = []
-    table = load_settings(directory, notices.append)
-    table = chosen(table, cells, directory)
+    table = chosen(load_settings(directory, notices.append), cells, directory)
     _claim(output)
-    kind = row_type(ids=ids)
-    schema = schema_of(kind)
+    schema = SCHEMA
+    if not ids:
+        schema = schema.remove(schema.get_field_index("token_ids"))
+    kind = row_types.view(Completion, *schema.names, evictions=list[_LENGTHS])
     records: list[Any] = table.to_dict("records")
     for cell in records:
         withheld = GATED in cell["licence"] and not problems
@@ -139,21 +114,26 @@ def _claim(output: Path) -> None:
 def _rows(
     folder: Path, kind: Any, cell: dict[str, Any], withheld: bool, notices: list[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a cell's completions as rows of `schema_of`, without prompts if `withheld`; `kind` is the `row_type`."""
+    """Yield a cell's completions as rows of `SCHEMA`, without prompts if `withheld`; `kind` is a view of `Completion`.
+
+    Half of a surrogate pair, which a model may write and Parquet refuses, becomes a question mark.
+    """
     on_bad = skipped(notices.append)
-    grades = StoredCell(folder).grades(on_bad=on_bad)
-    prompts = {}
-    if not withheld:
-        prompts = {problem_id: problem.prompt for problem_id, problem in load_problems(folder).items()}
-    # All columns of the table: those that `schema_of` does not name are dropped when the rows are written.
+    stored = StoredCell(folder)
+    grades = stored.grades(on_bad=on_bad)
+    problems = {} if withheld else load_problems(folder)
+    # All columns of the table: those that the schema does not name are dropped when the rows are written.
     setting = {name: None if pd.isna(value) else value for name, value in cell.items()}
-    for row in StoredCell(folder).rows(kind, on_bad=on_bad):
-        values = {**setting, **row.to_dict(), "text": _utf8(row.text), "prompt": prompts.get(row.problem_id)}
+    for row in stored.rows(kind, on_bad=on_bad):
+        values = {**row.to_dict(), **setting}
+        if row.problem_id in problems:
+            values["prompt"] = problems[row.problem_id].prompt
         grade = grades.get(row.key)
         if grade is not None:
             values |= {**grade.to_dict(), "correct": grade.outcome == "correct"}
-            if grade.answer is not None:
-                values["answer"] = _utf8(grade.answer)
+        for name, value in values.items():
+            if isinstance(value, str):
+                values[name] = value.encode("utf-8", "replace").decode()
         yield values
 
 
@@ -164,11 +144,6 @@ def _write_replays(directory: Path, cell_ids: Iterable[str], path: Path) -> None
     if rows:
         with replacing(path) as temporary:
             pq.write_table(pa.Table.from_pylist(rows), temporary)
-
-
-def _utf8(text: str) -> str:
-    """The text with a mark for each half of a surrogate pair, which a model may write and Parquet refuses."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> None:
@@ -238,8 +213,7 @@ def _cell(cell: Any, data: Path) -> list[str]:
     """A cell's line of the card's table, as `CELL_HEADS` name it."""
     rows = pd.read_parquet(data / f"{cell.cell_id}.parquet", columns=["problem_id", "stop_reason", "correct"])
     # Truth values beside missing ones are objects and no numbers.
-    graded = rows.dropna(subset="correct").astype({"correct": "float64"})
-    score = graded.groupby("problem_id")["correct"].mean().mean()
+    score = rows.astype({"correct": "float64"}).groupby("problem_id")["correct"].mean().mean()
     unfinished = "" if cell.status == "done" else " (unfinished)"
     return [
         f"`{cell.cell_id}`",
@@ -295,7 +269,7 @@ def _claim_on_hub(hub: Any, dataset: str, *, public: bool) -> None:
 
 
 def export_run(directory: Path, output: Path | None, push_to_hub: str | None, *, public: bool, **what: Any) -> None:
-    """Export a run's or a cell's rows, and upload them if a name on the hub is given; `what` as for `export`."""
+    """Export a run's rows, and upload them if a name on the hub is given; `what` as for `export`."""
     if push_to_hub:
         check_login()
     folder, notices = export(directory, output, **what)

@@ -108,13 +108,10 @@ def test_gated_problems_stay_at_home_unless_asked_for(make_cell):
     assert "their texts are included" in (folder / "README.md").read_text()
 
 
-def test_one_cell_by_its_folder_or_its_name(make_cell):
+def test_one_cell_by_its_name(make_cell):
     full = make_cell([[1]])
     dynts = make_cell([[1], [0]], policy="dynts")
     whole, _ = export(full.parent)
-    by_folder, _ = export(dynts)
-    assert by_folder == dynts / "export"
-    assert {row["cell_id"] for row in rows_of(by_folder)} == {dynts.name}
     assert {path.stem for path in whole.glob("data/*")} == {full.name, dynts.name}
     export(full.parent, cells=[full.name])
     # The file of the cell that was there before is gone: the card speaks of this one alone.
