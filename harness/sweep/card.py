@@ -5,9 +5,7 @@ operations of the layers, drawing tokens, and the host. The constants were fitte
 measured on an H100 (results/published/gpu), and are scaled to other models and cards.
 """
 
-import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -15,7 +13,6 @@ from pydantic import Field
 
 from kvsweep.compression.policy import BudgetPolicy, Policy
 from kvsweep.harness.models.spec import BYTES, ModelSpec
-from kvsweep.harness.provenance import SECONDS, visible_gpus
 from kvsweep.messages.errors import UserError
 
 GIB = 2**30
@@ -66,28 +63,8 @@ class AssumeConfig:
 
 def known_card(name: str) -> Card:
     if name not in CARDS:
-        raise UserError(f"card={name} is unknown: choose {', '.join(CARDS)}, or leave it out on the machine itself.")
+        raise UserError(f"card={name} is unknown: choose {', '.join(CARDS)}, or leave it out.")
     return CARDS[name]
-
-
-def card_of(name: str) -> Card | None:
-    """Return the card with a device's name, such as "NVIDIA H100 80GB HBM3"; None if its figures are unknown."""
-    for card in CARDS.values():
-        if card.title in name:
-            return card
-    return None
-
-
-def first_gpu() -> str:
-    """Return the name of the first GPU that this process may use, or "". Raises UserError as `visible_gpus`."""
-    gpus = visible_gpus()
-    if not gpus:
-        return ""
-    query = ["nvidia-smi", f"--id={gpus[0]}", "--query-gpu=name", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.SubprocessError):
-        answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=SECONDS)
-        return answer.stdout.strip()
-    return ""
 
 
 def weights_bytes(spec: ModelSpec, dtype: str) -> tuple[int, int] | None:

@@ -76,8 +76,8 @@ class Launcher(ABC):
         """How many of the tasks run at the same time, at most."""
         return 1
 
-    def preview(self, tasks: Sequence[Task], hours: Sequence[float | None]) -> list[str]:
-        """Describe how the tasks would start; `hours` is the time of each task, None if unknown."""
+    def preview(self, tasks: Sequence[Task], hours: Sequence[float]) -> list[str]:
+        """Describe how the tasks would start; `hours` is the time of each task, NaN if unknown."""
         return []
 
     @abstractmethod

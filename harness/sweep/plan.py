@@ -6,10 +6,14 @@ stored, or what `assume.*` and `card=` say; without them every text counts as `m
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, pairs_to_hold, power
 from kvsweep.compression.artifacts import setting
@@ -17,19 +21,8 @@ from kvsweep.compression.config import fixed_bytes
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.harness.decode.request import Branch, Request, grows
 from kvsweep.harness.models.spec import BYTES
-from kvsweep.harness.provenance import processor
-from kvsweep.harness.settings import WEIGHTS
-from kvsweep.harness.sweep.card import (
-    CONTEXT,
-    GIB,
-    OFF,
-    Card,
-    card_of,
-    first_gpu,
-    mean_rows,
-    step_seconds,
-    weights_bytes,
-)
+from kvsweep.harness.provenance import processor, visible_gpus
+from kvsweep.harness.sweep.card import CONTEXT, GIB, OFF, Card, mean_rows, step_seconds, weights_bytes
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.estimate import forked_tokens, question_tokens, saving
 from kvsweep.harness.sweep.job import Job
@@ -42,8 +35,6 @@ from kvsweep.run_files import row_types
 _Length = row_types.view(row_types.Completion, "num_tokens")
 # Bytes of completions.jsonl a token: 8.7 in 192 texts of Qwen2.5-Coder-1.5B on GSM8K.
 _TOKEN_BYTES = 9
-# Lines that a job's block leaves out where an earlier one has the same.
-_SHOWN_ONCE = ("  lacking", "  KV budget", "  note")
 _PACE_UNKNOWN = "not known until a cell has stored something; card=h100 or assume.tokens_per_second=N give an estimate"
 # Instructions of a processor as Linux names them, and the parameters from which a model gains by them (docs/models.md).
 _MULTIPLY_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
@@ -55,12 +46,12 @@ DIFFER = (0.25, 0.1)
 class Group(NamedTuple):
     """Cells of a job that decode together, in slots of one capacity.
 
-    `forks` are their first evictions. `pace` is tokens per second, None where nothing says it, and `how` it is made up.
+    `forks` are their first evictions. `pace` is tokens per second, NaN where nothing says it, and `how` it is made up.
     """
 
     cells: list[Cell]
     forks: list[int | None]
-    pace: float | None = None
+    pace: float = math.nan
     how: str = ""
 
     @property
@@ -69,129 +60,91 @@ class Group(NamedTuple):
         return "full cache" if names == {"full"} else counted(len(self.cells), "cell")
 
 
-class Part(NamedTuple):
-    """What a group of a task's cells has still to do; None where nothing says the expected tokens or the hours."""
-
-    name: str  # the job's and the group's, as the table names them
-    completions: int
-    most: float  # tokens
-    expected: float | None  # tokens
-    hours: float | None
-    disk: float  # bytes
-
-
 @dataclass(frozen=True)
 class Plan:
     """What the tasks of a job have in common: its groups, with their speeds, and the lengths of its texts in tokens.
 
-    `lengths` are those of stored texts, or the assumed one, or none; `mean_length` is then the limit. `head` says what
-    the speeds rest on.
+    `share` is one of the job's shards. `lengths` are those of stored texts, or the assumed one; else the limit alone,
+    and `is_at_most` is true. `head` says what the speeds rest on.
     """
 
-    job: Job
+    share: Share
     question: int
     groups: list[Group]
     lengths: list[int]
-    mean_length: float
+    is_at_most: bool
     lengths_basis: str  # whether the lengths are measured, assumed or the limit, in words
-    text_bytes: float  # of one; 0 without stored texts
+    text_bytes: float  # of one
     head: str
 
 
 def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
     """The jobs and their sizes, a table of what their tasks take, and how the launcher would start them."""
-    shares = [share for task in tasks for share in task]
-    needs_card = any(share.job.source.local and not share.job.card for share in shares)
-    gpu = first_gpu() if needs_card else ""
-    card = card_of(gpu)
-    share_of_job = {_job_key(share.job): share for share in shares}  # one of the job's shards
-    plans = {key: _plan(share.job, card) for key, share in share_of_job.items()}
-    parts: list[Part] = []
-    hours: list[float | None] = []
+    plans: dict[tuple[Path, ...], Plan] = {}  # by the folders of a job's cells, which its shards have in common
+    rows: list[dict[str, Any]] = []
+    hours: list[float] = []  # of each task, NaN where nothing says them
     for task in tasks:
-        parts_of_task: list[Part] = []
+        rows_of_task: list[dict[str, Any]] = []
         for share in task:
-            parts_of_task += _parts(plans[_job_key(share.job)], share)
-        parts += parts_of_task
-        hours.append(_sum(part.hours for part in parts_of_task))
+            folders = tuple(share.job.run_directory / cell.cell_id for cell in share.job.cells)
+            if folders not in plans:
+                plans[folders] = _plan(share)
+            rows_of_task += _rows(plans[folders], share)
+        rows += rows_of_task
+        hours.append(sum(row["hours"] for row in rows_of_task))
     lines: list[str] = []
-    cells = set[tuple[Path, str]]()
-    for key, plan in plans.items():
-        block = _describe(plan, share_of_job[key])
+    for plan in plans.values():
+        lines += _describe(plan)
         if launcher.gpus_of_a_task == 0:  # else the tasks run on other machines
-            block += _precision(plan.job, gpu)
-        # The notes and missing files that jobs share stand in the first block that has them.
-        for line in block:
-            is_repeated = line.startswith(_SHOWN_ONCE) and line in lines
-            if not is_repeated:
-                lines.append(line)
-        cells.update((plan.job.run_directory, cell.cell_id) for cell in plan.job.cells)
+            lines += _precision(plan.share.job)
     at_once = min(launcher.at_once(tasks), len(tasks))
     # The first job's price counts for all: in one folder, a list of prices would make jobs that share cells, which are
     # refused.
-    lines += ["", _table(parts, hours, at_once, launcher.gpus_of_a_task, shares[0].job.cost.per_hour), ""]
+    price = tasks[0][0].job.cost.per_hour
+    lines += ["", _table(pd.DataFrame(rows), hours, at_once, launcher.gpus_of_a_task, price), ""]
     lines += launcher.preview(tasks, hours)
+    cells = set(chain.from_iterable(plans))
     counts = f"{counted(len(plans), 'job')} in {counted(len(tasks), 'task')}, {counted(len(cells), 'cell')}"
     return "\n".join([*lines, f"{counts}; nothing was run (--dry-run)."])
 
 
-def _job_key(job: Job) -> tuple[Any, ...]:
-    """The same for the shards of a job."""
-    return job.run_directory, *(cell.cell_id for cell in job.cells)
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """The sum; None if one of the values is not known."""
-    total = 0.0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
-
-
-def _plan(job: Job, here: Card | None) -> Plan:
-    """The plan of a job, on the card that it names, or else on the one of this machine, `here`."""
+def _plan(share: Share) -> Plan:
+    """The plan of a share's job, by what the run has stored or the settings assume."""
+    job = share.job
     question = question_tokens(job)
-    lengths, text_bytes = stored_texts(job)
     limit = job.decoding.max_new_tokens
+    lengths, text_bytes, pace = _stored(job)
     assumed = job.assume.tokens
     if assumed is not None:
         if assumed > limit:
             most = f"decoding.max_new_tokens={limit} lets a text have"
             raise UserError(f"assume.tokens={assumed} is more than {most}: assume fewer, or raise the limit.")
         lengths = [assumed]
-    mean_length: float = limit
-    basis = f"every text {limit} long at most"
-    if lengths:
-        mean_length = sum(lengths) / len(lengths)
-        basis = f"mean length {mean_length:.0f} {'measured' if assumed is None else 'assumed'}"
-    card = job.card
-    if card is None and job.source.local:
-        card = here
-    head, groups = _with_speeds(job, question, mean_length, card)
-    return Plan(job, question, groups, lengths, mean_length, basis, text_bytes, head)
-
-
-def _with_speeds(job: Job, question: int, length: float, card: Card | None) -> tuple[str, list[Group]]:
-    """What the speeds rest on, and the groups with theirs: assumed, measured in the run, or of a card.
-
-    `card` is the job's, or else the one of this machine.
-    """
-    groups = groups_of(job, question)
-    pace = job.assume.tokens_per_second
-    basis = "assumed"
-    if not pace and job.card is None:
-        pace = measured_pace(job)
-        basis = "measured"
-    if not pace and card is not None:
-        return _on_card(job, card, groups, question, length)
-    head = f"{pace:,.0f} tokens/s {basis}" if pace else _PACE_UNKNOWN
-    return head, [group._replace(pace=pace) for group in groups]
+    is_at_most = not lengths
+    lengths = lengths or [limit]
+    mean_length = fmean(lengths)
+    basis = f"mean length {mean_length:.0f} {'measured' if assumed is None else 'assumed'}"
+    if is_at_most:
+        basis = f"every text {limit} long at most"
+    head = f"{pace:,.0f} tokens/s measured"
+    if job.assume.tokens_per_second is not None:
+        pace = job.assume.tokens_per_second
+        head = f"{pace:,.0f} tokens/s assumed"
+    elif job.card is not None:
+        pace = math.nan  # each group has that of its slots
+    if math.isnan(pace):
+        head = _PACE_UNKNOWN
+    groups = groups_of(job, question, pace)
+    if math.isnan(pace) and job.card is not None:
+        head, groups = _on_card(job, job.card, groups, question, mean_length)
+    return Plan(share, question, groups, lengths, is_at_most, basis, text_bytes or mean_length * _TOKEN_BYTES, head)
 
 
 def _on_card(job: Job, card: Card, groups: list[Group], question: int, length: float) -> tuple[str, list[Group]]:
-    """The groups with their slots, a step and speed on a card; a UserError where one does not fit."""
+    """What the speeds rest on, and the groups with their slots, a step and speed on a card.
+
+    Raises UserError where one does not fit.
+    """
     sizes = weights_bytes(job.spec, job.model.dtype)
     if sizes is None:
         why = f"on one {card.title}: not known, because no arithmetic here fits model type {job.spec.family}"
@@ -215,137 +168,83 @@ def _on_card(job: Job, card: Card, groups: list[Group], question: int, length: f
     return f"{head}: {weights / GIB:.1f} GiB of weights", timed_groups
 
 
-def _parts(plan: Plan, share: Share) -> list[Part]:
-    """What each group of a share has still to do."""
-    job = plan.job
+def _rows(plan: Plan, share: Share) -> list[dict[str, Any]]:
+    """What each group of a share has still to do, by the table's columns; NaN where nothing says it."""
+    job = share.job
     pairs = set(share.pairs)
     missing = {cell.cell_id: len(pairs - job.stored(cell).pairs()) for cell in lacking(share)}  # completions
     most = _tokens_of(plan.groups, [job.decoding.max_new_tokens], missing)
-    expected: Sequence[float | None] = [None] * len(most)
-    if plan.lengths:
-        expected = _tokens_of(plan.groups, plan.lengths, missing)
-    text_bytes = plan.text_bytes or plan.mean_length * _TOKEN_BYTES
-    parts = []
+    expected = _tokens_of(plan.groups, plan.lengths, missing)
+    rows = []
     for group, most_tokens, tokens in zip(plan.groups, most, expected, strict=True):
         completions = sum(missing.get(cell.cell_id, 0) for cell in group.cells)  # a cell that is done misses none
-        hours = None
-        # Without lengths of texts these are the hours at most.
-        if group.pace is not None:
-            hours = (most_tokens if tokens is None else tokens) / group.pace / 3600
-        disk = completions * text_bytes
-        parts.append(Part(f"{job.name}, {group.title}", completions, most_tokens, tokens, hours, disk))
-    return parts
+        rows.append(
+            {
+                "": f"{job.name}, {group.title}",
+                "completions": completions,
+                "tokens at most": most_tokens,
+                "tokens expected": math.nan if plan.is_at_most else tokens,
+                "hours": tokens / group.pace / 3600,
+                "disk, MiB": completions * plan.text_bytes / 2**20,
+            }
+        )
+    return rows
 
 
-def _describe(plan: Plan, share: Share) -> list[str]:
-    """A job's cells, policies, what they lack, memory, sizes, speed and chances."""
-    job = plan.job
-    done = len(job.cells) - len(lacking(share))
-    policies = Counter[str]()
-    artifacts = set[tuple[str, str]]()
-    for cell in job.cells:
-        policies[cell.policy.name] += 1
-        artifacts.update(cell.policy.lacking.items())
-    names = [f"{name} ({count})" if count > 1 else name for name, count in policies.items()]
-    cells = counted(len(job.cells), "cell")
-    completions = counted(len(share.dealt), "completion")
-    lines = [f"{job.name}: {cells} ({done} done) of {completions}", *_borrowed(job), f"  policies: {', '.join(names)}"]
-    for kind, command in sorted(artifacts):
-        lines.append(f"  lacking: {setting(kind)}, which `{command}` makes; without it the sweep is refused")
-    lines += [f"  memory: {_memory(job, plan.question)}", *_sizes(job), *_notes(plan)]
-    forks: list[int | None] = []
-    for group in plan.groups:
-        forks += group.forks
-    # The grid decodes shared tokens once; compare it with all cells decoded by themselves.
-    times_fewer = saving(plan.lengths or [job.decoding.max_new_tokens], forks)
-    lines.append(f"  tokens: {plan.lengths_basis}, {times_fewer:.2f} times fewer than cell by cell")
-    lines.append(f"  speed: {plan.head}")
-    for group in plan.groups:
-        if group.how:
-            lines.append(f"    {group.title}: {group.how}, {group.pace:,.0f} tokens/s")
-    return lines + _power(job)
-
-
-def _table(parts: Sequence[Part], hours: Sequence[float | None], at_once: int, gpus: int, price: float | None) -> str:
+def _table(rows: pd.DataFrame, hours: Sequence[float], at_once: int, gpus: int, price: float | None) -> str:
     """A row for each group of a job, its tasks together, and one for all, whose hours are those until the last ends.
 
     `hours` are those of each task, `gpus` the GPUs of a task, `price` that of a GPU hour.
     """
-    import pandas as pd  # a third of a second, which no other command waits for
-
-    groups = defaultdict[str, list[Part]](list)
-    for part in parts:
-        groups[part.name].append(part)
-    rows = {}
-    for name, group in groups.items():
-        rows[name] = _row(group, _sum(part.hours for part in group), gpus, price)
-    # Tasks side by side take their hours divided, but no less than the longest task.
-    until_last_ends = _sum(hours)
-    if until_last_ends is not None:
-        longest = max(task_hours or 0 for task_hours in hours)  # none is None here, as their sum is not
-        until_last_ends = max(until_last_ends / at_once, longest)
-    rows[f"in all, {counted(at_once, 'task')} at once"] = _row(parts, until_last_ends, gpus, price)
-    return pd.DataFrame(rows).T.to_string()
-
-
-def _row(parts: Sequence[Part], hours: float | None, gpus: int, price: float | None) -> dict[str, str]:
-    """A row of the table, its texts by their columns' heads."""
-    row = {
-        "completions": f"{sum(part.completions for part in parts):,}",
-        "tokens at most": _rounded(sum(part.most for part in parts)),
-        "tokens expected": _rounded(_sum(part.expected for part in parts)),
-        "hours": _hundredths(hours, 1),
-    }
+    table = rows.groupby("", sort=False).agg(pd.Series.sum, skipna=False)
+    total = f"in all, {counted(at_once, 'task')} at once"
+    table.loc[total] = table.sum(skipna=False)
+    disk = table.pop("disk, MiB")
     # GPUs are paid for all hours of all tasks, also where tasks run side by side.
-    task_hours = _sum(part.hours for part in parts)
     if gpus:
-        row["GPU-hours"] = _hundredths(task_hours, gpus)
+        table["GPU-hours"] = table["hours"] * gpus
     if price:  # without a scheduler a task has one GPU
-        row["price"] = _hundredths(task_hours, (gpus or 1) * price)
-    row["disk, MiB"] = f"{sum(part.disk for part in parts) / 2**20:,.1f}"
-    return row
+        table["price"] = table["hours"] * (gpus or 1) * price
+    table["disk, MiB"] = disk.map("{:,.1f}".format)
+    table["completions"] = table["completions"].map("{:,.0f}".format)
+    # Tasks side by side take their hours divided, but no less than the longest task. NaN, which comes first, stays.
+    table.loc[total, "hours"] = max(sum(hours) / at_once, *hours)
+    tokens = dict.fromkeys(("tokens at most", "tokens expected"), _rounded)
+    return table.to_string(formatters=tokens, float_format="{:,.2f}".format, na_rep="?", index_names=False)
 
 
-def _rounded(value: float | None) -> str:
+def _rounded(value: float) -> str:
     """A number with three digits that count: 37,500,000."""
-    return "?" if value is None else f"{float(f'{value:.3g}'):,.0f}"
+    return f"{float(f'{value:.3g}'):,.0f}"
 
 
-def _hundredths(value: float | None, factor: float) -> str:
-    """The product with two decimals, "?" for None."""
-    return "?" if value is None else f"{value * factor:,.2f}"
-
-
-def groups_of(job: Job, question: int) -> list[Group]:
+def groups_of(job: Job, question: int, pace: float) -> list[Group]:
     """Return the cells with slots as long as their completions, and the others, in the order that `decode` takes."""
     limit = job.decoding.max_new_tokens
     groups = []
     for growing in (True, False):
         cells = [cell for cell in job.cells if grows(cell.policy, question, limit) == growing]
         if cells:
-            groups.append(Group(cells, [job.first_eviction(cell.policy, question) for cell in cells]))
+            groups.append(Group(cells, [job.first_eviction(cell.policy, question) for cell in cells], pace))
     return groups
 
 
-def stored_texts(job: Job) -> tuple[list[int], float]:
-    """Return the lengths in tokens of the cells' stored completions, and the bytes of one completion."""
+def _stored(job: Job) -> tuple[list[int], float, float]:
+    """Return what the cells' rows say: lengths in tokens, bytes of one completion, and tokens per second with prefill.
+
+    Without a completion there are no lengths and 0 bytes; without a pass the speed is NaN.
+    """
     lengths: list[int] = []
     size = 0  # of the files of completions, in bytes
+    seconds = tokens = 0.0
     for stored in map(job.stored, job.cells):
         size += sum(path.stat().st_size for path in stored.files(_Length.file).values())
         lengths += [row.num_tokens for row in stored.rows(_Length, on_bad=row_types.ignore)]
-    return lengths, size / max(1, len(lengths))
-
-
-def measured_pace(job: Job) -> float | None:
-    """Return live tokens per second, with prefill, of the cells' stored rows; None without any."""
-    seconds = tokens = 0.0
-    for stored in map(job.stored, job.cells):
         for row in stored.rows(row_types.DecodeStats, on_bad=row_types.ignore):
             # Each cell of a decoding pass has its own row, which counts as its share of the pass.
             seconds += row.wall_seconds / row.cells
             tokens += row.tokens_total / row.cells
-    return tokens / seconds if seconds else None
+    return lengths, size / max(1, len(lengths)), tokens / seconds if seconds else math.nan
 
 
 def _tokens_of(groups: Sequence[Group], lengths: Sequence[int], missing: Mapping[str, int]) -> list[float]:
@@ -409,15 +308,33 @@ def _cache_bytes(job: Job, capacity: int) -> int:
     )
 
 
-def _borrowed(job: Job) -> list[str]:
-    """What a folder of weights takes over from an embedded model; none for any other model."""
-    model = job.model
-    embedded = WEIGHTS / model.name  # a folder if the model has an embedded one's name
-    # A server has no weights here, another name takes nothing over, and the embedded model itself is complete.
-    if not job.source.local or not embedded.is_dir() or str(embedded) in (model.place, model.adapter):
-        return []
-    taken = f"with name, precision, tags and sizes (trigger, window, longest text) of {model.name}"
-    return [f"  model: {model.place}, {taken}: choose the nearest with model=, and set model.name and model.title"]
+def _describe(plan: Plan) -> list[str]:
+    """A job's cells, policies, what they lack, memory, sizes, speed and chances."""
+    job = plan.share.job
+    done = len(job.cells) - len(lacking(plan.share))
+    policies = Counter[str]()
+    artifacts = set[tuple[str, str]]()
+    for cell in job.cells:
+        policies[cell.policy.name] += 1
+        artifacts.update(cell.policy.lacking.items())
+    names = [f"{name} ({count})" if count > 1 else name for name, count in policies.items()]
+    cells = counted(len(job.cells), "cell")
+    completions = counted(len(plan.share.dealt), "completion")
+    lines = [f"{job.name}: {cells} ({done} done) of {completions}", f"  policies: {', '.join(names)}"]
+    for kind, command in sorted(artifacts):
+        lines.append(f"  lacking: {setting(kind)}, which `{command}` makes; without it the sweep is refused")
+    lines += [f"  memory: {_memory(job, plan.question)}", *_sizes(job), *_notes(plan)]
+    forks: list[int | None] = []
+    for group in plan.groups:
+        forks += group.forks
+    # The grid decodes shared tokens once; compare it with all cells decoded by themselves.
+    times_fewer = saving(plan.lengths, forks)
+    lines.append(f"  tokens: {plan.lengths_basis}, {times_fewer:.2f} times fewer than cell by cell")
+    lines.append(f"  speed: {plan.head}")
+    for group in plan.groups:
+        if group.how:
+            lines.append(f"    {group.title}: {group.how}, {group.pace:,.0f} tokens/s")
+    return lines + _power(job)
 
 
 def _power(job: Job) -> list[str]:
@@ -461,11 +378,9 @@ def _sizes(job: Job) -> list[str]:
 
 def _notes(plan: Plan) -> list[str]:
     """Warn of KV budgets that are smaller than the question, and of cells in which nothing would be evicted."""
-    job = plan.job
+    job = plan.share.job
     question = plan.question
-    if not job.source.local:
-        return []
-    longest = max(plan.lengths, default=job.decoding.max_new_tokens)
+    longest = max(plan.lengths)
     smaller: list[int] = []  # KV budgets
     compressed = idle = 0
     for cell in job.cells:
@@ -489,11 +404,11 @@ def _notes(plan: Plan) -> list[str]:
     return notes
 
 
-def _precision(job: Job, gpu: str) -> list[str]:
-    """Name the faster precision where steps run on this machine's processor; `gpu` is its first GPU, "" without one."""
+def _precision(job: Job) -> list[str]:
+    """Name the faster precision where steps run on this machine's processor."""
     if not job.source.local or job.card is not None:
         return []  # the steps run on a server, or on the GPU that card= names
-    if job.model.device != "cpu" and gpu:
+    if job.model.device != "cpu" and visible_gpus():
         return []
     instructions = set(processor("flags").split())
     multiplies = not _MULTIPLY_BFLOAT16.isdisjoint(instructions)

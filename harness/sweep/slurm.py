@@ -199,7 +199,7 @@ class Slurm(Launcher):
     def at_once(self, tasks: Sequence[Task]) -> int:
         return self.parallel or len(tasks)
 
-    def preview(self, tasks: Sequence[Task], hours: Sequence[float | None]) -> list[str]:
+    def preview(self, tasks: Sequence[Task], hours: Sequence[float]) -> list[str]:
         """The script that sbatch would get, the array's size and time, and a warning if the time is too short."""
         executor = _Preview(folder=logs(tasks), python=self._python())
         executor.update_parameters(**self._parameters(tasks[0][0].job.run_directory))
@@ -214,11 +214,11 @@ class Slurm(Launcher):
                 lines.append(f"  {line}")
         return [*lines, *self._too_short(hours)]
 
-    def _too_short(self, hours: Sequence[float | None]) -> list[str]:
+    def _too_short(self, hours: Sequence[float]) -> list[str]:
         """A warning if the longest task takes more hours than launcher.timeout_min allows."""
-        longest = max(filter(None, hours), default=0.0)
         limit = self.timeout_min / 60
-        if longest <= limit:
+        longest = max([task_hours for task_hours in hours if task_hours > limit], default=None)  # NaN is not above it
+        if longest is None:
             return []
         ends = f"SLURM stops it and queues it again, at most {self.max_requeues} times (launcher.max_requeues)"
         # 30% more, as much as the estimate may be off.

@@ -12,7 +12,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.settings import build, compose_config
-from kvsweep.harness.sweep.card import card_of
+from kvsweep.harness.sweep.card import CARDS
 
 SAMPLINGS = {
     "r1": SamplingConfig(temperature=0.6, top_p=0.95),
@@ -77,8 +77,10 @@ def bandwidth(small: bool) -> Bandwidth:
     target = torch.empty_like(source)
     copied = 2 * source.nbytes / median_ms(lambda: target.copy_(source)) * 1000
     name = torch.cuda.get_device_name() if on_gpu() else ""
-    card = card_of(name)
-    return Bandwidth(copied, card.bandwidth if card else None)
+    for card in CARDS.values():
+        if card.title in name:  # such as "NVIDIA H100 80GB HBM3"
+            return Bandwidth(copied, card.bandwidth)
+    return Bandwidth(copied, None)
 
 
 def random_r1(small: bool, **fields: int) -> LoadedModel:

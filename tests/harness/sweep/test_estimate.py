@@ -12,7 +12,7 @@ from kvsweep.compression.policies.random import Random
 from kvsweep.harness.decode.request import first_eviction
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec, read_architecture
-from kvsweep.harness.settings import CONF, WEIGHTS, build, compose_config
+from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.sweep import plan
 from kvsweep.harness.sweep.estimate import TokensLeft, forked_tokens, question_tokens, saving
 from kvsweep.harness.sweep.job import make_job
@@ -163,17 +163,6 @@ def test_a_folder_of_weights_that_borrows_an_embedded_models_settings_is_said(kv
     arguments = ["--dry-run", "benchmark=toy_chain", "policy=window", f"results_dir={tmp_path}"]
     alone = kvsweep(*arguments, f"model.path={tiny_model_dir}").err
     assert f"model={tiny_model_dir.name} takes precision, tags and sizes of toy_qwen: choose the nearest with" in alone
-    said = kvsweep(*arguments, "model=toy_qwen", f"model.path={tiny_model_dir}").out
-    assert f"  model: {tiny_model_dir}, with name, precision, tags and sizes" in said
-    assert "of toy_qwen: choose the nearest with model=" in said
-    for own in ([], ["model.name=tiny", f"model.path={tiny_model_dir}"]):
-        assert "  model: " not in kvsweep(*arguments, *own).out
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
-def test_no_shipped_model_borrows_settings(name):
-    model = build(ModelConfig, "model", compose_config(f"model={name}").model)
-    assert plan._borrowed(Mock(model=model)) == []
 
 
 @pytest.mark.slow
