@@ -15,15 +15,13 @@ from typing import Any
 
 from kvsweep.analysis.notation import setting_of
 from kvsweep.compression.source import is_same_code
-from kvsweep.harness.decode.request import Branch
-from kvsweep.harness.replay.references import Text
-from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.cell_store import OpenCells
 from kvsweep.harness.sweep.execute import work_through
-from kvsweep.harness.sweep.fill import engine_of, fill, loaded
+from kvsweep.harness.sweep.fill import fill, loaded
 from kvsweep.harness.sweep.job import UNTRACKED, Job
 from kvsweep.harness.sweep.share import Share
 from kvsweep.harness.verify.stored import CheckedCell, Row, State
+from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files import row_types
 from kvsweep.run_files.row_types import Completion, Pair
@@ -41,53 +39,52 @@ _CIRCUMSTANCES = (
 )
 
 
-def drawn(stored: Mapping[str, Sequence[Pair]], count: int, seed: int) -> list[tuple[str, Pair]]:
-    """Draw (cell_id, pair) of stored completions: cells in turn, and in each a problem and draw that came least yet."""
+def drawn(stored: Mapping[str, Sequence[Pair]], seed: int) -> Iterator[tuple[str, Pair]]:
+    """Yield (cell_id, pair) of all stored completions: cells in turn, of each the problem and draw that came least."""
     generator = random.Random(seed)
     remaining: dict[str, list[Pair]] = {}  # the pairs of each cell that are not drawn yet, in a drawn order
     for cell_id, pairs in sorted(stored.items()):
         if pairs:
             remaining[cell_id] = generator.sample(sorted(pairs), len(pairs))
-    order = generator.sample(list(remaining), len(remaining))
-    number = min(count, sum(map(len, stored.values())))
-    problems = Counter[str]()  # how often each was drawn
-    draws = Counter[int]()
-    chosen = list[tuple[str, Pair]]()
-    for cell_id in itertools.cycle(order):
-        if len(chosen) == number:
-            break
-        if remaining[cell_id]:
-            pair = min(remaining[cell_id], key=lambda pair: (problems[pair[0]], draws[pair[1]]))
+    turn = generator.sample(list(remaining), len(remaining))
+    times = Counter[str | int]()  # how often each problem and each draw was drawn
+    while turn:
+        for cell_id in turn:
+            pair = min(remaining[cell_id], key=lambda pair: [times[part] for part in pair])
             remaining[cell_id].remove(pair)
-            problem_id, draw = pair
-            problems[problem_id] += 1
-            draws[draw] += 1
-            chosen.append((cell_id, pair))
-    return chosen
+            times.update(pair)
+            yield cell_id, pair
+        turn = [cell_id for cell_id in turn if remaining[cell_id]]
 
 
 def decoded_again(cells: Mapping[str, CheckedCell], count: int, seed: int) -> Iterator[Row]:
-    """Decode drawn completions again, at most `count`, job by job, each model loaded once."""
+    """Decode at most `count` drawn completions again, job by job; then say what differs and changed no bit."""
     stored: dict[str, list[Pair]] = {}
-    job_of: dict[str, Job] = {}  # by cell_id
+    jobs: dict[int, Job] = {}  # each once; a job has no hash
     for cell_id, cell in cells.items():
         if cell.today is not None:
             job, _ = cell.today
-            job_of[cell_id] = job
+            jobs[id(job)] = job
             problem_ids = set(job.problem_ids)
             stored[cell_id] = [pair for pair in cell.stored.pairs() if pair[0] in problem_ids]
     chosen = defaultdict[str, set[Pair]](set)
-    for cell_id, pair in drawn(stored, count, seed):
+    for cell_id, pair in itertools.islice(drawn(stored, seed), count):
         chosen[cell_id].add(pair)
-    jobs = {id(job): job for job in job_of.values()}  # each once; a job has no hash
-    by_model = sorted(jobs.values(), key=lambda job: str(job.model))  # `loaded` keeps only the last model
-    for job in by_model:
+    causes = Counter[str]()
+    for job in sorted(jobs.values(), key=lambda job: str(job.model)):  # `loaded` keeps only the last model
         # Of a cell that several configurations began only today's job decodes.
-        cells_today = tuple(cell for cell in job.cells if cell.cell_id in chosen and job_of[cell.cell_id] is job)
+        chosen_cells = [cell for cell in job.cells if cell.cell_id in chosen]
+        cells_today = tuple(cell for cell in chosen_cells if cells[cell.cell_id].today == (job, cell))
         if cells_today:
             with tempfile.TemporaryDirectory() as folder:
                 again = replace(job, cells=cells_today, run_directory=Path(folder, "verify"), tracker=UNTRACKED)
-                yield from _compared(again, cells, chosen)
+                for row in _compared(again, cells, chosen):
+                    yield row
+                    if row.state == "same":
+                        causes[row.facts["cause"]] += 1
+    for cause, number in causes.items():
+        if cause:
+            yield Row("machine", "differs", f"{counted(number, 'completion')} had the same bits with {cause}")
 
 
 def _compared(job: Job, cells: Mapping[str, CheckedCell], chosen: Mapping[str, Collection[Pair]]) -> Iterator[Row]:
@@ -102,25 +99,12 @@ def _compared(job: Job, cells: Mapping[str, CheckedCell], chosen: Mapping[str, C
             origin = read_provenance(again.folder / row_types.PROVENANCE_FILE)
             today = origin["decoding_passes"][-1]
         # Used only beside a completion of today, so not without its pass.
-        circumstances = "; ".join(differing(checked.passes, today))
+        cause = "; ".join(differing(checked.passes, today))
         setting = setting_of(cell.policy.identity())
         for then in checked.stored.rows(Completion, on_bad=row_types.ignore):
             if then.key not in chosen[cell.cell_id]:
                 continue
             now = made.get(then.key)
-            difference: dict[str, Any] = {}
-            if now is None:  # an error ended the decoding before
-                state: State = "cannot"
-                text = cause = str(error)
-            elif now == then:
-                state = "same"
-                text = f"{then.num_tokens} tokens"
-                cause = circumstances
-            else:
-                state = "other"
-                difference = _difference(job, cell, then, now)
-                cause = circumstances or _unexplained(today)
-                text = f"{_where(difference)}; {cause}"
             facts = {
                 "cell_id": cell.cell_id,
                 "setting": setting,
@@ -128,10 +112,20 @@ def _compared(job: Job, cells: Mapping[str, CheckedCell], chosen: Mapping[str, C
                 "problem_id": then.problem_id,
                 "draw": then.draw,
                 "tokens": then.num_tokens,
-                **difference,
             }
+            if now is None:  # an error ended the decoding before
+                state: State = "cannot"
+                text = facts["cause"] = str(error)
+            elif now == then:
+                state = "same"
+                text = f"{then.num_tokens} tokens"
+            else:
+                state = "other"
+                facts |= _difference(job, then, now)
+                facts["cause"] = cause or _unexplained(today)
+                text = f"{_where(facts)}; {facts['cause']}"
             title = f"{setting}, {then.problem_id} draw {then.draw} ({cell.cell_id})"
-            yield Row(name="completion", state=state, text=f"{title}: {text}", facts=facts)
+            yield Row("completion", state, f"{title}: {text}", facts=facts)
 
 
 def _decode(job: Job, chosen: Mapping[str, Collection[Pair]]) -> Exception | None:
@@ -182,45 +176,21 @@ def _where(facts: Mapping[str, Any]) -> str:
     """Say where two completions differ, by the facts of `_difference`."""
     if "first_other" not in facts:
         return f"the same tokens, other {', '.join(facts['fields'])}"
-    where = f"first differs at token {facts['first_other']}: stored {facts['stored_token']!r}, now {facts['token']!r}"
-    return where if facts["gap"] is None else f"{where}, whose logits differ by {facts['gap']:+.2g}"
+    return f"first differs at token {facts['first_other']}: stored {facts['stored_token']!r}, now {facts['token']!r}"
 
 
-def _difference(job: Job, cell: Cell, then: Completion, now: Completion) -> dict[str, Any]:
-    """The fields that differ, and the first token that does: its index, both tokens, and the gap of their logits.
+def _difference(job: Job, then: Completion, now: Completion) -> dict[str, Any]:
+    """The fields that differ, and the first token that does: its index, and both tokens, "" behind the end of a text.
 
-    A token is None behind the end of its text, and the gap is None if a token is or cannot be replayed; if all tokens
-    are equal, the fields alone.
+    If all tokens are equal, the fields alone.
     """
-    fields = [name for name in then.__struct_fields__ if getattr(then, name) != getattr(now, name)]
-    pairs = itertools.zip_longest(then.token_ids, now.token_ids)  # a text may be the start of the other
-    first = next((index for index, (stored, other) in enumerate(pairs) if stored != other), None)
-    if first is None:
-        return {"fields": fields}
-    model = loaded(job.model)
-    # A list of one token, or of none behind the end of a text.
-    ids = then.token_ids[first : first + 1]
-    other_ids = now.token_ids[first : first + 1]
-    gap = None
-    # A changed row may name any number as a token.
-    if ids and other_ids and ids[0] < model.network.config.vocab_size:
-        gap = _gap(job, cell, then, first, other_ids[0])
-    stored_token = model.dialogue.decode(ids) if ids else None
-    token = model.dialogue.decode(other_ids) if other_ids else None
-    return {"fields": fields, "first_other": first, "stored_token": stored_token, "token": token, "gap": gap}
-
-
-def _gap(job: Job, cell: Cell, then: Completion, first: int, other: int) -> float | None:
-    """The logit of the stored token at `first` minus that of another one, by today's model behind the tokens before.
-
-    None if the replay ends before it.
-    """
-    [prompt] = [problem.prompt for problem in job.benchmark.problems if problem.id == then.problem_id]
-    model = loaded(job.model)
-    text = Text(pair=then.key, prompt=prompt, token_ids=tuple(then.token_ids))
-    request = text.request(model, first + 1, [Branch(cell_id=cell.cell_id, policy=cell.policy)])
-    for fed in itertools.chain.from_iterable(engine_of(job, [request], model, 1).replay([request])):
-        if fed.start <= first < fed.start + len(fed.hidden):  # the part with the state that predicts this token
-            logits = model.logits(fed.hidden[first - fed.start][None]).float()[0]
-            return float(logits[then.token_ids[first]] - logits[other])
-    return None
+    facts: dict[str, Any] = {}
+    facts["fields"] = [name for name in then.__struct_fields__ if getattr(then, name) != getattr(now, name)]
+    decode = loaded(job.model).dialogue.decode
+    for first, (stored, other) in enumerate(itertools.zip_longest(then.token_ids, now.token_ids)):
+        if stored != other:
+            facts["first_other"] = first
+            facts["stored_token"] = decode(then.token_ids[first : first + 1])
+            facts["token"] = decode(now.token_ids[first : first + 1])
+            break
+    return facts

@@ -4,8 +4,7 @@ import itertools
 import json
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,19 @@ _MOST_LINES = 5
 def verify(directory: Path, *, count: int, seed: int, every: bool, as_json: bool) -> int:
     """Check a run's folder; print what was found, and return the exit status, 0 or 1."""
     check_engine("a verification of completions")
+    from kvsweep.harness.verify.again import decoded_again  # imports torch
+
     begin = time.time()
     stream = sys.stderr if as_json else sys.stdout
     if every:
         count = sys.maxsize  # more than a run has
     cells = read_run(directory)
-    checked = list(cells.values())
-    rows = list[Row]()
-    for row in itertools.chain(stored_checks(checked), _unread(cells), _again(cells, count, seed)):
+    checks, decoded = list[Row](), list[Row]()
+    for row in itertools.chain(stored_checks(list(cells.values())), decoded_again(cells, count, seed)):
+        rows = decoded if row.name == "completion" else checks
         rows.append(row)
         print(_text(row), file=stream, flush=True)
-    decoded = [row for row in rows if row.name == "completion"]
-    summary = _summary(rows, decoded)
-    ok = _is_good(checked, rows, decoded)
+    summary, ok = _result(list(cells.values()), checks, decoded)
     seconds = round(time.time() - begin, 1)
     print(f"{summary} ({seconds} s)", file=stream, flush=True)
     report = {
@@ -43,8 +42,8 @@ def verify(directory: Path, *, count: int, seed: int, every: bool, as_json: bool
         "seconds": seconds,
         "seed": seed,
         "code": describe_code(),
-        "checks": [_as_json(row) for row in rows if row.name != "completion"],
-        "decoded": [_as_json(row) for row in decoded],
+        "checks": [*map(_as_json, checks)],
+        "decoded": [*map(_as_json, decoded)],
         "unread": {name: cell.unread for name, cell in cells.items() if cell.unread},
     }
     text = json.dumps(report, indent=2)
@@ -52,26 +51,6 @@ def verify(directory: Path, *, count: int, seed: int, every: bool, as_json: bool
         print(text)
     _keep(directory, text)
     return 0 if ok else FAILED
-
-
-def _unread(cells: Mapping[str, CheckedCell]) -> Iterator[Row]:
-    """Yield why there is nothing to compare some cells with."""
-    for why, number in Counter(cell.unread for cell in cells.values() if cell.unread).items():
-        yield Row(name="cells", state="cannot", text=f"{number} of {counted(len(cells), 'cell')}: {why}")
-
-
-def _again(cells: Mapping[str, CheckedCell], count: int, seed: int) -> Iterator[Row]:
-    """Yield the completions that are decoded again, and then what differs without having changed any bit."""
-    from kvsweep.harness.verify.again import decoded_again  # imports torch
-
-    causes = Counter[str]()
-    for row in decoded_again(cells, count, seed):
-        yield row
-        if row.state == "same" and row.facts["cause"]:
-            causes[row.facts["cause"]] += 1
-    for cause, number in causes.items():
-        text = f"{counted(number, 'completion')} had the same bits with {cause}"
-        yield Row(name="machine", state="differs", text=text)
 
 
 def _text(row: Row) -> str:
@@ -88,26 +67,20 @@ def _as_json(row: Row) -> dict[str, Any]:
     return {"name": row.name, "state": row.state, "text": row.text, "lines": row.lines, **row.facts}
 
 
-def _is_good(cells: Sequence[CheckedCell], rows: Sequence[Row], decoded: Sequence[Row]) -> bool:
-    """Whether nothing fails, and all that kvsweep decoded could be read and drawn completions had the same bits."""
-    if any(row.state == "fails" for row in rows):
-        return False
-    cells_of_kvsweep = [cell for cell in cells if not cell.served]  # a server's texts cannot be decoded again
-    if any(cell.unread for cell in cells_of_kvsweep):
-        return False
-    if cells_of_kvsweep and not decoded:
-        return False
-    return all(row.state == "same" for row in decoded)
+def _result(cells: Sequence[CheckedCell], checks: Sequence[Row], decoded: Sequence[Row]) -> tuple[str, bool]:
+    """Say how many completions had the same bits again, and which checks fail; and whether all is good.
 
-
-def _summary(rows: Sequence[Row], decoded: Sequence[Row]) -> str:
-    """How many completions had the same bits again, and which checks fail, in words."""
+    It is if nothing fails, all that kvsweep decoded could be read, and drawn completions had the same bits.
+    """
     again = "no completion was decoded again"
+    same = [row.state for row in decoded].count("same")
     if decoded:
-        same = sum(row.state == "same" for row in decoded)
         again = f"{same} of {counted(len(decoded), 'completion')} decoded again with the same bits"
-    failed = ", ".join(row.name for row in rows if row.state == "fails") or "no check"
-    return f"{again}; {failed} fails"
+    failed = [row.name for row in checks if row.state == "fails"]
+    unread = [cell.unread for cell in cells if not cell.served]  # a server's texts cannot be decoded again
+    is_decoded = len(decoded) > 0 or not unread
+    ok = not failed and not any(unread) and is_decoded and same == len(decoded)
+    return f"{again}; {', '.join(failed) or 'no check'} fails", ok
 
 
 def _keep(directory: Path, text: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +41,7 @@ _PARTS = {"weights": "model.", "data": "dataset_hash", "policies": "policy.", "s
 _HASHED = {"model", "dataset_hash", "policy", "decoding", "impl", "seed", "cache"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Row:
     """One line of the result: of a check, or of a completion that was decoded again.
 
@@ -66,7 +66,7 @@ class CheckedCell:
 
     stored: StoredCell
     today: tuple[Job, Cell] | None = None
-    changed: Mapping[str, tuple[Any, Any]] | None = None
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     unread: str = ""
     served: bool = False
     passes: list[Mapping[str, Any]] = field(default_factory=list)
@@ -97,7 +97,9 @@ def read_run(directory: Path) -> dict[str, CheckedCell]:
             if cell.stored.name in by_id:
                 cell.today = job, by_id[cell.stored.name]
             else:
-                cell.changed = _least_changed(cell.stored.settings, job.cells)
+                then = _hashed(cell.stored.settings)
+                # Of the cell of today that is most like the stored one.
+                cell.changed = min((_changes(then, _hashed(other.describe())) for other in job.cells), key=len)
     for cell in cells.values():
         _read_origin(cell)
     return cells
@@ -109,7 +111,7 @@ def _read_origin(cell: CheckedCell) -> None:
     Several configurations may have begun a cell. If one gives it again, what the others left there no longer counts.
     """
     if cell.today is not None:
-        cell.changed = None
+        cell.changed = {}
         cell.unread = ""
 
     def unread(path: Path, error: Exception) -> None:
@@ -121,34 +123,23 @@ def _read_origin(cell: CheckedCell) -> None:
         cell.unread = f"{cell.stored.folder} has no {row_types.PROVENANCE_FILE} and no whole {row_types.CELL_FILE}"
 
 
-def _least_changed(stored: Mapping[str, Any], cells: Iterable[Cell]) -> dict[str, tuple[Any, Any]]:
-    """What differs between a stored cell and the cell of today that is most like it: name to (then, now)."""
-    then = _hashed(stored)
-    changes_of_cells = []
-    for cell in cells:
-        now = _hashed(cell.describe())
-        changes = {}
-        for name in then | now:
-            if then.get(name) != now.get(name):
-                changes[name] = then.get(name), now.get(name)
-        changes_of_cells.append(changes)
-    return min(changes_of_cells, key=len)
-
-
 def _hashed(described: Mapping[str, Any]) -> dict[str, Any]:
     """The values that a cell's id is made of, by their names in cell.yaml."""
     return dict(leaves({name: value for name, value in described.items() if name in _HASHED}))
+
+
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {name: (then.get(name), now.get(name)) for name in {**then, **now} if then.get(name) != now.get(name)}
 
 
 def stored_checks(cells: Sequence[CheckedCell]) -> Iterator[Row]:
     """The checks that need no model, in their order."""
     yield _check_rows(cells)
     yield _check_files(cells)
-    for name in _PARTS:
-        yield _check_part(cells, name)
-    yield _check_problems(cells)
-    yield _check_policy_code(cells)
+    yield from _compare(cells)
     yield _check_grades(cells)
+    for why, number in Counter(cell.unread for cell in cells if cell.unread).items():
+        yield Row("cells", "cannot", f"{number} of {counted(len(cells), 'cell')}: {why}")
 
 
 def _check_rows(cells: Sequence[CheckedCell]) -> Row:
@@ -163,11 +154,10 @@ def _check_rows(cells: Sequence[CheckedCell]) -> Row:
                 rows += sum(1 for _ in row_types.read_rows(path, kind, on_bad=bad.append))
                 unsealed += sum(not row_types.is_sealed(line) for line in read_lines(path))
     if bad:
-        return Row(name="rows", state="fails", text=f"{counted(len(bad), 'row')} broken", lines=[*map(str, bad)])
+        return Row("rows", "fails", f"{counted(len(bad), 'row')} broken", [*map(str, bad)])
     if unsealed:
-        text = f"{unsealed} of {counted(rows, 'row')} have no seal, as rows of other programs"
-        return Row(name="rows", state="differs", text=text)
-    return Row(name="rows", state="holds", text=f"{counted(rows, 'row')} with the seals of their contents and cells")
+        return Row("rows", "differs", f"{unsealed} of {counted(rows, 'row')} have no seal, as rows of other programs")
+    return Row("rows", "holds", f"{counted(rows, 'row')} with the seals of their contents and cells")
 
 
 def _check_files(cells: Sequence[CheckedCell]) -> Row:
@@ -183,73 +173,46 @@ def _check_files(cells: Sequence[CheckedCell]) -> Row:
         if done.exists() and not stored.is_done:
             lines.append(f"{done} names completions of other sizes: rows came or went since.")
     if lines:
-        return Row(name="cells", state="fails", text="not whole", lines=lines)
-    text = f"{counted(len(cells), 'cell')} with the seals of their settings, and files of the sizes that DONE names"
-    return Row(name="cells", state="holds", text=text)
+        return Row("cells", "fails", "not whole", lines)
+    seals = "with the seals of their settings, and files of the sizes that DONE names"
+    return Row("cells", "holds", f"{counted(len(cells), 'cell')} {seals}")
 
 
-def _check_part(cells: Sequence[CheckedCell], name: str) -> Row:
-    """Whether the ids follow again from one part of what they are made of."""
-    changes: Counter[str] = Counter()
+def _compare(cells: Sequence[CheckedCell]) -> Iterator[Row]:
+    """Compare the cells with today's: the parts of their ids, the problems, and the policies' code."""
+    changes = defaultdict[str, Counter[str]](Counter)  # what differs, and in how many cells, by the comparison's name
+    compared = Counter[str]()
     for cell in cells:
-        for leaf, (then, now) in (cell.changed or {}).items():
+        if cell.today or cell.changed:
+            compared.update(list(_PARTS))
+        for leaf, (then, now) in cell.changed.items():
             part = next(part for part, prefix in _PARTS.items() if leaf.startswith(prefix))
-            if part == name:
-                changes[f"{leaf} was {then} and is {now} now"] += 1
-    if changes:
-        lines = [f"{change}: {counted(count, 'cell')}" for change, count in changes.items()]
-        return Row(name=name, state="fails", text="not those that the ids of the cells were made of", lines=lines)
-    compared = sum(bool(cell.today or cell.changed) for cell in cells)
-    if not compared:
-        return Row(name=name, state="cannot", text="nothing of today to compare with, see below")
-    return Row(name=name, state="holds", text=f"those that {counted(compared, 'id')} were made of")
-
-
-def _check_problems(cells: Sequence[CheckedCell]) -> Row:
-    """Whether the problems beside the completions are those of the data."""
-    lines = []
-    compared = 0
-    for cell in cells:
+            changes[part][f"{leaf} was {then} and is {now} now"] += 1
         if cell.today is None:
             continue
-        job, _ = cell.today
+        job, cell_today = cell.today
+        compared["problems"] += 1
         problems = {problem.id: problem for problem in job.benchmark.problems}
         for row in cell.stored.rows(row_types.Problem, on_bad=row_types.ignore):
-            # The data may no longer have a problem, as with a lower limit.
-            if row.id not in problems:
-                continue
-            compared += 1
-            if row != problems[row.id]:
+            if row != problems.get(row.id, row):  # the data may no longer have a problem, as with a lower limit
                 path = cell.stored.folder / row_types.PROBLEMS_FILE
-                lines.append(f"{path}: {row.id!r:.80} has another prompt or gold")
-    if lines:
-        return Row(name="problems", state="fails", text="others than the data's", lines=lines)
-    if not compared:
-        return Row(name="problems", state="cannot", text="the data are not here to compare with")
-    return Row(name="problems", state="holds", text=f"{counted(compared, 'stored problem')} as the data have them")
-
-
-def _check_policy_code(cells: Sequence[CheckedCell]) -> Row:
-    """Whether the code of the policies is that which decoded."""
-    changes: Counter[str] = Counter()
-    compared = 0
-    for cell in cells:
-        if cell.today is None:
-            continue
-        _, cell_today = cell.today
+                changes["problems"][f"{path}: {row.id!r:.80} has another prompt or gold"] += 1
         policy = cell_today.policy
-        now = code_hash(type(policy))
+        code = code_hash(type(policy))
         codes = {str(record["policy_code"]) for record in cell.passes if "policy_code" in record}
-        compared += bool(codes)
-        for then in codes:
-            if not is_same_code(then, now):
-                changes[f"policy={policy.name} was decoded by code {then} and is {now} now"] += 1
-    if changes:
-        lines = [f"{change}: {counted(count, 'cell')}" for change, count in changes.items()]
-        return Row(name="policy code", state="differs", text="not the code that decoded", lines=lines)
-    if not compared:
-        return Row(name="policy code", state="cannot", text="no cell has a hash of it")
-    return Row(name="policy code", state="holds", text=f"that which {counted(compared, 'cell')} were decoded by")
+        compared["policy code"] += bool(codes)
+        for earlier in codes:
+            if not is_same_code(earlier, code):
+                changes["policy code"][f"policy={policy.name} was decoded by code {earlier} and is {code} now"] += 1
+    for name in (*_PARTS, "problems", "policy code"):
+        if changes[name]:
+            lines = [f"{change} ({counted(count, 'cell')})" for change, count in changes[name].items()]
+            # Other code may still decode the same bits.
+            yield Row(name, "differs" if name == "policy code" else "fails", "not as today", lines)
+        elif compared[name]:
+            yield Row(name, "holds", f"as today, in {counted(compared[name], 'cell')}")
+        else:
+            yield Row(name, "cannot", "nothing of today to compare with")
 
 
 def _check_grades(cells: Sequence[CheckedCell]) -> Row:
@@ -288,4 +251,4 @@ def _check_grades(cells: Sequence[CheckedCell]) -> Row:
         state = "differs"
     if wrong:
         state = "fails"
-    return Row(name="grades", state=state, text=text, lines=[*wrong, *changed])
+    return Row("grades", state, text, [*wrong, *changed])

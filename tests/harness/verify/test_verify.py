@@ -107,12 +107,7 @@ def test_an_edited_row_is_named(run, verify):
 
 
 @pytest.mark.slow
-def test_a_forged_token_is_found_with_the_gap_of_the_logits(run, verify):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from kvsweep.harness.settings import WEIGHTS
-
+def test_a_forged_token_is_found_with_its_place(run, verify):
     place, forged = 5, 7
 
     def forge(number, row):
@@ -129,16 +124,7 @@ def test_a_forged_token_is_found_with_the_gap_of_the_logits(run, verify):
     assert [one["state"] for one in found["decoded"]] == ["other"] * 4
     one = next(one for one in found["decoded"] if (one["problem_id"], one["draw"]) == first.key)
     assert (one["first_other"], one["fields"]) == (place, ["token_ids"])
-
-    from kvsweep.harness.models.load import load_model
-    from kvsweep.harness.verify.stored import read_run
-
-    job, _ = read_run(run)[FULL].today
-    prompt = next(problem.prompt for problem in job.benchmark.problems if problem.id == first.problem_id)
-    ids = [*load_model(job.model).dialogue.prompt_ids(prompt), *first.token_ids[:place]]
-    network = AutoModelForCausalLM.from_pretrained(WEIGHTS / "toy_qwen", dtype=torch.float32)
-    logits = network(torch.tensor([ids])).logits[0, -1].detach()
-    assert one["gap"] == pytest.approx(float(logits[forged] - logits[first.token_ids[place]]), abs=1e-3)
+    assert one["stored_token"] != one["token"]
 
 
 @pytest.mark.parametrize(
@@ -210,14 +196,15 @@ def test_texts_of_a_server_are_graded_and_counted_as_read(run, verify):
 
 def test_draws_go_over_cells_and_problems_and_change_with_the_seed():
     stored = {f"cell{c}": [(f"p{p}", d) for p in range(4) for d in range(2)] for c in range(4)}
-    chosen = drawn(stored, 8, 0)
+    everything = list(drawn(stored, 0))
+    chosen = everything[:8]
     assert len(set(chosen)) == 8
     assert set(Counter(cell for cell, _ in chosen).values()) == {2}
     assert set(Counter(pair[0] for _, pair in chosen).values()) == {2}
     assert set(Counter(pair[1] for _, pair in chosen).values()) == {4}
-    assert chosen == drawn(stored, 8, 0) != drawn(stored, 8, 1)
-    assert sorted(drawn(stored, 99, 3)) == sorted((cell, pair) for cell, pairs in stored.items() for pair in pairs)
-    assert drawn({}, 3, 0) == []
+    assert everything == list(drawn(stored, 0)) != list(drawn(stored, 1))
+    assert sorted(everything) == sorted((cell, pair) for cell, pairs in stored.items() for pair in pairs)
+    assert list(drawn({}, 0)) == []
 
 
 def test_what_differs_from_any_pass_is_named_once_and_what_was_not_recorded_is_not():
